@@ -1,0 +1,1 @@
+"""Durable, versioned, time-varying collections of updates ((key, value), time, diff)."""

@@ -1,0 +1,1 @@
+"""Room 0: words every other room uses. Imports nothing of ours."""

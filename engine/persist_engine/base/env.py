@@ -1,0 +1,98 @@
+"""Clock, sleep, randomness and ids, injected. The only file that may touch the real ones.
+
+`SystemEnv` is the real world; `SeededEnv` a deterministic one whose clock moves only when somebody sleeps or advances it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import time
+from typing import Protocol
+
+#: Draws n random bytes; what ids are made of.
+system_random_bytes = os.urandom
+
+
+class Env(Protocol):
+    """What a shell room may know of the world. Thread-safe."""
+
+    def now_ms(self) -> int:
+        """Wall clock, milliseconds since the epoch. May step in both directions."""
+
+    def monotonic_s(self) -> float:
+        """Seconds that never go back; for deadlines and durations."""
+
+    def sleep(self, seconds: float) -> None:
+        """Give up the thread for about `seconds`."""
+
+    def random_bytes(self, count: int) -> bytes:
+        """`count` random bytes; ids are made of 16."""
+
+    def uniform(self, low: float, high: float) -> float:
+        """A float in [low, high), for jitter."""
+
+    def hostname(self) -> str:
+        """Name of this machine, for debugging fields only."""
+
+
+class SystemEnv:
+    """The real clock, sleep, randomness and host name."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def random_bytes(self, count: int) -> bytes:
+        return system_random_bytes(count)
+
+    def uniform(self, low: float, high: float) -> float:
+        return random.uniform(low, high)
+
+    def hostname(self) -> str:
+        return socket.gethostname()
+
+
+class SeededEnv:
+    """Deterministic: same seed, same draws. The clock stands still but for `sleep` and `advance_ms`."""
+
+    def __init__(self, seed: int = 0, *, start_ms: int = 1_700_000_000_000) -> None:
+        self._random = random.Random(seed)
+        self._now_ms = start_ms
+        self._slept_s = 0.0
+        self._lock = threading.Lock()
+
+    def now_ms(self) -> int:
+        with self._lock:
+            return self._now_ms
+
+    def monotonic_s(self) -> float:
+        with self._lock:
+            return self._slept_s
+
+    def sleep(self, seconds: float) -> None:
+        self.advance_ms(max(1, round(seconds * 1000)))
+
+    def advance_ms(self, milliseconds: int) -> None:
+        """Move the wall clock (in either direction) and, when forward, the monotonic one."""
+        with self._lock:
+            self._now_ms += milliseconds
+            self._slept_s += max(0, milliseconds) / 1000
+
+    def random_bytes(self, count: int) -> bytes:
+        with self._lock:
+            return self._random.randbytes(count)
+
+    def uniform(self, low: float, high: float) -> float:
+        with self._lock:
+            return self._random.uniform(low, high)
+
+    def hostname(self) -> str:
+        return "seeded"

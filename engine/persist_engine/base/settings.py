@@ -1,0 +1,124 @@
+"""Numbers, grouped by room, frozen. Components (stores, env, metrics) are passed beside them, never inside.
+
+Read once at main, cli or job; below that nothing reads a global or the environment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from persist_engine.base.errors import InvalidUsage
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+def _need(condition: bool, message: str) -> None:  # noqa: FBT001
+    if not condition:
+        raise InvalidUsage(f"settings: {message}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSettings:
+    """How updates become parts."""
+
+    target_part_bytes: int = 128 * MIB
+    """A part is cut when it reaches this many bytes in memory. Grows with it: memory of a writer (times outstanding parts)."""
+    inline_part_bytes_max: int = 4 * KIB
+    """Parts encoded smaller than this stay inside state (exclusive); 0 turns inlining off. Grows with it: state and diffs."""
+    inline_total_bytes_max: int = 1 * MIB
+    """Bound on inline bytes in one shard's state (exclusive); beyond it writers must flush. Grows with it: cost of opening a shard."""
+    outstanding_parts_max: int = 2
+    """Uploads in flight per builder before adds wait."""
+    stats_bytes_max: int = 1024
+    """Part statistics are trimmed to about this size."""
+
+    def __post_init__(self) -> None:
+        _need(self.target_part_bytes >= KIB, "batch.target_part_bytes must be at least 1 KiB")
+        _need(self.inline_part_bytes_max >= 0, "batch.inline_part_bytes_max must not be negative")
+        _need(self.outstanding_parts_max >= 1, "batch.outstanding_parts_max must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseSettings:
+    """Permissions with an end."""
+
+    reader_lease_ms: int = 15 * 60 * 1000
+    """A leased reader that has not heartbeat for this long is removed; it beats every half of it."""
+    writer_lease_ms: int = 60 * 60 * 1000
+    """A writer's registration (token, last upper) lives this long after its last append."""
+    critical_downgrade_interval_ms: int = 30_000
+    """Critical sinces move at most this often unless forced."""
+
+    def __post_init__(self) -> None:
+        _need(self.reader_lease_ms >= 0, "lease.reader_lease_ms must not be negative")
+        _need(self.writer_lease_ms >= 0, "lease.writer_lease_ms must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaintenanceSettings:
+    """When work falls due."""
+
+    rollup_threshold: int = 128
+    """A rollup is due when this many seqnos have passed since the last one. Grows with it: diffs to read on open."""
+    rollup_claim_ms: int = 5_000
+    """A claimed rollup that was not added within this time is offered again."""
+    gc_versions_min: int = 32
+    """GC is requested when at least this many versions could be truncated."""
+    gc_claim_ms: int = 15 * 60 * 1000
+    """A claimed GC that did not finish within this time is offered again."""
+    gc_versions_max: int = 128_000
+    """One GC request covers at most this many versions beyond the last."""
+    gc_delete_concurrency: int = 32
+    """Blob deletes in flight."""
+    recent_diffs_max: int = 30 * 128
+    """Bound of the fast scan on open; beyond it the scan jumps to the newest rollup."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionSettings:
+    """How much a physical compaction may hold in memory and which requests are worth it."""
+
+    memory_bytes_max: int = 1 * GIB
+    """Bound of one compaction; at least 4 x batch.target_part_bytes to keep its promise."""
+    inputs_min: int = 8
+    parts_min: int = 8
+    updates_min: int = 1024
+    """A request is worth doing when it has at least this many inputs, or parts, or updates."""
+    claim_ms: int = 60 * 60 * 1000
+    """A claimed compaction that was not applied within this time is offered again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrySettings:
+    """Backoff against failing stores."""
+
+    initial_ms: float = 4.0
+    factor: float = 2.0
+    clamp_ms: float = 16_000.0
+    jitter: float = 0.1
+    """Each sleep is multiplied by a uniform draw from [1 - jitter, 1 + jitter)."""
+    warn_attempts: int = 30
+    """Attempts after which a retry loop logs at warning."""
+    give_up_ms: float | None = None
+    """None retries forever (as persist does). With a number, the loop raises Unavailable naming the operation and the address."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchSettings:
+    """Polling for a newer state while waiting for an upper."""
+
+    initial_ms: float = 20.0
+    factor: float = 2.0
+    clamp_ms: float = 1_200.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All of them."""
+
+    batch: BatchSettings = field(default_factory=BatchSettings)
+    lease: LeaseSettings = field(default_factory=LeaseSettings)
+    maintenance: MaintenanceSettings = field(default_factory=MaintenanceSettings)
+    compaction: CompactionSettings = field(default_factory=CompactionSettings)
+    retry: RetrySettings = field(default_factory=RetrySettings)
+    watch: WatchSettings = field(default_factory=WatchSettings)

@@ -1,0 +1,1 @@
+"""Room 2: values to bytes and back, pure."""

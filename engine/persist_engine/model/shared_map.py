@@ -1,0 +1,96 @@
+"""A persistent map that remembers what was edited since a known ancestor, so that differences cost what changed.
+
+Built on rpds (hash array mapped trie, structural sharing). `sealed()` marks a state as committed: edits made after it are
+remembered, and `changes_since(ancestor)` looks only at those keys when `ancestor` is the sealed map they were made on; otherwise
+it falls back to walking both maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from rpds import HashTrieMap
+
+K = TypeVar("K", bound=Any)
+V = TypeVar("V")
+
+
+class SharedMap(Generic[K, V]):
+    """Immutable mapping. Equality is by contents; iteration order is by sorted key (`items`), so encodings are stable."""
+
+    __slots__ = ("_base", "_edited", "_map")
+
+    def __init__(self, items: Mapping[K, V] | Iterable[tuple[K, V]] = ()) -> None:
+        self._map: HashTrieMap[K, V] = HashTrieMap(dict(items))
+        self._base: object = None
+        self._edited: frozenset[K] = frozenset()
+
+    def _edit(self, new_map: HashTrieMap[K, V], key: K) -> SharedMap[K, V]:
+        out: SharedMap[K, V] = SharedMap.__new__(SharedMap)
+        out._map = new_map
+        out._base = self._base if self._edited else self._map
+        out._edited = self._edited | {key}
+        return out
+
+    def set(self, key: K, value: V) -> SharedMap[K, V]:
+        """With `key` -> `value`; O(log n). Returns self when nothing changes."""
+        if key in self._map and self._map[key] == value:
+            return self
+        return self._edit(self._map.insert(key, value), key)
+
+    def remove(self, key: K) -> SharedMap[K, V]:
+        """Without `key`; self when it was absent."""
+        return self._edit(self._map.remove(key), key) if key in self._map else self
+
+    def sealed(self) -> SharedMap[K, V]:
+        """The same contents with the memory of edits cleared; what follows is remembered relative to this map."""
+        if not self._edited:
+            return self
+        out: SharedMap[K, V] = SharedMap.__new__(SharedMap)
+        out._map, out._base, out._edited = self._map, None, frozenset()
+        return out
+
+    def changes_since(self, ancestor: SharedMap[K, V]) -> list[tuple[K, V | None, V | None]]:
+        """(key, old, new) for every difference, sorted by key; None stands for absent. O(edits) for a sealed ancestor."""
+        if self._map is ancestor._map:
+            return []
+        keys: Iterable[K]
+        if self._edited and self._base is ancestor._map:
+            keys = self._edited
+        else:
+            keys = set(self._map) | set(ancestor._map)
+        rows = [(key, ancestor._map.get(key), self._map.get(key)) for key in sorted(keys)]
+        return [row for row in rows if row[1] != row[2]]
+
+    def get(self, key: K) -> V | None:
+        """The value, or None."""
+        return self._map.get(key)
+
+    def items(self) -> list[tuple[K, V]]:
+        """All entries, sorted by key."""
+        return sorted(self._map.items(), key=lambda item: item[0])
+
+    def values(self) -> Iterator[V]:
+        """All values, in no particular order."""
+        return iter(self._map.values())
+
+    def __getitem__(self, key: K) -> V:
+        return self._map[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._map
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(sorted(self._map))
+
+    def __len__(self) -> int:
+        return len(self._map)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SharedMap) and (self._map is other._map or self._map == other._map)
+
+    __hash__ = None  # type: ignore[assignment]  # contents may be unhashable
+
+    def __repr__(self) -> str:
+        return f"SharedMap({self.items()!r})"

@@ -1,0 +1,1 @@
+"""Room 3: the imperative shell around one shard."""

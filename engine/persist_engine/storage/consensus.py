@@ -1,0 +1,40 @@
+"""The port for the log of versions. Its docstrings are the contract; `persist_engine.testing.conformance.ConsensusTests` proves adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
+
+
+class Consensus(Protocol):
+    """Per key a list of (seqno, bytes) with strictly rising seqnos. Linearizable. Thread-safe.
+
+    Errors: Determinate only where it is certain that nothing happened, Indeterminate otherwise (time-outs, lost connections,
+    unknown errors); chained, with address and key, never a credential. Adapters retry nothing that is not idempotent.
+    """
+
+    def head(self, key: str) -> VersionedData | None:
+        """The latest entry, or None when the key has none."""
+
+    def compare_and_set(self, key: str, expected: SeqNo | None, new: VersionedData) -> CasResult:
+        """Append `new` iff the latest entry's seqno is exactly `expected` (None: iff the key has no entries at all).
+
+        InvalidUsage when `new.seqno <= expected`. A mismatch carries no data: callers refetch. Not idempotent."""
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:
+        """Entries with seqno >= from_seqno, ascending, at most `limit`; empty past the head and for unknown keys."""
+
+    def truncate(self, key: str, seqno: SeqNo) -> int:
+        """Delete entries below `seqno`; returns how many (0 is fine: idempotent). The latest entry always stays:
+        InvalidUsage when `seqno` is past the head or the key is unknown."""
+
+    def list_keys(self) -> Iterator[str]:
+        """Every key that has entries, in no particular order."""
+
+    def address(self) -> str:
+        """URL of this store for messages, without credentials."""
+
+    def close(self) -> None:
+        """Release connections. Idempotent."""

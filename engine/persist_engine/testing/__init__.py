@@ -1,0 +1,1 @@
+"""Proof kit, shipped: conformance suites, oracle, strategies, faults."""
