@@ -1,7 +1,7 @@
 """The one place that changes durable state: a pure step on the cached state, then one compare-and-set (spec 9.1, 9.2).
 
-Owns this process's copy of a shard's state; all handles of one shard share it. A refresh has one path, whoever asks for it.
-Invariant: the cached state is one that consensus acknowledged, and its seqno never goes back.
+Owns this process's copy of a shard's state; all handles of one shard share it. A refresh has one path, whoever asks
+for it. Invariant: the cached state is one that consensus acknowledged, and its seqno never goes back.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from persist_engine.shard.watch import StateWatch
 _log = logging.getLogger(__name__)
 
 NO_MAINTENANCE = Maintenance(rollup=None, gc=None, requests=())
-#: How long one command waits for another of this process to finish its compare-and-set. Taking turns saves lost races against
-#: ourselves; when the other is stuck in a store call we go ahead: consensus decides anyway.
+#: How long one command waits for another of this process to finish its compare-and-set. Taking turns saves lost races
+#: against ourselves; when the other is stuck in a store call we go ahead: consensus decides anyway.
 _TURN_S = 1.0
 
 
@@ -57,15 +57,20 @@ class Applier:
 
     @property
     def state(self) -> ShardState:
-        """The newest state this process knows of: one that was current, maybe stale by now. Immutable, costs nothing."""
+        """The newest state this process knows of: one that was current, maybe stale by now. Immutable, costs
+        nothing.
+        """
         return self._state
 
     def apply(self, command: Command, *, is_write: bool) -> tuple[Answer, Maintenance]:
-        """Take `command` on the newest state until it commits or is refused; its answer and the work it leaves for later.
+        """Take `command` on the newest state until it commits or is refused; its answer and the work it leaves for
+        later.
 
-        A commit is linearized. A refusal is decided on the cached state without a round trip, which may be stale: refetch where
-        that matters. Lost races are retried here; UnknownOutcome is raised when it may be committed.
-        The clock is read on every attempt. `is_write` marks commands of writers, which are handed garbage collection."""
+        A commit is linearized. A refusal is decided on the cached state without a round trip, which may be stale:
+        refetch where that matters. Lost races are retried here; UnknownOutcome is raised when it may be committed.
+        The clock is read on every attempt. `is_write` marks commands of writers, which are handed garbage
+        collection.
+        """
         versions = self.versions
         env, metrics = versions.env, versions.metrics
         name = type(command).__name__
@@ -104,7 +109,8 @@ class Applier:
     def fetch_and_update(self, hint: SeqNo | None = None) -> None:
         """Bring the cached state up to consensus. Linearized: sees all that was acknowledged before the call.
 
-        With `hint` (the version the caller has looked at) returns at once when the cached state is already newer."""
+        With `hint` (the version the caller has looked at) returns at once when the cached state is already newer.
+        """
         current = self._state
         if hint is not None and hint < current.seqno:
             return

@@ -1,4 +1,5 @@
-"""A walk over the live states of a shard, oldest first, one diff at a time. Owns no I/O: `shard.versions` fetched it all."""
+"""A walk over the live states of a shard, oldest first, one diff at a time. Owns no I/O: `shard.versions` fetched it
+all."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ class LiveStates:
     """Stands on one state at a time: first on the earliest. Not thread-safe."""
 
     def __init__(self, earliest: ShardState, diffs: Sequence[tuple[VersionedData, StateDiff]], *, metrics: Metrics) -> None:
-        check(diffs[0][1].seqno_to == earliest.seqno, f"live diffs begin at {diffs[0][1].seqno_to}, not at {earliest.seqno}")
-        self._state = earliest
+        check(diffs[0][1].seqno_to == earliest.seqno, f"live diffs begin at {diffs[0][1].seqno_to}, not at
+        {earliest.seqno}") self._state = earliest
         self._metrics = metrics
         self.initial_diff = diffs[0][1]
         """The diff that led to the earliest state; already part of it."""

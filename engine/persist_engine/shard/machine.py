@@ -1,9 +1,10 @@
 """One method per command on a shard, each with the retry rules that its meaning allows (spec 9).
 
-Every command method returns `(answer, Maintenance)`: what happened, and the work that the commit left for later; nobody does it
-here. All of them survive unknown outcomes: an idempotent command is simply taken again, and what only ever happened once (an
-append, a rollup that was linked, a merge result that was applied) is remembered over all attempts, so that nobody deletes blobs
-that are in use. Storage errors surface only as Unavailable, after `settings.retry.give_up_ms`: then the outcome is unknown.
+Every command method returns `(answer, Maintenance)`: what happened, and the work that the commit left for later;
+nobody does it here. All of them survive unknown outcomes: an idempotent command is simply taken again, and what only ever happened once (an
+append, a rollup that was linked, a merge result that was applied) is remembered over all attempts, so that nobody
+deletes blobs that are in use. Storage errors surface only as Unavailable, after `settings.retry.give_up_ms`: then the
+outcome is unknown.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Machine:
     def __init__(self, applier: Applier) -> None:
         self._applier = applier
 
-    # -- what it stands on -------------------------------------------------------------------------------------------------
+    # -- what it stands on --------------------------------------------------------------------------------------------
 
     @property
     def shard_id(self) -> ShardId:
@@ -102,11 +103,12 @@ class Machine:
         return Schema.from_pair(self.state.schemas[self.schema_id])
 
     def refresh(self) -> ShardState:
-        """Fetch what others have committed; the state then. Linearized: sees all that was acknowledged before the call."""
+        """Fetch what others have committed; the state then. Linearized: sees all that was acknowledged before the
+        call."""
         self._applier.fetch_and_update()
         return self.state
 
-    # -- appending ---------------------------------------------------------------------------------------------------------
+    # -- appending ----------------------------------------------------------------------------------------------------
 
     def compare_and_append(
         self,
@@ -119,9 +121,9 @@ class Machine:
     ) -> tuple[AppendAnswer, Maintenance]:
         """Append `batch` iff the shard's upper is exactly its lower (and the stored progress is the expected one).
 
-        Takes effect exactly once or, with a refusal or InvalidUsage, not at all. A mismatch is given only after a fetch that
-        began during the call. One writer must not append concurrently with itself: its later token would hide the outcome of
-        the earlier one. Unavailable: the outcome is unknown."""
+        Takes effect exactly once or, with a refusal or InvalidUsage, not at all. A mismatch is given only after a
+        fetch that began during the call. One writer must not append concurrently with itself: its later token would
+        hide the outcome of the earlier one. Unavailable: the outcome is unknown."""
         command = commands.CompareAndAppend(
             batch=batch,
             writer_id=writer_id,
@@ -176,16 +178,17 @@ class Machine:
         )
 
     def _check_surely_refused(self, command: commands.CompareAndAppend, started_ms: int) -> None:
-        """After an unknown outcome a mismatch means refused only if a success would still show in the writer's registration.
-        Raises InvariantViolated when success and refusal cannot be told apart: the caller must look at the data."""
+        """After an unknown outcome a mismatch means refused only if a success would still show in the writer's
+        registration. Raises InvariantViolated when success and refusal cannot be told apart: the caller must look at
+        the data."""
         desc = command.batch.desc
         writer_upper = self._writer_upper(command.writer_id)
         lapsed = writer_upper is None and self.env.now_ms() - started_ms >= command.lease_ms
         overtaken = writer_upper is not None and writer_upper >= desc.upper > desc.lower
         if lapsed or overtaken:
             raise InvariantViolated(
-                f"append of {desc} to {self.shard_id} may or may not have happened: its outcome was unknown, and writer "
-                f"{command.writer_id} no longer tells (shard upper {self.state.trace.upper}, writer upper {writer_upper})",
+                f"append of {desc} to {self.shard_id} may or may not have happened: its outcome was unknown, and writer
+                " f"{command.writer_id} no longer tells (shard upper {self.state.trace.upper}, writer upper {writer_upper})",
                 shard_id=self.shard_id,
                 writer_id=command.writer_id,
             )
@@ -198,7 +201,7 @@ class Machine:
         """Remove a writer's registration; whether there was one."""
         return self._expire(commands.ExpireWriter(writer_id=writer_id))
 
-    # -- leased readers ----------------------------------------------------------------------------------------------------
+    # -- leased readers -----------------------------------------------------------------------------------------------
 
     def register_leased_reader(
         self, reader_id: LeasedReaderId, *, lease_ms: int, debug: DebugInfo, since_from_critical: bool = False
@@ -216,7 +219,8 @@ class Machine:
     def downgrade_since(
         self, reader_id: LeasedReaderId, *, outstanding_seqno: SeqNo | None, new_since: Antichain
     ) -> tuple[commands.SinceDowngraded, Maintenance]:
-        """Give up times before `new_since` and versions before `outstanding_seqno` (None: all but the newest); renews the lease.
+        """Give up times before `new_since` and versions before `outstanding_seqno` (None: all but the newest); renews
+        the lease.
 
         The answer is the reader's since: never behind where it was; empty when the reader no longer exists."""
         command = commands.DowngradeSince(
@@ -228,12 +232,13 @@ class Machine:
         """Remove the reader; whether it existed. The shard's since stays."""
         return self._expire(commands.ExpireLeasedReader(reader_id=reader_id))
 
-    # -- critical readers --------------------------------------------------------------------------------------------------
+    # -- critical readers ---------------------------------------------------------------------------------------------
 
     def register_critical_reader(
         self, reader_id: CriticalReaderId, *, opaque: bytes, debug: DebugInfo
     ) -> tuple[commands.CriticalRegistered, Maintenance]:
-        """Hold the shard's since until told otherwise; an existing reader keeps its since and opaque, which are returned."""
+        """Hold the shard's since until told otherwise; an existing reader keeps its since and opaque, which are
+        returned."""
         command = commands.RegisterCriticalReader(reader_id=reader_id, opaque=opaque, debug=debug)
         return self._idempotent(command, commands.CriticalRegistered)
 
@@ -242,7 +247,8 @@ class Machine:
     ) -> tuple[commands.CriticalDowngraded | commands.OpaqueMismatch, Maintenance]:
         """Set opaque and since iff the opaque is the expected one.
 
-        After an attempt of unknown outcome, finding `new_opaque` counts as our success: tokens must not be shared by rivals."""
+        After an attempt of unknown outcome, finding `new_opaque` counts as our success: tokens must not be shared by
+        rivals."""
         command = commands.CompareAndDowngradeSince(
             reader_id=reader_id, expected_opaque=expected_opaque, new_opaque=new_opaque, new_since=new_since
         )
@@ -257,7 +263,7 @@ class Machine:
         """Remove the reader; whether it existed. The shard's since stays."""
         return self._expire(commands.ExpireCriticalReader(reader_id=reader_id))
 
-    # -- maintenance results -----------------------------------------------------------------------------------------------
+    # -- maintenance results ------------------------------------------------------------------------------------------
 
     def add_rollup(self, seqno: SeqNo, rollup: HollowRollup) -> tuple[commands.RollupAdded, Maintenance]:
         """Link a written rollup. `applied` is true when any attempt may have linked it; delete its blob only when it is
@@ -279,8 +285,8 @@ class Machine:
         )
 
     def apply_merge_res(self, res: MergeRes) -> tuple[MergeOutcome, Maintenance]:
-        """Put a compaction's output in the place of its inputs. `applied` is true when any attempt may have applied it; delete
-        the output's blobs only when it is false, and never the inputs'."""
+        """Put a compaction's output in the place of its inputs. `applied` is true when any attempt may have applied
+        it; delete the output's blobs only when it is false, and never the inputs'."""
         answer, maintenance = self._take(
             commands.ApplyMergeRes(res=res),
             commands.MergeApplied,
@@ -289,8 +295,8 @@ class Machine:
         return answer.outcome, maintenance
 
     def claim_compactions(self, *, max_requests: int) -> tuple[commands.CompactionsClaimed, Maintenance]:
-        """Claim up to `max_requests` compactions that nobody works on. Requests lost with an unknown outcome are offered again
-        when the claim lapses."""
+        """Claim up to `max_requests` compactions that nobody works on. Requests lost with an unknown outcome are
+        offered again when the claim lapses."""
         command = commands.ClaimCompactions(max_requests=max_requests, claim_ms=self.settings.compaction.claim_ms)
         return self._idempotent(command, commands.CompactionsClaimed)
 
@@ -312,14 +318,15 @@ class Machine:
             if not answer.progressed:
                 return left
 
-    # -- waiting and reading -----------------------------------------------------------------------------------------------
+    # -- waiting and reading ------------------------------------------------------------------------------------------
 
     def fetch_recent_upper(self) -> Antichain:
         """The shard's upper: never below one that was acknowledged before the call. One round trip."""
         return self.refresh().trace.upper
 
     def wait_for_upper_past(self, frontier: Antichain, timeout_s: float | None = None) -> bool:
-        """Wait until `frontier` is strictly before the shard's upper; false when `timeout_s` passed first (0 fetches once)."""
+        """Wait until `frontier` is strictly before the shard's upper; false when `timeout_s` passed first (0 fetches
+        once)."""
         if frontier.is_empty():
             raise InvalidUsage(f"no upper of {self.shard_id} can be past the closed frontier")
         return self._wait(lambda: True if frontier < self.state.trace.upper else None, timeout_s) is not None
@@ -327,9 +334,11 @@ class Machine:
     def snapshot_batches(
         self, as_of: Antichain, timeout_s: float | None = None
     ) -> tuple[HollowBatch, ...] | SinceAhead | None:
-        """The batches that hold the contents as of `as_of`; waits while it is not written yet (None: `timeout_s` passed first).
+        """The batches that hold the contents as of `as_of`; waits while it is not written yet (None: `timeout_s`
+        passed first).
 
-        SinceAhead when the contents at `as_of` can never again be told. The caller holds a lease, or the blobs may go."""
+        SinceAhead when the contents at `as_of` can never again be told. The caller holds a lease, or the blobs may
+        go."""
         if as_of.is_empty():
             raise InvalidUsage(f"a snapshot of {self.shard_id} needs a time, not the closed frontier")
 
@@ -359,7 +368,7 @@ class Machine:
 
         return self._wait(check_state, timeout_s)
 
-    # -- private -----------------------------------------------------------------------------------------------------------
+    # -- private ------------------------------------------------------------------------------------------------------
 
     def _wait(self, check_state: Callable[[], T | None], timeout_s: float | None) -> T | None:
         return wait_until(
@@ -387,8 +396,9 @@ class Machine:
     def _take(
         self, command: Command, expected: type[A] | tuple[type[A], ...], remember: Callable[[A, A], A]
     ) -> tuple[A, Maintenance]:
-        """Take `command` until its outcome is known. `remember(unknown, known)` joins what an attempt of unknown outcome would
-        have answered with the answer of a later one: what may have happened counts as happened where forgetting loses data."""
+        """Take `command` until its outcome is known. `remember(unknown, known)` joins what an attempt of unknown
+        outcome would have answered with the answer of a later one: what may have happened counts as happened where
+        forgetting loses data."""
         backoff: Backoff | None = None
         maybe: list[A] = []
         while True:

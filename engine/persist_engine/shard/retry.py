@@ -1,7 +1,7 @@
 """Backoff against failing stores. Owns how long to wait and when to give up; knows nothing of what is retried.
 
-Two loops, told apart by what they may repeat: `external` repeats anything idempotent, `determinate` only what surely did not
-happen. A caller that must remember something between attempts writes its own loop around `Backoff`.
+Two loops, told apart by what they may repeat: `external` repeats anything idempotent, `determinate` only what surely
+did not happen. A caller that must remember something between attempts writes its own loop around `Backoff`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Backoff:
         give_up_ms = self._settings.give_up_ms
         if give_up_ms is not None and elapsed_ms >= give_up_ms:
             raise Unavailable(
-                f"{self._what} of {self._shard or 'the store'} gave up after {self.attempts} attempts in {elapsed_ms:.0f} ms: {error}",
-                operation=self._what,
+                f"{self._what} of {self._shard or 'the store'} gave up after {self.attempts} attempts in
+                {elapsed_ms:.0f} ms: {error}", operation=self._what,
                 shard_id=self._shard,
                 attempts=self.attempts,
             ) from error
@@ -73,7 +73,8 @@ class Retry:
         return Backoff(self._env, self._settings, self._metrics, what=what, shard=shard)
 
     def external(self, what: str, call: Callable[[], T], *, shard: str = "") -> T:
-        """Call until it answers, on both kinds of storage error; for idempotent calls only. Unavailable at the deadline."""
+        """Call until it answers, on both kinds of storage error; for idempotent calls only. Unavailable at the
+        deadline."""
         backoff: Backoff | None = None
         while True:
             try:

@@ -1,7 +1,8 @@
 """The durable log of a shard's states: diffs in consensus, rollups in blob (spec 7).
 
-Owns every consensus call and every rollup blob. Keeps no state of its own: `shard.applier` caches. Every fetch is bounded or
-says that it is not. Invariant relied upon: the newest rollup that the last diff names exists in blob, unless that diff is stale.
+Owns every consensus call and every rollup blob. Keeps no state of its own: `shard.applier` caches. Every fetch is
+bounded or says that it is not. Invariant relied upon: the newest rollup that the last diff names exists in blob,
+unless that diff is stale.
 """
 
 from __future__ import annotations
@@ -54,21 +55,23 @@ class LiveDiffBounds:
 class StateVersions:
     """Init, compare-and-set, fetch, rollup, truncate: for any shard of one location. Thread-safe.
 
-    Unless a method says otherwise it retries storage errors until `settings.retry.give_up_ms` (Unavailable), may be repeated,
-    and is linearized: it sees everything acknowledged before it was called. Damaged bytes raise CorruptData with their key,
-    bytes of newer code Incompatible."""
+    Unless a method says otherwise it retries storage errors until `settings.retry.give_up_ms` (Unavailable), may be
+    repeated, and is linearized: it sees everything acknowledged before it was called. Damaged bytes raise CorruptData
+    with their key, bytes of newer code Incompatible."""
 
     def __init__(self, blob: Blob, consensus: Consensus, *, env: Env, settings: Settings, metrics: Metrics) -> None:
         self.blob, self.consensus = blob, consensus
         self.env, self.settings, self.metrics = env, settings, metrics
         self.retry = Retry(env, settings.retry, metrics)
 
-    # -- init and compare-and-set ------------------------------------------------------------------------------------------
+    # -- init and compare-and-set -------------------------------------------------------------------------------------
 
     def maybe_init_shard(self, shard_id: ShardId, codecs: CodecNames, schema: SchemaPair) -> ShardState:
-        """The shard's current state, after creating it when it did not exist. Idempotent; any number of processes may race.
+        """The shard's current state, after creating it when it did not exist. Idempotent; any number of processes may
+        race.
 
-        `schema` counts only for the creator: the caller compares it with the state it gets. CodecMismatch for another's codecs."""
+        `schema` counts only for the creator: the caller compares it with the state it gets. CodecMismatch for
+        another's codecs."""
         recent = self.fetch_recent_live_diffs(shard_id)
         if not recent:
             created = self._try_init_shard(shard_id, codecs, schema)
@@ -91,7 +94,8 @@ class StateVersions:
         )
         self._set_blob(shard_id, key, encode_rollup(Rollup(state, ())))
         new = VersionedData(state.seqno, encode_state_diff(diff))
-        # Repeated on every error: an attempt of unknown outcome then shows as a mismatch, and is told apart below by its key.
+        # Repeated on every error: an attempt of unknown outcome then shows as a mismatch, and is told apart below by
+        # its key.
         result = self.retry.external(
             "init", lambda: self.consensus.compare_and_set(shard_id, None, new), shard=shard_id
         )
@@ -99,16 +103,18 @@ class StateVersions:
             return sealed(state)
         winner = self.fetch_current_state(shard_id)
         if all(rollup.key != key for rollup in winner.rollups.values()):
-            # Either another process won, or we won and our rollup has been replaced and truncated since: nobody needs it.
+            # Either another process won, or we won and our rollup has been replaced and truncated since: nobody needs
+            # it.
             self.delete_rollup(shard_id, key)
         return None
 
     def try_compare_and_set_current(self, *, expected: SeqNo, state: ShardState, diff: StateDiff) -> CasResult:
         """Append `diff`, which leads to `state`, iff the shard still stands at `expected`. One round trip.
 
-        Repeats only after Determinate; raises Indeterminate when the outcome is unknown: `shard.machine` knows what may follow."""
-        check(diff.seqno_to == state.seqno == expected + 1, f"diff to {diff.seqno_to} for state {state.seqno} after {expected}")
-        data = encode_state_diff(diff)
+        Repeats only after Determinate; raises Indeterminate when the outcome is unknown: `shard.machine` knows what
+        may follow."""
+        check(diff.seqno_to == state.seqno == expected + 1, f"diff to {diff.seqno_to} for state {state.seqno} after
+        {expected}") data = encode_state_diff(diff)
         new = VersionedData(state.seqno, data)
         shard_id = state.shard_id
         result = self.retry.determinate(
@@ -118,13 +124,14 @@ class StateVersions:
             self.metrics.count("encoded_diff_bytes", len(data))
         return result
 
-    # -- fetching ----------------------------------------------------------------------------------------------------------
+    # -- fetching -----------------------------------------------------------------------------------------------------
 
     def fetch_current_state(self, shard_id: ShardId, hint: LiveDiffs | None = None) -> ShardState:
-        """The state at the end of `hint` (diffs just fetched, through the head), or of a fresh fetch when hint is None or empty.
+        """The state at the end of `hint` (diffs just fetched, through the head), or of a fresh fetch when hint is None
+        or empty.
 
-        ShardNotFound when the shard was never initialised. MissingBlob when the head itself names a rollup that does not exist:
-        the blob store was wiped or is not the one that belongs to this consensus."""
+        ShardNotFound when the shard was never initialised. MissingBlob when the head itself names a rollup that does
+        not exist: the blob store was wiped or is not the one that belongs to this consensus."""
         live = hint or self.fetch_recent_live_diffs(shard_id)
         missing: str | None = None
         while True:
@@ -137,11 +144,11 @@ class StateVersions:
             if data is not None:
                 return self._apply_successors(self._decode_rollup(shard_id, key, data).state, live)
             if key == missing:
-                # Blobs are written before they are linked and deleted after they are unlinked: a head that still names a
-                # rollup after its blob was seen missing cannot be stale.
+                # Blobs are written before they are linked and deleted after they are unlinked: a head that still names
+                # a rollup after its blob was seen missing cannot be stale.
                 raise MissingBlob(
-                    f"shard {shard_id} names rollup {key}, which {self.blob.address()} does not have: the blob store was "
-                    f"wiped or does not belong to {self.consensus.address()}",
+                    f"shard {shard_id} names rollup {key}, which {self.blob.address()} does not have: the blob store
+                    was " f"wiped or does not belong to {self.consensus.address()}",
                     key=blob_key(shard_id, key),
                 )
             missing = key
@@ -149,7 +156,8 @@ class StateVersions:
             live = self.fetch_recent_live_diffs(shard_id)
 
     def fetch_recent_live_diffs(self, shard_id: ShardId) -> LiveDiffs:
-        """Through the head: all live diffs when they are few, else those from the newest rollup on. Empty: not initialised."""
+        """Through the head: all live diffs when they are few, else those from the newest rollup on. Empty: not
+        initialised."""
         limit = self.settings.maintenance.recent_diffs_max
         live = self._scan(shard_id, SeqNo(0), limit)
         if len(live) < limit:
@@ -163,7 +171,8 @@ class StateVersions:
         return self._scan(shard_id, rollup_seqno, SCAN_ALL)
 
     def fetch_diffs_after(self, shard_id: ShardId, seqno: SeqNo, *, limit: int = SCAN_ALL) -> LiveDiffs:
-        """Live diffs with seqnos above `seqno`, at most `limit`. Does not start at seqno + 1 when those were truncated."""
+        """Live diffs with seqnos above `seqno`, at most `limit`. Does not start at seqno + 1 when those were
+        truncated."""
         return self._scan(shard_id, seqno.next(), limit)
 
     def fetch_all_live_diffs(self, shard_id: ShardId) -> LiveDiffs:
@@ -207,16 +216,17 @@ class StateVersions:
         """Those of `live` above `seqno`, decoded in order."""
         return (self._decode_diff(shard_id, entry) for entry in live if entry.seqno > seqno)
 
-    # -- rollups and truncation --------------------------------------------------------------------------------------------
+    # -- rollups and truncation ---------------------------------------------------------------------------------------
 
     def write_rollup_for_state(self, state: ShardState) -> tuple[str, int] | None:
         """Write `state` with the diffs since its latest rollup as a blob; its partial key and size. Links nothing: see
-        Machine.add_rollup. None when there is nothing to write: the state is its own latest rollup, or others truncated past it."""
+        Machine.add_rollup. None when there is nothing to write: the state is its own latest rollup, or others
+        truncated past it."""
         shard_id = state.shard_id
         after, _ = latest_rollup(state)
         missing = state.seqno - after
-        diffs = [e for e in self.fetch_diffs_after(shard_id, after, limit=missing) if e.seqno <= state.seqno] if missing else []
-        if not missing:
+        diffs = [e for e in self.fetch_diffs_after(shard_id, after, limit=missing) if e.seqno <= state.seqno] if
+        missing else [] if not missing:
             self.metrics.count("rollup_write", outcome="noop_latest")
             return None
         if not diffs or diffs[0].seqno != after + 1:
@@ -237,7 +247,8 @@ class StateVersions:
         self.retry.external("delete rollup", lambda: self.blob.delete(blob_key(shard_id, key)), shard=shard_id)
 
     def truncate_diffs(self, shard_id: ShardId, seqno: SeqNo) -> int:
-        """Delete diffs below `seqno`; how many there were. The caller owes that a rollup exists at `seqno`. Idempotent."""
+        """Delete diffs below `seqno`; how many there were. The caller owes that a rollup exists at `seqno`.
+        Idempotent."""
         return self.retry.external("truncate", lambda: self.consensus.truncate(shard_id, seqno), shard=shard_id)
 
     def list_shards(self) -> Iterator[ShardId]:
@@ -245,10 +256,11 @@ class StateVersions:
         keys = self.retry.external("list shards", lambda: list(self.consensus.list_keys()))
         return (ShardId(key) for key in keys)
 
-    # -- private -----------------------------------------------------------------------------------------------------------
+    # -- private ------------------------------------------------------------------------------------------------------
 
     def _fetch_rollup_at(self, shard_id: ShardId, live: LiveDiffs) -> ShardState | None:
-        """The state at live[0], from a rollup there; None when none is found (others truncated in between, or it is lost)."""
+        """The state at live[0], from a rollup there; None when none is found (others truncated in between, or it is
+        lost)."""
         earliest = live[0].seqno
         current = self.fetch_current_state(shard_id)
         linked = current.rollups.get(earliest)
