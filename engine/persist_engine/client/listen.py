@@ -36,7 +36,8 @@ class Listen:
     """An iterator of Updates and Progress strictly after `as_of`. Not thread-safe. Ends when the shard is closed.
 
     `next` blocks until the shard's upper moves. Blobs of the batch being given out stay pinned; the handle's since trails the
-    frontier by one batch, so that the times just given out can still be told apart."""
+    frontier by one batch, so that the times just given out can still be told apart.
+    """
 
     def __init__(self, handle: ReadHandle, machine: Machine, source: PartSource, *, as_of: int) -> None:
         self._handle = handle

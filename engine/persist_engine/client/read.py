@@ -13,13 +13,14 @@ from typing import Self
 
 import pyarrow as pa
 
-from persist_engine.base.errors import Fenced, InvalidUsage
+from persist_engine.base.errors import Fenced, InvalidUsage, Unavailable
 from persist_engine.base.versioned import SeqNo
 from persist_engine.client.listen import Listen, Progress, Updates
 from persist_engine.client.snapshot import SinceAhead, Snapshot
 from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.ids import LeasedReaderId
+from persist_engine.model.state import DebugInfo
 from persist_engine.shard.fetch import PartSource
 from persist_engine.shard.machine import Machine
 from persist_engine.work.heartbeat import Heartbeat
@@ -29,14 +30,16 @@ class ReadHandle:
     """Reads one shard at times at or past `since`. Thread-safe. A context manager: leaving it expires the lease.
 
     While the handle lives the shard's since does not pass the handle's `since`, and no blob of an open snapshot or listener is
-    deleted. A handle that dies without `expire` holds both back until its lease runs out."""
+    deleted. A handle that dies without `expire` holds both back until its lease runs out.
+    """
 
     @classmethod
     def open(cls, machine: Machine, schema: Schema, *, purpose: str, lease_ms: int | None = None) -> ReadHandle:
         """Register a leased reader (one commit) at the shard's since and start its heartbeat."""
         lease_ms = machine.settings.lease.reader_lease_ms if lease_ms is None else lease_ms
         reader_id = LeasedReaderId.from_bytes(machine.env.random_bytes(16))
-        registered = machine.register_leased_reader(reader_id, lease_ms=lease_ms, purpose=purpose)
+        debug = DebugInfo(hostname=machine.env.hostname(), purpose=purpose)
+        registered, _ = machine.register_leased_reader(reader_id, lease_ms=lease_ms, debug=debug)
         return cls(machine, schema, reader_id=reader_id, since=registered.since, seqno=registered.seqno, lease_ms=lease_ms)
 
     def __init__(
@@ -78,7 +81,8 @@ class ReadHandle:
         """The contents at `as_of`: every update at or before it, as of it.
 
         Waits until the shard's upper is past `as_of`; Unavailable when that takes longer than `timeout_s` (None: for ever).
-        SinceAhead, a value, when `as_of` can no longer be told apart. The snapshot holds blobs back until it is closed."""
+        SinceAhead, a value, when `as_of` can no longer be told apart. The snapshot holds blobs back until it is closed.
+        """
         time = self._time(as_of)
         since = self.since
         if not since.less_equal(time):
@@ -89,14 +93,22 @@ class ReadHandle:
         except BaseException:
             release()
             raise
-        if not isinstance(answer, tuple):
-            release()
-            return SinceAhead(since=answer.since, as_of=time)
-        return Snapshot(source=self._source(), batches=answer, as_of=time, release=release)
+        if isinstance(answer, tuple):
+            return Snapshot(source=self._source(), batches=answer, as_of=time, release=release)
+        release()
+        if answer is None:
+            upper = self._machine.state.trace.upper
+            raise Unavailable(
+                f"shard {self._machine.shard_id} is not written at {time} yet: its upper is still {upper} after {timeout_s} s",
+                as_of=time,
+                upper=upper,
+            )
+        return SinceAhead(since=answer.since, as_of=time)
 
     def listen(self, as_of: Antichain | int) -> Listen | SinceAhead:
         """Everything after `as_of`, as it is appended: an endless iterator of Updates and Progress (it ends when the shard is
-        closed). Moves this handle's since to `as_of`, and on as the iterator is consumed."""
+        closed). Moves this handle's since to `as_of`, and on as the iterator is consumed.
+        """
         time = self._time(as_of)
         since = self.since
         if not since.less_equal(time):
@@ -118,15 +130,16 @@ class ReadHandle:
     def downgrade_since(self, since: Antichain) -> Antichain:
         """Give up the times before `since` (one commit); the handle's since afterwards. Never goes back; idempotent.
 
-        Blobs that only older versions name are given up too, but for those of open snapshots."""
+        Blobs that only older versions name are given up too, but for those of open snapshots.
+        """
         self._check_open()
         # Snapshots pin the cached version or a later one, so one that begins while we commit is safe behind this bound.
         outstanding = self._oldest_lease(self._machine.state.seqno)
-        answer = self._machine.downgrade_since(self.reader_id, outstanding_seqno=outstanding, new_since=since)
+        answer, _ = self._machine.downgrade_since(self.reader_id, outstanding_seqno=outstanding, new_since=since)
         with self._lock:
-            self._since = answer
+            self._since = answer.since
             self._downgraded_ms = self._machine.env.now_ms()
-        return answer
+        return answer.since
 
     def maybe_downgrade_since(self, since: Antichain) -> None:
         """As `downgrade_since`, but at most once in a quarter of the lease: for callers that progress with every append."""
@@ -172,7 +185,8 @@ class ReadHandle:
         return f"ReadHandle({self.reader_id} of {self._machine.shard_id}, since {self.since})"
 
     def _beat(self) -> bool:
-        return self._machine.heartbeat_leased_reader(self.reader_id)
+        answer, _ = self._machine.heartbeat_leased_reader(self.reader_id)
+        return answer.existed
 
     def _oldest_lease(self, default: SeqNo) -> SeqNo:
         with self._lock:

@@ -56,7 +56,8 @@ class Snapshot:
     """Rows (key, val, time = as_of, diff), sorted by (key, val), each (key, val) once, never with diff 0.
 
     Reading may be repeated and gives the same rows. The blobs read are held back from collection until `close`, the end of the
-    `with` block, or until nobody refers to the snapshot any more."""
+    `with` block, or until nobody refers to the snapshot any more.
+    """
 
     def __init__(
         self, *, source: PartSource, batches: tuple[HollowBatch, ...], as_of: int, release: Callable[[], None]
@@ -90,8 +91,9 @@ class Snapshot:
     ) -> Iterator[pa.RecordBatch]:
         """Everything as a stream of non-empty record batches, merged as it is read within about `memory_bytes`.
 
-        `on_fetched` is called (from any thread) with the bytes of every blob that arrived. Storage errors are retried;
-        MissingBlob and CorruptData name the key."""
+        `on_fetched` is told the bytes of every part that was taken up. Storage errors are retried;
+        MissingBlob and CorruptData name the key.
+        """
         self._check_open()
         runs = runs_of(self._batches)
         tables = read_consolidated(
@@ -102,7 +104,8 @@ class Snapshot:
     def splits(self, count: int) -> list[SnapshotSplit]:
         """At most `count` (at least one) splits by key range: every row is in exactly one, whatever statistics the parts have.
 
-        Read them anywhere while this snapshot stays open: a split holds no lease."""
+        Read them anywhere while this snapshot stays open: a split holds no lease.
+        """
         self._check_open()
         if count < 1:
             raise InvalidUsage(f"a snapshot is cut into at least 1 split, not {count}")

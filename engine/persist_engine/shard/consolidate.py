@@ -39,7 +39,8 @@ def merge_runs(runs: Iterable[Iterator[pa.Table]], *, memory_bytes: int) -> Iter
 
     Each run yields tables that are sorted and, read one after the other, never go back; equal rows may repeat within and across
     runs. Diffs of equal (key, val, time) are added, zeros dropped. Holds about `memory_bytes` beside what the runs themselves
-    hold (one table each, two at a table's end). Raises InvariantViolated when a run goes backwards or a sum leaves int64."""
+    hold (one table each, two at a table's end). Raises InvariantViolated when a run goes backwards or a sum leaves int64.
+    """
     cursors = [_Cursor(index, run) for index, run in enumerate(runs)]
     window_bytes = memory_bytes // (COPIES * max(1, len(cursors)))
     carry: pa.Table | None = None

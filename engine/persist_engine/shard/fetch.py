@@ -6,7 +6,7 @@ Knows nothing of state, leases or handles: whoever calls holds the lease that ke
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from persist_engine.base.errors import CorruptData, MissingBlob
 from persist_engine.base.metrics import Metrics
 from persist_engine.codec import updates
 from persist_engine.codec.keys import blob_key
-from persist_engine.codec.part import checksum, decode_part
+from persist_engine.codec.part import decode_part
 from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import HollowBatch, HollowPart, Part, RunOrder
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
@@ -56,7 +56,8 @@ class SnapshotFilter:
 @dataclass(frozen=True, slots=True)
 class ListenFilter:
     """Rows after `as_of` and at or past `lower`, unchanged. `lower` is the listener's frontier: compaction may have merged
-    rows it has already given out into the batch at hand (spec 20, bug 19)."""
+    rows it has already given out into the batch at hand (spec 20, bug 19).
+    """
 
     as_of: int
     lower: int
@@ -80,23 +81,26 @@ class PartSource:
     metrics: Metrics
 
     def get(self, part: Part, desc: Description) -> bytes:
-        """The part's bytes, verified against their checksum. Retries storage errors; MissingBlob and CorruptData name the key."""
+        """The part's bytes as they lie in blob. Retries storage errors; MissingBlob names the key."""
         if not isinstance(part, HollowPart):
             return part.data
         key = blob_key(self.shard_id, part.key)
         data = self.retry.external("fetch_part", lambda: self.blob.get(key), shard=self.shard_id)
         if data is None:
             raise MissingBlob(f"blob {key} is missing though a live state names it (batch {desc})", key=key)
-        if checksum(data) != part.checksum:
-            raise CorruptData(f"blob {key}: checksum is {checksum(data)}, state says {part.checksum}", key=key)
         self.metrics.count("fetched_parts")
         self.metrics.count("fetched_bytes", len(data))
         return data
 
     def decode(self, data: bytes, part: Part, desc: Description) -> pa.Table:
-        """The part's rows as its batch registered them: times rewritten first, then cut to [desc.lower, desc.upper)."""
-        key = blob_key(self.shard_id, part.key) if isinstance(part, HollowPart) else f"{self.shard_id} inline part of {desc}"
-        decoded = decode_part(data, key=key, schema=self.schema)
+        """The part's rows as its batch registered them: verified against the checksum in state (or in the part itself when it is
+        inline), times rewritten first, then cut to [desc.lower, desc.upper). CorruptData names the key.
+        """
+        is_hollow = isinstance(part, HollowPart)
+        key = blob_key(self.shard_id, part.key) if is_hollow else f"{self.shard_id} inline part of {desc}"
+        decoded = decode_part(
+            data, key=key, schema=self.schema, expected_checksum=part.checksum if is_hollow else None
+        )
         if decoded.table.num_rows != part.rows:
             raise CorruptData(f"{key}: {decoded.table.num_rows} rows, state says {part.rows}", key=key)
         _check_description(decoded.desc, desc, part, key)
@@ -131,7 +135,8 @@ class RunToRead:
 
 def runs_of(batches: Iterable[HollowBatch], key_range: KeyRange | None = None) -> list[RunToRead]:
     """The runs to merge for `batches`, without parts that cannot hold rows in `key_range`. A run in another order than ours is
-    taken apart: each of its parts is sorted when it is fetched and merged as a run of its own."""
+    taken apart: each of its parts is sorted when it is fetched and merged as a run of its own.
+    """
     runs: list[RunToRead] = []
     for batch in batches:
         for meta, parts in batch.runs():
@@ -150,12 +155,15 @@ def read_consolidated(
     *,
     memory_bytes: int,
     key_range: KeyRange | None = None,
+    on_fetched: Callable[[int], None] | None = None,
 ) -> Iterator[pa.Table]:
     """The rows of `runs` after the filters, consolidated and sorted by (key, val, time), streaming.
 
     Memory: a quarter of `memory_bytes` for blobs fetched ahead, half for the merge, and the decoded part at hand of each run.
-    Blobs are fetched in background threads; closing the iterator stops them."""
-    ahead = _FetchAhead(source, runs, budget_bytes=memory_bytes // 4)
+    Blobs are fetched in background threads; closing the iterator stops them. `on_fetched` is told the bytes of every part as it
+    is taken up, in the reader's thread.
+    """
+    ahead = _FetchAhead(source, runs, budget_bytes=memory_bytes // 4, on_fetched=on_fetched)
     try:
         streams = [_tables(ahead, source, runs, index, row_filter, key_range) for index in range(len(runs))]
         yield from merge_runs(streams, memory_bytes=memory_bytes // 2)
@@ -194,12 +202,21 @@ class _FetchAhead:
     """Fetches blobs before they are asked for: the first part of every run, then the second, ... within a budget of bytes.
 
     What is asked for and not yet under way is fetched at once, budget or not: the merge cannot go on without it.
-    Not thread-safe: one reader."""
+    Not thread-safe: one reader.
+    """
 
-    def __init__(self, source: PartSource, runs: Sequence[RunToRead], *, budget_bytes: int) -> None:
+    def __init__(
+        self,
+        source: PartSource,
+        runs: Sequence[RunToRead],
+        *,
+        budget_bytes: int,
+        on_fetched: Callable[[int], None] | None = None,
+    ) -> None:
         self._source = source
         self._runs = runs
         self._budget_bytes = budget_bytes
+        self._on_fetched = on_fetched
         self._held_bytes = 0
         self._pool = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="persist-fetch")
         self._pending: dict[tuple[int, int], Future[bytes]] = {}
@@ -216,10 +233,13 @@ class _FetchAhead:
         self._taken.add(slot)
         future = self._pending.pop(slot, None)
         if future is None:
-            return self._source.get(self._part(slot), self._runs[index].desc)
-        data = future.result()
-        self._held_bytes -= self._part(slot).hollow_bytes
+            data = self._source.get(self._part(slot), self._runs[index].desc)
+        else:
+            data = future.result()
+            self._held_bytes -= self._part(slot).hollow_bytes
         self._fill()
+        if self._on_fetched is not None:
+            self._on_fetched(len(data))
         return data
 
     def close(self) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_engine.codec.part import stat_scalar
+from persist_engine.codec.part_stats import bound
 from persist_engine.model.batch import HollowPart, Part
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """Rows whose key column `column` is in [lower, upper). None: unbounded on that side. Scalars have the column's type."""
+    """Rows whose key column `column` is in [lower, upper); None: unbounded on that side. Scalars are of its type."""
 
     column: str
     lower: pa.Scalar | None
@@ -29,19 +29,18 @@ class KeyRange:
         """The rows of `table` within the range, in their order."""
         if self.lower is None and self.upper is None:
             return table
-        values = pc.struct_field(table.column("key"), self.column)
-        return table.filter(self._mask(values))
+        return table.filter(self._mask(pc.struct_field(table.column("key"), self.column)))
 
     def _mask(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         if self.upper is not None:
-            mask = pc.fill_null(pc.less(values, self.upper), False)  # NaN and null are past every upper bound
+            mask = _filled(pc.less(values, self.upper))  # NaN and null are past every upper bound
             if self.lower is not None:
-                mask = pc.and_(mask, pc.fill_null(pc.greater_equal(values, self.lower), False))
+                mask = pc.and_(mask, _filled(pc.greater_equal(values, self.lower)))
             return mask
         mask = pc.greater_equal(values, self.lower)
         if pa.types.is_floating(values.type):
             mask = pc.or_(mask, pc.is_nan(values))
-        return pc.fill_null(mask, True)
+        return pc.or_(_filled(mask), pc.is_null(values))
 
     def may_hold(self, part: Part) -> bool:
         """Whether `part` may have a row in the range, by its statistics; True when they do not say."""
@@ -50,13 +49,13 @@ class KeyRange:
         stats = dict(part.stats.columns).get(f"key.{self.column}")
         if stats is None or (self.upper is None and self.lower is None):
             return True
-        if self.upper is not None and stats.lower is not None and not _less(stat_scalar(stats.lower, self.upper.type), self.upper):
+        if self.upper is not None and stats.lower is not None and _at_or_past(stats.lower, self.upper):
             return False
         if self.lower is None or stats.upper is None:
             return True
         if self.upper is None and (stats.null_count or pa.types.is_floating(self.lower.type)):
             return True  # NaN does not show in bounds
-        return not _less(stat_scalar(stats.upper, self.lower.type), self.lower)
+        return _at_or_past(stats.upper, self.lower)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; inverse of `from_json`."""
@@ -68,8 +67,12 @@ class KeyRange:
         return cls(str(value["column"]), _from_text(value["lower"]), _from_text(value["upper"]))
 
 
-def _less(left: pa.Scalar, right: pa.Scalar) -> bool:
-    return bool(pc.less(left, right).as_py())
+def _filled(mask: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.fill_null(mask, pa.scalar(False))  # noqa: FBT003 - Arrow's own signature
+
+
+def _at_or_past(statistic: str, value: pa.Scalar) -> bool:
+    return bool(pc.greater_equal(bound(statistic, value.type), value).as_py())
 
 
 def _to_text(value: pa.Scalar | None) -> str | None:

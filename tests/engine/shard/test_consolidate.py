@@ -1,4 +1,4 @@
-"""The streaming merge against a dictionary: whatever the cut into runs, tables and windows, the union is consolidated exactly."""
+"""The streaming merge against a dictionary: however rows are cut into runs, tables and windows, the union is exact."""
 
 import collections
 import math
@@ -104,10 +104,8 @@ def test_rows_that_cancel_across_tables_and_windows_vanish(window_rows):
 
 def test_one_hot_row_repeated_past_every_window_is_one_row(window_rows):
     window_rows(2)
-    assert rows_of(merged([[[(1, "a", 0.0, 9, 1)] * 7, [(1, "a", 0.0, 9, 1)] * 6], [[(0, "a", 0.0, 9, 1), (1, "a", 0.0, 9, 1)]]])) == [
-        (0, "a", 0.0, 9, 1),
-        (1, "a", 0.0, 9, 14),
-    ]
+    hot, cold = (1, "a", 0.0, 9, 1), (0, "a", 0.0, 9, 1)
+    assert rows_of(merged([[[hot] * 7, [hot] * 6], [[cold, hot]]])) == [cold, (1, "a", 0.0, 9, 14)]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +144,16 @@ def test_a_run_is_read_no_further_than_its_window_needs(window_rows):
 
 
 def test_row_keys_compare_as_arrow_sorts():
-    rows = [(None, "a", 1.0, 0, 1), (1, None, 1.0, 0, 1), (1, "a", None, 0, 1), (1, "a", math.nan, 0, 1), (1, "a", -1.0, 0, 1)]
-    columns = flatten_columns(table(rows))
-    keys = [row_key(columns, i) for i in range(len(rows))]
-    assert sorted(range(len(rows)), key=keys.__getitem__) == [4, 3, 2, 1, 0]
+    columns = flatten_columns(
+        table(
+            [
+                (None, "a", 1.0, 0, 1),
+                (1, None, 1.0, 0, 1),
+                (1, "a", None, 0, 1),
+                (1, "a", math.nan, 0, 1),
+                (1, "a", -1.0, 0, 1),
+            ]
+        )
+    )
+    keys = [row_key(columns, i) for i in range(5)]
+    assert sorted(range(5), key=keys.__getitem__) == [4, 3, 2, 1, 0]
