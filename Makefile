@@ -1,0 +1,64 @@
+# Every command of the project. `make` shows this list; .ci/run calls nothing else.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+CACHE ?= $(HOME)/.cache/persist-operator
+export PATH := $(CACHE)/bin:$(HOME)/.local/bin:$(PATH)
+PYTHON_DIRS := engine operator spark-images tests bench examples proto
+RUN := uv run --frozen
+PYTEST := $(RUN) pytest
+ARGS ?=
+
+##@ Setup
+help: ## this list
+	@awk 'BEGIN{FS=":.*## "} /^##@/{printf "\n%s\n",substr($$0,5)} /^[a-z0-9-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n",$$1,$$2}' $(MAKEFILE_LIST)
+setup: ## all that demo and tests need: uv, Python packages, Java 17, redis-server, versitygw; says what it could not get
+	@bash .ci/tools.sh uv java redis versitygw
+	@uv sync --frozen --quiet
+clean: ## remove what the targets below leave in the tree
+	rm -rf .persist build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis examples/flights/data
+
+##@ Use
+demo: setup ## the product's main job on this machine: 336,776 flights through sinks, maintenance, and back
+	@$(RUN) python examples/flights/demo.py
+
+##@ Code
+fmt: ## format
+	@$(RUN) ruff format $(PYTHON_DIRS) && $(RUN) ruff check --fix $(PYTHON_DIRS)
+lint: ## ruff: style, names, docstrings, banned clocks and randomness
+	@$(RUN) ruff format --check $(PYTHON_DIRS) && $(RUN) ruff check $(PYTHON_DIRS)
+types: ## mypy strict
+	@$(RUN) mypy engine/persist_engine operator/persist_operator spark-images/persist_spark
+rooms: ## import-linter: who may import whom
+	@$(RUN) lint-imports
+tidy: ## house rules as a test
+	@$(PYTEST) -q tests/test_tidy.py
+
+##@ Formats
+proto: ## regenerate engine/persist_engine/pb from proto/
+	@$(RUN) python proto/generate.py
+proto-check: ## fail when the generated code is not what proto/ says
+	@$(RUN) python proto/generate.py --check
+crds: ## copy crds/ into the chart
+	@$(RUN) python charts/sync_crds.py
+crds-check: ## fail when the chart's CRDs are not those of crds/
+	@$(RUN) python charts/sync_crds.py --check
+
+##@ Tests
+test: setup ## everything that needs no cluster
+	@$(PYTEST) -m "not kind" $(ARGS)
+e2e: setup ## on a real kind cluster: bring it up, install, apply, break things, check, tear down (KEEP=1 keeps it)
+	@bash .ci/tools.sh kind helm && bash tests/e2e/run.sh
+bench: setup ## hot paths as ratios against a baseline of the same run
+	@$(RUN) python -m bench $(ARGS)
+
+##@ Ship
+images: ## build persist-engine, persist-operator and persist-spark (docker, else buildah)
+	@bash spark-images/build.sh
+cluster-up: ## a kind cluster: docker and the official node image, else podman and one built here
+	@bash .ci/tools.sh kind helm && bash tests/e2e/cluster/cluster.sh up
+cluster-down: ## remove it
+	@bash tests/e2e/cluster/cluster.sh down
+
+##@ Gates
+check: setup lint types rooms tidy proto-check crds-check ## all that reads the code
+.PHONY: help setup clean demo fmt lint types rooms tidy proto proto-check crds crds-check test e2e bench images cluster-up cluster-down check

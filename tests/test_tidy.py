@@ -1,0 +1,125 @@
+"""House rules as tests: sizes, room READMEs, banned names, no clocks or randomness in the pure core."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = {"engine": "persist_engine", "operator": "persist_operator", "spark-images": "persist_spark"}
+FILE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 70
+BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "types", "manager", "managers"}
+PURE_ROOMS = ("model", "codec", "flow")
+#: Spelled apart, so that this list does not find itself.
+MARKERS = ("TO" + "DO", "FIX" + "ME", "X" + "XX")
+
+
+def tracked(pattern: str) -> list[Path]:
+    """Files git knows or would add, by glob."""
+    out = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", pattern], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    return [ROOT / line for line in out.splitlines() if (ROOT / line).is_file()]
+
+
+def python_files() -> list[Path]:
+    """Product code: every module but the generated ones."""
+    return [path for path in tracked("*.py") if "/pb/" not in str(path)]
+
+
+def product_files() -> list[Path]:
+    """Modules of the three packages."""
+    return [path for path in python_files() if any(f"{folder}/{name}/" in str(path) for folder, name in PACKAGES.items())]
+
+
+def rooms() -> list[Path]:
+    """Folders with code in the three packages, their own included."""
+    return sorted({path.parent for path in product_files()})
+
+
+def test_there_is_something_to_check() -> None:
+    """The rules below see the code: an empty listing would make them pass for nothing."""
+    assert len(product_files()) > 30
+
+
+@pytest.mark.parametrize("path", python_files(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_file_and_function_size(path: Path) -> None:
+    """500 lines a file, 70 a function; test functions and files are exempt."""
+    text = path.read_text()
+    if path.is_relative_to(ROOT / "tests"):
+        return
+    assert len(text.splitlines()) <= FILE_LINES_MAX, "split it: two things in one file"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            length = node.end_lineno - node.lineno + 1
+            assert length <= FUNCTION_LINES_MAX, f"{node.name} has {length} lines"
+
+
+@pytest.mark.parametrize("path", product_files(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_module_head_says_what_it_owns(path: Path) -> None:
+    """Every module begins with a docstring."""
+    assert ast.get_docstring(ast.parse(path.read_text())), "a module head says what it owns"
+
+
+@pytest.mark.parametrize("room", rooms(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_room_has_readme(room: Path) -> None:
+    """Each room says in about 20 lines what it owns, what it must not know, where to start."""
+    readme = room / "README.md"
+    assert readme.is_file()
+    lines = readme.read_text().splitlines()
+    assert 5 <= len(lines) <= 40
+    assert sum(line.startswith("# ") for line in lines) == 1
+
+
+def test_no_banned_names() -> None:
+    """No room or module is called by a name that says nothing."""
+    bad = [str(p.relative_to(ROOT)) for p in product_files() if p.stem in BANNED_NAMES or BANNED_NAMES & set(p.parent.parts[len(ROOT.parts) :])]
+    assert not bad
+
+
+def test_no_init_where_it_would_shadow_the_standard_library() -> None:
+    """A package called `operator` at the root breaks `import collections`; equal test names need namespace folders."""
+    bad = [folder for folder in ("engine", "operator", "proto", "spark-images") if (ROOT / folder / "__init__.py").exists()]
+    bad += [str(p.relative_to(ROOT)) for p in (ROOT / "tests").rglob("__init__.py")]
+    assert not bad
+
+
+def test_the_core_draws_no_fresh_ids() -> None:
+    """`Id.new()` is for users and command lines: rooms draw from their Env, so that simulations repeat."""
+    bad = []
+    for room in (*PURE_ROOMS, "shard", "work", "storage"):
+        for path in (ROOT / "engine" / "persist_engine" / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "new" and not node.args:
+                    bad.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not bad
+
+
+def test_the_core_imports_no_clock_and_no_randomness() -> None:
+    """Beside import-linter: not even inside a function."""
+    banned = {"os", "time", "random", "secrets", "uuid", "socket", "threading", "asyncio", "datetime.now"}
+    bad = []
+    for room in PURE_ROOMS:
+        for path in (ROOT / "engine" / "persist_engine" / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                bad += [f"{path.relative_to(ROOT)} imports {name}" for name in names if name.split(".")[0] in banned]
+    assert not bad
+
+
+def test_no_markers_and_no_machine_paths() -> None:
+    """No unfinished work, no path of one machine, no registry host in what users read."""
+    pattern = re.compile("|".join([rf"\b{marker}\b" for marker in MARKERS] + [r"/work/(main|shared|wt)", r"/root/\.", r"proxy\.golang\.org", r"files\.pythonhosted"]))
+    bad = []
+    for path in [*tracked("*.py"), *tracked("*.md"), *tracked("*.sh"), *tracked("*.yaml"), *tracked("Makefile"), *tracked("*Dockerfile*"), *tracked(".ci/*")]:
+        if path == Path(__file__).resolve():
+            continue
+        bad += [f"{path.relative_to(ROOT)}:{n}" for n, line in enumerate(path.read_text().splitlines(), 1) if pattern.search(line)]
+    assert not bad
