@@ -1,7 +1,7 @@
 """Hollow batches and their pieces <-> protobuf, and batches on their way between processes.
 
-`*_to_pb` build messages; `*_from_pb` build values and raise InvariantViolated or InvalidUsage for what no encoder wrote: run them within
-`envelope.decoding`, which makes that CorruptData.
+`*_to_pb` build messages; `*_from_pb` build values and raise InvariantViolated or InvalidUsage for what no encoder
+wrote: run them within `envelope.decoding`, which makes that CorruptData.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def encode_transmittable(shard_id: ShardId, version: str, batch: HollowBatch) ->
 
 
 def decode_transmittable(data: bytes, *, key: str = "transmittable batch") -> tuple[ShardId, str, HollowBatch]:
-    """(shard, version, batch); inverse of `encode_transmittable`. CorruptData or Incompatible (newer code) naming `key`."""
+    """(shard, version, batch); inverse of `encode_transmittable`. CorruptData or Incompatible (newer code) naming
+    `key`.
+    """
     message = opened(Kind.TRANSMITTABLE_BATCH, data, pb.TransmittableBatch(), key)
     check_readable(message.applier_version, key)
     with decoding("the transmittable batch", key):

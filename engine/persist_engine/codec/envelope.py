@@ -1,9 +1,11 @@
 """What stands around every durable protobuf message: what it is, in which format, and that it is whole.
 
-    4 bytes magic "PST" + kind | 2 bytes format version | 4 bytes CRC-32 of everything else | payload      (little-endian)
+    4 bytes magic "PST" + kind | 2 bytes format version | 4 bytes CRC-32 of everything else | payload
+    (little-endian)
 
-Protobuf accepts much that was never written; the checksum makes a damaged message an error and the kind keeps a diff from being read as a rollup.
-This head never changes, whatever the format version says, so that newer bytes are told from damaged ones.
+Protobuf accepts much that was never written; the checksum makes a damaged message an error and the kind keeps a diff
+from being read as a rollup. This head never changes, whatever the format version says, so that newer bytes are told
+from damaged ones.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class Kind(enum.Enum):
 
 
 def sealed(kind: Kind, message: Message) -> bytes:
-    """The message in its envelope; the same bytes for the same message. InvariantViolated when a value does not fit the format."""
+    """The message in its envelope; the same bytes for the same message. InvariantViolated when a value does not fit
+    the format.
+    """
     try:
         payload = message.SerializeToString(deterministic=True)
     except EncodeError as error:
@@ -49,7 +53,9 @@ def sealed(kind: Kind, message: Message) -> bytes:
 
 
 def opened(kind: Kind, data: bytes, message: M, key: str) -> M:
-    """`message` filled from its envelope. CorruptData names `key` and what is wrong; Incompatible for a newer format version."""
+    """`message` filled from its envelope. CorruptData names `key` and what is wrong; Incompatible for a newer format
+    version.
+    """
     what = kind.name.lower().replace("_", " ")
     if len(data) < _HEAD_BYTES or data[:3] != _MAGIC:
         raise CorruptData(f"{key}: {len(data)} bytes that are no {what}", key=key)

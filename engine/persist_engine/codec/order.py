@@ -1,8 +1,9 @@
 """Keys as bytes that sort as the rows do: `key_lower` of a part bounds all its keys from below without opening it.
 
-Field after field, as `columns.flatten_columns` lays them out: 0x01 and the value, or 0x02 for a null (nulls last). Whole numbers, dates, times
-and decimals are offset binary, big-endian; floats their IEEE total order with one zero and NaN last; strings and bytes end with 00 00, a zero
-byte within being 00 FF. A prefix of such bytes is a lower bound of whatever it begins, and b"" of everything.
+Field after field, as `columns.flatten_columns` lays them out: 0x01 and the value, or 0x02 for a null (nulls last).
+Whole numbers, dates, times and decimals are offset binary, big-endian; floats their IEEE total order with one zero
+and NaN last; strings and bytes end with 00 00, a zero byte within being 00 FF. A prefix of such bytes is a lower
+bound of whatever it begins, and b"" of everything.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def key_lower(table: pa.Table) -> bytes:
 
 
 def key_bytes(table: pa.Table, row: int) -> bytes:
-    """The whole key of one row as ordered bytes: a < b in the order of rows' keys exactly when key_bytes(a) < key_bytes(b)."""
+    """One row's whole key as ordered bytes: they compare as the keys of rows do."""
     return _encoded(flatten_columns(table.slice(row, 1), ("key",)), 0)
 
 
@@ -71,19 +72,20 @@ def _encoded_scalar(scalar: pa.Scalar) -> bytes:
 def _unscaled(value: decimal.Decimal, scale: int) -> int:
     sign, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int), "Arrow decimals are finite"
-    whole = int("".join(map(str, digits))) * 10 ** (scale + exponent)
+    whole = int("".join(map(str, digits))) * int(10 ** (scale + exponent))
     return -whole if sign else whole
 
 
 def _ordered_int(value: int, width: int) -> bytes:
-    return (value + (1 << (8 * width - 1))).to_bytes(width, "big")
+    offset: int = 2 ** (8 * width - 1)
+    return (value + offset).to_bytes(width, "big")
 
 
 def _ordered_float(value: float) -> bytes:
     if math.isnan(value):
         return b"\xff" * 8
-    (bits,) = struct.unpack(">Q", struct.pack(">d", value))
-    return int(bits ^ ((1 << 64) - 1 if bits >> 63 else 1 << 63)).to_bytes(8, "big")
+    bits = int.from_bytes(struct.pack(">d", value), "big")
+    return (bits ^ ((1 << 64) - 1 if bits >> 63 else 1 << 63)).to_bytes(8, "big")
 
 
 def _ordered_bytes(raw: Any) -> bytes:

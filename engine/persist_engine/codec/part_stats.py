@@ -1,8 +1,10 @@
-"""What is known of a part's rows without opening it: bounds and null counts of each field of key and val, and bounds of time.
+"""What is known of a part's rows without opening it: bounds and null counts of each field of key and val, and bounds
+of time.
 
-Bounds are conservative: every row lies within, or the bound is None (unknown). They are JSON texts: numbers and booleans as themselves, strings as
-strings, decimals and not finite floats as strings, binary as hexadecimal, dates as days and timestamps as microseconds since the epoch.
-`bound` reads one back. Fields that are structs have a null count only.
+Bounds are conservative: every row lies within, or the bound is None (unknown). They are JSON texts: numbers and
+booleans as themselves, strings as strings, decimals and not finite floats as strings, binary as hexadecimal, dates as
+days and timestamps as microseconds since the epoch. `bound` reads one back. Fields that are structs have a null count
+only.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from persist_engine.base.errors import CorruptData
 from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import ColumnStats, PartStats
 
-#: Longer strings and binaries are cut: the lower bound to a prefix, the upper to the least text beyond all that begin so.
+#: Longer strings and binaries are cut: the lower bound to a prefix, the upper to the least text beyond all that begin
+#: so.
 _TEXT_MAX = 64
 #: Bytes that a column's entry costs besides its texts, about.
 _ENTRY_BYTES = 8
@@ -28,7 +31,9 @@ _SURROGATES = range(0xD800, 0xE000)
 
 
 def part_stats(table: pa.Table, schema: Schema, bytes_max: int) -> PartStats:
-    """Statistics of the rows, trimmed to about `bytes_max` bytes: the bounds of values go first, the widest first, times never."""
+    """Statistics of the rows, trimmed to about `bytes_max` bytes: the bounds of values go first, the widest first,
+    times never.
+    """
     columns: list[tuple[str, ColumnStats]] = []
     for side, fields in (("key", schema.key), ("val", schema.val)):
         for field, column in zip(fields, table.column(side).flatten(), strict=True):
@@ -71,7 +76,9 @@ def _column_stats(column: pa.ChunkedArray) -> ColumnStats:
     if pa.types.is_string(column.type):
         return ColumnStats(column.null_count, json.dumps(least.as_py()[:_TEXT_MAX]), _beyond_text(greatest.as_py()))
     if pa.types.is_binary(column.type):
-        return ColumnStats(column.null_count, json.dumps(least.as_py()[:_TEXT_MAX].hex()), _beyond_binary(greatest.as_py()))
+        return ColumnStats(
+            column.null_count, json.dumps(least.as_py()[:_TEXT_MAX].hex()), _beyond_binary(greatest.as_py())
+        )
     return ColumnStats(column.null_count, _text(least), _text(greatest))
 
 

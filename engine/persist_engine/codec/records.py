@@ -61,9 +61,7 @@ def leased_reader_from_pb(message: pb.LeasedReader) -> LeasedReader:
 
 
 def critical_reader_to_pb(reader: CriticalReader) -> pb.CriticalReader:
-    return pb.CriticalReader(
-        since=antichain_to_pb(reader.since), opaque=reader.opaque, debug=debug_to_pb(reader.debug)
-    )
+    return pb.CriticalReader(since=antichain_to_pb(reader.since), opaque=reader.opaque, debug=debug_to_pb(reader.debug))
 
 
 def critical_reader_from_pb(message: pb.CriticalReader) -> CriticalReader:

@@ -27,15 +27,19 @@ V = TypeVar("V")
 class Rollup:
     """A full copy of state at `state.seqno`.
 
-    `diffs` are the encoded diffs of the seqnos after the previous rollup, up to and with this one's, so that audits see which blobs came and
-    went; none in a shard's first rollup. Invariant: their seqnos follow one another and end at the state's."""
+    `diffs` are the encoded diffs of the seqnos after the previous rollup, up to and with this one's, so that audits
+    see which blobs came and went; none in a shard's first rollup. Invariant: their seqnos follow one another and end
+    at the state's.
+    """
 
     state: ShardState
     diffs: tuple[VersionedData, ...] = ()
 
 
 def encode_rollup(rollup: Rollup) -> bytes:
-    """The rollup's bytes; equal rollups give equal bytes. InvariantViolated when the diffs are not those that lead to the state."""
+    """The rollup's bytes; equal rollups give equal bytes. InvariantViolated when the diffs are not those that lead to
+    the state.
+    """
     _check_diffs(rollup)
     message = pb.Rollup(
         state=state_to_pb(rollup.state),
@@ -92,9 +96,7 @@ def state_to_pb(state: ShardState) -> pb.ShardState:
             pb.WriterEntry(id=key.to_bytes(), writer=records.writer_to_pb(writer))
             for key, writer in state.writers.items()
         ],
-        schemas=[
-            pb.SchemaEntry(id=key, schema=records.schema_to_pb(schema)) for key, schema in state.schemas.items()
-        ],
+        schemas=[pb.SchemaEntry(id=key, schema=records.schema_to_pb(schema)) for key, schema in state.schemas.items()],
         progress=[
             pb.ProgressEntry(sink_id=key, progress=records.progress_to_pb(progress))
             for key, progress in state.progress.items()
@@ -174,7 +176,9 @@ def _shared(
     return SharedMap(_entries(entries, key_of, field, value_of))
 
 
-def _entries(entries: Iterable[Any], key_of: Callable[[Any], K], field: str, value_of: Callable[[Any], V]) -> dict[K, V]:
+def _entries(
+    entries: Iterable[Any], key_of: Callable[[Any], K], field: str, value_of: Callable[[Any], V]
+) -> dict[K, V]:
     """Entries as a mapping; InvariantViolated for a key that comes twice and for an entry without its value."""
     out: dict[K, V] = {}
     for entry in entries:

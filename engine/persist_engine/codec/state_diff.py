@@ -1,7 +1,7 @@
 """State diffs <-> bytes, in columns (spec 8.3): fields, types, slice lengths and one buffer of slices.
 
-A reader that looks for one field walks three small arrays and touches only the slices it wants. Each slice is itself a protobuf message; a unit
-key (or value) is zero bytes.
+A reader that looks for one field walks three small arrays and touches only the slices it wants. Each slice is itself
+a protobuf message; a unit key (or value) is zero bytes.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ _CLAIM = _message(state_pb2.Claim, records.claim_to_pb, records.claim_from_pb)
 _SPINE_ID = _message(state_pb2.SpineId, records.spine_id_to_pb, records.spine_id_from_pb)
 _BATCH = _message(batch_pb2.HollowBatch, batch_to_pb, batch_from_pb)
 
-#: Every collection of StateDiff: its name there, its number, how its keys and its values are sliced. In the order they are written.
-_FIELDS: tuple[tuple[str, int, _Slice, _Slice], ...] = (
+#: Every collection of StateDiff: its name there, its number, how its keys and its values are sliced. In the order
+#: they are written.
+_FIELDS: tuple[tuple[str, diff_pb2.StateField, _Slice, _Slice], ...] = (
     ("hostname", diff_pb2.STATE_FIELD_HOSTNAME, _UNIT, _TEXT),
     ("last_gc_req", diff_pb2.STATE_FIELD_LAST_GC_REQ, _UNIT, _SEQNO),
     ("active_rollup", diff_pb2.STATE_FIELD_ACTIVE_ROLLUP, _UNIT, _CLAIM),
@@ -150,7 +151,9 @@ def encode_state_diff(diff: StateDiff) -> bytes:
 
 
 def decode_state_diff(data: bytes, *, key: str) -> StateDiff:
-    """Inverse of `encode_state_diff`. CorruptData (also for columns that do not fit together) or Incompatible, naming `key`."""
+    """Inverse of `encode_state_diff`. CorruptData (also for columns that do not fit together) or Incompatible, naming
+    `key`.
+    """
     message = opened(Kind.STATE_DIFF, data, diff_pb2.StateDiff(), key)
     check_readable(message.applier_version, key)
     with decoding("the state diff", key):
@@ -167,8 +170,9 @@ def decode_state_diff(data: bytes, *, key: str) -> StateDiff:
 
 
 def validate(columns: diff_pb2.FieldDiffs) -> None:
-    """InvariantViolated unless the columns fit together: as many types as fields, all known, as many slices as the types need, as many bytes
-    as the slices have."""
+    """InvariantViolated unless the columns fit together: as many types as fields, all known, as many slices as the
+    types need, as many bytes as the slices have.
+    """
     check(
         len(columns.fields) == len(columns.types),
         f"{len(columns.fields)} fields for {len(columns.types)} types of change",
@@ -183,7 +187,7 @@ def validate(columns: diff_pb2.FieldDiffs) -> None:
     check(total == len(columns.data), f"{len(columns.data)} bytes where slices add up to {total}")
 
 
-def _sides(change: FieldDiff[Any, Any]) -> tuple[Any, tuple[Any, ...]]:
+def _sides(change: FieldDiff[Any, Any]) -> tuple[diff_pb2.DiffType, tuple[Any, ...]]:
     match change:
         case Insert(to=to):
             return diff_pb2.DIFF_TYPE_INSERT, (to,)
