@@ -28,7 +28,7 @@ class SinceHandle:
 
     @property
     def critical_id(self) -> CriticalReaderId:
-        """This reader."""
+        """The reader's id."""
         return self._critical_id
 
     @property
