@@ -30,7 +30,7 @@ from persist_engine.model.batch import HollowBatch, Part, RunMeta
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
 from persist_engine.model.ids import ShardId, WriterId
 from persist_engine.model.maintenance import Maintenance
-from persist_engine.model.state import SourceProgress
+from persist_engine.model.state import DebugInfo, SourceProgress
 from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.machine import Machine
 
@@ -75,7 +75,7 @@ class WriteHandle:
     def __init__(self, machine: Machine, schema: Schema, schema_id: int, *, purpose: str) -> None:
         self._machine = machine
         self._schema, self._schema_id = schema, schema_id
-        self._purpose = purpose
+        self._debug = DebugInfo(hostname=machine.env.hostname(), purpose=purpose)
         self._append_lock = threading.Lock()
         self._upper = machine.state.trace.upper
         self._registered = False
@@ -165,15 +165,31 @@ class WriteHandle:
         `progress` (sink id, token) is stored with the data, iff the token stored so far is `expected_progress`.
         """
         batch = self.batch(updates, lower=expected_upper, upper=new_upper)
-        return self._append_or_delete(
-            batch, lower=expected_upper, upper=new_upper, progress=progress, expected_progress=expected_progress
-        )
+        try:
+            outcome = self.compare_and_append_batch(
+                [batch],
+                expected_upper=expected_upper,
+                new_upper=new_upper,
+                progress=progress,
+                expected_progress=expected_progress,
+            )
+        except InvalidUsage:
+            batch.delete()
+            raise
+        if not isinstance(outcome, Appended):
+            batch.delete()
+        return outcome
 
     def append(self, updates: Updates, *, lower: Antichain, upper: Antichain) -> Appended | UpperMismatch:
         """Append those of `updates` that are not yet written: for many writers of identical data. See
         `append_batch`.
         """
-        return self.append_batch(self.batch(updates, lower=lower, upper=upper), lower, upper)
+        batch = self.batch(updates, lower=lower, upper=upper)
+        try:
+            return self.append_batch(batch, lower, upper)
+        except InvalidUsage:
+            batch.delete()
+            raise
 
     def append_batch(self, batch: Batch, lower: Antichain, upper: Antichain) -> Appended | UpperMismatch:
         """Append the part of `batch` that lies past the shard's upper, whatever others have written of [lower, upper).
@@ -182,17 +198,15 @@ class WriteHandle:
         way the batch has come to its end: it is part of the shard or deleted.
         """
         while True:
-            outcome = self._append_or_delete(batch, lower=lower, upper=upper, keep_on_overlap=True)
+            outcome = self.compare_and_append_batch([batch], expected_upper=lower, new_upper=upper)
             match outcome:
                 case Appended():
                     return outcome
                 case UpperMismatch(current=current) if lower < current < upper:
                     lower = current
-                case UpperMismatch(current=current) if upper <= current:
+                case UpperMismatch(current=current):
                     batch.delete()
-                    return Appended(upper=current)
-                case UpperMismatch():
-                    return outcome
+                    return Appended(upper=current) if upper <= current else outcome
                 case _:
                     raise InvariantViolated(f"append without progress answered {outcome}")
 
@@ -263,35 +277,6 @@ class WriteHandle:
 
     # -- private ------------------------------------------------------------------------------------------------------
 
-    def _append_or_delete(
-        self,
-        batch: Batch,
-        *,
-        lower: Antichain,
-        upper: Antichain,
-        progress: tuple[str, bytes] | None = None,
-        expected_progress: bytes | None = None,
-        keep_on_overlap: bool = False,
-    ) -> AppendOutcome:
-        """Append one batch; delete it when it was surely not appended (and, with `keep_on_overlap`, no rest of it
-        can be).
-        """
-        try:
-            outcome = self.compare_and_append_batch(
-                [batch],
-                expected_upper=lower,
-                new_upper=upper,
-                progress=progress,
-                expected_progress=expected_progress,
-            )
-        except InvalidUsage:
-            batch.delete()
-            raise
-        overlaps = isinstance(outcome, UpperMismatch) and lower < outcome.current
-        if not isinstance(outcome, Appended) and not (keep_on_overlap and overlaps):
-            batch.delete()
-        return outcome
-
     def _swap_in(
         self,
         hollow: HollowBatch,
@@ -305,7 +290,7 @@ class WriteHandle:
             return self._machine.compare_and_append(
                 hollow,
                 writer_id=self.writer_id,
-                purpose=self._purpose,
+                debug=self._debug,
                 progress=None if progress is None else (progress[0], SourceProgress(progress[1], new_upper)),
                 expected_progress=expected_progress,
             )
