@@ -80,7 +80,10 @@ class Listen:
             return None
         since, frontier = batch.desc.since, self._frontier
         fits = since < frontier or (since == frontier and not self._started)
-        check(fits, f"batch {batch.desc} of {self._machine.shard_id} cannot be told apart at the listener's frontier {frontier}")
+        check(
+            fits,
+            f"batch {batch.desc} of {self._machine.shard_id} cannot be told apart at the listener's frontier {frontier}",
+        )
         self._started = True
         return self._give_out(batch, release)
 

@@ -40,7 +40,9 @@ class ReadHandle:
         reader_id = LeasedReaderId.from_bytes(machine.env.random_bytes(16))
         debug = DebugInfo(hostname=machine.env.hostname(), purpose=purpose)
         registered, _ = machine.register_leased_reader(reader_id, lease_ms=lease_ms, debug=debug)
-        return cls(machine, schema, reader_id=reader_id, since=registered.since, seqno=registered.seqno, lease_ms=lease_ms)
+        return cls(
+            machine, schema, reader_id=reader_id, since=registered.since, seqno=registered.seqno, lease_ms=lease_ms
+        )
 
     def __init__(
         self,
@@ -116,7 +118,9 @@ class ReadHandle:
         self.downgrade_since(Antichain.of(time))
         return Listen(self, self._machine, self._source(), as_of=time)
 
-    def subscribe(self, as_of: Antichain | int, *, timeout_s: float | None = None) -> Iterator[Updates | Progress] | SinceAhead:
+    def subscribe(
+        self, as_of: Antichain | int, *, timeout_s: float | None = None
+    ) -> Iterator[Updates | Progress] | SinceAhead:
         """The contents at `as_of`, then Progress to the time after it, then everything after `as_of`, with no gap or overlap."""
         snapshot = self.snapshot(as_of, timeout_s=timeout_s)
         if isinstance(snapshot, SinceAhead):
@@ -201,7 +205,9 @@ class ReadHandle:
         if self._expired:
             raise InvalidUsage(f"reader {self.reader_id} of shard {self._machine.shard_id} was expired by its owner")
         if self._heartbeat.is_lost:
-            raise Fenced(f"the lease of reader {self.reader_id} on shard {self._machine.shard_id} ran out: open a new reader")
+            raise Fenced(
+                f"the lease of reader {self.reader_id} on shard {self._machine.shard_id} ran out: open a new reader"
+            )
 
     def _time(self, as_of: Antichain | int) -> int:
         self._check_open()

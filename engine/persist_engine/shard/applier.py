@@ -27,8 +27,8 @@ from persist_engine.shard.watch import StateWatch
 _log = logging.getLogger(__name__)
 
 NO_MAINTENANCE = Maintenance(rollup=None, gc=None, requests=())
-#: How long one command waits for another of this process to finish its compare-and-set. Taking turns saves lost races
-#: against ourselves; when the other is stuck in a store call we go ahead: consensus decides anyway.
+#: How long one command waits for another of this process to finish its compare-and-set. Taking turns saves lost
+#: races against ourselves; when the other is stuck in a store call we go ahead: consensus decides anyway.
 _TURN_S = 1.0
 
 

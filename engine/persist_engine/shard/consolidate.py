@@ -61,7 +61,10 @@ def merge_runs(runs: Iterable[Iterator[pa.Table]], *, memory_bytes: int) -> Iter
             continue
         columns = flatten_columns(table)
         first, last = row_key(columns, 0), row_key(columns, table.num_rows - 1)
-        check(last_emitted is None or last_emitted < first, "rows arrived out of order: a run is not sorted as its batch says")
+        check(
+            last_emitted is None or last_emitted < first,
+            "rows arrived out of order: a run is not sorted as its batch says",
+        )
         check(boundary is None or last <= boundary, "rows arrived out of order: a run is not sorted as its batch says")
         if boundary is not None and last == boundary:
             # Copied by take: a slice would keep the whole round alive.

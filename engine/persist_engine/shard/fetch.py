@@ -98,9 +98,7 @@ class PartSource:
         """
         is_hollow = isinstance(part, HollowPart)
         key = blob_key(self.shard_id, part.key) if is_hollow else f"{self.shard_id} inline part of {desc}"
-        decoded = decode_part(
-            data, key=key, schema=self.schema, expected_checksum=part.checksum if is_hollow else None
-        )
+        decoded = decode_part(data, key=key, schema=self.schema, expected_checksum=part.checksum if is_hollow else None)
         if decoded.table.num_rows != part.rows:
             raise CorruptData(f"{key}: {decoded.table.num_rows} rows, state says {part.rows}", key=key)
         _check_description(decoded.desc, desc, part, key)

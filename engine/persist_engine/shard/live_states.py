@@ -1,5 +1,6 @@
 """A walk over the live states of a shard, oldest first, one diff at a time. Owns no I/O: `shard.versions` fetched it
-all."""
+all.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +17,14 @@ from persist_engine.model.state_diff import apply as apply_state_diff
 class LiveStates:
     """Stands on one state at a time: first on the earliest. Not thread-safe."""
 
-    def __init__(self, earliest: ShardState, diffs: Sequence[tuple[VersionedData, StateDiff]], *, metrics: Metrics) -> None:
-        check(diffs[0][1].seqno_to == earliest.seqno, f"live diffs begin at {diffs[0][1].seqno_to}, not at
-        {earliest.seqno}") self._state = earliest
+    def __init__(
+        self, earliest: ShardState, diffs: Sequence[tuple[VersionedData, StateDiff]], *, metrics: Metrics
+    ) -> None:
+        check(
+            diffs[0][1].seqno_to == earliest.seqno,
+            f"live diffs begin at {diffs[0][1].seqno_to}, not at {earliest.seqno}",
+        )
+        self._state = earliest
         self._metrics = metrics
         self.initial_diff = diffs[0][1]
         """The diff that led to the earliest state; already part of it."""

@@ -1,10 +1,10 @@
 """One method per command on a shard, each with the retry rules that its meaning allows (spec 9).
 
 Every command method returns `(answer, Maintenance)`: what happened, and the work that the commit left for later;
-nobody does it here. All of them survive unknown outcomes: an idempotent command is simply taken again, and what only ever happened once (an
-append, a rollup that was linked, a merge result that was applied) is remembered over all attempts, so that nobody
-deletes blobs that are in use. Storage errors surface only as Unavailable, after `settings.retry.give_up_ms`: then the
-outcome is unknown.
+nobody does it here. All of them survive unknown outcomes: an idempotent command is simply taken again, and what only
+ever happened once (an append, a rollup that was linked, a merge result that was applied) is remembered over all
+attempts, so that nobody deletes blobs that are in use. Storage errors surface only as Unavailable, after
+`settings.retry.give_up_ms`: then the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from persist_engine.model.commands import Command
 from persist_engine.model.frontier import MINIMUM, Antichain
 from persist_engine.model.ids import CriticalReaderId, IdempotencyToken, LeasedReaderId, ShardId, WriterId
 from persist_engine.model.maintenance import Maintenance
-from persist_engine.model.spine import MergeOutcome, MergeRes
+from persist_engine.model.merge_result import MergeOutcome, MergeRes
 from persist_engine.model.state import DebugInfo, SchemaPair, ShardState, SourceProgress
 from persist_engine.shard.applier import NO_MAINTENANCE, Applier, UnknownOutcome
 from persist_engine.shard.retry import Backoff
@@ -36,9 +36,7 @@ from persist_engine.storage.blob import Blob
 A = TypeVar("A")
 T = TypeVar("T")
 
-AppendAnswer = (
-    commands.Appended | commands.UpperMismatch | commands.ProgressMismatch | commands.InlineBackpressure
-)
+AppendAnswer = commands.Appended | commands.UpperMismatch | commands.ProgressMismatch | commands.InlineBackpressure
 CriticalAnswer = commands.CriticalDowngraded | commands.OpaqueMismatch
 
 
@@ -104,7 +102,8 @@ class Machine:
 
     def refresh(self) -> ShardState:
         """Fetch what others have committed; the state then. Linearized: sees all that was acknowledged before the
-        call."""
+        call.
+        """
         self._applier.fetch_and_update()
         return self.state
 
@@ -123,7 +122,8 @@ class Machine:
 
         Takes effect exactly once or, with a refusal or InvalidUsage, not at all. A mismatch is given only after a
         fetch that began during the call. One writer must not append concurrently with itself: its later token would
-        hide the outcome of the earlier one. Unavailable: the outcome is unknown."""
+        hide the outcome of the earlier one. Unavailable: the outcome is unknown.
+        """
         command = commands.CompareAndAppend(
             batch=batch,
             writer_id=writer_id,
@@ -163,7 +163,9 @@ class Machine:
                 case _:
                     raise InvariantViolated(f"compare_and_append of {self.shard_id} answered {answer}")
 
-    def _mismatch(self, command: commands.CompareAndAppend) -> commands.UpperMismatch | commands.ProgressMismatch | None:
+    def _mismatch(
+        self, command: commands.CompareAndAppend
+    ) -> commands.UpperMismatch | commands.ProgressMismatch | None:
         """Why the newest known state refuses `command`; None when it does not."""
         state = self.state
         if command.progress is not None:
@@ -180,15 +182,17 @@ class Machine:
     def _check_surely_refused(self, command: commands.CompareAndAppend, started_ms: int) -> None:
         """After an unknown outcome a mismatch means refused only if a success would still show in the writer's
         registration. Raises InvariantViolated when success and refusal cannot be told apart: the caller must look at
-        the data."""
+        the data.
+        """
         desc = command.batch.desc
         writer_upper = self._writer_upper(command.writer_id)
         lapsed = writer_upper is None and self.env.now_ms() - started_ms >= command.lease_ms
         overtaken = writer_upper is not None and writer_upper >= desc.upper > desc.lower
         if lapsed or overtaken:
             raise InvariantViolated(
-                f"append of {desc} to {self.shard_id} may or may not have happened: its outcome was unknown, and writer
-                " f"{command.writer_id} no longer tells (shard upper {self.state.trace.upper}, writer upper {writer_upper})",
+                f"append of {desc} to {self.shard_id} may or may not have happened: its outcome was unknown, and "
+                f"writer {command.writer_id} no longer tells (shard upper {self.state.trace.upper}, "
+                f"writer upper {writer_upper})",
                 shard_id=self.shard_id,
                 writer_id=command.writer_id,
             )
@@ -219,13 +223,12 @@ class Machine:
     def downgrade_since(
         self, reader_id: LeasedReaderId, *, outstanding_seqno: SeqNo | None, new_since: Antichain
     ) -> tuple[commands.SinceDowngraded, Maintenance]:
-        """Give up times before `new_since` and versions before `outstanding_seqno` (None: all but the newest); renews
-        the lease.
+        """Give up times before `new_since` and versions before `outstanding_seqno` (None: all but the newest);
+        renews the lease.
 
-        The answer is the reader's since: never behind where it was; empty when the reader no longer exists."""
-        command = commands.DowngradeSince(
-            reader_id=reader_id, outstanding_seqno=outstanding_seqno, new_since=new_since
-        )
+        The answer is the reader's since: never behind where it was; empty when the reader no longer exists.
+        """
+        command = commands.DowngradeSince(reader_id=reader_id, outstanding_seqno=outstanding_seqno, new_since=new_since)
         return self._idempotent(command, commands.SinceDowngraded)
 
     def expire_leased_reader(self, reader_id: LeasedReaderId) -> tuple[bool, Maintenance]:
@@ -238,7 +241,8 @@ class Machine:
         self, reader_id: CriticalReaderId, *, opaque: bytes, debug: DebugInfo
     ) -> tuple[commands.CriticalRegistered, Maintenance]:
         """Hold the shard's since until told otherwise; an existing reader keeps its since and opaque, which are
-        returned."""
+        returned.
+        """
         command = commands.RegisterCriticalReader(reader_id=reader_id, opaque=opaque, debug=debug)
         return self._idempotent(command, commands.CriticalRegistered)
 
@@ -248,10 +252,12 @@ class Machine:
         """Set opaque and since iff the opaque is the expected one.
 
         After an attempt of unknown outcome, finding `new_opaque` counts as our success: tokens must not be shared by
-        rivals."""
+        rivals.
+        """
         command = commands.CompareAndDowngradeSince(
             reader_id=reader_id, expected_opaque=expected_opaque, new_opaque=new_opaque, new_since=new_since
         )
+
         def ours(unknown: CriticalAnswer, known: CriticalAnswer) -> CriticalAnswer:
             if isinstance(known, commands.OpaqueMismatch) and known.opaque == new_opaque:
                 return commands.CriticalDowngraded(since=known.since)
@@ -267,7 +273,8 @@ class Machine:
 
     def add_rollup(self, seqno: SeqNo, rollup: HollowRollup) -> tuple[commands.RollupAdded, Maintenance]:
         """Link a written rollup. `applied` is true when any attempt may have linked it; delete its blob only when it is
-        false."""
+        false.
+        """
         return self._take(
             commands.AddRollup(seqno=seqno, rollup=rollup),
             commands.RollupAdded,
@@ -286,7 +293,8 @@ class Machine:
 
     def apply_merge_res(self, res: MergeRes) -> tuple[MergeOutcome, Maintenance]:
         """Put a compaction's output in the place of its inputs. `applied` is true when any attempt may have applied
-        it; delete the output's blobs only when it is false, and never the inputs'."""
+        it; delete the output's blobs only when it is false, and never the inputs'.
+        """
         answer, maintenance = self._take(
             commands.ApplyMergeRes(res=res),
             commands.MergeApplied,
@@ -296,7 +304,8 @@ class Machine:
 
     def claim_compactions(self, *, max_requests: int) -> tuple[commands.CompactionsClaimed, Maintenance]:
         """Claim up to `max_requests` compactions that nobody works on. Requests lost with an unknown outcome are
-        offered again when the claim lapses."""
+        offered again when the claim lapses.
+        """
         command = commands.ClaimCompactions(max_requests=max_requests, claim_ms=self.settings.compaction.claim_ms)
         return self._idempotent(command, commands.CompactionsClaimed)
 
@@ -326,7 +335,8 @@ class Machine:
 
     def wait_for_upper_past(self, frontier: Antichain, timeout_s: float | None = None) -> bool:
         """Wait until `frontier` is strictly before the shard's upper; false when `timeout_s` passed first (0 fetches
-        once)."""
+        once).
+        """
         if frontier.is_empty():
             raise InvalidUsage(f"no upper of {self.shard_id} can be past the closed frontier")
         return self._wait(lambda: True if frontier < self.state.trace.upper else None, timeout_s) is not None
@@ -338,7 +348,8 @@ class Machine:
         passed first).
 
         SinceAhead when the contents at `as_of` can never again be told. The caller holds a lease, or the blobs may
-        go."""
+        go.
+        """
         if as_of.is_empty():
             raise InvalidUsage(f"a snapshot of {self.shard_id} needs a time, not the closed frontier")
 
@@ -398,7 +409,8 @@ class Machine:
     ) -> tuple[A, Maintenance]:
         """Take `command` until its outcome is known. `remember(unknown, known)` joins what an attempt of unknown
         outcome would have answered with the answer of a later one: what may have happened counts as happened where
-        forgetting loses data."""
+        forgetting loses data.
+        """
         backoff: Backoff | None = None
         maybe: list[A] = []
         while True:

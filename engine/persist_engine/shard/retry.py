@@ -39,8 +39,9 @@ class Backoff:
         give_up_ms = self._settings.give_up_ms
         if give_up_ms is not None and elapsed_ms >= give_up_ms:
             raise Unavailable(
-                f"{self._what} of {self._shard or 'the store'} gave up after {self.attempts} attempts in
-                {elapsed_ms:.0f} ms: {error}", operation=self._what,
+                f"{self._what} of {self._shard or 'the store'} "
+                f"gave up after {self.attempts} attempts in {elapsed_ms:.0f} ms: {error}",
+                operation=self._what,
                 shard_id=self._shard,
                 attempts=self.attempts,
             ) from error
@@ -74,7 +75,8 @@ class Retry:
 
     def external(self, what: str, call: Callable[[], T], *, shard: str = "") -> T:
         """Call until it answers, on both kinds of storage error; for idempotent calls only. Unavailable at the
-        deadline."""
+        deadline.
+        """
         backoff: Backoff | None = None
         while True:
             try:

@@ -56,8 +56,9 @@ class StateVersions:
     """Init, compare-and-set, fetch, rollup, truncate: for any shard of one location. Thread-safe.
 
     Unless a method says otherwise it retries storage errors until `settings.retry.give_up_ms` (Unavailable), may be
-    repeated, and is linearized: it sees everything acknowledged before it was called. Damaged bytes raise CorruptData
-    with their key, bytes of newer code Incompatible."""
+    repeated, and is linearized: it sees everything acknowledged before it was called. Damaged bytes raise
+    CorruptData with their key, bytes of newer code Incompatible.
+    """
 
     def __init__(self, blob: Blob, consensus: Consensus, *, env: Env, settings: Settings, metrics: Metrics) -> None:
         self.blob, self.consensus = blob, consensus
@@ -67,11 +68,12 @@ class StateVersions:
     # -- init and compare-and-set -------------------------------------------------------------------------------------
 
     def maybe_init_shard(self, shard_id: ShardId, codecs: CodecNames, schema: SchemaPair) -> ShardState:
-        """The shard's current state, after creating it when it did not exist. Idempotent; any number of processes may
-        race.
+        """The shard's current state, after creating it when it did not exist. Idempotent; any number of processes
+        may race.
 
         `schema` counts only for the creator: the caller compares it with the state it gets. CodecMismatch for
-        another's codecs."""
+        another's codecs.
+        """
         recent = self.fetch_recent_live_diffs(shard_id)
         if not recent:
             created = self._try_init_shard(shard_id, codecs, schema)
@@ -103,8 +105,8 @@ class StateVersions:
             return sealed(state)
         winner = self.fetch_current_state(shard_id)
         if all(rollup.key != key for rollup in winner.rollups.values()):
-            # Either another process won, or we won and our rollup has been replaced and truncated since: nobody needs
-            # it.
+            # Either another process won, or we won and our rollup has been replaced and truncated since: nobody
+            # needs it.
             self.delete_rollup(shard_id, key)
         return None
 
@@ -112,9 +114,13 @@ class StateVersions:
         """Append `diff`, which leads to `state`, iff the shard still stands at `expected`. One round trip.
 
         Repeats only after Determinate; raises Indeterminate when the outcome is unknown: `shard.machine` knows what
-        may follow."""
-        check(diff.seqno_to == state.seqno == expected + 1, f"diff to {diff.seqno_to} for state {state.seqno} after
-        {expected}") data = encode_state_diff(diff)
+        may follow.
+        """
+        check(
+            diff.seqno_to == state.seqno == expected + 1,
+            f"diff to {diff.seqno_to} for state {state.seqno} after {expected}",
+        )
+        data = encode_state_diff(diff)
         new = VersionedData(state.seqno, data)
         shard_id = state.shard_id
         result = self.retry.determinate(
@@ -127,28 +133,27 @@ class StateVersions:
     # -- fetching -----------------------------------------------------------------------------------------------------
 
     def fetch_current_state(self, shard_id: ShardId, hint: LiveDiffs | None = None) -> ShardState:
-        """The state at the end of `hint` (diffs just fetched, through the head), or of a fresh fetch when hint is None
-        or empty.
+        """The state at the end of `hint` (diffs just fetched, through the head), or of a fresh fetch when hint is
+        None or empty.
 
         ShardNotFound when the shard was never initialised. MissingBlob when the head itself names a rollup that does
-        not exist: the blob store was wiped or is not the one that belongs to this consensus."""
+        not exist: the blob store was wiped or is not the one that belongs to this consensus.
+        """
         live = hint or self.fetch_recent_live_diffs(shard_id)
         missing: str | None = None
         while True:
             if not live:
-                raise ShardNotFound(
-                    f"shard {shard_id} does not exist in {self.consensus.address()}", shard_id=shard_id
-                )
+                raise ShardNotFound(f"shard {shard_id} does not exist in {self.consensus.address()}", shard_id=shard_id)
             key = self._decode_diff(shard_id, live[-1]).latest_rollup_key
             data = self._get_blob(shard_id, key)
             if data is not None:
                 return self._apply_successors(self._decode_rollup(shard_id, key, data).state, live)
             if key == missing:
-                # Blobs are written before they are linked and deleted after they are unlinked: a head that still names
-                # a rollup after its blob was seen missing cannot be stale.
+                # Blobs are written before they are linked and deleted after they are unlinked: a head that still
+                # names a rollup after its blob was seen missing cannot be stale.
                 raise MissingBlob(
-                    f"shard {shard_id} names rollup {key}, which {self.blob.address()} does not have: the blob store
-                    was " f"wiped or does not belong to {self.consensus.address()}",
+                    f"shard {shard_id} names rollup {key}, which {self.blob.address()} does not have: the blob store "
+                    f"was wiped or does not belong to {self.consensus.address()}",
                     key=blob_key(shard_id, key),
                 )
             missing = key
@@ -157,7 +162,8 @@ class StateVersions:
 
     def fetch_recent_live_diffs(self, shard_id: ShardId) -> LiveDiffs:
         """Through the head: all live diffs when they are few, else those from the newest rollup on. Empty: not
-        initialised."""
+        initialised.
+        """
         limit = self.settings.maintenance.recent_diffs_max
         live = self._scan(shard_id, SeqNo(0), limit)
         if len(live) < limit:
@@ -172,7 +178,8 @@ class StateVersions:
 
     def fetch_diffs_after(self, shard_id: ShardId, seqno: SeqNo, *, limit: int = SCAN_ALL) -> LiveDiffs:
         """Live diffs with seqnos above `seqno`, at most `limit`. Does not start at seqno + 1 when those were
-        truncated."""
+        truncated.
+        """
         return self._scan(shard_id, seqno.next(), limit)
 
     def fetch_all_live_diffs(self, shard_id: ShardId) -> LiveDiffs:
@@ -182,7 +189,8 @@ class StateVersions:
     def fetch_all_live_states(self, shard_id: ShardId, *, through: SeqNo | None = None) -> LiveStates | None:
         """A walk over all live states, standing on the earliest; None when the shard was never initialised.
 
-        `through` bounds how far the walk reaches and what is fetched (always at least the earliest version)."""
+        `through` bounds how far the walk reaches and what is fetched (always at least the earliest version).
+        """
         seen: SeqNo | None = None
         while True:
             bounds = self.live_diff_bounds(shard_id)
@@ -197,7 +205,8 @@ class StateVersions:
                     return LiveStates(first, diffs, metrics=self.metrics)
             if bounds.earliest == seen:
                 raise MissingBlob(
-                    f"shard {shard_id} has no readable rollup at its earliest version {bounds.earliest} in {self.blob.address()}",
+                    f"shard {shard_id} has no readable rollup at its earliest version {bounds.earliest} in "
+                    f"{self.blob.address()}",
                     key=blob_key(shard_id, f"{bounds.earliest}/"),
                 )
             seen = bounds.earliest
@@ -221,12 +230,17 @@ class StateVersions:
     def write_rollup_for_state(self, state: ShardState) -> tuple[str, int] | None:
         """Write `state` with the diffs since its latest rollup as a blob; its partial key and size. Links nothing: see
         Machine.add_rollup. None when there is nothing to write: the state is its own latest rollup, or others
-        truncated past it."""
+        truncated past it.
+        """
         shard_id = state.shard_id
         after, _ = latest_rollup(state)
         missing = state.seqno - after
-        diffs = [e for e in self.fetch_diffs_after(shard_id, after, limit=missing) if e.seqno <= state.seqno] if
-        missing else [] if not missing:
+        diffs = (
+            [e for e in self.fetch_diffs_after(shard_id, after, limit=missing) if e.seqno <= state.seqno]
+            if missing
+            else []
+        )
+        if not missing:
             self.metrics.count("rollup_write", outcome="noop_latest")
             return None
         if not diffs or diffs[0].seqno != after + 1:
@@ -248,7 +262,8 @@ class StateVersions:
 
     def truncate_diffs(self, shard_id: ShardId, seqno: SeqNo) -> int:
         """Delete diffs below `seqno`; how many there were. The caller owes that a rollup exists at `seqno`.
-        Idempotent."""
+        Idempotent.
+        """
         return self.retry.external("truncate", lambda: self.consensus.truncate(shard_id, seqno), shard=shard_id)
 
     def list_shards(self) -> Iterator[ShardId]:
@@ -260,7 +275,8 @@ class StateVersions:
 
     def _fetch_rollup_at(self, shard_id: ShardId, live: LiveDiffs) -> ShardState | None:
         """The state at live[0], from a rollup there; None when none is found (others truncated in between, or it is
-        lost)."""
+        lost).
+        """
         earliest = live[0].seqno
         current = self.fetch_current_state(shard_id)
         linked = current.rollups.get(earliest)
@@ -285,7 +301,8 @@ class StateVersions:
                 state = apply_state_diff(state, diff, count=self.metrics.count)
         if state.seqno != live[-1].seqno:
             raise InvariantViolated(
-                f"diffs of shard {state.shard_id} have a gap after {state.seqno}, before {live[-1].seqno}", shard_id=state.shard_id
+                f"diffs of shard {state.shard_id} have a gap after {state.seqno}, before {live[-1].seqno}",
+                shard_id=state.shard_id,
             )
         return sealed(state)
 
@@ -314,5 +331,7 @@ def check_codecs(state: ShardState, requested: CodecNames) -> None:
     """Raise CodecMismatch unless the shard was made with `requested`."""
     if state.codecs != requested:
         raise CodecMismatch(
-            f"shard {state.shard_id} was made with codecs {state.codecs}, not {requested}", requested=requested, actual=state.codecs
+            f"shard {state.shard_id} was made with codecs {state.codecs}, not {requested}",
+            requested=requested,
+            actual=state.codecs,
         )

@@ -52,8 +52,9 @@ def wait_until(
 ) -> T | None:
     """The first answer of `check` that is not None; None when `timeout_s` passed without one (None waits forever).
 
-    `check` looks at local state only. It runs at once, then after one `refresh`, then after every notify (no refresh)
-    and every poll (with refresh), so a timeout of 0 still sees what other processes had done before the call.
+    `check` looks at local state only. It runs at once, then after one `refresh`, then after every notify (no
+    refresh) and every poll (with refresh), so a timeout of 0 still sees what other processes had done before the
+    call.
     """
     deadline_s = None if timeout_s is None else env.monotonic_s() + timeout_s
     poll_ms = settings.initial_ms
