@@ -1,24 +1,25 @@
 """Physical compaction in this process: many runs become few, times advance, what cancels vanishes (spec 13).
 
-Order: output blobs first, then one merge result swapped into state. Output blobs are deleted only when it is certain that no
-attempt linked them (spec 20, bug 1b); input blobs never: those are garbage collection's, which knows who still reads them.
-Memory: `settings.compaction.memory_bytes_max`, by reading the inputs in chunks of runs that fit (model.plans).
+Order: output blobs first, then one merge result swapped into state. Output blobs are deleted only when it is certain
+that no attempt linked them (spec 20, bug 1b); input blobs never: those are garbage collection's, which knows who
+still reads them. Memory: `settings.compaction.memory_bytes_max`, by reading the inputs in chunks of runs that fit
+(model.plans).
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pyarrow as pa
 
-from persist_engine.base.errors import PersistError, check
+from persist_engine.base.errors import PersistError
 from persist_engine.model.batch import HollowBatch, Part, RunMeta, RunOrder
 from persist_engine.model.ids import RunId
 from persist_engine.model.merge_result import MergeRes
-from persist_engine.model.plans import compaction_chunks
+from persist_engine.model.plans import CompactionChunk, compaction_chunks, validate_request
 from persist_engine.model.spine import MergeReq
 from persist_engine.shard.fetch import CompactionFilter, PartSource, RunToRead, read_consolidated
 from persist_engine.shard.machine import Machine
@@ -30,7 +31,10 @@ _log = logging.getLogger(__name__)
 #: Told the bytes of each input part as it is taken up, and the bytes of all inputs; for progress bars.
 OnRead = Callable[[int, int], None]
 
-#: More than any spine asks for at once: its levels, and the batches within them, are logarithmic in the number of appends.
+#: Parts encoded and uploaded at once. More outstanding parts than this only wait in memory.
+UPLOAD_THREADS = 2
+#: More than any spine asks for at once: its levels, and the batches within them, are logarithmic in the number of
+#: appends.
 REQUESTS_MAX = 1024
 
 
@@ -39,8 +43,9 @@ def compact_due(
 ) -> list[CompactOutcome]:
     """Claim up to `max_requests` compactions that nobody works on and do them, oldest first; one outcome each.
 
-    Claims older than `settings.compaction.claim_ms` count as abandoned. A compaction done twice is harmless: one result is
-    applied, the other removed."""
+    Claims older than `settings.compaction.claim_ms` count as abandoned. A compaction done twice is harmless: one
+    result is applied, the other removed.
+    """
     machine.refresh()
     claimed, _ = machine.claim_compactions(max_requests=max_requests)
     return [compact(machine, req, on_read=on_read) for req in claimed.requests]
@@ -49,14 +54,19 @@ def compact_due(
 def compact(machine: Machine, req: MergeReq, *, on_read: OnRead | None = None) -> CompactOutcome:
     """Do `req`. Readers see the same contents at every time at or past `req.desc.since`, before, during and after.
 
-    May be killed at any point: blobs leak, nothing is lost. When reading or writing fails the blobs written so far are removed."""
-    _check_request(req)
+    May be killed at any point: blobs leak, nothing is lost. When reading or writing fails the blobs written so far
+    are removed.
+    """
+    validate_request(req)
     started_s = machine.env.monotonic_s()
     total_bytes = sum(batch.size_bytes for _, batch in req.inputs)
     writer = _RunWriter(machine, req)
     try:
         for chunk in compaction_chunks(req, machine.settings):
-            writer.write_run(_merged(machine, req, chunk, total_bytes, on_read))
+            if chunk.over_budget:
+                machine.metrics.count("compaction_memory_exceeded")
+            merged = _merged(machine, req, chunk, total_bytes, on_read)
+            writer.write_run(merged, outstanding_parts=chunk.outstanding_parts)
         output = writer.output()
     except BaseException:
         writer.abandon()
@@ -66,7 +76,7 @@ def compact(machine: Machine, req: MergeReq, *, on_read: OnRead | None = None) -
         delete_parts(machine, output.parts)
     machine.metrics.count("compaction", outcome=answer.value)
     rows_before = sum(batch.rows for _, batch in req.inputs)
-    done = f"{req.id} {req.desc}: {rows_before} rows in {_runs(req)} runs to {output.rows} rows in {len(output.parts)} parts"
+    done = f"{req.id} {req.desc}: {rows_before} rows in {_runs(req)} runs, now {output.rows} in {len(output.parts)} parts"
     return CompactOutcome(
         shard_id=machine.shard_id,
         seqno=machine.state.seqno,
@@ -84,48 +94,42 @@ def compact(machine: Machine, req: MergeReq, *, on_read: OnRead | None = None) -
     )
 
 
-def _check_request(req: MergeReq) -> None:
-    """Inputs tile the output's interval, and the output distinguishes no more than any of them (spec 13.1)."""
-    check(bool(req.inputs), f"compaction request {req.id} without inputs")
-    at = req.desc.lower
-    for _, batch in req.inputs:
-        check(batch.desc.lower == at, f"compaction request {req.id}: input {batch.desc} does not begin at {at}")
-        check(batch.desc.since <= req.desc.since, f"compaction request {req.id}: {req.desc} before input {batch.desc}")
-        at = batch.desc.upper
-    check(at == req.desc.upper, f"compaction request {req.id}: inputs end at {at}, not at {req.desc.upper}")
-
-
 def _runs(req: MergeReq) -> int:
     return sum(len(batch.run_metas) for _, batch in req.inputs)
 
 
 def _merged(
-    machine: Machine, req: MergeReq, runs: Sequence[RunToRead], total_bytes: int, on_read: OnRead | None
+    machine: Machine, req: MergeReq, chunk: CompactionChunk, total_bytes: int, on_read: OnRead | None
 ) -> Iterator[pa.Table]:
     source = PartSource(machine.shard_id, machine.blob, machine.schema, machine.versions.retry, machine.metrics)
     # The plan gives inputs all but two parts' worth; the merge itself works in what an output part needs.
     memory_bytes = 2 * machine.settings.batch.target_part_bytes
+    runs = [RunToRead(run.desc, run.parts, is_sorted=run.meta.order is RunOrder.STRUCTURED) for run in chunk.runs]
     told = None if on_read is None else (lambda count: on_read(count, total_bytes))
     return read_consolidated(source, runs, CompactionFilter(req.desc.since), memory_bytes=memory_bytes, on_fetched=told)
 
 
 class _RunWriter:
-    """Cuts sorted tables into parts of about the target size and writes them in the background, in order, one run per call."""
+    """Cuts sorted tables into parts of about the target size and writes them in the background, in order, one run per
+    call.
+    """
 
     def __init__(self, machine: Machine, req: MergeReq) -> None:
         self._machine = machine
         self._desc = req.desc
         self._schema = machine.schema
         self._schema_id = machine.schema_id
-        self._outstanding_max = machine.settings.batch.outstanding_parts_max
-        self._pool = ThreadPoolExecutor(self._outstanding_max, thread_name_prefix="persist-compact")
+        self._pool = ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="persist-compact")
         self._outstanding: deque[Future[Part]] = deque()
         self._parts: list[Part] = []
         self._run_ends: list[int] = []
         self._run_rows: list[int] = []
 
-    def write_run(self, tables: Iterator[pa.Table]) -> None:
-        """Write `tables`, sorted and consolidated, as one run; all of its parts are durable when it returns."""
+    def write_run(self, tables: Iterator[pa.Table], *, outstanding_parts: int) -> None:
+        """Write `tables`, sorted and consolidated, as one run; all of its parts are durable when it returns.
+
+        At most `outstanding_parts` parts are held in memory while they are uploaded.
+        """
         target = self._machine.settings.batch.target_part_bytes
         gathered: list[pa.Table] = []
         gathered_bytes = rows = 0
@@ -133,12 +137,12 @@ class _RunWriter:
             rows += table.num_rows
             for piece in _pieces(table, target):
                 if gathered and gathered_bytes + piece.nbytes > target:
-                    self._submit(pa.concat_tables(gathered))
+                    self._submit(pa.concat_tables(gathered), outstanding_parts)
                     gathered, gathered_bytes = [], 0
                 gathered.append(piece)
                 gathered_bytes += piece.nbytes
         if gathered:
-            self._submit(pa.concat_tables(gathered))
+            self._submit(pa.concat_tables(gathered), outstanding_parts)
         while self._outstanding:
             self._parts.append(self._outstanding.popleft().result())
         if rows:
@@ -172,8 +176,8 @@ class _RunWriter:
             shard_id = self._machine.shard_id
             _log.warning(text, len(self._parts), shard_id, error, extra={"shard": shard_id})
 
-    def _submit(self, table: pa.Table) -> None:
-        if len(self._outstanding) == self._outstanding_max:
+    def _submit(self, table: pa.Table, outstanding_parts: int) -> None:
+        while len(self._outstanding) >= outstanding_parts:
             self._parts.append(self._outstanding.popleft().result())
         self._outstanding.append(self._pool.submit(self._write, table))
 

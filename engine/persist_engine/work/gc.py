@@ -1,13 +1,13 @@
 """Garbage collection: delete blobs that no version will name again, then the versions themselves (spec 14.5 to 14.7).
 
-    consensus   v1 .. [r1] ........ [r2] ............ current       rollups r1 < r2 <= seqno_since
-                 |----- step 1 ------|                              blobs deleted by diffs up to r2 and not live at r2 go first,
-                                     earliest afterwards            then the diffs below r2, at last the entries of r1 in state
+    consensus   v1 .. [r1] ........ [r2] ............ current     rollups r1 < r2 <= seqno_since
+                       |-- a step --|                             1. blobs that diffs up to r2 deleted, not live at r2
+                                                                  2. the diffs below r2    3. the entry of r1 in state
 
-Why this order: blobs go before the diffs that name them, so that a crash leaves their names; diffs go before the rollup entries,
-so that state always names a rollup at the earliest version. Every step may be repeated, and others may do the same at once.
-Invariant: a blob is deleted only if a diff at or below the truncation point deleted it and neither the state there nor the newest
-known state names it.
+Why this order: blobs go before the diffs that name them, so that a crash leaves their names; diffs go before the
+rollup entries, so that state always names a rollup at the earliest version. Every step may be repeated, and others
+may do the same at once. Invariant: a blob is deleted only if a diff at or below the truncation point deleted it and
+neither the state there nor the newest known state names it.
 """
 
 from __future__ import annotations
@@ -32,10 +32,13 @@ OnProgress = Callable[[int, int, int], None]
 
 
 def gc_and_truncate(machine: Machine, upto: SeqNo | None = None, *, on_progress: OnProgress | None = None) -> GcOutcome:
-    """Collect everything below the newest rollup at or below `upto` (None: seqno_since, the oldest version a reader holds).
+    """Collect everything below the newest rollup at or below `upto` (None: seqno_since, the oldest version a reader
+    holds).
 
-    Safe to repeat, to race and to kill at any point: the next run completes what this one left. A request that is behind what
-    was already collected does nothing (spec 20, bug 5). InvalidUsage when `upto` is past seqno_since: readers are still there."""
+    Safe to repeat, to race and to kill at any point: the next run completes what this one left. A request that is
+    behind what was already collected does nothing (spec 20, bug 5). InvalidUsage when `upto` is past seqno_since:
+    readers are still there.
+    """
     return _Collection(machine, on_progress).run(upto)
 
 
@@ -58,7 +61,8 @@ class _Collection:
         if upto is None:
             upto = held
         if upto > held:
-            raise InvalidUsage(f"cannot collect {machine.shard_id} up to {upto}: readers hold {held}", seqno=upto, held=held)
+            text = f"cannot collect {machine.shard_id} up to {upto}: readers hold {held}"
+            raise InvalidUsage(text, seqno=upto, held=held)
         rollups = [seqno for seqno in rollup_seqnos(state) if seqno <= upto]
         removable = rollups[:-1]
         if not removable:
@@ -74,7 +78,6 @@ class _Collection:
                 self._step(live, seqno, needed)
                 if self._on_progress is not None:
                     self._on_progress(seqno - first, max(1, rollups[-1] - first), self._blobs_deleted)
-        check(live.seqno >= rollups[-1], f"the walk over {machine.shard_id} ended at {live.seqno}, before {rollups[-1]}")
         entries = [(seqno, state.rollups[seqno]) for seqno in removable]
         answer, maintenance = machine.remove_rollups(entries)
         message = f"truncated to {live.seqno}: {self._diffs_truncated} versions, {self._blobs_deleted} blobs deleted"
@@ -91,11 +94,12 @@ class _Collection:
             assert diff is not None
             garbage.update(blob.partial_key for blob in deleted_blobs(diff))
         garbage -= {blob.partial_key for blob in live_blobs(live.state)}
-        check(garbage.isdisjoint(needed), f"GC of {machine.shard_id} to {to} would delete blobs that the newest state names")
+        text = f"GC of {machine.shard_id} to {to} would delete"
+        check(garbage.isdisjoint(needed), f"{text} blobs that the newest state names: {sorted(garbage & needed)[:3]}")
         for key in garbage:
             parsed = parse_blob_key(blob_key(machine.shard_id, key))
             early = not isinstance(parsed, RollupKey) or parsed.seqno < to
-            check(early, f"GC of {machine.shard_id} to {to} would delete rollup {key}, which is not behind it")
+            check(early, f"{text} rollup {key}, which is not behind it")
         self._delete(garbage)
         self._diffs_truncated += machine.versions.truncate_diffs(machine.shard_id, to)
         self._truncated_to = to

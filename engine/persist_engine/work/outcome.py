@@ -1,6 +1,8 @@
-"""What came of a piece of maintenance: one frozen value for each kind, and the flat report that pods and operators read.
+"""What came of a piece of maintenance: one frozen value for each kind, and the flat report that pods and operators
+read.
 
-Not errors: SKIPPED (nothing was due) and CONFLICT (somebody else was faster; what we wrote was removed again) are normal ends.
+Not errors: SKIPPED (nothing was due) and CONFLICT (somebody else was faster; what we wrote was removed again) are
+normal ends.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Does the work that commits leave behind, until nothing is left (spec 14.8). Owns the order only: rollup, GC, then compactions.
+"""Does the work that commits leave behind, until nothing is left (spec 14.8). Owns the order only: rollup, GC, then
+compactions.
 
-A rollup first, since GC can truncate no further than one; compactions last, since they are the slowest and nobody waits for them.
+A rollup first, since GC can truncate no further than one; compactions last, since they are the slowest and nobody
+waits for them.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ ROUNDS_MAX = 32
 def perform(machine: Machine, maintenance: Maintenance) -> list[Outcome]:
     """Do `maintenance` and what follows from doing it; what came of each piece, in order.
 
-    Requests too small to be worth their while are left to a later merge. Safe to repeat and to race."""
+    Requests too small to be worth their while are left to a later merge. Safe to repeat and to race.
+    """
     outcomes: list[Outcome] = []
     left = maintenance
     for _ in range(ROUNDS_MAX):

@@ -1,7 +1,8 @@
-"""Rollup: a full copy of the current state, so that readers need not start from the beginning and older diffs can go (spec 14.2).
+"""Rollup: a full copy of the current state, so that readers need not start from the beginning and older diffs can go
+(spec 14.2).
 
-Order: blob first, then the link in state. A crash in between leaks one blob. The blob is deleted only when it is certain that no
-attempt linked it (spec 20, bug 1c).
+Order: blob first, then the link in state. A crash in between leaks one blob. The blob is deleted only when it is
+certain that no attempt linked it (spec 20, bug 1c).
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from persist_engine.work.outcome import Ending, RollupOutcome
 
 
 def write_rollup(machine: Machine) -> RollupOutcome:
-    """Write and link a rollup of the newest state. Safe to repeat and to race: one of the writers wins, the others clean up."""
+    """Write and link a rollup of the newest state. Safe to repeat and to race: one of the writers wins, the others
+    clean up.
+    """
     started_s = machine.env.monotonic_s()
     state = machine.refresh()
 
