@@ -25,7 +25,7 @@ from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.inspection import Inspection, inspection_of
 from persist_engine.model.state import DebugInfo, SourceProgress
-from persist_engine.model.views import is_tombstone
+from persist_engine.model.views import is_finalized
 from persist_engine.shard.applier import Applier
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.retry import Retry
@@ -154,7 +154,7 @@ class PersistClient:
 
     def is_finalized(self, shard_id: ShardId) -> bool:
         """Whether the shard was finalized. Linearized. ShardNotFound."""
-        return is_tombstone(self.machine(shard_id).refresh())
+        return is_finalized(self.machine(shard_id).refresh())
 
     def shards(self) -> Iterator[ShardId]:
         """Every shard of the location, in no particular order."""
