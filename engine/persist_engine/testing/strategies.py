@@ -121,7 +121,7 @@ def batches(draw: st.DrawFn, desc: st.SearchStrategy[Description] | None = None)
         RunMeta, st.sampled_from(RunOrder), st.none() | ids(RunId), st.none() | _COUNT, st.none() | _COUNT, st.booleans()
     )
     metas = tuple(draw(meta) for _ in range(len(splits) + 1)) if some else ()
-    return HollowBatch(draw(desc or descriptions()), draw(st.integers(0, 1000)), some, splits, metas)
+    return HollowBatch(draw(descriptions() if desc is None else desc), draw(st.integers(0, 1000)), some, splits, metas)
 
 
 @st.composite
