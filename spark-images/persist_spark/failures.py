@@ -1,0 +1,152 @@
+"""From an exception to what the operator is told: a failure class, an exit code and one message without secrets.
+
+An engine error raised on an executor reaches the driver only as text inside a Spark exception. `carried` therefore writes it as one marked JSON line,
+and `classify` finds that line again: the class does not depend on where the error happened.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from persist_engine.base.errors import (
+    CorruptData,
+    Fenced,
+    Incompatible,
+    InvalidUsage,
+    InvariantViolated,
+    PersistError,
+    StorageError,
+    Unavailable,
+    UnsafeStore,
+)
+
+#: A condition's message is read by people; the API server and the kubelet cut longer ones (the termination log at 4 KiB).
+MESSAGE_CHARS_MAX = 1800
+_MARK = "PERSIST-FAILURE"
+_CARRIED = re.compile(_MARK + r" (\{.*?\}) " + _MARK, re.DOTALL)
+_URL_USERINFO = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^/\s@]*@", re.IGNORECASE)
+_ASSIGNED = re.compile(
+    r"(?P<name>[\w.-]*(?:passw(?:or)?d|secret|token|credential|access.?key|api.?key)[\w.-]*)(?P<sep>\"?'?\s*[=:]\s*\"?'?)(?P<value>[^\s&\"',;)}\]]+)",
+    re.IGNORECASE,
+)
+_SPARK_CONFIGURATION = ("AnalysisException", "ParseException", "PATH_NOT_FOUND", "DATA_SOURCE_NOT_FOUND", "ClassNotFoundException")
+
+
+class FailureClass(enum.StrEnum):
+    """Who must act: APPLICATION look at the log, STORAGE the store, FENCED another run won, CONFIGURATION change the object, DIVERGENCE page someone."""
+
+    APPLICATION = "Application"
+    STORAGE = "Storage"
+    FENCED = "Fenced"
+    CONFIGURATION = "Configuration"
+    DIVERGENCE = "Divergence"
+
+    @property
+    def exit_code(self) -> int:
+        """What the driver process exits with."""
+        return _EXIT_CODES[self]
+
+
+_EXIT_CODES = {
+    FailureClass.APPLICATION: 1,
+    FailureClass.STORAGE: 70,
+    FailureClass.FENCED: 71,
+    FailureClass.CONFIGURATION: 72,
+    FailureClass.DIVERGENCE: 73,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What is reported."""
+
+    failure_class: FailureClass
+    message: str
+
+
+class TaskFailure(Exception):  # noqa: N818 - it is what happened to a task
+    """An engine error on an executor, on its way to the driver."""
+
+
+class Terminated(Exception):  # noqa: N818
+    """The run was asked to stop (SIGTERM). Nothing was appended by it after that."""
+
+
+def carried(error: PersistError) -> TaskFailure:
+    """`error` as text that survives the way through Spark."""
+    payload = json.dumps({"class": _class_of(error).value, "message": str(error)})
+    return TaskFailure(f"{_MARK} {payload} {_MARK}")
+
+
+def classify(error: BaseException, *, secrets: Iterable[str] = ()) -> Failure:
+    """The failure that `error` is. Total: what is not known is the application's."""
+    if isinstance(error, PersistError):
+        return Failure(_class_of(error), redact(str(error), secrets=secrets))
+    text = str(error)
+    found = _CARRIED.search(text)
+    if found is not None:
+        payload = _payload(found[1])
+        if payload is not None:
+            return Failure(FailureClass(payload["class"]), redact(payload["message"], secrets=secrets))
+    name = type(error).__name__
+    failure_class = FailureClass.CONFIGURATION if _is_spark_configuration(name, text) else FailureClass.APPLICATION
+    return Failure(failure_class, redact(_first_lines(f"{name}: {text}" if text else name), secrets=secrets))
+
+
+def redact(text: str, *, secrets: Iterable[str] = ()) -> str:
+    """`text` without the given secrets, without user and password in URLs, without what is assigned to a secret's name; cut to a message's length."""
+    for secret in sorted(set(secrets), key=len, reverse=True):
+        if secret:
+            text = text.replace(secret, "***")
+    text = _URL_USERINFO.sub(r"\g<scheme>***@", text)
+    text = _ASSIGNED.sub(_hide_assigned, text)
+    return text if len(text) <= MESSAGE_CHARS_MAX else text[: MESSAGE_CHARS_MAX - 1] + "…"
+
+
+def _hide_assigned(match: re.Match[str]) -> str:
+    # SUBTLE: `password_file=/run/...` names a file, which is what the reader of a message needs to see.
+    if match["name"].lower().endswith("file"):
+        return match[0]
+    return f"{match['name']}{match['sep']}***"
+
+
+def _class_of(error: PersistError) -> FailureClass:
+    match error:
+        case Fenced():
+            return FailureClass.FENCED
+        case StorageError() | Unavailable() | UnsafeStore():
+            return FailureClass.STORAGE
+        case InvariantViolated() | CorruptData():
+            return FailureClass.DIVERGENCE
+        case InvalidUsage() | Incompatible():
+            return FailureClass.CONFIGURATION
+        case _:
+            return FailureClass.APPLICATION
+
+
+def _payload(text: str) -> dict[str, str] | None:
+    # The JVM prints the Python traceback verbatim, but a log line may cut it.
+    try:
+        payload: dict[str, str] = json.loads(text)
+    except ValueError:
+        return None
+    return payload
+
+
+def _is_spark_configuration(name: str, text: str) -> bool:
+    head = text[:2000]
+    return name in _SPARK_CONFIGURATION[:2] or any(f"[{mark}" in head or f".{mark}" in head for mark in _SPARK_CONFIGURATION)
+
+
+def _first_lines(text: str) -> str:
+    """A Java stack trace says what happened before the first `at` line."""
+    kept: list[str] = []
+    for line in text.splitlines():
+        if line.startswith(("\tat ", "JVM stacktrace")):
+            break
+        kept.append(line)
+    return "\n".join(kept).strip() or text
