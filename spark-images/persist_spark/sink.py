@@ -142,7 +142,8 @@ class _Run:
             times = self._times(flat, minted.lower, column)
             if times is None:
                 self._refuse_empty(0)
-                return _Stage(batches=(), rows=0, updates=0, least_time=None, upper=minted.upper)
+                # SUBTLE: without rows there is no time. Raising the upper to now would make the next run's rows late.
+                return _Stage(batches=(), rows=0, updates=0, least_time=None, upper=minted.lower)
             upper = Antichain.of(times.greatest + 1)
         task = self._stage_task(minted, upper, time=None if column else minted.time)
         ranged = frames.by_key_range(flat, self.schema, tasks)
@@ -235,6 +236,8 @@ class _Run:
     def _append(self, minted: Minted, stage: _Stage, expected: SourceProgress | None) -> SinkReport | None:
         """The report of the finished run, or None: the staged batches are deleted, mint again."""
         lower = minted.lower
+        if stage.upper == lower:
+            return self._appended(lower, stage)
         staged = Staged(
             lower=lower,
             upper=stage.upper,
