@@ -28,6 +28,9 @@ class Env(Protocol):
     def sleep(self, seconds: float) -> None:
         """Give up the thread for about `seconds`."""
 
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        """Give up the thread until `event` is set or about `seconds` have passed; whether it is set."""
+
     def random_bytes(self, count: int) -> bytes:
         """`count` random bytes; ids are made of 16."""
 
@@ -49,6 +52,9 @@ class SystemEnv:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        return event.wait(seconds)
 
     def random_bytes(self, count: int) -> bytes:
         return system_random_bytes(count)
@@ -79,6 +85,11 @@ class SeededEnv:
 
     def sleep(self, seconds: float) -> None:
         self.advance_ms(max(1, round(seconds * 1000)))
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        if not event.is_set():
+            self.sleep(seconds)
+        return event.is_set()
 
     def advance_ms(self, milliseconds: int) -> None:
         """Move the wall clock (in either direction) and, when forward, the monotonic one."""

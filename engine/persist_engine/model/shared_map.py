@@ -2,42 +2,50 @@
 
 Built on rpds (hash array mapped trie, structural sharing). `sealed()` marks a state as committed: edits made after it are
 remembered, and `changes_since(ancestor)` looks only at those keys when `ancestor` is the sealed map they were made on; otherwise
-it falls back to walking both maps.
+it falls back to walking both maps. `derived` keeps what was computed of the whole map, `lower_bound` carries a minimum
+over edits, so that a commit does not walk what it leaves alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from rpds import HashTrieMap
 
 K = TypeVar("K", bound=Any)
 V = TypeVar("V")
+R = TypeVar("R")
 
 
 class SharedMap(Generic[K, V]):
     """Immutable mapping. Equality is by contents; iteration order is by sorted key (`items`), so encodings are stable."""
 
-    __slots__ = ("_base", "_edited", "_map")
+    __slots__ = ("_base", "_bounds", "_derived", "_edited", "_map")
 
     def __init__(self, items: Mapping[K, V] | Iterable[tuple[K, V]] = ()) -> None:
         self._map: HashTrieMap[K, V] = HashTrieMap(dict(items))
         self._base: object = None
         self._edited: frozenset[K] = frozenset()
+        self._derived: dict[Callable[..., Any], Any] = {}
+        self._bounds: dict[Callable[[V], int], int] = {}
 
     def _edit(self, new_map: HashTrieMap[K, V], key: K) -> SharedMap[K, V]:
         out: SharedMap[K, V] = SharedMap.__new__(SharedMap)
         out._map = new_map
         out._base = self._base if self._edited else self._map
         out._edited = self._edited | {key}
+        out._derived = {}
+        out._bounds = self._bounds
         return out
 
     def set(self, key: K, value: V) -> SharedMap[K, V]:
         """With `key` -> `value`; O(log n). Returns self when nothing changes."""
         if key in self._map and self._map[key] == value:
             return self
-        return self._edit(self._map.insert(key, value), key)
+        out = self._edit(self._map.insert(key, value), key)
+        out._bounds = {measure: min(bound, measure(value)) for measure, bound in self._bounds.items()}
+        return out
 
     def remove(self, key: K) -> SharedMap[K, V]:
         """Without `key`; self when it was absent."""
@@ -49,7 +57,30 @@ class SharedMap(Generic[K, V]):
             return self
         out: SharedMap[K, V] = SharedMap.__new__(SharedMap)
         out._map, out._base, out._edited = self._map, None, frozenset()
+        out._derived, out._bounds = self._derived, self._bounds
         return out
+
+    def derived(self, compute: Callable[[SharedMap[K, V]], R]) -> R:
+        """`compute(self)`, computed once for these contents. `compute` must be a pure module-level function."""
+        if compute not in self._derived:
+            self._derived[compute] = compute(self)
+        out: R = self._derived[compute]
+        return out
+
+    def lower_bound(self, measure: Callable[[V], int]) -> int | None:
+        """A bound at or below `measure` of every value; None for an empty map. O(n) once, then O(1) per edit: edits keep it valid
+        but may leave it loose, `tightened` makes it the minimum again. `measure` must be a pure module-level function."""
+        if not len(self._map):
+            return None
+        return self._bounds[measure] if measure in self._bounds else self.tightened(measure)
+
+    def tightened(self, measure: Callable[[V], int]) -> int | None:
+        """The minimum of `measure` over all values, remembered as their `lower_bound`; O(n)."""
+        if not len(self._map):
+            return None
+        bound = min(measure(value) for value in self._map.values())
+        self._bounds = {**self._bounds, measure: bound}
+        return bound
 
     def changes_since(self, ancestor: SharedMap[K, V]) -> list[tuple[K, V | None, V | None]]:
         """(key, old, new) for every difference, sorted by key; None stands for absent. O(edits) for a sealed ancestor."""

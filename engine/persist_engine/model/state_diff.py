@@ -6,46 +6,44 @@ everything that did not change, and `between` looks only at what did.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar, assert_never
 
+from persist_engine.base.errors import check
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.batch import HollowBatch, HollowRollup
+from persist_engine.model.field_diff import (
+    Delete,
+    FieldDiff,
+    Insert,
+    Update,
+    applied_to_map,
+    applied_to_value,
+    field_diff,
+    map_diffs,
+)
 from persist_engine.model.flat_trace import SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, WriterId
-from persist_engine.model.state import Claim, CriticalReader, LeasedReader, SchemaPair, SourceProgress, Writer
+from persist_engine.model.legacy_diff import apply_unstructured
+from persist_engine.model.state import (
+    Claim,
+    CriticalReader,
+    LeasedReader,
+    SchemaPair,
+    ShardState,
+    SourceProgress,
+    Writer,
+)
+from persist_engine.model.trace import Trace
+from persist_engine.model.trace_diff import TraceDiff, apply_structured, changes
+from persist_engine.model.views import latest_rollup, sealed
+
+__all__ = ["BlobRef", "Delete", "FieldDiff", "Insert", "StateDiff", "Update", "apply", "between", "deleted_blobs", "inserted_blobs", "live_blobs"]
 
 K = TypeVar("K")
 V = TypeVar("V")
-
-
-@dataclass(frozen=True, slots=True)
-class Insert(Generic[K, V]):
-    """`key` was absent and is now `to`."""
-
-    key: K
-    to: V
-
-
-@dataclass(frozen=True, slots=True)
-class Update(Generic[K, V]):
-    """`key` was `old` and is now `to`."""
-
-    key: K
-    old: V
-    to: V
-
-
-@dataclass(frozen=True, slots=True)
-class Delete(Generic[K, V]):
-    """`key` was `old` and is now absent."""
-
-    key: K
-    old: V
-
-
-FieldDiff = Insert[K, V] | Update[K, V] | Delete[K, V]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +71,148 @@ class StateDiff:
     hollow_batches: tuple[FieldDiff[SpineId, HollowBatch], ...] = ()
     spine_batches: tuple[FieldDiff[SpineId, ThinSpineBatch], ...] = ()
     merges: tuple[FieldDiff[SpineId, ThinMerge], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRef:
+    """A blob that state names, by its partial key."""
+
+    kind: Literal["part", "rollup"]
+    partial_key: str
+
+
+def between(before: ShardState, after: ShardState) -> StateDiff:
+    """What leads from `before` to `after`; costs what changed when `after` was made from the sealed state `before`.
+
+    InvariantViolated when they are not two versions of one shard in order."""
+    check(before.shard_id == after.shard_id, f"states of two shards: {before.shard_id} and {after.shard_id}")
+    check(before.codecs == after.codecs, f"codecs of {after.shard_id} changed from {before.codecs} to {after.codecs}")
+    check(before.seqno < after.seqno, f"states out of order: {before.seqno} and {after.seqno}")
+    trace = changes(before.trace, after.trace)
+    return StateDiff(
+        applier_version=after.applier_version,
+        seqno_from=before.seqno,
+        seqno_to=after.seqno,
+        walltime_ms=after.walltime_ms,
+        latest_rollup_key=latest_rollup(after)[1].key,
+        hostname=field_diff(None, before.hostname, after.hostname),
+        last_gc_req=field_diff(None, before.last_gc_req, after.last_gc_req),
+        active_rollup=field_diff(None, before.active_rollup, after.active_rollup),
+        active_gc=field_diff(None, before.active_gc, after.active_gc),
+        rollups=map_diffs(before.rollups, after.rollups),
+        leased_readers=map_diffs(before.leased_readers, after.leased_readers),
+        critical_readers=map_diffs(before.critical_readers, after.critical_readers),
+        writers=map_diffs(before.writers, after.writers),
+        schemas=map_diffs(before.schemas, after.schemas),
+        progress=map_diffs(before.progress, after.progress),
+        since=trace.since,
+        legacy_batches=trace.legacy_batches,
+        hollow_batches=trace.hollow_batches,
+        spine_batches=trace.spine_batches,
+        merges=trace.merges,
+    )
+
+
+def _ignore(_path: str) -> None:
+    """The counter for callers that do not count."""
+
+
+def apply(state: ShardState, diff: StateDiff, *, count: Callable[[str], None] = _ignore) -> ShardState:
+    """The state after `diff`, sealed. Idempotent: a diff that leads to the state's own seqno changes nothing.
+
+    Strict: InvariantViolated when the diff starts elsewhere or an old value is not what stands here; only the host name is
+    taken as it comes, since wrong ones were written once (spec 20, bug 24). `count` hears which path was taken:
+    "hostname_mismatch", and for the trace one of "structured", "structured_full", "fast", "lenient", "slow",
+    "reconstruction"."""
+    if state.seqno == diff.seqno_to:
+        return state
+    check(state.seqno == diff.seqno_from, f"diff {diff.seqno_from} to {diff.seqno_to} applied to {state.seqno}")
+    check(diff.seqno_from < diff.seqno_to, f"diff from {diff.seqno_from} to {diff.seqno_to} goes back")
+    hostname = state.hostname
+    for change in diff.hostname:
+        if isinstance(change, Update):
+            if change.old != hostname:
+                count("hostname_mismatch")
+            hostname = change.to
+    last_gc_req = applied_to_value("last_gc_req", state.last_gc_req, diff.last_gc_req)
+    return sealed(
+        replace(
+            state,
+            applier_version=diff.applier_version,
+            seqno=diff.seqno_to,
+            walltime_ms=diff.walltime_ms,
+            hostname=hostname,
+            last_gc_req=state.last_gc_req if last_gc_req is None else last_gc_req,
+            active_rollup=applied_to_value("active_rollup", state.active_rollup, diff.active_rollup),
+            active_gc=applied_to_value("active_gc", state.active_gc, diff.active_gc),
+            rollups=applied_to_map("rollups", state.rollups, diff.rollups),
+            leased_readers=applied_to_map("leased_readers", state.leased_readers, diff.leased_readers),
+            critical_readers=applied_to_map("critical_readers", state.critical_readers, diff.critical_readers),
+            writers=applied_to_map("writers", state.writers, diff.writers),
+            schemas=applied_to_map("schemas", state.schemas, diff.schemas),
+            progress=applied_to_map("progress", state.progress, diff.progress),
+            trace=_applied_trace(state.trace, diff, count),
+        )
+    )
+
+
+def _applied_trace(trace: Trace, diff: StateDiff, count: Callable[[str], None]) -> Trace:
+    changed = TraceDiff(diff.since, diff.legacy_batches, diff.hollow_batches, diff.spine_batches, diff.merges)
+    if changed.is_empty():
+        return trace
+    return apply_structured(trace, changed, count) if trace.structured else apply_unstructured(trace, changed, count)
+
+
+def inserted_blobs(diff: StateDiff) -> Iterator[BlobRef]:
+    """Blobs that the new state names through entries this diff added. A blob may be inserted and deleted by one diff."""
+    for _, to in _versions_of_rollups(diff):
+        if to is not None:
+            yield BlobRef("rollup", to.key)
+    for _, new in _versions_of_batches(diff):
+        if new is not None:
+            yield from _parts_of(new)
+
+
+def deleted_blobs(diff: StateDiff) -> Iterator[BlobRef]:
+    """Blobs that entries this diff removed had named. Somebody else may still name them: subtract what is live."""
+    for old, _ in _versions_of_rollups(diff):
+        if old is not None:
+            yield BlobRef("rollup", old.key)
+    for gone, _ in _versions_of_batches(diff):
+        if gone is not None:
+            yield from _parts_of(gone)
+
+
+def live_blobs(state: ShardState) -> Iterator[BlobRef]:
+    """Every blob that `state` names."""
+    for rollup in state.rollups.values():
+        yield BlobRef("rollup", rollup.key)
+    for batch in state.trace.batches():
+        yield from _parts_of(batch)
+
+
+def _parts_of(batch: HollowBatch) -> Iterator[BlobRef]:
+    return (BlobRef("part", key) for key in batch.blob_keys())
+
+
+def _versions_of_rollups(diff: StateDiff) -> Iterable[tuple[HollowRollup | None, HollowRollup | None]]:
+    return (_old_and_new(change) for change in diff.rollups)
+
+
+def _versions_of_batches(diff: StateDiff) -> Iterator[tuple[HollowBatch | None, HollowBatch | None]]:
+    for change in diff.legacy_batches:
+        yield (change.key, None) if isinstance(change, Delete) else (None, change.key)
+    for hollow in diff.hollow_batches:
+        yield _old_and_new(hollow)
+
+
+def _old_and_new(change: FieldDiff[K, V]) -> tuple[V | None, V | None]:
+    match change:
+        case Insert(_, to):
+            return None, to
+        case Update(_, old, to):
+            return old, to
+        case Delete(_, old):
+            return old, None
+        case _:
+            assert_never(change)

@@ -1,10 +1,148 @@
-"""The spine as the state sees it. (Contract only; see the brief.)"""
+"""The spine as the state sees it: everything the rooms above may do with a shard's batches.
+
+Owns the facade. A `Trace` is a value; every method that changes something returns a new trace that shares what it did not touch.
+`structured` tells whether the spine's structure is stored with the state; only shards from before that was done lack it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from persist_engine.model import flatten, merge_result
+from persist_engine.model.batch import HollowBatch
+from persist_engine.model.flat_trace import FlatTrace, SpineId
+from persist_engine.model.frontier import Antichain, Description
+from persist_engine.model.merge_result import MergeOutcome, MergeRes
+from persist_engine.model.spine import IdBatch, MergeReq, Sizes, Spine, SpineBatch
+from persist_engine.model.spine_edit import SpineEdit
+
+__all__ = ["IdBatch", "MergeOutcome", "MergeReq", "MergeRes", "Sizes", "SpineBatch", "Trace"]
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Placeholder shape."""
+    """All live batches of a shard. Push costs O(log n) amortised; sums cost O(levels)."""
+
+    spine: Spine = field(default_factory=Spine)
+    structured: bool = True
+
+    @property
+    def since(self) -> Antichain:
+        """Reads are exact only at times at or past it."""
+        return self.spine.since
+
+    @property
+    def upper(self) -> Antichain:
+        """The first time not yet written."""
+        return self.spine.upper
+
+    @property
+    def next_id(self) -> int:
+        """Number of batches ever pushed, those of exert included."""
+        return self.spine.next_id
+
+    def push(self, batch: HollowBatch) -> tuple[Trace, tuple[MergeReq, ...]]:
+        """With `batch` behind all others, and the merges that fell due. InvariantViolated unless it begins at `upper`, spans
+        some time and its since is not beyond the trace's."""
+        edit = SpineEdit(self.spine)
+        edit.push(batch)
+        spine, requests = edit.finish()
+        return replace(self, spine=spine), requests
+
+    def push_without_requests(self, batch: HollowBatch) -> Trace:
+        """For replay: whoever committed the batch owns the work that came of it."""
+        return self.push(batch)[0]
+
+    def downgrade_since(self, since: Antichain) -> Trace:
+        """With `since`; batches keep theirs until they are merged. The caller sees to it that it does not step back."""
+        return self if since == self.since else replace(self, spine=replace(self.spine, since=since))
+
+    def batches(self) -> Iterator[HollowBatch]:
+        """All hollow batches, oldest first."""
+        for batch in self.spine.batches():
+            for _, part in batch.parts:
+                yield part
+
+    def spine_batches(self) -> Iterator[SpineBatch]:
+        """All logical batches, oldest first; O(log n) of them."""
+        return self.spine.batches()
+
+    def apply_merge_res(self, res: MergeRes, *, checked: bool = True) -> tuple[Trace, MergeOutcome]:
+        """See `merge_result.apply_merge_res`. Returns self unless applied."""
+        spine, outcome = merge_result.apply_merge_res(self.spine, res, checked=checked)
+        return (replace(self, spine=spine) if outcome.applied else self), outcome
+
+    def empty_out(self, desc: Description) -> Trace:
+        """With the hollow batch under `desc` emptied, unchecked; for tombstones."""
+        return replace(self, spine=merge_result.empty_out(self.spine, desc))
+
+    def claim(self, id: SpineId, start_ms: int) -> Trace:  # noqa: A002 - the contract's name
+        """With the compaction of spine batch `id` claimed at `start_ms`; self when there is no such spine batch any more."""
+        for batch in self.spine.batches():
+            if batch.id == id:
+                return replace(self, spine=self.spine.with_batch(replace(batch, active_compaction_start_ms=start_ms)))
+        return self
+
+    def fueled_requests(self, *, claimed_before_ms: int) -> tuple[MergeReq, ...]:
+        """What is worth compacting, oldest first: spine batches that are not compact and that nobody claimed after
+        `claimed_before_ms`."""
+        return tuple(
+            batch.request()
+            for batch in self.spine.batches()
+            if not batch.is_compact
+            and (batch.active_compaction_start_ms is None or batch.active_compaction_start_ms <= claimed_before_ms)
+        )
+
+    def exert(self, fuel: int) -> tuple[Trace, tuple[MergeReq, ...], bool]:
+        """Merges moved along as if `fuel` updates had been pushed; the last item tells whether anything was done.
+
+        Without stored structure nothing is: batches of no width could not be told apart there."""
+        if fuel <= 0 or not self.structured:
+            return self, (), False
+        edit = SpineEdit(self.spine)
+        if not edit.exert(fuel):
+            return self, (), False
+        spine, requests = edit.finish()
+        return replace(self, spine=spine), requests, True
+
+    def flatten(self) -> FlatTrace:
+        """As it is stored; O(live batches)."""
+        return flatten.flatten(self.spine, structured=self.structured)
+
+    @classmethod
+    def unflatten(cls, flat: FlatTrace) -> Trace:
+        """Inverse of `flatten`; InvariantViolated when the collections do not fit together."""
+        return cls(*flatten.unflatten(flat))
+
+    @property
+    def sizes(self) -> Sizes:
+        """Sums over everything live; O(levels)."""
+        total = Sizes()
+        for batch in self.spine.batches():
+            total += batch.sizes
+        return total
+
+    @property
+    def inline_bytes(self) -> int:
+        """Bytes of data held in state itself."""
+        return self.sizes.inline_bytes
+
+    @property
+    def rows(self) -> int:
+        """Updates, an upper bound."""
+        return self.sizes.rows
+
+    @property
+    def part_count(self) -> int:
+        """Parts, in blob or inline."""
+        return self.sizes.parts
+
+    @property
+    def batch_count(self) -> int:
+        """Hollow batches."""
+        return sum(len(batch.parts) for batch in self.spine.batches())
+
+    def validate(self, *, deep: bool = False) -> None:
+        """See `Spine.validate`."""
+        self.spine.validate(deep=deep)

@@ -1,4 +1,4 @@
-"""The port for the log of versions. Its docstrings are the contract; `persist_engine.testing.conformance.ConsensusTests` proves adapters."""
+"""The port for the log of versions. Its docstrings are the contract; `persist_engine.testing.conformance` proves adapters."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
 
 
 class Consensus(Protocol):
-    """Per key a list of (seqno, bytes) with strictly rising seqnos. Linearizable. Thread-safe.
+    """Per key a list of (seqno, bytes) with consecutive seqnos. Linearizable. Thread-safe.
 
-    Errors: Determinate only where it is certain that nothing happened, Indeterminate otherwise (time-outs, lost connections,
-    unknown errors); chained, with address and key, never a credential. Adapters retry nothing that is not idempotent.
+    Errors: Determinate only where it is certain that nothing happened, Indeterminate otherwise (time-outs, lost
+    connections, unknown errors); chained, with address and key, never a credential. CorruptData where the store shows
+    that it lost or mangled entries. Adapters retry nothing that is not idempotent.
     """
 
     def head(self, key: str) -> VersionedData | None:
@@ -21,14 +22,16 @@ class Consensus(Protocol):
     def compare_and_set(self, key: str, expected: SeqNo | None, new: VersionedData) -> CasResult:
         """Append `new` iff the latest entry's seqno is exactly `expected` (None: iff the key has no entries at all).
 
-        InvalidUsage when `new.seqno <= expected`. A mismatch carries no data: callers refetch. Not idempotent."""
+        InvalidUsage when `new.seqno` is not `expected + 1` (any seqno may be the first). A mismatch carries no data: callers refetch. Not idempotent.
+        """
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:
         """Entries with seqno >= from_seqno, ascending, at most `limit`; empty past the head and for unknown keys."""
 
     def truncate(self, key: str, seqno: SeqNo) -> int:
         """Delete entries below `seqno`; returns how many (0 is fine: idempotent). The latest entry always stays:
-        InvalidUsage when `seqno` is past the head or the key is unknown."""
+        InvalidUsage when `seqno` is past the head or the key is unknown.
+        """
 
     def list_keys(self) -> Iterator[str]:
         """Every key that has entries, in no particular order."""

@@ -1,0 +1,52 @@
+"""`python -m bench [NAME...] [--quick] [--json]`: hot paths as ratios. Prints what it measured; asserts nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import append, commit, history, mirror, snapshot
+from bench.measure import Row
+
+BENCHES: dict[str, Callable[[Path, bool], list[Row]]] = {
+    "commit": commit.run,
+    "append": append.run,
+    "snapshot": snapshot.run,
+    "history": history.run,
+    "mirror": mirror.run,
+}
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"which of {', '.join(BENCHES)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the size: to see that it runs")
+    parser.add_argument("--json", action="store_true", help="rows as JSON on standard output")
+    options = parser.parse_args()
+    unknown = set(options.names) - set(BENCHES)
+    if unknown:
+        parser.error(f"no such bench: {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}")
+    rows: list[Row] = []
+    for name in options.names or BENCHES:
+        print(f"bench {name} ...", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory(prefix="persist-bench-") as folder:
+            rows += BENCHES[name](Path(folder), options.quick)
+    if options.json:
+        print(json.dumps([row.as_json() for row in rows], indent=2))
+        return
+    table = Table("what", "ours", "baseline", "ratio", "better is")
+    for row in rows:
+        table.add_row(row.what, row.ours, row.baseline, f"{row.ratio:.2f}", row.better)
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    main()

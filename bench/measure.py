@@ -1,0 +1,53 @@
+"""Timing and the table: medians and ratios against a baseline of the same run."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the report. `ratio` is ours over the baseline, in the direction that `better` names."""
+
+    what: str
+    ours: str
+    baseline: str
+    ratio: float
+    better: str
+
+    def as_json(self) -> dict[str, object]:
+        """For `--json`."""
+        return {"what": self.what, "ours": self.ours, "baseline": self.baseline, "ratio": round(self.ratio, 3), "better": self.better}
+
+
+def timings_s(call: Callable[[int], object], *, repeat: int, warm: int = 1) -> list[float]:
+    """Seconds of each of `repeat` calls after `warm` unmeasured ones; the collector runs between, not within."""
+    for index in range(warm):
+        call(-1 - index)
+    out = []
+    for index in range(repeat):
+        if repeat <= 50:
+            gc.collect()
+        began = time.perf_counter()
+        call(index)
+        out.append(time.perf_counter() - began)
+    return out
+
+
+def median(values: list[float]) -> float:
+    """The middle."""
+    return statistics.median(values)
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Nearest rank."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def ms(seconds: float) -> str:
+    """For people."""
+    return f"{seconds * 1000:.3g} ms"

@@ -1,0 +1,80 @@
+"""Memory peak of a Mirror sink that writes many rows, driver JVM and Python workers together."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bench.measure import Row
+from persist_engine import Location, PersistClient, Schema, ShardId
+
+
+def run(folder: Path, quick: bool) -> list[Row]:
+    """A whole sink process on local[2] over a Parquet input; the peak is the sum of resident sets, sampled."""
+    rows = 500_000 if quick else 10_000_000
+    source = folder / "input.parquet"
+    with pq.ParquetWriter(source, pa.schema([("id", pa.int64()), ("name", pa.string())])) as writer:
+        for first in range(0, rows, 1_000_000):
+            count = min(1_000_000, rows - first)
+            names = pa.array(np.char.mod("%032x", np.random.default_rng(first).integers(0, 2**62, count)))
+            writer.write_table(pa.table({"id": np.arange(first, first + count), "name": names}))
+    location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
+    shard = ShardId.new()
+    with PersistClient.open(location) as client:
+        client.initialise(shard, Schema.from_ddl("id BIGINT", "name STRING"))
+    spec = {
+        "sink_id": "bench/mirror", "run_id": "bench-1", "shard_id": str(shard), "schema": {"key": "id BIGINT", "value": "name STRING"},
+        "location": {"blob": location.blob, "consensus": location.consensus}, "purpose": "bench",
+        "input": {"type": "Format", "format": {"name": "parquet", "options": {"path": str(source)}}},
+        "envelope": {"type": "Mirror"}, "write": {},
+    }  # fmt: skip
+    (folder / "sink.json").write_text(json.dumps(spec))
+    (folder / "spark-defaults.conf").write_text("spark.master local[2]\nspark.ui.enabled false\nspark.driver.memory 2g\n")
+    env = os.environ | {"SPARK_CONF_DIR": str(folder)}
+    command = [sys.executable, "-m", "persist_spark.main", "driver", "--spec", str(folder / "sink.json"), "--report", str(folder / "report.json")]
+    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    peak_bytes = _peak(process)
+    report = json.loads((folder / "report.json").read_text())
+    if report["outcome"] != "Succeeded" or report["updates_written"] != rows:
+        raise SystemExit(f"the sink reported {report}")
+    size = source.stat().st_size
+    what = f"memory peak of a {rows:,}-row Mirror write"
+    return [Row(what, f"{peak_bytes / 2**30:.2f} GiB in {report['duration_ms'] / 1000:.0f} s", f"{size / 2**30:.2f} GiB of Parquet input", peak_bytes / size, "lower")]
+
+
+def _peak(process: subprocess.Popen[bytes]) -> int:
+    """Largest sum of resident bytes over the process and its descendants, until it ends."""
+    peak, done = 0, threading.Event()
+    while process.poll() is None:
+        peak = max(peak, sum(_resident(pid) for pid in _tree(process.pid)))
+        done.wait(0.2)
+    return peak
+
+
+def _tree(root: int) -> list[int]:
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(") ", 1)[1].split()[1])
+            except (OSError, IndexError):
+                continue
+    found = [root]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0

@@ -1,0 +1,100 @@
+"""Listen: what is appended after a time, batch by batch (spec 15.3). Owns the listener's frontier and the since that trails it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import pyarrow as pa
+
+from persist_engine.base.errors import check
+from persist_engine.model.batch import HollowBatch
+from persist_engine.model.frontier import Antichain
+from persist_engine.shard.fetch import ListenFilter, PartSource, read_parts
+from persist_engine.shard.machine import Machine
+
+if TYPE_CHECKING:
+    from persist_engine.client.read import ReadHandle
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """Rows (key, val, time, diff), in no order and not consolidated; all before the next Progress."""
+
+    table: pa.Table
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Every update before `frontier` has been given out; empty: the shard is closed and this is the last event."""
+
+    frontier: Antichain
+
+
+class Listen:
+    """An iterator of Updates and Progress strictly after `as_of`. Not thread-safe. Ends when the shard is closed.
+
+    `next` blocks until the shard's upper moves. Blobs of the batch being given out stay pinned; the handle's since trails the
+    frontier by one batch, so that the times just given out can still be told apart.
+    """
+
+    def __init__(self, handle: ReadHandle, machine: Machine, source: PartSource, *, as_of: int) -> None:
+        self._handle = handle
+        self._machine = machine
+        self._source = source
+        self._as_of = as_of
+        self._frontier = Antichain.of(as_of)
+        self._started = False
+        self._events: Iterator[Updates | Progress] = iter(())
+
+    @property
+    def frontier(self) -> Antichain:
+        """Everything before it has been given out (and nothing at or before `as_of` ever is)."""
+        return self._frontier
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Updates | Progress:
+        while True:
+            event = next(self._events, None)
+            if event is not None:
+                return event
+            if self._frontier.is_empty():
+                raise StopIteration
+            events = self.next_batch(timeout_s=None)
+            assert events is not None, "waiting without a limit ends with a batch"
+            self._events = events
+
+    def next_batch(self, *, timeout_s: float | None) -> Iterator[Updates | Progress] | None:
+        """The events of the next batch, to be consumed before the next call; None when none came within `timeout_s`."""
+        release = self._handle.pin()
+        try:
+            batch = self._machine.next_listen_batch(self._frontier, timeout_s=timeout_s)
+        except BaseException:
+            release()
+            raise
+        if batch is None:
+            release()
+            return None
+        since, frontier = batch.desc.since, self._frontier
+        fits = since < frontier or (since == frontier and not self._started)
+        check(fits, f"batch {batch.desc} of {self._machine.shard_id} cannot be told apart at the listener's frontier {frontier}")
+        self._started = True
+        return self._give_out(batch, release)
+
+    def _give_out(self, batch: HollowBatch, release: Callable[[], None]) -> Iterator[Updates | Progress]:
+        lower = self._frontier
+        assert lower.time is not None
+        try:
+            row_filter = ListenFilter(as_of=self._as_of, lower=lower.time)
+            for table in read_parts(self._source, batch, row_filter):
+                if table.num_rows:
+                    yield Updates(table)
+        finally:
+            release()
+        self._frontier = batch.desc.upper
+        if lower < batch.desc.upper:
+            self._handle.maybe_downgrade_since(lower)
+        yield Progress(self._frontier)

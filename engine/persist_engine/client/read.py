@@ -1,0 +1,219 @@
+"""ReadHandle: a leased reader. Snapshots at a time, listening from a time, and the since and blobs that it holds back meanwhile.
+
+Owns the lease and its heartbeat. Knows nothing of how rows are merged (shard.consolidate) nor of how state is changed (shard).
+Every snapshot pins the version it was taken at until it is closed, so that no blob it names can be collected.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Self
+
+import pyarrow as pa
+
+from persist_engine.base.errors import Fenced, InvalidUsage, Unavailable
+from persist_engine.base.versioned import SeqNo
+from persist_engine.client.listen import Listen, Progress, Updates
+from persist_engine.client.snapshot import SinceAhead, Snapshot
+from persist_engine.codec.schema import Schema
+from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
+from persist_engine.model.ids import LeasedReaderId
+from persist_engine.model.state import DebugInfo
+from persist_engine.shard.fetch import PartSource
+from persist_engine.shard.machine import Machine
+from persist_engine.work.heartbeat import Heartbeat
+
+
+class ReadHandle:
+    """Reads one shard at times at or past `since`. Thread-safe. A context manager: leaving it expires the lease.
+
+    While the handle lives the shard's since does not pass the handle's `since`, and no blob of an open snapshot or listener is
+    deleted. A handle that dies without `expire` holds both back until its lease runs out.
+    """
+
+    @classmethod
+    def open(cls, machine: Machine, schema: Schema, *, purpose: str, lease_ms: int | None = None) -> ReadHandle:
+        """Register a leased reader (one commit) at the shard's since and start its heartbeat."""
+        lease_ms = machine.settings.lease.reader_lease_ms if lease_ms is None else lease_ms
+        reader_id = LeasedReaderId.from_bytes(machine.env.random_bytes(16))
+        debug = DebugInfo(hostname=machine.env.hostname(), purpose=purpose)
+        registered, _ = machine.register_leased_reader(reader_id, lease_ms=lease_ms, debug=debug)
+        return cls(machine, schema, reader_id=reader_id, since=registered.since, seqno=registered.seqno, lease_ms=lease_ms)
+
+    def __init__(
+        self,
+        machine: Machine,
+        schema: Schema,
+        *,
+        reader_id: LeasedReaderId,
+        since: Antichain,
+        seqno: SeqNo,
+        lease_ms: int,
+    ) -> None:
+        self._machine = machine
+        self._schema = schema
+        self.reader_id = reader_id
+        self._lock = threading.Lock()
+        self._since = since
+        self._hold = seqno
+        self._leases: Counter[SeqNo] = Counter()
+        self._lease_ms = lease_ms
+        self._downgraded_ms = machine.env.now_ms()
+        self._expired = False
+        self._heartbeat = Heartbeat(
+            self._beat, interval_s=lease_ms / 2000, env=machine.env, what=f"reader {reader_id}", shard=machine.shard_id
+        )
+
+    @property
+    def schema(self) -> Schema:
+        """The key and value schema of the rows."""
+        return self._schema
+
+    @property
+    def since(self) -> Antichain:
+        """Earliest time this handle may still ask for; empty once the lease was lost."""
+        with self._lock:
+            return Antichain.empty() if self._heartbeat.is_lost else self._since
+
+    def snapshot(self, as_of: Antichain | int, *, timeout_s: float | None = None) -> Snapshot | SinceAhead:
+        """The contents at `as_of`: every update at or before it, as of it.
+
+        Waits until the shard's upper is past `as_of`; Unavailable when that takes longer than `timeout_s` (None: for ever).
+        SinceAhead, a value, when `as_of` can no longer be told apart. The snapshot holds blobs back until it is closed.
+        """
+        time = self._time(as_of)
+        since = self.since
+        if not since.less_equal(time):
+            return SinceAhead(since=since, as_of=time)
+        release = self.pin()
+        try:
+            answer = self._machine.snapshot_batches(Antichain.of(time), timeout_s=timeout_s)
+        except BaseException:
+            release()
+            raise
+        if isinstance(answer, tuple):
+            return Snapshot(source=self._source(), batches=answer, as_of=time, release=release)
+        release()
+        if answer is None:
+            upper = self._machine.state.trace.upper
+            raise Unavailable(
+                f"shard {self._machine.shard_id} is not written at {time} yet: its upper is still {upper} after {timeout_s} s",
+                as_of=time,
+                upper=upper,
+            )
+        return SinceAhead(since=answer.since, as_of=time)
+
+    def listen(self, as_of: Antichain | int) -> Listen | SinceAhead:
+        """Everything after `as_of`, as it is appended: an endless iterator of Updates and Progress (it ends when the shard is
+        closed). Moves this handle's since to `as_of`, and on as the iterator is consumed.
+        """
+        time = self._time(as_of)
+        since = self.since
+        if not since.less_equal(time):
+            return SinceAhead(since=since, as_of=time)
+        self.downgrade_since(Antichain.of(time))
+        return Listen(self, self._machine, self._source(), as_of=time)
+
+    def subscribe(self, as_of: Antichain | int, *, timeout_s: float | None = None) -> Iterator[Updates | Progress] | SinceAhead:
+        """The contents at `as_of`, then Progress to the time after it, then everything after `as_of`, with no gap or overlap."""
+        snapshot = self.snapshot(as_of, timeout_s=timeout_s)
+        if isinstance(snapshot, SinceAhead):
+            return snapshot
+        listen = self.listen(as_of)
+        if isinstance(listen, SinceAhead):
+            snapshot.close()
+            return listen
+        return _snapshot_then(snapshot, listen)
+
+    def downgrade_since(self, since: Antichain) -> Antichain:
+        """Give up the times before `since` (one commit); the handle's since afterwards. Never goes back; idempotent.
+
+        Blobs that only older versions name are given up too, but for those of open snapshots.
+        """
+        self._check_open()
+        # Snapshots pin the cached version or a later one, so one that begins while we commit is safe behind this bound.
+        outstanding = self._oldest_lease(self._machine.state.seqno)
+        answer, _ = self._machine.downgrade_since(self.reader_id, outstanding_seqno=outstanding, new_since=since)
+        with self._lock:
+            self._since = answer.since
+            self._downgraded_ms = self._machine.env.now_ms()
+        return answer.since
+
+    def maybe_downgrade_since(self, since: Antichain) -> None:
+        """As `downgrade_since`, but at most once in a quarter of the lease: for callers that progress with every append."""
+        with self._lock:
+            due = self._machine.env.now_ms() - self._downgraded_ms >= self._lease_ms // 4
+        if due and not self._expired:
+            self.downgrade_since(since)
+
+    def expire(self) -> None:
+        """Give up the lease (one commit); open snapshots and listeners lose their blobs. Idempotent."""
+        with self._lock:
+            if self._expired:
+                return
+            self._expired = True
+        self._heartbeat.stop()
+        self._machine.expire_leased_reader(self.reader_id)
+
+    def pin(self) -> Callable[[], None]:
+        """Hold the blobs of the current version until the returned function is called (idempotent)."""
+        seqno = self._machine.state.seqno
+        with self._lock:
+            self._leases[seqno] += 1
+        returned = threading.Event()
+
+        def release() -> None:
+            with self._lock:
+                if returned.is_set():
+                    return
+                returned.set()
+                self._leases[seqno] -= 1
+                if not self._leases[seqno]:
+                    del self._leases[seqno]
+
+        return release
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.expire()
+
+    def __repr__(self) -> str:
+        return f"ReadHandle({self.reader_id} of {self._machine.shard_id}, since {self.since})"
+
+    def _beat(self) -> bool:
+        answer, _ = self._machine.heartbeat_leased_reader(self.reader_id)
+        return answer.existed
+
+    def _oldest_lease(self, default: SeqNo) -> SeqNo:
+        with self._lock:
+            return min(self._leases, default=default)
+
+    def _source(self) -> PartSource:
+        machine = self._machine
+        retry = machine.versions.retry
+        return PartSource(machine.shard_id, machine.blob, self._schema, retry, machine.metrics)
+
+    def _check_open(self) -> None:
+        if self._expired:
+            raise InvalidUsage(f"reader {self.reader_id} of shard {self._machine.shard_id} was expired by its owner")
+        if self._heartbeat.is_lost:
+            raise Fenced(f"the lease of reader {self.reader_id} on shard {self._machine.shard_id} ran out: open a new reader")
+
+    def _time(self, as_of: Antichain | int) -> int:
+        self._check_open()
+        time = as_of.time if isinstance(as_of, Antichain) else as_of
+        if time is None or not 0 <= time < DATA_TIME_MAX:
+            raise InvalidUsage(f"as_of must be a time in [0, {DATA_TIME_MAX}), not {as_of}")
+        return time
+
+
+def _snapshot_then(snapshot: Snapshot, listen: Listen) -> Iterator[Updates | Progress]:
+    with snapshot:
+        for batch in snapshot.to_batches():
+            yield Updates(pa.Table.from_batches([batch]))
+    yield Progress(Antichain.of(snapshot.as_of + 1))
+    yield from listen

@@ -1,0 +1,194 @@
+"""Cutting a snapshot into disjoint pieces that others read (spec 15.6).
+
+Pieces are ranges of the first key column, chosen from part statistics so that they weigh about the same. Statistics only decide
+how well the work is balanced and what a piece may skip: a row goes to the piece whose range holds it, found by filtering.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import CorruptData, Incompatible
+from persist_engine.base.metrics import NoMetrics
+from persist_engine.base.settings import RetrySettings
+from persist_engine.codec.batch import decode_batch, encode_batch
+from persist_engine.codec.part_stats import bound
+from persist_engine.codec.schema import Schema
+from persist_engine.model.batch import HollowBatch, HollowPart
+from persist_engine.model.ids import ShardId
+from persist_engine.shard.fetch import PartSource, SnapshotFilter, read_consolidated, runs_of
+from persist_engine.shard.key_range import KeyRange
+from persist_engine.shard.retry import Retry
+from persist_engine.storage.blob import Blob
+
+#: Format of `SnapshotSplit.to_bytes`. It crosses processes of one release, nothing durable.
+SPLIT_FORMAT = 1
+#: Memory of reading one split beside the decoded part at hand of each run: many run on one machine.
+SPLIT_MEMORY_BYTES = 64 << 20
+BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSplit:
+    """One piece of a snapshot: what to fetch and what to keep of it. Holds no lease: the snapshot it came from must stay open
+    until it is read. Names no location, so the reader brings its own way to the same blob store.
+    """
+
+    shard_id: ShardId
+    schema: Schema
+    as_of: int
+    batches: tuple[HollowBatch, ...]
+    key_range: KeyRange | None
+
+    @classmethod
+    def of(
+        cls, source: PartSource, batches: Sequence[HollowBatch], as_of: int, key_range: KeyRange | None
+    ) -> SnapshotSplit:
+        """The piece of `batches` within `key_range`, without the parts that cannot hold any of it."""
+        kept = (batch if key_range is None else _without_others(batch, key_range) for batch in batches)
+        return cls(source.shard_id, source.schema, as_of, tuple(batch for batch in kept if batch.parts), key_range)
+
+    @property
+    def bytes_estimate(self) -> int:
+        """Bytes that reading it fetches."""
+        return sum(batch.size_bytes for batch in self.batches)
+
+    def to_bytes(self) -> bytes:
+        """Everything a remote reader needs but the blob store; inverse of `from_bytes`. For transport, not for keeping."""
+        value = {
+            "format": SPLIT_FORMAT,
+            "shard_id": self.shard_id,
+            "key": self.schema.key_ddl,
+            "val": self.schema.val_ddl,
+            "as_of": self.as_of,
+            "range": None if self.key_range is None else self.key_range.to_json(),
+            "batches": [base64.b64encode(encode_batch(batch)).decode() for batch in self.batches],
+        }
+        return json.dumps(value).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> SnapshotSplit:
+        """Inverse of `to_bytes`. Incompatible for another format, CorruptData for anything else."""
+        try:
+            value: dict[str, Any] = json.loads(data)
+            if value["format"] != SPLIT_FORMAT:
+                raise Incompatible(f"snapshot split of format {value['format']}, this code reads {SPLIT_FORMAT}")
+            return cls(
+                ShardId(value["shard_id"]),
+                Schema.from_ddl(value["key"], value["val"]),
+                int(value["as_of"]),
+                tuple(decode_batch(base64.b64decode(batch)) for batch in value["batches"]),
+                None if value["range"] is None else KeyRange.from_json(value["range"]),
+            )
+        except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
+            raise CorruptData(f"snapshot split does not decode: {error}", key="split") from error
+
+    def to_batches(
+        self, blob: Blob, *, memory_bytes: int = SPLIT_MEMORY_BYTES, retry: Retry | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of this piece, consolidated and sorted by (key, val), as non-empty record batches.
+
+        Needs the blob store only. Storage errors are retried by `retry` (default: for ever). MissingBlob when the snapshot was
+        closed and its blobs were collected.
+        """
+        metrics = NoMetrics()
+        source = PartSource(
+            self.shard_id, blob, self.schema, retry or Retry(SystemEnv(), RetrySettings(), metrics), metrics
+        )
+        runs = runs_of(self.batches, self.key_range)
+        row_filter = SnapshotFilter(self.as_of)
+        tables = read_consolidated(source, runs, row_filter, memory_bytes=memory_bytes, key_range=self.key_range)
+        for table in tables:
+            yield from table.to_batches(max_chunksize=BATCH_ROWS)
+
+
+def _without_others(batch: HollowBatch, key_range: KeyRange) -> HollowBatch:
+    """`batch` without the parts, and the runs left empty, that cannot hold rows of `key_range`."""
+    runs = [(meta, tuple(part for part in parts if key_range.may_hold(part))) for meta, parts in batch.runs()]
+    kept = [(meta, parts) for meta, parts in runs if parts]
+    parts = tuple(part for _, run in kept for part in run)
+    ends = list(itertools.accumulate(len(run) for _, run in kept))
+    rows = sum(part.rows for part in parts)
+    return HollowBatch(batch.desc, rows, parts, tuple(ends[:-1]), tuple(meta for meta, _ in kept))
+
+
+def choose_ranges(batches: Sequence[HollowBatch], schema: Schema, count: int) -> list[KeyRange | None]:
+    """At most `count` ranges that partition all keys, of about the same number of rows; [None] when there is nothing to cut by.
+
+    Whole numbers, dates and timestamps are cut anywhere (rows are taken to lie evenly within a part), other types only where a
+    part begins.
+    """
+    column = schema.key.field(0)
+    spans = _spans(batches, column)
+    if count == 1 or not spans or pa.types.is_struct(column.type) or pa.types.is_boolean(column.type):
+        return [None]
+    bounds = _even_bounds(spans, column.type, count) if _is_linear(column.type) else _part_bounds(spans, count)
+    edges = [None, *bounds, None]
+    return [KeyRange(column.name, lower, upper) for lower, upper in itertools.pairwise(edges)]
+
+
+def _spans(batches: Sequence[HollowBatch], column: pa.Field) -> list[tuple[pa.Scalar, pa.Scalar, int]]:
+    """(least, greatest, rows) of the column for each part whose statistics tell."""
+    spans = []
+    for part in itertools.chain.from_iterable(batch.parts for batch in batches):
+        if not isinstance(part, HollowPart) or part.stats is None:
+            continue
+        stats = dict(part.stats.columns).get(f"key.{column.name}")
+        if stats is not None and stats.lower is not None and stats.upper is not None:
+            spans.append((bound(stats.lower, column.type), bound(stats.upper, column.type), part.rows))
+    return spans
+
+
+def _is_linear(data_type: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(data_type) or pa.types.is_timestamp(data_type) or pa.types.is_date32(data_type))
+
+
+def _part_bounds(spans: list[tuple[pa.Scalar, pa.Scalar, int]], count: int) -> list[pa.Scalar]:
+    """Bounds among the parts' least values, every rows/count rows."""
+    lowers = pa.chunked_array([pa.array([span[0]], type=span[0].type) for span in spans])
+    order = pc.sort_indices(lowers).to_numpy()
+    rows = np.cumsum(np.array([spans[index][2] for index in order], dtype=np.float64))
+    before = rows - np.array([spans[index][2] for index in order])
+    wanted = rows[-1] * np.arange(1, count) / count
+    picked = np.searchsorted(before, wanted, side="left")
+    values = pc.unique(lowers.take(pa.array(order[picked[picked < len(order)]])))
+    return [value for value in values if bool(pc.greater(value, lowers[order[0]]).as_py())]
+
+
+def _even_bounds(spans: list[tuple[pa.Scalar, pa.Scalar, int]], data_type: pa.DataType, count: int) -> list[pa.Scalar]:
+    """Bounds where the number of rows below, each part's spread evenly over its span, reaches 1/count, 2/count, ..."""
+    storage = pa.int32() if pa.types.is_date32(data_type) else pa.int64()
+    whole = [(_as_int(low, storage), _as_int(high, storage) + 1, rows) for low, high, rows in spans]
+    edges = sorted({edge for low, end, _ in whole for edge in (low, end)})
+    index = {edge: at for at, edge in enumerate(edges)}
+    slope = np.zeros(len(edges))
+    for low, end, rows in whole:
+        slope[index[low]] += rows / (end - low)
+        slope[index[end]] -= rows / (end - low)
+    # Python integers: spans of timestamps times rows leave float's exact range, the bounds themselves must not.
+    widths = np.array([float(b - a) for a, b in itertools.pairwise(edges)])
+    below = np.concatenate([[0.0], np.cumsum(np.maximum(np.cumsum(slope)[:-1], 0.0) * widths)])
+    bounds: list[int] = []
+    for step in range(1, count):
+        wanted = below[-1] * step / count
+        at = min(int(np.searchsorted(below, wanted, side="right")) - 1, len(edges) - 2)
+        height = below[at + 1] - below[at]
+        share = 0.0 if height <= 0 else (wanted - below[at]) / height
+        cut = edges[at] + int((edges[at + 1] - edges[at]) * share)
+        if edges[0] < cut < edges[-1] and (not bounds or cut > bounds[-1]):
+            bounds.append(cut)
+    return [pa.scalar(cut, storage).cast(data_type) for cut in bounds]
+
+
+def _as_int(value: pa.Scalar, storage: pa.DataType) -> int:
+    return int(value.cast(storage).as_py())

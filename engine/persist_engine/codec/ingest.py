@@ -1,0 +1,221 @@
+"""The door for rows: what users hand over, made into tables of the shard's updates schema, or refused by name.
+
+Taken are Arrow tables, record batches, readers of them, and iterables of `((key, val), time, diff)` with tuples or dicts. Columns are found by
+name. Types must be the schema's; only other representations of the same values are converted (large or view strings, dictionaries, other units
+or zones of an instant, whole numbers of another width for time and diff), never with loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_engine.base.errors import InvalidUsage, SchemaMismatch
+from persist_engine.codec.columns import empty_struct
+from persist_engine.codec.ddl import print_type
+from persist_engine.codec.schema import Schema
+
+#: Python rows are gathered into tables of this many.
+ROWS_PER_TABLE = 65_536
+_COLUMNS = ("key", "val", "time", "diff")
+
+Rows = Iterable[tuple[tuple[Any, Any], int, int]]
+Updates = pa.Table | pa.RecordBatch | pa.RecordBatchReader | Rows
+
+
+def normalise(updates: Updates, schema: Schema) -> Iterator[pa.Table]:
+    """Non-empty tables of exactly `schema.updates_schema`, holding the rows of `updates` in their order, lazily.
+
+    SchemaMismatch names every column that differs or holds a null where the schema forbids it; InvalidUsage for times and diffs that are
+    null, not whole numbers, outside int64 or (times) negative. Both may come after earlier tables were yielded."""
+    if isinstance(updates, pa.Table):
+        tables: Iterable[pa.Table] = [updates]
+    elif isinstance(updates, pa.RecordBatch):
+        tables = [pa.Table.from_batches([updates])]
+    elif isinstance(updates, pa.RecordBatchReader):
+        tables = (pa.Table.from_batches([batch]) for batch in updates)
+    elif isinstance(updates, Iterable):
+        tables = _from_rows(updates, schema)
+    else:
+        raise InvalidUsage(f"updates are a {type(updates).__name__}; expected an Arrow table, batch or reader, or ((key, val), time, diff) rows")
+    for table in tables:
+        conforming = _conforming(table, schema)
+        if conforming.num_rows:
+            yield conforming
+
+
+def _conforming(table: pa.Table, schema: Schema) -> pa.Table:
+    has_val = len(schema.val) > 0
+    unknown = [name for name in table.column_names if name not in _COLUMNS]
+    missing = [name for name in _COLUMNS if name not in table.column_names and (name != "val" or has_val)]
+    if unknown or missing or len(set(table.column_names)) != table.num_columns:
+        raise SchemaMismatch(
+            f"updates have the columns {', '.join(table.column_names) or 'none'}; expected key, val, time, diff",
+            requested=tuple(table.column_names),
+            actual=_COLUMNS,
+        )
+    problems: list[str] = []
+    key = _side(table, "key", schema.key_type, problems)
+    val = _side(table, "val", schema.val_type, problems) if has_val else pa.chunked_array([empty_struct(table.num_rows)])
+    if not has_val and "val" in table.column_names:
+        problems += _unexpected(table.column("val").type)
+    if problems:
+        raise SchemaMismatch("; ".join(problems), requested=str(table.schema), actual=repr(schema))
+    return pa.table([key, val, _whole(table, "time"), _whole(table, "diff")], schema=schema.updates_schema)
+
+
+def _unexpected(val_type: pa.DataType) -> list[str]:
+    if pa.types.is_null(val_type):
+        return []
+    if not pa.types.is_struct(val_type):
+        return [f"val is {val_type}, the shard's schema has no values"]
+    return [f"val.{child.name} is not in the shard's schema" for child in val_type]
+
+
+def _side(table: pa.Table, name: str, target: pa.DataType, problems: list[str]) -> pa.ChunkedArray:
+    column = table.column(name)
+    if column.null_count:
+        problems.append(f"{name} is null in {column.null_count} rows")
+    field = pa.field(name, target, nullable=True)
+    chunks = [_conform(chunk, field, name, problems) for chunk in (column.chunks or [pa.array([], column.type)])]
+    if problems:
+        problems[:] = dict.fromkeys(problems)  # chunks repeat each other's
+        return pa.chunked_array([], target)
+    return pa.chunked_array(chunks, target)
+
+
+def _conform(array: pa.Array, field: pa.Field, path: str, problems: list[str]) -> pa.Array:
+    """`array` as `field` wants it; what stands in the way is added to `problems`, and the array is then worthless."""
+    if pa.types.is_struct(field.type):
+        return _conform_struct(array, field, path, problems)
+    if array.type == field.type:
+        return array
+    if _same_values(array.type, field.type):
+        try:
+            return array.cast(field.type)
+        except pa.ArrowInvalid as error:
+            problems.append(f"{path} is {print_type(array.type)} and does not fit {print_type(field.type)}: {error}")
+            return array
+    problems.append(f"{path} is {print_type(array.type)}, the shard's is {print_type(field.type)}")
+    return array
+
+
+def _conform_struct(array: pa.Array, field: pa.Field, path: str, problems: list[str]) -> pa.Array:
+    if not pa.types.is_struct(array.type):
+        problems.append(f"{path} is {print_type(array.type)}, the shard's is {print_type(field.type)}")
+        return array
+    given = [child.name for child in array.type]
+    wanted = {child.name for child in field.type}
+    problems += [f"{path}.{name} is not in the shard's schema" for name in given if name not in wanted]
+    problems += [f"{path}.{name} is given twice" for name in dict.fromkeys(given) if given.count(name) > 1]
+    absent = array.is_null() if array.null_count else None
+    children: list[pa.Array] = []
+    for child in field.type:
+        if given.count(child.name) != 1:
+            if child.name not in given:
+                problems.append(f"{path}.{child.name} is missing")
+            continue
+        values = array.field(given.index(child.name))
+        children.append(_conform(values, child, f"{path}.{child.name}", problems))
+        if not child.nullable and values.null_count:
+            nulls = values.is_null() if absent is None else pc.and_not(values.is_null(), absent)
+            if count := pc.sum(nulls).as_py():
+                problems.append(f"{path}.{child.name} is NOT NULL and null in {count} rows")
+    if problems or array.type == field.type:
+        return array
+    return pa.StructArray.from_arrays(children, fields=list(field.type), mask=absent)
+
+
+def _same_values(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether `given` is another representation of the values of `wanted`; the (safe) cast then loses nothing or fails."""
+    if pa.types.is_null(given):
+        return True
+    if pa.types.is_dictionary(given):
+        return given.value_type == wanted or _same_values(given.value_type, wanted)
+    if pa.types.is_string(wanted):
+        return bool(pa.types.is_large_string(given) or pa.types.is_string_view(given))
+    if pa.types.is_binary(wanted):
+        return bool(pa.types.is_large_binary(given) or pa.types.is_binary_view(given) or pa.types.is_fixed_size_binary(given))
+    if pa.types.is_timestamp(wanted):
+        return bool(pa.types.is_timestamp(given)) and (given.tz is None) == (wanted.tz is None)
+    return bool(pa.types.is_date32(wanted) and pa.types.is_date64(given))
+
+
+def _whole(table: pa.Table, name: str) -> pa.ChunkedArray:
+    column = table.column(name)
+    if column.null_count:
+        raise InvalidUsage(f"{name} is null in {column.null_count} rows")
+    if not (pa.types.is_integer(column.type) or (pa.types.is_null(column.type) and not len(column))):
+        raise InvalidUsage(f"{name} is {column.type}, expected int64")
+    try:
+        whole = column.cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise InvalidUsage(f"{name} does not fit int64: {error}") from error
+    if name == "time" and len(whole) and (least := pc.min(whole).as_py()) < 0:
+        raise InvalidUsage(f"time {least} is negative")
+    return whole
+
+
+def _from_rows(rows: Rows, schema: Schema) -> Iterator[pa.Table]:
+    """Python rows in tables of bounded size. Each becomes a column per field; Arrow checks the types."""
+    iterator = iter(rows)
+    while chunk := list(islice(iterator, ROWS_PER_TABLE)):
+        try:
+            pairs, times, diffs = zip(*chunk, strict=True)
+            keys, vals = zip(*pairs, strict=True)
+        except (TypeError, ValueError) as error:
+            raise InvalidUsage(f"a row is not ((key, val), time, diff): {error}") from error
+        columns = [_struct_of("key", keys, schema.key_type), _struct_of("val", vals, schema.val_type)]
+        yield pa.table([*columns, _ints_of("time", times), _ints_of("diff", diffs)], names=list(_COLUMNS))
+
+
+def _ints_of(name: str, values: tuple[Any, ...]) -> pa.Array:
+    try:
+        return pa.array(values, pa.int64())
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise InvalidUsage(f"{name} is not a whole number in int64: {error}") from error
+
+
+def _struct_of(path: str, values: tuple[Any, ...], target: pa.DataType) -> pa.Array:
+    """One struct array of tuples (in field order) or dicts (by name); None is a null, but for a value without fields."""
+    if target.num_fields == 0:
+        if any(values):
+            raise SchemaMismatch(f"{path} holds values, the shard's schema has none: expected (), {{}} or None")
+        return empty_struct(len(values))
+    fields = list(target)
+    absent = pa.array([value is None for value in values])
+    columns: list[pa.Array] = []
+    for index, (field, column) in enumerate(zip(fields, _columns_of(path, values, [field.name for field in fields]), strict=True)):
+        name = f"{path}.{field.name}"
+        if pa.types.is_struct(field.type):
+            columns.append(_struct_of(name, column, fields[index].type))
+            continue
+        try:
+            columns.append(pa.array(column, field.type))
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            raise SchemaMismatch(f"{name} does not fit {print_type(field.type)}: {error}") from error
+    return pa.StructArray.from_arrays(columns, fields=fields, mask=absent)
+
+
+def _columns_of(path: str, values: tuple[Any, ...], names: list[str]) -> list[tuple[Any, ...]]:
+    nothing = (None,) * len(names)
+    wanted = set(names)
+    rows: list[tuple[Any, ...]] = []
+    for value in values:
+        if isinstance(value, dict):
+            if value.keys() != wanted:
+                raise SchemaMismatch(f"{path} has the fields {', '.join(map(str, value))}; expected {', '.join(names)}")
+            rows.append(tuple(value[name] for name in names))
+        elif isinstance(value, (tuple, list)):
+            if len(value) != len(names):
+                raise SchemaMismatch(f"{path} has {len(value)} fields; expected {len(names)}: {', '.join(names)}")
+            rows.append(tuple(value))
+        elif value is None:
+            rows.append(nothing)
+        else:
+            raise SchemaMismatch(f"{path} is a {type(value).__name__}; expected a tuple or dict of {', '.join(names)}")
+    return list(zip(*rows, strict=True))

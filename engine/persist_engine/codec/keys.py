@@ -1,0 +1,92 @@
+"""Every blob key, made and parsed here and nowhere else (spec 6).
+
+    part    <shard>/n<MMmmmpp>/p<uuid>      partial key: n<MMmmmpp>/p<uuid>
+    rollup  <shard>/v<seqno>/r<uuid>        partial key: v<seqno>/r<uuid>
+
+State holds partial keys. `n...` is the version of the code that wrote the part, digits padded so that keys sort by version. Consensus
+keys are the textual shard id.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.version import parse_version
+from persist_engine.base.versioned import SeqNo
+from persist_engine.model.ids import PartId, RollupId, ShardId
+
+_WRITER_KEY = re.compile(r"n(\d{2})(\d{3})(\d{2})", re.ASCII)
+_SEQNO = re.compile(r"v(0|[1-9]\d*)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class PartKey:
+    """A part's key: whose, written by which version of the code."""
+
+    shard_id: ShardId
+    version: tuple[int, int, int]
+    part_id: PartId
+    partial: str
+
+
+@dataclass(frozen=True, slots=True)
+class RollupKey:
+    """A rollup's key: whose, of which seqno."""
+
+    shard_id: ShardId
+    seqno: SeqNo
+    rollup_id: RollupId
+    partial: str
+
+
+def part_key(version: str, part_id: PartId) -> str:
+    """Partial key of a part written by `version`."""
+    major, minor, patch = parse_version(version)
+    return f"n{major:02}{minor:03}{patch:02}/{part_id}"
+
+
+def rollup_key(seqno: SeqNo, rollup_id: RollupId) -> str:
+    """Partial key of a rollup of `seqno`."""
+    return f"{seqno}/{rollup_id}"
+
+
+def blob_key(shard_id: ShardId, partial: str) -> str:
+    """The whole key of a partial one."""
+    return f"{shard_id}/{partial}"
+
+
+def shard_prefix(shard_id: ShardId) -> str:
+    """Prefix of all of a shard's blobs."""
+    return f"{shard_id}/"
+
+
+def rollups_prefix(shard_id: ShardId) -> str:
+    """Prefix of a shard's rollups."""
+    return f"{shard_id}/v"
+
+
+def parts_prefix(shard_id: ShardId) -> str:
+    """Prefix of a shard's parts."""
+    return f"{shard_id}/n"
+
+
+def parse_blob_key(key: str) -> PartKey | RollupKey:
+    """What `key` names; inverse of `blob_key`. InvalidUsage for anything that this code would not have made."""
+    pieces = key.split("/")
+    if len(pieces) != 3:
+        raise InvalidUsage(f"not a blob key: {key!r}, expected <shard>/<version or seqno>/<id>")
+    try:
+        return _parsed(ShardId(pieces[0]), pieces[1], pieces[2])
+    except InvalidUsage as error:
+        raise InvalidUsage(f"not a blob key: {key!r}: {error}") from error
+
+
+def _parsed(shard_id: ShardId, middle: str, last: str) -> PartKey | RollupKey:
+    partial = f"{middle}/{last}"
+    if (found := _SEQNO.fullmatch(middle)) is not None:
+        return RollupKey(shard_id, SeqNo(int(found[1])), RollupId(last), partial)
+    if (found := _WRITER_KEY.fullmatch(middle)) is not None:
+        return PartKey(shard_id, (int(found[1]), int(found[2]), int(found[3])), PartId(last), partial)
+    raise InvalidUsage(f"{middle!r} is neither a seqno nor a writer key")

@@ -1,0 +1,114 @@
+"""One change of one keyed thing, and what to do with lists of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, assert_never
+
+from persist_engine.base.errors import check
+from persist_engine.model.shared_map import SharedMap
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Insert(Generic[K, V]):
+    """`key` was absent and is now `to`."""
+
+    key: K
+    to: V
+
+
+@dataclass(frozen=True, slots=True)
+class Update(Generic[K, V]):
+    """`key` was `old` and is now `to`."""
+
+    key: K
+    old: V
+    to: V
+
+
+@dataclass(frozen=True, slots=True)
+class Delete(Generic[K, V]):
+    """`key` was `old` and is now absent."""
+
+    key: K
+    old: V
+
+
+FieldDiff = Insert[K, V] | Update[K, V] | Delete[K, V]
+
+
+def field_diff(key: K, old: V | None, to: V | None) -> tuple[FieldDiff[K, V], ...]:
+    """What leads from `old` to `to`, None being absent: nothing or one diff."""
+    if old is None:
+        return () if to is None else (Insert(key, to),)
+    if to is None:
+        return (Delete(key, old),)
+    return () if old == to else (Update(key, old, to),)
+
+
+def dict_diffs(before: dict[K, V], after: dict[K, V], *, order: Any = None) -> tuple[FieldDiff[K, V], ...]:
+    """What leads from one dict to the other, sorted by key (or by `order` of it)."""
+    keys = sorted(before.keys() | after.keys(), key=order)
+    return tuple(diff for key in keys for diff in field_diff(key, before.get(key), after.get(key)))
+
+
+def map_diffs(before: SharedMap[K, V], after: SharedMap[K, V]) -> tuple[FieldDiff[K, V], ...]:
+    """What leads from one map to the other, sorted by key; costs what was edited."""
+    return tuple(diff for key, old, to in after.changes_since(before) for diff in field_diff(key, old, to))
+
+
+def applied_to_dict(name: str, values: dict[K, V], diffs: Iterable[FieldDiff[K, V]]) -> None:
+    """Apply in place, strictly: InvariantViolated when a diff's old value is not what stands there."""
+    for diff in diffs:
+        match diff:
+            case Insert(key, to):
+                check(key not in values, f"{name}: insert over existing {key}")
+                values[key] = to
+            case Update(key, old, to):
+                check(key in values and values[key] == old, f"{name}: update of {key} from another value")
+                values[key] = to
+            case Delete(key, old):
+                check(key in values and values[key] == old, f"{name}: delete of {key} with another value")
+                del values[key]
+            case _:
+                assert_never(diff)
+
+
+def applied_to_map(name: str, values: SharedMap[K, V], diffs: Iterable[FieldDiff[K, V]]) -> SharedMap[K, V]:
+    """As `applied_to_dict`, making a new map; O(diffs)."""
+    for diff in diffs:
+        match diff:
+            case Insert(key, to):
+                check(key not in values, f"{name}: insert over existing {key}")
+                values = values.set(key, to)
+            case Update(key, old, to):
+                check(key in values and values[key] == old, f"{name}: update of {key} from another value")
+                values = values.set(key, to)
+            case Delete(key, old):
+                check(key in values and values[key] == old, f"{name}: delete of {key} with another value")
+                values = values.remove(key)
+            case _:
+                assert_never(diff)
+    return values
+
+
+def applied_to_value(name: str, value: V | None, diffs: Iterable[FieldDiff[None, V]]) -> V | None:
+    """As `applied_to_dict` for the one value of a scalar field, None being absent."""
+    for diff in diffs:
+        match diff:
+            case Insert(_, to):
+                check(value is None, f"{name}: insert over {value}")
+                value = to
+            case Update(_, old, to):
+                check(value == old, f"{name}: update from {old}, but it is {value}")
+                value = to
+            case Delete(_, old):
+                check(value == old, f"{name}: delete of {old}, but it is {value}")
+                value = None
+            case _:
+                assert_never(diff)
+    return value

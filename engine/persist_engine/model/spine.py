@@ -1,0 +1,213 @@
+"""The spine: live batches of a shard, layered by size so that every update takes part in O(log n) merges (spec 11).
+
+Owns the frozen values: a spine batch, a level, the spine and what it asks for (`MergeReq`). `spine_edit` grows it; `merge_result`
+swaps in physical compactions; `flatten` turns it into flat collections and back. Must not know parts' bytes, clocks or storage.
+
+    level 3   [0-4 ----------------]   older, larger: at most two per level; with two, a merge of them is being fueled
+    level 1                 [4-6 --]
+    level 0                     [6-7]  newest
+
+Invariants (`Spine.validate`): ids run from 0 to `next_id` and times from the minimum to `upper` without a gap, older batches sit
+at higher levels, a level holds two batches iff it merges, no batch's since is beyond the spine's.
+SUBTLE: emptiness in the spine means zero rows; a hollow batch is empty when it has no parts (spec 11.14).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from persist_engine.base.errors import check
+from persist_engine.model.batch import HollowBatch
+from persist_engine.model.flat_trace import SpineId
+from persist_engine.model.frontier import MINIMUM, Antichain, Description
+
+#: A hollow batch and its place in the order of arrival.
+IdBatch = tuple[SpineId, HollowBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sums over hollow batches, carried along so that nobody ever walks a trace to count it.
+
+    `rows` bounds updates from above; `blob_bytes` lie in blob, `inline_bytes` in state."""
+
+    rows: int = 0
+    parts: int = 0
+    runs: int = 0
+    blob_bytes: int = 0
+    inline_bytes: int = 0
+
+    @classmethod
+    def of(cls, batch: HollowBatch) -> Sizes:
+        """Those of one hollow batch; O(its parts)."""
+        blob_bytes = sum(part.hollow_bytes for part in batch.parts)
+        return cls(batch.rows, len(batch.parts), len(batch.run_metas), blob_bytes, batch.inline_bytes)
+
+    @classmethod
+    def total(cls, batches: tuple[IdBatch, ...]) -> Sizes:
+        """Those of several; O(all their parts)."""
+        out = cls()
+        for _, batch in batches:
+            out += cls.of(batch)
+        return out
+
+    def __add__(self, other: Sizes) -> Sizes:
+        return Sizes(
+            self.rows + other.rows,
+            self.parts + other.parts,
+            self.runs + other.runs,
+            self.blob_bytes + other.blob_bytes,
+            self.inline_bytes + other.inline_bytes,
+        )
+
+    def __sub__(self, other: Sizes) -> Sizes:
+        return Sizes(
+            self.rows - other.rows,
+            self.parts - other.parts,
+            self.runs - other.runs,
+            self.blob_bytes - other.blob_bytes,
+            self.inline_bytes - other.inline_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MergeReq:
+    """"These batches may become one": the spine merged them logically; somebody may do it physically and answer with a `MergeRes`.
+
+    `inputs` are oldest first and tile `desc`; `id` is the spine batch they form."""
+
+    id: SpineId
+    desc: Description
+    inputs: tuple[IdBatch, ...]
+
+    def covers(self, other: MergeReq) -> bool:
+        """Whether doing this one makes `other` superfluous."""
+        return self.id.covers(other.id) and self.desc.since == other.desc.since
+
+    def is_empty(self) -> bool:
+        """Whether no input has any update: done by anybody in no time."""
+        return all(batch.rows == 0 for _, batch in self.inputs)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SpineBatch:
+    """One logical batch: hollow batches (`parts`, oldest first) that count as merged. Prints as `0-4 [0,7)@2 L3 2 batches`.
+
+    `active_compaction_start_ms` is when somebody last claimed to compact it."""
+
+    id: SpineId
+    desc: Description
+    level: int
+    parts: tuple[IdBatch, ...]
+    sizes: Sizes
+    active_compaction_start_ms: int | None = None
+
+    @classmethod
+    def single(cls, spine_id: SpineId, batch: HollowBatch, *, level: int = 0) -> SpineBatch:
+        """Made of one hollow batch."""
+        return cls(spine_id, batch.desc, level, ((spine_id, batch),), Sizes.of(batch))
+
+    @property
+    def rows(self) -> int:
+        """Updates, an upper bound; what the spine balances by."""
+        return self.sizes.rows
+
+    @property
+    def is_compact(self) -> bool:
+        """Whether physical compaction could not make fewer runs of it."""
+        return len(self.parts) <= 1 and self.sizes.runs <= 1
+
+    def is_empty(self) -> bool:
+        """Whether it has no updates."""
+        return self.sizes.rows == 0
+
+    def request(self) -> MergeReq:
+        """What would make it compact."""
+        return MergeReq(self.id, self.desc, self.parts)
+
+    def at_level(self, level: int) -> SpineBatch:
+        """The same, elsewhere."""
+        return self if self.level == level else replace(self, level=level)
+
+    def __repr__(self) -> str:
+        return f"{self.id} {self.desc} L{self.level} {len(self.parts)} batches {self.rows} rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Fueling:
+    """A merge in progress. `remaining_work` is a counter, fixed at the start: it does not follow batches that shrink (spec 12.6)."""
+
+    since: Antichain
+    remaining_work: int
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """0, 1 or 2 spine batches, oldest first; `merge` iff 2."""
+
+    batches: tuple[SpineBatch, ...] = ()
+    merge: Fueling | None = None
+
+    @property
+    def merge_id(self) -> SpineId:
+        """Id of what the merge will make. Only with batches."""
+        return SpineId(self.batches[0].id.lo, self.batches[-1].id.hi)
+
+
+def level_for(rows: int) -> int:
+    """Smallest level whose 2**level is at least `rows`: 0 and 1 -> 0, 2 -> 1, 3 and 4 -> 2, 100 -> 7."""
+    return max(rows - 1, 0).bit_length()
+
+
+@dataclass(frozen=True, slots=True)
+class Spine:
+    """All levels, smallest first. A value: every edit makes a new one that shares all untouched spine batches."""
+
+    since: Antichain = MINIMUM
+    upper: Antichain = MINIMUM
+    next_id: int = 0
+    levels: tuple[Level, ...] = ()
+
+    def batches(self) -> Iterator[SpineBatch]:
+        """Spine batches, oldest first; at most two per level."""
+        for level in reversed(self.levels):
+            yield from level.batches
+
+    def with_batch(self, new: SpineBatch) -> Spine:
+        """`new` in the place of the spine batch of the same level and id; merges go on as they are."""
+        level = self.levels[new.level]
+        batches = tuple(new if old.id == new.id else old for old in level.batches)
+        levels = (*self.levels[: new.level], replace(level, batches=batches), *self.levels[new.level + 1 :])
+        return replace(self, levels=levels)
+
+    def validate(self, *, deep: bool = False) -> None:
+        """Raises InvariantViolated unless the invariants hold. O(log n); `deep` also looks into every hollow batch."""
+        next_id, upper = 0, MINIMUM
+        check(not self.levels or bool(self.levels[-1].batches), "the spine's top level is vacant")
+        for index in reversed(range(len(self.levels))):
+            level = self.levels[index]
+            check(len(level.batches) <= 2, f"level {index} holds {len(level.batches)} batches")
+            check((len(level.batches) == 2) == (level.merge is not None), f"level {index} must merge iff it is full")
+            check(level.merge is None or level.merge.remaining_work >= 0, f"level {index} has negative work")
+            for batch in level.batches:
+                check(batch.level == index, f"spine batch {batch.id} thinks it is at level {batch.level}, not {index}")
+                check(batch.id.lo == next_id, f"spine batch {batch.id} does not follow id {next_id}")
+                check(batch.desc.lower == upper, f"spine batch {batch.id} {batch.desc} does not follow upper {upper}")
+                check(batch.desc.since <= self.since, f"spine batch {batch.id} {batch.desc} is beyond since {self.since}")
+                next_id, upper = batch.id.hi, batch.desc.upper
+                if deep:
+                    _validate_parts(batch)
+        check(next_id == self.next_id, f"spine ids end at {next_id}, not {self.next_id}")
+        check(upper == self.upper, f"spine batches end at {upper}, not {self.upper}")
+
+
+def _validate_parts(batch: SpineBatch) -> None:
+    next_id, upper = batch.id.lo, batch.desc.lower
+    for part_id, part in batch.parts:
+        check(part_id.lo == next_id, f"part {part_id} of spine batch {batch.id} does not follow id {next_id}")
+        check(part.desc.lower == upper, f"part {part_id} {part.desc} of spine batch {batch.id} does not follow {upper}")
+        next_id, upper = part_id.hi, part.desc.upper
+    check(next_id == batch.id.hi, f"parts of spine batch {batch.id} end at id {next_id}")
+    check(upper == batch.desc.upper, f"parts of spine batch {batch.id} {batch.desc} end at {upper}")
+    check(batch.sizes == Sizes.total(batch.parts), f"sums of spine batch {batch.id} are wrong: {batch.sizes}")

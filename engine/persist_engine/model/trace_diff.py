@@ -1,0 +1,192 @@
+"""What changed between two traces, and how to apply it (spec 8.5).
+
+Owns the structured path: `changes` looks only at spine batches that the two traces do not share, and `apply_structured` rebuilds
+only those, so both cost what changed (amortised as merges are). The path without structure lives in `legacy_diff`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from persist_engine.base.errors import InvariantViolated, check
+from persist_engine.model import flatten
+from persist_engine.model.batch import HollowBatch
+from persist_engine.model.field_diff import Delete, FieldDiff, Insert, applied_to_dict, applied_to_value, dict_diffs, field_diff
+from persist_engine.model.flat_trace import FlatTrace, SpineId, ThinMerge, ThinSpineBatch
+from persist_engine.model.frontier import Antichain, Description
+from persist_engine.model.spine import IdBatch, Spine, SpineBatch
+from persist_engine.model.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class TraceDiff:
+    """The five collections of a flat trace, as diffs. Fields as in `StateDiff`."""
+
+    since: tuple[FieldDiff[None, Antichain], ...] = ()
+    legacy_batches: tuple[FieldDiff[HollowBatch, None], ...] = ()
+    hollow_batches: tuple[FieldDiff[SpineId, HollowBatch], ...] = ()
+    spine_batches: tuple[FieldDiff[SpineId, ThinSpineBatch], ...] = ()
+    merges: tuple[FieldDiff[SpineId, ThinMerge], ...] = ()
+
+    def has_structure(self) -> bool:
+        """Whether anything but since and flat batches changes."""
+        return bool(self.hollow_batches or self.spine_batches or self.merges)
+
+    def is_empty(self) -> bool:
+        """Whether nothing changes."""
+        return not (self.since or self.legacy_batches or self.has_structure())
+
+
+def changes(before: Trace, after: Trace) -> TraceDiff:
+    """The diff that leads from `before` to `after`. A trace once structured stays so."""
+    if before is after:
+        return TraceDiff()
+    since = field_diff(None, before.since, after.since)
+    old_parts, new_parts, old_thin, new_thin = _unshared(before, after)
+    old_legacy, old_hollow = _split(old_parts)
+    new_legacy, new_hollow = _split(new_parts)
+    legacy = legacy_diffs(old_legacy, new_legacy)
+    if not after.structured:
+        check(not before.structured, "a structured trace lost its structure")
+        return TraceDiff(since, legacy)
+    return TraceDiff(
+        since,
+        legacy,
+        dict_diffs(old_hollow, new_hollow),
+        dict_diffs(old_thin, new_thin),
+        dict_diffs(flatten.thin_merges(before.spine) if before.structured else {}, flatten.thin_merges(after.spine)),
+    )
+
+
+def legacy_diffs(old: set[HollowBatch], new: set[HollowBatch]) -> tuple[FieldDiff[HollowBatch, None], ...]:
+    """Deletes and inserts that lead from one set of batches to the other, sorted by batch, deletes first."""
+    deletes: list[FieldDiff[HollowBatch, None]] = [Delete(batch, None) for batch in old - new]
+    inserts: list[FieldDiff[HollowBatch, None]] = [Insert(batch, None) for batch in new - old]
+    return tuple(sorted(deletes + inserts, key=lambda diff: (flatten.legacy_order(diff.key), isinstance(diff, Insert))))
+
+
+_Unshared = tuple[list[IdBatch], list[IdBatch], dict[SpineId, ThinSpineBatch], dict[SpineId, ThinSpineBatch]]
+
+
+def _unshared(before: Trace, after: Trace) -> _Unshared:
+    """Parts and thin forms of the spine batches that the two do not share, before and after.
+
+    Sharing is told by identity, so equal but separately made batches are compared and cancel out later."""
+    old = {batch.id: batch for batch in before.spine_batches()}
+    new = {batch.id: batch for batch in after.spine_batches()}
+    old_parts: list[IdBatch] = []
+    new_parts: list[IdBatch] = []
+    old_thin: dict[SpineId, ThinSpineBatch] = {}
+    new_thin: dict[SpineId, ThinSpineBatch] = {}
+    same_structure = before.structured == after.structured
+    for spine_id in old.keys() | new.keys():
+        one, other = old.get(spine_id), new.get(spine_id)
+        same_parts = one is not None and other is not None and one.parts is other.parts
+        if not same_parts:
+            old_parts += one.parts if one else ()
+            new_parts += other.parts if other else ()
+        if same_structure and same_parts and one and other and (one.level, one.desc) == (other.level, other.desc):
+            continue
+        if one is not None and before.structured:
+            old_thin[spine_id] = flatten.thin(one)
+        if other is not None:
+            new_thin[spine_id] = flatten.thin(other)
+    return old_parts, new_parts, old_thin, new_thin
+
+
+def _split(parts: list[IdBatch]) -> tuple[set[HollowBatch], dict[SpineId, HollowBatch]]:
+    legacy = {batch for _, batch in parts if not flatten.is_zero_width(batch)}
+    return legacy, {part_id: batch for part_id, batch in parts if flatten.is_zero_width(batch)}
+
+
+def apply_structured(trace: Trace, diff: TraceDiff, count: Callable[[str], None]) -> Trace:
+    """The trace after `diff`, strictly; InvariantViolated when the diff does not fit.
+
+    Counts "structured" when only what the diff names had to be rebuilt. When that does not fit (a writer that grouped empty
+    batches otherwise), everything is flattened and rebuilt by the book: "structured_full"."""
+    try:
+        spine = _apply_incremental(trace.spine, diff)
+    except InvariantViolated:
+        out = Trace.unflatten(apply_flat(trace.flatten(), diff))
+        count("structured_full")
+        return out
+    count("structured")
+    return Trace(spine, structured=True)
+
+
+def apply_flat(flat: FlatTrace, diff: TraceDiff) -> FlatTrace:
+    """The flat collections after `diff`, strictly. O(live batches)."""
+    legacy: dict[HollowBatch, None] = dict.fromkeys(flat.legacy_batches)
+    applied_to_dict("legacy_batches", legacy, diff.legacy_batches)
+    hollow, thins, merges = dict(flat.hollow_batches), dict(flat.spine_batches), dict(flat.merges)
+    applied_to_dict("hollow_batches", hollow, diff.hollow_batches)
+    applied_to_dict("spine_batches", thins, diff.spine_batches)
+    applied_to_dict("merges", merges, diff.merges)
+    since = applied_to_value("since", flat.since, diff.since) or flat.since
+    return FlatTrace(since, tuple(sorted(legacy, key=flatten.legacy_order)), hollow, thins, merges)
+
+
+def _apply_incremental(spine: Spine, diff: TraceDiff) -> Spine:
+    """Only spine batches that the diff names, or whose hollow batches it names, are taken apart and made again."""
+    since = applied_to_value("since", spine.since, diff.since) or spine.since
+    batches = {batch.id: batch for batch in spine.batches()}
+    touched = _touched(batches, diff)
+    thins = {spine_id: flatten.thin(batches[spine_id]) for spine_id in touched}
+    applied_to_dict("spine_batches", thins, diff.spine_batches)
+    check(thins.keys().isdisjoint(batches.keys() - touched), "spine_batches: insert over existing")
+
+    legacy: dict[HollowBatch, None] = {}
+    hollow: dict[SpineId, HollowBatch] = {}
+    for spine_id in touched:
+        for part_id, part in batches[spine_id].parts:
+            if flatten.is_zero_width(part):
+                hollow[part_id] = part
+            else:
+                legacy[part] = None
+    applied_to_dict("legacy_batches", legacy, diff.legacy_batches)
+    applied_to_dict("hollow_batches", hollow, diff.hollow_batches)
+
+    by_desc = {batch.desc: batch for batch in legacy}
+    check(len(by_desc) == len(legacy), "two batches of one description")
+    rebuilt = [_rebuild(spine_id, stored, by_desc, hollow) for spine_id, stored in thins.items()]
+    check(not by_desc and not hollow, "batches of no spine batch")
+    kept = [batch for spine_id, batch in batches.items() if spine_id not in touched]
+    merges = flatten.thin_merges(spine)
+    applied_to_dict("merges", merges, diff.merges)
+    out = flatten.assemble(since, sorted(kept + rebuilt, key=lambda batch: batch.id), merges)
+    out.validate()
+    return out
+
+
+def _rebuild(
+    spine_id: SpineId,
+    stored: ThinSpineBatch,
+    by_desc: dict[Description, HollowBatch],
+    hollow: dict[SpineId, HollowBatch],
+) -> SpineBatch:
+    """One spine batch out of the pool, which loses what it took."""
+    parts = []
+    for part_id, desc in zip(stored.parts, stored.descs, strict=True):
+        batch = hollow.pop(part_id, None) if desc.lower == desc.upper else by_desc.pop(desc, None)
+        check(batch is not None and batch.desc == desc, f"no batch {desc} for part {part_id} of {spine_id}")
+        if batch is not None:
+            parts.append((part_id, batch))
+    return flatten.built(spine_id, stored, tuple(parts))
+
+
+def _touched(batches: dict[SpineId, SpineBatch], diff: TraceDiff) -> set[SpineId]:
+    """Spine batches named by the diff, or holding hollow batches that it names."""
+    named = {change.key for change in diff.spine_batches if not isinstance(change, Insert)}
+    touched = named & batches.keys()
+    check(touched == named, f"spine_batches: no spine batch {sorted(named - touched)[:1]}")
+    times = [change.key.desc.lower for change in diff.legacy_batches]
+    ids = [change.key for change in diff.hollow_batches]
+    for batch in batches.values():
+        if batch.id not in touched and (_any_within(times, batch) or any(batch.id.covers(part_id) for part_id in ids)):
+            touched.add(batch.id)
+    return touched
+
+
+def _any_within(times: list[Antichain], batch: SpineBatch) -> bool:
+    return any(batch.desc.lower <= time < batch.desc.upper for time in times)

@@ -1,0 +1,100 @@
+"""Questions about a state, answered from it alone. Nothing here changes anything; every answer costs O(levels) or is remembered
+by the map it comes from."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import replace
+
+from persist_engine.base.errors import check
+from persist_engine.base.versioned import SeqNo
+from persist_engine.model.batch import HollowRollup
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.ids import CriticalReaderId, LeasedReaderId
+from persist_engine.model.shared_map import SharedMap
+from persist_engine.model.state import CriticalReader, LeasedReader, ShardState
+
+_Leased = SharedMap[LeasedReaderId, LeasedReader]
+_Critical = SharedMap[CriticalReaderId, CriticalReader]
+_Rollups = SharedMap[SeqNo, HollowRollup]
+
+
+def sealed(state: ShardState) -> ShardState:
+    """The same state as a starting point: differences to it will cost what is edited from here on."""
+    return replace(
+        state,
+        rollups=state.rollups.sealed(),
+        leased_readers=state.leased_readers.sealed(),
+        critical_readers=state.critical_readers.sealed(),
+        writers=state.writers.sealed(),
+        schemas=state.schemas.sealed(),
+        progress=state.progress.sealed(),
+    )
+
+
+def seqno_since(state: ShardState) -> SeqNo:
+    """The lowest version that somebody may still read: the least seqno hold of leased readers, or the current seqno."""
+    hold = state.leased_readers.derived(_least_hold)
+    return state.seqno if hold is None else min(hold, state.seqno)
+
+
+def _least_hold(readers: _Leased) -> SeqNo | None:
+    return min((reader.seqno for reader in readers.values()), default=None)
+
+
+def readers_since(state: ShardState) -> Antichain | None:
+    """The meet of all readers' sinces; None without readers."""
+    leased = state.leased_readers.derived(_leased_meet)
+    critical = critical_since(state)
+    if leased is None or critical is None:
+        return critical if leased is None else leased
+    return leased.meet(critical)
+
+
+def critical_since(state: ShardState) -> Antichain | None:
+    """The meet of the critical readers' sinces; None without any."""
+    return state.critical_readers.derived(_critical_meet)
+
+
+def _leased_meet(readers: _Leased) -> Antichain | None:
+    return min((reader.since for reader in readers.values()), default=None)
+
+
+def _critical_meet(readers: _Critical) -> Antichain | None:
+    return min((reader.since for reader in readers.values()), default=None)
+
+
+def is_tombstone(state: ShardState) -> bool:
+    """Whether nobody can read or write this shard, ever again (spec 1.9)."""
+    closed = state.trace.upper.is_empty() and state.trace.since.is_empty()
+    return closed and not (state.writers or state.leased_readers or state.critical_readers)
+
+
+def is_finalized(state: ShardState) -> bool:
+    """Whether it is a tombstone that holds no data either."""
+    if not is_tombstone(state) or state.trace.batch_count > 1:
+        return False
+    return all(batch.is_empty() for batch in state.trace.batches())
+
+
+def rollup_seqnos(state: ShardState) -> tuple[SeqNo, ...]:
+    """Where rollups exist, ascending."""
+    return state.rollups.derived(_seqnos)
+
+
+def _seqnos(rollups: _Rollups) -> tuple[SeqNo, ...]:
+    return tuple(rollups)
+
+
+def latest_rollup(state: ShardState) -> tuple[SeqNo, HollowRollup]:
+    """The newest rollup. Invariant: there always is one."""
+    seqnos = rollup_seqnos(state)
+    check(bool(seqnos), f"state {state.seqno} of {state.shard_id} names no rollup")
+    return seqnos[-1], state.rollups[seqnos[-1]]
+
+
+def rollup_at_or_below(state: ShardState, seqno: SeqNo) -> SeqNo | None:
+    """The newest rollup not past `seqno`: consensus may be truncated to it once nobody reads below `seqno`."""
+    seqnos = rollup_seqnos(state)
+    index = bisect_right(seqnos, seqno)
+    return seqnos[index - 1] if index else None

@@ -1,0 +1,431 @@
+"""One method per command on a shard, each with the retry rules that its meaning allows (spec 9).
+
+Every command method returns `(answer, Maintenance)`: what happened, and the work that the commit left for later;
+nobody does it here. All of them survive unknown outcomes: an idempotent command is simply taken again, and what only
+ever happened once (an append, a rollup that was linked, a merge result that was applied) is remembered over all
+attempts, so that nobody deletes blobs that are in use. Storage errors surface only as Unavailable, after
+`settings.retry.give_up_ms`: then the outcome is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+from persist_engine.base.env import Env
+from persist_engine.base.errors import InvalidUsage, InvariantViolated, check
+from persist_engine.base.metrics import Metrics
+from persist_engine.base.settings import Settings
+from persist_engine.base.versioned import SeqNo
+from persist_engine.codec.schema import Schema
+from persist_engine.model import commands
+from persist_engine.model.batch import HollowBatch, HollowRollup
+from persist_engine.model.commands import Command
+from persist_engine.model.frontier import MINIMUM, Antichain
+from persist_engine.model.ids import CriticalReaderId, IdempotencyToken, LeasedReaderId, ShardId, WriterId
+from persist_engine.model.maintenance import Maintenance
+from persist_engine.model.spine import MergeOutcome, MergeRes
+from persist_engine.model.state import DebugInfo, SchemaPair, ShardState, SourceProgress
+from persist_engine.shard.applier import NO_MAINTENANCE, Applier, UnknownOutcome
+from persist_engine.shard.retry import Backoff
+from persist_engine.shard.versions import StateVersions
+from persist_engine.shard.watch import wait_until
+from persist_engine.storage.blob import Blob
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+AppendAnswer = commands.Appended | commands.UpperMismatch | commands.ProgressMismatch | commands.InlineBackpressure
+CriticalAnswer = commands.CriticalDowngraded | commands.OpaqueMismatch
+
+
+@dataclass(frozen=True, slots=True)
+class SinceAhead:
+    """The time asked for can no longer be told; `since` is the earliest that can."""
+
+    since: Antichain
+
+
+class Machine:
+    """Commands and waits on one shard. Thread-safe, cheap: any number may share one Applier."""
+
+    def __init__(self, applier: Applier) -> None:
+        self._applier = applier
+
+    # -- what it stands on --------------------------------------------------------------------------------------------
+
+    @property
+    def shard_id(self) -> ShardId:
+        """The shard."""
+        return self._applier.shard_id
+
+    @property
+    def state(self) -> ShardState:
+        """The newest state this process knows of; `refresh` first where stale is not good enough."""
+        return self._applier.state
+
+    @property
+    def versions(self) -> StateVersions:
+        """The log of states."""
+        return self._applier.versions
+
+    @property
+    def blob(self) -> Blob:
+        """Where parts and rollups lie."""
+        return self.versions.blob
+
+    @property
+    def settings(self) -> Settings:
+        """The numbers."""
+        return self.versions.settings
+
+    @property
+    def env(self) -> Env:
+        """Clock, sleep, randomness."""
+        return self.versions.env
+
+    @property
+    def metrics(self) -> Metrics:
+        """Where to count."""
+        return self.versions.metrics
+
+    @property
+    def schema_id(self) -> int:
+        """Id of the newest registered schema."""
+        return max(self.state.schemas)
+
+    @property
+    def schema(self) -> Schema:
+        """The newest registered schema."""
+        return Schema.from_pair(self.state.schemas[self.schema_id])
+
+    def refresh(self) -> ShardState:
+        """Fetch what others have committed; the state then. Linearized: sees all that was acknowledged before the
+        call.
+        """
+        self._applier.fetch_and_update()
+        return self.state
+
+    # -- appending ----------------------------------------------------------------------------------------------------
+
+    def compare_and_append(
+        self,
+        batch: HollowBatch,
+        *,
+        writer_id: WriterId,
+        debug: DebugInfo,
+        progress: tuple[str, SourceProgress] | None = None,
+        expected_progress: bytes | None = None,
+    ) -> tuple[AppendAnswer, Maintenance]:
+        """Append `batch` iff the shard's upper is exactly its lower (and the stored progress is the expected one).
+
+        Takes effect exactly once or, with a refusal or InvalidUsage, not at all. A mismatch is given only after a
+        fetch that began during the call. One writer must not append concurrently with itself: its later token would
+        hide the outcome of the earlier one. Unavailable: the outcome is unknown.
+        """
+        command = commands.CompareAndAppend(
+            batch=batch,
+            writer_id=writer_id,
+            token=IdempotencyToken.from_bytes(self.env.random_bytes(16)),
+            debug=debug,
+            lease_ms=self.settings.lease.writer_lease_ms,
+            progress=progress,
+            expected_progress=expected_progress,
+            inline_total_bytes_max=self.settings.batch.inline_total_bytes_max,
+            claim_ms=self.settings.compaction.claim_ms,
+        )
+        started_ms = self.env.now_ms()
+        backoff: Backoff | None = None  # there was an unknown outcome iff it is not None
+        while True:
+            try:
+                answer, maintenance = self._applier.apply(command, is_write=True)
+            except UnknownOutcome as error:
+                backoff = backoff or self._backoff("compare_and_append")
+                backoff.wait(error)
+                continue
+            match answer:
+                case commands.Appended(requests):
+                    return answer, maintenance.merge(Maintenance(rollup=None, gc=None, requests=requests))
+                case commands.AlreadyCommitted():
+                    check(backoff is not None, f"{command.token} of {self.shard_id} was known before its first use")
+                    return commands.Appended(requests=()), NO_MAINTENANCE
+                case commands.InlineBackpressure():
+                    return answer, NO_MAINTENANCE
+                case commands.UpperMismatch() | commands.ProgressMismatch():
+                    if backoff is not None:
+                        self._check_surely_refused(command, started_ms)
+                    # The refusal may come from a stale state: only a fresh one may be told.
+                    self.refresh()
+                    mismatch = self._mismatch(command)
+                    if mismatch is not None:
+                        return mismatch, NO_MAINTENANCE
+                case _:
+                    raise InvariantViolated(f"compare_and_append of {self.shard_id} answered {answer}")
+
+    def _mismatch(
+        self, command: commands.CompareAndAppend
+    ) -> commands.UpperMismatch | commands.ProgressMismatch | None:
+        """Why the newest known state refuses `command`; None when it does not."""
+        state = self.state
+        if command.progress is not None:
+            stored = state.progress.get(command.progress[0])
+            if command.expected_progress != (None if stored is None else stored.token):
+                return commands.ProgressMismatch(current=stored)
+        if state.trace.upper == command.batch.desc.lower:
+            return None
+        writer_upper = self._writer_upper(command.writer_id)
+        return commands.UpperMismatch(
+            current=state.trace.upper, expected=command.batch.desc.lower, writer_upper=writer_upper or MINIMUM
+        )
+
+    def _check_surely_refused(self, command: commands.CompareAndAppend, started_ms: int) -> None:
+        """After an unknown outcome a mismatch means refused only if a success would still show in the writer's
+        registration. Raises InvariantViolated when success and refusal cannot be told apart: the caller must look at
+        the data.
+        """
+        desc = command.batch.desc
+        writer_upper = self._writer_upper(command.writer_id)
+        lapsed = writer_upper is None and self.env.now_ms() - started_ms >= command.lease_ms
+        overtaken = writer_upper is not None and writer_upper >= desc.upper > desc.lower
+        if lapsed or overtaken:
+            raise InvariantViolated(
+                f"append of {desc} to {self.shard_id} may or may not have happened: its outcome was unknown, and "
+                f"writer {command.writer_id} no longer tells (shard upper {self.state.trace.upper}, "
+                f"writer upper {writer_upper})",
+                shard_id=self.shard_id,
+                writer_id=command.writer_id,
+            )
+
+    def _writer_upper(self, writer_id: WriterId) -> Antichain | None:
+        writer = self.state.writers.get(writer_id)
+        return None if writer is None else writer.most_recent_write_upper
+
+    def expire_writer(self, writer_id: WriterId) -> tuple[bool, Maintenance]:
+        """Remove a writer's registration; whether there was one."""
+        return self._expire(commands.ExpireWriter(writer_id=writer_id))
+
+    # -- leased readers -----------------------------------------------------------------------------------------------
+
+    def register_leased_reader(
+        self, reader_id: LeasedReaderId, *, lease_ms: int, debug: DebugInfo, since_from_critical: bool = False
+    ) -> tuple[commands.Registered, Maintenance]:
+        """Hold the shard's since, and the blobs of the new version, for `lease_ms` after each heartbeat. Overwrites."""
+        command = commands.RegisterLeasedReader(
+            reader_id=reader_id, lease_ms=lease_ms, debug=debug, since_from_critical=since_from_critical
+        )
+        return self._idempotent(command, commands.Registered)
+
+    def heartbeat_leased_reader(self, reader_id: LeasedReaderId) -> tuple[commands.Heartbeat, Maintenance]:
+        """Renew the lease; the answer tells whether the reader (still) existed."""
+        return self._idempotent(commands.HeartbeatLeasedReader(reader_id=reader_id), commands.Heartbeat)
+
+    def downgrade_since(
+        self, reader_id: LeasedReaderId, *, outstanding_seqno: SeqNo | None, new_since: Antichain
+    ) -> tuple[commands.SinceDowngraded, Maintenance]:
+        """Give up times before `new_since` and versions before `outstanding_seqno` (None: all but the newest);
+        renews the lease.
+
+        The answer is the reader's since: never behind where it was; empty when the reader no longer exists.
+        """
+        command = commands.DowngradeSince(reader_id=reader_id, outstanding_seqno=outstanding_seqno, new_since=new_since)
+        return self._idempotent(command, commands.SinceDowngraded)
+
+    def expire_leased_reader(self, reader_id: LeasedReaderId) -> tuple[bool, Maintenance]:
+        """Remove the reader; whether it existed. The shard's since stays."""
+        return self._expire(commands.ExpireLeasedReader(reader_id=reader_id))
+
+    # -- critical readers ---------------------------------------------------------------------------------------------
+
+    def register_critical_reader(
+        self, reader_id: CriticalReaderId, *, opaque: bytes, debug: DebugInfo
+    ) -> tuple[commands.CriticalRegistered, Maintenance]:
+        """Hold the shard's since until told otherwise; an existing reader keeps its since and opaque, which are
+        returned.
+        """
+        command = commands.RegisterCriticalReader(reader_id=reader_id, opaque=opaque, debug=debug)
+        return self._idempotent(command, commands.CriticalRegistered)
+
+    def compare_and_downgrade_since(
+        self, reader_id: CriticalReaderId, *, expected_opaque: bytes, new_opaque: bytes, new_since: Antichain
+    ) -> tuple[commands.CriticalDowngraded | commands.OpaqueMismatch, Maintenance]:
+        """Set opaque and since iff the opaque is the expected one.
+
+        After an attempt of unknown outcome, finding `new_opaque` counts as our success: tokens must not be shared by
+        rivals.
+        """
+        command = commands.CompareAndDowngradeSince(
+            reader_id=reader_id, expected_opaque=expected_opaque, new_opaque=new_opaque, new_since=new_since
+        )
+
+        def ours(unknown: CriticalAnswer, known: CriticalAnswer) -> CriticalAnswer:
+            if isinstance(known, commands.OpaqueMismatch) and known.opaque == new_opaque:
+                return commands.CriticalDowngraded(since=known.since)
+            return known
+
+        return self._take(command, (commands.CriticalDowngraded, commands.OpaqueMismatch), ours)
+
+    def expire_critical_reader(self, reader_id: CriticalReaderId) -> tuple[bool, Maintenance]:
+        """Remove the reader; whether it existed. The shard's since stays."""
+        return self._expire(commands.ExpireCriticalReader(reader_id=reader_id))
+
+    # -- maintenance results ------------------------------------------------------------------------------------------
+
+    def add_rollup(self, seqno: SeqNo, rollup: HollowRollup) -> tuple[commands.RollupAdded, Maintenance]:
+        """Link a written rollup. `applied` is true when any attempt may have linked it; delete its blob only when it is
+        false.
+        """
+        return self._take(
+            commands.AddRollup(seqno=seqno, rollup=rollup),
+            commands.RollupAdded,
+            lambda unknown, known: unknown if unknown.applied else known,
+        )
+
+    def remove_rollups(
+        self, rollups: Sequence[tuple[SeqNo, HollowRollup]]
+    ) -> tuple[commands.RollupsRemoved, Maintenance]:
+        """Unlink rollups below the earliest live version; the answer names those that were there at any attempt."""
+        return self._take(
+            commands.RemoveRollups(rollups=tuple(rollups)),
+            commands.RollupsRemoved,
+            lambda unknown, known: commands.RollupsRemoved(seqnos=tuple(sorted({*unknown.seqnos, *known.seqnos}))),
+        )
+
+    def apply_merge_res(self, res: MergeRes) -> tuple[MergeOutcome, Maintenance]:
+        """Put a compaction's output in the place of its inputs. `applied` is true when any attempt may have applied
+        it; delete the output's blobs only when it is false, and never the inputs'.
+        """
+        answer, maintenance = self._take(
+            commands.ApplyMergeRes(res=res),
+            commands.MergeApplied,
+            lambda unknown, known: unknown if unknown.outcome.applied else known,
+        )
+        return answer.outcome, maintenance
+
+    def claim_compactions(self, *, max_requests: int) -> tuple[commands.CompactionsClaimed, Maintenance]:
+        """Claim up to `max_requests` compactions that nobody works on. Requests lost with an unknown outcome are
+        offered again when the claim lapses.
+        """
+        command = commands.ClaimCompactions(max_requests=max_requests, claim_ms=self.settings.compaction.claim_ms)
+        return self._idempotent(command, commands.CompactionsClaimed)
+
+    def spine_exert(self, fuel: int) -> tuple[commands.Exerted, Maintenance]:
+        """Spend `fuel` on merges in progress, for shards that nobody writes."""
+        return self._idempotent(commands.SpineExert(fuel=fuel), commands.Exerted)
+
+    def register_schema(self, pair: SchemaPair) -> tuple[commands.SchemaRegistered, Maintenance]:
+        """The id of `pair`; None when the shard has others and not this one."""
+        return self._idempotent(commands.RegisterSchema(pair=pair), commands.SchemaRegistered)
+
+    def become_tombstone(self) -> Maintenance:
+        """Empty a shard whose since and upper are empty; FinalizationError otherwise. In bounded steps, idempotent."""
+        self.refresh()
+        left = NO_MAINTENANCE
+        while True:
+            answer, maintenance = self._idempotent(commands.BecomeTombstone(), commands.TombstoneStep)
+            left = left.merge(maintenance)
+            if not answer.progressed:
+                return left
+
+    # -- waiting and reading ------------------------------------------------------------------------------------------
+
+    def fetch_recent_upper(self) -> Antichain:
+        """The shard's upper: never below one that was acknowledged before the call. One round trip."""
+        return self.refresh().trace.upper
+
+    def wait_for_upper_past(self, frontier: Antichain, timeout_s: float | None = None) -> bool:
+        """Wait until `frontier` is strictly before the shard's upper; false when `timeout_s` passed first (0 fetches
+        once).
+        """
+        if frontier.is_empty():
+            raise InvalidUsage(f"no upper of {self.shard_id} can be past the closed frontier")
+        return self._wait(lambda: True if frontier < self.state.trace.upper else None, timeout_s) is not None
+
+    def snapshot_batches(
+        self, as_of: Antichain, timeout_s: float | None = None
+    ) -> tuple[HollowBatch, ...] | SinceAhead | None:
+        """The batches that hold the contents as of `as_of`; waits while it is not written yet (None: `timeout_s`
+        passed first).
+
+        SinceAhead when the contents at `as_of` can never again be told. The caller holds a lease, or the blobs may
+        go.
+        """
+        if as_of.is_empty():
+            raise InvalidUsage(f"a snapshot of {self.shard_id} needs a time, not the closed frontier")
+
+        def check_state() -> tuple[HollowBatch, ...] | SinceAhead | None:
+            trace = self.state.trace
+            if not trace.since <= as_of:
+                return SinceAhead(trace.since)
+            if trace.upper <= as_of:
+                return None
+            return tuple(batch for batch in trace.batches() if batch.desc.lower <= as_of)
+
+        return self._wait(check_state, timeout_s)
+
+    def next_listen_batch(self, frontier: Antichain, timeout_s: float | None = None) -> HollowBatch | None:
+        """The batch with lower <= `frontier` < upper; waits until it is written (None: `timeout_s` passed first)."""
+        if frontier.is_empty():
+            raise InvalidUsage(f"nothing of {self.shard_id} comes after the closed frontier")
+
+        def check_state() -> HollowBatch | None:
+            trace = self.state.trace
+            if trace.upper <= frontier:
+                return None
+            for batch in trace.batches():
+                if batch.desc.lower <= frontier < batch.desc.upper:
+                    return batch
+            raise InvariantViolated(f"no batch of {self.shard_id} holds {frontier} although its upper is {trace.upper}")
+
+        return self._wait(check_state, timeout_s)
+
+    # -- private ------------------------------------------------------------------------------------------------------
+
+    def _wait(self, check_state: Callable[[], T | None], timeout_s: float | None) -> T | None:
+        return wait_until(
+            check_state,
+            refresh=self._applier.fetch_and_update,
+            watch=self._applier.watch,
+            env=self.env,
+            settings=self.settings.watch,
+            timeout_s=timeout_s,
+        )
+
+    def _backoff(self, what: str) -> Backoff:
+        return self.versions.retry.backoff(what, shard=self.shard_id)
+
+    def _idempotent(self, command: Command, expected: type[A]) -> tuple[A, Maintenance]:
+        """Take `command` until its outcome is known; the last answer counts."""
+        return self._take(command, expected, lambda _, known: known)
+
+    def _expire(self, command: Command) -> tuple[bool, Maintenance]:
+        answer, maintenance = self._take(
+            command, commands.Expired, lambda unknown, known: unknown if unknown.existed else known
+        )
+        return answer.existed, maintenance
+
+    def _take(
+        self, command: Command, expected: type[A] | tuple[type[A], ...], remember: Callable[[A, A], A]
+    ) -> tuple[A, Maintenance]:
+        """Take `command` until its outcome is known. `remember(unknown, known)` joins what an attempt of unknown
+        outcome would have answered with the answer of a later one: what may have happened counts as happened where
+        forgetting loses data.
+        """
+        backoff: Backoff | None = None
+        maybe: list[A] = []
+        while True:
+            try:
+                answer, maintenance = self._applier.apply(command, is_write=False)
+            except UnknownOutcome as error:
+                maybe.append(self._expect(command, error.answer, expected))
+                backoff = backoff or self._backoff(type(command).__name__)
+                backoff.wait(error)
+                continue
+            known = self._expect(command, answer, expected)
+            for unknown in maybe:
+                known = remember(unknown, known)
+            return known, maintenance
+
+    def _expect(self, command: Command, answer: object, expected: type[A] | tuple[type[A], ...]) -> A:
+        check(isinstance(answer, expected), f"{type(command).__name__} of {self.shard_id} answered {answer}")
+        return cast(A, answer)

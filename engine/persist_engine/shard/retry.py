@@ -1,0 +1,96 @@
+"""Backoff against failing stores. Owns how long to wait and when to give up; knows nothing of what is retried.
+
+Two loops, told apart by what they may repeat: `external` repeats anything idempotent, `determinate` only what surely
+did not happen. A caller that must remember something between attempts writes its own loop around `Backoff`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from persist_engine.base.env import Env
+from persist_engine.base.errors import Determinate, StorageError, Unavailable
+from persist_engine.base.metrics import Metrics
+from persist_engine.base.settings import RetrySettings
+
+_log = logging.getLogger(__name__)
+_INFO_ATTEMPTS = 3
+
+T = TypeVar("T")
+
+
+class Backoff:
+    """The sleeps of one retry loop: initial, doubling, clamped, jittered. Not thread-safe: one per loop."""
+
+    def __init__(self, env: Env, settings: RetrySettings, metrics: Metrics, *, what: str, shard: str) -> None:
+        self._env, self._settings, self._metrics = env, settings, metrics
+        self._what, self._shard = what, shard
+        self._next_ms = settings.initial_ms
+        self._started_s = env.monotonic_s()
+        self.attempts = 0
+
+    def wait(self, error: StorageError) -> None:
+        """Sleep before the next attempt. Raises Unavailable, chained to `error`, when `give_up_ms` have passed."""
+        self.attempts += 1
+        self._metrics.count("retry", op=self._what)
+        elapsed_ms = (self._env.monotonic_s() - self._started_s) * 1000
+        give_up_ms = self._settings.give_up_ms
+        if give_up_ms is not None and elapsed_ms >= give_up_ms:
+            raise Unavailable(
+                f"{self._what} of {self._shard or 'the store'} "
+                f"gave up after {self.attempts} attempts in {elapsed_ms:.0f} ms: {error}",
+                operation=self._what,
+                shard_id=self._shard,
+                attempts=self.attempts,
+            ) from error
+        self._log(error)
+        jitter = self._settings.jitter
+        pause_ms = self._next_ms * self._env.uniform(1 - jitter, 1 + jitter)
+        if give_up_ms is not None:
+            pause_ms = min(pause_ms, give_up_ms - elapsed_ms)  # one last attempt at the deadline, not long after it
+        self._env.sleep(pause_ms / 1000)
+        self._next_ms = min(self._next_ms * self._settings.factor, self._settings.clamp_ms)
+
+    def _log(self, error: StorageError) -> None:
+        level = logging.DEBUG
+        if self.attempts >= self._settings.warn_attempts:
+            level = logging.WARNING
+        elif self.attempts >= _INFO_ATTEMPTS:
+            level = logging.INFO
+        text = "%s of shard %s failed, attempt %d, retrying: %s"
+        _log.log(level, text, self._what, self._shard, self.attempts, error, extra={"shard": self._shard})
+
+
+class Retry:
+    """The two retry loops. Thread-safe."""
+
+    def __init__(self, env: Env, settings: RetrySettings, metrics: Metrics) -> None:
+        self._env, self._settings, self._metrics = env, settings, metrics
+
+    def backoff(self, what: str, *, shard: str) -> Backoff:
+        """A fresh backoff for a loop of the caller's own."""
+        return Backoff(self._env, self._settings, self._metrics, what=what, shard=shard)
+
+    def external(self, what: str, call: Callable[[], T], *, shard: str = "") -> T:
+        """Call until it answers, on both kinds of storage error; for idempotent calls only. Unavailable at the
+        deadline.
+        """
+        backoff: Backoff | None = None
+        while True:
+            try:
+                return call()
+            except StorageError as error:
+                backoff = backoff or self.backoff(what, shard=shard)
+                backoff.wait(error)
+
+    def determinate(self, what: str, call: Callable[[], T], *, shard: str = "") -> T:
+        """Call until it answers, repeating only after Determinate; an Indeterminate outcome is raised to the caller."""
+        backoff: Backoff | None = None
+        while True:
+            try:
+                return call()
+            except Determinate as error:
+                backoff = backoff or self.backoff(what, shard=shard)
+                backoff.wait(error)

@@ -1,0 +1,337 @@
+"""The durable log of a shard's states: diffs in consensus, rollups in blob (spec 7).
+
+Owns every consensus call and every rollup blob. Keeps no state of its own: `shard.applier` caches. Every fetch is
+bounded or says that it is not. Invariant relied upon: the newest rollup that the last diff names exists in blob,
+unless that diff is stale.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from persist_engine.base.env import Env
+from persist_engine.base.errors import CodecMismatch, InvariantViolated, MissingBlob, ShardNotFound, check
+from persist_engine.base.metrics import Metrics
+from persist_engine.base.settings import Settings
+from persist_engine.base.version import APPLIER_VERSION
+from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo, VersionedData
+from persist_engine.codec.keys import blob_key, rollup_key
+from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
+from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
+from persist_engine.model.batch import HollowRollup
+from persist_engine.model.ids import RollupId, ShardId
+from persist_engine.model.state import CodecNames, SchemaPair, ShardState
+from persist_engine.model.state_diff import StateDiff
+from persist_engine.model.state_diff import apply as apply_state_diff
+from persist_engine.model.step import initial_state
+from persist_engine.model.views import latest_rollup, sealed
+from persist_engine.shard.live_states import LiveStates
+from persist_engine.shard.retry import Retry
+from persist_engine.storage.blob import Blob
+from persist_engine.storage.consensus import Consensus
+
+_log = logging.getLogger(__name__)
+_FIRST = SeqNo(1)
+
+LiveDiffs = Sequence[VersionedData]
+"""Encoded state diffs with consecutive, rising seqnos."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveDiffBounds:
+    """The two ends of the diffs that consensus holds for a shard; seqnos between them are dense."""
+
+    earliest: SeqNo
+    current: SeqNo
+
+    @property
+    def count(self) -> int:
+        """How many diffs are live."""
+        return self.current - self.earliest + 1
+
+
+class StateVersions:
+    """Init, compare-and-set, fetch, rollup, truncate: for any shard of one location. Thread-safe.
+
+    Unless a method says otherwise it retries storage errors until `settings.retry.give_up_ms` (Unavailable), may be
+    repeated, and is linearized: it sees everything acknowledged before it was called. Damaged bytes raise
+    CorruptData with their key, bytes of newer code Incompatible.
+    """
+
+    def __init__(self, blob: Blob, consensus: Consensus, *, env: Env, settings: Settings, metrics: Metrics) -> None:
+        self.blob, self.consensus = blob, consensus
+        self.env, self.settings, self.metrics = env, settings, metrics
+        self.retry = Retry(env, settings.retry, metrics)
+
+    # -- init and compare-and-set -------------------------------------------------------------------------------------
+
+    def maybe_init_shard(self, shard_id: ShardId, codecs: CodecNames, schema: SchemaPair) -> ShardState:
+        """The shard's current state, after creating it when it did not exist. Idempotent; any number of processes
+        may race.
+
+        `schema` counts only for the creator: the caller compares it with the state it gets. CodecMismatch for
+        another's codecs.
+        """
+        recent = self.fetch_recent_live_diffs(shard_id)
+        if not recent:
+            created = self._try_init_shard(shard_id, codecs, schema)
+            if created is not None:
+                return created
+        state = self.fetch_current_state(shard_id, recent)
+        check_codecs(state, codecs)
+        return state
+
+    def _try_init_shard(self, shard_id: ShardId, codecs: CodecNames, schema: SchemaPair) -> ShardState | None:
+        key = rollup_key(_FIRST, RollupId.from_bytes(self.env.random_bytes(16)))
+        state, diff = initial_state(
+            shard_id=shard_id,
+            codecs=codecs,
+            schema=schema,
+            now_ms=self.env.now_ms(),
+            hostname=self.env.hostname(),
+            applier_version=APPLIER_VERSION,
+            rollup=HollowRollup(key, None),
+        )
+        self._set_blob(shard_id, key, encode_rollup(Rollup(state, ())))
+        new = VersionedData(state.seqno, encode_state_diff(diff))
+        # Repeated on every error: an attempt of unknown outcome then shows as a mismatch, and is told apart below by
+        # its key.
+        result = self.retry.external(
+            "init", lambda: self.consensus.compare_and_set(shard_id, None, new), shard=shard_id
+        )
+        if result is CasResult.COMMITTED:
+            return sealed(state)
+        winner = self.fetch_current_state(shard_id)
+        if all(rollup.key != key for rollup in winner.rollups.values()):
+            # Either another process won, or we won and our rollup has been replaced and truncated since: nobody
+            # needs it.
+            self.delete_rollup(shard_id, key)
+        return None
+
+    def try_compare_and_set_current(self, *, expected: SeqNo, state: ShardState, diff: StateDiff) -> CasResult:
+        """Append `diff`, which leads to `state`, iff the shard still stands at `expected`. One round trip.
+
+        Repeats only after Determinate; raises Indeterminate when the outcome is unknown: `shard.machine` knows what
+        may follow.
+        """
+        check(
+            diff.seqno_to == state.seqno == expected + 1,
+            f"diff to {diff.seqno_to} for state {state.seqno} after {expected}",
+        )
+        data = encode_state_diff(diff)
+        new = VersionedData(state.seqno, data)
+        shard_id = state.shard_id
+        result = self.retry.determinate(
+            "compare_and_set", lambda: self.consensus.compare_and_set(shard_id, expected, new), shard=shard_id
+        )
+        if result is CasResult.COMMITTED:
+            self.metrics.count("encoded_diff_bytes", len(data))
+        return result
+
+    # -- fetching -----------------------------------------------------------------------------------------------------
+
+    def fetch_current_state(self, shard_id: ShardId, hint: LiveDiffs | None = None) -> ShardState:
+        """The state at the end of `hint` (diffs just fetched, through the head), or of a fresh fetch when hint is
+        None or empty.
+
+        ShardNotFound when the shard was never initialised. MissingBlob when the head itself names a rollup that does
+        not exist: the blob store was wiped or is not the one that belongs to this consensus.
+        """
+        live = hint or self.fetch_recent_live_diffs(shard_id)
+        missing: str | None = None
+        while True:
+            if not live:
+                raise ShardNotFound(f"shard {shard_id} does not exist in {self.consensus.address()}", shard_id=shard_id)
+            key = self._decode_diff(shard_id, live[-1]).latest_rollup_key
+            data = self._get_blob(shard_id, key)
+            if data is not None:
+                return self._apply_successors(self._decode_rollup(shard_id, key, data).state, live)
+            if key == missing:
+                # Blobs are written before they are linked and deleted after they are unlinked: a head that still
+                # names a rollup after its blob was seen missing cannot be stale.
+                raise MissingBlob(
+                    f"shard {shard_id} names rollup {key}, which {self.blob.address()} does not have: the blob store "
+                    f"was wiped or does not belong to {self.consensus.address()}",
+                    key=blob_key(shard_id, key),
+                )
+            missing = key
+            self.metrics.count("fetch_state_stale_rollup")
+            live = self.fetch_recent_live_diffs(shard_id)
+
+    def fetch_recent_live_diffs(self, shard_id: ShardId) -> LiveDiffs:
+        """Through the head: all live diffs when they are few, else those from the newest rollup on. Empty: not
+        initialised.
+        """
+        limit = self.settings.maintenance.recent_diffs_max
+        live = self._scan(shard_id, SeqNo(0), limit)
+        if len(live) < limit:
+            self.metrics.count("fetch_recent_diffs", path="fast")
+            return live
+        self.metrics.count("fetch_recent_diffs", path="slow")
+        head = self.retry.external("head", lambda: self.consensus.head(shard_id), shard=shard_id)
+        check(head is not None, f"shard {shard_id} vanished from {self.consensus.address()}")
+        assert head is not None
+        rollup_seqno = SeqNo.parse(self._decode_diff(shard_id, head).latest_rollup_key.split("/")[0])
+        return self._scan(shard_id, rollup_seqno, SCAN_ALL)
+
+    def fetch_diffs_after(self, shard_id: ShardId, seqno: SeqNo, *, limit: int = SCAN_ALL) -> LiveDiffs:
+        """Live diffs with seqnos above `seqno`, at most `limit`. Does not start at seqno + 1 when those were
+        truncated.
+        """
+        return self._scan(shard_id, seqno.next(), limit)
+
+    def fetch_all_live_diffs(self, shard_id: ShardId) -> LiveDiffs:
+        """All of them. Unbounded: for maintenance and inspection only."""
+        return self._scan(shard_id, SeqNo(0), SCAN_ALL)
+
+    def fetch_all_live_states(self, shard_id: ShardId, *, through: SeqNo | None = None) -> LiveStates | None:
+        """A walk over all live states, standing on the earliest; None when the shard was never initialised.
+
+        `through` bounds how far the walk reaches and what is fetched (always at least the earliest version).
+        """
+        seen: SeqNo | None = None
+        while True:
+            bounds = self.live_diff_bounds(shard_id)
+            if bounds is None:
+                return None
+            last = bounds.current if through is None else SeqNo(max(bounds.earliest, min(through, bounds.current)))
+            live = self._scan(shard_id, bounds.earliest, last - bounds.earliest + 1)
+            if live and live[0].seqno == bounds.earliest:
+                first = self._fetch_rollup_at(shard_id, live)
+                if first is not None:
+                    diffs = [(entry, self._decode_diff(shard_id, entry)) for entry in live]
+                    return LiveStates(first, diffs, metrics=self.metrics)
+            if bounds.earliest == seen:
+                raise MissingBlob(
+                    f"shard {shard_id} has no readable rollup at its earliest version {bounds.earliest} in "
+                    f"{self.blob.address()}",
+                    key=blob_key(shard_id, f"{bounds.earliest}/"),
+                )
+            seen = bounds.earliest
+
+    def live_diff_bounds(self, shard_id: ShardId) -> LiveDiffBounds | None:
+        """Earliest and current live version; None when the shard was never initialised. Two small reads."""
+        first = self._scan(shard_id, SeqNo(0), 1)
+        if not first:
+            return None
+        head = self.retry.external("head", lambda: self.consensus.head(shard_id), shard=shard_id)
+        check(head is not None, f"shard {shard_id} vanished from {self.consensus.address()}")
+        assert head is not None
+        return LiveDiffBounds(earliest=first[0].seqno, current=head.seqno)
+
+    def decode_diffs_after(self, shard_id: ShardId, seqno: SeqNo, live: LiveDiffs) -> Iterator[StateDiff]:
+        """Those of `live` above `seqno`, decoded in order."""
+        return (self._decode_diff(shard_id, entry) for entry in live if entry.seqno > seqno)
+
+    # -- rollups and truncation ---------------------------------------------------------------------------------------
+
+    def write_rollup_for_state(self, state: ShardState) -> tuple[str, int] | None:
+        """Write `state` with the diffs since its latest rollup as a blob; its partial key and size. Links nothing: see
+        Machine.add_rollup. None when there is nothing to write: the state is its own latest rollup, or others
+        truncated past it.
+        """
+        shard_id = state.shard_id
+        after, _ = latest_rollup(state)
+        missing = state.seqno - after
+        diffs = (
+            [e for e in self.fetch_diffs_after(shard_id, after, limit=missing) if e.seqno <= state.seqno]
+            if missing
+            else []
+        )
+        if not missing:
+            self.metrics.count("rollup_write", outcome="noop_latest")
+            return None
+        if not diffs or diffs[0].seqno != after + 1:
+            self.metrics.count("rollup_write", outcome="noop_truncated")
+            return None
+        check(
+            diffs[-1].seqno == state.seqno and len(diffs) == missing,
+            f"diffs of {shard_id} between {after} and {state.seqno} are not dense",
+        )
+        key = rollup_key(state.seqno, RollupId.from_bytes(self.env.random_bytes(16)))
+        data = encode_rollup(Rollup(state, tuple(diffs)))
+        self._set_blob(shard_id, key, data)
+        self.metrics.count("rollup_write", outcome="written")
+        return key, len(data)
+
+    def delete_rollup(self, shard_id: ShardId, key: str) -> None:
+        """Delete the blob of a rollup that no live state names. `key` is partial. Idempotent."""
+        self.retry.external("delete rollup", lambda: self.blob.delete(blob_key(shard_id, key)), shard=shard_id)
+
+    def truncate_diffs(self, shard_id: ShardId, seqno: SeqNo) -> int:
+        """Delete diffs below `seqno`; how many there were. The caller owes that a rollup exists at `seqno`.
+        Idempotent.
+        """
+        return self.retry.external("truncate", lambda: self.consensus.truncate(shard_id, seqno), shard=shard_id)
+
+    def list_shards(self) -> Iterator[ShardId]:
+        """Every shard that consensus knows, in no particular order."""
+        keys = self.retry.external("list shards", lambda: list(self.consensus.list_keys()))
+        return (ShardId(key) for key in keys)
+
+    # -- private ------------------------------------------------------------------------------------------------------
+
+    def _fetch_rollup_at(self, shard_id: ShardId, live: LiveDiffs) -> ShardState | None:
+        """The state at live[0], from a rollup there; None when none is found (others truncated in between, or it is
+        lost).
+        """
+        earliest = live[0].seqno
+        current = self.fetch_current_state(shard_id)
+        linked = current.rollups.get(earliest)
+        keys = [linked.key] if linked is not None else []
+        # An interrupted garbage collection may have unlinked it already: the diffs then still mention it.
+        for entry in live if linked is None else ():
+            for change in self._decode_diff(shard_id, entry).rollups:
+                if change.key == earliest:
+                    keys += [value.key for name in ("old", "to") if (value := getattr(change, name, None)) is not None]
+        for key in dict.fromkeys(keys):
+            data = self._get_blob(shard_id, key)
+            if data is not None:
+                state = self._decode_rollup(shard_id, key, data).state
+                check(state.seqno == earliest, f"rollup {key} of {shard_id} holds {state.seqno}")
+                return state
+        return None
+
+    def _apply_successors(self, state: ShardState, live: LiveDiffs) -> ShardState:
+        for entry in live:
+            if entry.seqno == state.seqno + 1:
+                diff = self._decode_diff(state.shard_id, entry)
+                state = apply_state_diff(state, diff, count=self.metrics.count)
+        if state.seqno != live[-1].seqno:
+            raise InvariantViolated(
+                f"diffs of shard {state.shard_id} have a gap after {state.seqno}, before {live[-1].seqno}",
+                shard_id=state.shard_id,
+            )
+        return sealed(state)
+
+    def _scan(self, shard_id: ShardId, from_seqno: SeqNo, limit: int) -> LiveDiffs:
+        return self.retry.external("scan", lambda: self.consensus.scan(shard_id, from_seqno, limit), shard=shard_id)
+
+    def _get_blob(self, shard_id: ShardId, key: str) -> bytes | None:
+        return self.retry.external("get rollup", lambda: self.blob.get(blob_key(shard_id, key)), shard=shard_id)
+
+    def _set_blob(self, shard_id: ShardId, key: str, data: bytes) -> None:
+        self.retry.external("set rollup", lambda: self.blob.set(blob_key(shard_id, key), data), shard=shard_id)
+
+    def _decode_rollup(self, shard_id: ShardId, key: str, data: bytes) -> Rollup:
+        whole_key = blob_key(shard_id, key)
+        rollup = decode_rollup(data, key=whole_key)
+        check(rollup.state.shard_id == shard_id, f"rollup {whole_key} holds shard {rollup.state.shard_id}")
+        return rollup
+
+    def _decode_diff(self, shard_id: ShardId, entry: VersionedData) -> StateDiff:
+        diff = decode_state_diff(entry.data, key=f"{shard_id} {entry.seqno}")
+        check(diff.seqno_to == entry.seqno, f"diff {shard_id} {entry.seqno} leads to {diff.seqno_to}")
+        return diff
+
+
+def check_codecs(state: ShardState, requested: CodecNames) -> None:
+    """Raise CodecMismatch unless the shard was made with `requested`."""
+    if state.codecs != requested:
+        raise CodecMismatch(
+            f"shard {state.shard_id} was made with codecs {state.codecs}, not {requested}",
+            requested=requested,
+            actual=state.codecs,
+        )

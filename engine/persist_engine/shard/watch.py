@@ -1,0 +1,77 @@
+"""Waiting for a newer state: woken by this process's own progress, polling for that of others. Knows nothing of
+states.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from persist_engine.base.env import Env
+from persist_engine.base.settings import WatchSettings
+
+T = TypeVar("T")
+
+
+class StateWatch:
+    """A doorbell: `notify` wakes everybody who waits. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events: set[threading.Event] = set()
+
+    def notify(self) -> None:
+        """Wake all waiters; they recheck what they wait for."""
+        with self._lock:
+            for event in self._events:
+                event.set()
+
+    @contextmanager
+    def subscribed(self) -> Iterator[threading.Event]:
+        """An event that every notify sets until the block ends."""
+        event = threading.Event()
+        with self._lock:
+            self._events.add(event)
+        try:
+            yield event
+        finally:
+            with self._lock:
+                self._events.discard(event)
+
+
+def wait_until(
+    check: Callable[[], T | None],
+    *,
+    refresh: Callable[[], None],
+    watch: StateWatch,
+    env: Env,
+    settings: WatchSettings,
+    timeout_s: float | None,
+) -> T | None:
+    """The first answer of `check` that is not None; None when `timeout_s` passed without one (None waits forever).
+
+    `check` looks at local state only. It runs at once, then after one `refresh`, then after every notify (no
+    refresh) and every poll (with refresh), so a timeout of 0 still sees what other processes had done before the
+    call.
+    """
+    deadline_s = None if timeout_s is None else env.monotonic_s() + timeout_s
+    poll_ms = settings.initial_ms
+    with watch.subscribed() as event:
+        if (answer := check()) is not None:
+            return answer
+        refresh()
+        while True:
+            event.clear()  # before the check, so that a notify in between is not lost
+            if (answer := check()) is not None:
+                return answer
+            pause_s = poll_ms / 1000
+            if deadline_s is not None:
+                remaining_s = deadline_s - env.monotonic_s()
+                if remaining_s <= 0:
+                    return None
+                pause_s = min(pause_s, remaining_s)
+            if not env.wait(event, pause_s):
+                refresh()
+                poll_ms = min(poll_ms * settings.factor, settings.clamp_ms)

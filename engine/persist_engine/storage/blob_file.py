@@ -1,0 +1,188 @@
+"""Blob on a directory: one file per object, for one machine. Survives kill -9 and power loss.
+
+An object is written under `.tmp/`, fsynced, renamed to its key and made durable by fsyncing the directories above it,
+so a reader sees the whole object or none. Directories that a delete leaves empty are removed; `set` copes with losing
+that race.
+SUBTLE: a key cannot be both an object and the directory of another (`a` and `a/b`); persist's keys never are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from persist_engine.base.env import Env
+from persist_engine.base.errors import Determinate, Indeterminate
+from persist_engine.storage.blob import BlobInfo
+from persist_engine.storage.checks import check_blob_key, check_prefix
+
+#: A set that keeps losing its directory to deletes gives up after this many; each loss needs another process's delete.
+PLACE_ATTEMPTS_MAX = 100
+#: A temporary file of this age belongs to nobody: no write takes a day.
+STALE_TEMP_MS = 24 * 60 * 60 * 1000
+_TEMP = ".tmp"
+
+
+class FileBlob:
+    """Opens (and makes) the directory `root`. Several processes may share it."""
+
+    def __init__(self, root: Path, *, env: Env) -> None:
+        self._root = root
+        self._env = env
+        try:
+            (root / _TEMP).mkdir(parents=True, exist_ok=True)
+            self._drop_stale_temps()
+        except OSError as error:
+            raise Determinate(f"open {self.address()}: {_reason(error)}") from error
+
+    def get(self, key: str) -> bytes | None:
+        """See Blob."""
+        try:
+            return self._path(key).read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except OSError as error:
+            raise Determinate(f"get {key} at {self.address()}: {_reason(error)}", key=key) from error
+
+    def set(self, key: str, value: bytes) -> None:
+        """See Blob. A full disk is Determinate; a failed fsync of a directory Indeterminate."""
+        path = self._path(key)
+        temp = self._root / _TEMP / self._env.random_bytes(16).hex()
+        try:
+            try:
+                _write_durably(temp, value)
+                self._place(temp, path)
+            except BaseException:
+                temp.unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            raise Determinate(f"set {key} at {self.address()}: {_reason(error)}", key=key) from error
+        try:
+            self._sync_above(path)
+        except OSError as error:
+            raise Indeterminate(f"set {key} at {self.address()}: {_reason(error)}", key=key) from error
+
+    def delete(self, key: str) -> int | None:
+        """See Blob."""
+        path = self._path(key)
+        try:
+            size = path.lstat().st_size
+            path.unlink()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except OSError as error:
+            # Some systems tell a directory apart only by refusing to unlink it: still no object under this key.
+            if path.is_dir():
+                return None
+            raise Determinate(f"delete {key} at {self.address()}: {_reason(error)}", key=key) from error
+        try:
+            self._sync_above(path)
+        except OSError as error:
+            raise Indeterminate(f"delete {key} at {self.address()}: {_reason(error)}", key=key) from error
+        self._prune(path.parent)
+        return size
+
+    def list_prefix(self, prefix: str) -> Iterator[BlobInfo]:
+        """See Blob. Objects that come or go meanwhile may or may not be listed; the others are."""
+        check_prefix(prefix)
+        return self._walk(prefix.rpartition("/")[0], prefix)
+
+    def restore(self, key: str) -> None:
+        """See Blob. Keeps no deleted objects."""
+        if not self._path(key).is_file():
+            raise Determinate(f"restore {key} at {self.address()}: deleted objects are not kept", key=key)
+
+    def address(self) -> str:
+        """See Blob."""
+        return f"file://{self._root}"
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _path(self, key: str) -> Path:
+        check_blob_key(key)
+        return self._root / key
+
+    def _place(self, temp: Path, path: Path) -> None:
+        for _ in range(PLACE_ATTEMPTS_MAX):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                temp.replace(path)
+            except (FileNotFoundError, FileExistsError):
+                # A delete pruned a directory between the two steps, or while the chain was being made.
+                if not temp.exists() or path.parent.is_file():
+                    raise
+            else:
+                return
+        raise FileNotFoundError(f"directory removed {PLACE_ATTEMPTS_MAX} times while writing")
+
+    def _sync_above(self, path: Path) -> None:
+        """Make the entries of every directory from the object's up to the root durable.
+
+        All of them, each time: whoever made a directory may not have got as far as syncing it. A clean one costs little.
+        """
+        for directory in path.parents:
+            try:
+                _sync_directory(directory)
+            except FileNotFoundError:
+                continue  # pruned after the object was deleted again: there is no entry left to make durable
+            if directory == self._root:
+                return
+
+    def _prune(self, directory: Path) -> None:
+        while directory != self._root:
+            try:
+                directory.rmdir()
+            except OSError:
+                return  # not empty, or somebody else removed it
+            directory = directory.parent
+
+    def _walk(self, below: str, prefix: str) -> Iterator[BlobInfo]:
+        try:
+            with os.scandir(self._root / below) as listing:
+                entries = list(listing)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise Determinate(f"list {prefix!r} at {self.address()}: {_reason(error)}") from error
+        for entry in entries:
+            key = f"{below}/{entry.name}" if below else entry.name
+            if entry.name == _TEMP and not below:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                if key.startswith(prefix):
+                    yield from self._walk(key, prefix)
+            elif key.startswith(prefix):
+                try:
+                    yield BlobInfo(key, entry.stat().st_size)
+                except FileNotFoundError:
+                    continue
+
+    def _drop_stale_temps(self) -> None:
+        oldest_ms = self._env.now_ms() - STALE_TEMP_MS
+        for temp in (self._root / _TEMP).iterdir():
+            try:
+                if temp.stat().st_mtime_ns // 1_000_000 < oldest_ms:
+                    temp.unlink()
+            except FileNotFoundError:
+                continue
+
+
+def _write_durably(path: Path, value: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(value)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)

@@ -1,0 +1,69 @@
+"""Blob in memory: the model of the contract, for tests and simulation. Gone with the process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+from persist_engine.base.errors import Determinate
+from persist_engine.storage.blob import BlobInfo
+from persist_engine.storage.checks import check_blob_key, check_prefix
+
+
+class MemBlob:
+    """A dict under a lock. Never fails but in `restore`."""
+
+    def __init__(self, name: str = "") -> None:
+        self._name = name
+        self._objects: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> bytes | None:
+        """See Blob."""
+        check_blob_key(key)
+        with self._lock:
+            return self._objects.get(key)
+
+    def set(self, key: str, value: bytes) -> None:
+        """See Blob."""
+        check_blob_key(key)
+        with self._lock:
+            self._objects[key] = bytes(value)
+
+    def delete(self, key: str) -> int | None:
+        """See Blob."""
+        check_blob_key(key)
+        with self._lock:
+            value = self._objects.pop(key, None)
+        return None if value is None else len(value)
+
+    def list_prefix(self, prefix: str) -> Iterator[BlobInfo]:
+        """See Blob. The listing is one moment's."""
+        check_prefix(prefix)
+        with self._lock:
+            found = [BlobInfo(key, len(value)) for key, value in self._objects.items() if key.startswith(prefix)]
+        return iter(found)
+
+    def restore(self, key: str) -> None:
+        """See Blob. Keeps no deleted objects."""
+        if self.get(key) is None:
+            raise Determinate(f"restore {key} at {self.address()}: deleted objects are not kept", key=key)
+
+    def address(self) -> str:
+        """See Blob."""
+        return f"mem:{self._name}"
+
+    def close(self) -> None:
+        """Nothing to release; the contents stay for whoever shares the store."""
+
+
+_shared: dict[str, MemBlob] = {}
+_shared_lock = threading.Lock()
+
+
+def shared_mem_blob(name: str) -> MemBlob:
+    """The store that everybody in this process gets under `name`; a new private one for ""."""
+    if not name:
+        return MemBlob()
+    with _shared_lock:
+        return _shared.setdefault(name, MemBlob(name))

@@ -1,0 +1,307 @@
+"""Blob on S3 and what speaks like it, through boto3. Credentials come from boto3's own chain.
+
+Tuned against boto3's defaults, each for a reason: no `Expect: 100-continue` (it doubles the latency of a put), no retries of
+the SDK (it turns the lost answer of a conditional put that won into a refusal; callers retry), time-outs in seconds.
+boto3's CRC32 travels with every put and is stored, and every get is checked against it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import boto3.session
+import botocore.exceptions
+from botocore.config import Config
+from botocore.handlers import add_expect_header
+
+from persist_engine.base.env import Env
+from persist_engine.base.errors import (
+    CorruptData,
+    Determinate,
+    Indeterminate,
+    InvalidUsage,
+    PersistError,
+    UnsafeStore,
+)
+from persist_engine.storage.blob import BlobInfo
+from persist_engine.storage.checks import check_blob_key, check_prefix
+from persist_engine.storage.urls import StoreUrl
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+#: One round trip and room for a lost SYN.
+CONNECT_TIMEOUT_S = 5.0
+#: Silence, not duration: S3's slowest first bytes take about 1 s, a put's answer may wait for a slow disk behind a gateway.
+READ_TIMEOUT_S = 30.0
+#: GC deletes with 32 in flight; two parts per writer and readers' fetches come on top.
+CONNECTIONS_MAX = 64
+#: Racers of the probe. Servers that only look conditional showed 2 to 16 winners of 16.
+PROBE_RACERS = 16
+#: A round without a winner (all answers 409, "conflict, try again") is repeated this often.
+PROBE_ROUNDS_MAX = 5
+#: Where probes write; not part of any listing.
+PROBE_FOLDER = ".persist-probe/"
+
+_probed: set[str] = set()
+_probed_lock = threading.Lock()
+
+
+def open_s3_blob(url: StoreUrl, *, env: Env) -> S3Blob:
+    """Connect, see that the bucket answers, and (once per process and location) that conditional writes exclude.
+
+    UnsafeStore when they do not; Determinate or Indeterminate naming address, bucket and code when it cannot be reached.
+    `probe=false` in the URL skips the check, for readers that may not write.
+    """
+    if not url.host or url.port is not None or url.user or url.password:
+        raise InvalidUsage(
+            f"{url.shown}: expected s3://bucket/prefix; credentials come from the environment, the endpoint from ?endpoint="
+        )
+    endpoint = url.params.get("endpoint")
+    prefix = url.path.strip("/")
+    address = f"s3://{url.host}/{prefix}" + (f" ({_host_of(endpoint)})" if endpoint else "")
+    try:
+        client = _client(url, endpoint)
+    except (botocore.exceptions.BotoCoreError, ValueError) as error:
+        raise InvalidUsage(f"open {address}: {error}") from error
+    blob = S3Blob(client, bucket=url.host, prefix=f"{prefix}/" if prefix else "", address=address)
+    try:
+        if url.flag("probe", default=True):
+            blob.probe(env)
+        else:
+            next(blob.list_prefix("probe"), None)
+    except BaseException:
+        blob.close()
+        raise
+    return blob
+
+
+class S3Blob:
+    """Objects under `prefix` (empty or ending in a slash) of one bucket. Thread-safe."""
+
+    def __init__(self, client: S3Client, *, bucket: str, prefix: str, address: str) -> None:
+        self._client = client
+        self._bucket = bucket
+        self._prefix = prefix
+        self._address = address
+
+    def get(self, key: str) -> bytes | None:
+        """See Blob. Bytes that do not match their checksum are fetched once more, then CorruptData."""
+        check_blob_key(key)
+        try:
+            return self._fetch(key)
+        except botocore.exceptions.FlexibleChecksumError:
+            pass  # damaged on the way or at rest: the second fetch tells
+        try:
+            return self._fetch(key)
+        except botocore.exceptions.FlexibleChecksumError as error:
+            raise CorruptData(f"get {key} at {self._address}: {error}", key=key) from error
+
+    def set(self, key: str, value: bytes) -> None:
+        """See Blob."""
+        check_blob_key(key)
+        try:
+            self._client.put_object(Bucket=self._bucket, Key=self._prefix + key, Body=value)
+        except _DRIVER_ERRORS as error:
+            raise self._mapped("set", key, error) from error
+
+    def delete(self, key: str) -> int | None:
+        """See Blob. The size is that of a moment before the delete."""
+        check_blob_key(key)
+        size = self._size(key, "delete")
+        if size is None:
+            return None
+        try:
+            self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
+        except _DRIVER_ERRORS as error:
+            if _code(error) in _MISSING_CODES:
+                return None
+            raise self._mapped("delete", key, error) from error
+        return size
+
+    def list_prefix(self, prefix: str) -> Iterator[BlobInfo]:
+        """See Blob. One request per thousand objects."""
+        check_prefix(prefix)
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=self._prefix + prefix
+        )
+        try:
+            for page in pages:
+                for row in page.get("Contents", ()):
+                    key = row["Key"].removeprefix(self._prefix)
+                    if not key.startswith(PROBE_FOLDER):
+                        yield BlobInfo(key, row["Size"])
+        except _DRIVER_ERRORS as error:
+            raise self._mapped("list", prefix, error) from error
+
+    def restore(self, key: str) -> None:
+        """See Blob. Objects deleted from a versioned bucket are not brought back by this version."""
+        check_blob_key(key)
+        if self._size(key, "restore") is None:
+            raise Determinate(f"restore {key} at {self._address}: it does not exist", key=key)
+
+    def address(self) -> str:
+        """See Blob."""
+        return self._address
+
+    def close(self) -> None:
+        """See Blob."""
+        self._client.close()
+
+    def probe(self, env: Env) -> None:
+        """Race conditional puts for one fresh key: UnsafeStore unless exactly one wins and its bytes are what is there.
+
+        A location that passed is not asked again by this process. The object is deleted in any case.
+        """
+        with _probed_lock:
+            if self._address in _probed:
+                return
+        key = f"{self._prefix}{PROBE_FOLDER}{env.random_bytes(16).hex()}"
+        try:
+            for _ in range(PROBE_ROUNDS_MAX):
+                outcomes = _race(lambda racer: self._put_if_absent(key, racer), PROBE_RACERS)
+                winners = [racer for racer, outcome in enumerate(outcomes) if outcome == "won"]
+                if winners:
+                    break
+            if len(winners) != 1 or self._winner_at(key) not in winners:
+                raise UnsafeStore(
+                    f"{self._address}: conditional writes (If-None-Match: *) do not exclude each other, {len(winners)} of "
+                    f"{PROBE_RACERS} racing puts won; use a server that honours them (AWS S3, MinIO, versitygw, Ceph) and "
+                    "no proxy that drops the header"
+                )
+        finally:
+            self._forget_probe(key)
+        with _probed_lock:
+            _probed.add(self._address)
+
+    def _put_if_absent(self, key: str, racer: int) -> str:
+        try:
+            self._client.put_object(Bucket=self._bucket, Key=key, Body=b"%d" % racer, IfNoneMatch="*")
+        except _DRIVER_ERRORS as error:
+            if _status(error) in (409, 412):
+                return "lost"
+            if _status(error) == 501:
+                raise UnsafeStore(
+                    f"{self._address}: conditional writes (If-None-Match: *) are not implemented here; use a server that "
+                    "honours them (AWS S3, MinIO, versitygw, Ceph)"
+                ) from error
+            raise self._mapped("probe", "", error) from error
+        return "won"
+
+    def _winner_at(self, key: str) -> int:
+        try:
+            return int(self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read())
+        except _DRIVER_ERRORS as error:
+            raise self._mapped("probe", "", error) from error
+
+    def _forget_probe(self, key: str) -> None:
+        try:
+            self._client.delete_object(Bucket=self._bucket, Key=key)
+        except _DRIVER_ERRORS:
+            return  # a few bytes stay behind; what the probe found matters more
+
+    def _fetch(self, key: str) -> bytes | None:
+        try:
+            return self._client.get_object(Bucket=self._bucket, Key=self._prefix + key)["Body"].read()
+        except botocore.exceptions.FlexibleChecksumError:
+            raise
+        except _DRIVER_ERRORS as error:
+            if _code(error) in _MISSING_CODES:
+                return None
+            raise self._mapped("get", key, error) from error
+
+    def _size(self, key: str, verb: str) -> int | None:
+        try:
+            return self._client.head_object(Bucket=self._bucket, Key=self._prefix + key)["ContentLength"]
+        except _DRIVER_ERRORS as error:
+            # A HEAD has no body, so its 404 cannot tell a missing bucket from a missing object; open has seen the bucket.
+            if _status(error) == 404:
+                return None
+            raise self._mapped(verb, key, error) from error
+
+    def _mapped(self, verb: str, key: str, error: Exception) -> PersistError:
+        text = f"{verb} {key}".rstrip() + f" at {self._address}"
+        if isinstance(error, botocore.exceptions.ClientError):
+            status, code = _status(error), _code(error)
+            text += f": bucket {self._bucket}: {code} ({status}): {error.response.get('Error', {}).get('Message', '')}"
+            refused = 400 <= status < 500 and code not in _UNDECIDED_CODES
+            return (Determinate if refused else Indeterminate)(text, key=key, code=code)
+        kind = Determinate if isinstance(error, _NEVER_SENT) else Indeterminate
+        return kind(f"{text}: {error}", key=key)
+
+
+_DRIVER_ERRORS = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, OSError)
+#: Raised before a request is on its way.
+_NEVER_SENT = (
+    botocore.exceptions.EndpointConnectionError,
+    botocore.exceptions.ConnectTimeoutError,
+    botocore.exceptions.ProxyConnectionError,
+    botocore.exceptions.NoCredentialsError,
+    botocore.exceptions.PartialCredentialsError,
+    botocore.exceptions.CredentialRetrievalError,
+)
+_MISSING_CODES = ("NoSuchKey", "404")
+#: 4xx answers that do not say that nothing happened.
+_UNDECIDED_CODES = ("RequestTimeout", "OperationAborted")
+
+
+def _client(url: StoreUrl, endpoint: str | None) -> S3Client:
+    config = Config(
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
+        max_pool_connections=CONNECTIONS_MAX,
+        tcp_keepalive=True,
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        s3={"addressing_style": "path" if url.flag("path_style", default=False) else "auto"},
+    )
+    client: S3Client = boto3.session.Session().client(
+        "s3",
+        region_name=url.params.get("region"),
+        endpoint_url=endpoint,
+        verify=url.params.get("ca_file"),
+        config=config,
+    )
+    client.meta.events.unregister("before-call.s3", add_expect_header)
+    return client
+
+
+def _race(run: Any, count: int) -> list[str]:
+    """`run(0)` to `run(count - 1)` at once, as nearly as a barrier makes it; raises the first error after all have ended."""
+    outcomes: list[str | BaseException] = [""] * count
+    start = threading.Barrier(count)
+
+    def racer(index: int) -> None:
+        start.wait()
+        try:
+            outcomes[index] = run(index)
+        except Exception as error:  # noqa: BLE001 - carried to the caller's thread and raised there
+            outcomes[index] = error
+
+    threads = [threading.Thread(target=racer, args=(index,), daemon=True) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [str(outcome) for outcome in outcomes]
+
+
+def _host_of(endpoint: str) -> str:
+    return endpoint.partition("://")[2].rpartition("@")[2].partition("/")[0]
+
+
+def _code(error: Exception) -> str:
+    return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, _CLIENT_ERROR) else ""
+
+
+def _status(error: Exception) -> int:
+    if not isinstance(error, _CLIENT_ERROR):
+        return 0
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+_CLIENT_ERROR = botocore.exceptions.ClientError

@@ -1,0 +1,73 @@
+"""What every adapter refuses before it touches its store, so that a call that works on one store works on all."""
+
+from __future__ import annotations
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.versioned import SeqNo, VersionedData
+
+#: S3 takes keys of 1024 bytes; what remains is room for a location's prefix.
+KEY_BYTES_MAX = 768
+#: The longest file name of the usual file systems.
+COMPONENT_BYTES_MAX = 255
+
+
+def check_blob_key(key: str) -> None:
+    """InvalidUsage unless `key` is a relative path that every store can hold and no store can escape with.
+
+    Names that start with a dot are the adapters' own (temporary files, probes).
+    """
+    _check_text(key)
+    components = key.split("/")
+    if not key or "" in components or "." in components or ".." in components:
+        raise InvalidUsage(f"blob key {key!r} must be components joined by single slashes, none of them '.' or '..'")
+    if key.startswith("."):
+        raise InvalidUsage(f"blob key {key!r} must not start with a dot")
+    if max(len(component.encode()) for component in components) > COMPONENT_BYTES_MAX:
+        raise InvalidUsage(f"blob key {key[:40]!r}... has a component longer than {COMPONENT_BYTES_MAX} bytes")
+
+
+def check_prefix(prefix: str) -> None:
+    """InvalidUsage unless `prefix` can be the beginning of a blob key; "" is."""
+    _check_text(prefix)
+    components = prefix.split("/")[:-1]
+    if "" in components or "." in components or ".." in components:
+        raise InvalidUsage(f"prefix {prefix!r} is not the beginning of any blob key")
+
+
+def check_log_key(key: str) -> None:
+    """InvalidUsage unless `key` can name a log."""
+    _check_text(key)
+    if not key:
+        raise InvalidUsage("consensus key must not be empty")
+
+
+def check_append(key: str, expected: SeqNo | None, new: VersionedData) -> None:
+    """InvalidUsage unless `new` may follow `expected`: a first entry may have any seqno, a later one the successor."""
+    check_log_key(key)
+    if expected is not None and new.seqno != expected + 1:
+        raise InvalidUsage(f"compare_and_set {key}: new seqno {new.seqno} is not the successor of expected {expected}")
+
+
+def check_scan(key: str, limit: int) -> None:
+    """InvalidUsage on a negative limit or an impossible key."""
+    check_log_key(key)
+    if limit < 0:
+        raise InvalidUsage(f"scan {key}: limit {limit} is negative")
+
+
+def refuse_truncate(key: str, seqno: SeqNo, head: SeqNo | None) -> InvalidUsage:
+    """The error of a truncate that would take the latest entry, or has no log to work on."""
+    if head is None:
+        return InvalidUsage(f"truncate {key}: no such key", key=key)
+    return InvalidUsage(f"truncate {key}: {seqno} is past the head {head}", key=key)
+
+
+def _check_text(text: str) -> None:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidUsage(f"key {text!r} is not valid unicode") from None
+    if size > KEY_BYTES_MAX:
+        raise InvalidUsage(f"key {text[:40]!r}... has {size} bytes, at most {KEY_BYTES_MAX} fit")
+    if any(ord(char) < 0x20 or ord(char) == 0x7F for char in text):
+        raise InvalidUsage(f"key {text!r} contains control characters")

@@ -1,0 +1,294 @@
+"""Consensus on one Redis (or Valkey) primary, 6.2 or newer: a list and a meta hash per key, one Lua script per verb.
+
+Layout, for key K under the location's prefix P: `P{K}:m` is a hash {e: epoch, run: id of the Redis process of the last
+commit, h: head, l: lowest kept}, `P{K}:l` the list of entries l..h. Braces keep both in one cluster slot.
+
+Invariant, checked by every script: LLEN = h - l + 1. This client also remembers the highest head it has seen of each key and
+hands it to every script, which refuses to work on a log that has fallen behind it: a commit that Redis lost after
+acknowledging is reported (CorruptData), never silently overwritten. A restart that lost nothing goes unnoticed but for a log line.
+
+Acknowledged means: Redis has it, so Redis must keep it; `redis_durability` refuses settings that do not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from persist_engine.base.errors import CorruptData, Determinate, Fenced, Indeterminate, InvalidUsage, PersistError
+from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
+from persist_engine.storage.checks import check_append, check_log_key, check_scan, refuse_truncate
+from persist_engine.storage.redis_durability import check_durability
+from persist_engine.storage.urls import StoreUrl
+
+logger = logging.getLogger(__name__)
+
+#: A TCP connect is one round trip; the rest is room for a lost SYN or two (1 s and 3 s).
+CONNECT_TIMEOUT_S = 5.0
+#: A script takes microseconds, an fsync at `always` milliseconds; a slower answer means a stalled disk or a lost peer.
+ANSWER_TIMEOUT_S = 10.0
+#: More threads than this in one process wait for a connection, at most CONNECTION_WAIT_S.
+CONNECTIONS_MAX = 50
+CONNECTION_WAIT_S = 60.0
+#: A scan fetches pages of at most this, so that one long log does not hold up Redis for everybody else.
+PAGE_ENTRIES_MAX = 500
+PAGE_BYTES_MAX = 4 << 20
+#: The journal in S3 that raises epochs comes with `ack=s3`; without it there is one epoch.
+EPOCH = "0"
+
+#: First words of replies that Redis gives instead of running a command (and their classes in redis-py).
+_REFUSALS = ("MISCONF", "BUSY", "NOREPLICAS", "NOAUTH", "CLUSTERDOWN", "MASTERDOWN", "MOVED", "ASK", "TRYAGAIN")
+_REFUSAL_CLASSES = (
+    redis.exceptions.OutOfMemoryError,
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.NoScriptError,
+    redis.exceptions.NoPermissionError,
+    redis.exceptions.BusyLoadingError,
+    redis.exceptions.AuthenticationError,
+    redis.exceptions.ClusterDownError,
+    redis.exceptions.TryAgainError,
+    redis.exceptions.AskError,
+)
+
+
+def open_redis_consensus(url: StoreUrl) -> RedisConsensus:
+    """Connect, and check that this Redis keeps what it acknowledges (unless `unsafe=true`); errors as of open_consensus."""
+    if (ack := url.params.get("ack", "redis")) != "redis":
+        raise InvalidUsage(f"{url.shown}: acknowledgement mode {ack!r} is not known; use ack=redis")
+    consensus = RedisConsensus(_pool(url), prefix=url.params.get("prefix", ""), address=url.shown)
+    try:
+        if not url.flag("unsafe", default=False):
+            for note in check_durability(consensus.ask, address=url.shown):
+                logger.warning("cannot verify a durability setting: %s", note, extra={"address": url.shown})
+    except BaseException:
+        consensus.close()
+        raise
+    return consensus
+
+
+class RedisConsensus:
+    """See the module. Thread-safe, and linearizable as long as one primary serves."""
+
+    def __init__(self, pool: redis.BlockingConnectionPool, *, prefix: str, address: str) -> None:
+        if "{" in prefix or "}" in prefix:
+            raise InvalidUsage(f"{address}: prefix {prefix!r} must not contain braces")
+        self._pool = pool
+        self._prefix = prefix
+        self._address = address
+        self._seen: dict[str, SeqNo] = {}
+        self._seen_lock = threading.Lock()
+
+    def head(self, key: str) -> VersionedData | None:
+        """See Consensus."""
+        check_log_key(key)
+        answer = self._run(_HEAD, key)
+        if answer[0] == b"ABSENT":
+            return None
+        return VersionedData(self._see(key, answer[1]), answer[2])
+
+    def compare_and_set(self, key: str, expected: SeqNo | None, new: VersionedData) -> CasResult:
+        """See Consensus."""
+        check_append(key, expected, new)
+        answer = self._run(_COMPARE_AND_SET, key, "" if expected is None else int(expected), int(new.seqno), new.data)
+        if answer[0] == b"MISMATCH":
+            if answer[1]:
+                self._see(key, answer[1])
+            return CasResult.EXPECTATION_MISMATCH
+        if answer[1]:
+            logger.info("redis was restarted since the last commit and kept the log", extra={"key": key})
+        self._see(key, new.seqno)
+        return CasResult.COMMITTED
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:
+        """See Consensus. Paged; equals what the log held when the last page was read."""
+        check_scan(key, limit)
+        entries: list[VersionedData] = []
+        while len(entries) < limit:
+            wanted = entries[-1].seqno + 1 if entries else from_seqno
+            page_size = min(PAGE_ENTRIES_MAX, limit - len(entries))
+            answer = self._run(_SCAN, key, int(wanted), page_size, PAGE_BYTES_MAX)
+            if answer[0] == b"ABSENT":
+                return []
+            low, head = int(answer[1]), self._see(key, answer[2])
+            # A truncate between two pages takes what it took from this scan, too: no holes, no entries of the past.
+            entries = [entry for entry in entries if entry.seqno >= low]
+            first = max(wanted, low)
+            entries += [VersionedData(SeqNo(first + index), data) for index, data in enumerate(answer[3])]
+            if not answer[3] or entries[-1].seqno == head:
+                break
+        return entries
+
+    def truncate(self, key: str, seqno: SeqNo) -> int:
+        """See Consensus."""
+        check_log_key(key)
+        answer = self._run(_TRUNCATE, key, int(seqno))
+        if answer[0] == b"ABSENT":
+            raise refuse_truncate(key, seqno, None)
+        if answer[0] == b"PAST":
+            raise refuse_truncate(key, seqno, self._see(key, answer[1]))
+        return int(answer[1])
+
+    def list_keys(self) -> Iterator[str]:
+        """See Consensus. Keys made while it runs may be missing; each is given once."""
+        start, end = f"{self._prefix}{{", "}:m"
+        listed: set[bytes] = set()
+        cursor = b"0"
+        while True:
+            cursor, names = self.ask("SCAN", cursor, "MATCH", f"{_glob_escaped(start)}*{end}", "COUNT", 1000)
+            for name in set(names) - listed:
+                yield name.decode()[len(start) : -len(end)]
+            listed.update(names)
+            if cursor == b"0":
+                return
+
+    def address(self) -> str:
+        """See Consensus."""
+        return self._address
+
+    def close(self) -> None:
+        """See Consensus."""
+        self._pool.disconnect()
+
+    def ask(self, *command: str | bytes | int) -> Any:
+        """Send one command, return its reply; errors mapped, with the command's name in the text."""
+        return self._exchange(str(command[0]), "", command)
+
+    def _run(self, script: _Script, key: str, *args: str | bytes | int) -> list[Any]:
+        """Run a verb's script; its reply when the log is sound, else the error that says what is wrong with it."""
+        # Taken before the call: only an answer that began after the head was seen must have it.
+        seen = self._seen.get(key)
+        names = (f"{self._prefix}{{{key}}}:m", f"{self._prefix}{{{key}}}:l")
+        tail = (2, *names, EPOCH, "" if seen is None else int(seen), *args)
+        try:
+            answer = self._exchange(script.verb, key, ("EVALSHA", script.sha1, *tail))
+        except _UnknownScript:
+            answer = self._exchange(script.verb, key, ("EVAL", script.source, *tail))
+        where = f"{script.verb} {key} at {self._address}"
+        match answer[0]:
+            case b"CORRUPT":
+                head, low, count = answer[1].decode(), answer[2].decode(), answer[3]
+                raise CorruptData(f"{where}: head {head} and lowest {low} do not fit {count} entries", key=key)
+            case b"LOST":
+                raise CorruptData(
+                    f"{where}: redis lost acknowledged entries: {seen} was seen, head is now {answer[1].decode()}; "
+                    "restore its data, or restart this process to accept the loss",
+                    key=key,
+                )
+            case b"EPOCH":
+                raise Fenced(f"{where}: epoch is {answer[1].decode()}, this process works in {EPOCH}", key=key)
+        return cast("list[Any]", answer)
+
+    def _exchange(self, verb: str, key: str, command: tuple[str | bytes | int, ...]) -> Any:
+        """One command, one reply, no retry. Determinate until the first byte may have left, Indeterminate after it."""
+        where = f"{verb} {key}".rstrip() + f" at {self._address}"
+        try:
+            connection = self._pool.get_connection()
+        except (redis.RedisError, OSError) as error:
+            raise Determinate(f"{where}: {error}", key=key) from error
+        answered = False
+        try:
+            connection.send_command(*command)
+            reply = connection.read_response()
+            answered = True
+        except redis.exceptions.NoScriptError as error:
+            answered = True
+            raise _UnknownScript from error
+        except (redis.RedisError, OSError) as error:
+            answered = isinstance(error, redis.ResponseError)
+            raise _mapped(where, key, error) from error
+        else:
+            return reply
+        finally:
+            if not answered:
+                connection.disconnect()  # a late reply must not meet the next command
+            self._pool.release(connection)
+
+    def _see(self, key: str, head: SeqNo | bytes) -> SeqNo:
+        seqno = SeqNo(int(head))
+        with self._seen_lock:
+            if seqno > self._seen.get(key, -1):
+                self._seen[key] = seqno
+        return seqno
+
+
+class _UnknownScript(Exception):
+    """Redis does not have the script (it was restarted): nothing ran."""
+
+
+class _Script:
+    """One verb: the prelude and the verb's own file."""
+
+    def __init__(self, verb: str) -> None:
+        folder = resources.files("persist_engine.storage").joinpath("lua")
+        self.verb = verb
+        self.source = "\n".join(folder.joinpath(f"{name}.lua").read_text() for name in ("prelude", verb))
+        self.sha1 = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+
+
+_HEAD = _Script("head")
+_COMPARE_AND_SET = _Script("compare_and_set")
+_SCAN = _Script("scan")
+_TRUNCATE = _Script("truncate")
+
+
+class _Credentials(redis.CredentialProvider):
+    """Reads the password file anew for every connection, so that a rotated secret needs no restart."""
+
+    def __init__(self, user: str | None, password_file: Path) -> None:
+        self._user = user
+        self._password_file = password_file
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        password = self._password_file.read_text().rstrip("\r\n")
+        return (self._user, password) if self._user else (password,)
+
+
+def _pool(url: StoreUrl) -> redis.BlockingConnectionPool:
+    database = url.path.strip("/") or "0"
+    if not url.host or not database.isdecimal():
+        raise InvalidUsage(f"{url.shown}: expected {url.scheme}://host[:port][/database number]")
+    options: dict[str, Any] = {
+        "host": url.host.strip("[]"),
+        "port": url.port or 6379,
+        "db": int(database),
+        "protocol": 2,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": ANSWER_TIMEOUT_S,
+        "socket_keepalive": True,
+        "retry": Retry(NoBackoff(), 0),
+        "driver_info": None,
+    }
+    password_file = url.params.get("password_file")
+    if password_file and url.password:
+        raise InvalidUsage(f"{url.shown}: give the password in the URL or in password_file, not both")
+    if password_file:
+        options["credential_provider"] = _Credentials(url.user, Path(password_file))
+    elif url.password or url.user:
+        options |= {"username": url.user, "password": url.password}
+    if url.scheme == "rediss":
+        options |= {"connection_class": redis.SSLConnection, "ssl_ca_certs": url.params.get("ca_file")}
+    elif "ca_file" in url.params:
+        raise InvalidUsage(f"{url.shown}: ca_file is for rediss://")
+    return redis.BlockingConnectionPool(max_connections=CONNECTIONS_MAX, timeout=CONNECTION_WAIT_S, **options)
+
+
+def _mapped(where: str, key: str, error: Exception) -> PersistError:
+    text = f"{where}: {error}"
+    if isinstance(error, redis.ResponseError) and str(error).startswith("WRONGTYPE"):
+        return CorruptData(f"{where}: another application's data stands in its place", key=key)
+    if isinstance(error, _REFUSAL_CLASSES) or str(error).startswith(_REFUSALS):
+        return Determinate(text, key=key)
+    return Indeterminate(text, key=key)
+
+
+def _glob_escaped(text: str) -> str:
+    return "".join(f"\\{char}" if char in "*?[]^\\" else char for char in text)

@@ -1,0 +1,176 @@
+"""Consensus in one SQLite file: for one machine, any number of processes. Survives kill -9 and power loss.
+
+Write-ahead log with synchronous=FULL: a commit is on disk when it is acknowledged. Writers take the write lock first
+(BEGIN IMMEDIATE), so what they read is what they change. Readers never wait for writers.
+NB: not for network file systems, where SQLite's locks do not hold; and open it after a fork, not before.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from persist_engine.base.errors import CorruptData, Determinate, Indeterminate, PersistError, StorageError, UnsafeStore
+from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
+from persist_engine.storage.checks import check_append, check_log_key, check_scan, refuse_truncate
+
+#: How long a call waits for another process's commit. Commits take milliseconds; a longer wait means a stuck process.
+BUSY_TIMEOUT_S = 10.0
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS consensus (
+    shard TEXT NOT NULL,
+    sequence_number INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    PRIMARY KEY (shard, sequence_number)
+)
+"""
+_HEAD = "SELECT sequence_number, data FROM consensus WHERE shard = ? ORDER BY sequence_number DESC LIMIT 1"
+_HEAD_SEQNO = "SELECT max(sequence_number) FROM consensus WHERE shard = ?"
+_INSERT = "INSERT INTO consensus (shard, sequence_number, data) VALUES (?, ?, ?)"
+_SCAN = (
+    "SELECT sequence_number, data FROM consensus WHERE shard = ? AND sequence_number >= ? "
+    "ORDER BY sequence_number LIMIT ?"
+)
+_TRUNCATE = "DELETE FROM consensus WHERE shard = ? AND sequence_number < ?"
+_KEYS = "SELECT DISTINCT shard FROM consensus"
+
+
+class SqliteConsensus:
+    """Opens (and makes) the file at `path` and its table. Thread-safe: each call borrows a connection of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._idle: list[sqlite3.Connection] = []
+        self._lock = threading.Lock()
+        # Threads queue here instead of polling for SQLite's lock, which only other processes then contend for.
+        self._write_lock = threading.Lock()
+        self._closed = False
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Determinate(f"open {self.address()}: {error.strerror or error}") from error
+        with self._borrow("open") as connection:
+            (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+            if mode != "wal":
+                raise UnsafeStore(f"{self.address()}: no write-ahead log here ({mode}); use a local file system")
+        with self._write("open") as connection:
+            connection.execute(_SCHEMA)
+
+    def head(self, key: str) -> VersionedData | None:
+        """See Consensus."""
+        check_log_key(key)
+        with self._borrow("head", key) as connection:
+            row = connection.execute(_HEAD, (key,)).fetchone()
+        return None if row is None else VersionedData(SeqNo(row[0]), row[1])
+
+    def compare_and_set(self, key: str, expected: SeqNo | None, new: VersionedData) -> CasResult:
+        """See Consensus."""
+        check_append(key, expected, new)
+        with self._write("compare_and_set", key) as connection:
+            if _head_seqno(connection, key) != expected:
+                return CasResult.EXPECTATION_MISMATCH
+            connection.execute(_INSERT, (key, int(new.seqno), new.data))
+        return CasResult.COMMITTED
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:
+        """See Consensus."""
+        check_scan(key, limit)
+        with self._borrow("scan", key) as connection:
+            rows = connection.execute(_SCAN, (key, int(from_seqno), limit)).fetchall()
+        return [VersionedData(SeqNo(seqno), data) for seqno, data in rows]
+
+    def truncate(self, key: str, seqno: SeqNo) -> int:
+        """See Consensus."""
+        check_log_key(key)
+        with self._write("truncate", key) as connection:
+            head = _head_seqno(connection, key)
+            if head is None or seqno > head:
+                raise refuse_truncate(key, seqno, head)
+            return connection.execute(_TRUNCATE, (key, int(seqno))).rowcount
+
+    def list_keys(self) -> Iterator[str]:
+        """See Consensus. The listing is one moment's."""
+        with self._borrow("list_keys") as connection:
+            rows = connection.execute(_KEYS).fetchall()
+        return iter([key for (key,) in rows])
+
+    def address(self) -> str:
+        """See Consensus."""
+        return f"sqlite://{self._path}"
+
+    def close(self) -> None:
+        """See Consensus. Connections in use by other threads are closed when their call ends."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    @contextmanager
+    def _borrow(self, verb: str, key: str = "") -> Iterator[sqlite3.Connection]:
+        """A connection in autocommit; errors mapped as of a call that changed nothing."""
+        try:
+            connection = self._take()
+        except sqlite3.Error as error:
+            raise self._mapped(verb, key, error, Determinate) from error
+        try:
+            yield connection
+        except sqlite3.Error as error:
+            connection.close()
+            raise self._mapped(verb, key, error, Determinate) from error
+        except PersistError:
+            self._give_back(connection)
+            raise
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            self._give_back(connection)
+
+    @contextmanager
+    def _write(self, verb: str, key: str = "") -> Iterator[sqlite3.Connection]:
+        """A write transaction, rolled back on any error in it. Only a failed COMMIT is Indeterminate."""
+        with self._write_lock, self._borrow(verb, key) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            try:
+                connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                connection.close()
+                raise self._mapped(verb, key, error, Indeterminate) from error
+
+    def _take(self) -> sqlite3.Connection:
+        with self._lock:
+            if self._closed:
+                raise Determinate(f"{self.address()} is closed")
+            if self._idle:
+                return self._idle.pop()
+        connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA synchronous=FULL")
+        return connection
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _mapped(self, verb: str, key: str, error: sqlite3.Error, kind: type[StorageError]) -> PersistError:
+        text = f"{verb} {key}".rstrip() + f" at {self.address()}: {error}"
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return CorruptData(text, key=key or str(self._path))
+        return kind(text, key=key)
+
+
+def _head_seqno(connection: sqlite3.Connection, key: str) -> SeqNo | None:
+    (seqno,) = connection.execute(_HEAD_SEQNO, (key,)).fetchone()
+    return None if seqno is None else SeqNo(seqno)

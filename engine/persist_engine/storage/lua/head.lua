@@ -1,0 +1,4 @@
+if not exists then
+  return {'ABSENT'}
+end
+return {'OK', head, redis.call('LINDEX', list, -1)}

@@ -1,0 +1,142 @@
+"""Outermost wrappers: count calls, outcomes, bytes and seconds per verb. Change nothing else.
+
+`persist_{blob,consensus}_calls_total{verb,outcome}`, `..._bytes_total{verb}`, `..._seconds{verb}`; outcome is `ok`,
+`mismatch`, the class of the error, or `stopped` for a listing that its caller left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from persist_engine.base.env import Env
+from persist_engine.base.metrics import Metrics
+from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
+from persist_engine.storage.blob import Blob, BlobInfo
+from persist_engine.storage.consensus import Consensus
+
+
+class MeteredBlob:
+    """Blob with its calls counted. A listing lasts, and is timed, until its caller has taken the last row or stops."""
+
+    def __init__(self, inner: Blob, *, env: Env, metrics: Metrics) -> None:
+        self._inner = inner
+        self._meter = _Meter("blob", env, metrics)
+
+    def get(self, key: str) -> bytes | None:
+        """See Blob."""
+        with self._meter.call("get") as call:
+            value = self._inner.get(key)
+            call.byte_count = len(value or b"")
+        return value
+
+    def set(self, key: str, value: bytes) -> None:
+        """See Blob."""
+        with self._meter.call("set") as call:
+            self._inner.set(key, value)
+            call.byte_count = len(value)
+
+    def delete(self, key: str) -> int | None:
+        """See Blob."""
+        with self._meter.call("delete") as call:
+            size = self._inner.delete(key)
+            call.byte_count = size or 0
+        return size
+
+    def list_prefix(self, prefix: str) -> Iterator[BlobInfo]:
+        """See Blob."""
+        with self._meter.call("list_prefix"):
+            yield from self._inner.list_prefix(prefix)
+
+    def restore(self, key: str) -> None:
+        """See Blob."""
+        with self._meter.call("restore"):
+            self._inner.restore(key)
+
+    def address(self) -> str:
+        """See Blob."""
+        return self._inner.address()
+
+    def close(self) -> None:
+        """See Blob."""
+        self._inner.close()
+
+
+class MeteredConsensus:
+    """Consensus with its calls counted."""
+
+    def __init__(self, inner: Consensus, *, env: Env, metrics: Metrics) -> None:
+        self._inner = inner
+        self._meter = _Meter("consensus", env, metrics)
+
+    def head(self, key: str) -> VersionedData | None:
+        """See Consensus."""
+        with self._meter.call("head") as call:
+            entry = self._inner.head(key)
+            call.byte_count = len(entry.data) if entry else 0
+        return entry
+
+    def compare_and_set(self, key: str, expected: SeqNo | None, new: VersionedData) -> CasResult:
+        """See Consensus."""
+        with self._meter.call("compare_and_set") as call:
+            result = self._inner.compare_and_set(key, expected, new)
+            if result is CasResult.COMMITTED:
+                call.byte_count = len(new.data)
+            else:
+                call.outcome = "mismatch"
+        return result
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:
+        """See Consensus."""
+        with self._meter.call("scan") as call:
+            entries = self._inner.scan(key, from_seqno, limit)
+            call.byte_count = sum(len(entry.data) for entry in entries)
+        return entries
+
+    def truncate(self, key: str, seqno: SeqNo) -> int:
+        """See Consensus."""
+        with self._meter.call("truncate"):
+            return self._inner.truncate(key, seqno)
+
+    def list_keys(self) -> Iterator[str]:
+        """See Consensus."""
+        with self._meter.call("list_keys"):
+            yield from self._inner.list_keys()
+
+    def address(self) -> str:
+        """See Consensus."""
+        return self._inner.address()
+
+    def close(self) -> None:
+        """See Consensus."""
+        self._inner.close()
+
+
+class _Call:
+    def __init__(self) -> None:
+        self.outcome = "ok"
+        self.byte_count = 0
+
+
+class _Meter:
+    def __init__(self, port: str, env: Env, metrics: Metrics) -> None:
+        self._port = port
+        self._env = env
+        self._metrics = metrics
+
+    @contextmanager
+    def call(self, verb: str) -> Iterator[_Call]:
+        started_s = self._env.monotonic_s()
+        call = _Call()
+        try:
+            yield call
+        except Exception as error:
+            call.outcome = type(error).__name__
+            raise
+        except BaseException:
+            call.outcome = "stopped"
+            raise
+        finally:
+            self._metrics.observe_s(self._port, self._env.monotonic_s() - started_s, verb=verb)
+            self._metrics.count(f"{self._port}_calls", verb=verb, outcome=call.outcome)
+            self._metrics.count(f"{self._port}_bytes", call.byte_count, verb=verb)

@@ -1,0 +1,70 @@
+"""URL -> adapter -> wrappers, in the one written order. Knows all adapters; drivers load when a URL asks for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from persist_engine.base.env import Env
+from persist_engine.base.metrics import Metrics
+from persist_engine.storage.blob import Blob
+from persist_engine.storage.blob_file import FileBlob
+from persist_engine.storage.blob_mem import shared_mem_blob
+from persist_engine.storage.consensus import Consensus
+from persist_engine.storage.consensus_mem import shared_mem_consensus
+from persist_engine.storage.consensus_sqlite import SqliteConsensus
+from persist_engine.storage.metered import MeteredBlob, MeteredConsensus
+from persist_engine.storage.urls import absolute_path, parse_url
+
+_BLOB_URLS = {
+    "mem": frozenset[str](),
+    "file": frozenset[str](),
+    "s3": frozenset({"region", "endpoint", "path_style", "ca_file", "probe"}),
+}
+_REDIS_PARAMS = frozenset({"prefix", "password_file", "ca_file", "unsafe", "ack"})
+_CONSENSUS_URLS = {
+    "mem": frozenset[str](),
+    "sqlite": frozenset[str](),
+    "redis": _REDIS_PARAMS,
+    "rediss": _REDIS_PARAMS,
+}
+
+
+def open_blob(url: str, *, env: Env, metrics: Metrics) -> Blob:
+    """Open `mem:[name]`, `file:///dir` or `s3://bucket/prefix?region=&endpoint=&path_style=&ca_file=&probe=`, metered.
+
+    InvalidUsage on a URL that is none of these, UnsafeStore when the store does not keep its promises, Determinate or
+    Indeterminate when it cannot be reached. Errors name the address, never a credential.
+    """
+    parsed = parse_url(url, allowed=_BLOB_URLS)
+    blob: Blob
+    match parsed.scheme:
+        case "mem":
+            blob = shared_mem_blob(parsed.path)
+        case "file":
+            blob = FileBlob(Path(absolute_path(parsed)), env=env)
+        case _:
+            from persist_engine.storage.blob_s3 import open_s3_blob
+
+            blob = open_s3_blob(parsed, env=env)
+    return MeteredBlob(blob, env=env, metrics=metrics)
+
+
+def open_consensus(url: str, *, env: Env, metrics: Metrics) -> Consensus:
+    """Open `mem:[name]`, `sqlite:///file` or `redis[s]://[user[:password]@]host[:port][/db]`, metered.
+
+    Redis takes the parameters prefix, password_file, ca_file, unsafe (true accepts settings that can lose commits) and
+    ack (redis: acknowledged when Redis has it).
+    Errors as of open_blob.
+    """
+    parsed = parse_url(url, allowed=_CONSENSUS_URLS)
+    consensus: Consensus
+    match parsed.scheme:
+        case "mem":
+            consensus = shared_mem_consensus(parsed.path)
+        case "sqlite":
+            consensus = SqliteConsensus(Path(absolute_path(parsed)))
+        case _:
+            from persist_engine.storage.consensus_redis import open_redis_consensus
+
+            consensus = open_redis_consensus(parsed)
+    return MeteredConsensus(consensus, env=env, metrics=metrics)

@@ -1,0 +1,84 @@
+"""Whether a Redis keeps what it acknowledges: the settings that decide it, and what to change.
+
+Knows no driver: it is given a function that sends one command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from persist_engine.base.errors import PersistError, UnsafeStore
+
+Ask = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    setting: str
+    allowed: tuple[str, ...]
+    why: str
+
+
+_RULES = (
+    _Rule("appendonly", ("yes",), "without the append-only file a restart loses commits"),
+    _Rule("appendfsync", ("always",), "a power loss may lose the last seconds of commits"),
+    _Rule("no-appendfsync-on-rewrite", ("no",), "while the append-only file is rewritten commits are not on disk"),
+    # Keys here never have a time to live, so the volatile policies cannot touch them.
+    _Rule(
+        "maxmemory-policy",
+        ("noeviction", "volatile-lru", "volatile-lfu", "volatile-random", "volatile-ttl"),
+        "it evicts commits when memory runs out",
+    ),
+)
+
+
+def check_durability(ask: Ask, *, address: str) -> list[str]:
+    """UnsafeStore naming every unsafe setting and its safe value; returns what could not be verified.
+
+    `ask(*command)` sends one command and returns its RESP2 reply, or raises PersistError. A Redis that forbids CONFIG or
+    INFO (managed services, ACLs) is believed; one that cannot be reached raises as the command does.
+    """
+    faults: list[str] = []
+    notes: list[str] = []
+    try:
+        replication = _text(ask("INFO", "replication"))
+    except PersistError as error:
+        if not _is_forbidden(error):
+            raise
+        notes.append("role (INFO is forbidden)")
+    else:
+        if "role:slave" in replication:
+            faults.append("it is a replica; connect to the primary")
+    for rule in _RULES:
+        value = _setting(ask, rule.setting)
+        if value is None:
+            notes.append(f"{rule.setting} (CONFIG GET is forbidden)")
+        elif value not in rule.allowed:
+            faults.append(f"{rule.setting} is {value}, set it to {rule.allowed[0]}: {rule.why}")
+    if faults:
+        raise UnsafeStore(
+            f"redis at {address} can lose acknowledged commits: {'; '.join(faults)}. "
+            "Change this, or accept the loss with ?unsafe=true"
+        )
+    return notes
+
+
+def _setting(ask: Ask, name: str) -> str | None:
+    try:
+        reply = ask("CONFIG", "GET", name)
+    except PersistError as error:
+        if _is_forbidden(error):
+            return None
+        raise
+    return _text(reply[1]) if reply else None
+
+
+def _is_forbidden(error: PersistError) -> bool:
+    cause = str(error.__cause__).lower()
+    return "unknown command" in cause or "has no permissions" in cause or "not allowed" in cause
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

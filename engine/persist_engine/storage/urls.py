@@ -1,0 +1,80 @@
+"""Store URLs, taken apart once and strictly: an unknown scheme, parameter or shape is InvalidUsage, never ignored.
+
+Passwords leave this file only as the field `password`, which no repr and no message shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from persist_engine.base.errors import InvalidUsage
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUrl:
+    """One URL. `path` and the credentials are percent-decoded; `host` keeps its case."""
+
+    scheme: str
+    host: str
+    port: int | None
+    user: str | None
+    password: str | None = field(repr=False)
+    path: str
+    params: dict[str, str]
+    shown: str
+    """The URL without credentials, for messages."""
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """The parameter `name` as true or false; InvalidUsage on any other word."""
+        word = self.params.get(name)
+        if word is None:
+            return default
+        if word not in ("true", "false"):
+            raise InvalidUsage(f"{self.shown}: parameter {name} must be true or false")
+        return word == "true"
+
+
+def parse_url(url: str, *, allowed: dict[str, frozenset[str]]) -> StoreUrl:
+    """Split `url`, whose scheme must be a key of `allowed` and whose parameters must be among that scheme's."""
+    try:
+        split = urlsplit(url)
+        port = split.port
+    except ValueError as error:
+        raise InvalidUsage("store URL does not parse (check brackets and port)") from error.with_traceback(None)
+    shown = _without_credentials(split)
+    if split.scheme not in allowed:
+        raise InvalidUsage(f"{shown}: unknown scheme {split.scheme!r}, expected one of {', '.join(sorted(allowed))}")
+    if split.fragment:
+        raise InvalidUsage(f"{shown}: a store URL has no fragment; write # as %23")
+    pairs = parse_qsl(split.query, keep_blank_values=True)
+    params = dict(pairs)
+    if len(params) != len(pairs):
+        raise InvalidUsage(f"{shown}: a parameter is given twice")
+    if unknown := sorted(params.keys() - allowed[split.scheme]):
+        known = ", ".join(sorted(allowed[split.scheme])) or "none"
+        raise InvalidUsage(f"{shown}: unknown parameter {', '.join(unknown)}; {split.scheme} knows {known}")
+    location = split.netloc.rpartition("@")[2]
+    return StoreUrl(
+        scheme=split.scheme,
+        host=location.rpartition(":")[0] if port is not None else location.removesuffix(":"),
+        port=port,
+        user=unquote(split.username) if split.username else None,
+        password=unquote(split.password) if split.password else None,
+        path=unquote(split.path),
+        params=params,
+        shown=shown,
+    )
+
+
+def absolute_path(url: StoreUrl) -> str:
+    """The path of a `scheme:///path` URL; InvalidUsage when it names a host or is not absolute."""
+    if url.host not in ("", "localhost") or not url.path.startswith("/"):
+        raise InvalidUsage(f"{url.shown}: expected {url.scheme}:///absolute/path")
+    return url.path
+
+
+def _without_credentials(split: SplitResult) -> str:
+    host = split.netloc.rpartition("@")[2]
+    slashes = "//" if split.netloc or split.path.startswith("/") else ""
+    return f"{split.scheme}:{slashes}{host}{split.path}"

@@ -1,0 +1,273 @@
+"""Real servers for tests: start one on a free loopback port, hand out its URL, always stop it.
+
+A missing binary is an error that says how to get it, never a skip: what was not run was not proved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+#: Servers start in 0.1 s; a loaded machine may take much longer, and a test must not be flaky for it.
+START_DEADLINE_S = 30.0
+STOP_DEADLINE_S = 10.0
+#: Two processes can be given the same free port; then the loser exits at once and takes another.
+PORT_ATTEMPTS_MAX = 5
+
+
+class ServerMissing(RuntimeError):
+    """A server's program is not on this machine; the text says how to get it."""
+
+
+class Server:
+    """One server process on a fixed address of 127.0.0.1, with its own folder. `restart` keeps address and data."""
+
+    def __init__(self, command: Callable[[int], list[str]], is_up: Callable[[int], bool], folder: Path) -> None:
+        self._command = command
+        self._is_up = is_up
+        self._log = folder / "server.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+        for _ in range(PORT_ATTEMPTS_MAX):
+            self.port = _free_port()
+            if self._started():
+                return
+        raise RuntimeError(f"{command(0)[0]} does not start: {self._log.read_text()[-2000:]}")
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id; RuntimeError when stopped."""
+        if self._process is None:
+            raise RuntimeError("the server is stopped")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start again on the same address and data after `stop` or `kill`."""
+        if not self._started():
+            raise RuntimeError(f"server on port {self.port} does not start: {self._log.read_text()[-2000:]}")
+
+    def stop(self) -> None:
+        """End it in good order (SIGTERM); idempotent."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it as a crash would (SIGKILL); idempotent."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """`kill`, then `start`."""
+        self.kill()
+        self.start()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While open, the process is frozen (SIGSTOP): it accepts connections and answers nothing."""
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
+
+    def _started(self) -> bool:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command(self.port), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        waiting = threading.Event()
+        for _ in range(int(START_DEADLINE_S / 0.02)):
+            if self._process.poll() is not None:
+                self._process = None
+                return False
+            if self._is_up(self.port):
+                return True
+            waiting.wait(0.02)
+        self.kill()
+        return False
+
+    def _end(self, how: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(how)
+        try:
+            process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class RedisServer(Server):
+    """A redis-server. `url` opens it as consensus."""
+
+    def __init__(self, folder: Path, *, settings: dict[str, str], password: str | None) -> None:
+        program = shutil.which("redis-server") or shutil.which("valkey-server")
+        if program is None:
+            raise ServerMissing(
+                "no redis-server or valkey-server on PATH: run `make setup`, or install Debian's redis-server"
+            )
+        self._password = password
+        words = [word for name, value in settings.items() for word in (f"--{name}", value)]
+        words += ["--requirepass", password] if password else []
+        super().__init__(
+            lambda port: [
+                program,
+                "--bind",
+                "127.0.0.1",
+                "--port",
+                str(port),
+                "--dir",
+                str(folder),
+                "--save",
+                "",
+                *words,
+            ],
+            lambda port: self._pong(port),
+            folder,
+        )
+
+    @property
+    def url(self) -> str:
+        """As open_consensus takes it, with the password if there is one."""
+        return f"redis://{f':{quote(self._password)}@' if self._password else ''}{self.address}/0"
+
+    def command(self, *words: str) -> bytes:
+        """Send one command on a connection of its own; the raw reply."""
+        with socket.create_connection((self.address.partition(":")[0], self.port), timeout=5) as connection:
+            lines = [["AUTH", self._password]] if self._password else []
+            reply = b""
+            for line in [*lines, list(words)]:
+                connection.sendall(_resp(line))
+                reply = connection.recv(1 << 16)
+            return reply
+
+    def _pong(self, port: int) -> bool:
+        self.port = port
+        with contextlib.suppress(OSError):
+            return self.command("PING").startswith(b"+PONG")
+        return False
+
+
+class S3Server(Server):
+    """A versitygw over a folder. `url` opens the bucket as blob; credentials are `access_key` and `secret_key`."""
+
+    region = "us-east-1"
+
+    def __init__(self, folder: Path, *, bucket: str) -> None:
+        program = _versitygw()
+        self.bucket = bucket
+        self.access_key = "persist"
+        self.secret_key = secrets.token_hex(16)
+        self._data = folder / "data"
+        (self._data / bucket).mkdir(parents=True)
+        keys = ["--access", self.access_key, "--secret", self.secret_key]
+        super().__init__(
+            lambda port: [
+                *[
+                    program,
+                    *keys,
+                    "--port",
+                    f"127.0.0.1:{port}",
+                    "--region",
+                    self.region,
+                    "--health",
+                    "/health",
+                    "--quiet",
+                ],
+                *["posix", str(self._data)],
+            ],
+            _is_healthy,
+            folder,
+        )
+
+    @property
+    def url(self) -> str:
+        """As open_blob takes it; append `/prefix` through `location`."""
+        return self.location("")
+
+    def location(self, prefix: str, *, bucket: str | None = None) -> str:
+        """URL of a prefix in a bucket of this server."""
+        endpoint = quote(f"http://{self.address}", safe="")
+        return f"s3://{bucket or self.bucket}/{prefix}?endpoint={endpoint}&region={self.region}&path_style=true"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What boto3's chain reads the credentials from."""
+        return {"AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret_key}
+
+    def object_path(self, key: str) -> Path:
+        """The file behind an object, for damaging it."""
+        return self._data / self.bucket / key
+
+
+@contextmanager
+def redis_server(
+    *, appendonly: bool = True, password: str | None = None, settings: dict[str, str] | None = None
+) -> Iterator[RedisServer]:
+    """A Redis with safe durability (AOF, fsync always) unless told otherwise; `settings` are further command line settings."""
+    durable = {"appendonly": "yes", "appendfsync": "always"} if appendonly else {"appendonly": "no"}
+    with tempfile.TemporaryDirectory(prefix="persist-redis-") as folder:
+        server = RedisServer(Path(folder), settings=durable | (settings or {}), password=password)
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+@contextmanager
+def s3_server(*, bucket: str = "persist") -> Iterator[S3Server]:
+    """A versitygw with one bucket."""
+    with tempfile.TemporaryDirectory(prefix="persist-s3-") as folder:
+        server = S3Server(Path(folder), bucket=bucket)
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+def _versitygw() -> str:
+    folders = [os.environ.get("PERSIST_TOOLS"), str(Path.home() / ".cache/persist-operator/bin")]  # noqa: TID251 - a test tool's own knob
+    for path in [None, *[folder for folder in folders if folder]]:
+        if program := shutil.which("versitygw", path=path):
+            return program
+    raise ServerMissing("no versitygw on PATH, in $PERSIST_TOOLS or ~/.cache/persist-operator/bin: run `make setup`")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _is_healthy(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _resp(words: list[str]) -> bytes:
+    parts = [f"*{len(words)}\r\n".encode()]
+    for word in words:
+        data = word.encode()
+        parts.append(b"$%d\r\n%s\r\n" % (len(data), data))
+    return b"".join(parts)

@@ -1,0 +1,1 @@
+"""The resources as users write them: specs, conditions, names, the schema they are checked against. Pure."""

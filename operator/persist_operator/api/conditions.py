@@ -1,0 +1,61 @@
+"""Conditions after Kubernetes' conventions and kstatus: Ready always, Reconciling and Stalled only while true.
+
+Invariant: lastTransitionTime moves only when `status` changes, so that an unchanged decision gives an unchanged object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from persist_operator.api import times
+
+Status = Literal["True", "False", "Unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One thing that is true, false or not known now. `reason` is CamelCase for machines, `message` for people."""
+
+    type: str
+    status: Status
+    reason: str
+    message: str = ""
+
+
+def render(
+    conditions: Iterable[Condition], previous: Sequence[Mapping[str, Any]], *, generation: int, now_ms: int
+) -> list[dict[str, Any]]:
+    """The conditions as they stand in a status, sorted by type; transition times are kept from `previous` where the status is the same."""
+    before = {one.get("type"): one for one in previous}
+    rendered = []
+    for condition in sorted(conditions, key=lambda one: one.type):
+        old = before.get(condition.type)
+        same = old is not None and old.get("status") == condition.status and old.get("lastTransitionTime")
+        rendered.append(
+            {
+                "type": condition.type,
+                "status": condition.status,
+                "observedGeneration": generation,
+                "lastTransitionTime": old["lastTransitionTime"] if old is not None and same else times.to_text(now_ms),
+                "reason": condition.reason,
+                "message": condition.message[:32_000],
+            }
+        )
+    return rendered
+
+
+def find(status: Mapping[str, Any], condition_type: str) -> Mapping[str, Any] | None:
+    """The condition of that type on a status, or None."""
+    for one in status.get("conditions", ()):
+        if one.get("type") == condition_type:
+            found: Mapping[str, Any] = one
+            return found
+    return None
+
+
+def is_true(status: Mapping[str, Any], condition_type: str) -> bool:
+    """Whether the condition is there and True."""
+    found = find(status, condition_type)
+    return found is not None and found.get("status") == "True"

@@ -1,0 +1,81 @@
+"""Every name that is made from another: API group, labels, ids derived from a resource's uid, names of children.
+
+Invariant: a name is a pure function of what it names, so that two operators, or one that crashed, make the same child.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+GROUP = "persistshard.io"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+#: Field manager of every status, and the value of the label that marks our children.
+MANAGER = "persist-operator"
+
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_COMPONENT = "app.kubernetes.io/component"
+LABEL_SHARD = f"{GROUP}/shard"
+LABEL_SINK = f"{GROUP}/sink"
+LABEL_OWNER_UID = f"{GROUP}/owner-uid"
+LABEL_KIND = f"{GROUP}/kind"
+LABEL_SEQNO = f"{GROUP}/seqno"
+LABEL_ATTEMPT = f"{GROUP}/attempt"
+LABEL_RUN = f"{GROUP}/run"
+LABEL_REVISION = f"{GROUP}/revision"
+LABEL_ROLE = f"{GROUP}/role"
+ANNOTATION_REASON = f"{GROUP}/reason"
+ANNOTATION_RUN_ID = f"{GROUP}/run-id"
+ANNOTATION_SCHEDULED_TIME = f"{GROUP}/scheduled-time"
+#: `request-gc: <token>`; handled when the token differs from status.lastHandledRequests.gc.
+REQUEST_PREFIX = f"{GROUP}/request-"
+
+MaintenanceKind = Literal["compaction", "rollup", "gc"]
+MAINTENANCE_KINDS: tuple[MaintenanceKind, ...] = ("rollup", "compaction", "gc")
+#: The word of the command line, of child names and of request annotations.
+VERB: Mapping[MaintenanceKind, str] = {"compaction": "compact", "rollup": "rollup", "gc": "gc"}
+
+CRITICAL_PURPOSE = "operator retention"
+_SEQNO_DIGITS = 10
+
+
+def _derived_uuid(purpose: str, uid: str) -> str:
+    digits = hashlib.sha256(f"{GROUP}/{purpose}/{uid}".encode()).hexdigest()[:32]
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def shard_id_of(uid: str) -> str:
+    """The shard id of a PersistShard that names none: the same for every attempt to assign it."""
+    return f"s{_derived_uuid('shard', uid)}"
+
+
+def critical_id_of(uid: str) -> str:
+    """The critical reader through which the operator holds since for this PersistShard."""
+    return f"c{_derived_uuid('critical', uid)}"
+
+
+def maintenance_name(shard: str, kind: MaintenanceKind, seqno: int, *, retry: int) -> str:
+    """Name of the Job for `kind` at state version `seqno`; at most 63 characters for shard names of at most 40.
+
+    `retry` counts the failures in a row, so that a repetition at the same version is another Job."""
+    digits = str(seqno)[-_SEQNO_DIGITS:]
+    suffix = f"-r{retry % 100}" if retry else ""
+    return f"{shard}-{VERB[kind]}-{digits}{suffix}"
+
+
+def driver_name(sink: str, revision: str, attempt: int) -> str:
+    """Name of the driver pod, its Service and its ConfigMap; at most 56 characters for sink names of at most 40."""
+    return f"{sink}-{revision[:8]}-{attempt}"
+
+
+def executor_prefix(sink: str, uid: str, attempt: int) -> str:
+    """Prefix of executor pods, unique per attempt; Spark allows 47 characters."""
+    return f"{sink[:30].rstrip('-')}-{hashlib.sha256(f'{uid}/{attempt}'.encode()).hexdigest()[:10]}"
+
+
+def revision_of(value: Mapping[str, Any]) -> str:
+    """Eight hex digits over the canonical JSON of `value`."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:8]

@@ -1,0 +1,170 @@
+"""Does what the API server does with a resource before storing it: defaults, structural validation, CEL rules.
+
+One difference, on purpose: unknown fields are errors here (as with `kubectl apply --validate=strict`) instead of being pruned.
+The definitions are the CRD files themselves; nothing is repeated. Pure but for reading those files once.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cel
+import jsonschema
+import yaml
+
+from persist_engine.base.errors import InvalidUsage
+from persist_operator.api import names
+
+Json = Any
+_PACKAGED, _CHECKOUT = Path(__file__).parents[1] / "crds", Path(__file__).parents[3] / "crds"
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaError:
+    """What is wrong and where; `str()` is one line for people."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+def crd_dir() -> Path:
+    """The folder of the CRD files: inside the installed package, or of the checkout."""
+    return _PACKAGED if _PACKAGED.is_dir() else _CHECKOUT
+
+
+class ResourceSchemas:
+    """The schemas of all our kinds. Immutable after construction."""
+
+    def __init__(self, definitions: Sequence[Mapping[str, Json]]) -> None:
+        self._schemas = {
+            crd["spec"]["names"]["kind"]: _stored_version(crd)["schema"]["openAPIV3Schema"] for crd in definitions
+        }
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds that have a schema."""
+        return tuple(sorted(self._schemas))
+
+    def schema(self, kind: str) -> Mapping[str, Json]:
+        """The schema of the whole resource. InvalidUsage for kinds that are not ours."""
+        if kind not in self._schemas:
+            raise InvalidUsage(f"unknown kind {kind!r}, expected one of {', '.join(self.kinds)}")
+        schema: Mapping[str, Json] = self._schemas[kind]
+        return schema
+
+    def default(self, resource: Mapping[str, Json]) -> dict[str, Json]:
+        """A deep copy with the defaults of the schema filled in. Idempotent."""
+        defaulted: dict[str, Json] = copy.deepcopy(dict(resource))
+        _default(self.schema(str(resource.get("kind"))), defaulted)
+        return defaulted
+
+    def check(self, resource: Mapping[str, Json], old: Mapping[str, Json] | None = None) -> list[SchemaError]:
+        """Every reason to refuse creating `resource`, or changing `old` into it; empty when it is valid.
+
+        Takes the resource as the user wrote it; defaults are filled in first. CEL rules run only on a structurally valid one."""
+        if not isinstance(resource, Mapping):
+            return [SchemaError("", "a resource must be a mapping")]
+        if resource.get("apiVersion") != names.API_VERSION:
+            return [SchemaError("apiVersion", f"must be {names.API_VERSION}, not {resource.get('apiVersion')!r}")]
+        if resource.get("kind") not in self._schemas:
+            return [SchemaError("kind", f"must be one of {', '.join(self.kinds)}, not {resource.get('kind')!r}")]
+        if not isinstance(resource.get("metadata"), Mapping) or not isinstance(resource["metadata"].get("name"), str):
+            return [SchemaError("metadata.name", "is required")]
+        schema, defaulted = self.schema(resource["kind"]), self.default(resource)
+        errors = [*_structure_errors(schema, defaulted), *_unknown_fields(schema, defaulted, ""), *_duplicates(schema, defaulted, "")]
+        if errors:
+            return errors
+        return list(_rule_errors(schema, defaulted, None if old is None else self.default(old), ""))
+
+
+@functools.cache
+def load_schemas(folder: Path | None = None) -> ResourceSchemas:
+    """The schemas from the CRD files of `folder` (`crd_dir()` when None). Read once per process."""
+    files = sorted((folder or crd_dir()).glob("*.yaml"))
+    if not files:
+        raise InvalidUsage(f"no resource definitions in {folder or crd_dir()}")
+    return ResourceSchemas([yaml.safe_load(file.read_text(encoding="utf-8")) for file in files])
+
+
+def _stored_version(crd: Mapping[str, Json]) -> Mapping[str, Json]:
+    version: Mapping[str, Json] = next(one for one in crd["spec"]["versions"] if one["storage"])
+    return version
+
+
+def _default(schema: Mapping[str, Json], value: Json) -> None:
+    if isinstance(value, dict):
+        for name, child in schema.get("properties", {}).items():
+            if name not in value and "default" in child:
+                value[name] = copy.deepcopy(child["default"])
+            if name in value:
+                _default(child, value[name])
+    elif isinstance(value, list):
+        for item in value:
+            _default(schema.get("items", {}), item)
+
+
+def _structure_errors(schema: Mapping[str, Json], value: Json) -> Iterator[SchemaError]:
+    validator = jsonschema.Draft202012Validator(schema)
+    for error in sorted(validator.iter_errors(value), key=lambda one: [str(part) for part in one.absolute_path]):
+        path = ".".join(str(part) for part in error.absolute_path)
+        yield SchemaError(path, error.message if len(error.message) < 400 else f"{error.validator} is violated")
+
+
+def _unknown_fields(schema: Mapping[str, Json], value: Json, path: str) -> Iterator[SchemaError]:
+    if schema.get("x-kubernetes-preserve-unknown-fields") or path in {"metadata", "status"}:
+        return
+    if isinstance(value, Mapping) and "properties" in schema:
+        for name, child in value.items():
+            where = f"{path}.{name}" if path else str(name)
+            if name in schema["properties"]:
+                yield from _unknown_fields(schema["properties"][name], child, where)
+            else:
+                yield SchemaError(where, f"unknown field; known here: {', '.join(sorted(schema['properties']))}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _unknown_fields(schema.get("items", {}), item, f"{path}[{index}]")
+
+
+def _duplicates(schema: Mapping[str, Json], value: Json, path: str) -> Iterator[SchemaError]:
+    if isinstance(value, Mapping):
+        for name, child in schema.get("properties", {}).items():
+            if name in value:
+                yield from _duplicates(child, value[name], f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and schema.get("x-kubernetes-list-type") == "set":
+        for index, item in enumerate(value):
+            if item in value[:index]:
+                yield SchemaError(f"{path}[{index}]", f"duplicate value {item!r}")
+
+
+def _rule_errors(schema: Mapping[str, Json], value: Json, old: Json, path: str) -> Iterator[SchemaError]:
+    """Rules of this node, then of its children. A rule that names oldSelf runs only when there is an old value."""
+    for rule in schema.get("x-kubernetes-validations", ()):
+        transition = "oldSelf" in rule["rule"]
+        if transition and old is None:
+            continue
+        if not _holds(rule["rule"], {"self": value, **({"oldSelf": old} if transition else {})}):
+            yield SchemaError(f"{path}{rule.get('fieldPath', '')}".lstrip("."), rule["message"])
+    if isinstance(value, Mapping):
+        for name, child in schema.get("properties", {}).items():
+            if name in value:
+                before = old.get(name) if isinstance(old, Mapping) else None
+                yield from _rule_errors(child, value[name], before, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _rule_errors(schema.get("items", {}), item, None, f"{path}[{index}]")
+
+
+def _holds(rule: str, variables: Mapping[str, Json]) -> bool:
+    """False also when the rule cannot be evaluated, as on the API server: a rule must guard with has()."""
+    try:
+        return cel.evaluate(rule, dict(variables)) is True
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        return False

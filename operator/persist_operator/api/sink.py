@@ -1,0 +1,145 @@
+"""SparkSink: the spec as a value, and the revision that a run is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from persist_operator.api import names
+from persist_operator.api.resource import Meta
+
+#: What a driver is made of; a change of anything here is another run. Retries, timeouts, cleanup and suspend are not.
+_REVISED = ("shardRef", "input", "envelope", "write", "spark")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """When a Scheduled sink runs."""
+
+    cron: str
+    time_zone: str
+    starting_deadline_seconds: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkPod:
+    """Size and additions of driver or executor pods. Quantities as written."""
+
+    cores: int
+    memory: str
+    memory_overhead: str | None
+    template: Mapping[str, Any]
+    instances: int = 1
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any]) -> SparkPod:
+        """From spec.spark.driver or spec.spark.executor."""
+        overhead = spec.get("memoryOverhead")
+        return cls(
+            cores=spec["cores"],
+            memory=str(spec["memory"]),
+            memory_overhead=None if overhead is None else str(overhead),
+            template=spec.get("template") or {},
+            instances=spec.get("instances", 1),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkSpec:
+    """The application."""
+
+    image: str | None
+    image_pull_policy: str | None
+    image_pull_secrets: tuple[str, ...]
+    conf: Mapping[str, str]
+    service_account_name: str | None
+    driver: SparkPod
+    executor: SparkPod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkSpec:
+    """What the user wants of a sink. `input`, `envelope` and `write` go to the driver verbatim."""
+
+    shard_name: str
+    mode: str
+    schedule: Schedule | None
+    input: Mapping[str, Any]
+    envelope: Mapping[str, Any]
+    write: Mapping[str, Any]
+    spark: SparkSpec
+    restart_policy: str
+    max_consecutive_failures: int
+    backoff_seconds: int
+    max_backoff_seconds: int
+    driver_start_seconds: int
+    active_deadline_seconds: int | None
+    termination_grace_seconds: int
+    retain_driver: str
+    ttl_seconds_after_finished: int
+    history_limit: int
+    suspend: bool
+    revision: str
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any]) -> SinkSpec:
+        """From the defaulted dictionary form."""
+        restart, timeouts, cleanup = spec["restart"], spec["timeouts"], spec["cleanup"]
+        return cls(
+            shard_name=spec["shardRef"]["name"],
+            mode=spec["mode"],
+            schedule=_schedule(spec.get("schedule")),
+            input=spec["input"],
+            envelope=spec["envelope"],
+            write=spec["write"],
+            spark=_spark(spec["spark"]),
+            restart_policy=restart["policy"],
+            max_consecutive_failures=restart["maxConsecutiveFailures"],
+            backoff_seconds=restart["backoffSeconds"],
+            max_backoff_seconds=restart["maxBackoffSeconds"],
+            driver_start_seconds=timeouts["driverStartSeconds"],
+            active_deadline_seconds=timeouts.get("activeDeadlineSeconds"),
+            termination_grace_seconds=timeouts["terminationGraceSeconds"],
+            retain_driver=cleanup["retainDriver"],
+            ttl_seconds_after_finished=cleanup["ttlSecondsAfterFinished"],
+            history_limit=cleanup["historyLimit"],
+            suspend=spec["suspend"],
+            revision=names.revision_of({name: spec.get(name) for name in _REVISED}),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sink:
+    """A SparkSink as read."""
+
+    meta: Meta
+    spec: SinkSpec
+    status: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, resource: Mapping[str, Any]) -> Sink:
+        """From the dictionary form."""
+        return cls(meta=Meta.of(resource), spec=SinkSpec.of(resource["spec"]), status=resource.get("status") or {})
+
+
+def _schedule(spec: Mapping[str, Any] | None) -> Schedule | None:
+    if spec is None:
+        return None
+    return Schedule(
+        cron=spec["cron"],
+        time_zone=spec["timeZone"],
+        starting_deadline_seconds=spec.get("startingDeadlineSeconds"),
+    )
+
+
+def _spark(spec: Mapping[str, Any]) -> SparkSpec:
+    return SparkSpec(
+        image=spec.get("image"),
+        image_pull_policy=spec.get("imagePullPolicy"),
+        image_pull_secrets=tuple(spec.get("imagePullSecrets") or ()),
+        conf=dict(spec.get("conf") or {}),
+        service_account_name=spec.get("serviceAccountName"),
+        driver=SparkPod.of(spec["driver"]),
+        executor=SparkPod.of(spec["executor"]),
+    )

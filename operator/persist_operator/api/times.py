@@ -1,0 +1,20 @@
+"""Times of the API server: RFC 3339 with whole seconds, in UTC; milliseconds since the epoch inside."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def to_text(now_ms: int) -> str:
+    """`2026-11-20T08:15:30Z`; fractions of a second are cut off."""
+    return datetime.fromtimestamp(now_ms // 1000, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def to_ms(text: str | None) -> int | None:
+    """Inverse of `to_text`, also for times with fractions; None for what is absent or not a time."""
+    if not text:
+        return None
+    try:
+        return round(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        return None

@@ -1,0 +1,82 @@
+"""Resources of the local runner as files: one JSON document each, in the shape the API server would hand out.
+
+Owns `<state>/objects/<Kind>/<name>.json`. Writes are atomic (temporary name, then rename), so that a killed runner leaves either
+the old document or the new one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from persist_engine.base.env import Env
+from persist_operator.api import times
+from persist_operator.api.names import API_VERSION
+
+Document = dict[str, Any]
+#: The namespace of everything local.
+NAMESPACE = "local"
+
+
+class Objects:
+    """Resources by kind and name. One writer at a time (the runner holds the state folder's lock)."""
+
+    def __init__(self, state: Path, env: Env) -> None:
+        self._root = state / "objects"
+        self._env = env
+
+    def apply(self, document: Mapping[str, Any]) -> tuple[Document, str]:
+        """Create or update from a validated, defaulted document; returns it and `created`, `configured` or `unchanged`.
+
+        The uid is drawn at creation, the generation rises when the spec changes, the status is kept."""
+        kind, name = document["kind"], document["metadata"]["name"]
+        old = self.get(kind, name)
+        if old is not None and old["spec"] == document["spec"]:
+            return old, "unchanged"
+        if old is None:
+            digits = self._env.random_bytes(16).hex()
+            metadata = {
+                "namespace": NAMESPACE,
+                "name": name,
+                "uid": f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}",
+                "generation": 1,
+                "creationTimestamp": times.to_text(self._env.now_ms()),
+            }
+        else:
+            metadata = old["metadata"] | {"generation": old["metadata"]["generation"] + 1}
+        metadata["annotations"] = dict(document["metadata"].get("annotations") or {})
+        new = {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": document["spec"]}
+        new["status"] = (old or {}).get("status") or {}
+        self._write(new)
+        return new, "created" if old is None else "configured"
+
+    def get(self, kind: str, name: str) -> Document | None:
+        """The resource, or None."""
+        path = self._path(kind, name)
+        if not path.is_file():
+            return None
+        found: Document = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+    def every(self, kind: str) -> Iterator[Document]:
+        """All resources of a kind, by name."""
+        for path in sorted((self._root / kind).glob("*.json")):
+            yield json.loads(path.read_text(encoding="utf-8"))
+
+    def set_status(self, kind: str, name: str, status: Mapping[str, Any]) -> None:
+        """Replace the status; nothing when the resource is gone."""
+        document = self.get(kind, name)
+        if document is not None and document.get("status") != status:
+            self._write(document | {"status": dict(status)})
+
+    def _path(self, kind: str, name: str) -> Path:
+        return self._root / kind / f"{name}.json"
+
+    def _write(self, document: Document) -> None:
+        path = self._path(document["kind"], document["metadata"]["name"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(document, indent=1), encoding="utf-8")
+        temporary.replace(path)

@@ -1,0 +1,180 @@
+"""What an installation decides: stores, images, namespaces, limits. Read once at main from one YAML file, frozen after that.
+
+Durations carry their unit in the name. Unknown keys are refused, so that a typing error in the chart's values cannot pass silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from persist_engine.base.errors import InvalidUsage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageProfile:
+    """A named pair of stores."""
+
+    blob: str
+    """URL of the blob store, without credentials."""
+    consensus: str
+    """URL of the consensus store; a password stands in a file named by `password_file=`."""
+    secret_name: str | None = None
+    """Secret in each workload namespace with the optional keys aws-credentials and redis-password."""
+
+    def __post_init__(self) -> None:
+        for what, url in (("blob", self.blob), ("consensus", self.consensus)):
+            if ":" not in url:
+                raise InvalidUsage(f"storage profile: {what} must be a URL, not {url!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSettings:
+    """What pods run when the resource names no image."""
+
+    engine: str = "persist-engine:0.1.0"
+    spark: str = "persist-spark:0.1.0"
+    pull_policy: str = "IfNotPresent"
+    pull_secrets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadSettings:
+    """Defaults of the pods that the operator starts."""
+
+    driver_service_account: str = "persist-spark-driver"
+    """May create, watch and delete pods in its namespace; used when a sink names none."""
+    maintenance_cpu: str = "100m"
+    maintenance_memory: str = "512Mi"
+    """Request and limit of rollup and GC pods; compaction pods take compaction.memoryLimit."""
+    maintenance_deadline_seconds: int = 3600
+    """A maintenance Job that runs longer is ended and tried again."""
+    executor_cpu_request: str = ""
+    """CPU request per executor core when not empty, such as 500m; cores otherwise. Small clusters set it low."""
+    driver_cpu_request: str = ""
+    """CPU request of drivers when not empty; cores otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """How often the operator looks and how long it waits."""
+
+    workers: int = 4
+    """Reconciles in flight. Grows with it: load on API server and stores."""
+    resync_seconds: float = 300
+    """Every resource is reconciled at least this often."""
+    inspect_seconds: float = 15
+    """A healthy shard's state is read at most this often."""
+    numbers_seconds: float = 30
+    """Numbers on a status that change all the time are written at most this often."""
+    since_seconds: float = 30
+    """since is advanced at most this often."""
+    store_deadline_seconds: float = 10
+    """A call to a store that has not answered by then counts as failed."""
+    store_breaker_seconds: float = 15
+    """After a failure a store is left alone this long."""
+    backoff_initial_seconds: float = 0.5
+    backoff_max_seconds: float = 120
+    """A reconcile that raises is repeated after the first delay, doubling up to the second, with jitter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderSettings:
+    """Leader election by a Lease."""
+
+    enabled: bool = True
+    namespace: str = "persist-operator"
+    lease_name: str = "persist-operator"
+    lease_seconds: float = 15
+    renew_seconds: float = 5
+
+    def __post_init__(self) -> None:
+        if self.renew_seconds * 2 > self.lease_seconds:
+            raise InvalidUsage("leader: leaseSeconds must be at least twice renewSeconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSettings:
+    """All of it."""
+
+    storage_profiles: Mapping[str, StorageProfile] = field(default_factory=dict)
+    default_profile: str = "default"
+    images: ImageSettings = field(default_factory=ImageSettings)
+    workload: WorkloadSettings = field(default_factory=WorkloadSettings)
+    loop: LoopSettings = field(default_factory=LoopSettings)
+    leader: LeaderSettings = field(default_factory=LeaderSettings)
+    namespaces: tuple[str, ...] = ()
+    """Namespaces to watch; all when empty."""
+    http_port: int = 8080
+    """Port of /healthz, /readyz and /metrics."""
+    log_level: str = "INFO"
+
+    @classmethod
+    def parse(cls, text: str) -> OperatorSettings:
+        """From YAML with camelCase keys (`storageProfiles`, `images`, ...). InvalidUsage names the first wrong key."""
+        try:
+            document = yaml.safe_load(text) or {}
+        except yaml.YAMLError as error:
+            raise InvalidUsage(f"operator configuration is not YAML: {error}") from error
+        values = _known(document, cls, "")
+        profiles = values.get("storage_profiles") or {}
+        if not isinstance(profiles, Mapping):
+            raise InvalidUsage("operator configuration: storageProfiles must be a mapping")
+        values["storage_profiles"] = {
+            name: _group(StorageProfile, profile, f"storageProfiles.{name}") for name, profile in profiles.items()
+        }
+        for name, group in _GROUPS.items():
+            if name in values:
+                values[name] = _group(group, values[name], name)
+        if "namespaces" in values:
+            values["namespaces"] = tuple(values["namespaces"] or ())
+        settings = cls(**values)
+        if profiles and settings.default_profile not in profiles:
+            raise InvalidUsage(f"operator configuration: defaultProfile {settings.default_profile!r} is not among storageProfiles")
+        return settings
+
+    @classmethod
+    def load(cls, path: Path) -> OperatorSettings:
+        """`parse` of a file. InvalidUsage when it cannot be read."""
+        try:
+            return cls.parse(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InvalidUsage(f"operator configuration {path} cannot be read: {error.strerror}") from error
+
+
+_GROUPS: Mapping[str, type] = {
+    "images": ImageSettings,
+    "workload": WorkloadSettings,
+    "loop": LoopSettings,
+    "leader": LeaderSettings,
+}
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
+
+
+def _known(document: Any, group: type, path: str) -> dict[str, Any]:
+    if not isinstance(document, Mapping):
+        raise InvalidUsage(f"operator configuration: {path or 'the file'} must be a mapping")
+    known = {one.name for one in fields(group)}
+    values = {_snake(str(key)): value for key, value in document.items()}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise InvalidUsage(f"operator configuration: unknown key {unknown[0]!r} in {path or 'the file'}")
+    return values
+
+
+def _group(group: type, document: Any, path: str) -> Any:
+    values = _known(document, group, path)
+    for key, value in values.items():
+        if isinstance(value, list):
+            values[key] = tuple(value)
+    try:
+        return group(**values)
+    except TypeError as error:
+        raise InvalidUsage(f"operator configuration: {path}: {error}") from error

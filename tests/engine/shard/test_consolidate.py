@@ -1,0 +1,159 @@
+"""The streaming merge against a dictionary: however rows are cut into runs, tables and windows, the union is exact."""
+
+import collections
+import math
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from persist_engine.base.errors import InvariantViolated
+from persist_engine.codec.columns import flatten_columns
+from persist_engine.shard import consolidate
+from persist_engine.shard.consolidate import merge_runs, row_key
+
+KEY = pa.struct([("id", pa.int64()), ("name", pa.string())])
+VAL = pa.struct([("x", pa.float64())])
+SCHEMA = pa.schema([("key", KEY), ("val", VAL), ("time", pa.int64()), ("diff", pa.int64())])
+
+
+def table(rows):
+    return pa.Table.from_arrays(
+        [
+            pa.array([{"id": r[0], "name": r[1]} for r in rows], KEY),
+            pa.array([{"x": r[2]} for r in rows], VAL),
+            pa.array([r[3] for r in rows], pa.int64()),
+            pa.array([r[4] for r in rows], pa.int64()),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def order(row):
+    return tuple((2, 0) if v is None else (1, 0) if isinstance(v, float) and math.isnan(v) else (0, v) for v in row)
+
+
+def rows_of(tables):
+    return [
+        (r["key"]["id"], r["key"]["name"], r["val"]["x"], r["time"], r["diff"]) for t in tables for r in t.to_pylist()
+    ]
+
+
+def merged(runs, memory_bytes=0):
+    return list(merge_runs([iter([table(t) for t in run]) for run in runs], memory_bytes=memory_bytes))
+
+
+ROWS = st.tuples(
+    st.sampled_from([0, 1, 2, 3, None]),
+    st.sampled_from(["", "a", "é", None]),
+    st.sampled_from([0.0, 1.5, math.nan, None]),
+    st.integers(0, 3),
+    st.sampled_from([1, -1, 2]),
+)
+
+
+@st.composite
+def cut_runs(draw):
+    """Sorted runs, each cut into tables at random places (empty tables among them)."""
+    runs = []
+    for rows in draw(st.lists(st.lists(ROWS, max_size=30), max_size=5)):
+        rows.sort(key=lambda r: order(r[:4]))
+        cuts = sorted(draw(st.lists(st.integers(0, len(rows)), max_size=4)))
+        runs.append([rows[a:b] for a, b in zip([0, *cuts], [*cuts, len(rows)], strict=True)])
+    return runs
+
+
+@pytest.fixture
+def window_rows(monkeypatch):
+    return lambda rows: monkeypatch.setattr(consolidate, "WINDOW_ROWS_MIN", rows)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_merge_equals_a_dictionary_for_every_cut_and_window(window_rows, rows):
+    window_rows(rows)
+
+    @given(cut_runs())
+    @settings(max_examples=60, deadline=None)
+    def law(runs):
+        expected = collections.Counter()
+        identity = {}
+        for row in (row for run in runs for part in run for row in part):
+            expected[order(row[:4])] += row[4]
+            identity[order(row[:4])] = row[:4]
+        out = merged(runs)
+        assert all(t.num_rows for t in out)
+        got = rows_of(out)
+        keys = [order(r[:4]) for r in got]
+        assert keys == sorted(set(keys))
+        assert dict(zip(keys, (r[4] for r in got), strict=True)) == {k: d for k, d in expected.items() if d}
+
+    law()
+
+
+def test_no_runs_and_runs_without_rows_yield_nothing():
+    assert merged([]) == []
+    assert merged([[], [[]], [[], []]]) == []
+
+
+def test_rows_that_cancel_across_tables_and_windows_vanish(window_rows):
+    window_rows(1)
+    ones = [(7, "k", 1.0, 5, 1)] * 4
+    minus = [(7, "k", 1.0, 5, -1)] * 4
+    assert merged([[ones[:1], ones[1:]], [minus]]) == []
+
+
+def test_one_hot_row_repeated_past_every_window_is_one_row(window_rows):
+    window_rows(2)
+    hot, cold = (1, "a", 0.0, 9, 1), (0, "a", 0.0, 9, 1)
+    assert rows_of(merged([[[hot] * 7, [hot] * 6], [[cold, hot]]])) == [cold, (1, "a", 0.0, 9, 14)]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        [[(2, "a", 0.0, 0, 1)], [(1, "a", 0.0, 0, 1)]],
+        [[(1, "a", 0.0, 0, 1), (3, "a", 0.0, 0, 1)], [(2, "a", 0.0, 0, 1)]],
+        [[(1, "a", 0.0, 5, 1)], [(1, "a", 0.0, 4, 1)]],
+        [[(9, "a", 0.0, 0, 1), (1, "a", 0.0, 0, 1), (2, "a", 0.0, 0, 1)], [(3, "a", 0.0, 0, 1)]],
+    ],
+)
+def test_a_run_that_goes_backwards_is_refused(window_rows, run):
+    window_rows(1)
+    with pytest.raises(InvariantViolated, match="out of order"):
+        merged([run, [[(5, "z", 0.0, 0, 1)]]])
+
+
+def test_a_run_is_read_no_further_than_its_window_needs(window_rows):
+    """Memory: with one long run and one short one far behind it, the long one is not read ahead."""
+    window_rows(10)
+    pulled = []
+
+    def long_run():
+        for i in range(100):
+            pulled.append(i)
+            yield table([(1000 + i * 10 + j, "a", 0.0, 0, 1) for j in range(10)])
+
+    def low_run():
+        for i in range(50):
+            yield table([(i * 10 + j, "a", 0.0, 0, 1) for j in range(10)])
+
+    stream = merge_runs([long_run(), low_run()], memory_bytes=0)
+    for _ in range(40):
+        next(stream)
+    assert len(pulled) == 2
+
+
+def test_row_keys_compare_as_arrow_sorts():
+    columns = flatten_columns(
+        table(
+            [
+                (None, "a", 1.0, 0, 1),
+                (1, None, 1.0, 0, 1),
+                (1, "a", None, 0, 1),
+                (1, "a", math.nan, 0, 1),
+                (1, "a", -1.0, 0, 1),
+            ]
+        )
+    )
+    keys = [row_key(columns, i) for i in range(5)]
+    assert sorted(range(5), key=keys.__getitem__) == [4, 3, 2, 1, 0]
