@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from persist_engine.base.errors import InvalidUsage, InvariantViolated
+from persist_engine.base.errors import InvalidUsage
 from persist_engine.client.client import Location, PersistClient
 from persist_engine.client.snapshot import SinceAhead, SnapshotSplit
 from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.ids import ShardId
+from persist_spark.columns import rows_of
 from persist_spark.frames import spark_type
 from persist_spark.partitions import blob_at, sink_settings
 
@@ -30,8 +29,6 @@ LEASE_MS = 6 * 60 * 60 * 1000
 #: Splits when the option `splits` does not say: one for about so many bytes of parts, so that a small shard is one task.
 SPLIT_BYTES = 64 << 20
 SPLITS_MAX = 10_000
-#: A row repeated by its diff is yielded in records of at most so many rows.
-RECORD_ROWS = 65_536
 _PART_BYTES = 128 << 20
 
 
@@ -156,36 +153,6 @@ def arrow_schema(row: T.StructType) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(row, timezone="UTC")
-
-
-def rows_of(batch: pa.RecordBatch, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Flat rows, each as often as its diff says. Raises InvariantViolated for a negative diff: a collection has no such rows."""
-    columns = [child for side in ("key", "val") for child in batch.column(side).flatten()]
-    rows = pa.RecordBatch.from_arrays(columns, schema=wanted)
-    diffs = batch.column("diff")
-    bounds = pc.min_max(diffs)
-    least, most = bounds["min"].as_py(), bounds["max"].as_py()
-    if least is None:
-        return
-    if least < 0:
-        first = batch.slice(pc.index(pc.less(diffs, 0), True).as_py(), 1)  # noqa: FBT003 - Arrow's own signature
-        raise InvariantViolated(
-            f"the shard holds {first.column('diff')[0]} copies of key {first.column('key')[0]} at time {first.column('time')[0]}: "
-            "it is no collection; read it with option updates=true"
-        )
-    if most == 1:
-        yield rows
-        return
-    yield from _repeated(rows, diffs.to_numpy())
-
-
-def _repeated(rows: pa.RecordBatch, diffs: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Iterator[pa.RecordBatch]:
-    """Row i `diffs[i]` times, in records of RECORD_ROWS: a diff of a billion must not become a billion rows in memory."""
-    ends = np.cumsum(diffs)
-    total = int(ends[-1])
-    for start in range(0, total, RECORD_ROWS):
-        positions = np.arange(start, min(start + RECORD_ROWS, total))
-        yield rows.take(pa.array(np.searchsorted(ends, positions, side="right")))
 
 
 def _open(options: Options) -> PersistClient:

@@ -21,12 +21,12 @@ from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
 from persist_engine.client.batch import BatchBuilder
 from persist_engine.client.snapshot import SnapshotSplit
 from persist_engine.codec import updates
-from persist_engine.codec.columns import empty_struct
 from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.open import open_blob
+from persist_spark.columns import hash_chunks, negated_flat, struct_column
 from persist_spark.failures import carried
 
 #: Rows that a correcting task consolidates at a time. Measured: twice or four times as many are not faster, and cost their memory.
@@ -113,39 +113,13 @@ class ReadSplits:
                 for number in batch.column(0).to_pylist():
                     split = SnapshotSplit.from_bytes(self.splits[number])
                     for rows in split.to_batches(blob_at(self.blob)):
-                        yield negated_flat(rows, self.schema)
+                        yield negated_flat(rows)
 
 
 @lru_cache(maxsize=4)
 def blob_at(url: str) -> Blob:
     """The blob store, opened once per Python worker: workers live for many tasks."""
     return open_blob(url, env=SystemEnv(), metrics=NoMetrics())
-
-
-def hash_chunks(batches: Iterator[pa.RecordBatch], chunk_rows: int) -> Iterator[pa.Table]:
-    """Cut a stream sorted by `h` into tables of about `chunk_rows` rows, never between two rows of one hash. Only non-empty tables.
-
-    One hash in more than `chunk_rows` rows (copies of one row, in practice) is one larger table."""
-    held: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        if batch.num_rows == 0:
-            continue
-        if rows >= chunk_rows:
-            # Rows of the hash that ended the held ones may go on in this batch: the cut is where the hash changes first.
-            cut = _first_change(batch, held[-1].column("h")[-1])
-            if cut < batch.num_rows:
-                yield pa.Table.from_batches([*held, batch.slice(0, cut)])
-                held, rows, batch = [], 0, batch.slice(cut)  # noqa: PLW2901 - the rest of it
-        held.append(batch)
-        rows += batch.num_rows
-    if held:
-        yield pa.Table.from_batches(held)
-
-
-def _first_change(batch: pa.RecordBatch, last: pa.Scalar) -> int:
-    position = pc.index(pc.not_equal(batch.column("h"), last), True).as_py()  # noqa: FBT003
-    return batch.num_rows if position < 0 else int(position)
 
 
 def updates_of(rows: pa.Table | pa.RecordBatch, task: StageTask) -> pa.Table:
@@ -157,28 +131,6 @@ def updates_of(rows: pa.Table | pa.RecordBatch, task: StageTask) -> pa.Table:
     time = table.column("time").combine_chunks() if task.time is None else pa.repeat(pa.scalar(task.time, pa.int64()), count)
     diff = table.column("diff").combine_chunks() if "diff" in table.column_names else pa.repeat(pa.scalar(1, pa.int64()), count)
     return pa.Table.from_arrays([key, val, time, diff], schema=task.schema.updates_schema)
-
-
-def struct_column(table: pa.Table, letter: str, struct: pa.StructType) -> pa.Array:
-    """The flat columns of one side as one struct array without nulls at its top."""
-    if struct.num_fields == 0:
-        return empty_struct(table.num_rows)
-    children = [table.column(f"{letter}{i}").combine_chunks() for i in range(struct.num_fields)]
-    fields = list(struct)
-    cast = [c if c.type == f.type else c.cast(f.type) for c, f in zip(children, fields, strict=True)]
-    return pa.StructArray.from_arrays(cast, fields=fields)
-
-
-def flat_columns(key: pa.StructArray, val: pa.StructArray) -> dict[str, pa.Array]:
-    """Inverse of `struct_column` for both sides: k0, k1, ..., v0, ..."""
-    return {f"{letter}{i}": child for letter, side in (("k", key), ("v", val)) for i, child in enumerate(side.flatten())}
-
-
-def negated_flat(rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
-    """Consolidated updates -> flat columns and the negated diff."""
-    columns = flat_columns(rows.column("key"), rows.column("val"))
-    columns["diff"] = pc.negate_checked(rows.column("diff"))
-    return pa.RecordBatch.from_pydict(columns)
 
 
 class _Counted:
