@@ -11,7 +11,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import CorruptData, Determinate, Indeterminate, InvalidUsage
 from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo
@@ -109,7 +108,7 @@ def test_one_process_wins_each_seqno(tmp_path, consensus):
         out, _ = racer.communicate(timeout=120)
         assert racer.returncode == 0
         answers += [(int(line), f"p{number}".encode()) for line in out.split()]
-    assert Counter(seqno for seqno, _ in answers) == {seqno: 1 for seqno in range(1, 41)}
+    assert Counter(seqno for seqno, _ in answers) == dict.fromkeys(range(1, 41), 1)
     assert sorted(answers) == [(int(row.seqno), row.data) for row in consensus.scan("s1", SeqNo(0), SCAN_ALL)]
 
 

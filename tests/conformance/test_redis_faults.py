@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 import pytest
-
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import CorruptData, Determinate, Fenced, Indeterminate, InvalidUsage, UnsafeStore
 from persist_engine.base.metrics import NoMetrics

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from urllib.parse import quote
 
 import pytest
-
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import CorruptData, Determinate, Indeterminate, InvalidUsage, UnsafeStore
 from persist_engine.base.metrics import NoMetrics

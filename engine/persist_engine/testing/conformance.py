@@ -100,7 +100,21 @@ class BlobTests:
         sizes = {"s1/n1/p1": 1, "s1/n1/p2": 2, "s1/n2/p1": 3, "s1/v7/r1": 4, "s10/n1/p1": 5, "top": 6}
         for key, size in sizes.items():
             blob.set(key, b"x" * size)
-        prefixes = ["", "s", "s1", "s1/", "s1/n", "s1/n1", "s1/n1/", "s1/n1/p1", "s1/n1/p11", "s1/v", "t", "z", "s1/n1/p1/"]
+        prefixes = [
+            "",
+            "s",
+            "s1",
+            "s1/",
+            "s1/n",
+            "s1/n1",
+            "s1/n1/",
+            "s1/n1/p1",
+            "s1/n1/p11",
+            "s1/v",
+            "t",
+            "z",
+            "s1/n1/p1/",
+        ]
         for prefix in prefixes:
             expected = {key: size for key, size in sizes.items() if key.startswith(prefix)}
             assert {row.key: row.size_bytes for row in blob.list_prefix(prefix)} == expected, prefix
@@ -123,11 +137,34 @@ class BlobTests:
         assert other.delete(key) == len(name.encode())
 
     @pytest.mark.parametrize(
-        "key", ["", "/", "/a", "a/", "a//b", ".", "..", "../a", "a/../b", "a/./b", ".a", "a\0b", "a\nb", "\udc80", "k" * 800, "k" * 256]
+        "key",
+        [
+            "",
+            "/",
+            "/a",
+            "a/",
+            "a//b",
+            ".",
+            "..",
+            "../a",
+            "a/../b",
+            "a/./b",
+            ".a",
+            "a\0b",
+            "a\nb",
+            "\udc80",
+            "k" * 800,
+            "k" * 256,
+        ],
     )
     def test_impossible_keys_are_refused_alike(self, blob: Blob, key: str) -> None:
         """What one store could not hold, or could escape with, no store takes; nothing is written."""
-        for call in (lambda: blob.get(key), lambda: blob.set(key, b"x"), lambda: blob.delete(key), lambda: blob.restore(key)):
+        for call in (
+            lambda: blob.get(key),
+            lambda: blob.set(key, b"x"),
+            lambda: blob.delete(key),
+            lambda: blob.restore(key),
+        ):
             with pytest.raises(InvalidUsage):
                 call()
         with pytest.raises(InvalidUsage):

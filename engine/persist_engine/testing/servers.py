@@ -136,7 +136,7 @@ class RedisServer(Server):
                 "",
                 *words,
             ],
-            lambda port: self._pong(port),
+            self._pong,
             folder,
         )
 
