@@ -7,39 +7,13 @@ refused before any change.
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from persist_engine.base.errors import check
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.flat_trace import SpineId
 from persist_engine.model.frontier import Description
-from persist_engine.model.spine import IdBatch, Sizes, Spine, SpineBatch
-
-
-@dataclass(frozen=True, slots=True)
-class MergeRes:
-    """`output` may stand for what it was made of. `input` is the id range that was compacted; None matches by
-    description.
-    """
-
-    output: HollowBatch
-    input: SpineId | None
-
-
-class MergeOutcome(enum.Enum):
-    """What became of a merge result. Only the two APPLIED_* link the output's blobs."""
-
-    APPLIED_EXACT = "applied exact"
-    APPLIED_SUBSET = "applied subset"
-    NOT_APPLIED_NO_MATCH = "no match"
-    NOT_APPLIED_INVALID_SINCE = "invalid since"
-    NOT_APPLIED_TOO_MANY_UPDATES = "too many updates"
-
-    @property
-    def applied(self) -> bool:
-        """Whether the output is part of the state now."""
-        return self in (MergeOutcome.APPLIED_EXACT, MergeOutcome.APPLIED_SUBSET)
+from persist_engine.model.spine import IdBatch, MergeOutcome, MergeRes, Sizes, Spine, SpineBatch
 
 
 def apply_merge_res(spine: Spine, res: MergeRes, *, checked: bool) -> tuple[Spine, MergeOutcome]:

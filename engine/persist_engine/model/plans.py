@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.base.settings import CompactionSettings, MaintenanceSettings, Settings
+from persist_engine.base.settings import MaintenanceSettings, Settings
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.batch import HollowBatch, HollowRollup, Part, RunMeta, RunOrder
 from persist_engine.model.flat_trace import SpineId
@@ -74,12 +74,12 @@ def validate_request(request: MergeReq) -> None:
         raise InvalidUsage(f"compaction of {desc} has inputs that end at {end}")
 
 
-def compaction_worthwhile(request: MergeReq, settings: CompactionSettings) -> bool:
+def compaction_worthwhile(request: MergeReq, settings: Settings) -> bool:
     """Whether there are enough inputs, parts or updates to bother (spec 13.2)."""
-    if len(request.inputs) >= settings.inputs_min:
-        return True
+    least = settings.compaction
     parts = sum(len(batch.parts) for _, batch in request.inputs)
-    return parts >= settings.parts_min or sum(batch.rows for _, batch in request.inputs) >= settings.updates_min
+    updates = sum(batch.rows for _, batch in request.inputs)
+    return len(request.inputs) >= least.inputs_min or parts >= least.parts_min or updates >= least.updates_min
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The spine: live batches of a shard, layered by size so that every update takes part in O(log n) merges (spec 11).
 
-Owns the frozen values: a spine batch, a level, the spine and what it asks for (`MergeReq`). `spine_edit` grows it;
-`merge_result` swaps in physical compactions; `flatten` turns it into flat collections and back. Must not know parts'
-bytes, clocks or storage.
+Owns the frozen values: a spine batch, a level, the spine, what it asks for (`MergeReq`) and takes back (`MergeRes`).
+`spine_edit` grows it; `merge_result` swaps in physical compactions; `flatten` turns it into flat collections and
+back. Must not know parts' bytes, clocks or storage.
 
 level 3   [0-4 ----------------]   older, larger: at most two per level; with two, a merge of them is being fueled
     level 1                 [4-6 --]
@@ -15,6 +15,7 @@ emptiness in the spine means zero rows; a hollow batch is empty when it has no p
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -92,6 +93,31 @@ class MergeReq:
     def is_empty(self) -> bool:
         """Whether no input has any update: done by anybody in no time."""
         return all(batch.rows == 0 for _, batch in self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class MergeRes:
+    """`output` may stand for what it was made of. `input` is the id range that was compacted; None matches by
+    description.
+    """
+
+    output: HollowBatch
+    input: SpineId | None
+
+
+class MergeOutcome(enum.Enum):
+    """What became of a merge result. Only the two APPLIED_* link the output's blobs."""
+
+    APPLIED_EXACT = "applied exact"
+    APPLIED_SUBSET = "applied subset"
+    NOT_APPLIED_NO_MATCH = "no match"
+    NOT_APPLIED_INVALID_SINCE = "invalid since"
+    NOT_APPLIED_TOO_MANY_UPDATES = "too many updates"
+
+    @property
+    def applied(self) -> bool:
+        """Whether the output is part of the state now."""
+        return self in (MergeOutcome.APPLIED_EXACT, MergeOutcome.APPLIED_SUBSET)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -14,8 +14,7 @@ from persist_engine.model import flatten, merge_result
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.flat_trace import FlatTrace, SpineId
 from persist_engine.model.frontier import Antichain, Description
-from persist_engine.model.merge_result import MergeOutcome, MergeRes
-from persist_engine.model.spine import IdBatch, MergeReq, Sizes, Spine, SpineBatch
+from persist_engine.model.spine import IdBatch, MergeOutcome, MergeReq, MergeRes, Sizes, Spine, SpineBatch
 from persist_engine.model.spine_edit import SpineEdit
 
 __all__ = ["IdBatch", "MergeOutcome", "MergeReq", "MergeRes", "Sizes", "SpineBatch", "Trace"]
