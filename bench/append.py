@@ -15,11 +15,15 @@ def run(folder: Path, quick: bool) -> list[Row]:
     """Times include building the batch, writing it and the compare-and-set; the baseline syncs nothing."""
     rows, repeat = (5_000, 5) if quick else (50_000, 20)
     tables = {index: updates(rows, time=index + 1, seed=index + 1) for index in range(-1, repeat)}
-    with PersistClient.open(Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")) as client:
+    with PersistClient.open(
+        Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
+    ) as client:
         with client.open_writer(ShardId.new(), SCHEMA, purpose="bench") as writer:
 
             def ours(index: int) -> None:
-                writer.compare_and_append(tables[index], expected_upper=Antichain.of(index + 1), new_upper=Antichain.of(index + 2))
+                writer.compare_and_append(
+                    tables[index], expected_upper=Antichain.of(index + 1), new_upper=Antichain.of(index + 2)
+                )
 
             measured = timings_s(ours, repeat=repeat)
     plain = {index: flat(table) for index, table in tables.items()}

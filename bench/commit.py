@@ -20,7 +20,10 @@ def run(folder: Path, quick: bool) -> list[Row]:
     with redis_server(appendonly=True) as redis:
         consensus = open_consensus(redis.url, env=SystemEnv(), metrics=NoMetrics())
         location = Location(blob=f"file://{folder}/blobs", consensus=redis.url)
-        with PersistClient.open(location) as client, client.open_writer(ShardId.new(), SCHEMA, purpose="bench") as writer:
+        with (
+            PersistClient.open(location) as client,
+            client.open_writer(ShardId.new(), SCHEMA, purpose="bench") as writer,
+        ):
             batch = updates(10, time=0)
             upper = [0]
 
@@ -45,5 +48,11 @@ def run(folder: Path, quick: bool) -> list[Row]:
     name = f"commit of 10 rows on Redis ({size} B diff)"
     return [
         Row(f"{name}, p50", ms(median(measured)), ms(median(base)), median(measured) / median(base), "lower"),
-        Row(f"{name}, p99", ms(percentile(measured, 0.99)), ms(percentile(base, 0.99)), percentile(measured, 0.99) / percentile(base, 0.99), "lower"),
+        Row(
+            f"{name}, p99",
+            ms(percentile(measured, 0.99)),
+            ms(percentile(base, 0.99)),
+            percentile(measured, 0.99) / percentile(base, 0.99),
+            "lower",
+        ),
     ]

@@ -27,4 +27,11 @@ def updates(rows: int, *, time: int, seed: int = 0, first: int = 0) -> pa.Table:
 
 def flat(table: pa.Table) -> pa.Table:
     """The same rows with plain columns, for plain Parquet."""
-    return pa.table({"id": table["key"].combine_chunks().field(0), "name": table["val"].combine_chunks().field(0), "time": table["time"], "diff": table["diff"]})
+    return pa.table(
+        {
+            "id": table["key"].combine_chunks().field(0),
+            "name": table["val"].combine_chunks().field(0),
+            "time": table["time"],
+            "diff": table["diff"],
+        }
+    )

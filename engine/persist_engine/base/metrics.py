@@ -64,6 +64,8 @@ class PrometheusMetrics:
     def observe_s(self, name: str, seconds: float, /, **labels: str) -> None:
         with self._lock:
             if name not in self._histograms:
-                self._histograms[name] = Histogram(f"persist_{name}_seconds", name, sorted(labels), registry=self._registry)
+                self._histograms[name] = Histogram(
+                    f"persist_{name}_seconds", name, sorted(labels), registry=self._registry
+                )
         histogram = self._histograms[name]
         (histogram.labels(**labels) if labels else histogram).observe(seconds)

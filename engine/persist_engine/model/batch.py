@@ -159,7 +159,9 @@ class HollowBatch:
 
     def __hash__(self) -> int:
         if self._hash == 0:
-            object.__setattr__(self, "_hash", hash((self.desc, self.rows, self.parts, self.run_splits, self.run_metas)) or 1)
+            object.__setattr__(
+                self, "_hash", hash((self.desc, self.rows, self.parts, self.run_splits, self.run_metas)) or 1
+            )
         return self._hash
 
     def __repr__(self) -> str:

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.batch import HollowRollup
 from persist_engine.model.frontier import MINIMUM, Antichain
-from persist_engine.model.ids import SENTINEL_TOKEN, CriticalReaderId, IdempotencyToken, LeasedReaderId, ShardId, WriterId
+from persist_engine.model.ids import (
+    SENTINEL_TOKEN,
+    CriticalReaderId,
+    IdempotencyToken,
+    LeasedReaderId,
+    ShardId,
+    WriterId,
+)
 from persist_engine.model.shared_map import SharedMap
 from persist_engine.model.trace import Trace
 
