@@ -66,9 +66,10 @@ def checked(documents: Sequence[Mapping[str, Any]], schemas: ResourceSchemas, ob
     for document in documents:
         kind, name = document.get("kind"), (document.get("metadata") or {}).get("name", "?")
         old = objects.get(str(kind), str(name))
-        admitted, errors = schemas.admit(document, old)
+        errors = schemas.check(document, old)
         problems += [f"{kind}/{name}: {error}" for error in errors]
-        out.append(admitted)
+        if not errors:
+            out.append(schemas.default(document))
     if problems:
         raise InvalidUsage("\n".join(problems))
     return sorted(out, key=lambda one: one["kind"])
