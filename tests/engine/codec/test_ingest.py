@@ -6,7 +6,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch
 from persist_engine.codec.ingest import ROWS_PER_TABLE
 from persist_engine.codec.schema import Schema

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage
 from persist_engine.base.version import APPLIER_VERSION, check_readable, parse_version
 from persist_engine.base.versioned import SeqNo

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-
 from persist_engine.base.errors import CorruptData, InvalidUsage
 from persist_engine.codec.schema import Schema
 from persist_engine.model.state import SchemaPair

@@ -6,7 +6,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.codec import updates as laws
 from persist_engine.codec.schema import Schema
@@ -23,7 +22,9 @@ def numbers(*rows: tuple[Any, int, int]) -> pa.Table:
 
 
 def summed(*diffs: int) -> list[int]:
-    return [int(each) for each in laws.consolidate(numbers(*((1.0, 0, diff) for diff in diffs))).column("diff").to_pylist()]
+    return [
+        int(each) for each in laws.consolidate(numbers(*((1.0, 0, diff) for diff in diffs))).column("diff").to_pylist()
+    ]
 
 
 def test_order_is_numbers_then_nan_then_null_then_time() -> None:
@@ -34,7 +35,9 @@ def test_order_is_numbers_then_nan_then_null_then_time() -> None:
 
 def test_a_collection_knows_one_zero_and_one_nan() -> None:
     out = laws.consolidate(numbers((-0.0, 0, 1), (0.0, 0, 1), (NAN, 0, 1), (-NAN, 0, -1), (-0.0, 1, 1)))
-    assert repr([(row["key"]["x"], row["time"], row["diff"]) for row in out.to_pylist()]) == "[(0.0, 0, 2), (0.0, 1, 1)]"
+    assert (
+        repr([(row["key"]["x"], row["time"], row["diff"]) for row in out.to_pylist()]) == "[(0.0, 0, 2), (0.0, 1, 1)]"
+    )
 
 
 def test_sorting_keeps_the_sign_of_zero() -> None:
@@ -78,7 +81,10 @@ def test_what_is_consolidated_is_returned_as_it_is() -> None:
 
 def test_chunks_and_slices_do_not_matter() -> None:
     schema = Schema.from_ddl("id INT, s STRUCT<a: STRING>", "v DOUBLE")
-    rows = [({"id": at % 7, "s": {"a": str(at % 3)} if at % 5 else None}, {"v": at % 2 - 0.0}, at % 4, 1) for at in range(200)]
+    rows = [
+        ({"id": at % 7, "s": {"a": str(at % 3)} if at % 5 else None}, {"v": at % 2 - 0.0}, at % 4, 1)
+        for at in range(200)
+    ]
     whole = updates_table(schema, rows)
     pieces = pa.concat_tables([whole.slice(0, 3), whole.slice(3, 0), whole.slice(3, 77), whole.slice(80)])
     assert pieces.column("key").num_chunks > 1
