@@ -1,6 +1,7 @@
 """Durable bytes of version 0.1.0, as examples: what they are made of, and (with --rewrite) the files themselves.
 
-The files are what stores out there hold. They are rewritten only when a format version is raised, and then the old ones stay under another name.
+The files are what stores out there hold. They are rewritten only when a format version is raised, and then the old ones
+stay under another name.
 """
 
 from __future__ import annotations

@@ -140,5 +140,5 @@ def test_values_for_a_schema_without_any_are_refused() -> None:
         only([(((1,), (2,)), 0, 1)], schema)
     key = pa.StructArray.from_arrays([pa.array([1], pa.int32())], ["id"])
     val = pa.StructArray.from_arrays([pa.array([1])], ["v"])
-    with pytest.raises(SchemaMismatch, match="val.v is not in the shard's schema"):
+    with pytest.raises(SchemaMismatch, match=r"val.v is not in the shard's schema"):
         only(pa.table({"key": key, "val": val, "time": [0], "diff": [1]}), schema)

@@ -136,7 +136,7 @@ def test_an_entry_that_comes_twice_is_corrupt() -> None:
     message = rollup_message()
     for _ in range(2):
         message.state.schemas.append(state_pb2.SchemaEntry(id=7, schema=state_pb2.SchemaPair(key=b"k")))
-    with pytest.raises(CorruptData, match="the-key.*7 comes twice"):
+    with pytest.raises(CorruptData, match=r"the-key.*7 comes twice"):
         decode_rollup(sealed(Kind.ROLLUP, message), key="the-key")
 
 
@@ -175,7 +175,7 @@ def test_a_newer_format_is_incompatible_and_a_damaged_one_corrupt(monkeypatch: p
 
 
 def test_bytes_of_newer_code_are_incompatible() -> None:
-    with pytest.raises(Incompatible, match="the-key: written by version 0.9.0"):
+    with pytest.raises(Incompatible, match=r"the-key: written by version 0.9.0"):
         decode_state_diff(encode_state_diff(replace(DIFF, applier_version=NEWER)), key="the-key")
     with pytest.raises(Incompatible, match="the-key"):
         decode_rollup(encode_rollup(Rollup(replace(STATE, applier_version=NEWER))), key="the-key")

@@ -63,7 +63,7 @@ def test_columns_are_picked_in_the_schema_s_order() -> None:
         ]
     )
     assert picked.to_pylist()[2] == {"key": {"id": 2}, "val": {"w": b"\x00"}, "diff": 7}
-    with pytest.raises(InvalidUsage, match="no column key.x"):
+    with pytest.raises(InvalidUsage, match=r"no column key.x"):
         decode_part(DATA, key="k", schema=SCHEMA, columns=["key.x"])
 
 

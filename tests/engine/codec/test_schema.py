@@ -57,7 +57,7 @@ def test_bad_ddl_is_refused_with_position_and_name(text: str, message: str) -> N
 
 
 def test_bad_value_ddl_says_that_it_is_the_value() -> None:
-    with pytest.raises(InvalidUsage, match="^value schema at position 3"):
+    with pytest.raises(InvalidUsage, match=r"^value schema at position 3"):
         Schema.from_ddl("a INT", "b FOO")
 
 
