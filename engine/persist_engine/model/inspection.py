@@ -47,7 +47,8 @@ class Inspection:
     `batches` are hollow batches, `spine_batches` the logical ones they make up. Debt: `compaction_requests` spine
     batches are not compact, `uncompacted_batches` hollow batches and `compaction_bytes` lie in them, and
     `oldest_uncompacted_ms` is when the longest waiting of them was last claimed (None: no claim stands). `gc_seqnos`
-    versions could be truncated now. `key_schema` and `val_schema` are DDL, filled in by the client."""
+    versions could be truncated now. `key_schema` and `val_schema` are DDL, filled in by the client.
+    """
 
     shard_id: str
     seqno: int
@@ -91,7 +92,8 @@ class Inspection:
 
 def inspection_of(state: ShardState, *, live_diffs: int, earliest_seqno: int, now_ms: int) -> Inspection:
     """What there is to say about `state`. `live_diffs` and `earliest_seqno` come from consensus. Readers and writers
-    whose lease ended before `now_ms` are left out: the next command removes them."""
+    whose lease ended before `now_ms` are left out: the next command removes them.
+    """
     trace = state.trace
     sizes = trace.sizes
     rollup_seqno, rollup = latest_rollup(state)
