@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.data import SCHEMA, updates
-from bench.measure import Row, median, ms, percentile, timings_s
 from persist_engine import Antichain, Location, PersistClient, ShardId
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.storage.open import open_consensus
 from persist_engine.testing.servers import redis_server
+
+from bench.data import SCHEMA, updates
+from bench.measure import Row, median, ms, percentile, timings_s
 
 
 def run(folder: Path, quick: bool) -> list[Row]:

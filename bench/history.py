@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.data import SCHEMA, updates
-from bench.measure import Row, median, ms, timings_s
 from persist_engine import Antichain, Location, PersistClient, ShardId
 from persist_engine.testing.servers import redis_server
+
+from bench.data import SCHEMA, updates
+from bench.measure import Row, median, ms, timings_s
 
 
 def run(folder: Path, quick: bool) -> list[Row]:

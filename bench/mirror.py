@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from persist_engine import Location, PersistClient, Schema, ShardId
 
 from bench.measure import Row
-from persist_engine import Location, PersistClient, Schema, ShardId
 
 
 def run(folder: Path, quick: bool) -> list[Row]:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from persist_engine import Antichain, Location, PersistClient, ShardId
 
 from bench.data import SCHEMA, flat, updates
 from bench.measure import Row, median, ms, timings_s
-from persist_engine import Antichain, Location, PersistClient, ShardId
 
 
 def run(folder: Path, quick: bool) -> list[Row]:

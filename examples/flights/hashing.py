@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 
 import pyarrow as pa
-import pyarrow.csv as csv
+from pyarrow import csv
 
 
 def content_hash(batches: Iterable[pa.RecordBatch], columns: list[str]) -> tuple[int, str]:

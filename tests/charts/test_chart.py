@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-
 from persist_operator.settings import OperatorSettings
 
 ROOT = Path(__file__).resolve().parents[2]

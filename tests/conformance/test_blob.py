@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from prometheus_client import CollectorRegistry
-
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.metrics import PrometheusMetrics
 from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.storage.metered import MeteredBlob
 from persist_engine.testing.conformance import BlobTests
 from persist_engine.testing.faults import Faults, FaultyBlob
+from prometheus_client import CollectorRegistry
 
 
 class TestMem(BlobTests):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from prometheus_client import CollectorRegistry
-
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.metrics import PrometheusMetrics
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.storage.metered import MeteredConsensus
 from persist_engine.testing.conformance import ConsensusTests
 from persist_engine.testing.faults import Faults, FaultyConsensus
+from prometheus_client import CollectorRegistry
 
 
 class TestMem(ConsensusTests):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import traceback
 
 import pytest
-from prometheus_client import CollectorRegistry
-
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import Determinate, Indeterminate, InvalidUsage, PersistError
 from persist_engine.base.metrics import NoMetrics, PrometheusMetrics
@@ -17,6 +15,7 @@ from persist_engine.storage.metered import MeteredBlob, MeteredConsensus
 from persist_engine.storage.open import open_blob, open_consensus
 from persist_engine.testing.conformance import entry
 from persist_engine.testing.faults import Faults, FaultyBlob, FaultyConsensus
+from prometheus_client import CollectorRegistry
 
 
 @pytest.mark.parametrize(

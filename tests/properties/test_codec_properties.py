@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from persist_engine.base.errors import CorruptData, Incompatible
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.base.versioned import SeqNo, VersionedData

@@ -2,7 +2,6 @@
 
 import pyarrow as pa
 import pytest
-
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.codec.schema import Schema
 from persist_spark.columns import RECORD_ROWS, flat_columns, hash_chunks, negated_flat, rows_of, struct_column

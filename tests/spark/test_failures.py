@@ -4,7 +4,6 @@ import io
 import json
 
 import pytest
-
 from persist_engine.base.env import SeededEnv
 from persist_engine.base.errors import (
     CorruptData,

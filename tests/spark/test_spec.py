@@ -4,7 +4,6 @@ import copy
 import json
 
 import pytest
-
 from persist_spark.spec import ConfigurationError, EnvelopeType, SinkSpec
 
 DOCUMENT = {

@@ -23,8 +23,8 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.codec.batch import encode_transmittable
-from persist_engine.codec.schema import Schema
 from persist_engine.codec.ingest import Updates, normalise
+from persist_engine.codec.schema import Schema
 from persist_engine.codec.updates import consolidate
 from persist_engine.model.batch import HollowBatch, InlinePart, Part, RunMeta, RunOrder
 from persist_engine.model.frontier import EMPTY, MINIMUM, Antichain, Description

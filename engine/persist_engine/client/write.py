@@ -23,8 +23,8 @@ from persist_engine.base.errors import (
 from persist_engine.base.version import check_readable
 from persist_engine.client.batch import Batch, BatchBuilder
 from persist_engine.codec.batch import decode_transmittable
-from persist_engine.codec.schema import Schema
 from persist_engine.codec.ingest import Updates
+from persist_engine.codec.schema import Schema
 from persist_engine.model import commands
 from persist_engine.model.batch import HollowBatch, Part, RunMeta
 from persist_engine.model.frontier import MINIMUM, Antichain, Description

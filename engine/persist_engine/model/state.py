@@ -101,7 +101,8 @@ class ShardState:
     """Everything about a shard at `seqno`.
 
     Invariants (model.invariants checks them): `walltime_ms` strictly rises with seqno; `since` of the trace is never beyond a
-    registered reader's since; batches tile [0, upper); `applier_version` is the highest that ever wrote."""
+    registered reader's since; batches tile [0, upper); `applier_version` is the highest that ever wrote.
+    """
 
     applier_version: str
     shard_id: ShardId

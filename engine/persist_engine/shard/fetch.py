@@ -185,9 +185,7 @@ def read_parts(source: PartSource, batch: HollowBatch, row_filter: RowFilter) ->
         ahead.close()
 
 
-def _tables(
-    ahead: _FetchAhead, index: int, row_filter: RowFilter, key_range: KeyRange | None
-) -> Iterator[pa.Table]:
+def _tables(ahead: _FetchAhead, index: int, row_filter: RowFilter, key_range: KeyRange | None) -> Iterator[pa.Table]:
     run = ahead.runs[index]
     for position, part in enumerate(run.parts):
         table = row_filter.apply(ahead.source.decode(ahead.take(index, position), part, run.desc))

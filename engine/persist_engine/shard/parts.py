@@ -13,8 +13,8 @@ import pyarrow as pa
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.codec.checksum import checksum
 from persist_engine.codec.keys import blob_key, part_key
-from persist_engine.codec.part import decode_part, encode_part
 from persist_engine.codec.order import key_lower
+from persist_engine.codec.part import decode_part, encode_part
 from persist_engine.codec.part_stats import part_stats
 from persist_engine.codec.schema import Schema
 from persist_engine.codec.updates import diffs_sum

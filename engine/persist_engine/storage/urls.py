@@ -42,7 +42,9 @@ def parse_url(url: str, *, allowed: dict[str, frozenset[str]]) -> StoreUrl:
         port = split.port
     except ValueError:
         # Not chained: the parser quotes what it took for the port, which may be a piece of a password.
-        raise InvalidUsage("store URL does not parse: check brackets and port, and percent-encode the password") from None
+        raise InvalidUsage(
+            "store URL does not parse: check brackets and port, and percent-encode the password"
+        ) from None
     if split.netloc and "@" not in split.netloc and "@" in url:
         # A password with a raw /, ? or # ends the host early; showing what follows would show the password.
         raise InvalidUsage("store URL has an @ past its host: percent-encode the password (and @ elsewhere as %40)")

@@ -1,8 +1,8 @@
-"""The contracts of the ports as test classes. A store proves itself by subclassing one and defining the fixture `open_store`.
+"""The contracts of the ports as test classes. A store proves itself by a subclass with the fixture `open_store`.
 
     class TestMyBlob(BlobTests):
         @pytest.fixture
-        def open_store(self): ...   # yields a function; each call opens one more client of the same, at first empty store
+        def open_store(self): ...   # yields a function; each call opens one more client of one new, empty store
 
 Every test states a law; two clients stand for two processes.
 """
@@ -100,7 +100,21 @@ class BlobTests:
         sizes = {"s1/n1/p1": 1, "s1/n1/p2": 2, "s1/n2/p1": 3, "s1/v7/r1": 4, "s10/n1/p1": 5, "top": 6}
         for key, size in sizes.items():
             blob.set(key, b"x" * size)
-        prefixes = ["", "s", "s1", "s1/", "s1/n", "s1/n1", "s1/n1/", "s1/n1/p1", "s1/n1/p11", "s1/v", "t", "z", "s1/n1/p1/"]
+        prefixes = [
+            "",
+            "s",
+            "s1",
+            "s1/",
+            "s1/n",
+            "s1/n1",
+            "s1/n1/",
+            "s1/n1/p1",
+            "s1/n1/p11",
+            "s1/v",
+            "t",
+            "z",
+            "s1/n1/p1/",
+        ]
         for prefix in prefixes:
             expected = {key: size for key, size in sizes.items() if key.startswith(prefix)}
             assert {row.key: row.size_bytes for row in blob.list_prefix(prefix)} == expected, prefix
@@ -123,11 +137,34 @@ class BlobTests:
         assert other.delete(key) == len(name.encode())
 
     @pytest.mark.parametrize(
-        "key", ["", "/", "/a", "a/", "a//b", ".", "..", "../a", "a/../b", "a/./b", ".a", "a\0b", "a\nb", "\udc80", "k" * 800, "k" * 256]
+        "key",
+        [
+            "",
+            "/",
+            "/a",
+            "a/",
+            "a//b",
+            ".",
+            "..",
+            "../a",
+            "a/../b",
+            "a/./b",
+            ".a",
+            "a\0b",
+            "a\nb",
+            "\udc80",
+            "k" * 800,
+            "k" * 256,
+        ],
     )
     def test_impossible_keys_are_refused_alike(self, blob: Blob, key: str) -> None:
         """What one store could not hold, or could escape with, no store takes; nothing is written."""
-        for call in (lambda: blob.get(key), lambda: blob.set(key, b"x"), lambda: blob.delete(key), lambda: blob.restore(key)):
+        for call in (
+            lambda: blob.get(key),
+            lambda: blob.set(key, b"x"),
+            lambda: blob.delete(key),
+            lambda: blob.restore(key),
+        ):
             with pytest.raises(InvalidUsage):
                 call()
         with pytest.raises(InvalidUsage):
@@ -329,7 +366,7 @@ class ConsensusTests:
         assert list(consensus.list_keys()) == []
 
     def test_one_racer_wins_each_seqno(self, consensus: Consensus, other: Consensus) -> None:
-        """Eight threads of two clients race for every seqno: one commits, the others see a mismatch, its data stands."""
+        """Eight threads of two clients race for every seqno: one commits and its data stands, the others mismatch."""
         rounds = 25
         won: list[list[int]] = []
         for seqno in range(1, rounds + 1):
@@ -365,7 +402,7 @@ class ConsensusTests:
         assert head.seqno == 10 * THREADS + 1
 
     def test_scans_beside_appends_and_truncates_have_no_holes(self, consensus: Consensus, other: Consensus) -> None:
-        """Whatever happens meanwhile, a scan is consecutive, its data right, and it reaches the head known before it."""
+        """Whatever happens meanwhile, a scan is consecutive, its data right, and it reaches the head seen before."""
         fill(consensus, "s1", 1, 20)
 
         def act(index: int) -> None:

@@ -1,4 +1,4 @@
-"""Blob and Consensus that fail on purpose: two independent decisions per call, whether it happens and whether it is answered.
+"""Blob and Consensus that fail on purpose: per call two independent decisions, does it happen and is it answered.
 
 | happens | answered | the caller sees | the store |
 |---|---|---|---|
@@ -67,7 +67,9 @@ class Faults:
         """Nothing happens any more and nothing is answered."""
         self.set_rates(happens=0.0, answers=0.0)
 
-    def fail_next(self, verb: str, *, happened: bool, answered: bool = False, matching: str = "", times: int = 1) -> None:
+    def fail_next(
+        self, verb: str, *, happened: bool, answered: bool = False, matching: str = "", times: int = 1
+    ) -> None:
         """The next `times` calls of `verb` whose key contains `matching` end this way, whatever the rates."""
         with self._lock:
             scripts = self._scripts.setdefault(verb, deque())
@@ -120,7 +122,9 @@ class FaultyBlob:
 
     def list_prefix(self, prefix: str) -> Iterator[BlobInfo]:
         """See Blob."""
-        return iter(self._faults.call("list_prefix", prefix, self.address(), lambda: list(self._inner.list_prefix(prefix))))
+        return iter(
+            self._faults.call("list_prefix", prefix, self.address(), lambda: list(self._inner.list_prefix(prefix)))
+        )
 
     def restore(self, key: str) -> None:
         """See Blob."""

@@ -118,7 +118,12 @@ def batches(draw: st.DrawFn, desc: st.SearchStrategy[Description] | None = None)
     some = tuple(draw(st.lists(parts(), max_size=4)))
     splits = tuple(sorted(draw(st.sets(st.integers(1, max(len(some) - 1, 1)), max_size=3)))) if len(some) > 1 else ()
     meta = st.builds(
-        RunMeta, st.sampled_from(RunOrder), st.none() | ids(RunId), st.none() | _COUNT, st.none() | _COUNT, st.booleans()
+        RunMeta,
+        st.sampled_from(RunOrder),
+        st.none() | ids(RunId),
+        st.none() | _COUNT,
+        st.none() | _COUNT,
+        st.booleans(),
     )
     metas = tuple(draw(meta) for _ in range(len(splits) + 1)) if some else ()
     return HollowBatch(draw(descriptions() if desc is None else desc), draw(st.integers(0, 1000)), some, splits, metas)
@@ -252,7 +257,10 @@ _LEAVES: tuple[tuple[pa.DataType, st.SearchStrategy[Any]], ...] = (
     (pa.int64(), st.one_of(st.integers(-3, 3), _INT64)),
     (pa.float32(), st.one_of(st.sampled_from([0.0, -0.0, float("nan")]), st.floats(width=32))),
     (pa.float64(), st.one_of(st.sampled_from([0.0, -0.0, float("nan"), float("-inf")]), st.floats())),
-    (pa.decimal128(9, 2), st.integers(-(10**9) + 1, 10**9 - 1).map(lambda unscaled: decimal.Decimal(unscaled).scaleb(-2))),
+    (
+        pa.decimal128(9, 2),
+        st.integers(-(10**9) + 1, 10**9 - 1).map(lambda unscaled: decimal.Decimal(unscaled).scaleb(-2)),
+    ),
     (pa.string(), st.one_of(st.sampled_from(["", "a", "a\x00", "ab", "\U0010ffff"]), _TEXT)),
     (pa.binary(), st.one_of(st.sampled_from([b"", b"\x00", b"\xff"]), _BYTES)),
     (pa.date32(), st.dates()),
@@ -292,7 +300,9 @@ def _dicts(data_type: pa.DataType) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries(sides)
 
 
-def updates(schema: Schema, *, rows_max: int = 12, diffs: st.SearchStrategy[int] | None = None) -> st.SearchStrategy[Any]:
+def updates(
+    schema: Schema, *, rows_max: int = 12, diffs: st.SearchStrategy[int] | None = None
+) -> st.SearchStrategy[Any]:
     """Tables of `schema.updates_schema`: few distinct rows, so that some repeat; times 0 to 3 and now and then great ones."""
     distinct = st.tuples(
         _dicts(schema.key_type), _dicts(schema.val_type), st.one_of(st.integers(0, 3), st.integers(0, DATA_TIME_MAX))
@@ -310,4 +320,6 @@ def updates_table(schema: Schema, rows: list[tuple[Any, Any, int, int]]) -> pa.T
     """A table of (key dict, val dict, time, diff) rows."""
     make: Callable[[int, pa.DataType], pa.Array] = lambda at, kind: pa.array([row[at] for row in rows], kind)  # noqa: E731
     val = make(1, schema.val_type) if len(schema.val) else empty_struct(len(rows))
-    return pa.table([make(0, schema.key_type), val, make(2, pa.int64()), make(3, pa.int64())], schema=schema.updates_schema)
+    return pa.table(
+        [make(0, schema.key_type), val, make(2, pa.int64()), make(3, pa.int64())], schema=schema.updates_schema
+    )

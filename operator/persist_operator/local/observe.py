@@ -10,6 +10,7 @@ from persist_operator.local.processes import Child
 from persist_operator.plan.observed import Phase, Run, RunKind
 
 _LOG_LINES = 20
+_PHASE = {None: Phase.RUNNING, 0: Phase.SUCCEEDED}
 _KINDS: tuple[RunKind, ...] = get_args(RunKind)
 
 
@@ -21,10 +22,7 @@ def runs_of(children: Iterable[Child], owner: str) -> tuple[Run, ...]:
 def _run(child: Child) -> Run:
     labels = child.labels
     kind = next(one for one in _KINDS if one == labels["kind"])
-    if child.exit_code is None:
-        phase = Phase.RUNNING
-    else:
-        phase = Phase.SUCCEEDED if child.exit_code == 0 else Phase.FAILED
+    phase = _PHASE.get(child.exit_code, Phase.FAILED)
     scheduled = labels.get("scheduled_ms", "")
     return Run(
         name=child.name,

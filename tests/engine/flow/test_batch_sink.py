@@ -1,9 +1,16 @@
 """Mint and append decide every case of a batch sink; no clock, no store."""
 
 import pytest
-
 from persist_engine.base.errors import InvalidUsage, InvariantViolated
-from persist_engine.flow.append import AppendAgain, Late, Recompute, Staged, Superseded, after_progress_mismatch, after_upper_mismatch
+from persist_engine.flow.append import (
+    AppendAgain,
+    Late,
+    Recompute,
+    Staged,
+    Superseded,
+    after_progress_mismatch,
+    after_upper_mismatch,
+)
 from persist_engine.flow.mint import AlreadyDone, Minted, RaiseUpper, ShardView, mint
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.state import SourceProgress
