@@ -1,9 +1,16 @@
 """Mint and append decide every case of a batch sink; no clock, no store."""
 
 import pytest
-
 from persist_engine.base.errors import InvalidUsage, InvariantViolated
-from persist_engine.flow.append import AppendAgain, Late, Recompute, Staged, Superseded, after_progress_mismatch, after_upper_mismatch
+from persist_engine.flow.append import (
+    AppendAgain,
+    Late,
+    Recompute,
+    Staged,
+    Superseded,
+    after_progress_mismatch,
+    after_upper_mismatch,
+)
 from persist_engine.flow.mint import AlreadyDone, Minted, RaiseUpper, ShardView, mint
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.state import SourceProgress
@@ -54,7 +61,9 @@ def test_closed_unreadable_and_exhausted_shards_are_refused():
 
 
 def staged(**changes) -> Staged:
-    return Staged(**{"lower": AT(10), "upper": AT(31), "least_time": 20, "reads_back": False, "own_times": True, **changes})
+    return Staged(
+        **{"lower": AT(10), "upper": AT(31), "least_time": 20, "reads_back": False, "own_times": True, **changes}
+    )
 
 
 def test_batches_whose_rows_are_all_past_the_new_upper_are_appended_again():
