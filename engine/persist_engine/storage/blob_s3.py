@@ -213,11 +213,19 @@ class S3Blob:
             raise self._mapped("get", key, error) from error
 
     def _size(self, key: str, verb: str) -> int | None:
+        where = {"Bucket": self._bucket, "Key": self._prefix + key}
         try:
-            return self._client.head_object(Bucket=self._bucket, Key=self._prefix + key)["ContentLength"]
+            try:
+                return self._client.head_object(**where)["ContentLength"]
+            except botocore.exceptions.ClientError as error:
+                if _status(error) != 404:
+                    raise
+            # The answer to a HEAD has no body: only a GET tells a missing object from a missing bucket.
+            found = self._client.get_object(**where)
+            found["Body"].close()
+            return found["ContentLength"]
         except _DRIVER_ERRORS as error:
-            # A HEAD has no body, so its 404 cannot tell a missing bucket from a missing object; open has seen the bucket.
-            if _status(error) == 404:
+            if _code(error) in _MISSING_CODES:
                 return None
             raise self._mapped(verb, key, error) from error
 
@@ -242,7 +250,7 @@ _NEVER_SENT = (
     botocore.exceptions.PartialCredentialsError,
     botocore.exceptions.CredentialRetrievalError,
 )
-_MISSING_CODES = ("NoSuchKey", "404")
+_MISSING_CODES = ("NoSuchKey",)
 #: 4xx answers that do not say that nothing happened.
 _UNDECIDED_CODES = ("RequestTimeout", "OperationAborted")
 

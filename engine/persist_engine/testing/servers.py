@@ -136,14 +136,15 @@ class RedisServer(Server):
                 "",
                 *words,
             ],
-            lambda port: self._pong(port),
+            self._pong,
             folder,
         )
 
     @property
     def url(self) -> str:
         """As open_consensus takes it, with the password if there is one."""
-        return f"redis://{f':{quote(self._password)}@' if self._password else ''}{self.address}/0"
+        user = f":{quote(self._password, safe='')}@" if self._password else ""
+        return f"redis://{user}{self.address}/0"
 
     def command(self, *words: str) -> bytes:
         """Send one command on a connection of its own; the raw reply."""
