@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.client.client import Location, PersistClient
+from persist_engine.client.client import PersistClient
+from persist_engine.client.location import Location
 from persist_engine.client.snapshot import SinceAhead
 from persist_engine.client.splits import SnapshotSplit
 from persist_engine.codec.schema import Schema

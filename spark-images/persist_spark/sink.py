@@ -18,8 +18,10 @@ from typing import assert_never
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import Fenced, InvalidUsage, Unavailable
 from persist_engine.client.batch import Batch
-from persist_engine.client.client import Location, PersistClient
+from persist_engine.client.client import PersistClient
+from persist_engine.client.location import Location
 from persist_engine.client.read import ReadHandle
+from persist_engine.client.snapshot import SinceAhead
 from persist_engine.client.write import Appended, ProgressMismatch, UpperMismatch, WriteHandle
 from persist_engine.codec.schema import Schema
 from persist_engine.flow.append import (
@@ -173,16 +175,15 @@ class _Run:
         if minted.as_of is None:
             desired = frames.corrections(flat, None, self.schema, tasks)
             return self._collect(desired.mapInArrow(StageCorrections(task), STAGED_DDL), minted.upper)
-        # mint saw to it that since <= as_of < upper under this reader's own hold: a SinceAhead here is a lost lease,
-        # and raises.
+        # mint saw to it that since <= as_of < upper, under this reader's own hold.
         snapshot = reader.snapshot(Antichain.of(minted.as_of))
+        if isinstance(snapshot, SinceAhead):
+            raise Fenced(f"the lease of {reader} ran out before it was used")
         splits = tuple(split.to_bytes() for split in snapshot.splits(tasks))
-        try:
+        with snapshot:
             persisted = self._persisted(splits)
             both = frames.corrections(flat, persisted, self.schema, tasks)
             return self._collect(both.mapInArrow(StageCorrections(task), STAGED_DDL), minted.upper)
-        finally:
-            snapshot.close()
 
     def _persisted(self, splits: tuple[bytes, ...]) -> DataFrame:
         read = ReadSplits(blob=self.spec.blob, schema=self.schema, splits=splits)
@@ -194,7 +195,8 @@ class _Run:
         source has partitions of its own.
         """
         wanted = self.spec.write.parallelism or parallelism_of(self.spark)
-        return min(max(wanted, flat.rdd.getNumPartitions()), PARALLELISM_MAX)
+        source: int = flat.rdd.getNumPartitions()
+        return min(max(wanted, source), PARALLELISM_MAX)
 
     def _stage_task(self, minted: Minted, upper: Antichain, *, time: int | None) -> StageTask:
         lower, end = minted.lower.time, upper.time
