@@ -212,7 +212,7 @@ def test_a_place_that_cannot_be_a_store_is_named(tmp_path):
     (tmp_path / "file").write_bytes(b"x" * 5000)
     with pytest.raises(Determinate, match="file/blobs"):
         FileBlob(tmp_path / "file" / "blobs", env=SystemEnv())
-    with pytest.raises(Determinate, match="file/c.db"):
+    with pytest.raises(Determinate, match=r"file/c\.db"):
         SqliteConsensus(tmp_path / "file" / "c.db")
     with pytest.raises(CorruptData, match="not a database"):
         SqliteConsensus(tmp_path / "file")
@@ -221,13 +221,13 @@ def test_a_place_that_cannot_be_a_store_is_named(tmp_path):
 
 
 def test_a_database_held_by_another_is_determinate(tmp_path, consensus, monkeypatch):
-    """A writer that is stuck in its transaction: nothing of ours happened, and it works when the lock is gone."""
+    """A writer is stuck in its transaction: nothing of ours happened, and it works when the lock is gone."""
     monkeypatch.setattr(consensus_sqlite, "BUSY_TIMEOUT_S", 0.1)
     waiting = SqliteConsensus(tmp_path / "consensus.db")
     fill(waiting, "s1", 1, 1)
     holder = sqlite3.connect(tmp_path / "consensus.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
-    with pytest.raises(Determinate, match="s1 at sqlite://.*locked"):
+    with pytest.raises(Determinate, match=r"s1 at sqlite://.*locked"):
         waiting.compare_and_set("s1", SeqNo(1), entry(2))
     assert waiting.head("s1") == entry(1)
     holder.execute("ROLLBACK")
@@ -237,7 +237,7 @@ def test_a_database_held_by_another_is_determinate(tmp_path, consensus, monkeypa
 
 
 def test_commits_are_synced(consensus):
-    """journal_mode=WAL alone would lose the last commits at a power loss; every connection must have synchronous=FULL."""
+    """Every connection needs synchronous=FULL: the write-ahead log alone loses the last commits at a power loss."""
     with consensus._borrow("test") as one, consensus._borrow("test") as another:
         for connection in (one, another):
             assert connection.execute("PRAGMA synchronous").fetchone() == (2,)

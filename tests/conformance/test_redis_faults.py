@@ -147,7 +147,7 @@ def test_a_forgotten_script_is_sent_again(server, consensus):
 @pytest.mark.parametrize("verb", ["head", "append", "create", "scan", "truncate"])
 @pytest.mark.parametrize("keep", [0, 2], ids=["everything", "the last entry"])
 def test_lost_entries_are_reported_and_never_overwritten(server, consensus, verb, keep):
-    """A Redis that comes back without what it acknowledged (flushed, restored, rolled back) is refused by every verb."""
+    """A Redis without what it acknowledged (flushed, restored, rolled back) is refused by every verb."""
     fill(consensus, "s1", 1, 3)
     server.command("FLUSHALL")
     if keep:

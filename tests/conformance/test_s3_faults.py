@@ -201,7 +201,8 @@ def test_damaged_bytes_are_never_handed_out(s3, blob, fresh_name):
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://", "s3:bucket", "s3://bucket:80/x", "s3://bucket/x?regoin=eu", "s3://bucket/x?path_style=1", "S4://bucket"]
+    "url",
+    ["s3://", "s3:bucket", "s3://bucket:80/x", "s3://bucket/x?regoin=eu", "s3://bucket/x?path_style=1", "S4://bucket"],
 )
 def test_a_wrong_url_is_refused(url):
     with pytest.raises(InvalidUsage):

@@ -24,6 +24,7 @@ from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.ids import LeasedReaderId
 from persist_engine.shard.fetch import PartSource
 from persist_engine.shard.machine import Machine
+from persist_engine.storage.blob import Blob
 from persist_engine.work.heartbeat import Heartbeat
 
 
@@ -74,6 +75,11 @@ class ReadHandle:
         return self._schema
 
     @property
+    def blob(self) -> Blob:
+        """Where the blobs lie: what reading a split needs."""
+        return self._machine.blob
+
+    @property
     def since(self) -> Antichain:
         """Earliest time this handle may still ask for; empty once the lease was lost."""
         with self._lock:
@@ -102,7 +108,7 @@ class ReadHandle:
         if answer is None:
             upper = self._machine.state.trace.upper
             raise Unavailable(
-                f"shard {self._machine.shard_id} is not written at {time} yet: upper is still {upper} after {timeout_s} s",
+                f"shard {self._machine.shard_id} is not written at {time}: upper is still {upper} after {timeout_s} s",
                 as_of=time,
                 upper=upper,
             )

@@ -97,9 +97,11 @@ class PartSource:
         """The part's rows as its batch registered them: verified against the checksum in state (or in the part itself
         when it is inline), times rewritten first, then cut to [desc.lower, desc.upper). CorruptData names the key.
         """
-        is_hollow = isinstance(part, HollowPart)
-        key = blob_key(self.shard_id, part.key) if is_hollow else f"{self.shard_id} inline part of {desc}"
-        decoded = decode_part(data, key=key, schema=self.schema, expected_checksum=part.checksum if is_hollow else None)
+        if isinstance(part, HollowPart):
+            key, expected_checksum = blob_key(self.shard_id, part.key), part.checksum
+        else:
+            key, expected_checksum = f"{self.shard_id} inline part of {desc}", None
+        decoded = decode_part(data, key=key, schema=self.schema, expected_checksum=expected_checksum)
         if decoded.table.num_rows != part.rows:
             raise CorruptData(f"{key}: {decoded.table.num_rows} rows, state says {part.rows}", key=key)
         _check_description(decoded.desc, desc, part, key)

@@ -1,4 +1,4 @@
-"""The port for the log of versions. Its docstrings are the contract; `persist_engine.testing.conformance` proves adapters."""
+"""The port for the log of versions. Its docstrings are the contract; `persist_engine.testing.conformance` proves it."""
 
 from __future__ import annotations
 

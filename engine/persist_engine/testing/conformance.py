@@ -1,8 +1,8 @@
-"""The contracts of the ports as test classes. A store proves itself by subclassing one and defining the fixture `open_store`.
+"""The contracts of the ports as test classes. A store proves itself by a subclass with the fixture `open_store`.
 
     class TestMyBlob(BlobTests):
         @pytest.fixture
-        def open_store(self): ...   # yields a function; each call opens one more client of the same, at first empty store
+        def open_store(self): ...   # yields a function; each call opens one more client of one new, empty store
 
 Every test states a law; two clients stand for two processes.
 """
@@ -366,7 +366,7 @@ class ConsensusTests:
         assert list(consensus.list_keys()) == []
 
     def test_one_racer_wins_each_seqno(self, consensus: Consensus, other: Consensus) -> None:
-        """Eight threads of two clients race for every seqno: one commits, the others see a mismatch, its data stands."""
+        """Eight threads of two clients race for every seqno: one commits and its data stands, the others mismatch."""
         rounds = 25
         won: list[list[int]] = []
         for seqno in range(1, rounds + 1):
@@ -402,7 +402,7 @@ class ConsensusTests:
         assert head.seqno == 10 * THREADS + 1
 
     def test_scans_beside_appends_and_truncates_have_no_holes(self, consensus: Consensus, other: Consensus) -> None:
-        """Whatever happens meanwhile, a scan is consecutive, its data right, and it reaches the head known before it."""
+        """Whatever happens meanwhile, a scan is consecutive, its data right, and it reaches the head seen before."""
         fill(consensus, "s1", 1, 20)
 
         def act(index: int) -> None:

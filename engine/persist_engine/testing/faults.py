@@ -1,4 +1,4 @@
-"""Blob and Consensus that fail on purpose: two independent decisions per call, whether it happens and whether it is answered.
+"""Blob and Consensus that fail on purpose: per call two independent decisions, does it happen and is it answered.
 
 | happens | answered | the caller sees | the store |
 |---|---|---|---|

@@ -76,9 +76,7 @@ def compact(machine: Machine, req: MergeReq, *, on_read: OnRead | None = None) -
         delete_parts(machine, output.parts)
     machine.metrics.count("compaction", outcome=answer.value)
     rows_before = sum(batch.rows for _, batch in req.inputs)
-    done = (
-        f"{req.id} {req.desc}: {rows_before} rows in {_runs(req)} runs, now {output.rows} in {len(output.parts)} parts"
-    )
+    done = f"{req.id} {req.desc}: {rows_before} rows in {_runs(req)} runs, now {output.rows} in {len(output.run_metas)}"
     return CompactOutcome(
         shard_id=machine.shard_id,
         seqno=machine.state.seqno,

@@ -108,14 +108,7 @@ class CompactOutcome(Outcome):
 
 def failure_report(kind: str, shard_id: str, message: str, *, duration_ms: int) -> dict[str, Any]:
     """The report of work that raised: nothing it did not finish is visible to readers."""
-    outcome = {"Rollup": RollupOutcome, "GC": GcOutcome, "Compaction": CompactOutcome}[kind]
-    extra: dict[str, Any] = {"requests": 0} if outcome is CompactOutcome else {}
-    failed = outcome(
-        shard_id=ShardId(shard_id),
-        seqno=SeqNo(0),
-        ending=Ending.FAILED,
-        message=message,
-        duration_ms=duration_ms,
-        **extra,
+    common = Outcome(
+        shard_id=ShardId(shard_id), seqno=SeqNo(0), ending=Ending.FAILED, message=message, duration_ms=duration_ms
     )
-    return failed.to_json()
+    return common.to_json() | {"type": kind}
