@@ -115,7 +115,7 @@ def up(
 def _run(
     objects: Objects, processes: Processes, settings: OperatorSettings, env: SystemEnv, console: Console, *, watch: bool
 ) -> list[str]:
-    environ = child_environ(os.environ)  # noqa: TID251 - the one place that reads it, for children
+    environ = child_environ(os.environ)
     with Bridge(settings, env=env) as bridge:
         actor = LocalActor(processes, bridge, environ=environ, cores=os.cpu_count() or 1)
 

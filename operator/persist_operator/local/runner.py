@@ -116,7 +116,10 @@ class LocalRunner:
         self._failures: dict[str, dict[str, ActionFailure]] = {}
 
     def run(self, *, watch: bool, seen: Callable[[], None]) -> list[str]:
-        """Pass after pass until everything has settled (for ever with `watch`); the resources that failed. `seen` is called after each pass."""
+        """Pass after pass until everything has settled (for ever with `watch`); the resources that failed.
+
+        `seen` is called after each pass.
+        """
         quiet = 0
         while True:
             result = self.one_pass()
