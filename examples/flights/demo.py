@@ -98,9 +98,10 @@ def main() -> None:
     subprocess.run([sys.executable, str(HERE / "prepare.py")], check=True)
     local = [sys.executable, "-m", "persist_engine.cli", "local"]
     console.rule("persist local up -f examples/flights/")
-    up = subprocess.run([*local, "up", "-f", "examples/flights/", "--state", str(state)], cwd=HERE.parents[1])
-    if up.returncode:
-        raise SystemExit(up.returncode)
+    up = [*local, "up", "-f", "examples/flights/", "--state", str(state)]
+    code = subprocess.run(up, cwd=HERE.parents[1], check=False).returncode
+    if code:
+        raise SystemExit(code)
     console.rule("maintenance")
     subprocess.run([*local, "get", "runs", "--state", str(state)], check=True, cwd=HERE.parents[1])
     compactions(state, console)
