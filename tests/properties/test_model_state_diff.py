@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from persist_engine.base.settings import MaintenanceSettings, Settings
 from persist_engine.model import commands as c
 from persist_engine.model.flat_trace import FlatTrace
@@ -31,12 +30,13 @@ from persist_engine.testing.states import (
     writer_id,
 )
 
-SETTINGS = Settings(maintenance=MaintenanceSettings(rollup_threshold=4, gc_versions_min=3, rollup_claim_ms=2, gc_claim_ms=3))
+SETTINGS = Settings(
+    maintenance=MaintenanceSettings(rollup_threshold=4, gc_versions_min=3, rollup_claim_ms=2, gc_claim_ms=3)
+)
 small = st.integers(0, 3)
 actions = st.tuples(
     st.sampled_from(
-        "append append append append empty progress register heartbeat downgrade expire_reader expire_writer critical "
-        "critical_downgrade expire_critical rollup rollup remove_rollups merge merge schema exert claim tick host".split()
+        ["append", "append", "append", "append", "empty", "progress", "register", "heartbeat", "downgrade", "expire_reader", "expire_writer", "critical", "critical_downgrade", "expire_critical", "rollup", "rollup", "remove_rollups", "merge", "merge", "schema", "exert", "claim", "tick", "host"]
     ),
     small,
     st.integers(0, 20),
@@ -61,7 +61,9 @@ class Shard(Stepper):
         upper = self.state.trace.upper.time or 0
         match kind:
             case "append":
-                content = batch(upper, upper + 1 + which, value, keys=(f"w{which}/p{self.state.seqno}",) if value else ())
+                content = batch(
+                    upper, upper + 1 + which, value, keys=(f"w{which}/p{self.state.seqno}",) if value else ()
+                )
                 return append(content, by=which, token_number=self.state.seqno, lease_ms=10)
             case "empty":
                 return append(batch(upper, upper), by=which, token_number=self.state.seqno, lease_ms=10)

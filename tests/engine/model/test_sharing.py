@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-
 from persist_engine.model import flatten, trace_diff
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.leases import expires_after_ms
@@ -28,10 +27,7 @@ def big_shard() -> Stepper:
         trace = trace.push_without_requests(batch(index, index + 1, 1))
     shard = Stepper()
     state = shard.state
-    readers = {
-        leased_id(n): LeasedReader(state.seqno, trace.since, 0, 10**9, DEBUG)
-        for n in range(1000)
-    }
+    readers = {leased_id(n): LeasedReader(state.seqno, trace.since, 0, 10**9, DEBUG) for n in range(1000)}
     writers = {writer_id(n): Writer(0, 10**9, DEBUG) for n in range(2, 1000)}
     rollups = {**dict(state.rollups.items()), **{type(state.seqno)(n): rollup(n) for n in range(2, 1000)}}
     shard.state = replace(
@@ -150,7 +146,9 @@ def test_edits_of_a_sealed_map_are_all_that_is_compared() -> None:
     edited = base.set(3, 30).remove(4).set(200, 1).set(5, 5)
     assert edited.changes_since(base) == [(3, 3, 30), (4, 4, None), (200, None, 1)]
     assert edited.sealed().set(6, 60).changes_since(edited.sealed()) == [(6, 6, 60)]
-    assert edited.sealed().changes_since(base) == edited.changes_since(base), "without the memory of edits, both are walked"
+    assert edited.sealed().changes_since(base) == edited.changes_since(base), (
+        "without the memory of edits, both are walked"
+    )
     assert base.set(3, 30).set(3, 3).changes_since(base) == []
 
 

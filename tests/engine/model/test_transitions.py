@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
 from persist_engine.base.errors import (
     Fenced,
     FinalizationError,
@@ -475,4 +474,4 @@ def test_transition_does_not_touch_its_input() -> None:
     assert not before.writers
     assert out.state.trace.upper == frontier(5)
     assert isinstance(transition(before, append(batch(1, 5, 1), token_number=1), now_ms=0), Refused)
-    assert SENTINEL_TOKEN != token(1)
+    assert token(1) != SENTINEL_TOKEN
