@@ -45,7 +45,7 @@ def runs(lower: int, *sizes: int, order: RunOrder = RunOrder.STRUCTURED) -> Holl
 
 
 def keys(chunks: tuple[CompactionChunk, ...]) -> list[list[str]]:
-    return [[each.key for run in chunk.runs for each in run.parts] for chunk in chunks]  # type: ignore[union-attr]
+    return [[each.key for run in chunk.runs for each in run.parts] for chunk in chunks]
 
 
 def test_all_but_the_newest_rollup_within_reach_are_removable() -> None:
@@ -108,5 +108,5 @@ def test_a_run_costs_its_largest_part_and_an_empty_input_nothing() -> None:
 def test_runs_in_another_order_are_taken_part_by_part() -> None:
     unordered = replace(batch(0, 1, 2, keys=("a", "b")), run_metas=(RunMeta(order=RunOrder.UNORDERED),))
     chunks = compaction_chunks(request(unordered, runs(1, 100)), tight(8 * TARGET))
-    assert [[part.key for part in run.parts] for run in chunks[0].runs] == [["a"], ["1.0"], ["b"]]  # type: ignore[union-attr]
+    assert [[part.key for part in run.parts] for run in chunks[0].runs] == [["a"], ["1.0"], ["b"]]
     assert [run.desc for run in chunks[0].runs] == [description(0, 1), description(1, 2), description(0, 1)]

@@ -1,4 +1,4 @@
-"""Applying diffs: strictly, once, and on traces from before structure was stored by every path there is (spec 8.4 to 8.9)."""
+"""Applying diffs: strictly, once, and on traces from before structure was stored by every path (spec 8.4 to 8.9)."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def committed(shard: Stepper, cmd: c.Command) -> c.Answer:
 
 
 def register(shard: Stepper, number: int = 1, **more: object) -> c.Answer:
-    return committed(shard, c.RegisterLeasedReader(reader_id=leased_id(number), lease_ms=1000, debug=DEBUG, **more))  # type: ignore[arg-type]  # one bool
+    return committed(shard, c.RegisterLeasedReader(reader_id=leased_id(number), lease_ms=1000, debug=DEBUG, **more))
 
 
 def downgrade(number: int, since: int | None, outstanding: int | None = None) -> c.DowngradeSince:
