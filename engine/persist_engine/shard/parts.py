@@ -7,6 +7,8 @@ loses nothing. Knows nothing of bounds or of how updates are cut into parts.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -43,27 +45,16 @@ def flush_inline(machine: Machine, part: InlinePart, *, schema: Schema) -> Hollo
     """The same updates as a blob, under a fresh key: same bytes, rewrite and schema."""
     table = decode_part(part.data, key="inline part", schema=schema).table
     hollow = _store(machine, part.data, table, schema=schema, schema_id=part.schema_id)
-    return HollowPart(
-        key=hollow.key,
-        size_bytes=hollow.size_bytes,
-        rows=hollow.rows,
-        diffs_sum=hollow.diffs_sum,
-        checksum=hollow.checksum,
-        key_lower=hollow.key_lower,
-        stats=hollow.stats,
-        ts_rewrite=part.ts_rewrite,
-        schema_id=part.schema_id,
-    )
+    return replace(hollow, ts_rewrite=part.ts_rewrite)
 
 
 def delete_parts(machine: Machine, parts: Iterable[Part]) -> None:
     """Delete the blobs of parts that no state names or ever will. Idempotent."""
+    retry, blob = machine.versions.retry, machine.blob
     for part in parts:
         if isinstance(part, HollowPart):
             key = blob_key(machine.shard_id, part.key)
-            machine.versions.retry.external(
-                "delete part", lambda key=key: machine.blob.delete(key), shard=machine.shard_id
-            )
+            retry.external("delete part", partial(blob.delete, key), shard=machine.shard_id)
 
 
 def _store(machine: Machine, data: bytes, table: pa.Table, *, schema: Schema, schema_id: int | None) -> HollowPart:
