@@ -37,26 +37,37 @@ _SPARK_CONFIGURATION = ("AnalysisException", "ParseException", "PATH_NOT_FOUND",
 
 
 class FailureClass(enum.StrEnum):
-    """Who must act: APPLICATION look at the log, STORAGE the store, FENCED another run won, CONFIGURATION change the object, DIVERGENCE page someone."""
+    """Who must act, in the words of the SparkSink's status: look at the job's log, at the store, nowhere (another run won), at the object."""
 
     APPLICATION = "Application"
     STORAGE = "Storage"
     FENCED = "Fenced"
     CONFIGURATION = "Configuration"
-    DIVERGENCE = "Divergence"
+
+
+class ExitCode(enum.IntEnum):
+    """What the driver process exits with."""
+
+    SUCCEEDED = 0
+    APPLICATION = 1
+    STORAGE = 70
+    FENCED = 71
+    CONFIGURATION = 72
+    DIVERGENCE = 73
+    """Durable bytes are damaged or break a rule: repeating will not help, a person must look. Reported as class Storage."""
 
     @property
-    def exit_code(self) -> int:
-        """What the driver process exits with."""
-        return _EXIT_CODES[self]
+    def failure_class(self) -> FailureClass | None:
+        """The class to report; None for success."""
+        return _CLASSES.get(self)
 
 
-_EXIT_CODES = {
-    FailureClass.APPLICATION: 1,
-    FailureClass.STORAGE: 70,
-    FailureClass.FENCED: 71,
-    FailureClass.CONFIGURATION: 72,
-    FailureClass.DIVERGENCE: 73,
+_CLASSES = {
+    ExitCode.APPLICATION: FailureClass.APPLICATION,
+    ExitCode.STORAGE: FailureClass.STORAGE,
+    ExitCode.FENCED: FailureClass.FENCED,
+    ExitCode.CONFIGURATION: FailureClass.CONFIGURATION,
+    ExitCode.DIVERGENCE: FailureClass.STORAGE,
 }
 
 
@@ -64,8 +75,13 @@ _EXIT_CODES = {
 class Failure:
     """What is reported."""
 
-    failure_class: FailureClass
+    exit_code: ExitCode
     message: str
+
+    @property
+    def failure_class(self) -> FailureClass:
+        """Its class in the report."""
+        return self.exit_code.failure_class or FailureClass.APPLICATION
 
 
 class TaskFailure(Exception):  # noqa: N818 - it is what happened to a task
@@ -78,23 +94,21 @@ class Terminated(Exception):  # noqa: N818
 
 def carried(error: PersistError) -> TaskFailure:
     """`error` as text that survives the way through Spark."""
-    payload = json.dumps({"class": _class_of(error).value, "message": str(error)})
+    payload = json.dumps({"exit_code": int(_exit_code_of(error)), "message": str(error)})
     return TaskFailure(f"{_MARK} {payload} {_MARK}")
 
 
 def classify(error: BaseException, *, secrets: Iterable[str] = ()) -> Failure:
     """The failure that `error` is. Total: what is not known is the application's."""
     if isinstance(error, PersistError):
-        return Failure(_class_of(error), redact(str(error), secrets=secrets))
+        return Failure(_exit_code_of(error), redact(str(error), secrets=secrets))
     text = str(error)
-    found = _CARRIED.search(text)
+    found = _carried_in(text)
     if found is not None:
-        payload = _payload(found[1])
-        if payload is not None:
-            return Failure(FailureClass(payload["class"]), redact(payload["message"], secrets=secrets))
+        return Failure(found[0], redact(found[1], secrets=secrets))
     name = type(error).__name__
-    failure_class = FailureClass.CONFIGURATION if _is_spark_configuration(name, text) else FailureClass.APPLICATION
-    return Failure(failure_class, redact(_first_lines(f"{name}: {text}" if text else name), secrets=secrets))
+    exit_code = ExitCode.CONFIGURATION if _is_spark_configuration(name, text) else ExitCode.APPLICATION
+    return Failure(exit_code, redact(_first_lines(f"{name}: {text}" if text else name), secrets=secrets))
 
 
 def redact(text: str, *, secrets: Iterable[str] = ()) -> str:
@@ -114,27 +128,30 @@ def _hide_assigned(match: re.Match[str]) -> str:
     return f"{match['name']}{match['sep']}***"
 
 
-def _class_of(error: PersistError) -> FailureClass:
+def _exit_code_of(error: PersistError) -> ExitCode:
     match error:
         case Fenced():
-            return FailureClass.FENCED
+            return ExitCode.FENCED
         case StorageError() | Unavailable() | UnsafeStore():
-            return FailureClass.STORAGE
+            return ExitCode.STORAGE
         case InvariantViolated() | CorruptData():
-            return FailureClass.DIVERGENCE
+            return ExitCode.DIVERGENCE
         case InvalidUsage() | Incompatible():
-            return FailureClass.CONFIGURATION
+            return ExitCode.CONFIGURATION
         case _:
-            return FailureClass.APPLICATION
+            return ExitCode.APPLICATION
 
 
-def _payload(text: str) -> dict[str, str] | None:
-    # The JVM prints the Python traceback verbatim, but a log line may cut it.
-    try:
-        payload: dict[str, str] = json.loads(text)
-    except ValueError:
+def _carried_in(text: str) -> tuple[ExitCode, str] | None:
+    """What `carried` wrote, if it stands whole in `text`: the JVM prints the Python traceback verbatim, but a log line may cut it."""
+    found = _CARRIED.search(text)
+    if found is None:
         return None
-    return payload
+    try:
+        payload = json.loads(found[1])
+        return ExitCode(payload["exit_code"]), str(payload["message"])
+    except (ValueError, KeyError):
+        return None
 
 
 def _is_spark_configuration(name: str, text: str) -> bool:

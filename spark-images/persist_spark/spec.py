@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from persist_engine.model.ids import ShardId
 
 #: More tasks than this only cost scheduling: a task below some MiB of input is not worth its start.
 PARALLELISM_MAX = 4096
-_QUANTITY = re.compile(r"(\d+)(Ki|Mi|Gi|Ti|k|M|G|T)?")
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 #: Names of input options whose values never stand in a message or a log.
 SECRET_OPTION = re.compile(r"(?i)passw|secret|token|credential|access.?key|api.?key|private")
@@ -184,7 +185,7 @@ def _bytes_of(quantity: int | str, name: str) -> int:
     match = _QUANTITY.fullmatch(str(quantity))
     if match is None:
         raise ConfigurationError(f"{name}: {quantity!r} is not a quantity of bytes such as 128Mi")
-    return int(match[1]) * _UNITS[match[2] or ""]
+    return int(Decimal(match[1]) * _UNITS[match[2] or ""])
 
 
 class _Fields:

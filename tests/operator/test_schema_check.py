@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from persist_operator.api.schema_check import crd_dir, load_schemas
 
 CASES = yaml.safe_load(Path(__file__).with_name("crd_cases.yaml").read_text())

@@ -1,7 +1,8 @@
 """Cutting a snapshot into disjoint pieces that others read (spec 15.6).
 
-Pieces are ranges of the first key column, chosen from part statistics so that they weigh about the same. Statistics only decide
-how well the work is balanced and what a piece may skip: a row goes to the piece whose range holds it, found by filtering.
+Pieces are ranges of the first key column, chosen from part statistics so that they weigh about the same. Statistics
+only decide how well the work is balanced and what a piece may skip: a row goes to the piece whose range holds it,
+found by filtering.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ BATCH_ROWS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSplit:
-    """One piece of a snapshot: what to fetch and what to keep of it. Holds no lease: the snapshot it came from must stay open
-    until it is read. Names no location, so the reader brings its own way to the same blob store.
+    """One piece of a snapshot: what to fetch and what to keep of it. Holds no lease: the snapshot it came from must
+    stay open until it is read. Names no location, so the reader brings its own way to the same blob store.
     """
 
     shard_id: ShardId
@@ -64,7 +65,9 @@ class SnapshotSplit:
         return sum(batch.size_bytes for batch in self.batches)
 
     def to_bytes(self) -> bytes:
-        """Everything a remote reader needs but the blob store; inverse of `from_bytes`. For transport, not for keeping."""
+        """Everything a remote reader needs but the blob store; inverse of `from_bytes`. For transport, not for
+        keeping.
+        """
         value = {
             "format": SPLIT_FORMAT,
             "shard_id": self.shard_id,
@@ -98,8 +101,8 @@ class SnapshotSplit:
     ) -> Iterator[pa.RecordBatch]:
         """The rows of this piece, consolidated and sorted by (key, val), as non-empty record batches.
 
-        Needs the blob store only. Storage errors are retried by `retry` (default: for ever). MissingBlob when the snapshot was
-        closed and its blobs were collected.
+        Needs the blob store only. Storage errors are retried by `retry` (default: for ever). MissingBlob when the
+        snapshot was closed and its blobs were collected.
         """
         metrics = NoMetrics()
         source = PartSource(
@@ -123,10 +126,11 @@ def _without_others(batch: HollowBatch, key_range: KeyRange) -> HollowBatch:
 
 
 def choose_ranges(batches: Sequence[HollowBatch], schema: Schema, count: int) -> list[KeyRange | None]:
-    """At most `count` ranges that partition all keys, of about the same number of rows; [None] when there is nothing to cut by.
+    """At most `count` ranges that partition all keys, of about the same number of rows; [None] when there is nothing
+    to cut by.
 
-    Whole numbers, dates and timestamps are cut anywhere (rows are taken to lie evenly within a part), other types only where a
-    part begins.
+    Whole numbers, dates and timestamps are cut anywhere (rows are taken to lie evenly within a part), other types
+    only where a part begins.
     """
     column = schema.key.field(0)
     spans = _spans(batches, column)

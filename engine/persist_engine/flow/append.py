@@ -58,7 +58,12 @@ def after_upper_mismatch(staged: Staged, current: Antichain) -> AppendAgain | Re
     """The shard's upper was `current`, not the batches' lower."""
     if current.is_empty():
         raise InvalidUsage("the shard was closed while the sink was writing: nothing can be appended any more")
-    check(staged.lower < current, f"the shard's upper went back from {staged.lower} to {current}", lower=staged.lower, current=current)
+    check(
+        staged.lower < current,
+        f"the shard's upper went back from {staged.lower} to {current}",
+        lower=staged.lower,
+        current=current,
+    )
     if staged.reads_back:
         return Recompute()
     if current < staged.upper and (staged.least_time is None or current.less_equal(staged.least_time)):

@@ -27,7 +27,8 @@ class ShardView:
 class Minted:
     """Write at `time`, join at `lower`; the batch covers [lower, time + 1) unless its rows carry their own times.
 
-    `as_of` is the time at which the persisted collection must be read to be corrected; None: nothing was ever written, it is empty."""
+    `as_of` is the time at which the persisted collection must be read to be corrected; None: nothing was ever written, it is empty.
+    """
 
     lower: Antichain
     time: int
@@ -57,7 +58,8 @@ class AlreadyDone:
 def mint(view: ShardView, *, run: bytes, now_ms: int, reads_back: bool) -> Minted | RaiseUpper | AlreadyDone:
     """Choose for the run named `run`; `reads_back` when it corrects the persisted collection instead of adding to it.
 
-    Raises InvalidUsage when the shard is closed. Never chooses a time before the shard's upper, whatever the clock says."""
+    Raises InvalidUsage when the shard is closed. Never chooses a time before the shard's upper, whatever the clock says.
+    """
     if view.progress is not None and view.progress.token == run:
         return AlreadyDone(view.progress.upper)
     lower = view.upper.time
@@ -69,7 +71,9 @@ def mint(view: ShardView, *, run: bytes, now_ms: int, reads_back: bool) -> Minte
     if not reads_back:
         return Minted(view.upper, time, None)
     if view.since.time is None:
-        raise InvalidUsage("the shard's since is empty: its contents can no longer be read, so they cannot be corrected")
+        raise InvalidUsage(
+            "the shard's since is empty: its contents can no longer be read, so they cannot be corrected"
+        )
     if lower == 0:
         return Minted(view.upper, time, None)
     as_of = lower - 1

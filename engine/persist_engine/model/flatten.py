@@ -1,7 +1,8 @@
 """The spine as flat collections, and back (spec 8.8, 8.9).
 
-Owns both directions and `assemble`, the last step that incremental diff application shares. `unflatten(flatten(s)) == s`.
-A flat trace without spine batches comes from before structure was stored: then the hollow batches are pushed in order.
+Owns both directions and `assemble`, the last step that incremental diff application shares. `unflatten(flatten(s)) ==
+s`. A flat trace without spine batches comes from before structure was stored: then the hollow batches are pushed in
+order.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def thin_merges(spine: Spine) -> dict[SpineId, ThinMerge]:
 
 
 def legacy_order(batch: HollowBatch) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], int, str]:
-    """Total order of hollow batches (spec 2.2), the empty frontier last; `repr` only tells twins of one description apart."""
+    """Total order of hollow batches (spec 2.2), the empty frontier last; `repr` only tells twins of one description
+    apart.
+    """
     desc = batch.desc
     return _order(desc.lower), _order(desc.upper), _order(desc.since), batch.rows, repr(batch.parts)
 
@@ -77,7 +80,9 @@ def flatten(spine: Spine, *, structured: bool) -> FlatTrace:
 
 
 def unflatten(flat: FlatTrace) -> tuple[Spine, bool]:
-    """The spine and whether its structure was stored. Raises InvariantViolated when the collections do not fit together."""
+    """The spine and whether its structure was stored. Raises InvariantViolated when the collections do not fit
+    together.
+    """
     structured = bool(flat.spine_batches) or not flat.legacy_batches
     legacy = deque(sorted(flat.legacy_batches, key=_by_lower))
     hollow = dict(flat.hollow_batches)
@@ -87,7 +92,10 @@ def unflatten(flat: FlatTrace) -> tuple[Spine, bool]:
     batches = []
     for spine_id in sorted(flat.spine_batches):
         stored = flat.spine_batches[spine_id]
-        check(len(stored.parts) == len(stored.descs), f"spine batch {spine_id} has ids and descriptions of different number")
+        check(
+            len(stored.parts) == len(stored.descs),
+            f"spine batch {spine_id} has ids and descriptions of different number",
+        )
         parts = tuple(
             (part_id, _take(part_id, desc, hollow, legacy))
             for part_id, desc in zip(stored.parts, stored.descs, strict=True)
@@ -114,7 +122,9 @@ def built(spine_id: SpineId, stored: ThinSpineBatch, parts: tuple[IdBatch, ...])
 
 
 def assemble(since: Antichain, batches: list[SpineBatch], merges: Mapping[SpineId, ThinMerge]) -> Spine:
-    """A spine of `batches` (oldest first) whose claims and merges are those of `merges`; O(levels). Every merge must be used."""
+    """A spine of `batches` (oldest first) whose claims and merges are those of `merges`; O(levels). Every merge must
+    be used.
+    """
     if not batches:
         check(not merges, f"merges in an empty spine: {sorted(merges)[:3]}")
         return Spine(since=since)
@@ -144,8 +154,9 @@ def assemble(since: Antichain, batches: list[SpineBatch], merges: Mapping[SpineI
 def _take(
     part_id: SpineId, desc: Description, hollow: dict[SpineId, HollowBatch], legacy: deque[HollowBatch]
 ) -> HollowBatch:
-    """The hollow batch of a part: by id, or the next in order of time. Empty ones are regrouped to `desc`, since whoever stored
-    them without ids may have grouped them otherwise."""
+    """The hollow batch of a part: by id, or the next in order of time. Empty ones are regrouped to `desc`, since
+    whoever stored them without ids may have grouped them otherwise.
+    """
     if part_id in hollow:
         batch = hollow.pop(part_id)
         check(batch.desc == desc, f"hollow batch {part_id} is {batch.desc}, not {desc}")

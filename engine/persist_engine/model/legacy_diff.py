@@ -1,7 +1,7 @@
 """Applying diffs to a trace whose structure was never stored (spec 8.5 c, 8.6, 8.7).
 
-Owns the heuristics: without structure two replicas may group empty batches differently, so a diff that names batches exactly may
-not fit, although it means something here too. Paths, each counted: fast, lenient, slow, reconstruction.
+Owns the heuristics: without structure two replicas may group empty batches differently, so a diff that names batches
+exactly may not fit, although it means something here too. Paths, each counted: fast, lenient, slow, reconstruction.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _Diffs = list[FieldDiff[HollowBatch, None]]
 
 
 def apply_unstructured(trace: Trace, diff: TraceDiff, count: _Count) -> Trace:
-    """The trace after `diff`; InvariantViolated when no path fits. A diff that carries structure makes the trace structured."""
+    """The trace after `diff`; InvariantViolated when no path fits. A diff that carries structure makes the trace
+    structured.
+    """
     since = applied_to_value("since", trace.since, diff.since) or trace.since
     trace = _apply_batches(trace.downgrade_since(since), list(diff.legacy_batches), count)
     if diff.has_structure():
@@ -81,7 +83,8 @@ def _apply_compaction(trace: Trace, output: HollowBatch, count: _Count) -> Trace
 def lenient_replacement(batches: list[HollowBatch], output: HollowBatch) -> list[HollowBatch]:
     """`batches` with everything that overlaps `output` replaced by it; empty batches that stick out are cut.
 
-    InvariantViolated when a batch with data sticks out, nothing overlaps, or the rest does not tile [minimum, upper)."""
+    InvariantViolated when a batch with data sticks out, nothing overlaps, or the rest does not tile [minimum, upper).
+    """
     lower, upper = output.desc.lower, output.desc.upper
     overlapping = [batch for batch in batches if not (batch.desc.upper <= lower or upper <= batch.desc.lower)]
     check(bool(overlapping), f"replacement {output.desc} overlaps no batch")

@@ -1,49 +1,28 @@
 """Swapping the result of a physical compaction into the spine (spec 12).
 
-Owns matching and its guards. Never changes a level or the remaining work of a merge in progress (12.6). A false "not applied"
-makes the compactor delete blobs that are linked, a false "applied" only leaks: whatever is unclear is refused before any change.
+Owns matching and its guards. Never changes a level or the remaining work of a merge in progress (12.6). A false "not
+applied" makes the compactor delete blobs that are linked, a false "applied" only leaks: whatever is unclear is
+refused before any change.
 """
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from persist_engine.base.errors import check
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.flat_trace import SpineId
 from persist_engine.model.frontier import Description
-from persist_engine.model.spine import IdBatch, Sizes, Spine, SpineBatch
-
-
-@dataclass(frozen=True, slots=True)
-class MergeRes:
-    """`output` may stand for what it was made of. `input` is the id range that was compacted; None matches by description."""
-
-    output: HollowBatch
-    input: SpineId | None
-
-
-class MergeOutcome(enum.Enum):
-    """What became of a merge result. Only the two APPLIED_* link the output's blobs."""
-
-    APPLIED_EXACT = "applied exact"
-    APPLIED_SUBSET = "applied subset"
-    NOT_APPLIED_NO_MATCH = "no match"
-    NOT_APPLIED_INVALID_SINCE = "invalid since"
-    NOT_APPLIED_TOO_MANY_UPDATES = "too many updates"
-
-    @property
-    def applied(self) -> bool:
-        """Whether the output is part of the state now."""
-        return self in (MergeOutcome.APPLIED_EXACT, MergeOutcome.APPLIED_SUBSET)
+from persist_engine.model.spine import IdBatch, MergeOutcome, MergeRes, Sizes, Spine, SpineBatch
 
 
 def apply_merge_res(spine: Spine, res: MergeRes, *, checked: bool) -> tuple[Spine, MergeOutcome]:
-    """Newest matching spine batch with its parts (all, or a range of them) replaced by the output; the same spine if refused.
+    """Newest matching spine batch with its parts (all, or a range of them) replaced by the output; the same spine if
+    refused.
 
-    Refused are: no batch with this range; an output whose since is beyond the batch's; more rows than what it replaces.
-    `checked`: raises InvariantViolated when sums of diffs show that the output lost or invented updates."""
+    Refused are: no batch with this range; an output whose since is beyond the batch's; more rows than what it
+    replaces. `checked`: raises InvariantViolated when sums of diffs show that the output lost or invented updates.
+    """
     refusal = MergeOutcome.NOT_APPLIED_NO_MATCH
     for batch in reversed(tuple(spine.batches())):
         span = _find(batch, res.output.desc, res.input)
@@ -59,13 +38,17 @@ def apply_merge_res(spine: Spine, res: MergeRes, *, checked: bool) -> tuple[Spin
             _check_diff_sums(replaced, res.output)
         if len(replaced) == len(batch.parts):
             # SUBTLE: the description becomes the output's, so its since may step back to the output's older one.
-            return spine.with_batch(SpineBatch.single(batch.id, res.output, level=batch.level)), MergeOutcome.APPLIED_EXACT
+            return spine.with_batch(
+                SpineBatch.single(batch.id, res.output, level=batch.level)
+            ), MergeOutcome.APPLIED_EXACT
         return spine.with_batch(_with_span(batch, span, res.output)), MergeOutcome.APPLIED_SUBSET
     return spine, refusal
 
 
 def empty_out(spine: Spine, desc: Description) -> Spine:
-    """The hollow batch under `desc` replaced by an empty one, unchecked: for tombstones, where nobody can read it anyway."""
+    """The hollow batch under `desc` replaced by an empty one, unchecked: for tombstones, where nobody can read it
+    anyway.
+    """
     for batch in spine.batches():
         span = _find(batch, desc, None)
         if span is not None:
@@ -102,7 +85,9 @@ def _with_span(batch: SpineBatch, span: range, output: HollowBatch) -> SpineBatc
 
 
 def _check_diff_sums(replaced: tuple[IdBatch, ...], output: HollowBatch) -> None:
-    """Compaction keeps the sum of diffs. Truncated runs count rows nobody can see, so they prove nothing (spec 20, bug 20)."""
+    """Compaction keeps the sum of diffs. Truncated runs count rows nobody can see, so they prove nothing (spec 20,
+    bug 20).
+    """
     batches = [batch for _, batch in replaced]
     if any(meta.truncated for batch in (*batches, output) for meta in batch.run_metas):
         return

@@ -1,9 +1,9 @@
 """A persistent map that remembers what was edited since a known ancestor, so that differences cost what changed.
 
-Built on rpds (hash array mapped trie, structural sharing). `sealed()` marks a state as committed: edits made after it are
-remembered, and `changes_since(ancestor)` looks only at those keys when `ancestor` is the sealed map they were made on; otherwise
-it falls back to walking both maps. `derived` keeps what was computed of the whole map, `lower_bound` carries a minimum
-over edits, so that a commit does not walk what it leaves alone.
+Built on rpds (hash array mapped trie, structural sharing). `sealed()` marks a state as committed: edits made after it
+are remembered, and `changes_since(ancestor)` looks only at those keys when `ancestor` is the sealed map they were
+made on; otherwise it falls back to walking both maps. `derived` keeps what was computed of the whole map,
+`lower_bound` carries a minimum over edits, so that a commit does not walk what it leaves alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ R = TypeVar("R")
 
 
 class SharedMap(Generic[K, V]):
-    """Immutable mapping. Equality is by contents; iteration order is by sorted key (`items`), so encodings are stable."""
+    """Immutable mapping. Equality is by contents; iteration order is by sorted key (`items`), so encodings are
+    stable.
+    """
 
     __slots__ = ("_base", "_bounds", "_derived", "_edited", "_map")
 
@@ -68,8 +70,10 @@ class SharedMap(Generic[K, V]):
         return out
 
     def lower_bound(self, measure: Callable[[V], int]) -> int | None:
-        """A bound at or below `measure` of every value; None for an empty map. O(n) once, then O(1) per edit: edits keep it valid
-        but may leave it loose, `tightened` makes it the minimum again. `measure` must be a pure module-level function."""
+        """A bound at or below `measure` of every value; None for an empty map. O(n) once, then O(1) per edit: edits
+        keep it valid but may leave it loose, `tightened` makes it the minimum again. `measure` must be a pure
+        module-level function.
+        """
         if not len(self._map):
             return None
         return self._bounds[measure] if measure in self._bounds else self.tightened(measure)
@@ -83,14 +87,13 @@ class SharedMap(Generic[K, V]):
         return bound
 
     def changes_since(self, ancestor: SharedMap[K, V]) -> list[tuple[K, V | None, V | None]]:
-        """(key, old, new) for every difference, sorted by key; None stands for absent. O(edits) for a sealed ancestor."""
+        """(key, old, new) for every difference, sorted by key; None stands for absent. O(edits) for a sealed
+        ancestor.
+        """
         if self._map is ancestor._map:
             return []
-        keys: Iterable[K]
-        if self._edited and self._base is ancestor._map:
-            keys = self._edited
-        else:
-            keys = set(self._map) | set(ancestor._map)
+        is_direct = bool(self._edited) and self._base is ancestor._map
+        keys: Iterable[K] = self._edited if is_direct else set(self._map) | set(ancestor._map)
         rows = [(key, ancestor._map.get(key), self._map.get(key)) for key in sorted(keys)]
         return [row for row in rows if row[1] != row[2]]
 

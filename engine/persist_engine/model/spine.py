@@ -1,19 +1,21 @@
 """The spine: live batches of a shard, layered by size so that every update takes part in O(log n) merges (spec 11).
 
-Owns the frozen values: a spine batch, a level, the spine and what it asks for (`MergeReq`). `spine_edit` grows it; `merge_result`
-swaps in physical compactions; `flatten` turns it into flat collections and back. Must not know parts' bytes, clocks or storage.
+Owns the frozen values: a spine batch, a level, the spine, what it asks for (`MergeReq`) and takes back (`MergeRes`).
+`spine_edit` grows it; `merge_result` swaps in physical compactions; `flatten` turns it into flat collections and
+back. Must not know parts' bytes, clocks or storage.
 
-    level 3   [0-4 ----------------]   older, larger: at most two per level; with two, a merge of them is being fueled
+level 3   [0-4 ----------------]   older, larger: at most two per level; with two, a merge of them is being fueled
     level 1                 [4-6 --]
     level 0                     [6-7]  newest
 
-Invariants (`Spine.validate`): ids run from 0 to `next_id` and times from the minimum to `upper` without a gap, older batches sit
-at higher levels, a level holds two batches iff it merges, no batch's since is beyond the spine's.
-SUBTLE: emptiness in the spine means zero rows; a hollow batch is empty when it has no parts (spec 11.14).
+Invariants (`Spine.validate`): ids run from 0 to `next_id` and times from the minimum to `upper` without a gap, older
+batches sit at higher levels, a level holds two batches iff it merges, no batch's since is beyond the spine's. SUBTLE:
+emptiness in the spine means zero rows; a hollow batch is empty when it has no parts (spec 11.14).
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -30,7 +32,8 @@ IdBatch = tuple[SpineId, HollowBatch]
 class Sizes:
     """Sums over hollow batches, carried along so that nobody ever walks a trace to count it.
 
-    `rows` bounds updates from above; `blob_bytes` lie in blob, `inline_bytes` in state."""
+    `rows` bounds updates from above; `blob_bytes` lie in blob, `inline_bytes` in state.
+    """
 
     rows: int = 0
     parts: int = 0
@@ -73,9 +76,11 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class MergeReq:
-    """"These batches may become one": the spine merged them logically; somebody may do it physically and answer with a `MergeRes`.
+    """Batches that may become one: the spine merged them logically, somebody may do it physically and answer with a
+    `MergeRes`.
 
-    `inputs` are oldest first and tile `desc`; `id` is the spine batch they form."""
+    `inputs` are oldest first and tile `desc`; `id` is the spine batch they form.
+    """
 
     id: SpineId
     desc: Description
@@ -90,11 +95,38 @@ class MergeReq:
         return all(batch.rows == 0 for _, batch in self.inputs)
 
 
+@dataclass(frozen=True, slots=True)
+class MergeRes:
+    """`output` may stand for what it was made of. `input` is the id range that was compacted; None matches by
+    description.
+    """
+
+    output: HollowBatch
+    input: SpineId | None
+
+
+class MergeOutcome(enum.Enum):
+    """What became of a merge result. Only the two APPLIED_* link the output's blobs."""
+
+    APPLIED_EXACT = "applied exact"
+    APPLIED_SUBSET = "applied subset"
+    NOT_APPLIED_NO_MATCH = "no match"
+    NOT_APPLIED_INVALID_SINCE = "invalid since"
+    NOT_APPLIED_TOO_MANY_UPDATES = "too many updates"
+
+    @property
+    def applied(self) -> bool:
+        """Whether the output is part of the state now."""
+        return self in (MergeOutcome.APPLIED_EXACT, MergeOutcome.APPLIED_SUBSET)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class SpineBatch:
-    """One logical batch: hollow batches (`parts`, oldest first) that count as merged. Prints as `0-4 [0,7)@2 L3 2 batches`.
+    """One logical batch: hollow batches (`parts`, oldest first) that count as merged. Prints as `0-4 [0,7)@2 L3 2
+    batches`.
 
-    `active_compaction_start_ms` is when somebody last claimed to compact it."""
+    `active_compaction_start_ms` is when somebody last claimed to compact it.
+    """
 
     id: SpineId
     desc: Description
@@ -136,7 +168,9 @@ class SpineBatch:
 
 @dataclass(frozen=True, slots=True)
 class Fueling:
-    """A merge in progress. `remaining_work` is a counter, fixed at the start: it does not follow batches that shrink (spec 12.6)."""
+    """A merge in progress. `remaining_work` is a counter, fixed at the start: it does not follow batches that shrink
+    (spec 12.6).
+    """
 
     since: Antichain
     remaining_work: int
@@ -194,7 +228,9 @@ class Spine:
                 check(batch.level == index, f"spine batch {batch.id} thinks it is at level {batch.level}, not {index}")
                 check(batch.id.lo == next_id, f"spine batch {batch.id} does not follow id {next_id}")
                 check(batch.desc.lower == upper, f"spine batch {batch.id} {batch.desc} does not follow upper {upper}")
-                check(batch.desc.since <= self.since, f"spine batch {batch.id} {batch.desc} is beyond since {self.since}")
+                check(
+                    batch.desc.since <= self.since, f"spine batch {batch.id} {batch.desc} is beyond since {self.since}"
+                )
                 next_id, upper = batch.id.hi, batch.desc.upper
                 if deep:
                     _validate_parts(batch)

@@ -1,7 +1,8 @@
 """How the spine grows: push, fuel, roll up, tidy, exert (spec 11.2 to 11.9).
 
-Owns the rules only. A `SpineEdit` is a scratch pad that lives within one call: it takes a spine apart into a list of levels,
-works on it and hands back a new frozen spine and the merge requests that came of it. It must not outlive that call.
+Owns the rules only. A `SpineEdit` is a scratch pad that lives within one call: it takes a spine apart into a list of
+levels, works on it and hands back a new frozen spine and the merge requests that came of it. It must not outlive that
+call.
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ class SpineEdit:
         self._upper = batch.desc.upper
         if new.is_empty():
             lowest = next((index for index, level in enumerate(self._levels) if level.batches), None)
-            if lowest is not None and len(self._levels[lowest].batches) == 1 and self._levels[lowest].batches[0].is_empty():
+            if (
+                lowest is not None
+                and len(self._levels[lowest].batches) == 1
+                and self._levels[lowest].batches[0].is_empty()
+            ):
                 # Without this, idle shards would pile up empty batches (spec 20, bug 11).
                 self._insert_at(lowest, new)
                 self._insert_at(lowest, self._complete(lowest))
@@ -74,8 +79,9 @@ class SpineEdit:
         self._tidy()
 
     def _apply_fuel(self, fuel: int) -> None:
-        """Every merge gets `fuel` for itself, lowest level first. A merge begun by this very pass at a level that already existed
-        gets its share too, since the walk is upward (spec 11.3 a)."""
+        """Every merge gets `fuel` for itself, lowest level first. A merge begun by this very pass at a level that
+        already existed gets its share too, since the walk is upward (spec 11.3 a).
+        """
         for index in range(len(self._levels)):
             level = self._levels[index]
             if level.merge is None:
@@ -98,7 +104,7 @@ class SpineEdit:
         if carried is not None:
             self._insert_at(index, carried)
         if self._levels[index].merge is not None:
-            # The only place where a merge is forced at the target level itself: the insertion to come must not find it full.
+            # The only place where a merge is forced at the target level: the insertion to come must not find it full.
             self._insert_at(index + 1, self._complete(index))
 
     def _grow(self, index: int) -> None:

@@ -1,14 +1,14 @@
 """What changed between two states of a shard, and how to apply it (spec 8).
 
-`between(a, b)` and `apply(a, between(a, b)) == b`. Structure is diffed as flat collections; a state shares with its successor
-everything that did not change, and `between` looks only at what did.
+`between(a, b)` and `apply(a, between(a, b)) == b`. Structure is diffed as flat collections; a state shares with its
+successor everything that did not change, and `between` looks only at what did.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar, assert_never
+from typing import Literal, TypeVar
 
 from persist_engine.base.errors import check
 from persist_engine.base.versioned import SeqNo
@@ -40,7 +40,19 @@ from persist_engine.model.trace import Trace
 from persist_engine.model.trace_diff import TraceDiff, apply_structured, changes
 from persist_engine.model.views import latest_rollup, sealed
 
-__all__ = ["BlobRef", "Delete", "FieldDiff", "Insert", "StateDiff", "Update", "apply", "between", "deleted_blobs", "inserted_blobs", "live_blobs"]
+__all__ = [
+    "BlobRef",
+    "Delete",
+    "FieldDiff",
+    "Insert",
+    "StateDiff",
+    "Update",
+    "apply",
+    "between",
+    "deleted_blobs",
+    "inserted_blobs",
+    "live_blobs",
+]
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -48,8 +60,10 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class StateDiff:
-    """One version of the log. Scalars use the key None and Update (optional claims: Insert, Update or Delete). Tuples are
-    sorted by key. `latest_rollup_key` is the new state's newest rollup, so that a reader of the last diff can start there."""
+    """One version of the log. Scalars use the key None and Update (optional claims: Insert, Update or Delete). Tuples
+    are sorted by key. `latest_rollup_key` is the new state's newest rollup, so that a reader of the last diff can
+    start there.
+    """
 
     applier_version: str
     seqno_from: SeqNo
@@ -84,7 +98,8 @@ class BlobRef:
 def between(before: ShardState, after: ShardState) -> StateDiff:
     """What leads from `before` to `after`; costs what changed when `after` was made from the sealed state `before`.
 
-    InvariantViolated when they are not two versions of one shard in order."""
+    InvariantViolated when they are not two versions of one shard in order.
+    """
     check(before.shard_id == after.shard_id, f"states of two shards: {before.shard_id} and {after.shard_id}")
     check(before.codecs == after.codecs, f"codecs of {after.shard_id} changed from {before.codecs} to {after.codecs}")
     check(before.seqno < after.seqno, f"states out of order: {before.seqno} and {after.seqno}")
@@ -120,10 +135,11 @@ def _ignore(_path: str) -> None:
 def apply(state: ShardState, diff: StateDiff, *, count: Callable[[str], None] = _ignore) -> ShardState:
     """The state after `diff`, sealed. Idempotent: a diff that leads to the state's own seqno changes nothing.
 
-    Strict: InvariantViolated when the diff starts elsewhere or an old value is not what stands here; only the host name is
-    taken as it comes, since wrong ones were written once (spec 20, bug 24). `count` hears which path was taken:
-    "hostname_mismatch", and for the trace one of "structured", "structured_full", "fast", "lenient", "slow",
-    "reconstruction"."""
+    Strict: InvariantViolated when the diff starts elsewhere or an old value is not what stands here; only the host
+    name is taken as it comes, since wrong ones were written once (spec 20, bug 24). `count` hears which path was
+    taken: "hostname_mismatch", and for the trace one of "structured", "structured_full", "fast", "lenient", "slow",
+    "reconstruction".
+    """
     if state.seqno == diff.seqno_to:
         return state
     check(state.seqno == diff.seqno_from, f"diff {diff.seqno_from} to {diff.seqno_to} applied to {state.seqno}")
@@ -164,7 +180,7 @@ def _applied_trace(trace: Trace, diff: StateDiff, count: Callable[[str], None]) 
 
 
 def inserted_blobs(diff: StateDiff) -> Iterator[BlobRef]:
-    """Blobs that the new state names through entries this diff added. A blob may be inserted and deleted by one diff."""
+    """Blobs that the new state names through entries this diff added. One diff may insert and delete the same blob."""
     for _, to in _versions_of_rollups(diff):
         if to is not None:
             yield BlobRef("rollup", to.key)
@@ -195,24 +211,21 @@ def _parts_of(batch: HollowBatch) -> Iterator[BlobRef]:
     return (BlobRef("part", key) for key in batch.blob_keys())
 
 
-def _versions_of_rollups(diff: StateDiff) -> Iterable[tuple[HollowRollup | None, HollowRollup | None]]:
-    return (_old_and_new(change) for change in diff.rollups)
+def _versions_of_rollups(diff: StateDiff) -> Iterator[tuple[HollowRollup | None, HollowRollup | None]]:
+    for change in diff.rollups:
+        yield _old(change), _to(change)
 
 
 def _versions_of_batches(diff: StateDiff) -> Iterator[tuple[HollowBatch | None, HollowBatch | None]]:
     for change in diff.legacy_batches:
         yield (change.key, None) if isinstance(change, Delete) else (None, change.key)
     for hollow in diff.hollow_batches:
-        yield _old_and_new(hollow)
+        yield _old(hollow), _to(hollow)
 
 
-def _old_and_new(change: FieldDiff[K, V]) -> tuple[V | None, V | None]:
-    match change:
-        case Insert(_, to):
-            return None, to
-        case Update(_, old, to):
-            return old, to
-        case Delete(_, old):
-            return old, None
-        case _:
-            assert_never(change)
+def _old(change: FieldDiff[K, V]) -> V | None:
+    return None if isinstance(change, Insert) else change.old
+
+
+def _to(change: FieldDiff[K, V]) -> V | None:
+    return None if isinstance(change, Delete) else change.to

@@ -1,7 +1,8 @@
 """The spine as the state sees it: everything the rooms above may do with a shard's batches.
 
-Owns the facade. A `Trace` is a value; every method that changes something returns a new trace that shares what it did not touch.
-`structured` tells whether the spine's structure is stored with the state; only shards from before that was done lack it.
+Owns the facade. A `Trace` is a value; every method that changes something returns a new trace that shares what it did
+not touch. `structured` tells whether the spine's structure is stored with the state; only shards from before that was
+done lack it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from persist_engine.model import flatten, merge_result
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.flat_trace import FlatTrace, SpineId
 from persist_engine.model.frontier import Antichain, Description
-from persist_engine.model.merge_result import MergeOutcome, MergeRes
-from persist_engine.model.spine import IdBatch, MergeReq, Sizes, Spine, SpineBatch
+from persist_engine.model.spine import IdBatch, MergeOutcome, MergeReq, MergeRes, Sizes, Spine, SpineBatch
 from persist_engine.model.spine_edit import SpineEdit
 
 __all__ = ["IdBatch", "MergeOutcome", "MergeReq", "MergeRes", "Sizes", "SpineBatch", "Trace"]
@@ -43,8 +43,9 @@ class Trace:
         return self.spine.next_id
 
     def push(self, batch: HollowBatch) -> tuple[Trace, tuple[MergeReq, ...]]:
-        """With `batch` behind all others, and the merges that fell due. InvariantViolated unless it begins at `upper`, spans
-        some time and its since is not beyond the trace's."""
+        """With `batch` behind all others, and the merges that fell due. InvariantViolated unless it begins at
+        `upper`, spans some time and its since is not beyond the trace's.
+        """
         edit = SpineEdit(self.spine)
         edit.push(batch)
         spine, requests = edit.finish()
@@ -78,7 +79,9 @@ class Trace:
         return replace(self, spine=merge_result.empty_out(self.spine, desc))
 
     def claim(self, id: SpineId, start_ms: int) -> Trace:  # noqa: A002 - the contract's name
-        """With the compaction of spine batch `id` claimed at `start_ms`; self when there is no such spine batch any more."""
+        """With the compaction of spine batch `id` claimed at `start_ms`; self when there is no such spine batch any
+        more.
+        """
         for batch in self.spine.batches():
             if batch.id == id:
                 return replace(self, spine=self.spine.with_batch(replace(batch, active_compaction_start_ms=start_ms)))
@@ -86,7 +89,8 @@ class Trace:
 
     def fueled_requests(self, *, claimed_before_ms: int) -> tuple[MergeReq, ...]:
         """What is worth compacting, oldest first: spine batches that are not compact and that nobody claimed after
-        `claimed_before_ms`."""
+        `claimed_before_ms`.
+        """
         return tuple(
             batch.request()
             for batch in self.spine.batches()
@@ -97,7 +101,8 @@ class Trace:
     def exert(self, fuel: int) -> tuple[Trace, tuple[MergeReq, ...], bool]:
         """Merges moved along as if `fuel` updates had been pushed; the last item tells whether anything was done.
 
-        Without stored structure nothing is: batches of no width could not be told apart there."""
+        Without stored structure nothing is: batches of no width could not be told apart there.
+        """
         if fuel <= 0 or not self.structured:
             return self, (), False
         edit = SpineEdit(self.spine)

@@ -1,7 +1,8 @@
 """What changed between two traces, and how to apply it (spec 8.5).
 
-Owns the structured path: `changes` looks only at spine batches that the two traces do not share, and `apply_structured` rebuilds
-only those, so both cost what changed (amortised as merges are). The path without structure lives in `legacy_diff`.
+Owns the structured path: `changes` looks only at spine batches that the two traces do not share, and
+`apply_structured` rebuilds only those, so both cost what changed (amortised as merges are). The path without
+structure lives in `legacy_diff`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ from dataclasses import dataclass
 from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.model import flatten
 from persist_engine.model.batch import HollowBatch
-from persist_engine.model.field_diff import Delete, FieldDiff, Insert, applied_to_dict, applied_to_value, dict_diffs, field_diff
+from persist_engine.model.field_diff import (
+    Delete,
+    FieldDiff,
+    Insert,
+    applied_to_dict,
+    applied_to_value,
+    dict_diffs,
+    field_diff,
+)
 from persist_engine.model.flat_trace import FlatTrace, SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.model.spine import IdBatch, Spine, SpineBatch
@@ -72,7 +81,8 @@ _Unshared = tuple[list[IdBatch], list[IdBatch], dict[SpineId, ThinSpineBatch], d
 def _unshared(before: Trace, after: Trace) -> _Unshared:
     """Parts and thin forms of the spine batches that the two do not share, before and after.
 
-    Sharing is told by identity, so equal but separately made batches are compared and cancel out later."""
+    Sharing is told by identity, so equal but separately made batches are compared and cancel out later.
+    """
     old = {batch.id: batch for batch in before.spine_batches()}
     new = {batch.id: batch for batch in after.spine_batches()}
     old_parts: list[IdBatch] = []
@@ -103,8 +113,9 @@ def _split(parts: list[IdBatch]) -> tuple[set[HollowBatch], dict[SpineId, Hollow
 def apply_structured(trace: Trace, diff: TraceDiff, count: Callable[[str], None]) -> Trace:
     """The trace after `diff`, strictly; InvariantViolated when the diff does not fit.
 
-    Counts "structured" when only what the diff names had to be rebuilt. When that does not fit (a writer that grouped empty
-    batches otherwise), everything is flattened and rebuilt by the book: "structured_full"."""
+    Counts "structured" when only what the diff names had to be rebuilt. When that does not fit (a writer that grouped
+    empty batches otherwise), everything is flattened and rebuilt by the book: "structured_full".
+    """
     try:
         spine = _apply_incremental(trace.spine, diff)
     except InvariantViolated:

@@ -1,5 +1,6 @@
-"""Questions about a state, answered from it alone. Nothing here changes anything; every answer costs O(levels) or is remembered
-by the map it comes from."""
+"""Questions about a state, answered from it alone. Nothing here changes anything; every answer costs O(levels) or is
+remembered by the map it comes from.
+"""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from persist_engine.model.commands import Command
 from persist_engine.model.frontier import MINIMUM, Antichain
 from persist_engine.model.ids import CriticalReaderId, IdempotencyToken, LeasedReaderId, ShardId, WriterId
 from persist_engine.model.maintenance import Maintenance
-from persist_engine.model.spine import MergeOutcome, MergeRes
 from persist_engine.model.state import DebugInfo, SchemaPair, ShardState, SourceProgress
+from persist_engine.model.trace import MergeOutcome, MergeRes
 from persist_engine.shard.applier import NO_MAINTENANCE, Applier, UnknownOutcome
 from persist_engine.shard.retry import Backoff
 from persist_engine.shard.versions import StateVersions
@@ -145,8 +145,8 @@ class Machine:
                 backoff.wait(error)
                 continue
             match answer:
-                case commands.Appended(requests):
-                    return answer, maintenance.merge(Maintenance(rollup=None, gc=None, requests=requests))
+                case commands.Appended():
+                    return answer, maintenance
                 case commands.AlreadyCommitted():
                     check(backoff is not None, f"{command.token} of {self.shard_id} was known before its first use")
                     return commands.Appended(requests=()), NO_MAINTENANCE
@@ -216,9 +216,9 @@ class Machine:
         )
         return self._idempotent(command, commands.Registered)
 
-    def heartbeat_leased_reader(self, reader_id: LeasedReaderId) -> tuple[commands.Heartbeat, Maintenance]:
+    def heartbeat_leased_reader(self, reader_id: LeasedReaderId) -> tuple[commands.HeartbeatSeen, Maintenance]:
         """Renew the lease; the answer tells whether the reader (still) existed."""
-        return self._idempotent(commands.HeartbeatLeasedReader(reader_id=reader_id), commands.Heartbeat)
+        return self._idempotent(commands.HeartbeatLeasedReader(reader_id=reader_id), commands.HeartbeatSeen)
 
     def downgrade_since(
         self, reader_id: LeasedReaderId, *, outstanding_seqno: SeqNo | None, new_since: Antichain

@@ -1,0 +1,88 @@
+"""The one command that adds data: compare-and-append (spec 9.3, 9.4).
+
+The order of the checks is part of the contract: a repetition must find its token before it is told that the upper
+moved, since it is itself what moved it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from persist_engine.base.errors import InvalidEmptyTimeInterval, InvalidUsage, check
+from persist_engine.model.commands import (
+    AlreadyCommitted,
+    Appended,
+    CompareAndAppend,
+    InlineBackpressure,
+    ProgressMismatch,
+    UpperMismatch,
+)
+from persist_engine.model.frontier import EMPTY
+from persist_engine.model.outcome import Applied, Refused
+from persist_engine.model.state import ShardState, Writer
+from persist_engine.model.trace import MergeReq, Trace
+from persist_engine.model.views import is_tombstone
+
+
+def compare_and_append(state: ShardState, cmd: CompareAndAppend, now_ms: int) -> Applied | Refused:
+    """Applied(Appended), or Refused with AlreadyCommitted, ProgressMismatch, UpperMismatch or InlineBackpressure.
+
+    Raises InvalidEmptyTimeInterval for data in an empty interval, InvalidUsage for a batch advanced beyond the
+    shard's since. Also commits for an empty interval: that is how an idle writer stays registered.
+    """
+    desc = cmd.batch.desc
+    if is_tombstone(state):
+        return Refused(UpperMismatch(current=EMPTY, expected=desc.lower, writer_upper=EMPTY))
+    writer = state.writers.get(cmd.writer_id) or Writer(now_ms, cmd.lease_ms, cmd.debug)
+    refusal = _refusal(state, writer, cmd)
+    if refusal is not None:
+        return refusal
+    trace, requests = (state.trace, ()) if desc.lower == desc.upper else _push_and_claim(state.trace, cmd, now_ms)
+    check(
+        writer.most_recent_write_upper <= desc.upper, f"upper of writer {cmd.writer_id} would step back to {desc.upper}"
+    )
+    writer = replace(
+        writer,
+        last_heartbeat_ms=max(writer.last_heartbeat_ms, now_ms),
+        most_recent_write_token=cmd.token,
+        most_recent_write_upper=desc.upper,
+    )
+    progress = state.progress if cmd.progress is None else state.progress.set(*cmd.progress)
+    writers = state.writers.set(cmd.writer_id, writer)
+    return Applied(replace(state, writers=writers, progress=progress, trace=trace), Appended(requests))
+
+
+def _refusal(state: ShardState, writer: Writer, cmd: CompareAndAppend) -> Refused | None:
+    desc, upper = cmd.batch.desc, state.trace.upper
+    if desc.lower == desc.upper and (cmd.batch.parts or cmd.batch.rows):
+        raise InvalidEmptyTimeInterval(f"updates in the empty interval {desc}", lower=desc.lower, upper=desc.upper)
+    if not desc.since <= state.trace.since:
+        raise InvalidUsage(f"batch {desc} is advanced beyond the shard's since {state.trace.since}")
+    if cmd.token == writer.most_recent_write_token:
+        check(desc.upper == writer.most_recent_write_upper, f"token {cmd.token} was used for another upper", desc=desc)
+        check(desc.upper <= upper, f"token {cmd.token} got through, but upper is {upper}", desc=desc)
+        return Refused(AlreadyCommitted())
+    if cmd.progress is not None:
+        stored = state.progress.get(cmd.progress[0])
+        if (None if stored is None else stored.token) != cmd.expected_progress:
+            return Refused(ProgressMismatch(stored))
+    if desc.lower != upper:
+        return Refused(UpperMismatch(current=upper, expected=desc.lower, writer_upper=writer.most_recent_write_upper))
+    inline_bytes = cmd.batch.inline_bytes
+    if inline_bytes > 0 and state.trace.inline_bytes + inline_bytes >= cmd.inline_total_bytes_max:
+        return Refused(InlineBackpressure())
+    return None
+
+
+def _push_and_claim(trace: Trace, cmd: CompareAndAppend, now_ms: int) -> tuple[Trace, tuple[MergeReq, ...]]:
+    """Push and claim what fell due. When that is no work and data came in, also take the oldest compaction that
+    nobody is at: otherwise a request that was lost with its writer would never be done.
+    """
+    trace, requests = trace.push(cmd.batch)
+    if cmd.batch.rows > 0 and all(request.is_empty() for request in requests):
+        named = {request.id for request in requests}
+        stale = trace.fueled_requests(claimed_before_ms=now_ms - cmd.claim_ms)
+        requests = (*requests, *[request for request in stale if request.id not in named][:1])
+    for request in requests:
+        trace = trace.claim(request.id, now_ms)
+    return trace, requests

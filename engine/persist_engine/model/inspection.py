@@ -1,0 +1,181 @@
+"""A state told in numbers: what people, the operator and metrics ask of a shard.
+
+Owns the report and its JSON; must not know where it is shown. Costs O(levels), readers, writers and rollups.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from persist_engine.base.versioned import SeqNo
+from persist_engine.model.leases import expires_after_ms
+from persist_engine.model.state import ShardState
+from persist_engine.model.views import is_tombstone, latest_rollup, rollup_at_or_below, seqno_since
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderInfo:
+    """Who holds since (None: closed), and for leased readers a version. Critical readers hold none and never lapse."""
+
+    id: str
+    kind: Literal["leased", "critical"]
+    since: int | None
+    seqno: int | None
+    purpose: str
+    hostname: str
+    last_heartbeat_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterInfo:
+    """Who has appended lately; `upper` is that of its last append (None: closed)."""
+
+    id: str
+    purpose: str
+    hostname: str
+    last_heartbeat_ms: int
+    upper: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """One shard at one version. Frontiers are times, None when closed; seqnos are plain numbers.
+
+    `batches` are hollow batches, `spine_batches` the logical ones they make up. Debt: `compaction_requests` spine
+    batches are not compact, `uncompacted_batches` hollow batches and `compaction_bytes` lie in them, and
+    `oldest_uncompacted_ms` is when the longest waiting of them was last claimed (None: no claim stands). `gc_seqnos`
+    versions could be truncated now. `key_schema` and `val_schema` are DDL, filled in by the client.
+    """
+
+    shard_id: str
+    seqno: int
+    seqno_since: int
+    applier_version: str
+    walltime_ms: int
+    since: int | None
+    upper: int | None
+    key_schema: str
+    val_schema: str
+    batches: int
+    spine_batches: int
+    uncompacted_batches: int
+    runs: int
+    parts: int
+    updates: int
+    live_bytes: int
+    inline_bytes: int
+    rollups: int
+    latest_rollup_seqno: int
+    latest_rollup_bytes: int | None
+    live_diffs: int
+    earliest_seqno: int
+    gc_seqnos: int
+    compaction_requests: int
+    compaction_bytes: int
+    oldest_uncompacted_ms: int | None
+    readers: tuple[ReaderInfo, ...]
+    writers: tuple[WriterInfo, ...]
+    progress: Mapping[str, int | None]
+    is_tombstone: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, keys as the fields are named."""
+        out = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        out["readers"] = [dataclasses.asdict(reader) for reader in self.readers]
+        out["writers"] = [dataclasses.asdict(writer) for writer in self.writers]
+        out["progress"] = dict(self.progress)
+        return out
+
+
+def inspection_of(state: ShardState, *, live_diffs: int, earliest_seqno: int, now_ms: int) -> Inspection:
+    """What there is to say about `state`. `live_diffs` and `earliest_seqno` come from consensus. Readers and writers
+    whose lease ended before `now_ms` are left out: the next command removes them.
+    """
+    trace = state.trace
+    sizes = trace.sizes
+    rollup_seqno, rollup = latest_rollup(state)
+    due = [batch for batch in trace.spine_batches() if not batch.is_compact]
+    claims = [batch.active_compaction_start_ms for batch in due if batch.active_compaction_start_ms is not None]
+    return Inspection(
+        shard_id=str(state.shard_id),
+        seqno=int(state.seqno),
+        seqno_since=int(seqno_since(state)),
+        applier_version=state.applier_version,
+        walltime_ms=state.walltime_ms,
+        since=trace.since.time,
+        upper=trace.upper.time,
+        key_schema="",
+        val_schema="",
+        batches=trace.batch_count,
+        spine_batches=sum(1 for _ in trace.spine_batches()),
+        uncompacted_batches=sum(len(batch.parts) for batch in due),
+        runs=sizes.runs,
+        parts=sizes.parts,
+        updates=sizes.rows,
+        live_bytes=sizes.blob_bytes,
+        inline_bytes=sizes.inline_bytes,
+        rollups=len(state.rollups),
+        latest_rollup_seqno=int(rollup_seqno),
+        latest_rollup_bytes=rollup.size_bytes,
+        live_diffs=live_diffs,
+        earliest_seqno=earliest_seqno,
+        gc_seqnos=_gc_seqnos(state, earliest_seqno),
+        compaction_requests=len(due),
+        compaction_bytes=sum(batch.sizes.blob_bytes + batch.sizes.inline_bytes for batch in due),
+        oldest_uncompacted_ms=min(claims, default=None),
+        readers=_readers(state, now_ms),
+        writers=_writers(state, now_ms),
+        progress={sink_id: progress.upper.time for sink_id, progress in state.progress.items()},
+        is_tombstone=is_tombstone(state),
+    )
+
+
+def _gc_seqnos(state: ShardState, earliest_seqno: int) -> int:
+    keep: SeqNo | None = rollup_at_or_below(state, seqno_since(state))
+    return 0 if keep is None else max(keep - earliest_seqno, 0)
+
+
+def _readers(state: ShardState, now_ms: int) -> tuple[ReaderInfo, ...]:
+    leased = [
+        ReaderInfo(
+            id=str(reader_id),
+            kind="leased",
+            since=reader.since.time,
+            seqno=int(reader.seqno),
+            purpose=reader.debug.purpose,
+            hostname=reader.debug.hostname,
+            last_heartbeat_ms=reader.last_heartbeat_ms,
+        )
+        for reader_id, reader in state.leased_readers.items()
+        if now_ms <= expires_after_ms(reader)
+    ]
+    critical = [
+        ReaderInfo(
+            id=str(reader_id),
+            kind="critical",
+            since=reader.since.time,
+            seqno=None,
+            purpose=reader.debug.purpose,
+            hostname=reader.debug.hostname,
+            last_heartbeat_ms=None,
+        )
+        for reader_id, reader in state.critical_readers.items()
+    ]
+    return (*leased, *critical)
+
+
+def _writers(state: ShardState, now_ms: int) -> tuple[WriterInfo, ...]:
+    return tuple(
+        WriterInfo(
+            id=str(writer_id),
+            purpose=writer.debug.purpose,
+            hostname=writer.debug.hostname,
+            last_heartbeat_ms=writer.last_heartbeat_ms,
+            upper=writer.most_recent_write_upper.time,
+        )
+        for writer_id, writer in state.writers.items()
+        if now_ms <= expires_after_ms(writer)
+    )

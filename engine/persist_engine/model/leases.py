@@ -1,0 +1,53 @@
+"""Who is expired at a moment. Critical readers never are.
+
+SUBTLE: expiry leaves since alone: two readers lapsing at once, because a machine slept, once moved it past what the
+restarted process still needed (spec 9.9; section 20, bug 22).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from persist_engine.model.shared_map import SharedMap
+from persist_engine.model.state import Claim, LeasedReader, ShardState, Writer
+
+_Id = TypeVar("_Id", bound=str)
+_Leased = TypeVar("_Leased", LeasedReader, Writer)
+
+
+def expires_after_ms(holder: LeasedReader | Writer) -> int:
+    """The last moment at which the lease still holds."""
+    return holder.last_heartbeat_ms + holder.lease_ms
+
+
+def expire_at(state: ShardState, now_ms: int) -> ShardState:
+    """Without the leased readers and writers whose lease ended before `now_ms`; the same state when there is none.
+
+    Costs O(1) unless somebody may have expired, and then one walk, amortised over the leases that end.
+    """
+    readers = _unexpired(state.leased_readers, now_ms)
+    writers = _unexpired(state.writers, now_ms)
+    if readers is state.leased_readers and writers is state.writers:
+        return state
+    return replace(state, leased_readers=readers, writers=writers)
+
+
+def _unexpired(holders: SharedMap[_Id, _Leased], now_ms: int) -> SharedMap[_Id, _Leased]:
+    bound = holders.lower_bound(expires_after_ms)
+    if bound is None or now_ms <= bound:
+        return holders
+    bound = holders.tightened(expires_after_ms)
+    if bound is None or now_ms <= bound:
+        return holders
+    for holder_id, holder in holders.items():
+        if expires_after_ms(holder) < now_ms:
+            holders = holders.remove(holder_id)
+    return holders
+
+
+def is_live(claim: Claim | None, now_ms: int, claim_ms: int) -> bool:
+    """Whether somebody is believed to be at the claimed work. A start far in the future is some broken clock, not a
+    claim.
+    """
+    return claim is not None and abs(now_ms - claim.start_ms) <= claim_ms

@@ -1,0 +1,138 @@
+"""One version to the next: everything that happens between reading a state and swapping in its successor, but the
+swap itself.
+
+Pure: the applier in the shard room calls `step`, encodes the diff and compares-and-sets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from persist_engine.base.errors import check
+from persist_engine.base.settings import Settings
+from persist_engine.base.version import parse_version
+from persist_engine.base.versioned import SeqNo
+from persist_engine.model.batch import HollowRollup
+from persist_engine.model.commands import (
+    AddRollup,
+    Answer,
+    Appended,
+    BecomeTombstone,
+    Command,
+    CompactionsClaimed,
+    Exerted,
+)
+from persist_engine.model.ids import ShardId
+from persist_engine.model.invariants import check_invariants
+from persist_engine.model.leases import expire_at
+from persist_engine.model.maintenance import Maintenance
+from persist_engine.model.plans import gc_due, rollup_due
+from persist_engine.model.shared_map import SharedMap
+from persist_engine.model.state import Claim, CodecNames, SchemaPair, ShardState
+from persist_engine.model.state_diff import StateDiff, between
+from persist_engine.model.transitions import Refused, transition
+from persist_engine.model.views import is_tombstone, sealed
+
+__all__ = ["Refused", "Stepped", "initial_state", "step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """The successor and the diff to it, to be committed; then `answer` holds and `maintenance` is due. `state` is
+    sealed.
+    """
+
+    state: ShardState
+    diff: StateDiff
+    answer: Answer
+    maintenance: Maintenance
+
+
+def step(
+    state: ShardState,
+    cmd: Command,
+    *,
+    now_ms: int,
+    hostname: str,
+    applier_version: str,
+    settings: Settings,
+    is_write: bool,
+) -> Stepped | Refused:
+    """What `cmd` makes of `state`. Refused: nothing to commit. `is_write`: the caller may be given garbage
+    collection.
+
+    The successor carries the next seqno, a walltime that rises whatever the clock does, and the highest version that
+    ever wrote. SUBTLE: leases end after the command, not before: a reader's late heartbeat revives it, and a writer
+    that retries finds its token. Sample `now_ms` anew for every attempt.
+    """
+    was_tombstone = is_tombstone(state)
+    # The mark of the highest writer never steps back, or old code sneaks in after an upgrade; tombstones are inert.
+    version = state.applier_version if was_tombstone else max(state.applier_version, applier_version, key=parse_version)
+    clone = replace(
+        state,
+        seqno=state.seqno.next(),
+        walltime_ms=max(now_ms, state.walltime_ms + 1),
+        hostname=hostname,
+        applier_version=version,
+    )
+    outcome = transition(clone, cmd, now_ms=now_ms)
+    if isinstance(outcome, Refused):
+        return outcome
+    check(
+        not was_tombstone or isinstance(cmd, AddRollup | BecomeTombstone),
+        f"shard {state.shard_id} is a tombstone and takes no {type(cmd).__name__}",
+    )
+    after, maintenance = _with_maintenance(expire_at(outcome.state, now_ms), outcome.answer, now_ms, settings, is_write)
+    check_invariants(state, after)
+    return Stepped(sealed(after), between(state, after), outcome.answer, maintenance)
+
+
+def _with_maintenance(
+    state: ShardState,
+    answer: Answer,
+    now_ms: int,
+    settings: Settings,
+    is_write: bool,  # noqa: FBT001
+) -> tuple[ShardState, Maintenance]:
+    """What fell due, with its claims recorded in the same version."""
+    rollup = rollup_due(state, settings.maintenance, now_ms=now_ms)
+    if rollup is not None:
+        state = replace(state, active_rollup=Claim(rollup, now_ms))
+    gc = gc_due(state, settings.maintenance, now_ms=now_ms, is_write=is_write)
+    if gc is not None:
+        state = replace(state, last_gc_req=gc, active_gc=Claim(gc, now_ms))
+    requests = answer.requests if isinstance(answer, Appended | Exerted | CompactionsClaimed) else ()
+    return state, Maintenance(rollup, gc, requests)
+
+
+def initial_state(
+    *,
+    shard_id: ShardId,
+    codecs: CodecNames,
+    schema: SchemaPair,
+    now_ms: int,
+    hostname: str,
+    applier_version: str,
+    rollup: HollowRollup,
+) -> tuple[ShardState, StateDiff]:
+    """The first version of a shard, v1, with its rollup linked at v1 and its schema as number 0; and the diff from
+    v0.
+    """
+    nothing = ShardState(
+        applier_version=applier_version,
+        shard_id=shard_id,
+        codecs=codecs,
+        seqno=SeqNo(0),
+        walltime_ms=0,
+        hostname="",
+    )
+    first = replace(
+        nothing,
+        seqno=SeqNo(1),
+        walltime_ms=now_ms,
+        hostname=hostname,
+        rollups=SharedMap({SeqNo(1): rollup}),
+        schemas=SharedMap({0: schema}),
+    )
+    check_invariants(None, first, deep=True)
+    return first, between(nothing, first)

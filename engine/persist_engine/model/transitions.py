@@ -1,0 +1,237 @@
+"""What each command does to a state: one pure function per command (spec 9).
+
+`transition` is handed a state that already carries the new seqno and walltime (see `step`) and answers `Applied`, a
+new state to be committed, or `Refused`, an answer that needs no commit and is therefore not linearized. Misuse raises
+InvalidUsage, a broken rule InvariantViolated; either way nothing changed. Must not know: clocks, rollup and GC
+scheduling, storage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from persist_engine.base.errors import (
+    Fenced,
+    FinalizationError,
+    InvalidUsage,
+    check,
+)
+from persist_engine.model import commands as c
+from persist_engine.model.append import compare_and_append
+from persist_engine.model.batch import HollowBatch
+from persist_engine.model.frontier import EMPTY, MINIMUM, Description
+from persist_engine.model.outcome import Applied, Refused
+from persist_engine.model.shared_map import SharedMap
+from persist_engine.model.state import CriticalReader, LeasedReader, ShardState
+from persist_engine.model.trace import MergeOutcome, Trace
+from persist_engine.model.views import critical_since, is_finalized, is_tombstone, latest_rollup, readers_since
+
+__all__ = ["Applied", "Refused", "transition"]
+
+
+def transition(state: ShardState, cmd: c.Command, *, now_ms: int) -> Applied | Refused:
+    """What `cmd` does to `state`."""
+    match cmd:
+        case c.CompareAndAppend():
+            return compare_and_append(state, cmd, now_ms)
+        case c.RegisterLeasedReader():
+            return _register_leased_reader(state, cmd, now_ms)
+        case c.HeartbeatLeasedReader():
+            return _heartbeat_leased_reader(state, cmd, now_ms)
+        case c.DowngradeSince():
+            return _downgrade_since(state, cmd, now_ms)
+        case c.ExpireLeasedReader(reader_id):
+            after = replace(state, leased_readers=state.leased_readers.remove(reader_id))
+            return _expired(state, after, existed=reader_id in state.leased_readers)
+        case c.ExpireWriter(writer_id):
+            after = replace(state, writers=state.writers.remove(writer_id))
+            return _expired(state, after, existed=writer_id in state.writers)
+        case c.ExpireCriticalReader(critical_id):
+            after = replace(state, critical_readers=state.critical_readers.remove(critical_id))
+            return _expired(state, after, existed=critical_id in state.critical_readers)
+        case c.RegisterCriticalReader():
+            return _register_critical_reader(state, cmd)
+        case c.CompareAndDowngradeSince():
+            return _compare_and_downgrade_since(state, cmd)
+        case c.AddRollup():
+            return _add_rollup(state, cmd)
+        case c.RemoveRollups():
+            return _remove_rollups(state, cmd)
+        case c.ApplyMergeRes():
+            return _apply_merge_res(state, cmd)
+        case c.RegisterSchema():
+            return _register_schema(state, cmd)
+        case c.SpineExert():
+            return _spine_exert(state, cmd, now_ms)
+        case c.ClaimCompactions():
+            return _claim_compactions(state, cmd, now_ms)
+        case c.BecomeTombstone():
+            return _become_tombstone(state)
+        case _:
+            assert_never(cmd)
+
+
+def _register_leased_reader(state: ShardState, cmd: c.RegisterLeasedReader, now_ms: int) -> Applied | Refused:
+    """Holds this very version and since; registering again starts over."""
+    if is_tombstone(state):
+        return Refused(c.Registered(EMPTY, state.seqno))
+    critical = critical_since(state) if cmd.since_from_critical else None
+    since = state.trace.since if critical is None else critical
+    reader = LeasedReader(state.seqno, since, now_ms, cmd.lease_ms, cmd.debug)
+    readers = state.leased_readers.set(cmd.reader_id, reader)
+    return Applied(replace(state, leased_readers=readers), c.Registered(since, state.seqno))
+
+
+def _heartbeat_leased_reader(state: ShardState, cmd: c.HeartbeatLeasedReader, now_ms: int) -> Applied | Refused:
+    """Commits either way, so that the answer is linearized; only a tombstone, which has no readers, takes no commit."""
+    reader = state.leased_readers.get(cmd.reader_id)
+    if reader is None:
+        answer = c.HeartbeatSeen(existed=False)
+        return Refused(answer) if is_tombstone(state) else Applied(state, answer)
+    reader = replace(reader, last_heartbeat_ms=max(reader.last_heartbeat_ms, now_ms))
+    readers = state.leased_readers.set(cmd.reader_id, reader)
+    return Applied(replace(state, leased_readers=readers), c.HeartbeatSeen(existed=True))
+
+
+def _downgrade_since(state: ShardState, cmd: c.DowngradeSince, now_ms: int) -> Applied | Refused:
+    """A reader that is gone (its machine slept) has lost its hold: its since is as good as empty, which is no error
+    here.
+    """
+    reader = state.leased_readers.get(cmd.reader_id)
+    if reader is None:
+        return Refused(c.SinceDowngraded(EMPTY))
+    hold = state.seqno if cmd.outstanding_seqno is None else min(cmd.outstanding_seqno, state.seqno)
+    if hold < reader.seqno:
+        raise InvalidUsage(f"reader {cmd.reader_id} holds {reader.seqno} and cannot hold {hold} again")
+    reader = replace(
+        reader,
+        seqno=hold,
+        since=reader.since.join(cmd.new_since),
+        last_heartbeat_ms=max(reader.last_heartbeat_ms, now_ms),
+    )
+    state = replace(state, leased_readers=state.leased_readers.set(cmd.reader_id, reader))
+    return Applied(_with_readers_since(state), c.SinceDowngraded(reader.since))
+
+
+def _with_readers_since(state: ShardState) -> ShardState:
+    """With the trace's since at the meet of all readers'. Without readers it stays, and it never steps back."""
+    since = readers_since(state)
+    return state if since is None else replace(state, trace=state.trace.downgrade_since(state.trace.since.join(since)))
+
+
+def _expired(state: ShardState, after: ShardState, *, existed: bool) -> Applied | Refused:
+    """Commits either way; since stays where it is (spec 9.9)."""
+    answer = c.Expired(existed)
+    return Refused(answer) if is_tombstone(state) else Applied(after, answer)
+
+
+def _register_critical_reader(state: ShardState, cmd: c.RegisterCriticalReader) -> Applied | Refused:
+    """An existing one keeps since and opaque, whoever asks: the opaque decides later who may move it."""
+    if is_tombstone(state):
+        return Refused(c.CriticalRegistered(EMPTY, cmd.opaque))
+    existing = state.critical_readers.get(cmd.reader_id)
+    since, opaque = (state.trace.since, cmd.opaque) if existing is None else (existing.since, existing.opaque)
+    readers = state.critical_readers.set(cmd.reader_id, CriticalReader(since, opaque, cmd.debug))
+    return Applied(replace(state, critical_readers=readers), c.CriticalRegistered(since, opaque))
+
+
+def _compare_and_downgrade_since(state: ShardState, cmd: c.CompareAndDowngradeSince) -> Applied | Refused:
+    """A matching opaque is always replaced, even when since stays: whoever is answered "downgraded" owns the reader."""
+    if is_tombstone(state):
+        return Refused(c.CriticalDowngraded(EMPTY))
+    reader = state.critical_readers.get(cmd.reader_id)
+    if reader is None:
+        raise Fenced(f"critical reader {cmd.reader_id} is not registered: somebody expired it", reader_id=cmd.reader_id)
+    if reader.opaque != cmd.expected_opaque:
+        return Applied(state, c.OpaqueMismatch(reader.opaque, reader.since))
+    reader = replace(reader, opaque=cmd.new_opaque, since=reader.since.join(cmd.new_since))
+    state = replace(state, critical_readers=state.critical_readers.set(cmd.reader_id, reader))
+    return Applied(_with_readers_since(state), c.CriticalDowngraded(reader.since))
+
+
+def _add_rollup(state: ShardState, cmd: c.AddRollup) -> Applied | Refused:
+    """Commits even when another rollup is there already, so that "not applied" is linearized and the blob may be
+    deleted.
+    """
+    if not cmd.seqno < state.seqno:
+        raise InvalidUsage(f"rollup for {cmd.seqno} cannot be linked at {state.seqno}")
+    existing = state.rollups.get(cmd.seqno)
+    if existing is not None:
+        return Applied(state, c.RollupAdded(applied=existing.key == cmd.rollup.key))
+    rollups = state.rollups.set(cmd.seqno, cmd.rollup)
+    return Applied(replace(state, rollups=rollups, active_rollup=None), c.RollupAdded(applied=True))
+
+
+def _remove_rollups(state: ShardState, cmd: c.RemoveRollups) -> Applied | Refused:
+    """Never removes the newest: without a rollup a state cannot be opened."""
+    if not cmd.rollups or is_tombstone(state):
+        return Refused(c.RollupsRemoved(()))
+    latest, _ = latest_rollup(state)
+    rollups, removed = state.rollups, []
+    for seqno, rollup in cmd.rollups:
+        existing = rollups.get(seqno)
+        if existing is not None and existing.key == rollup.key:
+            check(seqno != latest, f"the newest rollup {seqno} cannot be removed")
+            rollups = rollups.remove(seqno)
+            removed.append(seqno)
+    return Applied(replace(state, rollups=rollups, active_gc=None), c.RollupsRemoved(tuple(removed)))
+
+
+def _apply_merge_res(state: ShardState, cmd: c.ApplyMergeRes) -> Applied | Refused:
+    """Commits whatever the outcome, so that "not applied" is linearized and the output may be deleted."""
+    if is_tombstone(state):
+        return Refused(c.MergeApplied(MergeOutcome.NOT_APPLIED_NO_MATCH))
+    trace, outcome = state.trace.apply_merge_res(cmd.res)
+    return Applied(replace(state, trace=trace), c.MergeApplied(outcome))
+
+
+def _register_schema(state: ShardState, cmd: c.RegisterSchema) -> Applied | Refused:
+    """Finds it, newest first, or adds it as the first; a second schema comes by evolution only."""
+    for schema_id, pair in reversed(state.schemas.items()):
+        if pair == cmd.pair:
+            return Refused(c.SchemaRegistered(schema_id))
+    if state.schemas or is_tombstone(state):
+        return Refused(c.SchemaRegistered(None))
+    return Applied(replace(state, schemas=state.schemas.set(0, cmd.pair)), c.SchemaRegistered(0))
+
+
+def _spine_exert(state: ShardState, cmd: c.SpineExert, now_ms: int) -> Applied | Refused:
+    if is_tombstone(state):
+        return Refused(c.Exerted())
+    trace, requests, worked = state.trace.exert(cmd.fuel)
+    if not worked:
+        return Refused(c.Exerted())
+    for request in requests:
+        trace = trace.claim(request.id, now_ms)
+    return Applied(replace(state, trace=trace), c.Exerted(requests))
+
+
+def _claim_compactions(state: ShardState, cmd: c.ClaimCompactions, now_ms: int) -> Applied | Refused:
+    trace = state.trace
+    requests = trace.fueled_requests(claimed_before_ms=now_ms - cmd.claim_ms)[: max(cmd.max_requests, 0)]
+    if not requests or is_tombstone(state):
+        return Refused(c.CompactionsClaimed())
+    for request in requests:
+        trace = trace.claim(request.id, now_ms)
+    return Applied(replace(state, trace=trace), c.CompactionsClaimed(requests))
+
+
+def _become_tombstone(state: ShardState) -> Applied | Refused:
+    """One bounded step: let go of everybody, empty one batch; at last put one empty batch in place of all."""
+    since, upper = state.trace.since, state.trace.upper
+    if not (since.is_empty() and upper.is_empty()):
+        text = f"shard {state.shard_id} has since {since} and upper {upper}; both must be empty to finalize it"
+        raise FinalizationError(text, since=since, upper=upper)
+    was_tombstone = is_tombstone(state)
+    out = replace(state, writers=SharedMap(), leased_readers=SharedMap(), critical_readers=SharedMap())
+    with_data = next((batch.desc for batch in state.trace.batches() if not batch.is_empty()), None)
+    if with_data is not None:
+        out = replace(out, trace=out.trace.empty_out(with_data))
+    elif state.trace.batch_count > 1:
+        empty = HollowBatch.empty(Description(MINIMUM, EMPTY, EMPTY))
+        trace = Trace(structured=out.trace.structured).downgrade_since(EMPTY).push_without_requests(empty)
+        out = replace(out, trace=trace)
+    elif was_tombstone:
+        return Refused(c.TombstoneStep(finalized=is_finalized(state), progressed=False))
+    return Applied(out, c.TombstoneStep(finalized=is_finalized(out), progressed=True))
