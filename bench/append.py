@@ -5,23 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow.parquet as pq
+from persist_engine import Antichain, Location, PersistClient, ShardId
 
 from bench.data import SCHEMA, flat, updates
 from bench.measure import Row, median, ms, timings_s
-from persist_engine import Antichain, Location, PersistClient, ShardId
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
     """Times include building the batch, writing it and the compare-and-set; the baseline syncs nothing."""
     rows, repeat = (5_000, 5) if quick else (50_000, 20)
     tables = {index: updates(rows, time=index + 1, seed=index + 1) for index in range(-1, repeat)}
-    with PersistClient.open(Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")) as client:
-        with client.open_writer(ShardId.new(), SCHEMA, purpose="bench") as writer:
+    with (
+        PersistClient.open(
+            Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
+        ) as client,
+        client.open_writer(ShardId.new(), SCHEMA, purpose="bench") as writer,
+    ):
 
-            def ours(index: int) -> None:
-                writer.compare_and_append(tables[index], expected_upper=Antichain.of(index + 1), new_upper=Antichain.of(index + 2))
+        def ours(index: int) -> None:
+            writer.compare_and_append(
+                tables[index], expected_upper=Antichain.of(index + 1), new_upper=Antichain.of(index + 2)
+            )
 
-            measured = timings_s(ours, repeat=repeat)
+        measured = timings_s(ours, repeat=repeat)
     plain = {index: flat(table) for index, table in tables.items()}
 
     def bare(index: int) -> None:

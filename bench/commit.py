@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.data import SCHEMA, updates
-from bench.measure import Row, median, ms, percentile, timings_s
 from persist_engine import Antichain, Location, PersistClient, ShardId
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.storage.open import open_consensus
 from persist_engine.testing.servers import redis_server
+
+from bench.data import SCHEMA, updates
+from bench.measure import Row, median, ms, percentile, timings_s
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
@@ -20,7 +21,10 @@ def run(folder: Path, quick: bool) -> list[Row]:
     with redis_server(appendonly=True) as redis:
         consensus = open_consensus(redis.url, env=SystemEnv(), metrics=NoMetrics())
         location = Location(blob=f"file://{folder}/blobs", consensus=redis.url)
-        with PersistClient.open(location) as client, client.open_writer(ShardId.new(), SCHEMA, purpose="bench") as writer:
+        with (
+            PersistClient.open(location) as client,
+            client.open_writer(ShardId.new(), SCHEMA, purpose="bench") as writer,
+        ):
             batch = updates(10, time=0)
             upper = [0]
 
@@ -45,5 +49,11 @@ def run(folder: Path, quick: bool) -> list[Row]:
     name = f"commit of 10 rows on Redis ({size} B diff)"
     return [
         Row(f"{name}, p50", ms(median(measured)), ms(median(base)), median(measured) / median(base), "lower"),
-        Row(f"{name}, p99", ms(percentile(measured, 0.99)), ms(percentile(base, 0.99)), percentile(measured, 0.99) / percentile(base, 0.99), "lower"),
+        Row(
+            f"{name}, p99",
+            ms(percentile(measured, 0.99)),
+            ms(percentile(base, 0.99)),
+            percentile(measured, 0.99) / percentile(base, 0.99),
+            "lower",
+        ),
     ]

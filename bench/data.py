@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-
 from persist_engine import Schema
 
 SCHEMA = Schema(key=pa.schema([("id", pa.int64())]), val=pa.schema([("name", pa.string())]))
@@ -27,4 +26,11 @@ def updates(rows: int, *, time: int, seed: int = 0, first: int = 0) -> pa.Table:
 
 def flat(table: pa.Table) -> pa.Table:
     """The same rows with plain columns, for plain Parquet."""
-    return pa.table({"id": table["key"].combine_chunks().field(0), "name": table["val"].combine_chunks().field(0), "time": table["time"], "diff": table["diff"]})
+    return pa.table(
+        {
+            "id": table["key"].combine_chunks().field(0),
+            "name": table["val"].combine_chunks().field(0),
+            "time": table["time"],
+            "diff": table["diff"],
+        }
+    )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.data import SCHEMA, updates
-from bench.measure import Row, median, ms, timings_s
 from persist_engine import Antichain, Location, PersistClient, ShardId
 from persist_engine.testing.servers import redis_server
+
+from bench.data import SCHEMA, updates
+from bench.measure import Row, median, ms, timings_s
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
@@ -22,7 +23,9 @@ def run(folder: Path, quick: bool) -> list[Row]:
 
             def commit(_: int) -> None:
                 moved = batch.set_column(2, "time", [[at[0]] * batch.num_rows])
-                result = writer.compare_and_append(moved, expected_upper=Antichain.of(at[0]), new_upper=Antichain.of(at[0] + 1))
+                result = writer.compare_and_append(
+                    moved, expected_upper=Antichain.of(at[0]), new_upper=Antichain.of(at[0] + 1)
+                )
                 at[0] += 1
                 pending.append(result.maintenance)
 
@@ -39,8 +42,20 @@ def run(folder: Path, quick: bool) -> list[Row]:
             late_commit = timings_s(commit, repeat=100, warm=0)
             late_open = timings_s(lambda _: _open(location, shard), repeat=7)
     return [
-        Row(f"commit at {late:,} versions against 100", ms(median(late_commit)), ms(median(early_commit)), median(late_commit) / median(early_commit), "lower"),
-        Row(f"open at {late:,} versions against 100", ms(median(late_open)), ms(median(early_open)), median(late_open) / median(early_open), "lower"),
+        Row(
+            f"commit at {late:,} versions against 100",
+            ms(median(late_commit)),
+            ms(median(early_commit)),
+            median(late_commit) / median(early_commit),
+            "lower",
+        ),
+        Row(
+            f"open at {late:,} versions against 100",
+            ms(median(late_open)),
+            ms(median(early_open)),
+            median(late_open) / median(early_open),
+            "lower",
+        ),
     ]
 
 

@@ -21,7 +21,13 @@ class Row:
 
     def as_json(self) -> dict[str, object]:
         """For `--json`."""
-        return {"what": self.what, "ours": self.ours, "baseline": self.baseline, "ratio": round(self.ratio, 3), "better": self.better}
+        return {
+            "what": self.what,
+            "ours": self.ours,
+            "baseline": self.baseline,
+            "ratio": round(self.ratio, 3),
+            "better": self.better,
+        }
 
 
 def timings_s(call: Callable[[int], object], *, repeat: int, warm: int = 1) -> list[float]:

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from persist_engine import Location, PersistClient, Schema, ShardId
 
 from bench.measure import Row
-from persist_engine import Location, PersistClient, Schema, ShardId
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
@@ -37,9 +37,20 @@ def run(folder: Path, quick: bool) -> list[Row]:
         "envelope": {"type": "Mirror"}, "write": {},
     }  # fmt: skip
     (folder / "sink.json").write_text(json.dumps(spec))
-    (folder / "spark-defaults.conf").write_text("spark.master local[2]\nspark.ui.enabled false\nspark.driver.memory 2g\n")
+    (folder / "spark-defaults.conf").write_text(
+        "spark.master local[2]\nspark.ui.enabled false\nspark.driver.memory 2g\n"
+    )
     env = os.environ | {"SPARK_CONF_DIR": str(folder)}
-    command = [sys.executable, "-m", "persist_spark.main", "driver", "--spec", str(folder / "sink.json"), "--report", str(folder / "report.json")]
+    command = [
+        sys.executable,
+        "-m",
+        "persist_spark.main",
+        "driver",
+        "--spec",
+        str(folder / "sink.json"),
+        "--report",
+        str(folder / "report.json"),
+    ]
     process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     peak_bytes = _peak(process)
     report = json.loads((folder / "report.json").read_text())
@@ -47,7 +58,15 @@ def run(folder: Path, quick: bool) -> list[Row]:
         raise SystemExit(f"the sink reported {report}")
     size = source.stat().st_size
     what = f"memory peak of a {rows:,}-row Mirror write"
-    return [Row(what, f"{peak_bytes / 2**30:.2f} GiB in {report['duration_ms'] / 1000:.0f} s", f"{size / 2**30:.2f} GiB of Parquet input", peak_bytes / size, "lower")]
+    return [
+        Row(
+            what,
+            f"{peak_bytes / 2**30:.2f} GiB in {report['duration_ms'] / 1000:.0f} s",
+            f"{size / 2**30:.2f} GiB of Parquet input",
+            peak_bytes / size,
+            "lower",
+        )
+    ]
 
 
 def _peak(process: subprocess.Popen[bytes]) -> int:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from persist_engine import Antichain, Location, PersistClient, ShardId
 
 from bench.data import SCHEMA, flat, updates
 from bench.measure import Row, median, ms, timings_s
-from persist_engine import Antichain, Location, PersistClient, ShardId
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
@@ -22,7 +22,9 @@ def _one(folder: Path, rows: int, runs: int) -> Row:
     shard = ShardId.new()
     tables = [updates(rows // runs, time=index, seed=index, first=index * (rows // runs)) for index in range(runs)]
     pq.write_table(flat(pa.concat_tables(tables)).sort_by("id"), folder / "plain.parquet")
-    with PersistClient.open(Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")) as client:
+    with PersistClient.open(
+        Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
+    ) as client:
         with client.open_writer(shard, SCHEMA, purpose="bench") as writer:
             for index, table in enumerate(tables):
                 writer.compare_and_append(table, expected_upper=Antichain.of(index), new_upper=Antichain.of(index + 1))
@@ -36,4 +38,10 @@ def _one(folder: Path, rows: int, runs: int) -> Row:
             measured = timings_s(ours, repeat=7)
     base = timings_s(lambda _: pq.read_table(folder / "plain.parquet"), repeat=7)
     speed = median(base) / median(measured)
-    return Row(f"snapshot of {rows:,} rows, {runs} runs", ms(median(measured)), ms(median(base)), speed, "higher (1 = as fast as plain Parquet)")
+    return Row(
+        f"snapshot of {rows:,} rows, {runs} runs",
+        ms(median(measured)),
+        ms(median(base)),
+        speed,
+        "higher (1 = as fast as plain Parquet)",
+    )

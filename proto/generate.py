@@ -1,6 +1,7 @@
 """Write engine/persist_engine/pb from the .proto files here; with --check, compare instead and fail on a difference.
 
-Needs grpcio-tools (in the dev group). Output depends only on the sources and on the version of the generator that uv.lock pins.
+Needs grpcio-tools (in the dev group). Output depends only on the sources and on the version of the generator that
+uv.lock pins.
 """
 
 from __future__ import annotations

@@ -22,7 +22,11 @@ MARKERS = ("TO" + "DO", "FIX" + "ME", "X" + "XX")
 def tracked(pattern: str) -> list[Path]:
     """Files git knows or would add, by glob."""
     out = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", pattern], cwd=ROOT, check=True, capture_output=True, text=True
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", pattern],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout
     return [ROOT / line for line in out.splitlines() if (ROOT / line).is_file()]
 
@@ -34,7 +38,9 @@ def python_files() -> list[Path]:
 
 def product_files() -> list[Path]:
     """Modules of the three packages."""
-    return [path for path in python_files() if any(f"{folder}/{name}/" in str(path) for folder, name in PACKAGES.items())]
+    return [
+        path for path in python_files() if any(f"{folder}/{name}/" in str(path) for folder, name in PACKAGES.items())
+    ]
 
 
 def rooms() -> list[Path]:
@@ -79,13 +85,19 @@ def test_room_has_readme(room: Path) -> None:
 
 def test_no_banned_names() -> None:
     """No room or module is called by a name that says nothing."""
-    bad = [str(p.relative_to(ROOT)) for p in product_files() if p.stem in BANNED_NAMES or BANNED_NAMES & set(p.parent.parts[len(ROOT.parts) :])]
+    bad = [
+        str(p.relative_to(ROOT))
+        for p in product_files()
+        if p.stem in BANNED_NAMES or BANNED_NAMES & set(p.parent.parts[len(ROOT.parts) :])
+    ]
     assert not bad
 
 
 def test_no_init_where_it_would_shadow_the_standard_library() -> None:
     """A package called `operator` at the root breaks `import collections`; equal test names need namespace folders."""
-    bad = [folder for folder in ("engine", "operator", "proto", "spark-images") if (ROOT / folder / "__init__.py").exists()]
+    bad = [
+        folder for folder in ("engine", "operator", "proto", "spark-images") if (ROOT / folder / "__init__.py").exists()
+    ]
     bad += [str(p.relative_to(ROOT)) for p in (ROOT / "tests").rglob("__init__.py")]
     assert not bad
 
@@ -96,7 +108,12 @@ def test_the_core_draws_no_fresh_ids() -> None:
     for room in (*PURE_ROOMS, "shard", "work", "storage"):
         for path in (ROOT / "engine" / "persist_engine" / room).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "new" and not node.args:
+                if (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Attribute)
+                    and node.func.attr == "new"
+                    and not node.args
+                ):
                     bad.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert not bad
 
@@ -116,10 +133,27 @@ def test_the_core_imports_no_clock_and_no_randomness() -> None:
 
 def test_no_markers_and_no_machine_paths() -> None:
     """No unfinished work, no path of one machine, no registry host in what users read."""
-    pattern = re.compile("|".join([rf"\b{marker}\b" for marker in MARKERS] + [r"/work/(main|shared|wt)", r"/root/\.", r"proxy\.golang\.org", r"files\.pythonhosted"]))
+    pattern = re.compile(
+        "|".join(
+            [rf"\b{marker}\b" for marker in MARKERS]
+            + [r"/work/(main|shared|wt)", r"/root/\.", r"proxy\.golang\.org", r"files\.pythonhosted"]
+        )
+    )
     bad = []
-    for path in [*tracked("*.py"), *tracked("*.md"), *tracked("*.sh"), *tracked("*.yaml"), *tracked("Makefile"), *tracked("*Dockerfile*"), *tracked(".ci/*")]:
+    for path in [
+        *tracked("*.py"),
+        *tracked("*.md"),
+        *tracked("*.sh"),
+        *tracked("*.yaml"),
+        *tracked("Makefile"),
+        *tracked("*Dockerfile*"),
+        *tracked(".ci/*"),
+    ]:
         if path == Path(__file__).resolve():
             continue
-        bad += [f"{path.relative_to(ROOT)}:{n}" for n, line in enumerate(path.read_text().splitlines(), 1) if pattern.search(line)]
+        bad += [
+            f"{path.relative_to(ROOT)}:{n}"
+            for n, line in enumerate(path.read_text().splitlines(), 1)
+            if pattern.search(line)
+        ]
     assert not bad

@@ -1,1 +1,69 @@
-"""Durable, versioned, time-varying collections of updates ((key, value), time, diff)."""
+"""Durable, versioned, time-varying collections of updates ((key, value), time, diff).
+
+The public names. They load when they are first used, so that `persist --help` needs no Arrow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from persist_engine.base.env import Env as Env
+    from persist_engine.base.env import SeededEnv as SeededEnv
+    from persist_engine.base.env import SystemEnv as SystemEnv
+    from persist_engine.base.settings import Settings as Settings
+    from persist_engine.client.batch import Batch as Batch
+    from persist_engine.client.batch import BatchBuilder as BatchBuilder
+    from persist_engine.client.client import PersistClient as PersistClient
+    from persist_engine.client.location import Location as Location
+    from persist_engine.client.read import ReadHandle as ReadHandle
+    from persist_engine.client.snapshot import SinceAhead as SinceAhead
+    from persist_engine.client.since import SinceHandle as SinceHandle
+    from persist_engine.client.write import Appended as Appended
+    from persist_engine.client.write import ProgressMismatch as ProgressMismatch
+    from persist_engine.client.write import UpperMismatch as UpperMismatch
+    from persist_engine.client.write import WriteHandle as WriteHandle
+    from persist_engine.codec.schema import Schema as Schema
+    from persist_engine.model.frontier import Antichain as Antichain
+    from persist_engine.model.ids import CriticalReaderId as CriticalReaderId
+    from persist_engine.model.ids import ShardId as ShardId
+    from persist_engine.model.inspection import Inspection as Inspection
+
+_MODULES = {
+    "Antichain": "model.frontier",
+    "Appended": "client.write",
+    "Batch": "client.batch",
+    "BatchBuilder": "client.batch",
+    "CriticalReaderId": "model.ids",
+    "Env": "base.env",
+    "Inspection": "model.inspection",
+    "Location": "client.location",
+    "PersistClient": "client.client",
+    "ProgressMismatch": "client.write",
+    "ReadHandle": "client.read",
+    "Schema": "codec.schema",
+    "SeededEnv": "base.env",
+    "Settings": "base.settings",
+    "ShardId": "model.ids",
+    "SinceAhead": "client.snapshot",
+    "SinceHandle": "client.since",
+    "SystemEnv": "base.env",
+    "UpperMismatch": "client.write",
+    "WriteHandle": "client.write",
+}
+
+__all__ = sorted(_MODULES)  # noqa: PLE0605 - the table is the list
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 
 import pyarrow as pa
-import pyarrow.csv as csv
+from pyarrow import csv
 
 
 def content_hash(batches: Iterable[pa.RecordBatch], columns: list[str]) -> tuple[int, str]:
@@ -14,7 +14,9 @@ def content_hash(batches: Iterable[pa.RecordBatch], columns: list[str]) -> tuple
     total, rows = 0, 0
     for batch in batches:
         sink = pa.BufferOutputStream()
-        csv.write_csv(pa.table(batch.select(columns)), sink, csv.WriteOptions(include_header=False, quoting_style="all_valid"))
+        csv.write_csv(
+            pa.table(batch.select(columns)), sink, csv.WriteOptions(include_header=False, quoting_style="all_valid")
+        )
         for line in sink.getvalue().to_pybytes().splitlines():
             total += int.from_bytes(hashlib.sha256(line).digest())
             rows += 1

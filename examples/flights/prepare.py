@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as csv
 import pyarrow.parquet as pq
+from pyarrow import csv
 
 FLIGHTS_ROWS = 336_776
 
@@ -32,22 +32,41 @@ def read_flights(source: Path) -> pa.Table:
     """All flights in time order, typed, 'NA' as null; `time_hour` is the scheduled hour of departure in UTC."""
     with zipfile.ZipFile(source) as archive:
         raw = archive.read("flights.csv")
-    integers = ["year", "month", "day", "dep_time", "sched_dep_time", "dep_delay", "arr_time", "sched_arr_time", "arr_delay"]
+    integers = [
+        "year",
+        "month",
+        "day",
+        "dep_time",
+        "sched_dep_time",
+        "dep_delay",
+        "arr_time",
+        "sched_arr_time",
+        "arr_delay",
+    ]
     integers += ["flight", "air_time", "distance", "hour", "minute"]
     types: dict[str, pa.DataType] = dict.fromkeys(integers, pa.int32())
     types |= dict.fromkeys(["carrier", "tailnum", "origin", "dest"], pa.string())
     types["time_hour"] = pa.timestamp("s", tz="UTC")
-    options = csv.ConvertOptions(column_types=types, null_values=["NA", ""], strings_can_be_null=True, include_columns=list(types))
+    options = csv.ConvertOptions(
+        column_types=types, null_values=["NA", ""], strings_can_be_null=True, include_columns=list(types)
+    )
     table = csv.read_csv(io.BytesIO(raw), convert_options=options)
     hours = pc.cast(table["time_hour"], pa.timestamp("us", tz="UTC"))
     table = table.set_column(table.schema.get_field_index("time_hour"), "time_hour", hours)
-    return table.sort_by([("time_hour", "ascending"), ("carrier", "ascending"), ("flight", "ascending"), ("origin", "ascending")])
+    return table.sort_by(
+        [("time_hour", "ascending"), ("carrier", "ascending"), ("flight", "ascending"), ("origin", "ascending")]
+    )
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "data", help="folder to write to (default: data/ beside this file)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(__file__).parent / "data",
+        help="folder to write to (default: data/ beside this file)",
+    )
     out: Path = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     source = package_data()

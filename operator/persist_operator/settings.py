@@ -1,6 +1,8 @@
-"""What an installation decides: stores, images, namespaces, limits. Read once at main from one YAML file, frozen after that.
+"""What an installation decides: stores, images, namespaces, limits. Read once at main from one YAML file, frozen
+after that.
 
-Durations carry their unit in the name. Unknown keys are refused, so that a typing error in the chart's values cannot pass silently.
+Durations carry their unit in the name. Unknown keys are refused, so that a typing error in the chart's values
+cannot pass silently.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
 from persist_engine.base.errors import InvalidUsage
 
 
@@ -134,7 +135,9 @@ class OperatorSettings:
             values["namespaces"] = tuple(values["namespaces"] or ())
         settings = cls(**values)
         if profiles and settings.default_profile not in profiles:
-            raise InvalidUsage(f"operator configuration: defaultProfile {settings.default_profile!r} is not among storageProfiles")
+            raise InvalidUsage(
+                f"operator configuration: defaultProfile {settings.default_profile!r} is not among storageProfiles"
+            )
         return settings
 
     @classmethod

@@ -1,7 +1,8 @@
 """From an exception to what the operator is told: a failure class, an exit code and one message without secrets.
 
-An engine error raised on an executor reaches the driver only as text inside a Spark exception. `carried` therefore writes it as one marked JSON line,
-and `classify` finds that line again: the class does not depend on where the error happened.
+An engine error raised on an executor reaches the driver only as text inside a Spark exception. `carried` therefore
+writes it as one marked JSON line, and `classify` finds that line again: the class does not depend on where the error
+happened.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from persist_engine.base.errors import (
     UnsafeStore,
 )
 
-#: A condition's message is read by people; the API server and the kubelet cut longer ones (the termination log at 4 KiB).
+#: A condition's message is read by people; the API server and the kubelet cut longer ones (the termination log at 4
+#: KiB).
 MESSAGE_CHARS_MAX = 1800
 _MARK = "PERSIST-FAILURE"
 _CARRIED = re.compile(_MARK + r" (\{.*?\}) " + _MARK, re.DOTALL)
@@ -33,30 +35,51 @@ _ASSIGNED = re.compile(
     r"(?P<name>[\w.-]*(?:passw(?:or)?d|secret|token|credential|access.?key|api.?key)[\w.-]*)(?P<sep>\"?'?\s*[=:]\s*\"?'?)(?P<value>[^\s&\"',;)}\]]+)",
     re.IGNORECASE,
 )
-_SPARK_CONFIGURATION = ("AnalysisException", "ParseException", "PATH_NOT_FOUND", "DATA_SOURCE_NOT_FOUND", "ClassNotFoundException")
+_SPARK_CONFIGURATION = (
+    "AnalysisException",
+    "ParseException",
+    "PATH_NOT_FOUND",
+    "DATA_SOURCE_NOT_FOUND",
+    "ClassNotFoundException",
+)
 
 
 class FailureClass(enum.StrEnum):
-    """Who must act: APPLICATION look at the log, STORAGE the store, FENCED another run won, CONFIGURATION change the object, DIVERGENCE page someone."""
+    """Who must act, in the words of the SparkSink's status: look at the job's log, at the store, nowhere (another run
+    won), at the object.
+    """
 
     APPLICATION = "Application"
     STORAGE = "Storage"
     FENCED = "Fenced"
     CONFIGURATION = "Configuration"
-    DIVERGENCE = "Divergence"
+
+
+class ExitCode(enum.IntEnum):
+    """What the driver process exits with."""
+
+    SUCCEEDED = 0
+    APPLICATION = 1
+    STORAGE = 70
+    FENCED = 71
+    CONFIGURATION = 72
+    DIVERGENCE = 73
+    """Durable bytes are damaged or break a rule: repeating will not help, a person must look. Reported as class
+    Storage.
+    """
 
     @property
-    def exit_code(self) -> int:
-        """What the driver process exits with."""
-        return _EXIT_CODES[self]
+    def failure_class(self) -> FailureClass | None:
+        """The class to report; None for success."""
+        return _CLASSES.get(self)
 
 
-_EXIT_CODES = {
-    FailureClass.APPLICATION: 1,
-    FailureClass.STORAGE: 70,
-    FailureClass.FENCED: 71,
-    FailureClass.CONFIGURATION: 72,
-    FailureClass.DIVERGENCE: 73,
+_CLASSES = {
+    ExitCode.APPLICATION: FailureClass.APPLICATION,
+    ExitCode.STORAGE: FailureClass.STORAGE,
+    ExitCode.FENCED: FailureClass.FENCED,
+    ExitCode.CONFIGURATION: FailureClass.CONFIGURATION,
+    ExitCode.DIVERGENCE: FailureClass.STORAGE,
 }
 
 
@@ -64,41 +87,46 @@ _EXIT_CODES = {
 class Failure:
     """What is reported."""
 
-    failure_class: FailureClass
+    exit_code: ExitCode
     message: str
 
+    @property
+    def failure_class(self) -> FailureClass:
+        """Its class in the report."""
+        return self.exit_code.failure_class or FailureClass.APPLICATION
 
-class TaskFailure(Exception):  # noqa: N818 - it is what happened to a task
+
+class TaskFailure(Exception):
     """An engine error on an executor, on its way to the driver."""
 
 
-class Terminated(Exception):  # noqa: N818
+class Terminated(Exception):
     """The run was asked to stop (SIGTERM). Nothing was appended by it after that."""
 
 
 def carried(error: PersistError) -> TaskFailure:
     """`error` as text that survives the way through Spark."""
-    payload = json.dumps({"class": _class_of(error).value, "message": str(error)})
+    payload = json.dumps({"exit_code": int(_exit_code_of(error)), "message": str(error)})
     return TaskFailure(f"{_MARK} {payload} {_MARK}")
 
 
 def classify(error: BaseException, *, secrets: Iterable[str] = ()) -> Failure:
     """The failure that `error` is. Total: what is not known is the application's."""
     if isinstance(error, PersistError):
-        return Failure(_class_of(error), redact(str(error), secrets=secrets))
+        return Failure(_exit_code_of(error), redact(str(error), secrets=secrets))
     text = str(error)
-    found = _CARRIED.search(text)
+    found = _carried_in(text)
     if found is not None:
-        payload = _payload(found[1])
-        if payload is not None:
-            return Failure(FailureClass(payload["class"]), redact(payload["message"], secrets=secrets))
+        return Failure(found[0], redact(found[1], secrets=secrets))
     name = type(error).__name__
-    failure_class = FailureClass.CONFIGURATION if _is_spark_configuration(name, text) else FailureClass.APPLICATION
-    return Failure(failure_class, redact(_first_lines(f"{name}: {text}" if text else name), secrets=secrets))
+    exit_code = ExitCode.CONFIGURATION if _is_spark_configuration(name, text) else ExitCode.APPLICATION
+    return Failure(exit_code, redact(_first_lines(f"{name}: {text}" if text else name), secrets=secrets))
 
 
 def redact(text: str, *, secrets: Iterable[str] = ()) -> str:
-    """`text` without the given secrets, without user and password in URLs, without what is assigned to a secret's name; cut to a message's length."""
+    """`text` without the given secrets, without user and password in URLs, without what is assigned to a secret's
+    name; cut to a message's length.
+    """
     for secret in sorted(set(secrets), key=len, reverse=True):
         if secret:
             text = text.replace(secret, "***")
@@ -114,32 +142,39 @@ def _hide_assigned(match: re.Match[str]) -> str:
     return f"{match['name']}{match['sep']}***"
 
 
-def _class_of(error: PersistError) -> FailureClass:
+def _exit_code_of(error: PersistError) -> ExitCode:
     match error:
         case Fenced():
-            return FailureClass.FENCED
+            return ExitCode.FENCED
         case StorageError() | Unavailable() | UnsafeStore():
-            return FailureClass.STORAGE
+            return ExitCode.STORAGE
         case InvariantViolated() | CorruptData():
-            return FailureClass.DIVERGENCE
+            return ExitCode.DIVERGENCE
         case InvalidUsage() | Incompatible():
-            return FailureClass.CONFIGURATION
+            return ExitCode.CONFIGURATION
         case _:
-            return FailureClass.APPLICATION
+            return ExitCode.APPLICATION
 
 
-def _payload(text: str) -> dict[str, str] | None:
-    # The JVM prints the Python traceback verbatim, but a log line may cut it.
-    try:
-        payload: dict[str, str] = json.loads(text)
-    except ValueError:
+def _carried_in(text: str) -> tuple[ExitCode, str] | None:
+    """What `carried` wrote, if it stands whole in `text`: the JVM prints the Python traceback verbatim, but a log
+    line may cut it.
+    """
+    found = _CARRIED.search(text)
+    if found is None:
         return None
-    return payload
+    try:
+        payload = json.loads(found[1])
+        return ExitCode(payload["exit_code"]), str(payload["message"])
+    except (ValueError, KeyError):
+        return None
 
 
 def _is_spark_configuration(name: str, text: str) -> bool:
     head = text[:2000]
-    return name in _SPARK_CONFIGURATION[:2] or any(f"[{mark}" in head or f".{mark}" in head for mark in _SPARK_CONFIGURATION)
+    return name in _SPARK_CONFIGURATION[:2] or any(
+        f"[{mark}" in head or f".{mark}" in head for mark in _SPARK_CONFIGURATION
+    )
 
 
 def _first_lines(text: str) -> str:

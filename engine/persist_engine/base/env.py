@@ -45,24 +45,30 @@ class SystemEnv:
     """The real clock, sleep, randomness and host name."""
 
     def now_ms(self) -> int:
+        """See Env."""
         return time.time_ns() // 1_000_000
 
     def monotonic_s(self) -> float:
+        """See Env."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
+        """See Env."""
         time.sleep(seconds)
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
         return event.wait(seconds)
 
     def random_bytes(self, count: int) -> bytes:
+        """See Env."""
         return system_random_bytes(count)
 
     def uniform(self, low: float, high: float) -> float:
+        """See Env."""
         return random.uniform(low, high)
 
     def hostname(self) -> str:
+        """See Env."""
         return socket.gethostname()
 
 
@@ -76,14 +82,17 @@ class SeededEnv:
         self._lock = threading.Lock()
 
     def now_ms(self) -> int:
+        """See Env."""
         with self._lock:
             return self._now_ms
 
     def monotonic_s(self) -> float:
+        """See Env."""
         with self._lock:
             return self._slept_s
 
     def sleep(self, seconds: float) -> None:
+        """See Env."""
         self.advance_ms(max(1, round(seconds * 1000)))
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
@@ -98,12 +107,15 @@ class SeededEnv:
             self._slept_s += max(0, milliseconds) / 1000
 
     def random_bytes(self, count: int) -> bytes:
+        """See Env."""
         with self._lock:
             return self._random.randbytes(count)
 
     def uniform(self, low: float, high: float) -> float:
+        """See Env."""
         with self._lock:
             return self._random.uniform(low, high)
 
     def hostname(self) -> str:
+        """See Env."""
         return "seeded"

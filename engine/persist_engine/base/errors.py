@@ -50,7 +50,8 @@ class ErrorKind(enum.StrEnum):
 class PersistError(Exception):
     """Root of everything this package raises on purpose.
 
-    `kind` is stable and machine-readable; `detail` holds the named values of the text (frontiers, keys, ids)."""
+    `kind` is stable and machine-readable; `detail` holds the named values of the text (frontiers, keys, ids).
+    """
 
     kind: ErrorKind = ErrorKind.INVARIANT
 

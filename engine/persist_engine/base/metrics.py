@@ -48,6 +48,7 @@ class PrometheusMetrics:
         self._histograms: dict[str, Histogram] = {}
 
     def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
+        """See Metrics."""
         with self._lock:
             if name not in self._counters:
                 self._counters[name] = Counter(f"persist_{name}", name, sorted(labels), registry=self._registry)
@@ -55,6 +56,7 @@ class PrometheusMetrics:
         (counter.labels(**labels) if labels else counter).inc(amount)
 
     def gauge(self, name: str, value: float, /, **labels: str) -> None:
+        """See Metrics."""
         with self._lock:
             if name not in self._gauges:
                 self._gauges[name] = Gauge(f"persist_{name}", name, sorted(labels), registry=self._registry)
@@ -62,8 +64,11 @@ class PrometheusMetrics:
         (gauge.labels(**labels) if labels else gauge).set(value)
 
     def observe_s(self, name: str, seconds: float, /, **labels: str) -> None:
+        """See Metrics."""
         with self._lock:
             if name not in self._histograms:
-                self._histograms[name] = Histogram(f"persist_{name}_seconds", name, sorted(labels), registry=self._registry)
+                self._histograms[name] = Histogram(
+                    f"persist_{name}_seconds", name, sorted(labels), registry=self._registry
+                )
         histogram = self._histograms[name]
         (histogram.labels(**labels) if labels else histogram).observe(seconds)

@@ -13,7 +13,9 @@ _VERSION = re.compile(r"(0|[1-9]\d{0,1})\.(0|[1-9]\d{0,2})\.(0|[1-9]\d{0,1})", r
 
 
 def parse_version(text: str) -> tuple[int, int, int]:
-    """(major, minor, patch), comparable; the limits are those of the writer key: 99.999.99. InvalidUsage on anything else."""
+    """(major, minor, patch), comparable; the limits are those of the writer key: 99.999.99. InvalidUsage on anything
+    else.
+    """
     found = _VERSION.fullmatch(text)
     if found is None:
         raise InvalidUsage(f"not a version: {text!r}, expected major.minor.patch up to 99.999.99")
@@ -22,9 +24,11 @@ def parse_version(text: str) -> tuple[int, int, int]:
 
 
 def check_readable(written_by: str, key: str) -> None:
-    """Returns when bytes at `key` written by version `written_by` are readable: older code, or at most one minor ahead of ours.
+    """Returns when bytes at `key` written by version `written_by` are readable: older code, or at most one minor
+    ahead of ours.
 
-    Raises Incompatible for newer code and CorruptData for what is not a version; both name `key`."""
+    Raises Incompatible for newer code and CorruptData for what is not a version; both name `key`.
+    """
     try:
         major, minor, _ = parse_version(written_by)
     except InvalidUsage as error:

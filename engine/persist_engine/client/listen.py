@@ -1,4 +1,6 @@
-"""Listen: what is appended after a time, batch by batch (spec 15.3). Owns the listener's frontier and the since that trails it."""
+"""Listen: what is appended after a time, batch by batch (spec 15.3). Owns the listener's frontier and the since that
+trails it.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ class Progress:
 class Listen:
     """An iterator of Updates and Progress strictly after `as_of`. Not thread-safe. Ends when the shard is closed.
 
-    `next` blocks until the shard's upper moves. Blobs of the batch being given out stay pinned; the handle's since trails the
-    frontier by one batch, so that the times just given out can still be told apart.
+    `next` blocks until the shard's upper moves. Blobs of the batch being given out stay pinned; the handle's since
+    trails the frontier by one batch, so that the times just given out can still be told apart.
     """
 
     def __init__(self, handle: ReadHandle, machine: Machine, source: PartSource, *, as_of: int) -> None:
@@ -80,7 +82,10 @@ class Listen:
             return None
         since, frontier = batch.desc.since, self._frontier
         fits = since < frontier or (since == frontier and not self._started)
-        check(fits, f"batch {batch.desc} of {self._machine.shard_id} cannot be told apart at the listener's frontier {frontier}")
+        check(
+            fits,
+            f"batch {batch.desc} of {self._machine.shard_id} is advanced beyond the listener at {frontier}",
+        )
         self._started = True
         return self._give_out(batch, release)
 

@@ -1,7 +1,9 @@
-"""ReadHandle: a leased reader. Snapshots at a time, listening from a time, and the since and blobs that it holds back meanwhile.
+"""ReadHandle: a leased reader. Snapshots at a time, listening from a time, and the since and blobs that it holds back
+meanwhile.
 
-Owns the lease and its heartbeat. Knows nothing of how rows are merged (shard.consolidate) nor of how state is changed (shard).
-Every snapshot pins the version it was taken at until it is closed, so that no blob it names can be collected.
+Owns the lease and its heartbeat. Knows nothing of how rows are merged (shard.consolidate) nor of how state is changed
+(shard). Every snapshot pins the version it was taken at until it is closed, so that no blob it names can be
+collected.
 """
 
 from __future__ import annotations
@@ -23,14 +25,15 @@ from persist_engine.model.ids import LeasedReaderId
 from persist_engine.model.state import DebugInfo
 from persist_engine.shard.fetch import PartSource
 from persist_engine.shard.machine import Machine
+from persist_engine.storage.blob import Blob
 from persist_engine.work.heartbeat import Heartbeat
 
 
 class ReadHandle:
     """Reads one shard at times at or past `since`. Thread-safe. A context manager: leaving it expires the lease.
 
-    While the handle lives the shard's since does not pass the handle's `since`, and no blob of an open snapshot or listener is
-    deleted. A handle that dies without `expire` holds both back until its lease runs out.
+    While the handle lives the shard's since does not pass the handle's `since`, and no blob of an open snapshot or
+    listener is deleted. A handle that dies without `expire` holds both back until its lease runs out.
     """
 
     @classmethod
@@ -40,7 +43,9 @@ class ReadHandle:
         reader_id = LeasedReaderId.from_bytes(machine.env.random_bytes(16))
         debug = DebugInfo(hostname=machine.env.hostname(), purpose=purpose)
         registered, _ = machine.register_leased_reader(reader_id, lease_ms=lease_ms, debug=debug)
-        return cls(machine, schema, reader_id=reader_id, since=registered.since, seqno=registered.seqno, lease_ms=lease_ms)
+        return cls(
+            machine, schema, reader_id=reader_id, since=registered.since, seqno=registered.seqno, lease_ms=lease_ms
+        )
 
     def __init__(
         self,
@@ -72,6 +77,11 @@ class ReadHandle:
         return self._schema
 
     @property
+    def blob(self) -> Blob:
+        """Where the blobs lie: what reading a split needs."""
+        return self._machine.blob
+
+    @property
     def since(self) -> Antichain:
         """Earliest time this handle may still ask for; empty once the lease was lost."""
         with self._lock:
@@ -80,8 +90,9 @@ class ReadHandle:
     def snapshot(self, as_of: Antichain | int, *, timeout_s: float | None = None) -> Snapshot | SinceAhead:
         """The contents at `as_of`: every update at or before it, as of it.
 
-        Waits until the shard's upper is past `as_of`; Unavailable when that takes longer than `timeout_s` (None: for ever).
-        SinceAhead, a value, when `as_of` can no longer be told apart. The snapshot holds blobs back until it is closed.
+        Waits until the shard's upper is past `as_of`; Unavailable when that takes longer than `timeout_s` (None: for
+        ever). SinceAhead, a value, when `as_of` can no longer be told apart. The snapshot holds blobs back until it
+        is closed.
         """
         time = self._time(as_of)
         since = self.since
@@ -99,15 +110,15 @@ class ReadHandle:
         if answer is None:
             upper = self._machine.state.trace.upper
             raise Unavailable(
-                f"shard {self._machine.shard_id} is not written at {time} yet: its upper is still {upper} after {timeout_s} s",
+                f"shard {self._machine.shard_id} is not written at {time}: upper is still {upper} after {timeout_s} s",
                 as_of=time,
                 upper=upper,
             )
         return SinceAhead(since=answer.since, as_of=time)
 
     def listen(self, as_of: Antichain | int) -> Listen | SinceAhead:
-        """Everything after `as_of`, as it is appended: an endless iterator of Updates and Progress (it ends when the shard is
-        closed). Moves this handle's since to `as_of`, and on as the iterator is consumed.
+        """Everything after `as_of`, as it is appended: an endless iterator of Updates and Progress (it ends when the
+        shard is closed). Moves this handle's since to `as_of`, and on as the iterator is consumed.
         """
         time = self._time(as_of)
         since = self.since
@@ -116,8 +127,12 @@ class ReadHandle:
         self.downgrade_since(Antichain.of(time))
         return Listen(self, self._machine, self._source(), as_of=time)
 
-    def subscribe(self, as_of: Antichain | int, *, timeout_s: float | None = None) -> Iterator[Updates | Progress] | SinceAhead:
-        """The contents at `as_of`, then Progress to the time after it, then everything after `as_of`, with no gap or overlap."""
+    def subscribe(
+        self, as_of: Antichain | int, *, timeout_s: float | None = None
+    ) -> Iterator[Updates | Progress] | SinceAhead:
+        """The contents at `as_of`, then Progress to the time after it, then everything after `as_of`, with no gap or
+        overlap.
+        """
         snapshot = self.snapshot(as_of, timeout_s=timeout_s)
         if isinstance(snapshot, SinceAhead):
             return snapshot
@@ -142,7 +157,9 @@ class ReadHandle:
         return answer.since
 
     def maybe_downgrade_since(self, since: Antichain) -> None:
-        """As `downgrade_since`, but at most once in a quarter of the lease: for callers that progress with every append."""
+        """As `downgrade_since`, but at most once in a quarter of the lease: for callers that progress with every
+        append.
+        """
         with self._lock:
             due = self._machine.env.now_ms() - self._downgraded_ms >= self._lease_ms // 4
         if due and not self._expired:
@@ -201,7 +218,9 @@ class ReadHandle:
         if self._expired:
             raise InvalidUsage(f"reader {self.reader_id} of shard {self._machine.shard_id} was expired by its owner")
         if self._heartbeat.is_lost:
-            raise Fenced(f"the lease of reader {self.reader_id} on shard {self._machine.shard_id} ran out: open a new reader")
+            raise Fenced(
+                f"the lease of reader {self.reader_id} on shard {self._machine.shard_id} ran out: open a new reader"
+            )
 
     def _time(self, as_of: Antichain | int) -> int:
         self._check_open()

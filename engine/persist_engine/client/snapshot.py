@@ -1,6 +1,8 @@
-"""Snapshot: the contents of a shard at one time, consolidated, as a table, a stream, or disjoint splits for many readers.
+"""Snapshot: the contents of a shard at one time, consolidated, as a table, a stream, or disjoint splits for many
+readers.
 
-Owns the version it was taken at until `close`. Knows nothing of leases' bookkeeping (client.read) nor of merging (shard).
+Owns the version it was taken at until `close`. Knows nothing of leases' bookkeeping (client.read) nor of merging
+(shard).
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ BATCH_ROWS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class SinceAhead:
-    """The answer to a read that came too late: the shard can only be read at or past `since`. Using it as a snapshot raises."""
+    """The answer to a read that came too late: the shard can only be read at or past `since`. Using it as a snapshot
+    raises.
+    """
 
     since: Antichain
     as_of: int
@@ -55,8 +59,8 @@ class SinceAhead:
 class Snapshot:
     """Rows (key, val, time = as_of, diff), sorted by (key, val), each (key, val) once, never with diff 0.
 
-    Reading may be repeated and gives the same rows. The blobs read are held back from collection until `close`, the end of the
-    `with` block, or until nobody refers to the snapshot any more.
+    Reading may be repeated and gives the same rows. The blobs read are held back from collection until `close`, the
+    end of the `with` block, or until nobody refers to the snapshot any more.
     """
 
     def __init__(
@@ -102,7 +106,8 @@ class Snapshot:
         return _record_batches(self, tables)
 
     def splits(self, count: int) -> list[SnapshotSplit]:
-        """At most `count` (at least one) splits by key range: every row is in exactly one, whatever statistics the parts have.
+        """At most `count` (at least one) splits by key range: every row is in exactly one, whatever statistics the
+        parts have.
 
         Read them anywhere while this snapshot stays open: a split holds no lease.
         """

@@ -1,7 +1,8 @@
 """Cutting a snapshot into disjoint pieces that others read (spec 15.6).
 
-Pieces are ranges of the first key column, chosen from part statistics so that they weigh about the same. Statistics only decide
-how well the work is balanced and what a piece may skip: a row goes to the piece whose range holds it, found by filtering.
+Pieces are ranges of the first key column, chosen from part statistics so that they weigh about the same. Statistics
+only decide how well the work is balanced and what a piece may skip: a row goes to the piece whose range holds it,
+found by filtering.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ BATCH_ROWS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSplit:
-    """One piece of a snapshot: what to fetch and what to keep of it. Holds no lease: the snapshot it came from must stay open
-    until it is read. Names no location, so the reader brings its own way to the same blob store.
+    """One piece of a snapshot: what to fetch and what to keep of it. Holds no lease: the snapshot it came from must
+    stay open until it is read. Names no location, so the reader brings its own way to the same blob store.
     """
 
     shard_id: ShardId
@@ -64,7 +65,9 @@ class SnapshotSplit:
         return sum(batch.size_bytes for batch in self.batches)
 
     def to_bytes(self) -> bytes:
-        """Everything a remote reader needs but the blob store; inverse of `from_bytes`. For transport, not for keeping."""
+        """Everything a remote reader needs but the blob store; inverse of `from_bytes`. For transport, not for
+        keeping.
+        """
         value = {
             "format": SPLIT_FORMAT,
             "shard_id": self.shard_id,
@@ -98,8 +101,8 @@ class SnapshotSplit:
     ) -> Iterator[pa.RecordBatch]:
         """The rows of this piece, consolidated and sorted by (key, val), as non-empty record batches.
 
-        Needs the blob store only. Storage errors are retried by `retry` (default: for ever). MissingBlob when the snapshot was
-        closed and its blobs were collected.
+        Needs the blob store only. Storage errors are retried by `retry` (default: for ever). MissingBlob when the
+        snapshot was closed and its blobs were collected.
         """
         metrics = NoMetrics()
         source = PartSource(
@@ -123,10 +126,11 @@ def _without_others(batch: HollowBatch, key_range: KeyRange) -> HollowBatch:
 
 
 def choose_ranges(batches: Sequence[HollowBatch], schema: Schema, count: int) -> list[KeyRange | None]:
-    """At most `count` ranges that partition all keys, of about the same number of rows; [None] when there is nothing to cut by.
+    """At most `count` ranges that partition all keys, of about the same number of rows; [None] when there is nothing
+    to cut by.
 
-    Whole numbers, dates and timestamps are cut anywhere (rows are taken to lie evenly within a part), other types only where a
-    part begins.
+    Whole numbers, dates and timestamps are cut anywhere (rows are taken to lie evenly within a part), other types
+    only where a part begins.
     """
     column = schema.key.field(0)
     spans = _spans(batches, column)
@@ -137,15 +141,19 @@ def choose_ranges(batches: Sequence[HollowBatch], schema: Schema, count: int) ->
     return [KeyRange(column.name, lower, upper) for lower, upper in itertools.pairwise(edges)]
 
 
-def _spans(batches: Sequence[HollowBatch], column: pa.Field) -> list[tuple[pa.Scalar, pa.Scalar, int]]:
-    """(least, greatest, rows) of the column for each part whose statistics tell."""
-    spans = []
+_Span = tuple[pa.Scalar, pa.Scalar | None, int]
+
+
+def _spans(batches: Sequence[HollowBatch], column: pa.Field) -> list[_Span]:
+    """(least, greatest if known, rows) of the column for each part whose statistics tell."""
+    spans: list[_Span] = []
     for part in itertools.chain.from_iterable(batch.parts for batch in batches):
         if not isinstance(part, HollowPart) or part.stats is None:
             continue
         stats = dict(part.stats.columns).get(f"key.{column.name}")
-        if stats is not None and stats.lower is not None and stats.upper is not None:
-            spans.append((bound(stats.lower, column.type), bound(stats.upper, column.type), part.rows))
+        if stats is not None and stats.lower is not None:
+            upper = None if stats.upper is None else bound(stats.upper, column.type)
+            spans.append((bound(stats.lower, column.type), upper, part.rows))
     return spans
 
 
@@ -153,7 +161,7 @@ def _is_linear(data_type: pa.DataType) -> bool:
     return bool(pa.types.is_integer(data_type) or pa.types.is_timestamp(data_type) or pa.types.is_date32(data_type))
 
 
-def _part_bounds(spans: list[tuple[pa.Scalar, pa.Scalar, int]], count: int) -> list[pa.Scalar]:
+def _part_bounds(spans: list[_Span], count: int) -> list[pa.Scalar]:
     """Bounds among the parts' least values, every rows/count rows."""
     lowers = pa.chunked_array([pa.array([span[0]], type=span[0].type) for span in spans])
     order = pc.sort_indices(lowers).to_numpy()
@@ -165,10 +173,10 @@ def _part_bounds(spans: list[tuple[pa.Scalar, pa.Scalar, int]], count: int) -> l
     return [value for value in values if bool(pc.greater(value, lowers[order[0]]).as_py())]
 
 
-def _even_bounds(spans: list[tuple[pa.Scalar, pa.Scalar, int]], data_type: pa.DataType, count: int) -> list[pa.Scalar]:
+def _even_bounds(spans: list[_Span], data_type: pa.DataType, count: int) -> list[pa.Scalar]:
     """Bounds where the number of rows below, each part's spread evenly over its span, reaches 1/count, 2/count, ..."""
     storage = pa.int32() if pa.types.is_date32(data_type) else pa.int64()
-    whole = [(_as_int(low, storage), _as_int(high, storage) + 1, rows) for low, high, rows in spans]
+    whole = [(_as_int(low, storage), _as_int(low if high is None else high, storage) + 1, rows) for low, high, rows in spans]
     edges = sorted({edge for low, end, _ in whole for edge in (low, end)})
     index = {edge: at for at, edge in enumerate(edges)}
     slope = np.zeros(len(edges))

@@ -1,9 +1,9 @@
-"""Spark DDL text <-> Arrow schema, for the types a shard may hold (ADR: what Spark and every Parquet reader can read back).
+"""Spark DDL text <-> Arrow schema, for the types a shard may hold: what Spark and every Parquet reader can read back.
 
     id BIGINT NOT NULL, `a name` STRING, at TIMESTAMP, place STRUCT<x: DOUBLE, y: DOUBLE>
 
-Types are case-insensitive, names are not. TIMESTAMP is an instant (microseconds, UTC), TIMESTAMP_NTZ a wall clock (microseconds).
-`parse_ddl(print_ddl(schema)) == schema`.
+Types are case-insensitive, names are not. TIMESTAMP is an instant (microseconds, UTC), TIMESTAMP_NTZ a wall clock
+(microseconds). `parse_ddl(print_ddl(schema)) == schema`.
 """
 
 from __future__ import annotations

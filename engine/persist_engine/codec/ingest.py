@@ -1,15 +1,16 @@
 """The door for rows: what users hand over, made into tables of the shard's updates schema, or refused by name.
 
-Taken are Arrow tables, record batches, readers of them, and iterables of `((key, val), time, diff)` with tuples or dicts. Columns are found by
-name. Types must be the schema's; only other representations of the same values are converted (large or view strings, dictionaries, other units
-or zones of an instant, whole numbers of another width for time and diff), never with loss.
+Taken are Arrow tables, record batches, readers of them, and iterables of `((key, val), time, diff)` with tuples or
+dicts. Columns are found by name. Types must be the schema's; only other representations of the same values are
+converted (large or view strings, dictionaries, other units or zones of an instant, whole numbers of another width for
+time and diff), never with loss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,14 +25,17 @@ ROWS_PER_TABLE = 65_536
 _COLUMNS = ("key", "val", "time", "diff")
 
 Rows = Iterable[tuple[tuple[Any, Any], int, int]]
-Updates = pa.Table | pa.RecordBatch | pa.RecordBatchReader | Rows
+#: What users may hand over. Arrow's own types are not typed, so to a type checker this is the iterable.
+Updates: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader | Rows
 
 
 def normalise(updates: Updates, schema: Schema) -> Iterator[pa.Table]:
     """Non-empty tables of exactly `schema.updates_schema`, holding the rows of `updates` in their order, lazily.
 
-    SchemaMismatch names every column that differs or holds a null where the schema forbids it; InvalidUsage for times and diffs that are
-    null, not whole numbers, outside int64 or (times) negative. Both may come after earlier tables were yielded."""
+    SchemaMismatch names every column that differs or holds a null where the schema forbids it; InvalidUsage for times
+    and diffs that are null, not whole numbers, outside int64 or (times) negative. Both may come after earlier tables
+    were yielded.
+    """
     if isinstance(updates, pa.Table):
         tables: Iterable[pa.Table] = [updates]
     elif isinstance(updates, pa.RecordBatch):
@@ -41,7 +45,10 @@ def normalise(updates: Updates, schema: Schema) -> Iterator[pa.Table]:
     elif isinstance(updates, Iterable):
         tables = _from_rows(updates, schema)
     else:
-        raise InvalidUsage(f"updates are a {type(updates).__name__}; expected an Arrow table, batch or reader, or ((key, val), time, diff) rows")
+        raise InvalidUsage(
+            f"updates are a {type(updates).__name__}; expected an Arrow table, batch or reader, "
+            "or ((key, val), time, diff) rows"
+        )
     for table in tables:
         conforming = _conforming(table, schema)
         if conforming.num_rows:
@@ -60,7 +67,9 @@ def _conforming(table: pa.Table, schema: Schema) -> pa.Table:
         )
     problems: list[str] = []
     key = _side(table, "key", schema.key_type, problems)
-    val = _side(table, "val", schema.val_type, problems) if has_val else pa.chunked_array([empty_struct(table.num_rows)])
+    val = (
+        _side(table, "val", schema.val_type, problems) if has_val else pa.chunked_array([empty_struct(table.num_rows)])
+    )
     if not has_val and "val" in table.column_names:
         problems += _unexpected(table.column("val").type)
     if problems:
@@ -131,7 +140,9 @@ def _conform_struct(array: pa.Array, field: pa.Field, path: str, problems: list[
 
 
 def _same_values(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether `given` is another representation of the values of `wanted`; the (safe) cast then loses nothing or fails."""
+    """Whether `given` is another representation of the values of `wanted`; the (safe) cast then loses nothing or
+    fails.
+    """
     if pa.types.is_null(given):
         return True
     if pa.types.is_dictionary(given):
@@ -139,7 +150,9 @@ def _same_values(given: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_string(wanted):
         return bool(pa.types.is_large_string(given) or pa.types.is_string_view(given))
     if pa.types.is_binary(wanted):
-        return bool(pa.types.is_large_binary(given) or pa.types.is_binary_view(given) or pa.types.is_fixed_size_binary(given))
+        return bool(
+            pa.types.is_large_binary(given) or pa.types.is_binary_view(given) or pa.types.is_fixed_size_binary(given)
+        )
     if pa.types.is_timestamp(wanted):
         return bool(pa.types.is_timestamp(given)) and (given.tz is None) == (wanted.tz is None)
     return bool(pa.types.is_date32(wanted) and pa.types.is_date64(given))
@@ -181,7 +194,7 @@ def _ints_of(name: str, values: tuple[Any, ...]) -> pa.Array:
 
 
 def _struct_of(path: str, values: tuple[Any, ...], target: pa.DataType) -> pa.Array:
-    """One struct array of tuples (in field order) or dicts (by name); None is a null, but for a value without fields."""
+    """One struct array of tuples (in field order) or dicts (by name); None is a null. A value without fields is ()."""
     if target.num_fields == 0:
         if any(values):
             raise SchemaMismatch(f"{path} holds values, the shard's schema has none: expected (), {{}} or None")
@@ -189,7 +202,9 @@ def _struct_of(path: str, values: tuple[Any, ...], target: pa.DataType) -> pa.Ar
     fields = list(target)
     absent = pa.array([value is None for value in values])
     columns: list[pa.Array] = []
-    for index, (field, column) in enumerate(zip(fields, _columns_of(path, values, [field.name for field in fields]), strict=True)):
+    for index, (field, column) in enumerate(
+        zip(fields, _columns_of(path, values, [field.name for field in fields]), strict=True)
+    ):
         name = f"{path}.{field.name}"
         if pa.types.is_struct(field.type):
             columns.append(_struct_of(name, column, fields[index].type))

@@ -3,8 +3,8 @@
     part    <shard>/n<MMmmmpp>/p<uuid>      partial key: n<MMmmmpp>/p<uuid>
     rollup  <shard>/v<seqno>/r<uuid>        partial key: v<seqno>/r<uuid>
 
-State holds partial keys. `n...` is the version of the code that wrote the part, digits padded so that keys sort by version. Consensus
-keys are the textual shard id.
+State holds partial keys. `n...` is the version of the code that wrote the part, digits padded so that keys sort by
+version. Consensus keys are the textual shard id.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A shard's schema: what a key and what a value is. Names, order, types and nullability count; Arrow metadata does not.
 
-In memory and on the way to readers, updates are tables of `Schema.updates_schema`: key struct, val struct, time int64, diff int64.
+In memory and on the way to readers, updates are tables of `Schema.updates_schema`: key struct, val struct, time
+int64, diff int64.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ _HINTS = {
 class Schema:
     """Key and value schema of a shard; the value may have no fields, the key has at least one.
 
-    Fields are bool, signed ints, float32/64, decimal128, string, binary, date32, timestamp(us) without zone or in UTC, and structs of
-    these; anything else is InvalidUsage naming the field. `Schema.from_ddl(s.key_ddl, s.val_ddl) == s`."""
+    Fields are bool, signed ints, float32/64, decimal128, string, binary, date32, timestamp(us) without zone or in
+    UTC, and structs of these; anything else is InvalidUsage naming the field. `Schema.from_ddl(s.key_ddl, s.val_ddl)
+    == s`.
+    """
 
     key: pa.Schema
     val: pa.Schema
@@ -48,7 +51,9 @@ class Schema:
 
     @classmethod
     def from_ddl(cls, key: str, value: str = "") -> Schema:
-        """The schema that two DDL texts declare (codec.ddl); InvalidUsage says whose text, the position and the field."""
+        """The schema that two DDL texts declare (codec.ddl); InvalidUsage says whose text, the position and the
+        field.
+        """
         try:
             side = "key"
             key_schema = parse_ddl(key)
@@ -81,8 +86,9 @@ class Schema:
 
     @property
     def updates_schema(self) -> pa.Schema:
-        """Schema of a table of updates. None of the four columns holds a null; the door (`normalise`) and the parts see to it, so that
-        they are declared nullable here as Arrow does by default, and tables that others build fit."""
+        """Schema of a table of updates. None of the four columns holds a null; the door (`normalise`) and the parts
+        see to it, so that they are declared nullable here as Arrow does by default, and tables that others build fit.
+        """
         return pa.schema([("key", self.key_type), ("val", self.val_type), ("time", pa.int64()), ("diff", pa.int64())])
 
     def to_pair(self) -> SchemaPair:
@@ -99,7 +105,10 @@ class Schema:
 
     def difference(self, other: Schema) -> str | None:
         """How `other` (what was asked for) differs from this schema, naming columns; None when they are equal."""
-        found = [*_differences("key", self.key_type, other.key_type), *_differences("val", self.val_type, other.val_type)]
+        found = [
+            *_differences("key", self.key_type, other.key_type),
+            *_differences("val", self.val_type, other.val_type),
+        ]
         return "; ".join(found) or None
 
     def __repr__(self) -> str:
@@ -141,9 +150,9 @@ def _differences(path: str, ours: pa.DataType, theirs: pa.DataType) -> list[str]
     mine, other = {field.name: field for field in ours}, {field.name: field for field in theirs}
     found = [f"{path}.{name} is missing" for name in mine if name not in other]
     found += [f"{path}.{name} is not in the shard's schema" for name in other if name not in mine]
-    for name in mine:
+    for name, field in mine.items():
         if name in other:
-            found += _field_differences(f"{path}.{name}", mine[name], other[name])
+            found += _field_differences(f"{path}.{name}", field, other[name])
     if not found and list(mine) != list(other):
         found.append(f"{path} has its fields in the order {', '.join(other)}, the shard's is {', '.join(mine)}")
     return found

@@ -1,8 +1,9 @@
 """Laws of updates as pure functions over Arrow tables of `Schema.updates_schema`: order, consolidation, time.
 
-A row says: at `time` the multiplicity of (key, val) changes by `diff`. Order of rows: the fields of key, then of val (structs depth first), then
-time; nulls last, NaN after numbers. A collection knows one zero and one NaN: -0.0 and 0.0 are the same key (as Spark groups them), and
-`consolidate` writes the canonical one, so that what a reader sees never depends on how rows were grouped before. Encoding keeps every bit.
+A row says: at `time` the multiplicity of (key, val) changes by `diff`. Order of rows: the fields of key, then of val
+(structs depth first), then time; nulls last, NaN after numbers. A collection knows one zero and one NaN: -0.0 and 0.0
+are the same key (as Spark groups them), and `consolidate` writes the canonical one, so that what a reader sees never
+depends on how rows were grouped before. Encoding keeps every bit.
 
 Everything is vectorised; nothing here loops over rows.
 """
@@ -16,8 +17,10 @@ import pyarrow.compute as pc
 
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.codec.columns import Indices, canonical_floats, compare_adjacent, flatten_columns, order_indices
-from persist_engine.codec.ingest import normalise as normalise
+from persist_engine.codec.ingest import normalise
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
+
+__all__ = ["advance_times", "consolidate", "diffs_sum", "is_consolidated", "normalise", "sort", "time_filter"]
 
 _LOW_BITS = 32
 _LOW_MASK = (1 << _LOW_BITS) - 1
@@ -40,7 +43,8 @@ def is_consolidated(table: pa.Table) -> bool:
 def consolidate(table: pa.Table) -> pa.Table:
     """In order, one row for each (key, val, time) with the sum of diffs, zeros dropped, floats canonical. Idempotent.
 
-    InvariantViolated when a sum leaves int64. Sorted input without duplicates is recognised in one pass and not sorted."""
+    InvariantViolated when a sum leaves int64. Sorted input without duplicates is recognised in one pass and not sorted.
+    """
     table = _with_canonical_floats(table)
     columns = flatten_columns(table)
     in_order, equal = compare_adjacent(columns, table.num_rows)
@@ -51,11 +55,13 @@ def consolidate(table: pa.Table) -> pa.Table:
     if not equal.any():
         keep = diffs != 0
         return table if keep.all() else table.filter(pa.array(keep))
-    starts = np.flatnonzero(np.insert(~equal, 0, True))  # noqa: FBT003 - numpy's own signature
+    starts = np.flatnonzero(np.insert(~equal, 0, True))
     sums = _sums(diffs, starts)
     live = sums != 0
     out = _pick(table, starts[live])
-    return out.set_column(out.schema.get_field_index("diff"), table.schema.field("diff"), pa.chunked_array([pa.array(sums[live])]))
+    return out.set_column(
+        out.schema.get_field_index("diff"), table.schema.field("diff"), pa.chunked_array([pa.array(sums[live])])
+    )
 
 
 def diffs_sum(table: pa.Table) -> int:
@@ -69,7 +75,9 @@ def diffs_sum(table: pa.Table) -> int:
 def advance_times(table: pa.Table, frontier: Antichain) -> pa.Table:
     """Each time as it is indistinguishable from beyond `frontier`: max(time, frontier).
 
-    The empty frontier distinguishes nothing: no rows are left. Beyond int64 the greatest data time stands in; no update lies past it."""
+    The empty frontier distinguishes nothing: no rows are left. Beyond int64 the greatest data time stands in; no
+    update lies past it.
+    """
     if frontier.time is None:
         return table.slice(0, 0)
     index = table.schema.get_field_index("time")
@@ -120,7 +128,9 @@ def _with_canonical_floats(table: pa.Table) -> pa.Table:
 def _sums(diffs: npt.NDArray[np.int64], starts: Indices) -> npt.NDArray[np.int64]:
     """Sum of each group [starts[i], starts[i+1]); InvariantViolated when one leaves int64.
 
-    numpy wraps silently, so diffs are added as two halves of 32 bits unless they are too small, all together, to overflow."""
+    numpy wraps silently, so diffs are added as two halves of 32 bits unless they are too small, all together, to
+    overflow.
+    """
     greatest = max(int(diffs.max()), -int(diffs.min()))
     if greatest <= _INT64_MAX // len(diffs):
         small: npt.NDArray[np.int64] = np.add.reduceat(diffs, starts)

@@ -1,7 +1,8 @@
-"""Append: what a refused append of a batch sink means. Pure. A lost append is normal: somebody else wrote; nothing of ours was linked.
+"""Append: what a refused append of a batch sink means. Pure. A lost append is normal: somebody else wrote; nothing
+of ours was linked.
 
-The staged batches may still be right (their rows are all at or past the new upper): then they are appended again, joined there. Or they
-are not, and the run is computed anew or ends.
+The staged batches may still be right (their rows are all at or past the new upper): then they are appended again,
+joined there. Or they are not, and the run is computed anew or ends.
 """
 
 from __future__ import annotations
@@ -58,7 +59,12 @@ def after_upper_mismatch(staged: Staged, current: Antichain) -> AppendAgain | Re
     """The shard's upper was `current`, not the batches' lower."""
     if current.is_empty():
         raise InvalidUsage("the shard was closed while the sink was writing: nothing can be appended any more")
-    check(staged.lower < current, f"the shard's upper went back from {staged.lower} to {current}", lower=staged.lower, current=current)
+    check(
+        staged.lower < current,
+        f"the shard's upper went back from {staged.lower} to {current}",
+        lower=staged.lower,
+        current=current,
+    )
     if staged.reads_back:
         return Recompute()
     if current < staged.upper and (staged.least_time is None or current.less_equal(staged.least_time)):
@@ -67,7 +73,7 @@ def after_upper_mismatch(staged: Staged, current: Antichain) -> AppendAgain | Re
 
 
 def after_progress_mismatch(current: SourceProgress | None, *, run: bytes) -> AlreadyDone | Superseded:
-    """This sink's committed progress is `current`, not what it was when the run began."""
+    """The sink's committed progress is `current`, not what it was when the run began."""
     if current is not None and current.token == run:
         return AlreadyDone(current.upper)
     return Superseded(current)

@@ -22,7 +22,8 @@ class RunOrder(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class ColumnStats:
     """Bounds of one top-level column of key or val, for skipping parts. `lower`/`upper` are the scalar's JSON text in the
-    schema codec's form, or None when unknown (trimmed, or all null). Conservative: every row lies within."""
+    schema codec's form, or None when unknown (trimmed, or all null). Conservative: every row lies within.
+    """
 
     null_count: int
     lower: str | None
@@ -42,8 +43,9 @@ class PartStats:
 class HollowPart:
     """One blob of updates. `key` is the partial key `<writer key>/<part id>` (codec.keys makes the whole one).
 
-    `key_lower` bounds every (key) from below in the part codec's order; b"" is always a lower bound. `checksum` is the CRC32C
-    or SHA-256 text of the whole blob, verified on every read. `ts_rewrite` advances times on read."""
+    `key_lower` bounds every (key) from below in the part codec's order; b"" is always a lower bound. `checksum` is the text
+    of codec.checksum over the whole blob, verified on every read. `ts_rewrite` advances times on read.
+    """
 
     key: str
     size_bytes: int
@@ -107,7 +109,8 @@ class HollowBatch:
     """An ordered list of parts cut into runs, under one description.
 
     `rows` bounds the number of updates from above. `run_splits` are sorted indices into `parts` with a run boundary before each;
-    `run_metas` has one entry per run. No parts: no runs. Prints as `[3,7)@2 2 parts`."""
+    `run_metas` has one entry per run. No parts: no runs. Prints as `[3,7)@2 2 parts`.
+    """
 
     desc: Description
     rows: int
@@ -159,7 +162,9 @@ class HollowBatch:
 
     def __hash__(self) -> int:
         if self._hash == 0:
-            object.__setattr__(self, "_hash", hash((self.desc, self.rows, self.parts, self.run_splits, self.run_metas)) or 1)
+            object.__setattr__(
+                self, "_hash", hash((self.desc, self.rows, self.parts, self.run_splits, self.run_metas)) or 1
+            )
         return self._hash
 
     def __repr__(self) -> str:

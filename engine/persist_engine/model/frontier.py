@@ -97,7 +97,8 @@ MINIMUM = Antichain(0)
 class Description:
     """What times a batch covers: at or past `lower`, not past `upper`, distinguishable only from `since` on.
 
-    Invariant: `lower` is not empty and lower <= upper. Prints as `[3,7)@2`."""
+    Invariant: `lower` is not empty and lower <= upper. Prints as `[3,7)@2`.
+    """
 
     lower: Antichain
     upper: Antichain

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.batch import HollowRollup
 from persist_engine.model.frontier import MINIMUM, Antichain
-from persist_engine.model.ids import SENTINEL_TOKEN, CriticalReaderId, IdempotencyToken, LeasedReaderId, ShardId, WriterId
+from persist_engine.model.ids import (
+    SENTINEL_TOKEN,
+    CriticalReaderId,
+    IdempotencyToken,
+    LeasedReaderId,
+    ShardId,
+    WriterId,
+)
 from persist_engine.model.shared_map import SharedMap
 from persist_engine.model.trace import Trace
 
@@ -94,7 +101,8 @@ class ShardState:
     """Everything about a shard at `seqno`.
 
     Invariants (model.invariants checks them): `walltime_ms` strictly rises with seqno; `since` of the trace is never beyond a
-    registered reader's since; batches tile [0, upper); `applier_version` is the highest that ever wrote."""
+    registered reader's since; batches tile [0, upper); `applier_version` is the highest that ever wrote.
+    """
 
     applier_version: str
     shard_id: ShardId

@@ -26,7 +26,7 @@ from persist_engine.shard.watch import StateWatch
 
 _log = logging.getLogger(__name__)
 
-NO_MAINTENANCE = Maintenance(rollup=None, gc=None, requests=())
+NO_MAINTENANCE = Maintenance()
 #: How long one command waits for another of this process to finish its compare-and-set. Taking turns saves lost
 #: races against ourselves; when the other is stuck in a store call we go ahead: consensus decides anyway.
 _TURN_S = 1.0
@@ -123,7 +123,7 @@ class Applier:
         if len(live) < limit and live[0].seqno == current.seqno + 1:
             state = current
             for diff in versions.decode_diffs_after(current.shard_id, current.seqno, live):
-                state = apply_state_diff(state, diff, count=versions.metrics.count)
+                state = apply_state_diff(state, diff, count=versions.count_apply)
             self._install(sealed(state))
             versions.metrics.count("update_state", path="fast")
             return

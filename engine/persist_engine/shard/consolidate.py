@@ -1,12 +1,14 @@
 """Streaming merge of sorted runs into one consolidated, sorted stream, under a memory bound (spec 13.7).
 
-    run 0  ..[window | rest of the part, later parts]      boundary = least last row among the windows that have more behind them
-    run 1  ....[window | ...]                              round    = rows at or before the boundary, from every window
-    run 2  .[window]                                       emitted  = the round, sorted and consolidated by Arrow
+    run 0  ..[window | rest of the part, later parts]      boundary = least last row among the windows that have more
+    behind them run 1  ....[window | ...]                              round    = rows at or before the boundary, from
+    every window run 2  .[window]                                       emitted  = the round, sorted and consolidated
+    by Arrow
 
-Everything at or before the boundary is in memory, so a round is complete but for rows equal to the boundary itself: a run may
-hold more of them behind its window. That one row (after consolidation) is carried into the next round. Every row is sorted once.
-Python touches one row per window and round (the boundary) and log2(window) rows to find it in the others.
+Everything at or before the boundary is in memory, so a round is complete but for rows equal to the boundary itself: a
+run may hold more of them behind its window. That one row (after consolidation) is carried into the next round. Every
+row is sorted once. Python touches one row per window and round (the boundary) and log2(window) rows to find it in the
+others.
 
 Knows nothing of blobs, parts or times: runs are iterators of Arrow tables whose filters have been applied.
 
@@ -37,9 +39,10 @@ RowKey = tuple[tuple[int, Any], ...]
 def merge_runs(runs: Iterable[Iterator[pa.Table]], *, memory_bytes: int) -> Iterator[pa.Table]:
     """The consolidated union of `runs`, sorted by (key, val, time), as non-empty tables.
 
-    Each run yields tables that are sorted and, read one after the other, never go back; equal rows may repeat within and across
-    runs. Diffs of equal (key, val, time) are added, zeros dropped. Holds about `memory_bytes` beside what the runs themselves
-    hold (one table each, two at a table's end). Raises InvariantViolated when a run goes backwards or a sum leaves int64.
+    Each run yields tables that are sorted and, read one after the other, never go back; equal rows may repeat within
+    and across runs. Diffs of equal (key, val, time) are added, zeros dropped. Holds about `memory_bytes` beside what
+    the runs themselves hold (one table each, two at a table's end). Raises InvariantViolated when a run goes
+    backwards or a sum leaves int64.
     """
     cursors = [_Cursor(index, run) for index, run in enumerate(runs)]
     window_bytes = memory_bytes // (COPIES * max(1, len(cursors)))
@@ -61,7 +64,10 @@ def merge_runs(runs: Iterable[Iterator[pa.Table]], *, memory_bytes: int) -> Iter
             continue
         columns = flatten_columns(table)
         first, last = row_key(columns, 0), row_key(columns, table.num_rows - 1)
-        check(last_emitted is None or last_emitted < first, "rows arrived out of order: a run is not sorted as its batch says")
+        check(
+            last_emitted is None or last_emitted < first,
+            "rows arrived out of order: a run is not sorted as its batch says",
+        )
         check(boundary is None or last <= boundary, "rows arrived out of order: a run is not sorted as its batch says")
         if boundary is not None and last == boundary:
             # Copied by take: a slice would keep the whole round alive.
@@ -75,7 +81,9 @@ def merge_runs(runs: Iterable[Iterator[pa.Table]], *, memory_bytes: int) -> Iter
 
 
 class _Cursor:
-    """One run being read: the table at hand, the window of it that takes part in rounds, and whether more lies behind."""
+    """One run being read: the table at hand, the window of it that takes part in rounds, and whether more lies
+    behind.
+    """
 
     def __init__(self, index: int, run: Iterator[pa.Table]) -> None:
         self._index = index

@@ -1,7 +1,8 @@
-"""From part descriptors to rows: get the blob, verify it, decode it, cut it to its registered bounds, filter it (spec 10.8, 13.8).
+"""From part descriptors to rows: get the blob, verify it, decode it, cut it to its registered bounds, filter it (spec
+10.8, 13.8).
 
-`read_consolidated` is the one way rows leave a shard: snapshots, splits of snapshots and compactions differ in their filter only.
-Knows nothing of state, leases or handles: whoever calls holds the lease that keeps the blobs alive.
+`read_consolidated` is the one way rows leave a shard: snapshots, splits of snapshots and compactions differ in their
+filter only. Knows nothing of state, leases or handles: whoever calls holds the lease that keeps the blobs alive.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class SnapshotFilter:
 
 @dataclass(frozen=True, slots=True)
 class ListenFilter:
-    """Rows after `as_of` and at or past `lower`, unchanged. `lower` is the listener's frontier: compaction may have merged
-    rows it has already given out into the batch at hand (spec 20, bug 19).
+    """Rows after `as_of` and at or past `lower`, unchanged. `lower` is the listener's frontier: compaction may have
+    merged rows it has already given out into the batch at hand (spec 20, bug 19).
     """
 
     as_of: int
@@ -93,14 +94,14 @@ class PartSource:
         return data
 
     def decode(self, data: bytes, part: Part, desc: Description) -> pa.Table:
-        """The part's rows as its batch registered them: verified against the checksum in state (or in the part itself when it is
-        inline), times rewritten first, then cut to [desc.lower, desc.upper). CorruptData names the key.
+        """The part's rows as its batch registered them: verified against the checksum in state (or in the part itself
+        when it is inline), times rewritten first, then cut to [desc.lower, desc.upper). CorruptData names the key.
         """
-        is_hollow = isinstance(part, HollowPart)
-        key = blob_key(self.shard_id, part.key) if is_hollow else f"{self.shard_id} inline part of {desc}"
-        decoded = decode_part(
-            data, key=key, schema=self.schema, expected_checksum=part.checksum if is_hollow else None
-        )
+        if isinstance(part, HollowPart):
+            key, expected_checksum = blob_key(self.shard_id, part.key), part.checksum
+        else:
+            key, expected_checksum = f"{self.shard_id} inline part of {desc}", None
+        decoded = decode_part(data, key=key, schema=self.schema, expected_checksum=expected_checksum)
         if decoded.table.num_rows != part.rows:
             raise CorruptData(f"{key}: {decoded.table.num_rows} rows, state says {part.rows}", key=key)
         _check_description(decoded.desc, desc, part, key)
@@ -126,7 +127,9 @@ def _check_description(written: Description, registered: Description, part: Part
 
 @dataclass(frozen=True, slots=True)
 class RunToRead:
-    """Parts to be read one after the other, under their batch's description. `is_sorted`: rows never go back over the run."""
+    """Parts to be read one after the other, under their batch's description. `is_sorted`: rows never go back over the
+    run.
+    """
 
     desc: Description
     parts: tuple[Part, ...]
@@ -134,8 +137,8 @@ class RunToRead:
 
 
 def runs_of(batches: Iterable[HollowBatch], key_range: KeyRange | None = None) -> list[RunToRead]:
-    """The runs to merge for `batches`, without parts that cannot hold rows in `key_range`. A run in another order than ours is
-    taken apart: each of its parts is sorted when it is fetched and merged as a run of its own.
+    """The runs to merge for `batches`, without parts that cannot hold rows in `key_range`. A run in another order
+    than ours is taken apart: each of its parts is sorted when it is fetched and merged as a run of its own.
     """
     runs: list[RunToRead] = []
     for batch in batches:
@@ -159,13 +162,13 @@ def read_consolidated(
 ) -> Iterator[pa.Table]:
     """The rows of `runs` after the filters, consolidated and sorted by (key, val, time), streaming.
 
-    Memory: a quarter of `memory_bytes` for blobs fetched ahead, half for the merge, and the decoded part at hand of each run.
-    Blobs are fetched in background threads; closing the iterator stops them. `on_fetched` is told the bytes of every part as it
-    is taken up, in the reader's thread.
+    Memory: a quarter of `memory_bytes` for blobs fetched ahead, half for the merge, and the decoded part at hand of
+    each run. Blobs are fetched in background threads; closing the iterator stops them. `on_fetched` is told the bytes
+    of every part as it is taken up, in the reader's thread.
     """
     ahead = _FetchAhead(source, runs, budget_bytes=memory_bytes // 4, on_fetched=on_fetched)
     try:
-        streams = [_tables(ahead, source, runs, index, row_filter, key_range) for index in range(len(runs))]
+        streams = [_tables(ahead, index, row_filter, key_range) for index in range(len(runs))]
         yield from merge_runs(streams, memory_bytes=memory_bytes // 2)
     finally:
         ahead.close()
@@ -177,29 +180,23 @@ def read_parts(source: PartSource, batch: HollowBatch, row_filter: RowFilter) ->
     ahead = _FetchAhead(source, runs, budget_bytes=2 * max((part.hollow_bytes for part in batch.parts), default=0))
     try:
         for index in range(len(runs)):
-            yield from _tables(ahead, source, runs, index, row_filter, None)
+            yield from _tables(ahead, index, row_filter, None)
     finally:
         ahead.close()
 
 
-def _tables(
-    ahead: _FetchAhead,
-    source: PartSource,
-    runs: Sequence[RunToRead],
-    index: int,
-    row_filter: RowFilter,
-    key_range: KeyRange | None,
-) -> Iterator[pa.Table]:
-    run = runs[index]
+def _tables(ahead: _FetchAhead, index: int, row_filter: RowFilter, key_range: KeyRange | None) -> Iterator[pa.Table]:
+    run = ahead.runs[index]
     for position, part in enumerate(run.parts):
-        table = row_filter.apply(source.decode(ahead.take(index, position), part, run.desc))
+        table = row_filter.apply(ahead.source.decode(ahead.take(index, position), part, run.desc))
         if key_range is not None:
             table = key_range.apply(table)
         yield table if run.is_sorted else updates.consolidate(table)
 
 
 class _FetchAhead:
-    """Fetches blobs before they are asked for: the first part of every run, then the second, ... within a budget of bytes.
+    """Fetches blobs before they are asked for: the first part of every run, then the second, ... within a budget of
+    bytes.
 
     What is asked for and not yet under way is fetched at once, budget or not: the merge cannot go on without it.
     Not thread-safe: one reader.
@@ -213,8 +210,8 @@ class _FetchAhead:
         budget_bytes: int,
         on_fetched: Callable[[int], None] | None = None,
     ) -> None:
-        self._source = source
-        self._runs = runs
+        self.source = source
+        self.runs = runs
         self._budget_bytes = budget_bytes
         self._on_fetched = on_fetched
         self._held_bytes = 0
@@ -233,7 +230,7 @@ class _FetchAhead:
         self._taken.add(slot)
         future = self._pending.pop(slot, None)
         if future is None:
-            data = self._source.get(self._part(slot), self._runs[index].desc)
+            data = self.source.get(self._part(slot), self.runs[index].desc)
         else:
             data = future.result()
             self._held_bytes -= self._part(slot).hollow_bytes
@@ -243,11 +240,13 @@ class _FetchAhead:
         return data
 
     def close(self) -> None:
-        """Stop fetching. What is under way ends in the background (waiting could mean: until the store is back). Idempotent."""
+        """Stop fetching. What is under way ends in the background (waiting could mean: until the store is back).
+        Idempotent.
+        """
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _part(self, slot: tuple[int, int]) -> Part:
-        return self._runs[slot[0]].parts[slot[1]]
+        return self.runs[slot[0]].parts[slot[1]]
 
     def _fill(self) -> None:
         while self._next is not None:
@@ -257,5 +256,5 @@ class _FetchAhead:
                 if self._held_bytes + part.hollow_bytes > self._budget_bytes:
                     return
                 self._held_bytes += part.hollow_bytes
-                self._pending[slot] = self._pool.submit(self._source.get, part, self._runs[slot[0]].desc)
+                self._pending[slot] = self._pool.submit(self.source.get, part, self.runs[slot[0]].desc)
             self._next = next(self._queue, None)

@@ -1,7 +1,7 @@
 """Half-open ranges of the first key column, so that one snapshot can be read in disjoint pieces.
 
-Ranges that share their bounds partition all rows: values in Arrow's sort order, NaN after numbers and null after NaN, so both
-belong to the range without an upper bound. Knows nothing of blobs or state.
+Ranges that share their bounds partition all rows: values in Arrow's sort order, NaN after numbers and null after NaN,
+so both belong to the range without an upper bound. Knows nothing of blobs or state.
 """
 
 from __future__ import annotations

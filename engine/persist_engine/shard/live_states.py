@@ -4,10 +4,9 @@ all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from persist_engine.base.errors import check
-from persist_engine.base.metrics import Metrics
 from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.model.state import ShardState
 from persist_engine.model.state_diff import StateDiff
@@ -18,14 +17,14 @@ class LiveStates:
     """Stands on one state at a time: first on the earliest. Not thread-safe."""
 
     def __init__(
-        self, earliest: ShardState, diffs: Sequence[tuple[VersionedData, StateDiff]], *, metrics: Metrics
+        self, earliest: ShardState, diffs: Sequence[tuple[VersionedData, StateDiff]], *, count: Callable[[str], None]
     ) -> None:
         check(
             diffs[0][1].seqno_to == earliest.seqno,
             f"live diffs begin at {diffs[0][1].seqno_to}, not at {earliest.seqno}",
         )
         self._state = earliest
-        self._metrics = metrics
+        self._count = count
         self.initial_diff = diffs[0][1]
         """The diff that led to the earliest state; already part of it."""
         self._diffs = [diff for _, diff in diffs[1:]]
@@ -53,5 +52,5 @@ class LiveStates:
             return None
         diff = self._diffs[self._next]
         self._next += 1
-        self._state = apply_state_diff(self._state, diff, count=self._metrics.count)
+        self._state = apply_state_diff(self._state, diff, count=self._count)
         return diff

@@ -202,7 +202,7 @@ class StateVersions:
                 first = self._fetch_rollup_at(shard_id, live)
                 if first is not None:
                     diffs = [(entry, self._decode_diff(shard_id, entry)) for entry in live]
-                    return LiveStates(first, diffs, metrics=self.metrics)
+                    return LiveStates(first, diffs, count=self.count_apply)
             if bounds.earliest == seen:
                 raise MissingBlob(
                     f"shard {shard_id} has no readable rollup at its earliest version {bounds.earliest} in "
@@ -220,6 +220,10 @@ class StateVersions:
         check(head is not None, f"shard {shard_id} vanished from {self.consensus.address()}")
         assert head is not None
         return LiveDiffBounds(earliest=first[0].seqno, current=head.seqno)
+
+    def count_apply(self, path: str) -> None:
+        """For `model.state_diff.apply`: which way a diff was applied."""
+        self.metrics.count("apply_diff", path=path)
 
     def decode_diffs_after(self, shard_id: ShardId, seqno: SeqNo, live: LiveDiffs) -> Iterator[StateDiff]:
         """Those of `live` above `seqno`, decoded in order."""
@@ -298,7 +302,7 @@ class StateVersions:
         for entry in live:
             if entry.seqno == state.seqno + 1:
                 diff = self._decode_diff(state.shard_id, entry)
-                state = apply_state_diff(state, diff, count=self.metrics.count)
+                state = apply_state_diff(state, diff, count=self.count_apply)
         if state.seqno != live[-1].seqno:
             raise InvariantViolated(
                 f"diffs of shard {state.shard_id} have a gap after {state.seqno}, before {live[-1].seqno}",

@@ -1,4 +1,4 @@
-"""The port for immutable objects. Its docstrings are the contract; `persist_engine.testing.conformance` proves adapters."""
+"""The port for immutable objects. Its docstrings are the contract; `persist_engine.testing.conformance` proves it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class BlobInfo:
 
 
 class Blob(Protocol):
-    """Objects named by keys such as `s<uuid>/n0000100/p<uuid>`: written once under a fresh name, deleted when not needed.
+    """Objects named by keys such as `s<uuid>/n0000100/p<uuid>`: written once, deleted when not needed.
 
     Linearizable. Thread-safe. Every method raises Determinate or Indeterminate (persist_engine.base.errors) chained to
-    the driver's error, with the address and the key in the text and never a credential; adapters retry nothing themselves.
+    the driver's error, with the address and the key in the text and never a credential; adapters retry nothing.
     All calls may be repeated by the caller: content under a key is fixed, and deleting what is missing succeeds.
     A key that not every store could hold (persist_engine.storage.checks) is InvalidUsage on all of them.
     """

@@ -120,7 +120,7 @@ class FileBlob:
     def _sync_above(self, path: Path) -> None:
         """Make the entries of every directory from the object's up to the root durable.
 
-        All of them, each time: whoever made a directory may not have got as far as syncing it. A clean one costs little.
+        All of them, each time: whoever made a directory may not have synced it yet. A clean one costs little.
         """
         for directory in path.parents:
             try:

@@ -1,15 +1,15 @@
 """Blob on S3 and what speaks like it, through boto3. Credentials come from boto3's own chain.
 
-Tuned against boto3's defaults, each for a reason: no `Expect: 100-continue` (it doubles the latency of a put), no retries of
-the SDK (it turns the lost answer of a conditional put that won into a refusal; callers retry), time-outs in seconds.
-boto3's CRC32 travels with every put and is stored, and every get is checked against it.
+Tuned against boto3's defaults, each for a reason: no `Expect: 100-continue` (it doubles the latency of a put), no
+retries of the SDK (it turns the lost answer of a conditional put that won into a refusal; callers retry), time-outs in
+seconds. boto3's CRC32 travels with every put and is stored, and every get is checked against it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import boto3.session
 import botocore.exceptions
@@ -32,9 +32,9 @@ from persist_engine.storage.urls import StoreUrl
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-#: One round trip and room for a lost SYN.
+#: One round trip and room for a lost SYN or two.
 CONNECT_TIMEOUT_S = 5.0
-#: Silence, not duration: S3's slowest first bytes take about 1 s, a put's answer may wait for a slow disk behind a gateway.
+#: Silence, not duration: S3's slowest first bytes take about 1 s; a put's answer may wait for a gateway's slow disk.
 READ_TIMEOUT_S = 30.0
 #: GC deletes with 32 in flight; two parts per writer and readers' fetches come on top.
 CONNECTIONS_MAX = 64
@@ -50,14 +50,14 @@ _probed_lock = threading.Lock()
 
 
 def open_s3_blob(url: StoreUrl, *, env: Env) -> S3Blob:
-    """Connect, see that the bucket answers, and (once per process and location) that conditional writes exclude.
+    """Connect, see that the bucket answers and, once per process and location, that conditional writes exclude.
 
-    UnsafeStore when they do not; Determinate or Indeterminate naming address, bucket and code when it cannot be reached.
+    UnsafeStore when they do not; Determinate or Indeterminate naming address, bucket and code when it is out of reach.
     `probe=false` in the URL skips the check, for readers that may not write.
     """
     if not url.host or url.port is not None or url.user or url.password:
         raise InvalidUsage(
-            f"{url.shown}: expected s3://bucket/prefix; credentials come from the environment, the endpoint from ?endpoint="
+            f"{url.shown}: expected s3://bucket/prefix?endpoint=...; credentials come from the environment"
         )
     endpoint = url.params.get("endpoint")
     prefix = url.path.strip("/")
@@ -167,9 +167,8 @@ class S3Blob:
                     break
             if len(winners) != 1 or self._winner_at(key) not in winners:
                 raise UnsafeStore(
-                    f"{self._address}: conditional writes (If-None-Match: *) do not exclude each other, {len(winners)} of "
-                    f"{PROBE_RACERS} racing puts won; use a server that honours them (AWS S3, MinIO, versitygw, Ceph) and "
-                    "no proxy that drops the header"
+                    f"{self._address}: conditional writes (If-None-Match: *) do not exclude each other, "
+                    f"{len(winners)} of {PROBE_RACERS} racing puts won; {_WHAT_TO_CHANGE}"
                 )
         finally:
             self._forget_probe(key)
@@ -184,8 +183,7 @@ class S3Blob:
                 return "lost"
             if _status(error) == 501:
                 raise UnsafeStore(
-                    f"{self._address}: conditional writes (If-None-Match: *) are not implemented here; use a server that "
-                    "honours them (AWS S3, MinIO, versitygw, Ceph)"
+                    f"{self._address}: conditional writes (If-None-Match: *) are not implemented; {_WHAT_TO_CHANGE}"
                 ) from error
             raise self._mapped("probe", "", error) from error
         return "won"
@@ -213,11 +211,19 @@ class S3Blob:
             raise self._mapped("get", key, error) from error
 
     def _size(self, key: str, verb: str) -> int | None:
+        bucket, name = self._bucket, self._prefix + key
         try:
-            return self._client.head_object(Bucket=self._bucket, Key=self._prefix + key)["ContentLength"]
+            try:
+                return self._client.head_object(Bucket=bucket, Key=name)["ContentLength"]
+            except botocore.exceptions.ClientError as error:
+                if _status(error) != 404:
+                    raise
+            # The answer to a HEAD has no body: only a GET tells a missing object from a missing bucket.
+            found = self._client.get_object(Bucket=bucket, Key=name)
+            found["Body"].close()
+            return found["ContentLength"]
         except _DRIVER_ERRORS as error:
-            # A HEAD has no body, so its 404 cannot tell a missing bucket from a missing object; open has seen the bucket.
-            if _status(error) == 404:
+            if _code(error) in _MISSING_CODES:
                 return None
             raise self._mapped(verb, key, error) from error
 
@@ -232,6 +238,9 @@ class S3Blob:
         return kind(f"{text}: {error}", key=key)
 
 
+_WHAT_TO_CHANGE = (
+    "use a server that honours them (AWS S3, MinIO, versitygw, Ceph), with no proxy before it that drops the header"
+)
 _DRIVER_ERRORS = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, OSError)
 #: Raised before a request is on its way.
 _NEVER_SENT = (
@@ -242,7 +251,7 @@ _NEVER_SENT = (
     botocore.exceptions.PartialCredentialsError,
     botocore.exceptions.CredentialRetrievalError,
 )
-_MISSING_CODES = ("NoSuchKey", "404")
+_MISSING_CODES = ("NoSuchKey",)
 #: 4xx answers that do not say that nothing happened.
 _UNDECIDED_CODES = ("RequestTimeout", "OperationAborted")
 
@@ -267,8 +276,8 @@ def _client(url: StoreUrl, endpoint: str | None) -> S3Client:
     return client
 
 
-def _race(run: Any, count: int) -> list[str]:
-    """`run(0)` to `run(count - 1)` at once, as nearly as a barrier makes it; raises the first error after all have ended."""
+def _race(run: Callable[[int], str], count: int) -> list[str]:
+    """`run(0)` to `run(count - 1)` at once; raises the first error after all have ended."""
     outcomes: list[str | BaseException] = [""] * count
     start = threading.Barrier(count)
 

@@ -1,4 +1,4 @@
-"""The port for the log of versions. Its docstrings are the contract; `persist_engine.testing.conformance` proves adapters."""
+"""The port for the log of versions. Its docstrings are the contract; `persist_engine.testing.conformance` proves it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class Consensus(Protocol):
     def compare_and_set(self, key: str, expected: SeqNo | None, new: VersionedData) -> CasResult:
         """Append `new` iff the latest entry's seqno is exactly `expected` (None: iff the key has no entries at all).
 
-        InvalidUsage when `new.seqno` is not `expected + 1` (any seqno may be the first). A mismatch carries no data: callers refetch. Not idempotent.
+        InvalidUsage when `new.seqno` is not `expected + 1` (any seqno may be the first). A mismatch carries no data:
+        callers refetch. Not idempotent.
         """
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:

@@ -3,9 +3,9 @@
 Layout, for key K under the location's prefix P: `P{K}:m` is a hash {e: epoch, run: id of the Redis process of the last
 commit, h: head, l: lowest kept}, `P{K}:l` the list of entries l..h. Braces keep both in one cluster slot.
 
-Invariant, checked by every script: LLEN = h - l + 1. This client also remembers the highest head it has seen of each key and
-hands it to every script, which refuses to work on a log that has fallen behind it: a commit that Redis lost after
-acknowledging is reported (CorruptData), never silently overwritten. A restart that lost nothing goes unnoticed but for a log line.
+Invariant, checked by every script: LLEN = h - l + 1. This client also remembers the highest head it has seen of each
+key and hands it to every script, which refuses to work on a log that has fallen behind it: a commit that Redis lost
+after acknowledging is reported (CorruptData), never silently overwritten. A restart that lost nothing is only logged.
 
 Acknowledged means: Redis has it, so Redis must keep it; `redis_durability` refuses settings that do not.
 """
@@ -61,7 +61,7 @@ _REFUSAL_CLASSES = (
 
 
 def open_redis_consensus(url: StoreUrl) -> RedisConsensus:
-    """Connect, and check that this Redis keeps what it acknowledges (unless `unsafe=true`); errors as of open_consensus."""
+    """Connect and, but for `unsafe=true`, check that Redis keeps what it acknowledges; errors as of open_consensus."""
     if (ack := url.params.get("ack", "redis")) != "redis":
         raise InvalidUsage(f"{url.shown}: acknowledgement mode {ack!r} is not known; use ack=redis")
     consensus = RedisConsensus(_pool(url), prefix=url.params.get("prefix", ""), address=url.shown)
@@ -191,7 +191,7 @@ class RedisConsensus:
         """One command, one reply, no retry. Determinate until the first byte may have left, Indeterminate after it."""
         where = f"{verb} {key}".rstrip() + f" at {self._address}"
         try:
-            connection = self._pool.get_connection()
+            connection = self._pool.get_connection()  # type: ignore[no-untyped-call]  # unannotated in redis-py
         except (redis.RedisError, OSError) as error:
             raise Determinate(f"{where}: {error}", key=key) from error
         answered = False
@@ -210,7 +210,7 @@ class RedisConsensus:
         finally:
             if not answered:
                 connection.disconnect()  # a late reply must not meet the next command
-            self._pool.release(connection)
+            self._pool.release(connection)  # type: ignore[no-untyped-call]  # unannotated in redis-py
 
     def _see(self, key: str, head: SeqNo | bytes) -> SeqNo:
         seqno = SeqNo(int(head))
@@ -278,7 +278,8 @@ def _pool(url: StoreUrl) -> redis.BlockingConnectionPool:
         options |= {"connection_class": redis.SSLConnection, "ssl_ca_certs": url.params.get("ca_file")}
     elif "ca_file" in url.params:
         raise InvalidUsage(f"{url.shown}: ca_file is for rediss://")
-    return redis.BlockingConnectionPool(max_connections=CONNECTIONS_MAX, timeout=CONNECTION_WAIT_S, **options)
+    options |= {"max_connections": CONNECTIONS_MAX, "timeout": CONNECTION_WAIT_S}
+    return redis.BlockingConnectionPool(**options)  # type: ignore[no-untyped-call]  # unannotated in redis-py
 
 
 def _mapped(where: str, key: str, error: Exception) -> PersistError:

@@ -37,8 +37,8 @@ _RULES = (
 def check_durability(ask: Ask, *, address: str) -> list[str]:
     """UnsafeStore naming every unsafe setting and its safe value; returns what could not be verified.
 
-    `ask(*command)` sends one command and returns its RESP2 reply, or raises PersistError. A Redis that forbids CONFIG or
-    INFO (managed services, ACLs) is believed; one that cannot be reached raises as the command does.
+    `ask(*command)` sends one command and returns its RESP2 reply, or raises PersistError. A Redis that forbids CONFIG
+    or INFO (managed services, ACLs) is believed; one that cannot be reached raises as the command does.
     """
     faults: list[str] = []
     notes: list[str] = []

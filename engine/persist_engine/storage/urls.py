@@ -40,8 +40,14 @@ def parse_url(url: str, *, allowed: dict[str, frozenset[str]]) -> StoreUrl:
     try:
         split = urlsplit(url)
         port = split.port
-    except ValueError as error:
-        raise InvalidUsage("store URL does not parse (check brackets and port)") from error.with_traceback(None)
+    except ValueError:
+        # Not chained: the parser quotes what it took for the port, which may be a piece of a password.
+        raise InvalidUsage(
+            "store URL does not parse: check brackets and port, and percent-encode the password"
+        ) from None
+    if split.netloc and "@" not in split.netloc and "@" in url:
+        # A password with a raw /, ? or # ends the host early; showing what follows would show the password.
+        raise InvalidUsage("store URL has an @ past its host: percent-encode the password (and @ elsewhere as %40)")
     shown = _without_credentials(split)
     if split.scheme not in allowed:
         raise InvalidUsage(f"{shown}: unknown scheme {split.scheme!r}, expected one of {', '.join(sorted(allowed))}")

@@ -136,14 +136,15 @@ class RedisServer(Server):
                 "",
                 *words,
             ],
-            lambda port: self._pong(port),
+            self._pong,
             folder,
         )
 
     @property
     def url(self) -> str:
         """As open_consensus takes it, with the password if there is one."""
-        return f"redis://{f':{quote(self._password)}@' if self._password else ''}{self.address}/0"
+        user = f":{quote(self._password, safe='')}@" if self._password else ""
+        return f"redis://{user}{self.address}/0"
 
     def command(self, *words: str) -> bytes:
         """Send one command on a connection of its own; the raw reply."""
@@ -218,7 +219,7 @@ class S3Server(Server):
 def redis_server(
     *, appendonly: bool = True, password: str | None = None, settings: dict[str, str] | None = None
 ) -> Iterator[RedisServer]:
-    """A Redis with safe durability (AOF, fsync always) unless told otherwise; `settings` are further command line settings."""
+    """A Redis with safe durability (AOF, fsync always) unless told otherwise; `settings` go to its command line."""
     durable = {"appendonly": "yes", "appendfsync": "always"} if appendonly else {"appendonly": "no"}
     with tempfile.TemporaryDirectory(prefix="persist-redis-") as folder:
         server = RedisServer(Path(folder), settings=durable | (settings or {}), password=password)
@@ -240,7 +241,8 @@ def s3_server(*, bucket: str = "persist") -> Iterator[S3Server]:
 
 
 def _versitygw() -> str:
-    folders = [os.environ.get("PERSIST_TOOLS"), str(Path.home() / ".cache/persist-operator/bin")]  # noqa: TID251 - a test tool's own knob
+    tools = os.environ.get("PERSIST_TOOLS")  # noqa: TID251 - a knob of the test kit itself, like PATH
+    folders = [tools, str(Path.home() / ".cache/persist-operator/bin")]
     for path in [None, *[folder for folder in folders if folder]]:
         if program := shutil.which("versitygw", path=path):
             return program

@@ -1,7 +1,8 @@
 """Keeps one leased reader alive: a thread that beats every half lease until stopped or until the reader is gone.
 
-Knows nothing of what the lease is for. A machine that slept past its lease finds the reader expired: the thread ends and says
-so through `is_lost`; the handle then behaves as if its since were empty (spec 20, bug 23), it does not crash.
+Knows nothing of what the lease is for. A machine that slept past its lease finds the reader expired: the thread ends
+and says so through `is_lost`; the handle then behaves as if its since were empty (spec 20, bug 23), it does not
+crash.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ class Condition:
 def render(
     conditions: Iterable[Condition], previous: Sequence[Mapping[str, Any]], *, generation: int, now_ms: int
 ) -> list[dict[str, Any]]:
-    """The conditions as they stand in a status, sorted by type; transition times are kept from `previous` where the status is the same."""
+    """The conditions as they stand in a status, sorted by type; transition times are kept from `previous` where
+    the status is the same.
+    """
     before = {one.get("type"): one for one in previous}
     rendered = []
     for condition in sorted(conditions, key=lambda one: one.type):

@@ -60,7 +60,8 @@ def critical_id_of(uid: str) -> str:
 def maintenance_name(shard: str, kind: MaintenanceKind, seqno: int, *, retry: int) -> str:
     """Name of the Job for `kind` at state version `seqno`; at most 63 characters for shard names of at most 40.
 
-    `retry` counts the failures in a row, so that a repetition at the same version is another Job."""
+    `retry` counts the failures in a row, so that a repetition at the same version is another Job.
+    """
     digits = str(seqno)[-_SEQNO_DIGITS:]
     suffix = f"-r{retry % 100}" if retry else ""
     return f"{shard}-{VERB[kind]}-{digits}{suffix}"

@@ -1,6 +1,7 @@
 """Does what the API server does with a resource before storing it: defaults, structural validation, CEL rules.
 
-One difference, on purpose: unknown fields are errors here (as with `kubectl apply --validate=strict`) instead of being pruned.
+One difference, on purpose: unknown fields are errors here (as with `kubectl apply --validate=strict`) instead of
+being pruned.
 The definitions are the CRD files themselves; nothing is repeated. Pure but for reading those files once.
 """
 
@@ -16,8 +17,8 @@ from typing import Any
 import cel
 import jsonschema
 import yaml
-
 from persist_engine.base.errors import InvalidUsage
+
 from persist_operator.api import names
 
 Json = Any
@@ -69,7 +70,9 @@ class ResourceSchemas:
     def check(self, resource: Mapping[str, Json], old: Mapping[str, Json] | None = None) -> list[SchemaError]:
         """Every reason to refuse creating `resource`, or changing `old` into it; empty when it is valid.
 
-        Takes the resource as the user wrote it; defaults are filled in first. CEL rules run only on a structurally valid one."""
+        Takes the resource as the user wrote it; defaults are filled in first. CEL rules run only on a structurally
+        valid one.
+        """
         if not isinstance(resource, Mapping):
             return [SchemaError("", "a resource must be a mapping")]
         if resource.get("apiVersion") != names.API_VERSION:
@@ -79,7 +82,11 @@ class ResourceSchemas:
         if not isinstance(resource.get("metadata"), Mapping) or not isinstance(resource["metadata"].get("name"), str):
             return [SchemaError("metadata.name", "is required")]
         schema, defaulted = self.schema(resource["kind"]), self.default(resource)
-        errors = [*_structure_errors(schema, defaulted), *_unknown_fields(schema, defaulted, ""), *_duplicates(schema, defaulted, "")]
+        errors = [
+            *_structure_errors(schema, defaulted),
+            *_unknown_fields(schema, defaulted, ""),
+            *_duplicates(schema, defaulted, ""),
+        ]
         if errors:
             return errors
         return list(_rule_errors(schema, defaulted, None if old is None else self.default(old), ""))

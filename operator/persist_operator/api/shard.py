@@ -1,6 +1,7 @@
 """PersistShard: the spec as a value, and where its stores are.
 
-Takes the spec as the API server (or `schema_check.default`) hands it over: validated and with the defaults of the schema filled in.
+Takes the spec as the API server (or `schema_check.default`) hands it over: validated and with the defaults of the
+schema filled in.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from persist_engine.base.errors import InvalidUsage
+
 from persist_operator.api.resource import Meta
 from persist_operator.settings import OperatorSettings
 

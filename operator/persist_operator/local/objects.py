@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from persist_engine.base.env import Env
+
 from persist_operator.api import times
 from persist_operator.api.names import API_VERSION
 
@@ -30,7 +31,8 @@ class Objects:
     def apply(self, document: Mapping[str, Any]) -> tuple[Document, str]:
         """Create or update from a validated, defaulted document; returns it and `created`, `configured` or `unchanged`.
 
-        The uid is drawn at creation, the generation rises when the spec changes, the status is kept."""
+        The uid is drawn at creation, the generation rises when the spec changes, the status is kept.
+        """
         kind, name = document["kind"], document["metadata"]["name"]
         old = self.get(kind, name)
         if old is not None and old["spec"] == document["spec"]:

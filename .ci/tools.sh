@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Gets what a bare machine lacks: tools.sh NAME... of uv java redis versitygw kind helm (all of them when none is named).
+# Each step is idempotent and says what it did or what it could not get; the exit code is 1 when something asked for is missing.
+# Programs go to ~/.cache/persist-operator/bin, which make puts on PATH; packages come from Debian's apt.
+set -uo pipefail
+. "$(dirname "$(readlink -f "$0")")/../tests/e2e/cluster/settings.sh"
+set +e
+mkdir -p "$TOOLS"
+export PATH="$TOOLS:$HOME/.local/bin:$PATH"
+missing=()
+
+have() { command -v "$1" >/dev/null 2>&1; }
+lacks() { missing+=("$1"); printf 'missing: %s. %s\n' "$1" "$2" >&2; }
+
+apt() { # PACKAGE...: quiet install; false when this is no Debian or nobody may install
+  have apt-get || return 1
+  local run=()
+  [ "$(id -u)" = 0 ] || { have sudo && sudo -n true 2>/dev/null && run=(sudo -n); } || return 1
+  say "apt-get install $*"
+  "${run[@]}" apt-get install -y -qq --no-install-recommends "$@" >/dev/null 2>&1 ||
+    { "${run[@]}" apt-get update -qq && "${run[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null; }
+}
+
+go_install() { # PROGRAM MODULE@VERSION: a static binary into $TOOLS
+  [ -x "$TOOLS/$1" ] && return 0
+  have go || return 1
+  say "go install $2 (a few minutes the first time)"
+  (cd "$TOOLS" && CGO_ENABLED=0 GOFLAGS=-buildvcs=false GOBIN=$TOOLS go install -ldflags '-s -w' "$2")
+}
+
+get_uv() {
+  have uv && return
+  have python3 && python3 -m pip --version >/dev/null 2>&1 && { python3 -m pip install -q --user uv 2>/dev/null || python3 -m pip install -q --user --break-system-packages uv; }
+  have uv || lacks uv "Install it: https://docs.astral.sh/uv/ (python3 -m pip install uv)."
+}
+
+java_17() { have java && [ "$(java -version 2>&1 | sed -nE '1s/.*"([0-9]+).*/\1/p')" -ge 17 ] 2>/dev/null; }
+
+get_java() {
+  java_17 && return
+  mkdir -p /usr/share/man/man1 2>/dev/null          # slim images lack it, and the package's scripts want it
+  apt openjdk-17-jre-headless
+  java_17 || lacks "a Java runtime, 17 or newer" "Spark needs it: apt-get install openjdk-17-jre-headless, or set JAVA_HOME and PATH."
+}
+
+get_redis() {
+  have redis-server || have valkey-server && return
+  apt redis-server
+  have redis-server || lacks redis-server "Tests of the Redis adapter start one: apt-get install redis-server."
+}
+
+get_versitygw() {
+  have versitygw && return
+  go_install versitygw "github.com/versity/versitygw/cmd/versitygw@v$VERSITYGW_VERSION"
+  have versitygw || lacks versitygw "Tests of the S3 adapter start one: install Go 1.25 or newer, then run this again."
+}
+
+get_kind() {
+  have kind && { have kubectl || get_kubectl; } && return
+  go_install kind "sigs.k8s.io/kind@v$KIND_VERSION"
+  have kind || lacks kind "Install Go 1.25 or newer, then run this again (or see https://kind.sigs.k8s.io)."
+  get_kubectl
+}
+
+get_kubectl() {
+  have kubectl && return
+  # Built beside the node image where that is built; otherwise the distribution's package, if it has one.
+  [ -x "$STATE/bin/kubectl" ] && return
+  [ "$ENGINE" = podman ] && return                  # node-image/build makes it
+  apt kubernetes-client
+  have kubectl || lacks kubectl "Install it: https://kubernetes.io/docs/tasks/tools/."
+}
+
+get_helm() {
+  have helm && return
+  go_install helm "helm.sh/helm/v3/cmd/helm@v$HELM_VERSION"
+  have helm || lacks helm "Install Go 1.26 or newer, then run this again (or see https://helm.sh)."
+}
+
+(($#)) || set -- uv java redis versitygw kind helm
+for tool in "$@"; do
+  case $tool in
+    uv | java | redis | versitygw | kind | helm) "get_$tool" ;;
+    *) die "tools.sh knows uv java redis versitygw kind helm, not $tool" ;;
+  esac
+done
+((${#missing[@]} == 0)) || { printf 'could not get: %s\n' "$(IFS=,; echo "${missing[*]}")" >&2; exit 1; }

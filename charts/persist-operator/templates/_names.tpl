@@ -1,0 +1,76 @@
+{{- define "persist.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "persist.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- else if contains (include "persist.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "persist.name" .) | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "persist.ownLabels" -}}
+app.kubernetes.io/name: {{ include "persist.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- /* The component keeps the test pod out of the Service and the disruption budget. */ -}}
+{{- define "persist.selectorLabels" -}}
+{{ include "persist.ownLabels" . }}
+app.kubernetes.io/component: operator
+{{- end -}}
+
+{{- define "persist.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 }}
+{{ include "persist.ownLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{- define "persist.serviceAccount" -}}
+{{- default (ternary (include "persist.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
+{{- end -}}
+
+{{- define "persist.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- end -}}
+{{- end -}}
+
+{{- /* The namespaces whose pods the drivers' ServiceAccount is for, as a JSON list. */ -}}
+{{- define "persist.workloadNamespaces" -}}
+{{- $own := list .Release.Namespace -}}
+{{- .Values.workload.namespaces | default .Values.watch.namespaces | default $own | uniq | toJson -}}
+{{- end -}}
+
+{{- /* The one Secret with store credentials that the operator mounts; the mount path is fixed by the URLs, so there can be only one. */ -}}
+{{- define "persist.storeSecret" -}}
+{{- $names := list -}}
+{{- range $profile := .Values.storageProfiles -}}
+{{- with $profile.secretName }}{{ $names = append $names . }}{{ end -}}
+{{- end -}}
+{{- $names = uniq $names -}}
+{{- if gt (len $names) 1 -}}
+{{- fail (printf "storageProfiles name %d Secrets (%s): they are mounted at one path, so put the credentials of all profiles into one Secret" (len $names) (join ", " $names)) -}}
+{{- end -}}
+{{- first $names | default "" -}}
+{{- end -}}
+
+{{- define "persist.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "persist.containerSecurityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}

@@ -1,0 +1,42 @@
+"""Copies crds/ into the chart, or says (`--check`) that the copies differ. crds/ is the single source."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parent.parent / "crds"
+CHART = Path(__file__).resolve().parent / "persist-operator" / "files" / "crds"
+
+
+def differences(source: Path = SOURCE, chart: Path = CHART) -> list[str]:
+    """Names of files that are missing, stale or left over in the chart; empty when it ships what the source holds."""
+    ours = {path.name: path.read_bytes() for path in source.glob("*.yaml")}
+    shipped = {path.name: path.read_bytes() for path in chart.glob("*.yaml")}
+    return sorted(name for name in ours.keys() | shipped.keys() if ours.get(name) != shipped.get(name))
+
+
+def copy(source: Path = SOURCE, chart: Path = CHART) -> None:
+    """Make `differences` empty. Idempotent."""
+    chart.mkdir(parents=True, exist_ok=True)
+    for stale in chart.glob("*.yaml"):
+        stale.unlink()
+    for path in sorted(source.glob("*.yaml")):
+        (chart / path.name).write_bytes(path.read_bytes())
+
+
+def main(arguments: list[str]) -> int:
+    """Exit 0 when the copies are right (after copying, unless --check)."""
+    if not any(SOURCE.glob("*.yaml")):
+        sys.stderr.write(f"error: no CRDs in {SOURCE.name}/\n")
+        return 1
+    if "--check" not in arguments:
+        copy()
+    stale = differences()
+    if stale:
+        sys.stderr.write(f"error: the chart's copies of crds/ differ: {', '.join(stale)}. Run `make crds`.\n")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,310 @@
+"""Batch and BatchBuilder: updates staged as parts before anybody appends them (spec 10).
+
+Owns how updates are cut into parts and how many uploads are in flight. Touches no shard state: a batch that is never
+appended is only blobs, deleted by `Batch.delete` or found by an audit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_engine.base.errors import (
+    InvalidBounds,
+    InvalidEmptyTimeInterval,
+    InvalidUsage,
+    UpdateBeyondUpper,
+    UpdateNotBeyondLower,
+)
+from persist_engine.base.version import APPLIER_VERSION
+from persist_engine.codec.batch import encode_transmittable
+from persist_engine.codec.ingest import Updates, normalise
+from persist_engine.codec.schema import Schema
+from persist_engine.codec.updates import consolidate
+from persist_engine.model.batch import HollowBatch, InlinePart, Part, RunMeta, RunOrder
+from persist_engine.model.frontier import EMPTY, MINIMUM, Antichain, Description
+from persist_engine.model.ids import RunId, ShardId
+from persist_engine.shard.parts import PartStore, delete_parts, flush_inline, write_part
+
+_log = logging.getLogger(__name__)
+
+
+class Batch:
+    """Updates with times in [lower, upper), staged and durable, not yet part of the shard. Not thread-safe.
+
+    Ends in one of three ways: appended, sent elsewhere (`to_transmittable`), or deleted. Using it after that is
+    InvalidUsage.
+    """
+
+    def __init__(
+        self,
+        store: PartStore,
+        hollow: HollowBatch,
+        *,
+        schema: Schema,
+        shard_id: ShardId,
+        version: str = APPLIER_VERSION,
+    ) -> None:
+        self._store = store
+        self._schema = schema
+        self._hollow = hollow
+        self._spent: str | None = None
+        self.shard_id = shard_id
+        """The shard it was built for."""
+        self.version = version
+        """Version of the code that built it."""
+
+    @property
+    def lower(self) -> Antichain:
+        """No update's time is before it."""
+        return self._hollow.desc.lower
+
+    @property
+    def upper(self) -> Antichain:
+        """Every update's time is before it."""
+        return self._hollow.desc.upper
+
+    @property
+    def rows(self) -> int:
+        """How many updates, consolidated within each part."""
+        return self._hollow.rows
+
+    @property
+    def size_bytes(self) -> int:
+        """Encoded bytes of all parts."""
+        return self._hollow.size_bytes
+
+    @property
+    def hollow(self) -> HollowBatch:
+        """The descriptor: what an append puts into the shard's state."""
+        return self._hollow
+
+    def to_transmittable(self) -> bytes:
+        """Bytes from which `WriteHandle.batch_from_transmittable` makes this batch again, in any process. Spends
+        this one.
+        """
+        self.check_usable()
+        data = encode_transmittable(self.shard_id, self.version, self._hollow)
+        self.mark_spent("sent elsewhere")
+        return data
+
+    def delete(self) -> None:
+        """Delete the blobs. Only for a batch that nobody appends. Idempotent."""
+        if self._spent == "deleted":
+            return
+        self.check_usable()
+        delete_parts(self._store, self._hollow.parts)
+        self.mark_spent("deleted")
+
+    def flush_inline_parts(self) -> None:
+        """Rewrite every inline part as a blob, in place: the order of parts, rewrites and schemas stay (spec 10.10)."""
+        self.check_usable()
+        inline = [part for part in self._hollow.parts if isinstance(part, InlinePart)]
+        if not inline:
+            return
+        with ThreadPoolExecutor(max_workers=self._store.settings.batch.outstanding_parts_max) as pool:
+            flushed = iter(list(pool.map(lambda part: flush_inline(self._store, part, schema=self._schema), inline)))
+        parts = tuple(next(flushed) if isinstance(part, InlinePart) else part for part in self._hollow.parts)
+        self._hollow = replace(self._hollow, parts=parts)
+        self._store.metrics.count("inline_flushed_parts", len(inline))
+
+    def check_usable(self) -> None:
+        """Raise InvalidUsage when the batch was appended, sent elsewhere or deleted."""
+        if self._spent is not None:
+            raise InvalidUsage(f"batch {self._hollow.desc} of shard {self.shard_id} was already {self._spent}")
+
+    def mark_spent(self, how: str) -> None:
+        """The batch has come to its end: `how` completes "was already ..."."""
+        self._spent = how
+
+    def __repr__(self) -> str:
+        return f"Batch({self._hollow.desc} {self.rows} rows {len(self._hollow.parts)} parts of {self.shard_id})"
+
+
+class BatchBuilder:
+    """Takes updates in any order, cuts and uploads parts in the background. Not thread-safe.
+
+    Memory: one part being filled and `batch.outstanding_parts_max` on their way, each about
+    `batch.target_part_bytes`, times what sorting needs. Every part is consolidated and sorted by itself and is a run
+    of its own. As a context manager it abandons what was not finished.
+    """
+
+    def __init__(
+        self, store: PartStore, lower: Antichain, *, schema: Schema, schema_id: int, upper: Antichain = EMPTY
+    ) -> None:
+        # The description inside each part: what the writer promised. `finish` registers the batch under a narrower one.
+        self._desc = Description(lower, upper, MINIMUM)
+        self._store = store
+        self._schema, self._schema_id = schema, schema_id
+        self._settings = store.settings.batch
+        self._pending: list[pa.Table] = []
+        self._pending_bytes = 0
+        self._time_max: int | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._in_flight: deque[Future[Part | None]] = deque()
+        self._parts: list[Part] = []
+        self._ended = False
+
+    def add(self, updates: Updates) -> None:
+        """Stage more updates. Waits while too many uploads are in flight.
+
+        UpdateNotBeyondLower, UpdateBeyondUpper, SchemaMismatch: the builder is then abandoned, as after any error.
+        """
+        self._check_open()
+        try:
+            for table in normalise(updates, self._schema):
+                self._check_times(table)
+                self._cut(table)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def finish(self, upper: Antichain) -> Batch:
+        """The batch of all that was added, under [lower, upper); every part is durable. Ends the builder.
+
+        InvalidBounds, InvalidEmptyTimeInterval, UpdateBeyondUpper: the parts written so far are deleted.
+        """
+        self._check_open()
+        lower = self._desc.lower
+        try:
+            if not lower <= upper:
+                raise InvalidBounds(f"upper {upper} is before lower {lower}", lower=lower, upper=upper)
+            if self._time_max is not None:
+                if lower == upper:
+                    raise InvalidEmptyTimeInterval(
+                        f"updates for the empty interval [{lower}, {upper})", lower=lower, upper=upper
+                    )
+                _check_before(self._time_max, upper)
+            self._flush(last=True)
+            while self._in_flight:
+                self._collect()
+        except BaseException:
+            self.abandon()
+            raise
+        self._end()
+        return Batch(self._store, self._hollow(upper), schema=self._schema, shard_id=self._store.shard_id)
+
+    def abandon(self) -> None:
+        """Give up: delete the parts written so far. Idempotent; nothing happens after `finish`."""
+        if self._ended:
+            return
+        self._end()
+        for future in self._in_flight:
+            if future.cancelled() or future.exception() is not None:
+                continue
+            part = future.result()
+            if part is not None:
+                self._parts.append(part)
+        self._in_flight.clear()
+        delete_parts(self._store, self._parts)
+
+    def __enter__(self) -> BatchBuilder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abandon()
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise InvalidUsage(f"this builder of shard {self._store.shard_id} has ended")
+
+    def _check_times(self, table: pa.Table) -> None:
+        bounds = pc.min_max(table.column("time")).as_py()
+        lower, upper = self._desc.lower, self._desc.upper
+        if not lower.less_equal(bounds["min"]):
+            raise UpdateNotBeyondLower(
+                f"update at time {bounds['min']} is not beyond lower {lower}", ts=bounds["min"], lower=lower
+            )
+        if not upper.is_empty():
+            if lower == upper:
+                raise InvalidEmptyTimeInterval(
+                    f"updates for the empty interval [{lower}, {upper})", lower=lower, upper=upper
+                )
+            _check_before(bounds["max"], upper)
+        self._time_max = bounds["max"] if self._time_max is None else max(self._time_max, bounds["max"])
+
+    def _cut(self, table: pa.Table) -> None:
+        """Fill parts up to the target size, slicing tables that reach over it."""
+        target = self._settings.target_part_bytes
+        while table.num_rows:
+            size_bytes = table.nbytes
+            room = target - self._pending_bytes
+            if size_bytes < room:
+                self._pending.append(table)
+                self._pending_bytes += size_bytes
+                return
+            rows = min(table.num_rows, max(1, table.num_rows * room // size_bytes))
+            self._pending.append(table.slice(0, rows))
+            self._flush(last=False)
+            table = table.slice(rows)
+
+    def _flush(self, *, last: bool) -> None:
+        """Write what is pending as one part: in the background, but for the last, which would only be waited for."""
+        if not self._pending:
+            return
+        table = pa.concat_tables(self._pending)
+        self._pending, self._pending_bytes = [], 0
+        if last and self._pool is None:
+            part = self._write(table)
+            self._parts += [part] if part is not None else []
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._settings.outstanding_parts_max, thread_name_prefix="persist-part")
+        while len(self._in_flight) >= self._settings.outstanding_parts_max:
+            self._store.metrics.count("write_stall")
+            self._collect()
+        self._in_flight.append(self._pool.submit(self._write, table))
+
+    def _write(self, table: pa.Table) -> Part | None:
+        consolidated = consolidate(table)
+        if consolidated.num_rows == 0:
+            return None
+        return write_part(
+            self._store,
+            consolidated,
+            desc=self._desc,
+            schema=self._schema,
+            schema_id=self._schema_id,
+            inline_bytes_max=self._settings.inline_part_bytes_max,
+        )
+
+    def _collect(self) -> None:
+        """Wait for the oldest upload."""
+        part = self._in_flight[0].result()
+        self._in_flight.popleft()
+        if part is not None:
+            self._parts.append(part)
+
+    def _hollow(self, upper: Antichain) -> HollowBatch:
+        env = self._store.env
+        return HollowBatch(
+            desc=Description(self._desc.lower, upper, MINIMUM),
+            rows=sum(part.rows for part in self._parts),
+            parts=tuple(self._parts),
+            run_splits=tuple(range(1, len(self._parts))),
+            run_metas=tuple(
+                RunMeta(
+                    order=RunOrder.STRUCTURED,
+                    run_id=RunId.from_bytes(env.random_bytes(16)),
+                    schema_id=self._schema_id,
+                    rows=part.rows,
+                )
+                for part in self._parts
+            ),
+        )
+
+    def _end(self) -> None:
+        self._ended = True
+        self._pending = []
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+
+
+def _check_before(time: int, upper: Antichain) -> None:
+    if upper.less_equal(time):
+        raise UpdateBeyondUpper(f"update at time {time} is beyond upper {upper}", ts=time, upper=upper)

@@ -1,0 +1,215 @@
+"""PersistClient: opens handles on the shards of one location and shares everything they can share.
+
+Owns the stores' connections and one Applier per shard, so that a process holds one copy of a shard's state however many
+handles there are. Knows nothing of what handles do.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import replace
+from weakref import WeakValueDictionary
+
+from persist_engine.base.env import Env, SystemEnv
+from persist_engine.base.errors import SchemaMismatch, ShardNotFound
+from persist_engine.base.metrics import Metrics, NoMetrics
+from persist_engine.base.settings import Settings
+from persist_engine.client.location import Location
+from persist_engine.client.read import ReadHandle
+from persist_engine.client.since import SinceHandle
+from persist_engine.client.write import WriteHandle
+from persist_engine.codec.schema import CODECS, Schema
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.ids import CriticalReaderId, ShardId
+from persist_engine.model.inspection import Inspection, inspection_of
+from persist_engine.model.state import SourceProgress
+from persist_engine.model.views import is_finalized
+from persist_engine.shard.applier import Applier
+from persist_engine.shard.machine import Machine
+from persist_engine.shard.retry import Retry
+from persist_engine.shard.versions import StateVersions, check_codecs
+from persist_engine.storage.blob import Blob
+from persist_engine.storage.consensus import Consensus
+from persist_engine.storage.open import open_blob, open_consensus
+
+#: States kept although no handle uses them, so that looking at many shards in turn does not read a rollup each time.
+_IDLE_STATES_MAX = 64
+
+
+class PersistClient:
+    """All shards of one location. Thread-safe. A context manager: leaving it closes the connections.
+
+    Store failures are retried; with `settings.retry.give_up_ms` they end in Unavailable, which names the address.
+    """
+
+    @classmethod
+    def open(
+        cls,
+        location: Location,
+        *,
+        settings: Settings | None = None,
+        env: Env | None = None,
+        metrics: Metrics | None = None,
+    ) -> PersistClient:
+        """Connect to both stores. InvalidUsage for URLs that make no sense, UnsafeStore for stores that break
+        promises.
+        """
+        settings, env, metrics = settings or Settings(), env or SystemEnv(), metrics or NoMetrics()
+        retry = Retry(env, settings.retry, metrics)
+        blob = retry.external("open blob store", lambda: open_blob(location.blob, env=env, metrics=metrics))
+        try:
+            consensus = retry.external(
+                "open consensus", lambda: open_consensus(location.consensus, env=env, metrics=metrics)
+            )
+        except BaseException:
+            blob.close()
+            raise
+        return cls(blob, consensus, settings=settings, env=env, metrics=metrics)
+
+    def __init__(self, blob: Blob, consensus: Consensus, *, settings: Settings, env: Env, metrics: Metrics) -> None:
+        self._blob, self._consensus = blob, consensus
+        self._versions = StateVersions(blob, consensus, env=env, settings=settings, metrics=metrics)
+        self._lock = threading.Lock()
+        self._appliers: WeakValueDictionary[ShardId, Applier] = WeakValueDictionary()
+        self._recent: OrderedDict[ShardId, Applier] = OrderedDict()
+
+    # -- handles ------------------------------------------------------------------------------------------------------
+
+    def open_writer(self, shard_id: ShardId, schema: Schema, *, purpose: str) -> WriteHandle:
+        """A writer of the shard, which is created when it does not exist. Registers nothing until the first append.
+
+        SchemaMismatch, naming the columns, when the shard has another schema. `purpose` is for people.
+        """
+        machine = self._initialised(shard_id, schema)
+        return WriteHandle(machine, schema, machine.schema_id, purpose=purpose)
+
+    def open_leased_reader(
+        self, shard_id: ShardId, schema: Schema | None = None, *, purpose: str, lease_ms: int | None = None
+    ) -> ReadHandle:
+        """A reader that holds the shard's since while it lives (one commit). Without `schema` it takes the shard's
+        own, and a shard that does not exist is ShardNotFound; with it the shard is created, and another schema is
+        SchemaMismatch.
+        """
+        machine = self.machine(shard_id) if schema is None else self._initialised(shard_id, schema)
+        return ReadHandle.open(machine, machine.schema, purpose=purpose, lease_ms=lease_ms)
+
+    def open_critical_since(
+        self, shard_id: ShardId, critical_id: CriticalReaderId, *, opaque: bytes, purpose: str = ""
+    ) -> SinceHandle:
+        """A hold on the shard's since that never lapses (one commit). One that exists keeps its since and its
+        opaque, which the handle then shows. ShardNotFound.
+        """
+        machine = self.machine(shard_id)
+        answer, _ = machine.register_critical_reader(critical_id, opaque=opaque, purpose=purpose)
+        return SinceHandle(machine, critical_id, since=answer.since, opaque=answer.opaque)
+
+    def machine(self, shard_id: ShardId) -> Machine:
+        """The shard's commands, for maintenance. Shares the state with all handles. ShardNotFound."""
+        return Machine(self._applier(shard_id))
+
+    # -- shards -------------------------------------------------------------------------------------------------------
+
+    def initialise(self, shard_id: ShardId, schema: Schema) -> None:
+        """Create the shard unless it exists. Idempotent. SchemaMismatch when it exists with another schema."""
+        self._initialised(shard_id, schema)
+
+    def schema(self, shard_id: ShardId) -> Schema:
+        """The shard's schema. ShardNotFound."""
+        return self.machine(shard_id).schema
+
+    def recent_upper(self, shard_id: ShardId) -> Antichain:
+        """The shard's upper, never below one acknowledged before the call. ShardNotFound."""
+        return self.machine(shard_id).fetch_recent_upper()
+
+    def progress(self, shard_id: ShardId, sink_id: str) -> SourceProgress | None:
+        """How far the sink had come with its last acknowledged append; None when it never said. Linearized.
+        ShardNotFound.
+        """
+        return self.machine(shard_id).refresh().progress.get(sink_id)
+
+    def inspect(self, shard_id: ShardId) -> Inspection:
+        """What stands in the shard's metadata now, for people and the operator; reads no data. Linearized.
+        ShardNotFound.
+        """
+        machine = self.machine(shard_id)
+        state = machine.refresh()
+        bounds = self._versions.live_diff_bounds(shard_id)
+        if bounds is None:
+            raise _not_found(shard_id, self._consensus)
+        inspection = inspection_of(
+            state,
+            live_diffs=bounds.count,
+            earliest_seqno=bounds.earliest,
+            now_ms=machine.env.now_ms(),
+        )
+        schema = machine.schema
+        return replace(inspection, key_schema=schema.key_ddl, val_schema=schema.val_ddl)
+
+    def finalize(self, shard_id: ShardId) -> None:
+        """Empty a closed shard for good. Idempotent. FinalizationError unless since and upper are both empty."""
+        self.machine(shard_id).become_tombstone()
+
+    def is_finalized(self, shard_id: ShardId) -> bool:
+        """Whether the shard was finalized. Linearized. ShardNotFound."""
+        return is_finalized(self.machine(shard_id).refresh())
+
+    def shards(self) -> Iterator[ShardId]:
+        """Every shard of the location, in no particular order."""
+        return self._versions.list_shards()
+
+    def close(self) -> None:
+        """Close the connections; handles are of no use afterwards. Idempotent."""
+        self._recent.clear()
+        self._blob.close()
+        self._consensus.close()
+
+    def __enter__(self) -> PersistClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"PersistClient({self._blob.address()}, {self._consensus.address()})"
+
+    # -- private ------------------------------------------------------------------------------------------------------
+
+    def _applier(self, shard_id: ShardId) -> Applier:
+        with self._lock:
+            known = self._appliers.get(shard_id)
+        if known is None:
+            known = self._share(Applier(self._versions.fetch_current_state(shard_id), self._versions))
+        check_codecs(known.state, CODECS)
+        return known
+
+    def _initialised(self, shard_id: ShardId, schema: Schema) -> Machine:
+        with self._lock:
+            known = self._appliers.get(shard_id)
+        if known is None:
+            state = self._versions.maybe_init_shard(shard_id, CODECS, schema.to_pair())
+            known = self._share(Applier(state, self._versions))
+        machine = Machine(known)
+        difference = machine.schema.difference(schema)
+        if difference is not None:
+            raise SchemaMismatch(
+                f"shard {shard_id} has another schema: {difference}",
+                requested=repr(schema),
+                actual=repr(machine.schema),
+            )
+        return machine
+
+    def _share(self, loaded: Applier) -> Applier:
+        """The one Applier of the shard: `loaded`, unless another thread was faster."""
+        with self._lock:
+            applier = self._appliers.setdefault(loaded.shard_id, loaded)
+            self._recent[loaded.shard_id] = applier
+            self._recent.move_to_end(loaded.shard_id)
+            if len(self._recent) > _IDLE_STATES_MAX:
+                self._recent.popitem(last=False)
+        return applier
+
+
+def _not_found(shard_id: ShardId, consensus: Consensus) -> ShardNotFound:
+    return ShardNotFound(f"shard {shard_id} does not exist in {consensus.address()}", shard_id=shard_id)

@@ -1,0 +1,78 @@
+"""SinceHandle: a durable hold on a shard's since that outlives processes, fenced by an opaque token."""
+
+from __future__ import annotations
+
+from persist_engine.model.commands import CriticalDowngraded, OpaqueMismatch
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.ids import CriticalReaderId, ShardId
+from persist_engine.shard.machine import Machine
+
+
+class SinceHandle:
+    """A critical reader: the shard's since never passes this handle's, no lease lapses. Thread-safe.
+
+    Several processes may open the same id; whoever changes the opaque token fences the others out.
+    """
+
+    def __init__(self, machine: Machine, critical_id: CriticalReaderId, *, since: Antichain, opaque: bytes) -> None:
+        self._machine = machine
+        self._critical_id = critical_id
+        self._since = since
+        self._opaque = opaque
+        self._downgraded_ms: int | None = None
+
+    @property
+    def shard_id(self) -> ShardId:
+        """The shard."""
+        return self._machine.shard_id
+
+    @property
+    def critical_id(self) -> CriticalReaderId:
+        """The reader's id."""
+        return self._critical_id
+
+    @property
+    def since(self) -> Antichain:
+        """The hold as this handle last saw it."""
+        return self._since
+
+    @property
+    def opaque(self) -> bytes:
+        """The token as this handle last saw it."""
+        return self._opaque
+
+    def compare_and_downgrade_since(
+        self, expected_opaque: bytes, new: tuple[bytes, Antichain]
+    ) -> CriticalDowngraded | OpaqueMismatch:
+        """Set (opaque, since) iff the opaque is the expected one; the since never goes back. Linearized.
+
+        OpaqueMismatch names the token of whoever fenced this handle. Exactly once even when a store's answer is lost,
+        provided that no two owners use the same token.
+        """
+        new_opaque, new_since = new
+        answer, _ = self._machine.compare_and_downgrade_since(
+            self._critical_id, expected_opaque=expected_opaque, new_opaque=new_opaque, new_since=new_since
+        )
+        self._since = answer.since
+        if isinstance(answer, OpaqueMismatch):
+            self._opaque = answer.opaque
+        else:
+            self._opaque = new_opaque
+            self._downgraded_ms = self._machine.env.now_ms()
+        return answer
+
+    def maybe_compare_and_downgrade_since(
+        self, expected_opaque: bytes, new: tuple[bytes, Antichain]
+    ) -> CriticalDowngraded | OpaqueMismatch | None:
+        """As `compare_and_downgrade_since`, but None without a round trip when this handle moved its since less than
+        `lease.critical_downgrade_interval_ms` ago: for callers in a loop.
+        """
+        interval_ms = self._machine.settings.lease.critical_downgrade_interval_ms
+        if self._downgraded_ms is not None and self._machine.env.now_ms() - self._downgraded_ms < interval_ms:
+            return None
+        return self.compare_and_downgrade_since(expected_opaque, new)
+
+    def expire(self) -> bool:
+        """Let go of the hold for ever, for all processes; whether it existed. The shard's since stays where it is."""
+        existed, _ = self._machine.expire_critical_reader(self._critical_id)
+        return existed

@@ -1,0 +1,365 @@
+"""WriteHandle: appends to one shard (spec 9.3 to 9.6, 10.6).
+
+Owns what an append may be made of: bounds, shard, version, which parts become which runs, and what happens to the
+blobs of batches that were not appended. Performs no maintenance: it is handed back in `Appended`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from persist_engine.base.errors import (
+    BatchNotFromThisShard,
+    InvalidBatchBounds,
+    InvalidBounds,
+    InvalidRewrite,
+    InvalidUsage,
+    InvariantViolated,
+    Unavailable,
+)
+from persist_engine.base.version import check_readable
+from persist_engine.client.batch import Batch, BatchBuilder
+from persist_engine.codec.batch import decode_transmittable
+from persist_engine.codec.ingest import Updates
+from persist_engine.codec.schema import Schema
+from persist_engine.model import commands
+from persist_engine.model.batch import HollowBatch, Part, RunMeta
+from persist_engine.model.frontier import MINIMUM, Antichain, Description
+from persist_engine.model.ids import ShardId, WriterId
+from persist_engine.model.maintenance import Maintenance
+from persist_engine.model.state import SourceProgress
+from persist_engine.shard.applier import NO_MAINTENANCE
+from persist_engine.shard.machine import Machine
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The updates are part of the shard, whose upper was then `upper`. `maintenance`: what should be done soon."""
+
+    upper: Antichain
+    maintenance: Maintenance = NO_MAINTENANCE
+
+
+@dataclass(frozen=True, slots=True)
+class UpperMismatch:
+    """Nothing was appended: the shard's upper is `current`, not `expected`."""
+
+    current: Antichain
+    expected: Antichain
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressMismatch:
+    """Nothing was appended: the stored progress of the sink is `current`."""
+
+    current: SourceProgress | None
+
+
+AppendOutcome = Appended | UpperMismatch | ProgressMismatch
+
+
+class WriteHandle:
+    """Appends to one shard. Thread-safe: appends of one handle take turns. A context manager: leaving it expires the
+    handle.
+
+    The writer shows in the shard's state from its first append until `expire`, or until its lease lapses.
+    InvalidUsage is raised before anything is committed. Unavailable, only with `settings.retry.give_up_ms`: the
+    outcome is unknown, and the blobs are left alone.
+    """
+
+    def __init__(self, machine: Machine, schema: Schema, schema_id: int, *, purpose: str) -> None:
+        self._machine = machine
+        self._schema, self._schema_id = schema, schema_id
+        self._purpose = purpose
+        self._append_lock = threading.Lock()
+        self._upper = machine.state.trace.upper
+        self._registered = False
+        self._expired = False
+        self.writer_id = WriterId.from_bytes(machine.env.random_bytes(16))
+        """Who this is in the shard's state."""
+
+    # -- what it knows ------------------------------------------------------------------------------------------------
+
+    @property
+    def shard_id(self) -> ShardId:
+        """The shard."""
+        return self._machine.shard_id
+
+    @property
+    def schema(self) -> Schema:
+        """What keys and values look like."""
+        return self._schema
+
+    @property
+    def machine(self) -> Machine:
+        """The shard's machine, for those who perform the maintenance that appends hand back."""
+        return self._machine
+
+    @property
+    def upper(self) -> Antichain:
+        """The shard's upper as this handle last saw it; no round trip, never beyond the true one."""
+        return self._upper
+
+    def shared_upper(self) -> Antichain:
+        """The newest upper that this process knows; no round trip."""
+        self._upper = self._upper.join(self._machine.state.trace.upper)
+        return self._upper
+
+    def fetch_recent_upper(self) -> Antichain:
+        """The shard's upper, never below one acknowledged before the call. One round trip."""
+        self._upper = self._upper.join(self._machine.fetch_recent_upper())
+        return self._upper
+
+    def wait_for_upper_past(self, frontier: Antichain, timeout: float | None = None) -> bool:
+        """Wait until `frontier` is strictly before the shard's upper; false when `timeout` seconds passed first."""
+        past = self._machine.wait_for_upper_past(frontier, timeout)
+        self.shared_upper()
+        return past
+
+    # -- staging ------------------------------------------------------------------------------------------------------
+
+    def builder(self, lower: Antichain) -> BatchBuilder:
+        """Stage updates at or beyond `lower` bit by bit; `BatchBuilder.finish(upper)` makes the batch."""
+        self._check_open()
+        return BatchBuilder(self._machine, lower, schema=self._schema, schema_id=self._schema_id)
+
+    def batch(self, updates: Updates, *, lower: Antichain, upper: Antichain) -> Batch:
+        """Stage `updates` as a batch of [lower, upper), durable when this returns. Nothing is appended."""
+        self._check_open()
+        _check_bounds(lower, upper)
+        builder = BatchBuilder(self._machine, lower, schema=self._schema, schema_id=self._schema_id, upper=upper)
+        builder.add(updates)
+        return builder.finish(upper)
+
+    def batch_from_transmittable(self, data: bytes) -> Batch:
+        """The batch that `Batch.to_transmittable` sent. BatchNotFromThisShard, Incompatible, CorruptData."""
+        shard_id, version, hollow = decode_transmittable(data)
+        if shard_id != self.shard_id:
+            raise BatchNotFromThisShard(
+                f"batch of shard {shard_id} given to shard {self.shard_id}",
+                batch_shard=shard_id,
+                handle_shard=self.shard_id,
+            )
+        check_readable(version, f"transmitted batch {hollow.desc} of {shard_id}")
+        return Batch(self._machine, hollow, schema=self._schema, shard_id=shard_id, version=version)
+
+    # -- appending ----------------------------------------------------------------------------------------------------
+
+    def compare_and_append(
+        self,
+        updates: Updates,
+        *,
+        expected_upper: Antichain,
+        new_upper: Antichain,
+        progress: tuple[str, bytes] | None = None,
+        expected_progress: bytes | None = None,
+    ) -> AppendOutcome:
+        """Append `updates` with times in [expected_upper, new_upper) iff the shard's upper is `expected_upper`.
+        Exactly once or not at all; what was staged and not appended is deleted.
+
+        `progress` (sink id, token) is stored with the data, iff the token stored so far is `expected_progress`.
+        """
+        batch = self.batch(updates, lower=expected_upper, upper=new_upper)
+        try:
+            outcome = self.compare_and_append_batch(
+                [batch],
+                expected_upper=expected_upper,
+                new_upper=new_upper,
+                progress=progress,
+                expected_progress=expected_progress,
+            )
+        except InvalidUsage:
+            batch.delete()
+            raise
+        if not isinstance(outcome, Appended):
+            batch.delete()
+        return outcome
+
+    def append(self, updates: Updates, *, lower: Antichain, upper: Antichain) -> Appended | UpperMismatch:
+        """Append those of `updates` that are not yet written: for many writers of identical data. See
+        `append_batch`.
+        """
+        batch = self.batch(updates, lower=lower, upper=upper)
+        try:
+            return self.append_batch(batch, lower, upper)
+        except InvalidUsage:
+            batch.delete()
+            raise
+
+    def append_batch(self, batch: Batch, lower: Antichain, upper: Antichain) -> Appended | UpperMismatch:
+        """Append the part of `batch` that lies past the shard's upper, whatever others have written of [lower, upper).
+
+        Appended also when all of it was there already. UpperMismatch only when there is a gap before `lower`. Either
+        way the batch has come to its end: it is part of the shard or deleted.
+        """
+        while True:
+            outcome = self.compare_and_append_batch([batch], expected_upper=lower, new_upper=upper)
+            match outcome:
+                case Appended():
+                    return outcome
+                case UpperMismatch(current=current) if lower < current < upper:
+                    lower = current
+                case UpperMismatch(current=current):
+                    batch.delete()
+                    return Appended(upper=current) if upper <= current else outcome
+                case _:
+                    raise InvariantViolated(f"append without progress answered {outcome}")
+
+    def compare_and_append_batch(
+        self,
+        batches: Sequence[Batch],
+        *,
+        expected_upper: Antichain,
+        new_upper: Antichain,
+        progress: tuple[str, bytes] | None = None,
+        expected_progress: bytes | None = None,
+    ) -> AppendOutcome:
+        """Append all of `batches`, staged by anybody, in one step iff the shard's upper is `expected_upper`.
+
+        Every batch must cover [expected_upper, new_upper); its updates outside are left out. On Appended the batches
+        are spent, otherwise they stay as they are and belong to the caller. `progress` as in `compare_and_append`.
+        """
+        self._check_open()
+        _check_bounds(expected_upper, new_upper)
+        self._check_batches(batches, expected_upper, new_upper)
+        for last_try in (False, True):
+            hollow = _joined(batches, Description(expected_upper, new_upper, MINIMUM))
+            answer, maintenance = self._swap_in(hollow, new_upper, progress, expected_progress)
+            match answer:
+                case commands.Appended():
+                    for batch in batches:
+                        batch.mark_spent("appended")
+                    self._upper = self._upper.join(new_upper)
+                    return Appended(upper=new_upper, maintenance=maintenance)
+                case commands.UpperMismatch(current=current):
+                    self._upper = self._upper.join(current)
+                    return UpperMismatch(current=current, expected=expected_upper)
+                case commands.ProgressMismatch(current=stored):
+                    return ProgressMismatch(current=stored)
+                case commands.InlineBackpressure():
+                    if last_try:
+                        raise InvariantViolated(
+                            f"shard {self.shard_id} refuses inline parts of an append that has none"
+                        )
+                    self._machine.metrics.count("inline_backpressure")
+                    for batch in batches:
+                        batch.flush_inline_parts()
+        raise AssertionError("unreachable")
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def expire(self) -> None:
+        """Take the writer out of the shard's state, if it ever appended. Idempotent; the handle is of no use
+        afterwards.
+        """
+        if self._expired:
+            return
+        self._expired = True
+        if self._registered:
+            self._machine.expire_writer(self.writer_id)
+
+    def __enter__(self) -> WriteHandle:
+        return self
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        try:
+            self.expire()
+        except Unavailable as unavailable:
+            if error is None:
+                raise
+            # The lease will lapse by itself; what matters is the error under way.
+            _log.warning("could not expire writer %s: %s", self.writer_id, unavailable, extra={"shard": self.shard_id})
+
+    # -- private ------------------------------------------------------------------------------------------------------
+
+    def _swap_in(
+        self,
+        hollow: HollowBatch,
+        new_upper: Antichain,
+        progress: tuple[str, bytes] | None,
+        expected_progress: bytes | None,
+    ) -> tuple[commands.Answer, Maintenance]:
+        """One compare-and-append of this writer, after those of its other threads: see Machine.compare_and_append."""
+        with self._append_lock:
+            self._registered = True
+            return self._machine.compare_and_append(
+                hollow,
+                writer_id=self.writer_id,
+                purpose=self._purpose,
+                progress=None if progress is None else (progress[0], SourceProgress(progress[1], new_upper)),
+                expected_progress=expected_progress,
+            )
+
+    def _check_open(self) -> None:
+        if self._expired:
+            raise InvalidUsage(f"writer {self.writer_id} of shard {self.shard_id} has expired")
+
+    def _check_batches(self, batches: Sequence[Batch], lower: Antichain, upper: Antichain) -> None:
+        keys: set[str] = set()
+        for batch in batches:
+            batch.check_usable()
+            if batch.shard_id != self.shard_id:
+                raise BatchNotFromThisShard(
+                    f"batch of shard {batch.shard_id} given to shard {self.shard_id}",
+                    batch_shard=batch.shard_id,
+                    handle_shard=self.shard_id,
+                )
+            check_readable(batch.version, f"batch {batch.hollow.desc} of {batch.shard_id}")
+            for key in batch.hollow.blob_keys():
+                if key in keys:
+                    raise InvalidUsage(f"part {key} is appended twice in one call", key=key)
+                keys.add(key)
+        if len({id(batch) for batch in batches}) < len(batches):
+            raise InvalidUsage("a batch is appended twice in one call")
+        rewritten = any(part.ts_rewrite is not None for batch in batches for part in batch.hollow.parts)
+        for batch in batches:
+            _check_truncation(batch.hollow, lower, upper, rewritten=rewritten)
+
+
+def _check_bounds(lower: Antichain, upper: Antichain) -> None:
+    if lower.is_empty() or not lower <= upper:
+        raise InvalidBounds(f"upper {upper} is before lower {lower}", lower=lower, upper=upper)
+
+
+def _check_truncation(hollow: HollowBatch, lower: Antichain, upper: Antichain, *, rewritten: bool) -> None:
+    """Whether `hollow` may be registered under [lower, upper) (spec 10.6). With any rewrite in the call nothing is
+    cut off: a rewritten update that is cut could not be told from one that was never there.
+    """
+    desc = hollow.desc
+    if rewritten:
+        if upper != desc.upper:
+            raise InvalidRewrite(f"rewritten batch {desc} appended with upper {upper}")
+        for frontier in [part.ts_rewrite or desc.lower for part in hollow.parts]:
+            if not lower <= frontier:
+                raise InvalidRewrite(
+                    f"batch {desc} rewritten to {frontier}, before the lower {lower} it is appended with"
+                )
+    if not (desc.lower <= lower and upper <= desc.upper):
+        raise InvalidBatchBounds(
+            f"batch {desc} does not cover [{lower}, {upper})",
+            batch_lower=desc.lower,
+            batch_upper=desc.upper,
+            append_lower=lower,
+            append_upper=upper,
+        )
+
+
+def _joined(batches: Sequence[Batch], desc: Description) -> HollowBatch:
+    """The runs of all batches, in their order, under one description; those cut short by it are marked (spec 10.9)."""
+    parts: list[Part] = []
+    splits: list[int] = []
+    metas: list[RunMeta] = []
+    for batch in batches:
+        cut = (batch.lower, batch.upper) != (desc.lower, desc.upper)
+        for meta, run in batch.hollow.runs():
+            if parts:
+                splits.append(len(parts))
+            parts += run
+            metas.append(replace(meta, truncated=True) if cut else meta)
+    rows = sum(batch.rows for batch in batches)
+    return HollowBatch(desc=desc, rows=rows, parts=tuple(parts), run_splits=tuple(splits), run_metas=tuple(metas))

@@ -1,0 +1,201 @@
+"""Hollow batches and their pieces <-> protobuf, and batches on their way between processes.
+
+`*_to_pb` build messages; `*_from_pb` build values and raise InvariantViolated or InvalidUsage for what no encoder
+wrote: run them within `envelope.decoding`, which makes that CorruptData.
+"""
+
+from __future__ import annotations
+
+from persist_engine.base.errors import InvariantViolated, check
+from persist_engine.base.version import check_readable
+from persist_engine.codec.envelope import Kind, decoding, opened, sealed
+from persist_engine.model.batch import (
+    ColumnStats,
+    HollowBatch,
+    HollowPart,
+    InlinePart,
+    Part,
+    PartStats,
+    RunMeta,
+    RunOrder,
+)
+from persist_engine.model.frontier import Antichain, Description
+from persist_engine.model.ids import RunId, ShardId
+from persist_engine.pb import batch_pb2 as pb
+
+_ORDERS = {
+    RunOrder.UNORDERED: pb.RUN_ORDER_UNORDERED,
+    RunOrder.CODEC: pb.RUN_ORDER_CODEC,
+    RunOrder.STRUCTURED: pb.RUN_ORDER_STRUCTURED,
+}
+_ORDERS_BACK = {number: order for order, number in _ORDERS.items()}
+
+
+def encode_batch(batch: HollowBatch) -> bytes:
+    """A batch alone; what nothing but a shard's own messages carry."""
+    return sealed(Kind.BATCH, batch_to_pb(batch))
+
+
+def decode_batch(data: bytes, *, key: str = "batch") -> HollowBatch:
+    """Inverse of `encode_batch`; CorruptData or Incompatible naming `key`."""
+    message = opened(Kind.BATCH, data, pb.HollowBatch(), key)
+    with decoding("the batch", key):
+        return batch_from_pb(message)
+
+
+def encode_transmittable(shard_id: ShardId, version: str, batch: HollowBatch) -> bytes:
+    """A batch for another process: it says whose it is and which version of the code made it."""
+    message = pb.TransmittableBatch(shard_id=shard_id.to_bytes(), applier_version=version, batch=batch_to_pb(batch))
+    return sealed(Kind.TRANSMITTABLE_BATCH, message)
+
+
+def decode_transmittable(data: bytes, *, key: str = "transmittable batch") -> tuple[ShardId, str, HollowBatch]:
+    """(shard, version, batch); inverse of `encode_transmittable`. CorruptData or Incompatible (newer code) naming
+    `key`.
+    """
+    message = opened(Kind.TRANSMITTABLE_BATCH, data, pb.TransmittableBatch(), key)
+    check_readable(message.applier_version, key)
+    with decoding("the transmittable batch", key):
+        return ShardId.from_bytes(message.shard_id), message.applier_version, batch_from_pb(message.batch)
+
+
+def antichain_to_pb(frontier: Antichain) -> pb.Antichain:
+    return pb.Antichain(elements=frontier.elements)
+
+
+def antichain_from_pb(message: pb.Antichain) -> Antichain:
+    """At most one element; whether the message itself is there is the caller's to ask."""
+    check(len(message.elements) <= 1, f"a frontier of {len(message.elements)} times")
+    return Antichain(message.elements[0] if message.elements else None)
+
+
+def description_to_pb(desc: Description) -> pb.Description:
+    return pb.Description(
+        lower=antichain_to_pb(desc.lower), upper=antichain_to_pb(desc.upper), since=antichain_to_pb(desc.since)
+    )
+
+
+def description_from_pb(message: pb.Description) -> Description:
+    for name in ("lower", "upper", "since"):
+        check(message.HasField(name), f"a description without {name}")
+    return Description(*(antichain_from_pb(each) for each in (message.lower, message.upper, message.since)))
+
+
+def batch_to_pb(batch: HollowBatch) -> pb.HollowBatch:
+    return pb.HollowBatch(
+        desc=description_to_pb(batch.desc),
+        rows=batch.rows,
+        parts=[_part_to_pb(part) for part in batch.parts],
+        run_splits=batch.run_splits,
+        run_metas=[_run_to_pb(meta) for meta in batch.run_metas],
+    )
+
+
+def batch_from_pb(message: pb.HollowBatch) -> HollowBatch:
+    check(message.HasField("desc"), "a batch without a description")
+    return HollowBatch(
+        desc=description_from_pb(message.desc),
+        rows=message.rows,
+        parts=tuple(_part_from_pb(part) for part in message.parts),
+        run_splits=tuple(message.run_splits),
+        run_metas=tuple(_run_from_pb(meta) for meta in message.run_metas),
+    )
+
+
+def _part_to_pb(part: Part) -> pb.Part:
+    rewrite = None if part.ts_rewrite is None else antichain_to_pb(part.ts_rewrite)
+    if isinstance(part, InlinePart):
+        inline = pb.InlinePart(
+            data=part.data, rows=part.rows, diffs_sum=part.diffs_sum, ts_rewrite=rewrite, schema_id=part.schema_id
+        )
+        return pb.Part(inline=inline)
+    hollow = pb.HollowPart(
+        key=part.key,
+        size_bytes=part.size_bytes,
+        rows=part.rows,
+        diffs_sum=part.diffs_sum,
+        checksum=part.checksum,
+        key_lower=part.key_lower,
+        stats=None if part.stats is None else _stats_to_pb(part.stats),
+        ts_rewrite=rewrite,
+        schema_id=part.schema_id,
+        format=part.format,
+    )
+    return pb.Part(hollow=hollow)
+
+
+def _part_from_pb(message: pb.Part) -> Part:
+    which = message.WhichOneof("part")
+    if which == "inline":
+        inline = message.inline
+        return InlinePart(
+            data=inline.data,
+            rows=inline.rows,
+            diffs_sum=inline.diffs_sum if inline.HasField("diffs_sum") else None,
+            ts_rewrite=antichain_from_pb(inline.ts_rewrite) if inline.HasField("ts_rewrite") else None,
+            schema_id=inline.schema_id if inline.HasField("schema_id") else None,
+        )
+    check(which == "hollow", "a part that is neither hollow nor inline")
+    hollow = message.hollow
+    return HollowPart(
+        key=hollow.key,
+        size_bytes=hollow.size_bytes,
+        rows=hollow.rows,
+        diffs_sum=hollow.diffs_sum if hollow.HasField("diffs_sum") else None,
+        checksum=hollow.checksum,
+        key_lower=hollow.key_lower,
+        stats=_stats_from_pb(hollow.stats) if hollow.HasField("stats") else None,
+        ts_rewrite=antichain_from_pb(hollow.ts_rewrite) if hollow.HasField("ts_rewrite") else None,
+        schema_id=hollow.schema_id if hollow.HasField("schema_id") else None,
+        format=hollow.format,
+    )
+
+
+def _stats_to_pb(stats: PartStats) -> pb.PartStats:
+    columns = [
+        pb.ColumnStats(column=name, null_count=each.null_count, lower=each.lower, upper=each.upper)
+        for name, each in stats.columns
+    ]
+    return pb.PartStats(columns=columns, time_min=stats.time_min, time_max=stats.time_max)
+
+
+def _stats_from_pb(message: pb.PartStats) -> PartStats:
+    columns = tuple(
+        (
+            each.column,
+            ColumnStats(
+                each.null_count,
+                each.lower if each.HasField("lower") else None,
+                each.upper if each.HasField("upper") else None,
+            ),
+        )
+        for each in message.columns
+    )
+    return PartStats(
+        columns,
+        message.time_min if message.HasField("time_min") else None,
+        message.time_max if message.HasField("time_max") else None,
+    )
+
+
+def _run_to_pb(meta: RunMeta) -> pb.RunMeta:
+    return pb.RunMeta(
+        order=_ORDERS[meta.order],
+        run_id=None if meta.run_id is None else meta.run_id.to_bytes(),
+        schema_id=meta.schema_id,
+        rows=meta.rows,
+        truncated=meta.truncated,
+    )
+
+
+def _run_from_pb(message: pb.RunMeta) -> RunMeta:
+    order = _ORDERS_BACK.get(message.order)
+    if order is None:
+        raise InvariantViolated(f"unknown order of a run: {message.order}")
+    return RunMeta(
+        order=order,
+        run_id=RunId.from_bytes(message.run_id) if message.HasField("run_id") else None,
+        schema_id=message.schema_id if message.HasField("schema_id") else None,
+        rows=message.rows if message.HasField("rows") else None,
+        truncated=message.truncated,
+    )

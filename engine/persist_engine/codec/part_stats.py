@@ -1,0 +1,139 @@
+"""What is known of a part's rows without opening it: bounds and null counts of each field of key and val, and bounds
+of time.
+
+Bounds are conservative: every row lies within, or the bound is None (unknown). They are JSON texts: numbers and
+booleans as themselves, strings as strings, decimals and not finite floats as strings, binary as hexadecimal, dates as
+days and timestamps as microseconds since the epoch. `bound` reads one back. Fields that are structs have a null count
+only.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_engine.base.errors import CorruptData
+from persist_engine.codec.schema import Schema
+from persist_engine.model.batch import ColumnStats, PartStats
+
+#: Longer strings and binaries are cut: the lower bound to a prefix, the upper to the least text beyond all that begin
+#: so.
+_TEXT_MAX = 64
+#: Bytes that a column's entry costs besides its texts, about.
+_ENTRY_BYTES = 8
+_LAST_CODE_POINT = 0x10FFFF
+_SURROGATES = range(0xD800, 0xE000)
+
+
+def part_stats(table: pa.Table, schema: Schema, bytes_max: int) -> PartStats:
+    """Statistics of the rows, trimmed to about `bytes_max` bytes: the bounds of values go first, the widest first,
+    times never.
+    """
+    columns: list[tuple[str, ColumnStats]] = []
+    for side, fields in (("key", schema.key), ("val", schema.val)):
+        for field, column in zip(fields, table.column(side).flatten(), strict=True):
+            columns.append((f"{side}.{field.name}", _column_stats(column)))
+    times = pc.min_max(table.column("time")).as_py()
+    return PartStats(_trimmed(columns, bytes_max), times["min"], times["max"])
+
+
+def bound(text: str, data_type: pa.DataType) -> pa.Scalar:
+    """A bound as a scalar of the column's type; CorruptData when the text is not one."""
+    try:
+        return _scalar(json.loads(text), data_type)
+    except (ValueError, TypeError, ArithmeticError, pa.ArrowException) as error:
+        raise CorruptData(f"statistics: {text!r} is no bound of type {data_type}: {error}", key="stats") from error
+
+
+def _scalar(value: Any, data_type: pa.DataType) -> pa.Scalar:
+    if pa.types.is_decimal(data_type):
+        return pa.scalar(Decimal(value), data_type)
+    if pa.types.is_floating(data_type):
+        return pa.scalar(float(value), data_type)
+    if pa.types.is_binary(data_type):
+        return pa.scalar(bytes.fromhex(value), data_type)
+    if pa.types.is_timestamp(data_type):
+        return pa.scalar(value, pa.int64()).cast(data_type)
+    if pa.types.is_date32(data_type):
+        return pa.scalar(value, pa.int32()).cast(data_type)
+    return pa.scalar(value, data_type)
+
+
+def _column_stats(column: pa.ChunkedArray) -> ColumnStats:
+    unknown = ColumnStats(column.null_count, None, None)
+    if pa.types.is_struct(column.type) or column.null_count == len(column):
+        return unknown
+    bounds = pc.min_max(column)
+    least, greatest = bounds["min"], bounds["max"]
+    if pa.types.is_floating(column.type):
+        has_nan = bool(pc.any(pc.is_nan(column)).as_py())
+        return ColumnStats(column.null_count, _float_text(least), None if has_nan else _float_text(greatest))
+    if pa.types.is_string(column.type):
+        return ColumnStats(column.null_count, json.dumps(least.as_py()[:_TEXT_MAX]), _beyond_text(greatest.as_py()))
+    if pa.types.is_binary(column.type):
+        return ColumnStats(
+            column.null_count, json.dumps(least.as_py()[:_TEXT_MAX].hex()), _beyond_binary(greatest.as_py())
+        )
+    return ColumnStats(column.null_count, _text(least), _text(greatest))
+
+
+def _text(scalar: pa.Scalar) -> str:
+    if pa.types.is_temporal(scalar.type):
+        return json.dumps(scalar.value)
+    value = scalar.as_py()
+    return json.dumps(str(value) if isinstance(value, Decimal) else value)
+
+
+def _float_text(scalar: pa.Scalar) -> str | None:
+    value = scalar.as_py()
+    if value is None or math.isnan(value):
+        return None
+    return json.dumps(value + 0.0 if math.isfinite(value) else str(value))
+
+
+def _beyond_text(text: str) -> str | None:
+    """JSON of `text`, or, when it is long, of the least text that is beyond everything beginning as it does."""
+    if len(text) <= _TEXT_MAX:
+        return json.dumps(text)
+    head = text[:_TEXT_MAX]
+    while head:
+        code = ord(head[-1]) + 1
+        if code in _SURROGATES:
+            code = _SURROGATES.stop
+        if code <= _LAST_CODE_POINT:
+            return json.dumps(head[:-1] + chr(code))
+        head = head[:-1]
+    return None
+
+
+def _beyond_binary(raw: bytes) -> str | None:
+    if len(raw) <= _TEXT_MAX:
+        return json.dumps(raw.hex())
+    head = raw[:_TEXT_MAX].rstrip(b"\xff")
+    return json.dumps((head[:-1] + bytes([head[-1] + 1])).hex()) if head else None
+
+
+def _trimmed(columns: list[tuple[str, ColumnStats]], bytes_max: int) -> tuple[tuple[str, ColumnStats], ...]:
+    """Bounds are dropped (null counts last) until the estimate fits. Keys are what readers skip by: values go first."""
+    kept = dict(columns)
+    size = sum(_size(name, stats) for name, stats in columns)
+    for name, stats in sorted(columns, key=lambda item: (item[0].startswith("key."), -_size(*item))):
+        if size <= bytes_max:
+            break
+        bare = ColumnStats(stats.null_count, None, None)
+        size -= _size(name, stats) - _size(name, bare)
+        kept[name] = bare
+    for name, _ in reversed(columns):
+        if size <= bytes_max:
+            break
+        size -= _size(name, kept.pop(name))
+    return tuple(kept.items())
+
+
+def _size(name: str, stats: ColumnStats) -> int:
+    return len(name.encode()) + _ENTRY_BYTES + sum(len(text) for text in (stats.lower, stats.upper) if text is not None)

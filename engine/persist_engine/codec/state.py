@@ -1,0 +1,189 @@
+"""Rollups: the whole state of a shard <-> bytes (spec 2.1, 2.6, 2.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from persist_engine.base.errors import check
+from persist_engine.base.version import check_readable
+from persist_engine.base.versioned import SeqNo, VersionedData
+from persist_engine.codec import records
+from persist_engine.codec.batch import antichain_from_pb, antichain_to_pb, batch_from_pb, batch_to_pb
+from persist_engine.codec.envelope import Kind, decoding, opened, sealed
+from persist_engine.model.flat_trace import FlatTrace
+from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId, WriterId
+from persist_engine.model.shared_map import SharedMap
+from persist_engine.model.state import CodecNames, ShardState
+from persist_engine.model.trace import Trace
+from persist_engine.pb import state_pb2 as pb
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Rollup:
+    """A full copy of state at `state.seqno`.
+
+    `diffs` are the encoded diffs of the seqnos after the previous rollup, up to and with this one's, so that audits
+    see which blobs came and went; none in a shard's first rollup. Invariant: their seqnos follow one another and end
+    at the state's.
+    """
+
+    state: ShardState
+    diffs: tuple[VersionedData, ...] = ()
+
+
+def encode_rollup(rollup: Rollup) -> bytes:
+    """The rollup's bytes; equal rollups give equal bytes. InvariantViolated when the diffs are not those that lead to
+    the state.
+    """
+    _check_diffs(rollup)
+    message = pb.Rollup(
+        state=state_to_pb(rollup.state),
+        diffs=[pb.VersionedData(seqno=diff.seqno, data=diff.data) for diff in rollup.diffs],
+    )
+    return sealed(Kind.ROLLUP, message)
+
+
+def decode_rollup(data: bytes, *, key: str) -> Rollup:
+    """Inverse of `encode_rollup`. CorruptData or Incompatible (format or writing code too new) naming `key`."""
+    message = opened(Kind.ROLLUP, data, pb.Rollup(), key)
+    check_readable(message.state.applier_version, key)
+    with decoding("the rollup", key):
+        records.need(message, "state")
+        diffs = tuple(VersionedData(SeqNo(diff.seqno), diff.data) for diff in message.diffs)
+        rollup = Rollup(state_from_pb(message.state), diffs)
+        _check_diffs(rollup)
+        return rollup
+
+
+def _check_diffs(rollup: Rollup) -> None:
+    last = rollup.state.seqno - len(rollup.diffs)
+    for diff in rollup.diffs:
+        last += 1
+        check(diff.seqno == last, f"diff {diff.seqno} in a rollup of {rollup.state.seqno} where v{last} belongs")
+
+
+def state_to_pb(state: ShardState) -> pb.ShardState:
+    claim = records.claim_to_pb
+    return pb.ShardState(
+        applier_version=state.applier_version,
+        shard_id=state.shard_id.to_bytes(),
+        codecs=pb.CodecNames(
+            key=state.codecs.key, val=state.codecs.val, time=state.codecs.time, diff=state.codecs.diff
+        ),
+        seqno=state.seqno,
+        walltime_ms=state.walltime_ms,
+        hostname=state.hostname,
+        last_gc_req=state.last_gc_req,
+        active_rollup=None if state.active_rollup is None else claim(state.active_rollup),
+        active_gc=None if state.active_gc is None else claim(state.active_gc),
+        rollups=[
+            pb.RollupEntry(seqno=seqno, rollup=records.rollup_to_pb(rollup)) for seqno, rollup in state.rollups.items()
+        ],
+        leased_readers=[
+            pb.LeasedReaderEntry(id=key.to_bytes(), reader=records.leased_reader_to_pb(reader))
+            for key, reader in state.leased_readers.items()
+        ],
+        critical_readers=[
+            pb.CriticalReaderEntry(id=key.to_bytes(), reader=records.critical_reader_to_pb(reader))
+            for key, reader in state.critical_readers.items()
+        ],
+        writers=[
+            pb.WriterEntry(id=key.to_bytes(), writer=records.writer_to_pb(writer))
+            for key, writer in state.writers.items()
+        ],
+        schemas=[pb.SchemaEntry(id=key, schema=records.schema_to_pb(schema)) for key, schema in state.schemas.items()],
+        progress=[
+            pb.ProgressEntry(sink_id=key, progress=records.progress_to_pb(progress))
+            for key, progress in state.progress.items()
+        ],
+        trace=flat_trace_to_pb(state.trace.flatten()),
+    )
+
+
+def state_from_pb(message: pb.ShardState) -> ShardState:
+    records.need(message, "codecs", "trace")
+    codecs = message.codecs
+    return ShardState(
+        applier_version=message.applier_version,
+        shard_id=ShardId.from_bytes(message.shard_id),
+        codecs=CodecNames(codecs.key, codecs.val, codecs.time, codecs.diff),
+        seqno=SeqNo(message.seqno),
+        walltime_ms=message.walltime_ms,
+        hostname=message.hostname,
+        last_gc_req=SeqNo(message.last_gc_req),
+        active_rollup=records.claim_from_pb(message.active_rollup) if message.HasField("active_rollup") else None,
+        active_gc=records.claim_from_pb(message.active_gc) if message.HasField("active_gc") else None,
+        rollups=_shared(message.rollups, lambda each: SeqNo(each.seqno), "rollup", records.rollup_from_pb),
+        leased_readers=_shared(
+            message.leased_readers, lambda e: LeasedReaderId.from_bytes(e.id), "reader", records.leased_reader_from_pb
+        ),
+        critical_readers=_shared(
+            message.critical_readers,
+            lambda e: CriticalReaderId.from_bytes(e.id),
+            "reader",
+            records.critical_reader_from_pb,
+        ),
+        writers=_shared(message.writers, lambda e: WriterId.from_bytes(e.id), "writer", records.writer_from_pb),
+        schemas=_shared(message.schemas, lambda each: int(each.id), "schema", records.schema_from_pb),
+        progress=_shared(message.progress, lambda each: str(each.sink_id), "progress", records.progress_from_pb),
+        trace=Trace.unflatten(flat_trace_from_pb(message.trace)),
+    )
+
+
+def flat_trace_to_pb(flat: FlatTrace) -> pb.FlatTrace:
+    spine_id = records.spine_id_to_pb
+    return pb.FlatTrace(
+        since=antichain_to_pb(flat.since),
+        legacy_batches=[batch_to_pb(batch) for batch in flat.legacy_batches],
+        hollow_batches=[
+            pb.HollowBatchEntry(id=spine_id(key), batch=batch_to_pb(flat.hollow_batches[key]))
+            for key in sorted(flat.hollow_batches)
+        ],
+        spine_batches=[
+            pb.SpineBatchEntry(id=spine_id(key), batch=records.spine_batch_to_pb(flat.spine_batches[key]))
+            for key in sorted(flat.spine_batches)
+        ],
+        merges=[
+            pb.MergeEntry(id=spine_id(key), merge=records.merge_to_pb(flat.merges[key])) for key in sorted(flat.merges)
+        ],
+    )
+
+
+def flat_trace_from_pb(message: pb.FlatTrace) -> FlatTrace:
+    records.need(message, "since")
+    return FlatTrace(
+        since=antichain_from_pb(message.since),
+        legacy_batches=tuple(batch_from_pb(batch) for batch in message.legacy_batches),
+        hollow_batches=_entries(message.hollow_batches, _spine_id, "batch", batch_from_pb),
+        spine_batches=_entries(message.spine_batches, _spine_id, "batch", records.spine_batch_from_pb),
+        merges=_entries(message.merges, _spine_id, "merge", records.merge_from_pb),
+    )
+
+
+def _spine_id(entry: Any) -> Any:
+    records.need(entry, "id")
+    return records.spine_id_from_pb(entry.id)
+
+
+def _shared(
+    entries: Iterable[Any], key_of: Callable[[Any], K], field: str, value_of: Callable[[Any], V]
+) -> SharedMap[K, V]:
+    return SharedMap(_entries(entries, key_of, field, value_of))
+
+
+def _entries(
+    entries: Iterable[Any], key_of: Callable[[Any], K], field: str, value_of: Callable[[Any], V]
+) -> dict[K, V]:
+    """Entries as a mapping; InvariantViolated for a key that comes twice and for an entry without its value."""
+    out: dict[K, V] = {}
+    for entry in entries:
+        records.need(entry, field)
+        key = key_of(entry)
+        check(key not in out, f"{key} comes twice")
+        out[key] = value_of(getattr(entry, field))
+    return out

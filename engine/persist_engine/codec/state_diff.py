@@ -1,0 +1,220 @@
+"""State diffs <-> bytes, in columns (spec 8.3): fields, types, slice lengths and one buffer of slices.
+
+A reader that looks for one field walks three small arrays and touches only the slices it wants. Each slice is itself
+a protobuf message; a unit key (or value) is zero bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import Message
+
+from persist_engine.base.errors import check
+from persist_engine.base.version import check_readable
+from persist_engine.base.versioned import SeqNo
+from persist_engine.codec import records
+from persist_engine.codec.batch import antichain_from_pb, antichain_to_pb, batch_from_pb, batch_to_pb
+from persist_engine.codec.envelope import Kind, decoding, opened, sealed
+from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, WriterId
+from persist_engine.model.state_diff import Delete, FieldDiff, Insert, StateDiff, Update
+from persist_engine.pb import batch_pb2, diff_pb2, state_pb2
+
+#: Slices that follow the key: to; from and to; from.
+_SLICES = {diff_pb2.DIFF_TYPE_INSERT: 2, diff_pb2.DIFF_TYPE_UPDATE: 3, diff_pb2.DIFF_TYPE_DELETE: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """How one key or value becomes a slice and back."""
+
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+
+
+def _message(make: type[Message], to_pb: Callable[[Any], Message], from_pb: Callable[[Any], Any]) -> _Slice:
+    def decode(raw: bytes) -> Any:
+        message = make()
+        message.ParseFromString(raw)
+        return from_pb(message)
+
+    return _Slice(lambda value: to_pb(value).SerializeToString(deterministic=True), decode)
+
+
+def _decode_unit(raw: bytes) -> None:
+    check(not raw, f"{len(raw)} bytes where a unit stands")
+
+
+def _id(kind: Any) -> _Slice:
+    return _message(
+        diff_pb2.Id, lambda value: diff_pb2.Id(value=value.to_bytes()), lambda message: kind.from_bytes(message.value)
+    )
+
+
+def _u64(kind: Callable[[int], Any]) -> _Slice:
+    return _message(diff_pb2.U64, lambda value: diff_pb2.U64(value=value), lambda message: kind(message.value))
+
+
+_UNIT = _Slice(lambda _: b"", _decode_unit)
+_TEXT = _message(diff_pb2.Text, lambda value: diff_pb2.Text(value=value), lambda message: str(message.value))
+_SEQNO = _u64(SeqNo)
+_CLAIM = _message(state_pb2.Claim, records.claim_to_pb, records.claim_from_pb)
+_SPINE_ID = _message(state_pb2.SpineId, records.spine_id_to_pb, records.spine_id_from_pb)
+_BATCH = _message(batch_pb2.HollowBatch, batch_to_pb, batch_from_pb)
+
+#: Every collection of StateDiff: its name there, its number, how its keys and its values are sliced. In the order
+#: they are written.
+_FIELDS: tuple[tuple[str, diff_pb2.StateField, _Slice, _Slice], ...] = (
+    ("hostname", diff_pb2.STATE_FIELD_HOSTNAME, _UNIT, _TEXT),
+    ("last_gc_req", diff_pb2.STATE_FIELD_LAST_GC_REQ, _UNIT, _SEQNO),
+    ("active_rollup", diff_pb2.STATE_FIELD_ACTIVE_ROLLUP, _UNIT, _CLAIM),
+    ("active_gc", diff_pb2.STATE_FIELD_ACTIVE_GC, _UNIT, _CLAIM),
+    (
+        "rollups",
+        diff_pb2.STATE_FIELD_ROLLUPS,
+        _SEQNO,
+        _message(state_pb2.HollowRollup, records.rollup_to_pb, records.rollup_from_pb),
+    ),
+    (
+        "leased_readers",
+        diff_pb2.STATE_FIELD_LEASED_READERS,
+        _id(LeasedReaderId),
+        _message(state_pb2.LeasedReader, records.leased_reader_to_pb, records.leased_reader_from_pb),
+    ),
+    (
+        "critical_readers",
+        diff_pb2.STATE_FIELD_CRITICAL_READERS,
+        _id(CriticalReaderId),
+        _message(state_pb2.CriticalReader, records.critical_reader_to_pb, records.critical_reader_from_pb),
+    ),
+    (
+        "writers",
+        diff_pb2.STATE_FIELD_WRITERS,
+        _id(WriterId),
+        _message(state_pb2.Writer, records.writer_to_pb, records.writer_from_pb),
+    ),
+    (
+        "schemas",
+        diff_pb2.STATE_FIELD_SCHEMAS,
+        _u64(int),
+        _message(state_pb2.SchemaPair, records.schema_to_pb, records.schema_from_pb),
+    ),
+    (
+        "progress",
+        diff_pb2.STATE_FIELD_PROGRESS,
+        _TEXT,
+        _message(state_pb2.SourceProgress, records.progress_to_pb, records.progress_from_pb),
+    ),
+    ("since", diff_pb2.STATE_FIELD_SINCE, _UNIT, _message(batch_pb2.Antichain, antichain_to_pb, antichain_from_pb)),
+    ("legacy_batches", diff_pb2.STATE_FIELD_LEGACY_BATCHES, _BATCH, _UNIT),
+    ("hollow_batches", diff_pb2.STATE_FIELD_HOLLOW_BATCHES, _SPINE_ID, _BATCH),
+    (
+        "spine_batches",
+        diff_pb2.STATE_FIELD_SPINE_BATCHES,
+        _SPINE_ID,
+        _message(state_pb2.ThinSpineBatch, records.spine_batch_to_pb, records.spine_batch_from_pb),
+    ),
+    (
+        "merges",
+        diff_pb2.STATE_FIELD_MERGES,
+        _SPINE_ID,
+        _message(state_pb2.ThinMerge, records.merge_to_pb, records.merge_from_pb),
+    ),
+)
+_BY_NUMBER = {number: (name, key, value) for name, number, key, value in _FIELDS}
+
+
+def encode_state_diff(diff: StateDiff) -> bytes:
+    """The diff's bytes; equal diffs give equal bytes."""
+    columns = diff_pb2.FieldDiffs()
+    slices: list[bytes] = []
+    for name, number, key, value in _FIELDS:
+        for change in getattr(diff, name):
+            kind, values = _sides(change)
+            columns.fields.append(number)
+            columns.types.append(kind)
+            slices.append(key.encode(change.key))
+            slices.extend(value.encode(each) for each in values)
+    columns.lens.extend(map(len, slices))
+    columns.data = b"".join(slices)
+    message = diff_pb2.StateDiff(
+        applier_version=diff.applier_version,
+        seqno_from=diff.seqno_from,
+        seqno_to=diff.seqno_to,
+        latest_rollup_key=diff.latest_rollup_key,
+        field_diffs=columns,
+        walltime_ms=diff.walltime_ms,
+    )
+    return sealed(Kind.STATE_DIFF, message)
+
+
+def decode_state_diff(data: bytes, *, key: str) -> StateDiff:
+    """Inverse of `encode_state_diff`. CorruptData (also for columns that do not fit together) or Incompatible, naming
+    `key`.
+    """
+    message = opened(Kind.STATE_DIFF, data, diff_pb2.StateDiff(), key)
+    check_readable(message.applier_version, key)
+    with decoding("the state diff", key):
+        records.need(message, "field_diffs")
+        validate(message.field_diffs)
+        return StateDiff(
+            applier_version=message.applier_version,
+            seqno_from=SeqNo(message.seqno_from),
+            seqno_to=SeqNo(message.seqno_to),
+            walltime_ms=message.walltime_ms,
+            latest_rollup_key=message.latest_rollup_key,
+            **_collections(message.field_diffs),
+        )
+
+
+def validate(columns: diff_pb2.FieldDiffs) -> None:
+    """InvariantViolated unless the columns fit together: as many types as fields, all known, as many slices as the
+    types need, as many bytes as the slices have.
+    """
+    check(
+        len(columns.fields) == len(columns.types),
+        f"{len(columns.fields)} fields for {len(columns.types)} types of change",
+    )
+    for field in columns.fields:
+        check(field in _BY_NUMBER, f"unknown field {field}")
+    for kind in columns.types:
+        check(kind in _SLICES, f"unknown type of change {kind}")
+    slices = sum(_SLICES[kind] for kind in columns.types)
+    check(slices == len(columns.lens), f"{len(columns.lens)} slices where {slices} belong")
+    total = sum(columns.lens)
+    check(total == len(columns.data), f"{len(columns.data)} bytes where slices add up to {total}")
+
+
+def _sides(change: FieldDiff[Any, Any]) -> tuple[diff_pb2.DiffType, tuple[Any, ...]]:
+    match change:
+        case Insert(to=to):
+            return diff_pb2.DIFF_TYPE_INSERT, (to,)
+        case Update(old=old, to=to):
+            return diff_pb2.DIFF_TYPE_UPDATE, (old, to)
+        case Delete(old=old):
+            return diff_pb2.DIFF_TYPE_DELETE, (old,)
+
+
+def _collections(columns: diff_pb2.FieldDiffs) -> dict[str, tuple[FieldDiff[Any, Any], ...]]:
+    out: dict[str, list[FieldDiff[Any, Any]]] = {}
+    data, at = columns.data, 0
+    lens = iter(columns.lens)
+    for field, kind in zip(columns.fields, columns.types, strict=True):
+        name, key, value = _BY_NUMBER[field]
+        slices: list[bytes] = []
+        for _ in range(_SLICES[kind]):
+            end = at + next(lens)
+            slices.append(data[at:end])
+            at = end
+        out.setdefault(name, []).append(_change(kind, key.decode(slices[0]), [value.decode(raw) for raw in slices[1:]]))
+    return {name: tuple(changes) for name, changes in out.items()}
+
+
+def _change(kind: int, key: Any, values: list[Any]) -> FieldDiff[Any, Any]:
+    if kind == diff_pb2.DIFF_TYPE_INSERT:
+        return Insert(key, values[0])
+    if kind == diff_pb2.DIFF_TYPE_DELETE:
+        return Delete(key, values[0])
+    return Update(key, values[0], values[1])

@@ -1,0 +1,101 @@
+"""Writing and deleting the parts of batches: one table of updates becomes one blob, or a few bytes inside state.
+
+Owns the order in which a part comes to be: bytes first, blob next, descriptor last; a crash in between leaks a blob and
+loses nothing. Knows nothing of bounds or of how updates are cut into parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+import pyarrow as pa
+
+from persist_engine.base.env import Env
+from persist_engine.base.metrics import Metrics
+from persist_engine.base.settings import Settings
+from persist_engine.base.version import APPLIER_VERSION
+from persist_engine.codec.checksum import checksum
+from persist_engine.codec.keys import blob_key, part_key
+from persist_engine.codec.order import key_lower
+from persist_engine.codec.part import decode_part, encode_part
+from persist_engine.codec.part_stats import part_stats
+from persist_engine.codec.schema import Schema
+from persist_engine.codec.updates import diffs_sum
+from persist_engine.model.batch import HollowPart, InlinePart, Part
+from persist_engine.model.frontier import Description
+from persist_engine.model.ids import PartId, ShardId
+from persist_engine.shard.retry import Retry
+from persist_engine.storage.blob import Blob
+
+
+class PartStore(Protocol):
+    """What staging parts needs of a shard: its blobs, never its state. A Machine is one; a process that must not touch
+    consensus (a Spark executor) brings its own.
+    """
+
+    @property
+    def shard_id(self) -> ShardId: ...
+
+    @property
+    def blob(self) -> Blob: ...
+
+    @property
+    def retry(self) -> Retry: ...
+
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def env(self) -> Env: ...
+
+    @property
+    def metrics(self) -> Metrics: ...
+
+
+def write_part(
+    store: PartStore, table: pa.Table, *, desc: Description, schema: Schema, schema_id: int, inline_bytes_max: int
+) -> Part:
+    """Encode `table` (at least one row) under `desc`; durable when it returns.
+
+    Inline when the encoded part is smaller than `inline_bytes_max` (0: never), else a blob under a fresh key.
+    """
+    data = encode_part(table, desc=desc, schema=schema)
+    store.metrics.count("part_written", kind="inline" if len(data) < inline_bytes_max else "blob")
+    store.metrics.count("part_written_bytes", len(data))
+    if len(data) < inline_bytes_max:
+        return InlinePart(data=data, rows=table.num_rows, diffs_sum=diffs_sum(table), schema_id=schema_id)
+    return _set_blob(store, data, table, schema=schema, schema_id=schema_id)
+
+
+def flush_inline(store: PartStore, part: InlinePart, *, schema: Schema) -> HollowPart:
+    """The same updates as a blob, under a fresh key: same bytes, rewrite and schema."""
+    table = decode_part(part.data, key="inline part", schema=schema).table
+    hollow = _set_blob(store, part.data, table, schema=schema, schema_id=part.schema_id)
+    return replace(hollow, ts_rewrite=part.ts_rewrite)
+
+
+def delete_parts(store: PartStore, parts: Iterable[Part]) -> None:
+    """Delete the blobs of parts that no state names or ever will. Idempotent."""
+    for part in parts:
+        if isinstance(part, HollowPart):
+            key = blob_key(store.shard_id, part.key)
+            store.retry.external("delete part", partial(store.blob.delete, key), shard=store.shard_id)
+
+
+def _set_blob(store: PartStore, data: bytes, table: pa.Table, *, schema: Schema, schema_id: int | None) -> HollowPart:
+    key = part_key(APPLIER_VERSION, PartId.from_bytes(store.env.random_bytes(16)))
+    whole_key = blob_key(store.shard_id, key)
+    store.retry.external("set part", lambda: store.blob.set(whole_key, data), shard=store.shard_id)
+    return HollowPart(
+        key=key,
+        size_bytes=len(data),
+        rows=table.num_rows,
+        diffs_sum=diffs_sum(table),
+        checksum=checksum(data),
+        key_lower=key_lower(table),
+        stats=part_stats(table, schema, store.settings.batch.stats_bytes_max),
+        schema_id=schema_id,
+    )

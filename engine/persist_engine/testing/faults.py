@@ -1,0 +1,177 @@
+"""Blob and Consensus that fail on purpose: per call two independent decisions, does it happen and is it answered.
+
+| happens | answered | the caller sees | the store |
+|---|---|---|---|
+| yes | yes | the answer | changed |
+| yes | no | Indeterminate | changed |
+| no | no | Indeterminate | unchanged |
+| no | yes | Determinate | unchanged |
+
+Decisions come from a seed, or from a script (`fail_next`), and can be switched while in use. Misuse is the caller's and
+always answered.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from persist_engine.base.env import SeededEnv
+from persist_engine.base.errors import Determinate, Indeterminate
+from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
+from persist_engine.storage.blob import Blob, BlobInfo
+from persist_engine.storage.consensus import Consensus
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scripted:
+    happened: bool
+    answered: bool
+    matching: str
+
+
+class Faults:
+    """What decides. One may serve several wrappers. Thread-safe; deterministic as far as the order of calls is."""
+
+    def __init__(self, seed: int = 0, *, happens: float = 1.0, answers: float = 1.0) -> None:
+        self._env = SeededEnv(seed)
+        self._lock = threading.Lock()
+        self._scripts: dict[str, deque[_Scripted]] = {}
+        self._happens = happens
+        self._answers = answers
+        self._injected = 0
+
+    @property
+    def injected(self) -> int:
+        """How many calls were made to fail so far."""
+        with self._lock:
+            return self._injected
+
+    def set_rates(self, *, happens: float, answers: float) -> None:
+        """From now on a call happens, and is answered, with these probabilities."""
+        with self._lock:
+            self._happens, self._answers = happens, answers
+
+    def heal(self) -> None:
+        """No more faults, and the scripts are dropped."""
+        with self._lock:
+            self._happens = self._answers = 1.0
+            self._scripts.clear()
+
+    def break_down(self) -> None:
+        """Nothing happens any more and nothing is answered."""
+        self.set_rates(happens=0.0, answers=0.0)
+
+    def fail_next(
+        self, verb: str, *, happened: bool, answered: bool = False, matching: str = "", times: int = 1
+    ) -> None:
+        """The next `times` calls of `verb` whose key contains `matching` end this way, whatever the rates."""
+        with self._lock:
+            scripts = self._scripts.setdefault(verb, deque())
+            scripts.extend([_Scripted(happened=happened, answered=answered, matching=matching)] * times)
+
+    def call(self, verb: str, key: str, address: str, run: Callable[[], T]) -> T:
+        """Run, or not, and answer, or not."""
+        happens, answers = self._decide(verb, key)
+        if happens:
+            answer = run()
+            if answers:
+                return answer
+        where = f"{verb} {key} at {address}"
+        if answers:
+            raise Determinate(f"{where}: injected refusal", key=key)
+        raise Indeterminate(f"{where}: injected time-out", key=key)
+
+    def _decide(self, verb: str, key: str) -> tuple[bool, bool]:
+        with self._lock:
+            for scripted in self._scripts.get(verb, ()):
+                if scripted.matching in key:
+                    self._scripts[verb].remove(scripted)
+                    decision = scripted.happened, scripted.answered
+                    break
+            else:
+                # Both coins are flipped always, so that switching one rate does not shift the other's draws.
+                decision = self._env.uniform(0, 1) < self._happens, self._env.uniform(0, 1) < self._answers
+            self._injected += decision != (True, True)
+            return decision
+
+
+class FaultyBlob:
+    """Blob under `faults`. A listing is decided on and taken as a whole."""
+
+    def __init__(self, inner: Blob, faults: Faults) -> None:
+        self._inner = inner
+        self._faults = faults
+
+    def get(self, key: str) -> bytes | None:
+        """See Blob."""
+        return self._faults.call("get", key, self.address(), lambda: self._inner.get(key))
+
+    def set(self, key: str, value: bytes) -> None:
+        """See Blob."""
+        self._faults.call("set", key, self.address(), lambda: self._inner.set(key, value))
+
+    def delete(self, key: str) -> int | None:
+        """See Blob."""
+        return self._faults.call("delete", key, self.address(), lambda: self._inner.delete(key))
+
+    def list_prefix(self, prefix: str) -> Iterator[BlobInfo]:
+        """See Blob."""
+        return iter(
+            self._faults.call("list_prefix", prefix, self.address(), lambda: list(self._inner.list_prefix(prefix)))
+        )
+
+    def restore(self, key: str) -> None:
+        """See Blob."""
+        self._faults.call("restore", key, self.address(), lambda: self._inner.restore(key))
+
+    def address(self) -> str:
+        """See Blob."""
+        return self._inner.address()
+
+    def close(self) -> None:
+        """See Blob."""
+        self._inner.close()
+
+
+class FaultyConsensus:
+    """Consensus under `faults`. A listing is decided on and taken as a whole."""
+
+    def __init__(self, inner: Consensus, faults: Faults) -> None:
+        self._inner = inner
+        self._faults = faults
+
+    def head(self, key: str) -> VersionedData | None:
+        """See Consensus."""
+        return self._faults.call("head", key, self.address(), lambda: self._inner.head(key))
+
+    def compare_and_set(self, key: str, expected: SeqNo | None, new: VersionedData) -> CasResult:
+        """See Consensus."""
+        return self._faults.call(
+            "compare_and_set", key, self.address(), lambda: self._inner.compare_and_set(key, expected, new)
+        )
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:
+        """See Consensus."""
+        return self._faults.call("scan", key, self.address(), lambda: self._inner.scan(key, from_seqno, limit))
+
+    def truncate(self, key: str, seqno: SeqNo) -> int:
+        """See Consensus."""
+        return self._faults.call("truncate", key, self.address(), lambda: self._inner.truncate(key, seqno))
+
+    def list_keys(self) -> Iterator[str]:
+        """See Consensus."""
+        return iter(self._faults.call("list_keys", "", self.address(), lambda: list(self._inner.list_keys())))
+
+    def address(self) -> str:
+        """See Consensus."""
+        return self._inner.address()
+
+    def close(self) -> None:
+        """See Consensus."""
+        self._inner.close()

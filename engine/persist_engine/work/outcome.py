@@ -1,0 +1,114 @@
+"""What came of a piece of maintenance: one frozen value for each kind, and the flat report that pods and operators
+read.
+
+Not errors: SKIPPED (nothing was due) and CONFLICT (somebody else was faster; what we wrote was removed again) are
+normal ends.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from persist_engine.base.versioned import SeqNo
+from persist_engine.model.flat_trace import SpineId
+from persist_engine.model.ids import ShardId
+from persist_engine.model.maintenance import Maintenance
+from persist_engine.shard.applier import NO_MAINTENANCE
+
+
+class Ending(enum.StrEnum):
+    """How it ended."""
+
+    SUCCEEDED = "Succeeded"
+    SKIPPED = "Skipped"
+    CONFLICT = "Conflict"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What every kind tells. `seqno`: the version it was done on; `maintenance`: what the commit left to do."""
+
+    type: ClassVar[str] = ""
+    shard_id: ShardId
+    seqno: SeqNo
+    ending: Ending
+    message: str
+    duration_ms: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    blobs_deleted: int = 0
+    maintenance: Maintenance = field(default=NO_MAINTENANCE)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report: every key always present, zero where the kind has nothing to say."""
+        return {
+            "type": self.type,
+            "outcome": self.ending.value,
+            "message": self.message,
+            "shard_id": str(self.shard_id),
+            "seqno": int(self.seqno),
+            "duration_ms": self.duration_ms,
+            "bytes_read": self.bytes_read,
+            "bytes_written": self.bytes_written,
+            "blobs_deleted": self.blobs_deleted,
+            "diffs_truncated": 0,
+            "requests": 0,
+            "applied": 0,
+            "rows_before": 0,
+            "rows_after": 0,
+        } | self._own()
+
+    def _own(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollupOutcome(Outcome):
+    """`key`: partial key of the linked rollup."""
+
+    type: ClassVar[str] = "Rollup"
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcOutcome(Outcome):
+    """`truncated_to`: the earliest live version afterwards, as far as this run saw."""
+
+    type: ClassVar[str] = "GC"
+    truncated_to: SeqNo | None = None
+    diffs_truncated: int = 0
+    rollups_removed: int = 0
+
+    def _own(self) -> dict[str, Any]:
+        return {"diffs_truncated": self.diffs_truncated}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactOutcome(Outcome):
+    """Of one request, or the sum of several. `rows_*`: of the inputs, as state bounds them, and of the output."""
+
+    type: ClassVar[str] = "Compaction"
+    id: SpineId | None = None
+    requests: int = 1
+    applied: int = 0
+    rows_before: int = 0
+    rows_after: int = 0
+
+    def _own(self) -> dict[str, Any]:
+        return {
+            "requests": self.requests,
+            "applied": self.applied,
+            "rows_before": self.rows_before,
+            "rows_after": self.rows_after,
+        }
+
+
+def failure_report(kind: str, shard_id: str, message: str, *, duration_ms: int) -> dict[str, Any]:
+    """The report of work that raised: nothing it did not finish is visible to readers."""
+    common = Outcome(
+        shard_id=ShardId(shard_id), seqno=SeqNo(0), ending=Ending.FAILED, message=message, duration_ms=duration_ms
+    )
+    return common.to_json() | {"type": kind}

@@ -1,0 +1,112 @@
+"""What a plan may ask for: small, idempotent, free of manifests and processes.
+
+Every action can be repeated after a crash: names are deterministic, engine calls idempotent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from persist_operator.api.names import MaintenanceKind
+from persist_operator.api.shard import ShardSchema, StoreLocation
+from persist_operator.api.sink import SinkSpec
+from persist_operator.plan.observed import RunKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitialiseShard:
+    """Make the shard with this schema; nothing happens when it exists with the same one."""
+
+    shard_id: str
+    location: StoreLocation
+    schema: ShardSchema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvanceSince:
+    """Register the operator's critical reader if it is not, and move its since to `since_ms` (never back)."""
+
+    shard_id: str
+    location: StoreLocation
+    critical_id: str
+    opaque: str
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartMaintenance:
+    """Start one maintenance run; one of this name that exists is the same one."""
+
+    kind: MaintenanceKind
+    name: str
+    shard_id: str
+    location: StoreLocation
+    seqno: int
+    reason: str
+    memory: str | None
+    ttl_seconds: int
+    priority_class_name: str | None
+    service_account_name: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartDriver:
+    """Start one attempt of a sink's run; one of this name that exists is the same one.
+
+    Attempts of one run share `run_id`, which is committed with the data: whoever comes second finds its work done.
+    """
+
+    name: str
+    attempt: int
+    run_number: int
+    run_id: str
+    scheduled_ms: int | None
+    executor_prefix: str
+    shard_id: str
+    schema: ShardSchema
+    location: StoreLocation
+    spec: SinkSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRun:
+    """Stop a run, if it still goes, and remove what it was made of."""
+
+    kind: RunKind
+    name: str
+    reason: str
+    grace_seconds: int
+
+
+Action = InitialiseShard | AdvanceSince | StartMaintenance | StartDriver | StopRun
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something worth an Event; `kind` as Kubernetes has it."""
+
+    kind: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The next steps. `status` is the whole new status and holds the intent of every action: it is written before
+    they are done.
+
+    The resource wants another look after `requeue_after_s`, at once after actions, and whenever something of it
+    changes.
+    """
+
+    status: Mapping[str, Any]
+    actions: tuple[Action, ...] = ()
+    requeue_after_s: float | None = None
+    notes: tuple[Note, ...] = ()
+
+
+def drop_none(block: Mapping[str, Any]) -> dict[str, Any]:
+    """A status block without what is not known."""
+    return {name: value for name, value in block.items() if value is not None}

@@ -1,0 +1,210 @@
+"""When rollup, compaction and GC fall due, and what a finished run means for the next one.
+
+Invariant: one run of a kind at a time; after n failures in a row the next waits 10 s * 2**n, at most 10 minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from persist_engine.model.inspection import Inspection
+
+from persist_operator.api import names, times
+from persist_operator.api.names import MAINTENANCE_KINDS, MaintenanceKind
+from persist_operator.api.redact import clip, redact
+from persist_operator.api.shard import Shard
+from persist_operator.plan.actions import Note, drop_none
+from persist_operator.plan.observed import Phase, Run
+
+_BACKOFF_FIRST_S, _BACKOFF_MAX_S = 10, 600
+_AFTER_CONFLICT_S, _AFTER_SKIPPED_S = 5, 60
+_TYPE: Mapping[MaintenanceKind, str] = {"compaction": "Compaction", "rollup": "Rollup", "gc": "GC"}
+#: Failures in a row after which a condition tells of it.
+FAILURES_WORTH_TELLING = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A run that should be started now."""
+
+    kind: MaintenanceKind
+    reason: str
+    request_token: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The status blocks after every finished run was entered."""
+
+    maintenance: Mapping[str, Any]
+    history: Sequence[Mapping[str, Any]]
+    notes: tuple[Note, ...]
+
+
+def request_token(shard: Shard, kind: MaintenanceKind) -> str | None:
+    """The token of a request annotation that was not handled yet."""
+    verb = names.VERB[kind]
+    token = shard.meta.annotations.get(f"{names.REQUEST_PREFIX}{verb}", "")[:64]
+    handled = shard.status.get("lastHandledRequests", {}).get(verb)
+    return token if token and token != handled else None
+
+
+def debt_reason(shard: Shard, inspection: Inspection, kind: MaintenanceKind) -> str | None:
+    """Why a run of this kind would have something to do now, whatever is allowed; None when there is nothing."""
+    spec = shard.spec
+    if kind == "rollup":
+        behind = inspection.seqno - inspection.latest_rollup_seqno
+        return f"{behind} versions since the last rollup" if behind >= spec.rollup_every_seqnos else None
+    if kind == "gc":
+        return f"{inspection.gc_seqnos} versions can be truncated" if inspection.gc_seqnos > 0 else None
+    if inspection.uncompacted_batches >= spec.max_uncompacted_batches:
+        return f"{inspection.uncompacted_batches} uncompacted batches"
+    return None
+
+
+def due(
+    shard: Shard, inspection: Inspection, maintenance: Mapping[str, Any], runs: Sequence[Run], now_ms: int
+) -> list[Due]:
+    """What to start now. Nothing while suspended, nothing of a kind that still goes, nothing before its backoff is
+    over.
+    """
+    if shard.spec.suspend or inspection.is_tombstone:
+        return []
+    automatic = {"rollup": True, "gc": shard.spec.gc_enabled, "compaction": shard.spec.compaction_mode == "Automatic"}
+    going = {run.kind for run in runs if not run.phase.finished}
+    found = []
+    for kind in MAINTENANCE_KINDS:
+        if kind in going:
+            continue
+        block = maintenance.get(kind, {})
+        token = request_token(shard, kind)
+        if now_ms < not_before_ms(block, requested=token is not None):
+            continue
+        reason = debt_reason(shard, inspection, kind) if automatic[kind] else None
+        if _is_unfinished(block):
+            # Intended, or begun and removed by somebody: nothing of it is to be seen, so it is started again.
+            reason = str(block.get("lastReason", ""))
+        if token is not None:
+            found.append(Due(kind, f"requested by annotation: {token}", token))
+        elif reason is not None:
+            found.append(Due(kind, reason, None))
+    return found
+
+
+def _is_unfinished(block: Mapping[str, Any]) -> bool:
+    return block.get("jobName") is not None and block.get("jobName") != block.get("settledJob")
+
+
+def not_before_ms(block: Mapping[str, Any], *, requested: bool = False) -> int:
+    """The next run's earliest time; a request passes the interval of a success, never the backoff of failures."""
+    if requested and not block.get("consecutiveFailures"):
+        return 0
+    return times.to_ms(block.get("nextRunTime")) or 0
+
+
+def retry_number(block: Mapping[str, Any], seqno: int) -> int:
+    """0 for the first run at this version, the same again for a run that was only intended; one more after each
+    that ended.
+    """
+    if block.get("lastSeqno") != seqno:
+        return 0
+    ended = block.get("settledJob") is not None and block.get("settledJob") == block.get("jobName")
+    return int(block.get("retry", 0)) + (1 if ended else 0)
+
+
+def fold(shard: Shard, runs: Sequence[Run], now_ms: int) -> Folded:
+    """Enter every run into status.maintenance and, once it is finished, into status.history. Idempotent: a run is
+    entered once.
+    """
+    maintenance = {kind: dict(block) for kind, block in shard.status.get("maintenance", {}).items()}
+    history = [dict(item) for item in shard.status.get("history", ())]
+    notes: list[Note] = []
+    for run in sorted(runs, key=lambda one: one.created_ms):
+        if run.kind == "driver":
+            continue
+        block = maintenance.setdefault(run.kind, {})
+        started = times.to_text(run.started_ms or run.created_ms)
+        entered = run.name in {item["id"] for item in history} or _is_older(run, block)
+        if not entered and block.get("jobName") != run.name:
+            # A child newer than the status: the operator died between starting it and telling. Adopt it.
+            block.update(
+                jobName=run.name, lastAttemptTime=started, lastSeqno=run.seqno, lastReason=run.planned_reason[:256]
+            )
+        if not run.phase.finished or entered or block.get("settledJob") == run.name:
+            continue
+        item = _history_item(run, now_ms)
+        history.insert(0, item)
+        maintenance[run.kind] = _settle(block, shard, run, item, now_ms)
+        notes.append(_note(item))
+    kept = max(shard.spec.history_limit, 0)
+    return Folded(
+        {kind: drop_none(block) for kind, block in maintenance.items() if block}, history[:kept], tuple(notes)
+    )
+
+
+def _is_older(run: Run, block: Mapping[str, Any]) -> bool:
+    last_ms = times.to_ms(block.get("lastAttemptTime"))
+    return block.get("jobName") not in {None, run.name} and last_ms is not None and run.created_ms < last_ms
+
+
+def _history_item(run: Run, now_ms: int) -> dict[str, Any]:
+    report = run.report or {}
+    outcome = report.get("outcome") if report.get("outcome") in {"Succeeded", "Failed", "Skipped", "Conflict"} else None
+    if outcome is None or (run.phase is Phase.FAILED and outcome == "Succeeded"):
+        outcome = "Succeeded" if run.phase is Phase.SUCCEEDED else "Failed"
+    message = str(report.get("message") or run.message or run.reason or "")
+    if not report and run.exit_code:
+        message = f"{message or 'no report'} (exit code {run.exit_code})"
+    end_ms = run.finished_ms or now_ms
+    numbers = {
+        "bytesRead": report.get("bytes_read"),
+        "bytesWritten": report.get("bytes_written"),
+        "blobsDeleted": report.get("blobs_deleted"),
+        "diffsTruncated": report.get("diffs_truncated"),
+    }
+    return drop_none(
+        {
+            "id": run.name,
+            "type": _TYPE[run.kind] if run.kind != "driver" else None,
+            "reason": run.planned_reason[:256],
+            "startTime": times.to_text(run.started_ms or run.created_ms),
+            "endTime": times.to_text(end_ms),
+            "outcome": outcome,
+            **{name: int(value) for name, value in numbers.items() if isinstance(value, int)},
+            "message": clip(redact(message), 512),
+        }
+    )
+
+
+def _settle(block: Mapping[str, Any], shard: Shard, run: Run, item: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
+    end_ms = run.finished_ms or now_ms
+    outcome = item["outcome"]
+    failures = int(block.get("consecutiveFailures", 0)) + 1 if outcome == "Failed" else 0
+    next_ms: int | None = None
+    if outcome == "Failed":
+        next_ms = now_ms + 1000 * min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2 ** min(failures - 1, 10))
+    elif outcome == "Conflict":
+        next_ms = now_ms + 1000 * _AFTER_CONFLICT_S
+    elif run.kind == "gc":
+        next_ms = end_ms + 1000 * shard.spec.gc_interval_seconds
+    elif outcome == "Skipped":
+        next_ms = now_ms + 1000 * _AFTER_SKIPPED_S
+    return {
+        **block,
+        "lastResult": outcome,
+        "lastDurationSeconds": max(0, (end_ms - (run.started_ms or run.created_ms)) // 1000),
+        "consecutiveFailures": failures,
+        "lastSuccessTime": times.to_text(end_ms)
+        if outcome in {"Succeeded", "Skipped"}
+        else block.get("lastSuccessTime"),
+        "nextRunTime": None if next_ms is None else times.to_text(next_ms),
+        "settledJob": run.name,
+        "message": item.get("message", ""),
+    }
+
+
+def _note(item: Mapping[str, Any]) -> Note:
+    text = f"{item['type']} {item['id']}: {item['outcome']}. {item.get('message', '')}".rstrip()
+    return Note("Warning" if item["outcome"] == "Failed" else "Normal", f"{item['type']}{item['outcome']}", text)

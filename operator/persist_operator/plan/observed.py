@@ -1,0 +1,189 @@
+"""What was seen of the world, in the words of the plan. Built by the operator from pods and Jobs, by the local
+runner from processes.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.model.inspection import Inspection
+
+from persist_operator.api import conditions
+from persist_operator.api.shard import Shard, ShardSchema, StoreLocation
+from persist_operator.settings import OperatorSettings
+
+RunKind = Literal["compaction", "rollup", "gc", "driver"]
+
+
+class Phase(enum.StrEnum):
+    """Where a run stands."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+    @property
+    def finished(self) -> bool:
+        """Whether it will not change any more."""
+        return self in {Phase.SUCCEEDED, Phase.FAILED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One child: a maintenance run, or a driver with its executors. Times in ms."""
+
+    name: str
+    kind: RunKind
+    phase: Phase
+    created_ms: int
+    started_ms: int | None = None
+    finished_ms: int | None = None
+    deleting: bool = False
+    seqno: int = 0
+    """Maintenance: the state version it was started at."""
+    attempt: int = 0
+    run_number: int = 0
+    run_id: str = ""
+    revision: str = ""
+    scheduled_ms: int | None = None
+    planned_reason: str = ""
+    """Maintenance: why the plan started it."""
+    exit_code: int | None = None
+    reason: str = ""
+    """One word of the platform: OOMKilled, Evicted, ImagePullBackOff, ..."""
+    message: str = ""
+    report: Mapping[str, Any] | None = None
+    """The JSON that the run left behind."""
+    log_tail: str = ""
+    """Last lines of its log, redacted; read only for failures that are not yet on the status."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executors:
+    """Executor counts of the newest attempt."""
+
+    running: int = 0
+    pending: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreFailure:
+    """A store did not answer, or what it answered cannot be used.
+
+    `permanent` failures need a person (corrupt or newer state, a store without guarantees); the others pass by
+    themselves.
+    """
+
+    reason: str
+    message: str
+    permanent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShardMissing:
+    """The stores answered: there is no such shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotInspected:
+    """Nobody has asked the stores yet."""
+
+
+Inspected = Inspection | ShardMissing | StoreFailure | NotInspected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionFailure:
+    """An action that was refused, kept until it succeeds."""
+
+    reason: str
+    message: str
+    permanent: bool
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Another PersistShard that names the same shard in the same stores."""
+
+    key: str
+    uid: str
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardObserved:
+    """Everything about a PersistShard that is not on the resource itself."""
+
+    inspected: Inspected = field(default_factory=NotInspected)
+    runs: tuple[Run, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    failures: Mapping[str, ActionFailure] = field(default_factory=dict)
+    """By name of the action's class."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardView:
+    """A PersistShard as its sinks need it. `usable` iff everything that a driver needs is known and the stores
+    answered.
+    """
+
+    found: bool
+    reason: str
+    message: str
+    shard_id: str = ""
+    schema: ShardSchema | None = None
+    location: StoreLocation | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether a driver may be started on it."""
+        return self.reason == "Resolved"
+
+    @classmethod
+    def of(cls, name: str, shard: Shard | None, settings: OperatorSettings) -> ShardView:
+        """What a sink may know of the shard it names."""
+        if shard is None or shard.meta.deleting:
+            return cls(
+                found=False, reason="ShardNotFound", message=f"there is no PersistShard {name} in this namespace"
+            )
+        stalled = conditions.find(shard.status, "Stalled")
+        if stalled is not None and stalled.get("status") == "True":
+            return cls(
+                found=True,
+                reason="ShardStalled",
+                message=f"PersistShard {name} is stalled: {stalled.get('message', '')}",
+            )
+        reachable = conditions.find(shard.status, "StorageReachable")
+        if reachable is not None and reachable.get("status") == "False":
+            return cls(found=True, reason="StorageUnreachable", message=str(reachable.get("message", "")))
+        schema = shard.status.get("schema")
+        if not shard.status.get("shardId") or not schema:
+            return cls(found=True, reason="ShardNotReady", message=f"PersistShard {name} is not initialised yet")
+        try:
+            location = shard.spec.location(settings)
+        except InvalidUsage as error:
+            return cls(found=True, reason="ShardStalled", message=str(error))
+        return cls(
+            found=True,
+            reason="Resolved",
+            message=f"writes {shard.status['shardId']}",
+            shard_id=shard.status["shardId"],
+            schema=ShardSchema(key=schema.get("key", ""), value=schema.get("value", "")),
+            location=location,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkObserved:
+    """Everything about a SparkSink that is not on the resource itself."""
+
+    shard: ShardView
+    runs: tuple[Run, ...] = ()
+    executors: Executors = field(default_factory=Executors)

@@ -1,0 +1,393 @@
+"""The plan of one PersistShard: assign, initialise, watch over, maintain. Pure.
+
+Order: the id is on the status before anything is asked of the stores, and the intent of every action before it is done.
+A shard that once existed and is gone, or whose state went back, is never made again: that would hide a loss of
+acknowledged data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.codec.schema import Schema
+from persist_engine.model.inspection import Inspection
+
+from persist_operator.api import conditions, names, times
+from persist_operator.api.conditions import Condition
+from persist_operator.api.shard import Shard, ShardSchema, StoreLocation
+from persist_operator.plan import maintenance, shard_status
+from persist_operator.plan.actions import Action, AdvanceSince, InitialiseShard, Note, Plan, StartMaintenance
+from persist_operator.plan.observed import ActionFailure, Claim, NotInspected, ShardMissing, ShardObserved, StoreFailure
+from persist_operator.settings import OperatorSettings
+
+_RETRY_PERMANENT_S, _RETRY_S = 300, 30
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A shard that exists and may be maintained, with all that its plan depends on. `base`: the status so far."""
+
+    shard: Shard
+    base: Mapping[str, Any]
+    location: StoreLocation
+    observed: ShardObserved
+    now_ms: int
+    settings: OperatorSettings
+
+
+def assigned_id(shard: Shard) -> str | None:
+    """The id that the status holds; None before the first plan was written. Nothing may be made before it is there."""
+    found = shard.status.get("shardId")
+    return None if found is None else str(found)
+
+
+def plan_shard(shard: Shard, observed: ShardObserved, *, now_ms: int, settings: OperatorSettings) -> Plan:
+    """The next steps for `shard`. Deterministic; the same inputs give the same plan."""
+    if shard.meta.deleting:
+        return Plan(status=shard.status)
+    try:
+        location = shard.spec.location(settings)
+    except InvalidUsage as error:
+        return _stalled(shard, shard.status, "UnknownStorageProfile", str(error), now_ms)
+    shard_id = assigned_id(shard) or shard.spec.shard_id or names.shard_id_of(shard.meta.uid)
+    base = {**shard.status, "shardId": shard_id, "store": shard_status.store_block(location)}
+    if assigned_id(shard) is None:
+        return _conditioned(
+            shard, base, _waiting("Unknown", "Assigned", f"shard id {shard_id} is assigned"), now_ms, requeue_after_s=0
+        )
+    older = _older_claim(shard, observed.claims)
+    if older is not None:
+        message = (
+            f"{older.key} already owns shard {shard_id} in the same stores; "
+            "delete one of the two resources or give this one another shardId"
+        )
+        return _stalled(shard, base, "ShardIdConflict", message, now_ms)
+    match observed.inspected:
+        case NotInspected():
+            return _conditioned(
+                shard,
+                base,
+                _waiting("Unknown", "Inspecting", "the stores were not asked yet"),
+                now_ms,
+                requeue_after_s=1,
+            )
+        case StoreFailure() as failure:
+            return _store_failed(shard, base, failure, now_ms, settings)
+        case ShardMissing():
+            return _missing(shard, base, location, observed, now_ms)
+        case Inspection() as inspection:
+            problem = _problem(shard, inspection)
+            if problem is not None:
+                return _stalled(shard, base, *problem, now_ms, reachable=True)
+            return _healthy(_Case(shard, base, location, observed, now_ms, settings), inspection)
+
+
+def _older_claim(shard: Shard, claims: tuple[Claim, ...]) -> Claim | None:
+    """The first of all that name this shard owns it; uids decide between equals."""
+    mine = (shard.meta.created_ms, shard.meta.uid)
+    older = [one for one in claims if (one.created_ms, one.uid) < mine]
+    return min(older, key=lambda one: (one.created_ms, one.uid)) if older else None
+
+
+def _waiting(status: conditions.Status, reason: str, message: str) -> list[Condition]:
+    return [Condition("Ready", status, reason, message), Condition("Reconciling", "True", reason, message)]
+
+
+def _conditioned(
+    shard: Shard,
+    status: Mapping[str, Any],
+    found: list[Condition],
+    now_ms: int,
+    *,
+    requeue_after_s: float | None,
+    actions: tuple[Action, ...] = (),
+    notes: tuple[Note, ...] = (),
+) -> Plan:
+    if shard.spec.suspend:
+        found = [
+            *found,
+            Condition(
+                "Suspended",
+                "True",
+                "Suspended",
+                "spec.suspend is true: no maintenance is started and since does not move",
+            ),
+        ]
+    rendered = conditions.render(
+        found, shard.status.get("conditions", ()), generation=shard.meta.generation, now_ms=now_ms
+    )
+    return Plan(
+        status={**status, "observedGeneration": shard.meta.generation, "conditions": rendered},
+        actions=actions,
+        requeue_after_s=requeue_after_s,
+        notes=notes,
+    )
+
+
+def _stalled(
+    shard: Shard, status: Mapping[str, Any], reason: str, message: str, now_ms: int, *, reachable: bool = False
+) -> Plan:
+    found = [Condition("Ready", "False", reason, message), Condition("Stalled", "True", reason, message)]
+    if reachable:
+        found.append(_reachable(status))
+    notes = () if _has_reason(shard, "Stalled", reason) else (Note("Warning", reason, message),)
+    return _conditioned(shard, status, found, now_ms, requeue_after_s=_RETRY_PERMANENT_S, notes=notes)
+
+
+def _has_reason(shard: Shard, condition_type: str, reason: str) -> bool:
+    found = conditions.find(shard.status, condition_type)
+    return found is not None and found.get("reason") == reason
+
+
+def _reachable(status: Mapping[str, Any]) -> Condition:
+    store = status.get("store", {})
+    return Condition(
+        "StorageReachable", "True", "Reachable", f"{store.get('blob')} and {store.get('consensus')} answer"
+    )
+
+
+def _store_failed(
+    shard: Shard, base: Mapping[str, Any], failure: StoreFailure, now_ms: int, settings: OperatorSettings
+) -> Plan:
+    """Numbers stay as they were; the resource recovers by itself when the store is back."""
+    if failure.permanent:
+        return _stalled(shard, base, failure.reason, failure.message, now_ms)
+    found = [
+        Condition("Ready", "False", failure.reason, failure.message),
+        Condition("Reconciling", "True", failure.reason, "waiting for the store to come back"),
+        Condition("StorageReachable", "False", failure.reason, failure.message),
+    ]
+    notes = (
+        ()
+        if _has_reason(shard, "StorageReachable", failure.reason)
+        else (Note("Warning", failure.reason, failure.message),)
+    )
+    return _conditioned(shard, base, found, now_ms, requeue_after_s=settings.loop.store_breaker_seconds, notes=notes)
+
+
+def _missing(
+    shard: Shard, base: Mapping[str, Any], location: StoreLocation, observed: ShardObserved, now_ms: int
+) -> Plan:
+    shard_id, seqno = base["shardId"], shard.status.get("frontiers", {}).get("seqno")
+    if seqno is not None:
+        message = (
+            f"shard {shard_id} was at v{seqno} and is gone from {base['store']['consensus']}: "
+            "the store was emptied, restored or exchanged; bring its data back, or create another resource"
+        )
+        return _stalled(shard, base, "ShardLost", message, now_ms, reachable=True)
+    if shard.spec.schema is None:
+        message = (
+            f"there is no shard {shard_id} in {base['store']['consensus']}; "
+            "add spec.schema to create it, or correct spec.shardId"
+        )
+        return _stalled(shard, base, "ShardNotFound", message, now_ms, reachable=True)
+    problem = _schema_problem(shard.spec.schema, None)
+    if problem is not None:
+        return _stalled(shard, base, "InvalidSchema", problem, now_ms, reachable=True)
+    action = InitialiseShard(shard_id=shard_id, location=location, schema=shard.spec.schema)
+    failure = observed.failures.get("InitialiseShard")
+    if failure is not None:
+        return _initialise_failed(shard, base, action, failure, now_ms)
+    found = [*_waiting("False", "Initialising", f"creating shard {shard_id}"), _reachable(base)]
+    return _conditioned(shard, base, found, now_ms, requeue_after_s=1, actions=(action,))
+
+
+def _initialise_failed(
+    shard: Shard, base: Mapping[str, Any], action: InitialiseShard, failure: ActionFailure, now_ms: int
+) -> Plan:
+    wait_s = (_RETRY_PERMANENT_S if failure.permanent else _RETRY_S) - (now_ms - failure.at_ms) / 1000
+    if failure.permanent and wait_s > 0:
+        return _stalled(shard, base, failure.reason, failure.message, now_ms, reachable=True)
+    found = _waiting("False", failure.reason, failure.message)
+    actions: tuple[Action, ...] = (action,) if wait_s <= 0 else ()
+    return _conditioned(shard, base, found, now_ms, requeue_after_s=max(1.0, wait_s), actions=actions)
+
+
+def _problem(shard: Shard, inspection: Inspection) -> tuple[str, str] | None:
+    """What a person has to look at before anything is done to this shard: (reason, message)."""
+    seen = shard.status.get("frontiers", {}).get("seqno")
+    if seen is not None and inspection.seqno < seen:
+        return "StateRegressed", (
+            f"the state went back from v{seen} to v{inspection.seqno}: "
+            "the consensus store lost acknowledged versions; maintenance is stopped"
+        )
+    if shard.spec.schema is not None:
+        actual = ShardSchema(key=inspection.key_schema, value=inspection.val_schema)
+        problem = _schema_problem(shard.spec.schema, actual)
+        if problem is not None:
+            return (
+                ("SchemaMismatch", problem)
+                if _schema_problem(shard.spec.schema, None) is None
+                else ("InvalidSchema", problem)
+            )
+    return None
+
+
+def _schema_problem(wanted: ShardSchema, actual: ShardSchema | None) -> str | None:
+    """Why the wanted schema cannot be used, alone or (if there is one) beside the actual one."""
+    try:
+        schema = Schema.from_ddl(wanted.key, wanted.value)
+    except InvalidUsage as error:
+        return f"spec.schema: {error}"
+    if actual is None:
+        return None
+    difference = schema.difference(Schema.from_ddl(actual.key, actual.value))
+    return None if difference is None else f"spec.schema differs from the shard's: {difference}"
+
+
+def _healthy(case: _Case, inspection: Inspection) -> Plan:
+    shard, now_ms = case.shard, case.now_ms
+    folded = maintenance.fold(shard, case.observed.runs, now_ms)
+    blocks: dict[str, Any] = {kind: dict(block) for kind, block in folded.maintenance.items()}
+    advance = _advance_since(case, inspection)
+    started, handled = _start_due(case, inspection, blocks)
+    status = {
+        **case.base,
+        "engineVersion": shard_status.engine_version(inspection),
+        "schema": {"key": inspection.key_schema, "value": inspection.val_schema},
+        **_numbers(case, inspection, forced=bool(folded.notes), advanced=advance is not None),
+        "maintenance": blocks,
+        "lastHandledRequests": {**shard.status.get("lastHandledRequests", {}), **handled},
+        "history": list(folded.history),
+    }
+    ready = "Suspended" if shard.spec.suspend else "Healthy"
+    found = [
+        Condition("Ready", "True", ready, f"shard {case.base['shardId']} is initialised and its stores answer"),
+        _reachable(case.base),
+        *_upkeep_conditions(shard, inspection, blocks),
+    ]
+    return _conditioned(
+        shard,
+        status,
+        found,
+        now_ms,
+        requeue_after_s=case.settings.loop.inspect_seconds,
+        actions=(*((advance,) if advance else ()), *started),
+        notes=(*folded.notes, *(Note("Normal", "MaintenanceStarted", f"{one.name}: {one.reason}") for one in started)),
+    )
+
+
+def _numbers(case: _Case, inspection: Inspection, *, forced: bool, advanced: bool) -> dict[str, Any]:
+    """The reporting blocks: new ones, or none (the status keeps its own) while those are young or nothing changed.
+
+    So a busy shard writes its status every `numbers_seconds`, and an idle one not at all.
+    """
+    frontiers = case.shard.status.get("frontiers", {})
+    seen_ms = times.to_ms(frontiers.get("observedTime"))
+    same_generation = case.shard.status.get("observedGeneration") == case.shard.meta.generation
+    if seen_ms is not None and same_generation and not forced and not advanced:
+        young = case.now_ms - seen_ms < case.settings.loop.numbers_seconds * 1000
+        if young or (frontiers.get("seqno") == inspection.seqno and inspection.oldest_uncompacted_ms is None):
+            return {}
+    return shard_status.numbers(
+        inspection,
+        now_ms=case.now_ms,
+        critical_id=names.critical_id_of(case.shard.meta.uid),
+        since_advanced=times.to_text(case.now_ms) if advanced else frontiers.get("sinceAdvancedTime"),
+    )
+
+
+def _advance_since(case: _Case, inspection: Inspection) -> AdvanceSince | None:
+    shard = case.shard
+    target = shard_status.since_target_ms(inspection.upper, shard.spec.since_lag_seconds)
+    if shard.spec.suspend or inspection.is_tombstone or target is None:
+        return None
+    critical_id = names.critical_id_of(shard.meta.uid)
+    held = shard_status.own_since_ms(inspection, critical_id)
+    last_ms = times.to_ms(shard.status.get("frontiers", {}).get("sinceAdvancedTime"))
+    too_soon = last_ms is not None and case.now_ms - last_ms < case.settings.loop.since_seconds * 1000
+    if too_soon or (held is not None and target <= held):
+        return None
+    return AdvanceSince(
+        shard_id=case.base["shardId"],
+        location=case.location,
+        critical_id=critical_id,
+        opaque=shard.meta.uid,
+        since_ms=max(target, held or 0),
+    )
+
+
+def _start_due(
+    case: _Case, inspection: Inspection, blocks: dict[str, Any]
+) -> tuple[tuple[StartMaintenance, ...], dict[str, str]]:
+    """Start what is due and enter the intent into `blocks`."""
+    shard, spec, started, handled = case.shard, case.shard.spec, [], {}
+    for due in maintenance.due(shard, inspection, blocks, case.observed.runs, case.now_ms):
+        seqno, block = int(inspection.seqno), blocks.get(due.kind, {})
+        retry = maintenance.retry_number(block, seqno)
+        name = names.maintenance_name(shard.meta.name, due.kind, seqno, retry=retry)
+        blocks[due.kind] = {
+            **{key: value for key, value in block.items() if key != "nextRunTime"},
+            "jobName": name,
+            "lastAttemptTime": times.to_text(case.now_ms),
+            "lastSeqno": seqno,
+            "lastReason": due.reason[:256],
+            "retry": retry,
+        }
+        if due.request_token is not None:
+            handled[names.VERB[due.kind]] = due.request_token
+        started.append(
+            StartMaintenance(
+                kind=due.kind,
+                name=name,
+                shard_id=case.base["shardId"],
+                location=case.location,
+                seqno=seqno,
+                reason=due.reason,
+                memory=spec.memory_limit if due.kind == "compaction" else None,
+                ttl_seconds=spec.ttl_seconds_after_finished,
+                priority_class_name=spec.priority_class_name,
+                service_account_name=spec.service_account_name,
+            )
+        )
+    return tuple(started), handled
+
+
+def _upkeep_conditions(shard: Shard, inspection: Inspection, blocks: Mapping[str, Any]) -> list[Condition]:
+    found = []
+    for condition_type, kind in (("CompactionCurrent", "compaction"), ("GarbageCollected", "gc")):
+        block = blocks.get(kind, {})
+        failures = int(block.get("consecutiveFailures", 0))
+        if failures >= maintenance.FAILURES_WORTH_TELLING:
+            found.append(
+                Condition(
+                    condition_type, "False", "Failing", f"{failures} runs failed in a row: {block.get('message', '')}"
+                )
+            )
+        elif kind == "compaction" and maintenance.debt_reason(shard, inspection, "compaction") is not None:
+            found.append(_compaction_debt(shard, block))
+        else:
+            found.append(Condition(condition_type, "True", "Current", ""))
+    target = shard_status.since_target_ms(inspection.upper, shard.spec.since_lag_seconds)
+    held = shard_status.blocking_readers(inspection, names.critical_id_of(shard.meta.uid))
+    if target is not None and inspection.since is not None and inspection.since < target and held:
+        who = ", ".join(f"{one.kind} reader {one.id} ({one.purpose or 'no purpose'}, {one.hostname})" for one in held)
+        found.append(
+            Condition("SinceAdvancing", "False", "HeldByReader", f"since is held at {inspection.since} by {who}")
+        )
+    else:
+        found.append(Condition("SinceAdvancing", "True", "Advancing", ""))
+    return found
+
+
+def _compaction_debt(shard: Shard, block: Mapping[str, Any]) -> Condition:
+    if shard.spec.suspend or shard.spec.compaction_mode != "Automatic":
+        why = "spec.suspend is true" if shard.spec.suspend else f"compaction.mode is {shard.spec.compaction_mode}"
+        return Condition(
+            "CompactionCurrent",
+            "False",
+            "DebtExceeded",
+            f"more than {shard.spec.max_uncompacted_batches} uncompacted batches, and {why}",
+        )
+    going = block.get("jobName") is not None and block.get("jobName") != block.get("settledJob")
+    if going:
+        return Condition("CompactionCurrent", "True", "Compacting", f"{block['jobName']} is under way")
+    return Condition(
+        "CompactionCurrent",
+        "False",
+        "DebtExceeded",
+        f"at least {shard.spec.max_uncompacted_batches} uncompacted batches wait for the next run",
+    )

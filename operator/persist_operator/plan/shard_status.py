@@ -1,0 +1,126 @@
+"""The blocks of a PersistShard's status that only report: frontiers, sizes, holds, debt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from persist_engine.model.inspection import Inspection, ReaderInfo
+
+from persist_operator.api import times
+from persist_operator.api.redact import redact
+from persist_operator.api.shard import StoreLocation
+from persist_operator.plan.actions import drop_none
+
+_BLOCKING_MAX = 5
+#: Times below this (in 1973, as ms) are no wall-clock times: lags mean nothing.
+_WALL_CLOCK_FROM_MS = 100_000_000_000
+
+
+def store_block(location: StoreLocation) -> dict[str, str]:
+    """The stores for people: no user info, no query of credentials."""
+    return {"blob": _public(location.blob), "consensus": _public(location.consensus)}
+
+
+def numbers(inspection: Inspection, *, now_ms: int, critical_id: str, since_advanced: str | None) -> dict[str, Any]:
+    """frontiers, storage, holds and debt as they stand in the state."""
+    return {
+        "frontiers": _frontiers(inspection, now_ms, since_advanced),
+        "storage": {
+            "batches": inspection.batches,
+            "uncompactedBatches": inspection.uncompacted_batches,
+            "runs": inspection.runs,
+            "parts": inspection.parts,
+            "updates": inspection.updates,
+            "liveBytes": inspection.live_bytes,
+            "inlineBytes": inspection.inline_bytes,
+            "rollups": inspection.rollups,
+            "latestRollupSeqno": int(inspection.latest_rollup_seqno),
+            "liveDiffs": inspection.live_diffs,
+        },
+        "holds": drop_none(
+            {
+                "readers": len(inspection.readers),
+                "writers": len(inspection.writers),
+                "blocking": [_reader(one) for one in blocking_readers(inspection, critical_id)] or None,
+            }
+        ),
+        "debt": drop_none(
+            {
+                "compactionBytes": inspection.compaction_bytes,
+                "gcSeqnos": inspection.gc_seqnos,
+                "oldestUncompactedSeconds": None
+                if inspection.oldest_uncompacted_ms is None
+                else max(0, (now_ms - inspection.oldest_uncompacted_ms) // 1000),
+            }
+        ),
+    }
+
+
+def blocking_readers(inspection: Inspection, critical_id: str) -> list[ReaderInfo]:
+    """Readers of other people that hold since exactly where it is, at most five."""
+    held = [
+        one
+        for one in inspection.readers
+        if one.id != critical_id and one.since is not None and one.since == inspection.since
+    ]
+    return held[:_BLOCKING_MAX]
+
+
+def since_target_ms(upper: int | None, lag_seconds: int) -> int | None:
+    """Where since should be: behind upper by the lag, and always so that the newest complete time can be read.
+    None when closed.
+    """
+    if upper is None:
+        return None
+    return max(0, upper - max(1, lag_seconds * 1000))
+
+
+def own_since_ms(inspection: Inspection, critical_id: str) -> int | None:
+    """What the operator's critical reader holds; None when it is not registered."""
+    return next((one.since for one in inspection.readers if one.id == critical_id and one.since is not None), None)
+
+
+def frontier_text(time: int | None) -> str:
+    """A frontier in a status: the time, or empty text when closed."""
+    return "" if time is None else str(time)
+
+
+def _frontiers(inspection: Inspection, now_ms: int, since_advanced: str | None) -> dict[str, Any]:
+    upper, since = inspection.upper, inspection.since
+    wall_clock = upper is not None and upper >= _WALL_CLOCK_FROM_MS
+    return drop_none(
+        {
+            "since": frontier_text(since),
+            "upper": frontier_text(upper),
+            "seqno": int(inspection.seqno),
+            "upperLagSeconds": (now_ms - upper) // 1000 if upper is not None and wall_clock else None,
+            "sinceLagSeconds": (upper - since) // 1000
+            if upper is not None and since is not None and wall_clock
+            else None,
+            "observedTime": times.to_text(now_ms),
+            "sinceAdvancedTime": since_advanced,
+        }
+    )
+
+
+def _reader(reader: ReaderInfo) -> Mapping[str, Any]:
+    return {
+        "id": reader.id,
+        "purpose": redact(reader.purpose)[:256],
+        "kind": reader.kind,
+        "hostname": reader.hostname[:253],
+        "since": frontier_text(reader.since),
+    }
+
+
+def _public(url: str) -> str:
+    parts = urlsplit(redact(url))
+    kept = "&".join(one for one in parts.query.split("&") if one and not one.startswith(("password", "ca_file")))
+    return urlunsplit(parts._replace(query=kept))[:1024]
+
+
+def engine_version(inspection: Inspection) -> str:
+    """The version that wrote the newest state."""
+    return inspection.applier_version[:64]

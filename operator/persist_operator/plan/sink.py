@@ -1,0 +1,368 @@
+"""The plan of one SparkSink: which run is due, its attempts, what became of them, what to clear away. Pure.
+
+A *run* is one logical write (of a Once sink's revision, or of a tick); its *attempts* are drivers that share the
+run's id, so that
+data is committed once however often a driver is lost. At most one attempt goes at a time, and it is on the status
+before it starts.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+from persist_engine.base.errors import InvalidUsage
+
+from persist_operator.api import names, times
+from persist_operator.api.sink import Sink
+from persist_operator.plan import failures, schedule, sink_status
+from persist_operator.plan.actions import Action, Note, Plan, StartDriver, StopRun
+from persist_operator.plan.failures import Failure
+from persist_operator.plan.observed import Phase, Run, SinkObserved
+from persist_operator.settings import OperatorSettings
+
+_OPEN = {"Creating", "Pending", "Running"}
+_RESTART_REQUEST = "restart"
+
+
+@dataclass(slots=True)
+class Draft:
+    """The plan while it is made. `status` is a private copy."""
+
+    sink: Sink
+    observed: SinkObserved
+    now_ms: int
+    status: dict[str, Any]
+    actions: list[Action] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    wake_ms: list[int] = field(default_factory=list)
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """status.run, made when absent."""
+        block: dict[str, Any] = self.status.setdefault("run", {})
+        return block
+
+    @property
+    def driver(self) -> dict[str, Any]:
+        """status.driver, made when absent."""
+        block: dict[str, Any] = self.status.setdefault("driver", {})
+        return block
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an attempt is going, as far as the status knows."""
+        return self.driver.get("phase") in _OPEN
+
+    def child(self) -> Run | None:
+        """The newest attempt as observed."""
+        return next((one for one in self.observed.runs if one.name == self.driver.get("podName")), None)
+
+
+def plan_sink(sink: Sink, observed: SinkObserved, *, now_ms: int, settings: OperatorSettings) -> Plan:
+    """The next steps for `sink`. Deterministic; the same inputs give the same plan."""
+    if sink.meta.deleting:
+        return Plan(status=sink.status)
+    draft = Draft(sink, observed, now_ms, copy.deepcopy(dict(sink.status)))
+    draft.status["activeRevision"] = sink.spec.revision
+    problem: str | None = None
+    _adopt(draft)
+    _follow(draft)
+    _handle_requests(draft)
+    try:
+        _choose_run(draft)
+    except InvalidUsage as error:
+        problem = str(error)
+    if problem is None:
+        _start_attempt(draft)
+    _clear_away(draft)
+    sink_status.finish(draft.status, sink, observed, problem=problem, now_ms=now_ms)
+    requeue_s = min(((at - now_ms) / 1000 for at in draft.wake_ms), default=settings.loop.resync_seconds)
+    return Plan(
+        status={name: value for name, value in draft.status.items() if value not in ({}, None)},
+        actions=tuple(draft.actions),
+        requeue_after_s=max(0.5, requeue_s),
+        notes=tuple(draft.notes),
+    )
+
+
+def _adopt(draft: Draft) -> None:
+    """A child newer than the status: the intent was lost with the status, or never seen. Go on from the child."""
+    newest = max(draft.observed.runs, key=lambda one: one.attempt, default=None)
+    if newest is None or newest.attempt <= draft.status.get("attempt", 0):
+        return
+    draft.status["attempt"] = newest.attempt
+    draft.status["run"] = {
+        "number": newest.run_number,
+        "id": newest.run_id,
+        "revision": newest.revision,
+        "firstAttempt": newest.attempt,
+        "state": "Running",
+        **({} if newest.scheduled_ms is None else {"scheduledTime": times.to_text(newest.scheduled_ms)}),
+    }
+    draft.status["driver"] = {
+        "podName": newest.name,
+        "phase": "Pending",
+        "startTime": times.to_text(newest.started_ms or newest.created_ms),
+    }
+
+
+def _follow(draft: Draft) -> None:
+    """Bring the open attempt's block up to what was observed, and settle it when it is over."""
+    if not draft.is_open:
+        return
+    child, spec = draft.child(), draft.sink.spec
+    if child is None:
+        if draft.driver["phase"] != "Creating":
+            _fail(draft, failures.lost(str(draft.driver.get("podName"))), phase="Lost", end_ms=draft.now_ms)
+        return
+    if child.phase is Phase.SUCCEEDED and (child.report or {}).get("outcome", "Succeeded") == "Succeeded":
+        _succeed(draft, child)
+    elif child.phase.finished:
+        _fail(draft, failures.classify(child), phase="Failed", end_ms=child.finished_ms or draft.now_ms)
+    elif child.deleting:
+        # Somebody is deleting it: wait for its end, which is then its failure.
+        draft.driver["phase"] = child.phase.value
+    elif spec.suspend or draft.run.get("revision") != spec.revision:
+        _stop(draft, child, "suspended" if spec.suspend else "the spec changed")
+    else:
+        _watch_limits(draft, child)
+
+
+def _watch_limits(draft: Draft, child: Run) -> None:
+    spec = draft.sink.spec
+    draft.driver["phase"] = child.phase.value
+    if child.phase is Phase.PENDING:
+        limit_ms, failure = (
+            child.created_ms + 1000 * spec.driver_start_seconds,
+            failures.not_started(child, spec.driver_start_seconds),
+        )
+    elif spec.active_deadline_seconds is not None:
+        limit_ms = (child.started_ms or child.created_ms) + 1000 * spec.active_deadline_seconds
+        failure = failures.too_long(child, spec.active_deadline_seconds)
+    else:
+        return
+    if draft.now_ms < limit_ms:
+        draft.wake_ms.append(limit_ms)
+        return
+    draft.actions.append(
+        StopRun(kind="driver", name=child.name, reason=failure.reason, grace_seconds=spec.termination_grace_seconds)
+    )
+    _fail(draft, failure, phase="Failed", end_ms=draft.now_ms)
+
+
+def _stop(draft: Draft, child: Run, why: str) -> None:
+    grace = draft.sink.spec.termination_grace_seconds
+    draft.actions.append(StopRun(kind="driver", name=child.name, reason=why, grace_seconds=grace))
+    draft.notes.append(Note("Normal", "DriverStopped", f"{child.name}: {why}"))
+    draft.driver.update(phase="Deleted", endTime=times.to_text(draft.now_ms))
+    _remember(draft, "Stopped", None, f"stopped: {why}")
+
+
+def _succeed(draft: Draft, child: Run) -> None:
+    report, end = child.report or {}, times.to_text(child.finished_ms or draft.now_ms)
+    draft.driver.update(phase="Succeeded", endTime=end)
+    draft.run["state"] = "Succeeded"
+    draft.status["consecutiveFailures"] = 0
+    draft.status.pop("nextAttemptTime", None)
+    upper = report.get("upper")
+    progress = {"rowsRead": report.get("rows_read"), "updatesWritten": report.get("updates_written")}
+    if not report.get("already_done"):
+        draft.status["progress"] = {
+            **({"upper": str(upper)} if upper is not None else {}),
+            **{name: value for name, value in progress.items() if isinstance(value, int)},
+            "lastCommitTime": end,
+        }
+    if draft.sink.spec.mode == "Scheduled":
+        draft.status.setdefault("schedule", {})["lastSuccessTime"] = end
+    message = "the data was already there" if report.get("already_done") else str(report.get("message") or "")
+    _remember(draft, "Succeeded", None, message)
+    written = report.get("updates_written", 0)
+    draft.notes.append(
+        Note(
+            "Normal", "RunSucceeded", f"{child.name}: {report.get('rows_read', 0)} rows read, {written} updates written"
+        )
+    )
+
+
+def _fail(draft: Draft, failure: Failure, *, phase: str, end_ms: int) -> None:
+    """Enter a failure and decide whether and when there is another attempt."""
+    spec, status, end = draft.sink.spec, draft.status, times.to_text(end_ms)
+    draft.driver.update(phase=phase, endTime=end)
+    if failure.counts:
+        status["consecutiveFailures"] = status.get("consecutiveFailures", 0) + 1
+    status["lastFailure"] = {
+        "class": failure.failure_class,
+        "reason": failure.reason,
+        **({} if failure.exit_code is None else {"exitCode": failure.exit_code}),
+        "podName": str(draft.driver.get("podName")),
+        "time": end,
+        "message": failure.message,
+    }
+    _remember(draft, "Failed", failure.failure_class, failure.message)
+    draft.notes.append(
+        Note(
+            "Warning",
+            f"Driver{failure.failure_class}Failure",
+            f"{draft.driver.get('podName')}: {failure.message[:500]}",
+        )
+    )
+    exhausted = failure.counts and status["consecutiveFailures"] >= spec.max_consecutive_failures
+    if spec.restart_policy == "Never" or failure.is_final or exhausted:
+        draft.run["state"] = "Failed"
+        status.pop("nextAttemptTime", None)
+        return
+    exponent = min(20, max(0, status.get("attempt", 1) - draft.run.get("firstAttempt", 1)))
+    delay_s = min(spec.max_backoff_seconds, spec.backoff_seconds * 2**exponent)
+    status["nextAttemptTime"] = times.to_text(draft.now_ms + 1000 * delay_s)
+
+
+def _remember(draft: Draft, outcome: str, failure_class: str | None, message: str) -> None:
+    item = {
+        "attempt": draft.status.get("attempt", 0),
+        "run": str(draft.run.get("id", ""))[:128],
+        "revision": str(draft.run.get("revision", "")),
+        "startTime": draft.driver.get("startTime") or times.to_text(draft.now_ms),
+        "endTime": draft.driver["endTime"],
+        "outcome": outcome,
+        **({} if failure_class is None else {"class": failure_class}),
+        "message": message[:512],
+    }
+    draft.status["history"] = [item, *draft.status.get("history", ())][: draft.sink.spec.history_limit]
+
+
+def _handle_requests(draft: Draft) -> None:
+    """`request-restart`: a failed run is opened again, with its id; a Once sink that completed gets another run."""
+    token = draft.sink.meta.annotations.get(f"{names.REQUEST_PREFIX}{_RESTART_REQUEST}", "")[:64]
+    handled = draft.status.setdefault("lastHandledRequests", {})
+    if not token or handled.get(_RESTART_REQUEST) == token or draft.is_open:
+        return
+    handled[_RESTART_REQUEST] = token
+    draft.status["consecutiveFailures"] = 0
+    draft.status.pop("nextAttemptTime", None)
+    if draft.run.get("state") == "Failed":
+        draft.run["state"] = "Running"
+    elif draft.run.get("state") == "Succeeded" and draft.sink.spec.mode == "Once":
+        _open_run(draft, f"{draft.sink.meta.uid}-{draft.run.get('number', 0) + 1}", None)
+
+
+def _choose_run(draft: Draft) -> None:
+    """Open a run when one is due. InvalidUsage when the schedule cannot be read."""
+    spec, run = draft.sink.spec, draft.run
+    if spec.mode == "Once":
+        if not draft.is_open and run.get("revision") != spec.revision and not spec.suspend:
+            _open_run(draft, f"{draft.sink.meta.uid}-{run.get('number', 0) + 1}", None)
+        return
+    if spec.schedule is None:
+        raise InvalidUsage("schedule is missing although mode is Scheduled")
+    ticks = draft.status.setdefault("schedule", {})
+    following_ms = schedule.next_tick_ms(spec.schedule, draft.now_ms)
+    ticks["nextTime"] = times.to_text(following_ms)
+    draft.wake_ms.append(following_ms)
+    if run.get("state") == "Running" and run.get("revision") != spec.revision and not draft.is_open:
+        run["revision"] = spec.revision
+    if run.get("state") == "Running" or spec.suspend:
+        return
+    after_ms = times.to_ms(ticks.get("lastTime")) or draft.sink.meta.created_ms
+    tick_ms = schedule.last_tick_ms(spec.schedule, after_ms=after_ms, until_ms=draft.now_ms)
+    if tick_ms is None:
+        return
+    ticks["lastTime"] = times.to_text(tick_ms)
+    deadline_s = spec.schedule.starting_deadline_seconds
+    if deadline_s is not None and draft.now_ms - tick_ms > 1000 * deadline_s:
+        draft.notes.append(
+            Note(
+                "Warning",
+                "ScheduleMissed",
+                f"the tick of {times.to_text(tick_ms)} is older than {deadline_s} s and is skipped",
+            )
+        )
+        return
+    _open_run(draft, f"{draft.sink.meta.uid}-{tick_ms}", tick_ms)
+
+
+def _open_run(draft: Draft, run_id: str, scheduled_ms: int | None) -> None:
+    draft.status["run"] = {
+        "number": draft.run.get("number", 0) + 1,
+        "id": run_id,
+        "revision": draft.sink.spec.revision,
+        "firstAttempt": draft.status.get("attempt", 0) + 1,
+        "state": "Running",
+        **({} if scheduled_ms is None else {"scheduledTime": times.to_text(scheduled_ms)}),
+    }
+    draft.status["consecutiveFailures"] = 0
+    draft.status.pop("nextAttemptTime", None)
+
+
+def _start_attempt(draft: Draft) -> None:
+    """Start the next attempt of an open run: recorded first, one at a time, after its backoff, on a shard that can
+    be written.
+    """
+    spec, shard, status = draft.sink.spec, draft.observed.shard, draft.status
+    creating = draft.driver.get("phase") == "Creating" and draft.child() is None
+    if draft.run.get("state") != "Running" or (draft.is_open and not creating):
+        return
+    if spec.suspend:
+        if creating:
+            draft.driver.update(phase="Deleted", endTime=times.to_text(draft.now_ms))
+        return
+    next_ms = times.to_ms(status.get("nextAttemptTime")) or 0
+    if draft.now_ms < next_ms:
+        draft.wake_ms.append(next_ms)
+        return
+    strays = [one for one in draft.observed.runs if not one.phase.finished and one.name != draft.driver.get("podName")]
+    leaving = [one for one in draft.observed.runs if not one.phase.finished]
+    for stray in strays:
+        if not stray.deleting:
+            draft.actions.append(
+                StopRun(
+                    kind="driver",
+                    name=stray.name,
+                    reason="another attempt is due",
+                    grace_seconds=spec.termination_grace_seconds,
+                )
+            )
+    if leaving or not shard.usable or shard.schema is None or shard.location is None:
+        draft.wake_ms.append(draft.now_ms + 5000)
+        return
+    if not creating or draft.run.get("revision") != spec.revision:
+        status["attempt"] = status.get("attempt", 0) + 1
+        draft.run["revision"] = spec.revision
+        name = names.driver_name(draft.sink.meta.name, spec.revision, status["attempt"])
+        status["driver"] = {"podName": name, "phase": "Creating", "startTime": times.to_text(draft.now_ms)}
+        status.pop("nextAttemptTime", None)
+        draft.notes.append(
+            Note("Normal", "DriverStarted", f"{name}: run {draft.run['number']}, attempt {status['attempt']}")
+        )
+    attempt = int(status["attempt"])
+    draft.actions.append(
+        StartDriver(
+            name=str(draft.driver["podName"]),
+            attempt=attempt,
+            run_number=int(draft.run["number"]),
+            run_id=str(draft.run["id"]),
+            scheduled_ms=times.to_ms(draft.run.get("scheduledTime")),
+            executor_prefix=names.executor_prefix(draft.sink.meta.name, draft.sink.meta.uid, attempt),
+            shard_id=shard.shard_id,
+            schema=shard.schema,
+            location=shard.location,
+            spec=spec,
+        )
+    )
+
+
+def _clear_away(draft: Draft) -> None:
+    """Remove finished drivers: at once, or after their time, as spec.cleanup says."""
+    spec = draft.sink.spec
+    for run in draft.observed.runs:
+        current = run.name == draft.driver.get("podName")
+        if not run.phase.finished or run.deleting or (current and draft.is_open):
+            continue
+        failed = run.phase is Phase.FAILED
+        retained = spec.retain_driver == "Always" or (spec.retain_driver == "OnFailure" and failed)
+        expires_ms = (run.finished_ms or run.created_ms) + 1000 * spec.ttl_seconds_after_finished
+        if retained and draft.now_ms < expires_ms:
+            draft.wake_ms.append(expires_ms)
+            continue
+        draft.actions.append(StopRun(kind="driver", name=run.name, reason="finished", grace_seconds=0))

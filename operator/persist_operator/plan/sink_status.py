@@ -1,0 +1,112 @@
+"""The blocks of a SparkSink's status that only report: executors and conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from persist_operator.api import conditions, names
+from persist_operator.api.conditions import Condition
+from persist_operator.api.sink import Sink
+from persist_operator.plan.observed import SinkObserved
+
+_GOING = {"Creating", "Pending", "Running"}
+
+
+def finish(status: dict[str, Any], sink: Sink, observed: SinkObserved, *, problem: str | None, now_ms: int) -> None:
+    """Complete `status` in place: executors, conditions, observedGeneration. `problem`: why the spec cannot be
+    followed.
+    """
+    going = status.get("driver", {}).get("phase") in _GOING
+    status["executors"] = {
+        "running": observed.executors.running if going else 0,
+        "pending": observed.executors.pending if going else 0,
+        "failed": observed.executors.failed if going else 0,
+        "selector": f"{names.LABEL_SINK}={sink.meta.name},{names.LABEL_ROLE}=executor",
+    }
+    found = [*_ready(status, sink, observed, problem), _shard_resolved(observed), _running(status, observed)]
+    if sink.spec.suspend:
+        found.append(Condition("Suspended", "True", "Suspended", "spec.suspend is true: no driver is started"))
+    status["conditions"] = conditions.render(
+        found, sink.status.get("conditions", ()), generation=sink.meta.generation, now_ms=now_ms
+    )
+    status["observedGeneration"] = sink.meta.generation
+
+
+def _shard_resolved(observed: SinkObserved) -> Condition:
+    shard = observed.shard
+    resolved: conditions.Status = (
+        "True" if shard.found and shard.reason not in {"ShardNotReady", "ShardStalled"} else "False"
+    )
+    return Condition("ShardResolved", resolved, shard.reason, shard.message)
+
+
+def _running(status: Mapping[str, Any], observed: SinkObserved) -> Condition:
+    driver = status.get("driver", {})
+    if driver.get("phase") == "Running":
+        return Condition("Running", "True", "DriverRunning", f"{driver.get('podName')} runs")
+    if driver.get("phase") in {"Creating", "Pending"}:
+        child = next((one for one in observed.runs if one.name == driver.get("podName")), None)
+        why = f": {child.reason} {child.message}".rstrip() if child is not None and child.reason else ""
+        return Condition("Running", "False", "DriverPending", f"{driver.get('podName')} is starting{why}")
+    return Condition("Running", "False", "NoDriver", "")
+
+
+def _ready(status: Mapping[str, Any], sink: Sink, observed: SinkObserved, problem: str | None) -> list[Condition]:
+    """Ready, with Reconciling or Stalled beside it: one of three, and exactly one tells what happens next."""
+    if problem is not None:
+        return _stalled("InvalidSchedule", problem)
+    run, last = status.get("run", {}), status.get("lastFailure", {})
+    scheduled, state = sink.spec.mode == "Scheduled", run.get("state")
+    if state == "Failed":
+        reason = (
+            "FailuresExceeded"
+            if sink.spec.restart_policy != "Never" and last.get("class") != "Configuration"
+            else f"{last.get('class', 'Run')}Failed"
+        )
+        hint = "change the spec, or set the annotation " + names.REQUEST_PREFIX + "restart"
+        text = f"{last.get('reason', '')}: {_first_line(last)}; {hint}"
+        # A Scheduled sink tries again by itself at its next tick: not stalled.
+        return [Condition("Ready", "False", reason, text)] if scheduled else _stalled(reason, text)
+    if sink.spec.suspend and not (state == "Succeeded" and not scheduled):
+        return [Condition("Ready", "False", "Suspended", "spec.suspend is true")]
+    if not scheduled and state == "Succeeded":
+        return [
+            Condition(
+                "Ready",
+                "True",
+                "Completed",
+                f"run {run.get('number')} wrote {status.get('progress', {}).get('updatesWritten', 0)} updates",
+            )
+        ]
+    if scheduled and state != "Running":
+        reason = "Scheduled" if state is None else "Succeeded"
+        return [Condition("Ready", "True", reason, f"the next run is at {status.get('schedule', {}).get('nextTime')}")]
+    return _under_way(status, observed, scheduled=scheduled)
+
+
+def _under_way(status: Mapping[str, Any], observed: SinkObserved, *, scheduled: bool) -> list[Condition]:
+    run, last = status.get("run", {}), status.get("lastFailure", {})
+    if status.get("driver", {}).get("phase") in _GOING:
+        reason, text = "Running", f"run {run.get('number')}, attempt {status.get('attempt')}"
+    elif "nextAttemptTime" in status:
+        reason, text = (
+            "BackingOff",
+            f"the next attempt is at {status['nextAttemptTime']}, after {last.get('reason')}: {_first_line(last)}",
+        )
+    elif not observed.shard.usable:
+        reason, text = observed.shard.reason, observed.shard.message
+    else:
+        reason, text = "Starting", "waiting for the driver of the former attempt to be gone"
+    retried = run.get("firstAttempt", 0) < status.get("attempt", 0)
+    unhurt = scheduled and not retried and reason == "Running"
+    ready: conditions.Status = "True" if unhurt else "False"
+    return [Condition("Ready", ready, reason, text), Condition("Reconciling", "True", reason, text)]
+
+
+def _stalled(reason: str, message: str) -> list[Condition]:
+    return [Condition("Ready", "False", reason, message), Condition("Stalled", "True", reason, message)]
+
+
+def _first_line(failure: Mapping[str, Any]) -> str:
+    return str(failure.get("message", "")).splitlines()[0][:500] if failure.get("message") else "no message"

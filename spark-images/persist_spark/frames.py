@@ -1,0 +1,236 @@
+"""DataFrame -> DataFrame: from the user's input to the columns that write tasks take. Plans only: nothing here
+starts a Spark job.
+
+Keys and values travel flat and by position (k0, k1, ..., v0, ...), so that neither two fields of one name, nor a
+value without fields, nor Spark's case-insensitive resolution can mix anything up. `partitions.py` puts the structs
+together again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pyarrow as pa
+from persist_engine.codec.schema import Schema
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
+from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_type
+
+from persist_spark.spec import ConfigurationError, Input
+
+#: The name under which `input.format.sql` sees the input.
+INPUT_VIEW = "input"
+TIME, DIFF, DESIRED, HASH = "time", "diff", "desired", "h"
+#: Integers by width, and how many decimal digits each needs.
+_INTEGERS: tuple[tuple[type, int], ...] = ((T.ByteType, 3), (T.ShortType, 5), (T.IntegerType, 10), (T.LongType, 19))
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of the shard's schema and the flat column that carries it."""
+
+    side: str
+    """key or value, for messages."""
+    name: str
+    column: str
+    type: T.DataType
+
+
+def fields_of(schema: Schema) -> list[Field]:
+    """The key's fields, then the value's, each with its flat column."""
+    sides = (("key", "k", schema.key), ("value", "v", schema.val))
+    return [
+        Field(side, field.name, f"{letter}{index}", spark_type(field.type))
+        for side, letter, fields in sides
+        for index, field in enumerate(fields)
+    ]
+
+
+def spark_type(arrow_type: pa.DataType) -> T.DataType:
+    """The Spark type of a type that a shard may hold; lossless in both directions."""
+    return from_arrow_type(arrow_type)
+
+
+def flat_type(schema: Schema) -> T.StructType:
+    """The Spark type of the flat key and value columns."""
+    return T.StructType([T.StructField(f.column, f.type) for f in fields_of(schema)])
+
+
+def read_input(spark: SparkSession, source: Input) -> DataFrame:
+    """The input as the user declared it, the SQL applied. Raises ConfigurationError when it does not exist or the SQL
+    is wrong.
+    """
+    reader = spark.read.format(source.format).options(**source.options)
+    try:
+        if source.schema is not None:
+            reader = reader.schema(source.schema)
+        frame = reader.load()
+    except (AnalysisException, Py4JJavaError) as error:
+        # A format that does not exist comes as a bare Java error.
+        raise ConfigurationError(f"input.format: {_first_line(error)}") from error
+    if source.sql is None:
+        return frame
+    frame.createOrReplaceTempView(INPUT_VIEW)
+    try:
+        return spark.sql(source.sql)
+    except AnalysisException as error:
+        raise ConfigurationError(f"input.format.sql: {_first_line(error)}") from error
+    finally:
+        spark.catalog.dropTempView(INPUT_VIEW)
+
+
+def to_flat(frame: DataFrame, schema: Schema, *, timestamp_column: str | None = None) -> DataFrame:
+    """`frame` as k*, v* in the shard's types, and `time` (bigint ms, nullable) when a column carries it.
+
+    Raises ConfigurationError that names every missing, surplus, doubled or unfit column. Names are compared exactly.
+    """
+    fields = fields_of(schema)
+    found = {field.name: (index, field.dataType) for index, field in enumerate(frame.schema.fields)}
+    _check_names(frame, fields, timestamp_column)
+    # SUBTLE: by position, since Spark would take `id` for `ID`.
+    positions = frame.toDF(*(f"c{index}" for index in range(len(frame.columns))))
+    problems: list[str] = []
+    columns: list[Column] = []
+    for field in fields:
+        index, source = found[field.name]
+        problem = unfit(field.name, source, field.type)
+        if problem is None:
+            columns.append(_converted(F.col(f"c{index}"), source, field.type).alias(field.column))
+        else:
+            problems.append(problem)
+    if timestamp_column is not None:
+        index, source = found[timestamp_column]
+        columns.append(_millis(F.col(f"c{index}"), source, timestamp_column, frame.sparkSession).alias(TIME))
+    if problems:
+        raise ConfigurationError(
+            f"input does not fit the shard's schema: {'; '.join(problems)}; convert with input.format.sql"
+        )
+    return positions.select(*columns)
+
+
+def _check_names(frame: DataFrame, fields: list[Field], timestamp_column: str | None) -> None:
+    wanted = [
+        *((f.name, f"{f.side} field") for f in fields),
+        *([(timestamp_column, "timestampColumn")] if timestamp_column else []),
+    ]
+    missing = [f"{name} ({role})" for name, role in wanted if name not in frame.columns]
+    surplus = sorted(set(frame.columns) - {name for name, _ in wanted})
+    doubled = sorted(name for name, count in Counter(frame.columns).items() if count > 1)
+    problems = []
+    if missing:
+        problems.append(f"missing: {', '.join(missing)}")
+    if surplus:
+        problems.append(f"not in the shard's schema: {', '.join(surplus)} (drop them with input.format.sql)")
+    if doubled:
+        problems.append(f"more than once: {', '.join(doubled)}")
+    if problems:
+        raise ConfigurationError(
+            f"input columns do not match the shard's schema: {'; '.join(problems)}; "
+            f"the input has: {', '.join(frame.columns)}"
+        )
+
+
+def unfit(name: str, source: T.DataType, target: T.DataType) -> str | None:
+    """Why a column of type `source` cannot be stored as `target` without loss, naming it; None when it can."""
+    if isinstance(target, T.StructType):
+        if not isinstance(source, T.StructType):
+            return f"{name} is {source.simpleString()}, must be {target.simpleString()}"
+        ours, theirs = {f.name: f.dataType for f in source.fields}, {f.name: f.dataType for f in target.fields}
+        if set(ours) != set(theirs) or len(source.fields) != len(ours):
+            return f"{name} has the fields {', '.join(source.fieldNames())}, must have {', '.join(target.fieldNames())}"
+        return next(filter(None, (unfit(f"{name}.{child}", ours[child], theirs[child]) for child in theirs)), None)
+    if _lossless(source, target):
+        return None
+    return f"{name} is {source.simpleString()}, which does not fit {target.simpleString()} without loss"
+
+
+def _lossless(source: T.DataType, target: T.DataType) -> bool:
+    """Whether every value of `source` is exactly one value of `target`. Time zones are never guessed: instants and
+    wall clocks do not mix.
+    """
+    if isinstance(source, T.NullType) or (type(source) is type(target) and not isinstance(source, T.DecimalType)):
+        return True
+    digits = next((width for kind, width in _INTEGERS if isinstance(source, kind)), None)
+    match target:
+        case T.StringType():
+            return isinstance(source, T.StringType | T.CharType | T.VarcharType)
+        case T.DecimalType():
+            if isinstance(source, T.DecimalType):
+                return bool(
+                    source.scale <= target.scale and source.precision - source.scale <= target.precision - target.scale
+                )
+            return digits is not None and digits <= target.precision - target.scale
+        case T.DoubleType():
+            return isinstance(source, T.FloatType) or (digits is not None and digits <= 10)
+        case T.FloatType():
+            return digits is not None and digits <= 5
+        case T.ShortType() | T.IntegerType() | T.LongType():
+            own = next(width for kind, width in _INTEGERS if isinstance(target, kind))
+            return digits is not None and digits <= own
+        case T.TimestampNTZType():
+            return isinstance(source, T.DateType)
+    return False
+
+
+def _converted(column: Column, source: T.DataType, target: T.DataType) -> Column:
+    if not isinstance(target, T.StructType):
+        return column.cast(target)
+    ours = {f.name: f.dataType for f in source.fields}
+    children = [_converted(column.getField(f.name), ours[f.name], f.dataType).alias(f.name) for f in target.fields]
+    return F.when(column.isNotNull(), F.struct(*children))
+
+
+def _millis(column: Column, source: T.DataType, name: str, spark: SparkSession) -> Column:
+    match source:
+        case T.TimestampType():
+            return F.unix_millis(column)
+        case T.TimestampNTZType():
+            if spark.conf.get("spark.sql.session.timeZone") not in ("UTC", "Etc/UTC", "GMT", "Z"):
+                raise ConfigurationError(
+                    f"envelope.timestampColumn: {name} has no time zone: "
+                    "set spark.sql.session.timeZone to UTC, or convert with SQL"
+                )
+            return F.unix_millis(column.cast("timestamp"))
+        case T.LongType() | T.IntegerType() | T.ShortType() | T.ByteType():
+            return column.cast("bigint")
+    raise ConfigurationError(
+        f"envelope.timestampColumn: {name} is {source.simpleString()}, must be a timestamp or milliseconds as bigint"
+    )
+
+
+def by_key_range(flat: DataFrame, schema: Schema, tasks: int) -> DataFrame:
+    """`flat` in `tasks` partitions whose key ranges do not overlap: the batches of the tasks then do not overlap
+    either, and a reader merges less.
+
+    Spark samples the input once more for this. Nulls go last, as in parts.
+    """
+    if tasks == 1:
+        return flat.repartition(1)
+    keys = [F.col(f.column).asc_nulls_last() for f in fields_of(schema) if f.side == "key"]
+    return flat.repartitionByRange(tasks, *keys)
+
+
+def corrections(desired: DataFrame, persisted: DataFrame | None, schema: Schema, tasks: int) -> DataFrame:
+    """Desired (+) and persisted (negated) rows, equal rows side by side: in one partition, with one hash `h`, sorted
+    by it.
+
+    A write task so meets all copies of a row within a bounded stretch of its stream, however large its partition is:
+    Spark sorts one bigint (and spills), the engine's own consolidation decides what is equal (nulls, NaN, zeros).
+    Hashing keys and values, not keys alone, keeps a hot key from making a hot task. `persisted` has the flat columns
+    and `diff`.
+    """
+    columns = [f.column for f in fields_of(schema)]
+    both = desired.select(*columns, F.lit(1).cast("bigint").alias(DIFF), F.lit(True).alias(DESIRED))  # noqa: FBT003
+    if persisted is not None:
+        both = both.unionAll(persisted.select(*columns, F.col(DIFF), F.lit(False).alias(DESIRED)))  # noqa: FBT003
+    hashed = both.withColumn(HASH, F.xxhash64(*columns))
+    return hashed.repartition(tasks, HASH).sortWithinPartitions(HASH)
+
+
+def _first_line(error: Exception) -> str:
+    text = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error
+    return str(text).strip().split("\n", 1)[0]

@@ -1,0 +1,151 @@
+"""The one entry of the image: `driver --spec FILE [--report FILE]` runs a sink, `executor` becomes the JVM that the
+driver asked Kubernetes for.
+
+The only file that reads the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from persist_engine.base.env import SystemEnv
+
+from persist_spark.failures import ExitCode, Terminated, classify
+from persist_spark.report import Log, SinkReport, progress_lines, write_report
+from persist_spark.spec import ConfigurationError, SinkSpec
+
+_EXECUTOR_BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
+#: Arguments of the backend, and the environment in which Spark's Kubernetes scheduler hands them over.
+_BACKEND_ARGUMENTS = {
+    "--driver-url": "SPARK_DRIVER_URL",
+    "--executor-id": "SPARK_EXECUTOR_ID",
+    "--cores": "SPARK_EXECUTOR_CORES",
+    "--app-id": "SPARK_APPLICATION_ID",
+    "--hostname": "SPARK_EXECUTOR_POD_IP",
+    "--resourceProfileId": "SPARK_RESOURCE_PROFILE_ID",
+    "--podName": "SPARK_EXECUTOR_POD_NAME",
+}
+_JAVA_OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run; the process's exit code."""
+    parser = argparse.ArgumentParser(prog="persist-spark", description="Spark sinks over persist shards")
+    commands = parser.add_subparsers(dest="command", required=True)
+    driver = commands.add_parser("driver", help="run a sink once")
+    driver.add_argument("--spec", type=Path, required=True, help="sink.json")
+    driver.add_argument(
+        "--report",
+        type=Path,
+        help="where the JSON report goes; default: the container's termination log, if there is one",
+    )
+    commands.add_parser("executor", help="become a Spark executor; arguments come from SPARK_* in the environment")
+    arguments = parser.parse_args(argv)
+    if arguments.command == "executor":
+        become_executor(os.environ)
+    return run_driver(arguments.spec, arguments.report)
+
+
+def run_driver(spec_path: Path, report_path: Path | None) -> int:
+    """Run the sink and report how it went, whatever happens; the exit code."""
+    env = SystemEnv()
+    started = env.monotonic_s()
+    signal.signal(signal.SIGTERM, _terminate)
+    # Driver and executors run the same image: the same interpreter on both sides, whatever `python3` is on the path.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    spec: SinkSpec | None = None
+    report, failure = SinkReport(run_id=""), None
+    try:
+        spec = SinkSpec.load(spec_path)
+        report = SinkReport(run_id=spec.run_id)
+        report = _run(spec, env)
+    except Exception as error:  # noqa: BLE001 - the outermost frame: everything becomes a report
+        failure = classify(error, secrets=spec.secrets() if spec else ())
+        if failure.exit_code is ExitCode.APPLICATION:
+            Log(sys.stderr, env).event("failed", error=classify(error, secrets=spec.secrets() if spec else ()).message)
+    duration_ms = round((env.monotonic_s() - started) * 1000)
+    write_report(report.to_json(duration_ms=duration_ms, failure=failure), path=report_path, stdout=sys.stdout)
+    return int(failure.exit_code if failure else ExitCode.SUCCEEDED)
+
+
+def _run(spec: SinkSpec, env: SystemEnv) -> SinkReport:
+    from persist_spark.session import start_session
+    from persist_spark.sink import run_sink
+
+    log = Log(sys.stderr, env, sink=spec.sink_id, run=spec.run_id, shard=spec.shard_id)
+    log.event("starting", envelope=spec.envelope.type, format=spec.input.format)
+    spark = start_session(f"persist sink {spec.sink_id}")
+    try:
+        with progress_lines(log, spark.sparkContext.statusTracker()):
+            return run_sink(spark, spec, env=env, log=log)
+    finally:
+        spark.stop()
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
+    # As an exception, so that leases are given back and Spark is stopped on the way out.
+    raise Terminated("asked to stop (SIGTERM); the run was not finished")
+
+
+def become_executor(environ: Mapping[str, str]) -> NoReturn:
+    """Replace this process by the executor's JVM: signals, exit code and memory limit are the JVM's own then."""
+    command = executor_command(environ)
+    home = {"SPARK_HOME": str(_spark_home(environ)), "PYSPARK_PYTHON": environ.get("PYSPARK_PYTHON", sys.executable)}
+    os.execve(command[0], command, {**environ, **home})  # noqa: S606 - no shell: that is the point
+
+
+def executor_command(environ: Mapping[str, str]) -> list[str]:
+    """The JVM's command line. Raises ConfigurationError naming what the environment lacks."""
+    missing = [name for name in (*_BACKEND_ARGUMENTS.values(), "SPARK_EXECUTOR_MEMORY") if not environ.get(name)]
+    if missing:
+        raise ConfigurationError(f"not started as a Spark executor: {', '.join(missing)} not set")
+    numbered = {int(match[1]): value for name, value in environ.items() if (match := _JAVA_OPTION.fullmatch(name))}
+    memory = environ["SPARK_EXECUTOR_MEMORY"]
+    arguments = [part for option, name in _BACKEND_ARGUMENTS.items() for part in (option, environ[name])]
+    options = [numbered[number] for number in sorted(numbered)]
+    return [
+        _java(environ),
+        *options,
+        f"-Xms{memory}",
+        f"-Xmx{memory}",
+        "-cp",
+        _classpath(environ),
+        _EXECUTOR_BACKEND,
+        *arguments,
+    ]
+
+
+def _classpath(environ: Mapping[str, str]) -> str:
+    """Configuration first, then Spark's jars, then what the image or the user adds."""
+    added = [environ.get(name, "") for name in ("SPARK_EXTRA_CLASSPATH", "SPARK_DIST_CLASSPATH")]
+    parts = [environ.get("SPARK_CONF_DIR", ""), str(_spark_home(environ) / "jars" / "*"), *added]
+    return ":".join(part for part in parts if part)
+
+
+def _spark_home(environ: Mapping[str, str]) -> Path:
+    if environ.get("SPARK_HOME"):
+        return Path(environ["SPARK_HOME"])
+    import pyspark
+
+    return Path(pyspark.__file__).parent
+
+
+def _java(environ: Mapping[str, str]) -> str:
+    home = environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java", path=environ.get("PATH"))
+    if java is None:
+        raise ConfigurationError("no java: set JAVA_HOME or put java on the PATH")
+    return java
+
+
+if __name__ == "__main__":
+    sys.exit(main())

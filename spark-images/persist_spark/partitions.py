@@ -1,0 +1,226 @@
+"""What runs on executors: one Arrow iterator in, one out. Owns: staging a partition's updates, reading a split of a
+snapshot.
+
+An executor touches blobs only, never consensus: what it stages is linked by the driver, or is an orphan. So a task
+may fail, be retried or run twice at once:
+Spark hands the driver the row of one attempt, and only the batch in that row is appended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from persist_engine.base.env import Env, SystemEnv
+from persist_engine.base.errors import PersistError
+from persist_engine.base.metrics import Metrics, NoMetrics
+from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
+from persist_engine.client.batch import BatchBuilder
+from persist_engine.client.splits import SnapshotSplit
+from persist_engine.codec import updates
+from persist_engine.codec.schema import Schema
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.ids import ShardId
+from persist_engine.shard.retry import Retry
+from persist_engine.storage.blob import Blob
+from persist_engine.storage.open import open_blob
+
+from persist_spark.columns import hash_chunks, negated_flat, struct_column
+from persist_spark.failures import carried
+
+#: Rows that a correcting task consolidates at a time. Measured: twice or four times as many are not faster, and cost
+#: their memory.
+CHUNK_ROWS = 1 << 17
+#: How long an executor or driver insists on a store that fails before the run is reported as a storage failure.
+STORE_GIVE_UP_MS = 120_000.0
+
+#: One row per task.
+STAGED_SCHEMA = pa.schema(
+    [
+        ("batch", pa.binary()),  # transmittable; null when the partition came to nothing
+        ("rows", pa.int64()),
+        ("updates", pa.int64()),
+        ("least_time", pa.int64()),
+    ]
+)
+STAGED_DDL = "batch binary, rows bigint, updates bigint, least_time bigint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTask:
+    """What a write task must know; travels to executors, holds no secret but what the blob's URL names."""
+
+    blob: str
+    shard_id: str
+    schema: Schema
+    schema_id: int
+    lower: int
+    upper: int
+    time: int | None
+    """Time of every update; None: the column `time` carries it."""
+    target_part_bytes: int
+
+    @property
+    def settings(self) -> Settings:
+        """Numbers for the builder."""
+        return sink_settings(self.target_part_bytes)
+
+
+def sink_settings(target_part_bytes: int) -> Settings:
+    """What driver and executors of a sink run with: a run that cannot reach its store ends and says so, the operator
+    repeats it.
+    """
+    return Settings(
+        batch=BatchSettings(target_part_bytes=target_part_bytes), retry=RetrySettings(give_up_ms=STORE_GIVE_UP_MS)
+    )
+
+
+class StageRows:
+    """Stage a partition of rows: every row is one update with diff 1. Columns k*, v*, and `time` when the task has
+    none.
+    """
+
+    def __init__(self, task: StageTask) -> None:
+        self.task = task
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One staged row. Repeating it stages again and changes nothing that is linked."""
+        with _carrying_errors():
+            counted = _Counted()
+            tables = (counted.saw(batch) for batch in batches if batch.num_rows)
+            yield _stage(self.task, (updates_of(table, self.task) for table in tables), counted)
+
+
+class StageCorrections:
+    """Stage desired - persisted of one hash partition. Columns k*, v*, `diff`, `desired`, `h`; sorted by `h`
+    (frames.corrections).
+    """
+
+    def __init__(self, task: StageTask, *, chunk_rows: int = CHUNK_ROWS) -> None:
+        self.task = task
+        self.chunk_rows = chunk_rows
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One staged row; its `rows` counts the desired rows. Holds about `chunk_rows` rows."""
+        with _carrying_errors():
+            counted = _Counted()
+            chunks = hash_chunks((counted.saw(batch) for batch in batches), self.chunk_rows)
+            yield _stage(self.task, (updates.consolidate(updates_of(chunk, self.task)) for chunk in chunks), counted)
+
+
+class ReadSplits:
+    """Read the persisted side: partition i of `spark.range(n)` becomes split i, as flat columns and the negated
+    `diff`.
+    """
+
+    def __init__(self, *, blob: str, schema: Schema, splits: tuple[bytes, ...]) -> None:
+        self.blob, self.schema, self.splits = blob, schema, splits
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The splits whose numbers come in; bounded memory."""
+        with _carrying_errors():
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    split = SnapshotSplit.from_bytes(self.splits[number])
+                    for rows in split.to_batches(blob_at(self.blob), retry=reading_retry()):
+                        yield negated_flat(rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorStore:
+    """The half of a shard that an executor may touch: its blobs."""
+
+    shard_id: ShardId
+    blob: Blob
+    retry: Retry
+    settings: Settings
+    env: Env
+    metrics: Metrics
+
+
+def store_at(blob: str, shard_id: str, settings: Settings) -> ExecutorStore:
+    """Where the parts of the shard go."""
+    env, metrics = SystemEnv(), NoMetrics()
+    retry = Retry(env, settings.retry, metrics)
+    return ExecutorStore(
+        shard_id=ShardId(shard_id), blob=blob_at(blob), retry=retry, settings=settings, env=env, metrics=metrics
+    )
+
+
+def reading_retry() -> Retry:
+    """How an executor insists on a blob that does not come."""
+    return Retry(SystemEnv(), RetrySettings(give_up_ms=STORE_GIVE_UP_MS), NoMetrics())
+
+
+@lru_cache(maxsize=4)
+def blob_at(url: str) -> Blob:
+    """The blob store, opened once per Python worker: workers live for many tasks."""
+    return reading_retry().external("open blob store", lambda: open_blob(url, env=SystemEnv(), metrics=NoMetrics()))
+
+
+def updates_of(rows: pa.Table | pa.RecordBatch, task: StageTask) -> pa.Table:
+    """Flat columns -> key struct, val struct, time, diff in the shard's own Arrow types."""
+    count = rows.num_rows
+    table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+    key = struct_column(table, "k", task.schema.key_type)
+    val = struct_column(table, "v", task.schema.val_type)
+    time = (
+        table.column("time").combine_chunks()
+        if task.time is None
+        else pa.repeat(pa.scalar(task.time, pa.int64()), count)
+    )
+    diff = (
+        table.column("diff").combine_chunks()
+        if "diff" in table.column_names
+        else pa.repeat(pa.scalar(1, pa.int64()), count)
+    )
+    return pa.Table.from_arrays([key, val, time, diff], schema=task.schema.updates_schema)
+
+
+class _Counted:
+    """Counts the user's rows as they stream by."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def saw(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        desired = batch.column("desired") if "desired" in batch.schema.names else None
+        self.rows += batch.num_rows if desired is None else (pc.sum(desired).as_py() or 0)
+        return batch
+
+
+def _stage(task: StageTask, tables: Iterator[pa.Table], counted: _Counted) -> pa.RecordBatch:
+    upper = Antichain.of(task.upper)
+    store = store_at(task.blob, task.shard_id, task.settings)
+    least: int | None = None
+    # Leaving the block on an error deletes what was staged so far.
+    with BatchBuilder(
+        store, Antichain.of(task.lower), schema=task.schema, schema_id=task.schema_id, upper=upper
+    ) as builder:
+        for table in tables:
+            if table.num_rows == 0:
+                continue
+            earliest = pc.min(table.column("time")).as_py()
+            least = earliest if least is None else min(least, earliest)
+            builder.add(table)
+        batch = builder.finish(upper)
+    rows = batch.rows
+    staged = batch.to_transmittable() if rows else None
+    columns = [[staged], [counted.rows], [rows], [least]]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, STAGED_SCHEMA, strict=True)],
+        schema=STAGED_SCHEMA,
+    )
+
+
+@contextmanager
+def _carrying_errors() -> Iterator[None]:
+    """Engine errors leave as text that the driver can classify."""
+    try:
+        yield
+    except PersistError as error:
+        raise carried(error) from error

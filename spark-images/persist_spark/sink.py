@@ -1,0 +1,349 @@
+"""One run of a sink, on the driver: mint (choose the times) -> write (executors stage) -> append (one compare-and-
+append of all of it).
+
+Only the driver touches consensus. A run appends all of its updates or none, once per run id, however often it is
+repeated: the run id is committed as
+the sink's source progress in the same compare-and-set. A lost append is normal; what was staged for it is deleted,
+and the run decides again.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from persist_engine.base.env import Env, SystemEnv
+from persist_engine.base.errors import Fenced, InvalidUsage, Unavailable
+from persist_engine.client.batch import Batch
+from persist_engine.client.client import PersistClient
+from persist_engine.client.location import Location
+from persist_engine.client.read import ReadHandle
+from persist_engine.client.snapshot import SinceAhead
+from persist_engine.client.write import Appended, ProgressMismatch, UpperMismatch, WriteHandle
+from persist_engine.codec.schema import Schema
+from persist_engine.flow.append import (
+    AppendAgain,
+    Late,
+    Recompute,
+    Staged,
+    Superseded,
+    after_progress_mismatch,
+    after_upper_mismatch,
+)
+from persist_engine.flow.mint import AlreadyDone, Minted, RaiseUpper, ShardView, mint
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.state import SourceProgress
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
+
+from persist_spark import frames
+from persist_spark.partitions import STAGED_DDL, ReadSplits, StageCorrections, StageRows, StageTask, sink_settings
+from persist_spark.report import Log, SinkReport
+from persist_spark.session import executor_count, parallelism_of
+from persist_spark.spec import PARALLELISM_MAX, ConfigurationError, EnvelopeType, SinkSpec
+
+#: How often a run lets other writers win before it gives up and leaves the rest to its own repetition.
+ROUNDS_MAX = 16
+
+
+def run_sink(spark: SparkSession, spec: SinkSpec, *, env: Env | None = None, log: Log | None = None) -> SinkReport:
+    """Make the shard hold what `spec` says, and report it. Idempotent by `spec.run_id`.
+
+    Raises ConfigurationError (the input or the object must change), Fenced (another run of this sink committed
+    meanwhile), Unavailable (the store, or other writers, for too long), and what Spark raises for a failed job.
+    Whatever is raised, all or nothing was appended.
+    """
+    env = env or SystemEnv()
+    log = log or Log(io.StringIO(), env)
+    schema = spec.schema
+    settings = sink_settings(spec.write.target_part_bytes)
+    with PersistClient.open(Location(blob=spec.blob, consensus=spec.consensus), settings=settings, env=env) as client:
+        difference = client.schema(spec.shard_id).difference(schema)
+        if difference is not None:
+            raise ConfigurationError(f"schema: not that of shard {spec.shard_id}: {difference}")
+        with client.open_writer(spec.shard_id, schema, purpose=spec.purpose) as writer:
+            return _Run(
+                spark=spark, spec=spec, schema=schema, client=client, writer=writer, env=env, log=log
+            ).until_done()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """What the write tasks came to."""
+
+    batches: tuple[Batch, ...]
+    rows: int
+    updates: int
+    least_time: int | None
+    upper: Antichain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Times:
+    """What the timestamp column says."""
+
+    rows: int
+    least: int
+    greatest: int
+
+
+@dataclass(kw_only=True)
+class _Run:
+    """The state of one run: nothing but its handles."""
+
+    spark: SparkSession
+    spec: SinkSpec
+    schema: Schema
+    client: PersistClient
+    writer: WriteHandle
+    env: Env
+    log: Log
+
+    @property
+    def _reads_back(self) -> bool:
+        return self.spec.envelope.type is EnvelopeType.MIRROR
+
+    def until_done(self) -> SinkReport:
+        """Mint, write, append; again when somebody else was faster."""
+        expected = self.client.progress(self.spec.shard_id, self.spec.sink_id)
+        for _ in range(ROUNDS_MAX):
+            with self._reader() as reader:
+                since = Antichain.minimum() if reader is None else reader.since
+                view = ShardView(since=since, upper=self.writer.fetch_recent_upper(), progress=expected)
+                decision = self._mint(view)
+                match decision:
+                    case AlreadyDone(upper):
+                        return self._done_before(upper)
+                    case RaiseUpper(lower, upper):
+                        # A mismatch means that somebody else raised it: look again either way.
+                        self.writer.compare_and_append_batch([], expected_upper=lower, new_upper=upper)
+                        continue
+                    case Minted():
+                        self.log.event("minted", lower=decision.lower.time, time=decision.time, as_of=decision.as_of)
+                        staged = self._write(decision, reader)
+                        report = self._append(decision, staged, expected)
+                    case _:
+                        assert_never(decision)
+            if report is not None:
+                return report
+        raise Unavailable(
+            f"other writers of shard {self.spec.shard_id} were faster {ROUNDS_MAX} times in a row; nothing was appended"
+        )
+
+    def _mint(self, view: ShardView) -> Minted | RaiseUpper | AlreadyDone:
+        try:
+            return mint(view, run=self.spec.run_token, now_ms=self.env.now_ms(), reads_back=self._reads_back)
+        except InvalidUsage as error:
+            raise ConfigurationError(f"shard {self.spec.shard_id}: {error}") from error
+
+    @contextmanager
+    def _reader(self) -> Iterator[ReadHandle | None]:
+        """The lease under which executors read the persisted side back; none when nothing is read back."""
+        if not self._reads_back:
+            yield None
+            return
+        with self.client.open_leased_reader(self.spec.shard_id, self.schema, purpose=self.spec.purpose) as reader:
+            yield reader
+
+    # -- write
+    # ----------------------------------------------------------------------------------------------------------
+
+    def _write(self, minted: Minted, reader: ReadHandle | None) -> _Stage:
+        source = frames.read_input(self.spark, self.spec.input)
+        column = self.spec.envelope.timestamp_column
+        flat = frames.to_flat(source, self.schema, timestamp_column=column)
+        tasks = self._tasks(flat)
+        if reader is not None:
+            return self._write_corrections(minted, reader, flat, tasks)
+        upper = minted.upper
+        if column is not None:
+            times = self._times(flat, minted.lower, column)
+            if times is None:
+                self._refuse_empty(0)
+                # SUBTLE: without rows there is no time. Raising the upper to now would make the next run's rows late.
+                return _Stage(batches=(), rows=0, updates=0, least_time=None, upper=minted.lower)
+            upper = Antichain.of(times.greatest + 1)
+        task = self._stage_task(minted, upper, time=None if column else minted.time)
+        ranged = frames.by_key_range(flat, self.schema, tasks)
+        return self._collect(ranged.mapInArrow(StageRows(task), STAGED_DDL), upper)
+
+    def _write_corrections(self, minted: Minted, reader: ReadHandle, flat: DataFrame, tasks: int) -> _Stage:
+        task = self._stage_task(minted, minted.upper, time=minted.time)
+        if minted.as_of is None:
+            desired = frames.corrections(flat, None, self.schema, tasks)
+            return self._collect(desired.mapInArrow(StageCorrections(task), STAGED_DDL), minted.upper)
+        # mint saw to it that since <= as_of < upper, under this reader's own hold.
+        snapshot = reader.snapshot(Antichain.of(minted.as_of))
+        if isinstance(snapshot, SinceAhead):
+            raise Fenced(f"the lease of {reader} ran out before it was used")
+        splits = tuple(split.to_bytes() for split in snapshot.splits(tasks))
+        with snapshot:
+            persisted = self._persisted(splits)
+            both = frames.corrections(flat, persisted, self.schema, tasks)
+            return self._collect(both.mapInArrow(StageCorrections(task), STAGED_DDL), minted.upper)
+
+    def _persisted(self, splits: tuple[bytes, ...]) -> DataFrame:
+        read = ReadSplits(blob=self.spec.blob, schema=self.schema, splits=splits)
+        flat_type = frames.flat_type(self.schema).add(frames.DIFF, "bigint")
+        return self.spark.range(0, len(splits), 1, len(splits)).mapInArrow(read, flat_type)
+
+    def _tasks(self, flat: DataFrame) -> int:
+        """Tasks of the write: what was asked for or what the executors can do at once, and never fewer than the
+        source has partitions of its own.
+        """
+        wanted = self.spec.write.parallelism or parallelism_of(self.spark)
+        source: int = flat.rdd.getNumPartitions()
+        return min(max(wanted, source), PARALLELISM_MAX)
+
+    def _stage_task(self, minted: Minted, upper: Antichain, *, time: int | None) -> StageTask:
+        lower, end = minted.lower.time, upper.time
+        assert lower is not None
+        assert end is not None
+        return StageTask(
+            blob=self.spec.blob,
+            shard_id=self.spec.shard_id,
+            schema=self.schema,
+            schema_id=self.writer.machine.schema_id,
+            lower=lower,
+            upper=end,
+            time=time,
+            target_part_bytes=self.spec.write.target_part_bytes,
+        )
+
+    def _times(self, flat: DataFrame, lower: Antichain, column: str) -> _Times | None:
+        """Look at the times before anything is staged: a row that cannot be written is told now, by number and
+        example. None: no rows.
+        """
+        time = F.col(frames.TIME)
+        late = time < F.lit(lower.time)
+        row = flat.agg(
+            F.count(F.lit(1)), F.count(time), F.min(time), F.max(time), F.count_if(late), F.min(F.when(late, time))
+        ).first()
+        rows, timed, least, greatest, late_rows, first_late = row
+        if rows == 0:
+            return None
+        if timed < rows:
+            raise ConfigurationError(f"envelope.timestampColumn: {column} is null in {rows - timed} of {rows} rows")
+        if late_rows:
+            raise self._late(late_rows, first_late, lower)
+        return _Times(rows=rows, least=least, greatest=greatest)
+
+    def _late(self, rows: int | None, first: int | None, upper: Antichain) -> ConfigurationError:
+        count = "some rows" if rows is None else f"{rows} rows"
+        return ConfigurationError(
+            f"{count} have a time before the shard's upper {upper.time}, the first at {first}: "
+            "an Append cannot change what is written; leave them out with input.format.sql"
+        )
+
+    def _collect(self, staging: DataFrame, upper: Antichain) -> _Stage:
+        rows = staging.collect()
+        stage = _Stage(
+            batches=tuple(
+                self.writer.batch_from_transmittable(bytes(row["batch"])) for row in rows if row["batch"] is not None
+            ),
+            rows=sum(row["rows"] for row in rows),
+            updates=sum(row["updates"] for row in rows),
+            least_time=min((row["least_time"] for row in rows if row["least_time"] is not None), default=None),
+            upper=upper,
+        )
+        self.log.event("staged", batches=len(stage.batches), rows=stage.rows, updates=stage.updates)
+        if stage.rows == 0:
+            self._delete(stage)
+            self._refuse_empty(stage.rows)
+        return stage
+
+    def _refuse_empty(self, rows: int) -> None:
+        if rows == 0 and not self.spec.input.allow_empty:
+            raise ConfigurationError("input is empty; if that is right, set input.allowEmpty")
+
+    # -- append
+    # -----------------------------------------------------------------------------------------------------------
+
+    def _append(self, minted: Minted, stage: _Stage, expected: SourceProgress | None) -> SinkReport | None:
+        """The report of the finished run, or None: the staged batches are deleted, mint again."""
+        lower = minted.lower
+        if stage.upper == lower:
+            return self._appended(lower, stage)
+        staged = Staged(
+            lower=lower,
+            upper=stage.upper,
+            least_time=stage.least_time,
+            reads_back=self._reads_back,
+            own_times=self.spec.envelope.timestamp_column is not None,
+        )
+        while True:
+            answer = self.writer.compare_and_append_batch(
+                stage.batches,
+                expected_upper=lower,
+                new_upper=stage.upper,
+                progress=(self.spec.sink_id, self.spec.run_token),
+                expected_progress=None if expected is None else expected.token,
+            )
+            match answer:
+                case Appended():
+                    return self._appended(lower, stage)
+                case ProgressMismatch(current=progress):
+                    self._delete(stage)
+                    return self._after_progress(progress)
+                case UpperMismatch(current=current):
+                    self.log.event("lost_append", expected=lower.time, current=current.time)
+                    again = self._after_upper(staged, current, stage)
+                    if again is None:
+                        return None
+                    lower = again.lower
+                    staged = replace(staged, lower=lower)
+                case _:
+                    assert_never(answer)
+
+    def _after_upper(self, staged: Staged, current: Antichain, stage: _Stage) -> AppendAgain | None:
+        try:
+            decision = after_upper_mismatch(staged, current)
+        except InvalidUsage as error:
+            self._delete(stage)
+            raise ConfigurationError(f"shard {self.spec.shard_id}: {error}") from error
+        match decision:
+            case AppendAgain():
+                return decision
+            case Recompute():
+                self._delete(stage)
+                return None
+            case Late():
+                self._delete(stage)
+                raise self._late(None, stage.least_time, current)
+            case _:
+                assert_never(decision)
+
+    def _after_progress(self, current: SourceProgress | None) -> SinkReport:
+        match after_progress_mismatch(current, run=self.spec.run_token):
+            case AlreadyDone(upper):
+                return self._done_before(upper)
+            case Superseded():
+                raise Fenced(
+                    f"another run of sink {self.spec.sink_id} appended to {self.spec.shard_id} "
+                    f"while run {self.spec.run_id} was writing"
+                )
+
+    def _delete(self, stage: _Stage) -> None:
+        """Delete what was staged and certainly not appended."""
+        for batch in stage.batches:
+            batch.delete()
+
+    def _appended(self, lower: Antichain, stage: _Stage) -> SinkReport:
+        self.log.event("appended", lower=lower.time, upper=stage.upper.time, updates=stage.updates)
+        return SinkReport(
+            run_id=self.spec.run_id,
+            lower=lower.time,
+            upper=stage.upper.time,
+            rows_read=stage.rows,
+            updates_written=stage.updates,
+            executors=executor_count(self.spark),
+        )
+
+    def _done_before(self, upper: Antichain) -> SinkReport:
+        self.log.event("already_done", upper=upper.time)
+        return SinkReport(
+            run_id=self.spec.run_id, upper=upper.time, executors=executor_count(self.spark), already_done=True
+        )

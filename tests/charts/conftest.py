@@ -1,0 +1,59 @@
+"""Renders the chart with the real helm; shared by the chart's tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "persist-operator"
+Manifest = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def helm() -> str:
+    """Path of helm: on PATH, or where `make setup` puts it."""
+    cache = Path(os.environ.get("CACHE", Path.home() / ".cache" / "persist-operator")) / "bin" / "helm"
+    found = shutil.which("helm") or (str(cache) if cache.is_file() else None)
+    if found is None:
+        pytest.fail("helm is not installed: run `bash .ci/tools.sh helm`")
+    return found
+
+
+@pytest.fixture(scope="session")
+def run_helm(helm: str) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Call helm; never raises on a non-zero exit, so that refusals can be looked at."""
+
+    def call(*arguments: str, values: Manifest | None = None) -> subprocess.CompletedProcess[str]:
+        given = [] if values is None else ["--values", "-"]
+        return subprocess.run(
+            [helm, *arguments, *given],
+            input=yaml.safe_dump(values or {}),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def template(run_helm: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., list[Manifest]]:
+    """The manifests for some values. Fails the test when helm refuses them."""
+
+    def render(values: Manifest | None = None) -> list[Manifest]:
+        done = run_helm(
+            "template", "persist", str(CHART), "--namespace", "sys", "--kube-version", "1.34.0", values=values or {}
+        )
+        assert done.returncode == 0, done.stderr
+        return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+    return render

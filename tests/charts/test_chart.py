@@ -1,0 +1,314 @@
+"""The chart as helm renders it: valid, restricted, least-privileged, and free of surprises for GitOps."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from persist_operator.settings import OperatorSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "persist-operator"
+Manifest = dict[str, Any]
+
+STORES: Manifest = {
+    "storageProfiles": {
+        "default": {
+            "blob": "s3://bucket/prefix?region=eu-central-1",
+            "consensus": "redis://redis.stores.svc:6379/0?password_file=/var/run/secrets/persist/store/redis-password",
+            "secretName": "persist-store",
+        }
+    }
+}
+FULL: Manifest = {
+    **STORES,
+    "replicas": 2,
+    "watch": {"namespaces": ["red", "blue"]},
+    "pullSecrets": ["registry"],
+    "metrics": {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
+    "workload": {
+        "namespaces": ["red"],
+        "driverCpuRequest": "200m",
+        "serviceAccount": {"annotations": {"cloud/role": "writer"}},
+    },
+    "nodeSelector": {"disk": "fast"},
+    "tolerations": [{"key": "spot", "operator": "Exists"}],
+    "priorityClassName": "high",
+    "loop": {"workers": 8, "resyncSeconds": 60},
+    "podAnnotations": {"note": "x"},
+    "podLabels": {"team": "data"},
+    "extraEnv": [{"name": "A", "value": "b"}],
+    "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+    "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/ca"}],
+}
+SMALL: Manifest = {
+    "crds": {"enabled": False},
+    "rbac": {"create": False},
+    "serviceAccount": {"create": False},
+    "leaderElection": {"enabled": False},
+}
+SETS = pytest.mark.parametrize("values", [{}, STORES, FULL, SMALL], ids=["none", "stores", "full", "small"])
+
+
+def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
+    return [one for one in manifests if one["kind"] == kind]
+
+
+def pod_specs(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
+    for one in manifests:
+        if one["kind"] == "Pod":
+            yield one["metadata"]["name"], one["spec"]
+        elif "template" in one.get("spec", {}):
+            yield one["metadata"]["name"], one["spec"]["template"]["spec"]
+
+
+def operator_config(manifests: list[Manifest]) -> Manifest:
+    (found,) = of_kind(manifests, "ConfigMap")
+    return yaml.safe_load(found["data"]["operator.yaml"])
+
+
+@SETS
+def test_lint_is_clean(run_helm: Callable[..., Any], values: Manifest) -> None:
+    done = run_helm("lint", "--strict", str(CHART), "--kube-version", "1.34.0", values=values)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@SETS
+def test_every_pod_is_restricted(template: Callable[..., list[Manifest]], values: Manifest) -> None:
+    """The rules of the restricted pod security standard, and a read-only root file system."""
+    pods = list(pod_specs(template(values)))
+    assert len(pods) == 2
+    for name, spec in pods:
+        for banned in ("hostNetwork", "hostPID", "hostIPC"):
+            assert not spec.get(banned), name
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+        assert all({"configMap", "emptyDir", "secret"} & set(volume) for volume in spec.get("volumes", []))
+        for container in [*spec["containers"], *spec.get("initContainers", [])]:
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert "privileged" not in context
+            assert container["resources"]["requests"]
+            assert container["resources"]["limits"]["memory"]
+
+
+@SETS
+def test_selectors_find_the_operator_and_nothing_else(
+    template: Callable[..., list[Manifest]], values: Manifest
+) -> None:
+    manifests = template(values)
+    (deployment,) = of_kind(manifests, "Deployment")
+    (test_pod,) = of_kind(manifests, "Pod")
+    selectors = [
+        deployment["spec"]["selector"]["matchLabels"],
+        *(one["spec"]["selector"] for one in of_kind(manifests, "Service")),
+    ]
+    selectors += [one["spec"]["selector"]["matchLabels"] for one in of_kind(manifests, "PodDisruptionBudget")]
+    for selector in selectors:
+        assert selector.items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+        assert not selector.items() <= test_pod["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"replica": 2}, "replica"),
+        ({"replicas": 3}, "replicas"),
+        ({"replicas": "two"}, "replicas"),
+        ({"image": {"digest": "sha256:short"}}, "digest"),
+        ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+        ({"storageProfiles": {"default": {"blob": "s3://b"}}}, "consensus"),
+        ({"storageProfiles": {"default": {"blob": "ftp://b", "consensus": "redis://r"}}}, "blob"),
+        ({"storageProfiles": {"default": {"blob": "s3://b", "consensus": "redis://user:secret@r:6379"}}}, "consensus"),
+        ({"storageProfiles": {"default": {"blob": "s3://b", "consensus": "redis://r", "secret": "s"}}}, "secret"),
+        ({"watch": {"namespaces": ["Not_a_name"]}}, "namespaces"),
+        ({"loop": {"resync": 5}}, "resync"),
+        ({"logLevel": "loud"}, "logLevel"),
+        ({"metrics": {"port": 80}}, "port"),
+        ({"workload": {"maintenanceMemory": "much"}}, "maintenanceMemory"),
+    ],
+)
+def test_schema_refuses_bad_values_and_names_them(run_helm: Callable[..., Any], values: Manifest, says: str) -> None:
+    done = run_helm("template", "persist", str(CHART), "--kube-version", "1.34.0", values=values)
+    assert done.returncode != 0
+    assert says in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({**STORES, "defaultProfile": "main"}, 'defaultProfile "main" is not among storageProfiles (default)'),
+        ({"replicas": 2, "leaderElection": {"enabled": False}}, "replicas above 1 need leaderElection.enabled"),
+        (
+            {
+                "storageProfiles": {
+                    name: {"blob": "s3://b", "consensus": "redis://r", "secretName": name}
+                    for name in ("default", "other")
+                }
+            },
+            "put the credentials of all profiles into one Secret",
+        ),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused(
+    run_helm: Callable[..., Any], values: Manifest, says: str
+) -> None:
+    done = run_helm("template", "persist", str(CHART), "--kube-version", "1.34.0", values=values)
+    assert done.returncode != 0
+    assert says in done.stderr
+
+
+def test_an_old_cluster_is_refused(run_helm: Callable[..., Any]) -> None:
+    done = run_helm("template", "persist", str(CHART), "--kube-version", "1.31.0")
+    assert done.returncode != 0
+    assert "kubeVersion" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "golden"), [(STORES, "rbac-cluster.yaml"), (FULL, "rbac-namespaced.yaml")], ids=["cluster", "namespaced"]
+)
+def test_rights_are_exactly_the_reviewed_ones(
+    template: Callable[..., list[Manifest]], values: Manifest, golden: str
+) -> None:
+    """A right that is added or dropped shows up as a change of the golden file."""
+    manifests = template(values)
+    rights = {
+        f"{one['kind']} {one['metadata'].get('namespace', '')}/{one['metadata']['name']}": one.get("rules")
+        or [one["roleRef"], *one["subjects"]]
+        for one in manifests
+        if one["kind"] in ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
+    }
+    assert rights == yaml.safe_load((Path(__file__).parent / "golden" / golden).read_text())
+
+
+@SETS
+def test_no_right_on_secrets_and_no_wildcards(template: Callable[..., list[Manifest]], values: Manifest) -> None:
+    manifests = template(values)
+    for role in of_kind(manifests, "Role") + of_kind(manifests, "ClusterRole"):
+        for rule in role["rules"]:
+            assert "secrets" not in rule["resources"]
+            assert "*" not in [*rule["resources"], *rule["verbs"], *rule["apiGroups"]]
+            assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"])
+
+
+def test_watching_some_namespaces_needs_nothing_cluster_wide(template: Callable[..., list[Manifest]]) -> None:
+    manifests = template({**FULL, "rbac": {"aggregate": False}})
+    assert not of_kind(manifests, "ClusterRole")
+    assert not of_kind(manifests, "ClusterRoleBinding")
+    assert {role["metadata"]["namespace"] for role in of_kind(manifests, "Role")} == {"red", "blue", "sys"}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, {"sys"}),
+        ({"watch": {"namespaces": ["red", "blue"]}}, {"red", "blue"}),
+        ({"workload": {"namespaces": ["green"]}}, {"green"}),
+    ],
+)
+def test_drivers_get_an_account_in_each_workload_namespace(
+    template: Callable[..., list[Manifest]], values: Manifest, expected: set[str]
+) -> None:
+    accounts = [
+        one for one in of_kind(template(values), "ServiceAccount") if one["metadata"]["name"] == "persist-spark-driver"
+    ]
+    assert {one["metadata"]["namespace"] for one in accounts} == expected
+
+
+def test_crds_are_those_of_the_repository_and_are_kept(template: Callable[..., list[Manifest]]) -> None:
+    source = {
+        document["metadata"]["name"]: document
+        for path in (ROOT / "crds").glob("*.yaml")
+        for document in [yaml.safe_load(path.read_text())]
+    }
+    assert source.keys() == {"persistshards.persistshard.io", "sparksinks.persistshard.io"}
+    for keep in (True, False):
+        rendered = {
+            one["metadata"]["name"]: one
+            for one in of_kind(template({"crds": {"keep": keep}}), "CustomResourceDefinition")
+        }
+        assert rendered.keys() == source.keys()
+        for name, crd in rendered.items():
+            assert crd["metadata"].get("annotations", {}).pop("helm.sh/resource-policy", None) == (
+                "keep" if keep else None
+            )
+            assert crd["spec"] == source[name]["spec"]
+
+
+def test_the_operator_understands_the_configuration(template: Callable[..., list[Manifest]]) -> None:
+    """What the chart writes is what OperatorSettings reads: it refuses keys it does not know."""
+    settings = OperatorSettings.parse(yaml.safe_dump(operator_config(template(FULL))))
+    assert settings.storage_profiles["default"].secret_name == "persist-store"
+    assert settings.namespaces == ("red", "blue")
+    assert settings.images.engine == "persist-engine:0.1.0"
+    assert settings.images.pull_secrets == ("registry",)
+    assert settings.workload.driver_cpu_request == "200m"
+    assert settings.loop.workers == 8
+    assert settings.leader.namespace == "sys"
+    assert settings.http_port == 8080
+
+
+def test_the_configuration_change_restarts_the_operator(template: Callable[..., list[Manifest]]) -> None:
+    checksums = [
+        of_kind(template({"logLevel": level}), "Deployment")[0]["spec"]["template"]["metadata"]["annotations"][
+            "checksum/config"
+        ]
+        for level in ("INFO", "DEBUG", "INFO")
+    ]
+    assert checksums[0] == checksums[2] != checksums[1]
+
+
+def test_rendering_is_repeatable_and_asks_the_cluster_nothing(template: Callable[..., list[Manifest]]) -> None:
+    """GitOps renders again and again, without a cluster: no lookup, nothing random, no hooks but the tests."""
+    assert template(FULL) == template(FULL)
+    text = "\n".join(path.read_text() for path in (CHART / "templates").rglob("*") if path.is_file())
+    assert not re.search(
+        r"\b(lookup|randAlphaNum|randAlpha|genCA|genSelfSignedCert|uuidv4|now)\b",
+        re.sub(r"{{-? ?/\*.*?\*/", "", text, flags=re.DOTALL),
+    )
+    assert set(re.findall(r"helm\.sh/hook: (\S+)", text)) == {"test"}
+
+
+def test_each_namespaced_object_says_its_namespace(template: Callable[..., list[Manifest]]) -> None:
+    cluster_wide = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+    for one in template(FULL):
+        assert ("namespace" in one["metadata"]) == (one["kind"] not in cluster_wide), one["kind"]
+
+
+def test_toggles(template: Callable[..., list[Manifest]]) -> None:
+    plain, full = template({}), template(FULL)
+    assert not of_kind(plain, "ServiceMonitor")
+    assert len(of_kind(full, "ServiceMonitor")) == 1
+    assert not of_kind(plain, "PodDisruptionBudget")
+    assert len(of_kind(full, "PodDisruptionBudget")) == 1
+    (spec,) = [spec for name, spec in pod_specs(full) if not name.endswith("test-metrics")]
+    assert {"name": "store", "secret": {"secretName": "persist-store", "optional": True, "defaultMode": 0o440}} in spec[
+        "volumes"
+    ]
+    assert not [volume for _, spec in pod_specs(plain) for volume in spec.get("volumes", []) if "secret" in volume]
+
+
+def test_the_check_sees_a_stale_copy_of_a_crd(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("sync_crds", ROOT / "charts" / "sync_crds.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sync = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sync)
+    source, chart = tmp_path / "crds", tmp_path / "chart"
+    source.mkdir()
+    (source / "a.yaml").write_text("a: 1\n")
+    assert sync.differences(source, chart) == ["a.yaml"]
+    sync.copy(source, chart)
+    assert sync.differences(source, chart) == []
+    (source / "a.yaml").write_text("a: 2\n")
+    (chart / "left-over.yaml").write_text("b: 1\n")
+    assert sync.differences(source, chart) == ["a.yaml", "left-over.yaml"]
+    sync.copy(source, chart)
+    assert sync.differences(source, chart) == []

@@ -1,0 +1,48 @@
+"""Every consensus adapter and wrapper obeys the laws of Consensus."""
+
+from __future__ import annotations
+
+import pytest
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.metrics import PrometheusMetrics
+from persist_engine.storage.consensus_mem import MemConsensus
+from persist_engine.storage.metered import MeteredConsensus
+from persist_engine.testing.conformance import ConsensusTests
+from persist_engine.testing.faults import Faults, FaultyConsensus
+from prometheus_client import CollectorRegistry
+
+
+class TestMem(ConsensusTests):
+    @pytest.fixture
+    def open_store(self, consensus_at, fresh_name):
+        with consensus_at(f"mem:{fresh_name}") as open_store:
+            yield open_store
+
+
+class TestSqlite(ConsensusTests):
+    @pytest.fixture
+    def open_store(self, consensus_at, tmp_path):
+        with consensus_at(f"sqlite://{tmp_path}/consensus.db") as open_store:
+            yield open_store
+
+
+@pytest.mark.redis
+class TestRedis(ConsensusTests):
+    @pytest.fixture
+    def open_store(self, consensus_at, redis, fresh_name):
+        with consensus_at(f"{redis.url}?prefix={fresh_name}*:") as open_store:
+            yield open_store
+
+
+class TestMetered(ConsensusTests):
+    @pytest.fixture
+    def open_store(self):
+        inner, metrics = MemConsensus(), PrometheusMetrics(CollectorRegistry())
+        return lambda: MeteredConsensus(inner, env=SystemEnv(), metrics=metrics)
+
+
+class TestFaultyWithoutFaults(ConsensusTests):
+    @pytest.fixture
+    def open_store(self):
+        inner = MemConsensus()
+        return lambda: FaultyConsensus(inner, Faults())

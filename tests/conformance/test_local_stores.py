@@ -1,0 +1,292 @@
+"""What a machine does to files: crashes, other processes, wrong places."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import CorruptData, Determinate, Indeterminate, InvalidUsage
+from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo
+from persist_engine.storage import blob_file, consensus_sqlite
+from persist_engine.storage.blob_file import FileBlob
+from persist_engine.storage.consensus_sqlite import SqliteConsensus
+from persist_engine.testing.conformance import entry, fill
+
+RACER = """
+import sys
+from pathlib import Path
+from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
+from persist_engine.storage.consensus_sqlite import SqliteConsensus
+
+path, name, last = Path(sys.argv[1]), sys.argv[2].encode(), int(sys.argv[3])
+consensus = SqliteConsensus(path)
+print("ready", flush=True)
+sys.stdin.readline()
+for seqno in range(1, last + 1):
+    expected = None if seqno == 1 else SeqNo(seqno - 1)
+    if consensus.compare_and_set("s1", expected, VersionedData(SeqNo(seqno), name)) is CasResult.COMMITTED:
+        print(seqno, flush=True)
+    while (head := consensus.head("s1")) is None or head.seqno < seqno:
+        pass
+"""
+
+ENDLESS_SETTER = """
+import sys
+from pathlib import Path
+from persist_engine.base.env import SystemEnv
+from persist_engine.storage.blob_file import FileBlob
+
+blob = FileBlob(Path(sys.argv[1]), env=SystemEnv())
+for index in range(1_000_000):
+    blob.set(f"s1/n1/p{index}", b"%06d" % index * 50_000)
+    print(index, flush=True)
+"""
+
+ENDLESS_APPENDER = """
+import sys
+from pathlib import Path
+from persist_engine.base.versioned import SeqNo, VersionedData
+from persist_engine.storage.consensus_sqlite import SqliteConsensus
+
+consensus = SqliteConsensus(Path(sys.argv[1]))
+for seqno in range(1, 1_000_000):
+    consensus.compare_and_set("s1", SeqNo(seqno - 1) if seqno > 1 else None, VersionedData(SeqNo(seqno), b"%d" % seqno))
+    print(seqno, flush=True)
+"""
+
+
+def python(program, *args):
+    words = [sys.executable, "-c", program, *map(str, args)]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def kill_after(process, lines):
+    """Read `lines` lines, kill -9, and return the last acknowledged number, that may have been printed meanwhile."""
+    for _ in range(lines):
+        process.stdout.readline()
+    os.kill(process.pid, signal.SIGKILL)
+    rest = [line for line in process.stdout.read().split("\n")[:-1] if line]
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+    return int(rest[-1]) if rest else None
+
+
+@pytest.fixture
+def blob(tmp_path):
+    return FileBlob(tmp_path / "blobs", env=SystemEnv())
+
+
+@pytest.fixture
+def consensus(tmp_path):
+    consensus = SqliteConsensus(tmp_path / "consensus.db")
+    yield consensus
+    consensus.close()
+
+
+def files_below(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_one_process_wins_each_seqno(tmp_path, consensus):
+    """Four processes race for the same 40 seqnos: each seqno is acknowledged to one, whose data stands."""
+    racers = [python(RACER, tmp_path / "consensus.db", f"p{number}", 40) for number in range(4)]
+    for racer in racers:
+        assert racer.stdout.readline() == "ready\n"
+    answers = []
+    for racer in racers:
+        racer.stdin.write("\n")
+        racer.stdin.flush()
+    for number, racer in enumerate(racers):
+        out, _ = racer.communicate(timeout=120)
+        assert racer.returncode == 0
+        answers += [(int(line), f"p{number}".encode()) for line in out.split()]
+    assert Counter(seqno for seqno, _ in answers) == dict.fromkeys(range(1, 41), 1)
+    assert sorted(answers) == [(int(row.seqno), row.data) for row in consensus.scan("s1", SeqNo(0), SCAN_ALL)]
+
+
+def test_commits_survive_kill_9(tmp_path):
+    writer = python(ENDLESS_APPENDER, tmp_path / "consensus.db")
+    last = kill_after(writer, 30) or 30
+    consensus = SqliteConsensus(tmp_path / "consensus.db")
+    log = consensus.scan("s1", SeqNo(0), SCAN_ALL)
+    assert [row.data for row in log] == [b"%d" % seqno for seqno in range(1, len(log) + 1)]
+    assert len(log) in (last, last + 1)
+    assert consensus.compare_and_set("s1", log[-1].seqno, entry(len(log) + 1)) is CasResult.COMMITTED
+    consensus.close()
+
+
+def test_a_killed_set_leaves_no_partial_object(tmp_path):
+    writer = python(ENDLESS_SETTER, tmp_path / "blobs")
+    last = kill_after(writer, 20) or 19
+    blob = FileBlob(tmp_path / "blobs", env=SystemEnv())
+    keys = {row.key for row in blob.list_prefix("")}
+    assert keys >= {f"s1/n1/p{index}" for index in range(last + 1)}
+    for key in keys:
+        assert blob.get(key) == b"%06d" % int(key.removeprefix("s1/n1/p")) * 50_000
+
+
+def test_a_failed_write_leaves_nothing_and_is_determinate(tmp_path, blob, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(blob_file.os, "fsync", full)
+    with pytest.raises(Determinate, match=r"set s1/p1 at file://.*No space left"):
+        blob.set("s1/p1", b"x")
+    assert files_below(tmp_path / "blobs") == [".tmp"]
+
+
+def test_a_failed_directory_sync_is_indeterminate(blob, monkeypatch):
+    """The object is there, but a power loss may take it away."""
+
+    def broken(_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(blob_file, "_sync_directory", broken)
+    with pytest.raises(Indeterminate, match="s1/p1"):
+        blob.set("s1/p1", b"x")
+    assert blob.get("s1/p1") == b"x"
+
+
+def test_every_directory_up_to_the_root_is_synced(tmp_path, blob, monkeypatch):
+    """A power loss after `set` must not find the object's name, or its folder's, unwritten."""
+    synced = []
+    monkeypatch.setattr(blob_file, "_sync_directory", synced.append)
+    blob.set("s1/n1/p1", b"x")
+    root = tmp_path / "blobs"
+    assert synced == [root / "s1/n1", root / "s1", root]
+
+
+def test_empty_folders_go_with_their_last_object(tmp_path, blob):
+    blob.set("s1/v1/r1", b"x")
+    blob.set("s1/v2/r2", b"x")
+    blob.delete("s1/v1/r1")
+    assert files_below(tmp_path / "blobs") == [".tmp", "s1", "s1/v2", "s1/v2/r2"]
+    blob.delete("s1/v2/r2")
+    assert files_below(tmp_path / "blobs") == [".tmp"]
+
+
+def test_old_temporary_files_are_dropped_at_open_and_never_listed(tmp_path, blob):
+    temps = tmp_path / "blobs" / ".tmp"
+    (temps / "young").write_bytes(b"x")
+    (temps / "old").write_bytes(b"x")
+    two_days_ago_s = SystemEnv().now_ms() / 1000 - 2 * 24 * 60 * 60
+    os.utime(temps / "old", (two_days_ago_s, two_days_ago_s))
+    assert list(blob.list_prefix("")) == []
+    FileBlob(tmp_path / "blobs", env=SystemEnv())
+    assert files_below(temps) == ["young"]
+
+
+def test_no_key_leaves_the_root(tmp_path, blob):
+    (tmp_path / "secret").write_bytes(b"secret")
+    for key in ("../secret", "a/../../secret", str(tmp_path / "secret")):
+        with pytest.raises(InvalidUsage):
+            blob.get(key)
+        with pytest.raises(InvalidUsage):
+            blob.delete(key)
+    with pytest.raises(InvalidUsage):
+        list(blob.list_prefix("../"))
+    assert (tmp_path / "secret").exists()
+
+
+def test_a_folder_is_not_an_object(blob):
+    blob.set("s1/n1/p1", b"x")
+    assert blob.get("s1/n1") is None
+    assert blob.delete("s1/n1") is None
+    assert blob.get("s1/n1/p1/below") is None
+    assert blob.delete("s1/n1/p1/below") is None
+    for key in ("s1/n1", "s1/n1/p1/below"):
+        with pytest.raises(Determinate, match=key):
+            blob.set(key, b"y")
+    assert blob.get("s1/n1/p1") == b"x"
+
+
+def test_a_place_that_cannot_be_a_store_is_named(tmp_path):
+    (tmp_path / "file").write_bytes(b"x" * 5000)
+    with pytest.raises(Determinate, match="file/blobs"):
+        FileBlob(tmp_path / "file" / "blobs", env=SystemEnv())
+    with pytest.raises(Determinate, match=r"file/c\.db"):
+        SqliteConsensus(tmp_path / "file" / "c.db")
+    with pytest.raises(CorruptData, match="not a database"):
+        SqliteConsensus(tmp_path / "file")
+    with pytest.raises(Determinate, match="sqlite://"):
+        SqliteConsensus(tmp_path)
+
+
+def test_a_database_held_by_another_is_determinate(tmp_path, consensus, monkeypatch):
+    """A writer is stuck in its transaction: nothing of ours happened, and it works when the lock is gone."""
+    monkeypatch.setattr(consensus_sqlite, "BUSY_TIMEOUT_S", 0.1)
+    waiting = SqliteConsensus(tmp_path / "consensus.db")
+    fill(waiting, "s1", 1, 1)
+    holder = sqlite3.connect(tmp_path / "consensus.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Determinate, match=r"s1 at sqlite://.*locked"):
+        waiting.compare_and_set("s1", SeqNo(1), entry(2))
+    assert waiting.head("s1") == entry(1)
+    holder.execute("ROLLBACK")
+    assert waiting.compare_and_set("s1", SeqNo(1), entry(2)) is CasResult.COMMITTED
+    holder.close()
+    waiting.close()
+
+
+def test_a_failed_commit_is_indeterminate_and_its_connection_is_not_used_again(tmp_path, monkeypatch):
+    class FailingOnce(sqlite3.Connection):
+        failures = 0
+
+        def execute(self, statement, *args):
+            if statement == "COMMIT" and FailingOnce.failures:
+                FailingOnce.failures -= 1
+                raise sqlite3.OperationalError("disk I/O error")
+            return super().execute(statement, *args)
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *args, **kwargs: connect(*args, factory=FailingOnce, **kwargs))
+    consensus = SqliteConsensus(tmp_path / "consensus.db")
+    FailingOnce.failures = 1
+    with pytest.raises(Indeterminate, match=r"compare_and_set s1 at sqlite://.*disk I/O error"):
+        consensus.compare_and_set("s1", None, entry(1))
+    assert consensus.head("s1") is None
+    assert consensus.compare_and_set("s1", None, entry(1)) is CasResult.COMMITTED
+    consensus.close()
+
+
+def test_a_full_disk_is_determinate_and_leaves_the_log_as_it_was(consensus):
+    fill(consensus, "s1", 1, 1)
+    with consensus._borrow("test") as connection:
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count={pages + 1}")
+    with pytest.raises(Determinate, match=r"s1 at sqlite://.*full"):
+        consensus.compare_and_set("s1", SeqNo(1), entry(2, b"x" * 100_000))
+    assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == [entry(1)]
+    assert consensus.compare_and_set("s1", SeqNo(1), entry(2)) is CasResult.COMMITTED
+
+
+def test_a_write_holds_the_lock_before_it_reads(tmp_path, consensus):
+    """Otherwise two processes could both read the head they expect, and one of them fails instead of mismatching."""
+    holder = sqlite3.connect(tmp_path / "consensus.db", isolation_level=None, timeout=0)
+    with consensus._write("test"), pytest.raises(sqlite3.OperationalError, match="locked"):
+        holder.execute("BEGIN IMMEDIATE")
+    holder.execute("BEGIN IMMEDIATE")
+    holder.close()
+
+
+def test_commits_are_synced(consensus):
+    """Every connection needs synchronous=FULL: the write-ahead log alone loses the last commits at a power loss."""
+    with consensus._borrow("test") as one, consensus._borrow("test") as another:
+        for connection in (one, another):
+            assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+            assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_a_closed_store_says_so(tmp_path):
+    consensus = SqliteConsensus(Path(tmp_path / "consensus.db"))
+    consensus.close()
+    with pytest.raises(Determinate, match="is closed"):
+        consensus.head("s1")

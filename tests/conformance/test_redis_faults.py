@@ -1,0 +1,316 @@
+"""What Redis does wrong, or is told to do wrong, comes back as the right error and never as lost or doubled entries."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+
+import pytest
+import redis
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import CorruptData, Determinate, Fenced, Indeterminate, InvalidUsage, UnsafeStore
+from persist_engine.base.metrics import NoMetrics
+from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo
+from persist_engine.storage import consensus_redis
+from persist_engine.storage.open import open_consensus
+from persist_engine.testing.conformance import entry, fill
+from persist_engine.testing.servers import redis_server
+
+pytestmark = pytest.mark.redis
+
+
+@pytest.fixture(scope="module")
+def shared_server():
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_server):
+    """One server for the module, empty, and up again whatever the test before did."""
+    if shared_server._process is None:
+        shared_server.start()
+    shared_server.command("FLUSHALL")
+    return shared_server
+
+
+@pytest.fixture
+def consensus(server):
+    consensus = opened(server.url)
+    yield consensus
+    consensus.close()
+
+
+def opened(url):
+    return open_consensus(url, env=SystemEnv(), metrics=NoMetrics())
+
+
+def verbs(consensus, key="s1"):
+    """Every verb as a call on a log that was last seen at v3."""
+    return {
+        "head": lambda: consensus.head(key),
+        "append": lambda: consensus.compare_and_set(key, SeqNo(3), entry(4)),
+        "create": lambda: consensus.compare_and_set(key, None, entry(1)),
+        "scan": lambda: consensus.scan(key, SeqNo(0), SCAN_ALL),
+        "truncate": lambda: consensus.truncate(key, SeqNo(1)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "safe"),
+    [
+        ("appendonly", "no", "yes"),
+        ("appendfsync", "everysec", "always"),
+        ("appendfsync", "no", "always"),
+        ("no-appendfsync-on-rewrite", "yes", "no"),
+        ("maxmemory-policy", "allkeys-lru", "noeviction"),
+    ],
+)
+def test_settings_that_lose_commits_are_refused(server, setting, value, safe):
+    server.command("CONFIG", "SET", setting, value)
+    try:
+        with pytest.raises(UnsafeStore, match=f"{setting} is {value}, set it to {safe}"):
+            opened(server.url)
+        opened(f"{server.url}?unsafe=true").close()
+    finally:
+        server.command("CONFIG", "SET", setting, safe)
+    opened(server.url).close()
+
+
+def test_a_replica_is_refused(server):
+    with redis_server() as replica:
+        replica.command("REPLICAOF", "127.0.0.1", str(server.port))
+        with pytest.raises(UnsafeStore, match="it is a replica"):
+            opened(replica.url)
+
+
+def test_what_an_acl_forbids_is_not_verified_but_said(server, caplog):
+    server.command("ACL", "SETUSER", "app", "on", ">pw", "~*", "+@all", "-config", "-info")
+    with caplog.at_level(logging.WARNING):
+        consensus = opened(server.url.replace("redis://", "redis://app:pw@"))
+    assert "appendfsync (CONFIG GET is forbidden)" in caplog.text
+    fill(consensus, "s1", 1, 3)
+    assert consensus.scan("s1", SeqNo(2), SCAN_ALL) == [entry(2), entry(3)]
+    consensus.close()
+
+
+def test_a_wrong_password_is_refused_and_never_shown():
+    with redis_server(password="right/one") as server:
+        for secret in ("wrong-secret", ""):
+            url = f"redis://{f':{secret}@' if secret else ''}{server.address}/0"
+            with pytest.raises(Determinate, match=server.address) as caught:
+                opened(url)
+            assert "wrong-secret" not in f"{caught.value!r}{caught.value.__cause__!r}"
+        consensus = opened(server.url)
+        assert "right" not in f"{consensus!r}{vars(consensus)}{consensus.address()}"
+        server.stop()
+        with pytest.raises(Determinate) as refused:
+            consensus.head("s1")
+        assert "right" not in f"{refused.value!r}"
+        consensus.close()
+
+
+def test_the_password_file_is_read_for_every_connection(server, tmp_path):
+    """A rotated password needs no new client: the next connection uses it."""
+    password_file = tmp_path / "password"
+    password_file.write_text("first\n")
+    server.command("ACL", "SETUSER", "rotating", "on", "resetpass", ">first", "~*", "+@all")
+    consensus = opened(server.url.replace("redis://", "redis://rotating@") + f"?password_file={password_file}")
+    fill(consensus, "s1", 1, 1)
+    server.command("ACL", "SETUSER", "rotating", "on", "resetpass", ">second")
+    server.command("CLIENT", "KILL", "USER", "rotating")
+    password_file.write_text("second\n")
+    assert consensus.head("s1") == entry(1)
+    password_file.unlink()
+    server.command("CLIENT", "KILL", "USER", "rotating")
+    with pytest.raises(Determinate, match="password"):
+        consensus.head("s1")
+    consensus.close()
+
+
+def test_a_crash_of_redis_loses_nothing_acknowledged(server, consensus):
+    """kill -9 after the acknowledgement, with fsync at always: the same client goes on, the new process is recorded."""
+    fill(consensus, "s1", 1, 3)
+    before = server.command("HGET", "{s1}:m", "run")
+    server.restart()
+    assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == [entry(1), entry(2), entry(3)]
+    assert consensus.compare_and_set("s1", SeqNo(3), entry(4)) is CasResult.COMMITTED
+    assert server.command("HGET", "{s1}:m", "run") not in (before, b"$0\r\n\r\n")
+
+
+def test_a_forgotten_script_is_sent_again(server, consensus):
+    fill(consensus, "s1", 1, 3)
+    for name, call in verbs(consensus).items():
+        server.command("SCRIPT", "FLUSH")
+        call()
+        assert b"$4\r\n" not in server.command("EXISTS", "{s1}:m"), name
+
+
+@pytest.mark.parametrize("verb", ["head", "append", "create", "scan", "truncate"])
+@pytest.mark.parametrize("keep", [0, 2], ids=["everything", "the last entry"])
+def test_lost_entries_are_reported_and_never_overwritten(server, consensus, verb, keep):
+    """A Redis without what it acknowledged (flushed, restored, rolled back) is refused by every verb."""
+    fill(consensus, "s1", 1, 3)
+    server.command("FLUSHALL")
+    if keep:
+        rolled_back = opened(server.url)
+        fill(rolled_back, "s1", 1, keep)
+        rolled_back.close()
+    with pytest.raises(CorruptData, match="lost acknowledged entries: v3 was seen") as caught:
+        verbs(consensus)[verb]()
+    assert caught.value.detail["key"] == "s1"
+    fresh = opened(server.url)
+    assert len(fresh.scan("s1", SeqNo(0), SCAN_ALL)) == keep
+    fresh.close()
+
+
+@pytest.mark.parametrize("verb", ["head", "append", "create", "scan", "truncate"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        ("RPOP", "{s1}:l"),
+        ("LPOP", "{s1}:l"),
+        ("RPUSH", "{s1}:l", "x"),
+        ("DEL", "{s1}:l"),
+        ("DEL", "{s1}:m"),
+        ("HDEL", "{s1}:m", "l"),
+        ("HSET", "{s1}:m", "h", "9"),
+    ],
+    ids=" ".join,
+)
+def test_a_log_that_does_not_add_up_is_corrupt(server, consensus, verb, damage):
+    fill(consensus, "s1", 1, 3)
+    server.command(*damage)
+    left = server.command("LLEN", "{s1}:l")
+    with pytest.raises(CorruptData, match="s1"):
+        verbs(consensus)[verb]()
+    assert server.command("LLEN", "{s1}:l") == left
+
+
+@pytest.mark.parametrize("verb", ["head", "append", "create", "scan", "truncate"])
+def test_another_applications_key_is_left_alone(server, consensus, verb):
+    server.command("SET", "{s1}:l", "theirs")
+    with pytest.raises(CorruptData, match="another application"):
+        verbs(consensus)[verb]()
+    assert server.command("GET", "{s1}:l") == b"$6\r\ntheirs\r\n"
+
+
+@pytest.mark.parametrize("verb", ["head", "append", "create", "scan", "truncate"])
+def test_a_raised_epoch_fences(server, consensus, verb):
+    fill(consensus, "s1", 1, 3)
+    server.command("HSET", "{s1}:m", "e", "1")
+    with pytest.raises(Fenced, match="epoch is 1"):
+        verbs(consensus)[verb]()
+    assert server.command("LLEN", "{s1}:l") == b":3\r\n"
+
+
+def test_a_full_redis_refuses_and_nothing_happened(server, consensus):
+    fill(consensus, "s1", 1, 3)
+    server.command("CONFIG", "SET", "maxmemory", "1")
+    try:
+        with pytest.raises(Determinate, match="maxmemory"):
+            consensus.compare_and_set("s1", SeqNo(3), entry(4))
+    finally:
+        server.command("CONFIG", "SET", "maxmemory", "0")
+    assert consensus.compare_and_set("s1", SeqNo(3), entry(4)) is CasResult.COMMITTED
+
+
+def test_a_demoted_primary_refuses_and_nothing_happened(server, consensus):
+    fill(consensus, "s1", 1, 3)
+    server.command("REPLICAOF", "127.0.0.1", "1")
+    try:
+        with pytest.raises(Determinate):
+            consensus.compare_and_set("s1", SeqNo(3), entry(4))
+    finally:
+        server.command("REPLICAOF", "NO", "ONE")
+    assert consensus.compare_and_set("s1", SeqNo(3), entry(4)) is CasResult.COMMITTED
+
+
+def test_a_stopped_redis_is_determinate_and_named(server, consensus):
+    fill(consensus, "s1", 1, 3)
+    server.stop()
+    for call in verbs(consensus).values():
+        with pytest.raises(Determinate, match=f"s1 at redis://{server.address}"):
+            call()
+    with pytest.raises(Determinate, match=server.address):
+        opened(server.url)
+    server.start()
+    assert consensus.head("s1") == entry(3)
+
+
+def test_no_answer_in_time_is_indeterminate_and_the_late_one_meets_nobody(server, monkeypatch):
+    """The append does happen once the server wakes up; a later call must get its own reply, not that one."""
+    monkeypatch.setattr(consensus_redis, "ANSWER_TIMEOUT_S", 0.2)
+    consensus = opened(server.url)
+    fill(consensus, "s1", 1, 3)
+    with server.paused(), pytest.raises(Indeterminate, match="s1 at redis://"):
+        consensus.compare_and_set("s1", SeqNo(3), entry(4))
+    assert consensus.scan("s1", SeqNo(3), SCAN_ALL) == [entry(3), entry(4)]
+    assert consensus.compare_and_set("s1", SeqNo(3), entry(4)) is CasResult.EXPECTATION_MISMATCH
+    consensus.close()
+
+
+def test_the_reply_to_an_interrupted_call_meets_nobody(server, consensus, monkeypatch):
+    """Ctrl-C between request and reply: the reply comes later, and the next call must not take it for its own."""
+    fill(consensus, "s1", 1, 3)
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    pid = server.pid
+    os.kill(pid, signal.SIGSTOP)
+    waker = threading.Timer(0.3, os.kill, (pid, signal.SIGCONT))
+    waker.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(redis.Connection, "read_response", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            consensus.compare_and_set("s1", SeqNo(3), entry(4))
+    assert consensus.head("s1") in (entry(3), entry(4))
+    waker.join()
+
+
+def test_a_scan_survives_a_truncate_between_its_pages(server, consensus, monkeypatch):
+    """What the truncate took is gone from the scan's first pages, too."""
+    monkeypatch.setattr(consensus_redis, "PAGE_ENTRIES_MAX", 4)
+    fill(consensus, "s1", 1, 20)
+    run, pages = consensus_redis.RedisConsensus._run, []
+
+    def run_and_truncate(self, script, key, *args):
+        answer = run(self, script, key, *args)
+        if script.verb == "scan":
+            pages.append(args)
+            if len(pages) == 2:
+                server.command("LTRIM", "{s1}:l", "10", "-1")
+                server.command("HSET", "{s1}:m", "l", "11")
+        return answer
+
+    monkeypatch.setattr(consensus_redis.RedisConsensus, "_run", run_and_truncate)
+    assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == [entry(seqno) for seqno in range(11, 21)]
+    assert len(pages) > 2
+
+
+def test_big_entries_make_small_pages(consensus, monkeypatch):
+    monkeypatch.setattr(consensus_redis, "PAGE_BYTES_MAX", 5000)
+    log = [entry(seqno, b"x" * 2000) for seqno in range(1, 12)]
+    for new in log:
+        head = consensus.head("s1")
+        consensus.compare_and_set("s1", head.seqno if head else None, new)
+    assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == log
+    assert consensus.scan("s1", SeqNo(3), 7) == log[2:9]
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("?ack=s3", "ack=redis"),
+        ("?prefix=a{b", "braces"),
+        ("?nosuch=1", "nosuch"),
+        ("?unsafe=yes", "true or false"),
+        ("?ca_file=/x", "rediss"),
+    ],
+)
+def test_a_wrong_parameter_is_named(server, query, text):
+    with pytest.raises(InvalidUsage, match=text):
+        opened(server.url + query)

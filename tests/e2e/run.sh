@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# make e2e: a cluster, images, stores, the chart, the tests, and everything away again. KEEP=1 keeps the cluster; ARGS go to pytest.
+. "$(dirname "$(readlink -f "$0")")/cluster/settings.sh"
+HERE=$(dirname "$(readlink -f "$0")")
+ROOT=$HERE/../..
+IMAGES=(engine operator spark examples redis s3)
+LOADED=(localhost/persist-{engine,operator,examples,redis,s3}:dev)       # examples contains spark
+
+finish() {
+  local status=$?
+  if [ -n "${KEEP:-}" ]; then say "the cluster stays: eval \"\$($HERE/cluster/cluster.sh env)\""; else "$HERE/cluster/cluster.sh" down || true; fi
+  exit $status
+}
+step() { local start=$SECONDS; say "$1"; shift; "$@"; say "$((SECONDS - start)) s"; }
+
+secret() { # NAMESPACE: made once, so that a second run on a kept cluster meets the same stores
+  kubectl create namespace "$1" --dry-run=client -o yaml | kubectl apply -f - >/dev/null
+  kubectl -n persist-stores get secret persist-store -o json |
+    python3 -c 'import json, sys; s = json.load(sys.stdin); s["metadata"] = {"name": "persist-store", "namespace": sys.argv[1]}; json.dump(s, sys.stdout)' "$1" |
+    kubectl apply -f - >/dev/null
+}
+
+stores() {
+  local access=e2e password secret_key
+  password=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+  secret_key=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+  kubectl create namespace persist-stores --dry-run=client -o yaml | kubectl apply -f - >/dev/null
+  kubectl -n persist-stores get secret persist-store >/dev/null 2>&1 || kubectl -n persist-stores create secret generic persist-store \
+    --from-literal=redis-password="$password" --from-literal=access-key=$access --from-literal=secret-key="$secret_key" \
+    --from-literal=aws-credentials="$(printf '[default]\naws_access_key_id = %s\naws_secret_access_key = %s\n' $access "$secret_key")" >/dev/null
+  kubectl -n persist-stores apply -f "$HERE/stores/stores.yaml" >/dev/null
+  kubectl -n persist-stores rollout status deployment/redis --timeout=120s
+  kubectl -n persist-stores rollout status deployment/s3 --timeout=120s
+}
+
+namespaces() {
+  local namespace
+  for namespace in persist-system persist-e2e persist-e2e-gone; do
+    secret $namespace
+    kubectl label --overwrite namespace $namespace pod-security.kubernetes.io/enforce=restricted >/dev/null
+  done
+}
+
+trap finish EXIT
+step "cluster" "$HERE/cluster/cluster.sh" up
+step "images" "$ROOT/spark-images/build.sh" "${IMAGES[@]}"
+step "load" "$HERE/cluster/cluster.sh" load "${LOADED[@]}"
+step "stores" stores
+step "namespaces" namespaces
+step "chart" helm upgrade --install persist-operator "$ROOT/charts/persist-operator" --namespace persist-system --values "$HERE/values.yaml" --wait --timeout 180s
+cd "$ROOT"
+step "tests" uv run --frozen pytest tests/e2e -m kind -q ${ARGS:-}

@@ -1,0 +1,96 @@
+"""Mint and append decide every case of a batch sink; no clock, no store."""
+
+import pytest
+from persist_engine.base.errors import InvalidUsage, InvariantViolated
+from persist_engine.flow.append import (
+    AppendAgain,
+    Late,
+    Recompute,
+    Staged,
+    Superseded,
+    after_progress_mismatch,
+    after_upper_mismatch,
+)
+from persist_engine.flow.mint import AlreadyDone, Minted, RaiseUpper, ShardView, mint
+from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
+from persist_engine.model.state import SourceProgress
+
+AT = Antichain.of
+
+
+def view(since: int | None, upper: int | None, token: bytes | None = None) -> ShardView:
+    progress = None if token is None else SourceProgress(token=token, upper=AT(9))
+    return ShardView(since=Antichain(since), upper=Antichain(upper), progress=progress)
+
+
+@pytest.mark.parametrize("reads_back", [False, True])
+def test_time_is_now_unless_the_shard_is_ahead(reads_back):
+    assert mint(view(0, 10), run=b"r", now_ms=50, reads_back=reads_back).time == 50
+    ahead = mint(view(0, 90), run=b"r", now_ms=50, reads_back=reads_back)
+    assert (ahead.time, ahead.lower, ahead.upper) == (90, AT(90), AT(91))
+
+
+def test_reading_back_asks_for_the_last_written_time():
+    assert mint(view(0, 10), run=b"r", now_ms=50, reads_back=True) == Minted(AT(10), 50, 9)
+    assert mint(view(0, 10), run=b"r", now_ms=50, reads_back=False) == Minted(AT(10), 50, None)
+
+
+def test_a_shard_never_written_needs_no_reading():
+    assert mint(view(0, 0), run=b"r", now_ms=50, reads_back=True).as_of is None
+    assert mint(view(7, 0), run=b"r", now_ms=50, reads_back=True).as_of is None
+
+
+@pytest.mark.parametrize("since", [10, 11, 400])
+def test_since_at_or_beyond_upper_raises_upper_past_it_first(since):
+    assert mint(view(since, 10), run=b"r", now_ms=50, reads_back=True) == RaiseUpper(AT(10), AT(since + 1))
+    assert mint(view(since, since + 1), run=b"r", now_ms=50, reads_back=True).as_of == since
+
+
+def test_the_same_run_is_done_and_another_is_not():
+    assert mint(view(0, 10, b"r"), run=b"r", now_ms=50, reads_back=False) == AlreadyDone(AT(9))
+    assert isinstance(mint(view(0, 10, b"q"), run=b"r", now_ms=50, reads_back=False), Minted)
+
+
+def test_closed_unreadable_and_exhausted_shards_are_refused():
+    with pytest.raises(InvalidUsage, match="closed"):
+        mint(view(0, None), run=b"r", now_ms=50, reads_back=False)
+    with pytest.raises(InvalidUsage, match="since is empty"):
+        mint(view(None, 10), run=b"r", now_ms=50, reads_back=True)
+    with pytest.raises(InvalidUsage, match="no time"):
+        mint(view(0, DATA_TIME_MAX), run=b"r", now_ms=50, reads_back=False)
+
+
+def staged(**changes) -> Staged:
+    return Staged(
+        **{"lower": AT(10), "upper": AT(31), "least_time": 20, "reads_back": False, "own_times": True, **changes}
+    )
+
+
+def test_batches_whose_rows_are_all_past_the_new_upper_are_appended_again():
+    assert after_upper_mismatch(staged(), AT(20)) == AppendAgain(AT(20), AT(31))
+    assert after_upper_mismatch(staged(own_times=False), AT(15)) == AppendAgain(AT(15), AT(31))
+    assert after_upper_mismatch(staged(least_time=None), AT(30)) == AppendAgain(AT(30), AT(31))
+
+
+def test_rows_before_the_new_upper_are_late_or_get_a_new_time():
+    assert after_upper_mismatch(staged(), AT(21)) == Late(AT(21))
+    assert after_upper_mismatch(staged(own_times=False), AT(21)) == Recompute()
+    assert after_upper_mismatch(staged(least_time=None, own_times=False), AT(31)) == Recompute()
+
+
+def test_corrections_are_never_appended_elsewhere_than_computed_for():
+    assert after_upper_mismatch(staged(reads_back=True, own_times=False), AT(15)) == Recompute()
+
+
+def test_an_upper_that_went_back_or_closed_is_told():
+    with pytest.raises(InvariantViolated, match="went back"):
+        after_upper_mismatch(staged(), AT(9))
+    with pytest.raises(InvalidUsage, match="closed"):
+        after_upper_mismatch(staged(), Antichain.empty())
+
+
+def test_progress_tells_this_run_from_another():
+    mine, other = SourceProgress(b"r", AT(5)), SourceProgress(b"q", AT(5))
+    assert after_progress_mismatch(mine, run=b"r") == AlreadyDone(AT(5))
+    assert after_progress_mismatch(other, run=b"r") == Superseded(other)
+    assert after_progress_mismatch(None, run=b"r") == Superseded(None)

@@ -1,0 +1,56 @@
+"""What earlier releases wrote decodes to what they meant, and this code still writes the same."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from pathlib import Path
+from types import ModuleType
+
+import pyarrow.parquet as pq
+import pytest
+from persist_engine.codec.batch import decode_transmittable
+from persist_engine.codec.part import decode_part
+from persist_engine.codec.state import decode_rollup
+from persist_engine.codec.state_diff import decode_state_diff
+
+FOLDER = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="module")
+def golden() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("golden_rewrite", FOLDER / "rewrite.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def stored(name: str) -> bytes:
+    return (FOLDER / name).read_bytes()
+
+
+def test_the_stored_messages_decode_to_the_values_they_were_made_of(golden: ModuleType) -> None:
+    assert decode_transmittable(stored("batch-0.1.0.bin")) == (golden.SHARD, "0.1.0", golden.batch())
+    assert decode_state_diff(stored("diff-0.1.0.bin"), key="golden") == golden.state_diff()
+    assert decode_rollup(stored("rollup-0.1.0.bin"), key="golden") == golden.rollup()
+
+
+@pytest.mark.parametrize("name", ["batch-0.1.0.bin", "diff-0.1.0.bin", "rollup-0.1.0.bin"])
+def test_messages_are_still_written_byte_for_byte(golden: ModuleType, name: str) -> None:
+    assert golden.files()[name] == stored(name)
+
+
+def test_the_stored_part_decodes_to_its_rows(golden: ModuleType) -> None:
+    """Not byte for byte: Parquet files name the Arrow release that wrote them."""
+    part = decode_part(stored("part-0.1.0.parquet"), key="golden", schema=golden.SCHEMA)
+    assert repr(part.table.to_pylist()) == repr(golden.table().to_pylist())
+    assert part.table.schema == golden.table().schema
+    assert part.desc == golden.DESC
+
+
+def test_any_parquet_reader_reads_the_stored_part(golden: ModuleType) -> None:
+    plain = pq.read_table(io.BytesIO(stored("part-0.1.0.parquet")))
+    assert plain.column_names == ["key", "val", "time", "diff"]
+    assert plain.column("time").to_pylist() == [3, 4, 9]

@@ -1,0 +1,96 @@
+"""Flat columns and structs, chunks that never split a hash, rows as often as their diff says."""
+
+from itertools import pairwise
+
+import pyarrow as pa
+import pytest
+from persist_engine.base.errors import InvariantViolated
+from persist_engine.codec.schema import Schema
+from persist_spark.columns import RECORD_ROWS, flat_columns, hash_chunks, negated_flat, rows_of, struct_column
+
+
+def hashes(*values: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"h": pa.array(values, pa.int64())})
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [],
+        [hashes()],
+        [hashes(1, 1, 2), hashes(2, 2, 3), hashes(3), hashes(), hashes(3, 4, 5, 5)],
+        [hashes(1, 2, 3, 4), hashes(4, 4), hashes(4, 4), hashes(4, 5)],
+        [hashes(7, 7), hashes(7, 7), hashes(7)],
+    ],
+    ids=["nothing", "empty", "mixed", "long", "one"],
+)
+def test_chunks_are_the_stream_and_never_split_a_hash(batches, chunk_rows):
+    chunks = [chunk.column("h").to_pylist() for chunk in hash_chunks(iter(batches), chunk_rows)]
+    assert [h for chunk in chunks for h in chunk] == [h for batch in batches for h in batch.column("h").to_pylist()]
+    assert all(chunks)
+    assert all(before[-1] != after[0] for before, after in pairwise(chunks))
+
+
+def test_chunks_are_bounded():
+    """A chunk holds what was asked for, and at most the record in which it was reached and the rest of one hash."""
+    batches = [hashes(*range(start, start + 10)) for start in range(0, 1000, 10)]
+    assert max(chunk.num_rows for chunk in hash_chunks(iter(batches), 30)) <= 41
+
+
+def test_structs_and_flat_columns_are_inverse():
+    schema = Schema.from_ddl("a BIGINT, p STRUCT<x: DOUBLE, y: STRING>", "n STRING")
+    key = pa.array([{"a": 1, "p": {"x": 0.5, "y": "s"}}, {"a": 2, "p": None}], schema.key_type)
+    val = pa.array([{"n": None}, {"n": "b"}], schema.val_type)
+    flat = pa.table(flat_columns(key, val))
+    assert flat.column_names == ["k0", "k1", "v0"]
+    assert struct_column(flat, "k", schema.key_type) == key
+    assert struct_column(flat, "v", schema.val_type) == val
+
+
+def test_a_value_without_fields_is_there_for_every_row():
+    val = struct_column(pa.table({"k0": [1, 2, 3]}), "v", pa.struct([]))
+    assert (len(val), val.null_count, val.type.num_fields) == (3, 0, 0)
+
+
+def test_zones_of_an_instant_are_the_schemas():
+    schema = Schema.from_ddl("t TIMESTAMP")
+    flat = pa.table({"k0": pa.array([0], pa.timestamp("us", tz="Europe/Paris"))})
+    assert struct_column(flat, "k", schema.key_type).field(0).type == pa.timestamp("us", tz="UTC")
+
+
+def updates(keys, diffs) -> pa.RecordBatch:
+    schema = Schema.from_ddl("k BIGINT", "v STRING")
+    key = pa.array([{"k": k} for k in keys], schema.key_type)
+    val = pa.array([{"v": str(k)} for k in keys], schema.val_type)
+    return pa.RecordBatch.from_arrays(
+        [key, val, pa.array([5] * len(keys)), pa.array(diffs, pa.int64())], schema=schema.updates_schema
+    )
+
+
+WANTED = pa.schema([("k", pa.int64()), ("v", pa.string())])
+
+
+def test_negated():
+    assert negated_flat(updates([1, 2], [1, -3])).column("diff").to_pylist() == [-1, 3]
+
+
+def test_rows_pass_once_when_every_diff_is_one():
+    (rows,) = rows_of(updates([1, 2], [1, 1]), WANTED)
+    assert rows.to_pydict() == {"k": [1, 2], "v": ["1", "2"]}
+
+
+def test_rows_are_repeated_by_their_diff_in_bounded_records():
+    records = list(rows_of(updates([1, 2, 3], [2, RECORD_ROWS, 1]), WANTED))
+    assert max(record.num_rows for record in records) == RECORD_ROWS
+    keys = pa.Table.from_batches(records).column("k").value_counts().to_pylist()
+    assert {pair["values"]: pair["counts"] for pair in keys} == {1: 2, 2: RECORD_ROWS, 3: 1}
+
+
+def test_a_negative_diff_is_named():
+    with pytest.raises(InvariantViolated, match=r"-2 copies of key.*7.*updates=true"):
+        list(rows_of(updates([1, 7], [1, -2]), WANTED))
+
+
+def test_no_rows():
+    assert list(rows_of(updates([], []), WANTED)) == []

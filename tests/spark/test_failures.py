@@ -1,0 +1,111 @@
+"""Exceptions become classes, exit codes and messages that hold no secret, wherever they were raised."""
+
+import io
+import json
+
+import pytest
+from persist_engine.base.env import SeededEnv
+from persist_engine.base.errors import (
+    CorruptData,
+    Fenced,
+    Incompatible,
+    Indeterminate,
+    InvariantViolated,
+    SchemaMismatch,
+    ShardNotFound,
+    Unavailable,
+    UnsafeStore,
+)
+from persist_spark.failures import MESSAGE_CHARS_MAX, ExitCode, FailureClass, carried, classify, redact
+from persist_spark.report import Log, SinkReport, write_report
+from persist_spark.spec import ConfigurationError
+
+CASES = [
+    (ConfigurationError("x"), ExitCode.CONFIGURATION, FailureClass.CONFIGURATION),
+    (SchemaMismatch("x"), ExitCode.CONFIGURATION, FailureClass.CONFIGURATION),
+    (ShardNotFound("x"), ExitCode.CONFIGURATION, FailureClass.CONFIGURATION),
+    (Incompatible("x"), ExitCode.CONFIGURATION, FailureClass.CONFIGURATION),
+    (UnsafeStore("x"), ExitCode.STORAGE, FailureClass.STORAGE),
+    (Unavailable("x"), ExitCode.STORAGE, FailureClass.STORAGE),
+    (Indeterminate("x"), ExitCode.STORAGE, FailureClass.STORAGE),
+    (Fenced("x"), ExitCode.FENCED, FailureClass.FENCED),
+    (CorruptData("x"), ExitCode.DIVERGENCE, FailureClass.STORAGE),
+    (InvariantViolated("x"), ExitCode.DIVERGENCE, FailureClass.STORAGE),
+    (RuntimeError("x"), ExitCode.APPLICATION, FailureClass.APPLICATION),
+]
+
+
+@pytest.mark.parametrize(("error", "exit_code", "failure_class"), CASES, ids=lambda case: type(case).__name__)
+def test_class_and_exit_code(error, exit_code, failure_class):
+    failure = classify(error)
+    assert (failure.exit_code, failure.failure_class) == (exit_code, failure_class)
+
+
+@pytest.mark.parametrize("error", [case[0] for case in CASES[:-1]], ids=lambda error: type(error).__name__)
+def test_an_error_of_an_executor_is_classified_as_if_it_were_here(error):
+    """The JVM hands the driver a text: the Python traceback between Java frames."""
+    raised = carried(error)
+    text = (
+        f"Job aborted: Task 0 failed 4 times\nTraceback:\n  File x\n{type(raised).__name__}: {raised}\n\tat org.apache"
+    )
+    assert classify(RuntimeError(text)) == classify(error)
+
+
+def test_a_message_that_was_cut_is_still_a_failure():
+    cut = str(carried(Fenced("lease ran out")))[:30]
+    assert classify(RuntimeError(cut)).exit_code is ExitCode.APPLICATION
+
+
+def test_java_frames_do_not_fill_the_message():
+    assert classify(RuntimeError("it broke\n\tat a.b.C(D.java:1)\n\tat e.f")).message == "RuntimeError: it broke"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("cannot reach redis://user:hunter2@host:6379/0", "cannot reach redis://***@host:6379/0"),
+        ("cannot reach rediss://:hunter2@host", "cannot reach rediss://***@host"),
+        ("s3://bucket/prefix?region=eu-1", "s3://bucket/prefix?region=eu-1"),
+        ("redis://h/0?password_file=/run/pw&prefix=p", "redis://h/0?password_file=/run/pw&prefix=p"),
+        ("url?password=hunter2&x=1", "url?password=***&x=1"),
+        ("fs.s3a.secret.key=abc/def+g, fs.s3a.access.key: AKIA", "fs.s3a.secret.key=***, fs.s3a.access.key: ***"),
+        ('{"sfPassword": "hunter2"}', '{"sfPassword": "***"}'),
+        ("connected with tok-123 to host", "connected with *** to host"),
+    ],
+)
+def test_secrets_do_not_stand_in_messages(text, shown):
+    assert redact(text, secrets=["tok-123"]) == shown
+
+
+def test_messages_are_bounded():
+    assert len(redact("x" * 10_000)) == MESSAGE_CHARS_MAX
+
+
+def test_the_report_is_the_last_line_and_in_the_file(tmp_path):
+    out, path = io.StringIO("earlier\n"), tmp_path / "termination-log"
+    out.seek(0, io.SEEK_END)
+    report = SinkReport(run_id="r", lower=0, upper=8, rows_read=3, updates_written=2, executors=2)
+    write_report(report.to_json(duration_ms=5), path=path, stdout=out)
+    written = json.loads(out.getvalue().splitlines()[-1])
+    assert written == json.loads(path.read_text())
+    assert written["outcome"] == "Succeeded"
+    assert written["class"] is None
+    assert set(written) == {
+        "type", "outcome", "class", "message", "run_id", "upper", "lower", "rows_read",
+        "updates_written", "executors", "duration_ms", "already_done",
+    }  # fmt: skip
+
+
+def test_a_report_that_cannot_be_written_is_still_on_stdout(tmp_path):
+    out = io.StringIO()
+    report = SinkReport(run_id="r").to_json(duration_ms=5, failure=classify(Fenced("gone")))
+    write_report(report, path=tmp_path / "no" / "such" / "folder", stdout=out)
+    first, last = (json.loads(line) for line in out.getvalue().splitlines())
+    assert first["event"] == "report_not_written"
+    assert (last["outcome"], last["class"], last["message"]) == ("Failed", "Fenced", "gone")
+
+
+def test_log_lines_are_json_with_the_sink_on_each():
+    out = io.StringIO()
+    Log(out, SeededEnv(start_ms=7), sink="ns/a").event("staged", rows=3)
+    assert json.loads(out.getvalue()) == {"time_ms": 7, "event": "staged", "sink": "ns/a", "rows": 3}
