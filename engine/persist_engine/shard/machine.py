@@ -28,7 +28,7 @@ from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.state import DebugInfo, SchemaPair, ShardState, SourceProgress
 from persist_engine.model.trace import MergeOutcome, MergeRes
 from persist_engine.shard.applier import NO_MAINTENANCE, Applier, UnknownOutcome
-from persist_engine.shard.retry import Backoff
+from persist_engine.shard.retry import Backoff, Retry
 from persist_engine.shard.versions import StateVersions
 from persist_engine.shard.watch import wait_until
 from persist_engine.storage.blob import Blob
@@ -74,6 +74,11 @@ class Machine:
     def blob(self) -> Blob:
         """Where parts and rollups lie."""
         return self.versions.blob
+
+    @property
+    def retry(self) -> Retry:
+        """How store failures are retried."""
+        return self.versions.retry
 
     @property
     def settings(self) -> Settings:
