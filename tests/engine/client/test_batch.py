@@ -6,7 +6,6 @@ import threading
 
 import pyarrow as pa
 import pytest
-
 from persist_engine import Antichain, Appended, WriteHandle
 from persist_engine.base.errors import InvalidBounds, InvalidUsage, UpdateBeyondUpper, UpdateNotBeyondLower
 from persist_engine.base.settings import BatchSettings, Settings

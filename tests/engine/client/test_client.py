@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-
 from persist_engine import Antichain, Appended, Location, PersistClient, Schema, Settings, ShardId
 from persist_engine.base.errors import FinalizationError, InvalidUsage, SchemaMismatch, ShardNotFound, Unavailable
 from persist_engine.base.settings import RetrySettings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from persist_engine import Antichain, CriticalReaderId, ShardId
 from persist_engine.model.commands import CriticalDowngraded, OpaqueMismatch
 from persist_engine.testing.world import SCHEMA, World, row
