@@ -108,8 +108,9 @@ class Processes:
         )
 
     def every(self) -> list[Child]:
-        """All children, oldest first."""
-        names = [path.name for path in self._root.glob("*") if (path / "child.json").exists()]
+        """All children that were not retired, oldest first."""
+        folders = [path for path in self._root.glob("*") if (path / "child.json").exists()]
+        names = [path.name for path in folders if not (path / "retired").exists()]
         found = [child for child in map(self.get, names) if child is not None]
         return sorted(found, key=lambda child: (child.started_ms, child.name))
 
@@ -124,10 +125,13 @@ class Processes:
             self._env.sleep(0.05)
         _signal(child.pid, signal.SIGKILL)
 
-    def remove(self, name: str) -> None:
-        """Stop the child and forget it with its files. Idempotent."""
-        self.stop(name, grace_s=5)
-        shutil.rmtree(self._root / name, ignore_errors=True)
+    def retire(self, name: str, *, grace_s: float) -> None:
+        """Stop the child and leave it out of `every` from now on; its files stay, for its logs. Idempotent."""
+        if self.get(name) is None:
+            return
+        self.stop(name, grace_s=grace_s)
+        shutil.rmtree(self._root / name / "scratch", ignore_errors=True)
+        (self._root / name / "retired").touch()
 
 
 def _alive(pid: int) -> bool:
