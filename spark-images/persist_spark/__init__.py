@@ -1,1 +1,3 @@
-"""Spark over persist shards: the sink job (mint -> write -> append), the executor entry and the data source `persist`."""
+"""Spark over persist shards: the sink job (mint -> write -> append), the executor entry and the data source
+`persist`.
+"""

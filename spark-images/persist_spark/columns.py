@@ -1,4 +1,5 @@
-"""Updates as flat Arrow columns and back: the shape in which they travel between Spark and the engine. Pure, vectorised; knows no Spark, no store.
+"""Updates as flat Arrow columns and back: the shape in which they travel between Spark and the engine. Pure,
+vectorised; knows no Spark, no store.
 
 Flat: k0, k1, ... the key's fields, v0, v1, ... the value's, by position. Structs: `key` and `val`, as in parts.
 """
@@ -10,7 +11,6 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.codec.columns import empty_struct
 
@@ -30,7 +30,9 @@ def struct_column(table: pa.Table, letter: str, struct: pa.StructType) -> pa.Arr
 
 def flat_columns(key: pa.StructArray, val: pa.StructArray) -> dict[str, pa.Array]:
     """Inverse of `struct_column` for both sides: k0, k1, ..., v0, ..."""
-    return {f"{letter}{i}": child for letter, side in (("k", key), ("v", val)) for i, child in enumerate(side.flatten())}
+    return {
+        f"{letter}{i}": child for letter, side in (("k", key), ("v", val)) for i, child in enumerate(side.flatten())
+    }
 
 
 def negated_flat(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -41,16 +43,19 @@ def negated_flat(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def hash_chunks(batches: Iterator[pa.RecordBatch], chunk_rows: int) -> Iterator[pa.Table]:
-    """Cut a stream sorted by `h` into tables of about `chunk_rows` rows, never between two rows of one hash. Only non-empty tables.
+    """Cut a stream sorted by `h` into tables of about `chunk_rows` rows, never between two rows of one hash. Only
+    non-empty tables.
 
-    One hash in more than `chunk_rows` rows (copies of one row, in practice) is one larger table."""
+    One hash in more than `chunk_rows` rows (copies of one row, in practice) is one larger table.
+    """
     held: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
         if batch.num_rows == 0:
             continue
         if rows >= chunk_rows:
-            # Rows of the hash that ended the held ones may go on in this batch: the cut is where the hash changes first.
+            # Rows of the hash that ended the held ones may go on in this batch: the cut is where the hash changes
+            # first.
             cut = _first_change(batch, held[-1].column("h")[-1])
             if cut < batch.num_rows:
                 yield pa.Table.from_batches([*held, batch.slice(0, cut)])
@@ -62,12 +67,14 @@ def hash_chunks(batches: Iterator[pa.RecordBatch], chunk_rows: int) -> Iterator[
 
 
 def _first_change(batch: pa.RecordBatch, last: pa.Scalar) -> int:
-    position = pc.index(pc.not_equal(batch.column("h"), last), True).as_py()  # noqa: FBT003
+    position = pc.index(pc.not_equal(batch.column("h"), last), True).as_py()
     return batch.num_rows if position < 0 else int(position)
 
 
 def rows_of(batch: pa.RecordBatch, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Flat rows, each as often as its diff says. Raises InvariantViolated for a negative diff: a collection has no such rows."""
+    """Flat rows, each as often as its diff says. Raises InvariantViolated for a negative diff: a collection has no
+    such rows.
+    """
     columns = [child for side in ("key", "val") for child in batch.column(side).flatten()]
     rows = pa.RecordBatch.from_arrays(columns, schema=wanted)
     diffs = batch.column("diff")
@@ -76,10 +83,10 @@ def rows_of(batch: pa.RecordBatch, wanted: pa.Schema) -> Iterator[pa.RecordBatch
     if least is None:
         return
     if least < 0:
-        first = batch.slice(pc.index(pc.less(diffs, 0), True).as_py(), 1)  # noqa: FBT003 - Arrow's own signature
+        first = batch.slice(pc.index(pc.less(diffs, 0), True).as_py(), 1)
         raise InvariantViolated(
-            f"the shard holds {first.column('diff')[0]} copies of key {first.column('key')[0]} at time {first.column('time')[0]}: "
-            "it is no collection; read it with option updates=true"
+            f"the shard holds {first.column('diff')[0]} copies of key {first.column('key')[0]} "
+            f"at time {first.column('time')[0]}: it is no collection; read it with option updates=true"
         )
     if most == 1:
         yield rows
@@ -88,7 +95,9 @@ def rows_of(batch: pa.RecordBatch, wanted: pa.Schema) -> Iterator[pa.RecordBatch
 
 
 def _repeated(rows: pa.RecordBatch, diffs: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Iterator[pa.RecordBatch]:
-    """Row i `diffs[i]` times, in records of RECORD_ROWS: a diff of a billion must not become a billion rows in memory."""
+    """Row i `diffs[i]` times, in records of RECORD_ROWS: a diff of a billion must not become a billion rows in
+    memory.
+    """
     ends = np.cumsum(diffs)
     total = int(ends[-1])
     for start in range(0, total, RECORD_ROWS):

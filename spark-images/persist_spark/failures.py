@@ -1,7 +1,8 @@
 """From an exception to what the operator is told: a failure class, an exit code and one message without secrets.
 
-An engine error raised on an executor reaches the driver only as text inside a Spark exception. `carried` therefore writes it as one marked JSON line,
-and `classify` finds that line again: the class does not depend on where the error happened.
+An engine error raised on an executor reaches the driver only as text inside a Spark exception. `carried` therefore
+writes it as one marked JSON line, and `classify` finds that line again: the class does not depend on where the error
+happened.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from persist_engine.base.errors import (
     UnsafeStore,
 )
 
-#: A condition's message is read by people; the API server and the kubelet cut longer ones (the termination log at 4 KiB).
+#: A condition's message is read by people; the API server and the kubelet cut longer ones (the termination log at 4
+#: KiB).
 MESSAGE_CHARS_MAX = 1800
 _MARK = "PERSIST-FAILURE"
 _CARRIED = re.compile(_MARK + r" (\{.*?\}) " + _MARK, re.DOTALL)
@@ -33,11 +35,19 @@ _ASSIGNED = re.compile(
     r"(?P<name>[\w.-]*(?:passw(?:or)?d|secret|token|credential|access.?key|api.?key)[\w.-]*)(?P<sep>\"?'?\s*[=:]\s*\"?'?)(?P<value>[^\s&\"',;)}\]]+)",
     re.IGNORECASE,
 )
-_SPARK_CONFIGURATION = ("AnalysisException", "ParseException", "PATH_NOT_FOUND", "DATA_SOURCE_NOT_FOUND", "ClassNotFoundException")
+_SPARK_CONFIGURATION = (
+    "AnalysisException",
+    "ParseException",
+    "PATH_NOT_FOUND",
+    "DATA_SOURCE_NOT_FOUND",
+    "ClassNotFoundException",
+)
 
 
 class FailureClass(enum.StrEnum):
-    """Who must act, in the words of the SparkSink's status: look at the job's log, at the store, nowhere (another run won), at the object."""
+    """Who must act, in the words of the SparkSink's status: look at the job's log, at the store, nowhere (another run
+    won), at the object.
+    """
 
     APPLICATION = "Application"
     STORAGE = "Storage"
@@ -54,7 +64,9 @@ class ExitCode(enum.IntEnum):
     FENCED = 71
     CONFIGURATION = 72
     DIVERGENCE = 73
-    """Durable bytes are damaged or break a rule: repeating will not help, a person must look. Reported as class Storage."""
+    """Durable bytes are damaged or break a rule: repeating will not help, a person must look. Reported as class
+    Storage.
+    """
 
     @property
     def failure_class(self) -> FailureClass | None:
@@ -84,11 +96,11 @@ class Failure:
         return self.exit_code.failure_class or FailureClass.APPLICATION
 
 
-class TaskFailure(Exception):  # noqa: N818 - it is what happened to a task
+class TaskFailure(Exception):
     """An engine error on an executor, on its way to the driver."""
 
 
-class Terminated(Exception):  # noqa: N818
+class Terminated(Exception):
     """The run was asked to stop (SIGTERM). Nothing was appended by it after that."""
 
 
@@ -112,7 +124,9 @@ def classify(error: BaseException, *, secrets: Iterable[str] = ()) -> Failure:
 
 
 def redact(text: str, *, secrets: Iterable[str] = ()) -> str:
-    """`text` without the given secrets, without user and password in URLs, without what is assigned to a secret's name; cut to a message's length."""
+    """`text` without the given secrets, without user and password in URLs, without what is assigned to a secret's
+    name; cut to a message's length.
+    """
     for secret in sorted(set(secrets), key=len, reverse=True):
         if secret:
             text = text.replace(secret, "***")
@@ -143,7 +157,9 @@ def _exit_code_of(error: PersistError) -> ExitCode:
 
 
 def _carried_in(text: str) -> tuple[ExitCode, str] | None:
-    """What `carried` wrote, if it stands whole in `text`: the JVM prints the Python traceback verbatim, but a log line may cut it."""
+    """What `carried` wrote, if it stands whole in `text`: the JVM prints the Python traceback verbatim, but a log
+    line may cut it.
+    """
     found = _CARRIED.search(text)
     if found is None:
         return None
@@ -156,7 +172,9 @@ def _carried_in(text: str) -> tuple[ExitCode, str] | None:
 
 def _is_spark_configuration(name: str, text: str) -> bool:
     head = text[:2000]
-    return name in _SPARK_CONFIGURATION[:2] or any(f"[{mark}" in head or f".{mark}" in head for mark in _SPARK_CONFIGURATION)
+    return name in _SPARK_CONFIGURATION[:2] or any(
+        f"[{mark}" in head or f".{mark}" in head for mark in _SPARK_CONFIGURATION
+    )
 
 
 def _first_lines(text: str) -> str:

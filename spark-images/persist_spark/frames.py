@@ -1,7 +1,9 @@
-"""DataFrame -> DataFrame: from the user's input to the columns that write tasks take. Plans only: nothing here starts a Spark job.
+"""DataFrame -> DataFrame: from the user's input to the columns that write tasks take. Plans only: nothing here
+starts a Spark job.
 
-Keys and values travel flat and by position (k0, k1, ..., v0, ...), so that neither two fields of one name, nor a value without fields, nor Spark's
-case-insensitive resolution can mix anything up. `partitions.py` puts the structs together again.
+Keys and values travel flat and by position (k0, k1, ..., v0, ...), so that neither two fields of one name, nor a
+value without fields, nor Spark's case-insensitive resolution can mix anything up. `partitions.py` puts the structs
+together again.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pyarrow as pa
+from persist_engine.codec.schema import Schema
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_type
 
-from persist_engine.codec.schema import Schema
 from persist_spark.spec import ConfigurationError, Input
 
 #: The name under which `input.format.sql` sees the input.
@@ -58,13 +61,16 @@ def flat_type(schema: Schema) -> T.StructType:
 
 
 def read_input(spark: SparkSession, source: Input) -> DataFrame:
-    """The input as the user declared it, the SQL applied. Raises ConfigurationError when it does not exist or the SQL is wrong."""
+    """The input as the user declared it, the SQL applied. Raises ConfigurationError when it does not exist or the SQL
+    is wrong.
+    """
     reader = spark.read.format(source.format).options(**source.options)
     try:
         if source.schema is not None:
             reader = reader.schema(source.schema)
         frame = reader.load()
-    except AnalysisException as error:
+    except (AnalysisException, Py4JJavaError) as error:
+        # A format that does not exist comes as a bare Java error.
         raise ConfigurationError(f"input.format: {_first_line(error)}") from error
     if source.sql is None:
         return frame
@@ -80,7 +86,8 @@ def read_input(spark: SparkSession, source: Input) -> DataFrame:
 def to_flat(frame: DataFrame, schema: Schema, *, timestamp_column: str | None = None) -> DataFrame:
     """`frame` as k*, v* in the shard's types, and `time` (bigint ms, nullable) when a column carries it.
 
-    Raises ConfigurationError that names every missing, surplus, doubled or unfit column. Names are compared exactly."""
+    Raises ConfigurationError that names every missing, surplus, doubled or unfit column. Names are compared exactly.
+    """
     fields = fields_of(schema)
     found = {field.name: (index, field.dataType) for index, field in enumerate(frame.schema.fields)}
     _check_names(frame, fields, timestamp_column)
@@ -99,12 +106,17 @@ def to_flat(frame: DataFrame, schema: Schema, *, timestamp_column: str | None = 
         index, source = found[timestamp_column]
         columns.append(_millis(F.col(f"c{index}"), source, timestamp_column, frame.sparkSession).alias(TIME))
     if problems:
-        raise ConfigurationError(f"input does not fit the shard's schema: {'; '.join(problems)}; convert with input.format.sql")
+        raise ConfigurationError(
+            f"input does not fit the shard's schema: {'; '.join(problems)}; convert with input.format.sql"
+        )
     return positions.select(*columns)
 
 
 def _check_names(frame: DataFrame, fields: list[Field], timestamp_column: str | None) -> None:
-    wanted = [*((f.name, f"{f.side} field") for f in fields), *([(timestamp_column, "timestampColumn")] if timestamp_column else [])]
+    wanted = [
+        *((f.name, f"{f.side} field") for f in fields),
+        *([(timestamp_column, "timestampColumn")] if timestamp_column else []),
+    ]
     missing = [f"{name} ({role})" for name, role in wanted if name not in frame.columns]
     surplus = sorted(set(frame.columns) - {name for name, _ in wanted})
     doubled = sorted(name for name, count in Counter(frame.columns).items() if count > 1)
@@ -116,7 +128,10 @@ def _check_names(frame: DataFrame, fields: list[Field], timestamp_column: str | 
     if doubled:
         problems.append(f"more than once: {', '.join(doubled)}")
     if problems:
-        raise ConfigurationError(f"input columns do not match the shard's schema: {'; '.join(problems)}; the input has: {', '.join(frame.columns)}")
+        raise ConfigurationError(
+            f"input columns do not match the shard's schema: {'; '.join(problems)}; "
+            f"the input has: {', '.join(frame.columns)}"
+        )
 
 
 def unfit(name: str, source: T.DataType, target: T.DataType) -> str | None:
@@ -134,8 +149,10 @@ def unfit(name: str, source: T.DataType, target: T.DataType) -> str | None:
 
 
 def _lossless(source: T.DataType, target: T.DataType) -> bool:
-    """Whether every value of `source` is exactly one value of `target`. Time zones are never guessed: instants and wall clocks do not mix."""
-    if isinstance(source, T.NullType) or type(source) is type(target) and not isinstance(source, T.DecimalType):
+    """Whether every value of `source` is exactly one value of `target`. Time zones are never guessed: instants and
+    wall clocks do not mix.
+    """
+    if isinstance(source, T.NullType) or (type(source) is type(target) and not isinstance(source, T.DecimalType)):
         return True
     digits = next((width for kind, width in _INTEGERS if isinstance(source, kind)), None)
     match target:
@@ -143,7 +160,9 @@ def _lossless(source: T.DataType, target: T.DataType) -> bool:
             return isinstance(source, T.StringType | T.CharType | T.VarcharType)
         case T.DecimalType():
             if isinstance(source, T.DecimalType):
-                return bool(source.scale <= target.scale and source.precision - source.scale <= target.precision - target.scale)
+                return bool(
+                    source.scale <= target.scale and source.precision - source.scale <= target.precision - target.scale
+                )
             return digits is not None and digits <= target.precision - target.scale
         case T.DoubleType():
             return isinstance(source, T.FloatType) or (digits is not None and digits <= 10)
@@ -171,17 +190,24 @@ def _millis(column: Column, source: T.DataType, name: str, spark: SparkSession) 
             return F.unix_millis(column)
         case T.TimestampNTZType():
             if spark.conf.get("spark.sql.session.timeZone") not in ("UTC", "Etc/UTC", "GMT", "Z"):
-                raise ConfigurationError(f"envelope.timestampColumn: {name} has no time zone: set spark.sql.session.timeZone to UTC, or convert with SQL")
+                raise ConfigurationError(
+                    f"envelope.timestampColumn: {name} has no time zone: "
+                    "set spark.sql.session.timeZone to UTC, or convert with SQL"
+                )
             return F.unix_millis(column.cast("timestamp"))
         case T.LongType() | T.IntegerType() | T.ShortType() | T.ByteType():
             return column.cast("bigint")
-    raise ConfigurationError(f"envelope.timestampColumn: {name} is {source.simpleString()}, must be a timestamp or milliseconds as bigint")
+    raise ConfigurationError(
+        f"envelope.timestampColumn: {name} is {source.simpleString()}, must be a timestamp or milliseconds as bigint"
+    )
 
 
 def by_key_range(flat: DataFrame, schema: Schema, tasks: int) -> DataFrame:
-    """`flat` in `tasks` partitions whose key ranges do not overlap: the batches of the tasks then do not overlap either, and a reader merges less.
+    """`flat` in `tasks` partitions whose key ranges do not overlap: the batches of the tasks then do not overlap
+    either, and a reader merges less.
 
-    Spark samples the input once more for this. Nulls go last, as in parts."""
+    Spark samples the input once more for this. Nulls go last, as in parts.
+    """
     if tasks == 1:
         return flat.repartition(1)
     keys = [F.col(f.column).asc_nulls_last() for f in fields_of(schema) if f.side == "key"]
@@ -189,11 +215,14 @@ def by_key_range(flat: DataFrame, schema: Schema, tasks: int) -> DataFrame:
 
 
 def corrections(desired: DataFrame, persisted: DataFrame | None, schema: Schema, tasks: int) -> DataFrame:
-    """Desired (+) and persisted (negated) rows, equal rows side by side: in one partition, with one hash `h`, sorted by it.
+    """Desired (+) and persisted (negated) rows, equal rows side by side: in one partition, with one hash `h`, sorted
+    by it.
 
-    A write task so meets all copies of a row within a bounded stretch of its stream, however large its partition is: Spark sorts one bigint
-    (and spills), the engine's own consolidation decides what is equal (nulls, NaN, zeros). Hashing keys and values, not keys alone, keeps a hot key from
-    making a hot task. `persisted` has the flat columns and `diff`."""
+    A write task so meets all copies of a row within a bounded stretch of its stream, however large its partition is:
+    Spark sorts one bigint (and spills), the engine's own consolidation decides what is equal (nulls, NaN, zeros).
+    Hashing keys and values, not keys alone, keeps a hot key from making a hot task. `persisted` has the flat columns
+    and `diff`.
+    """
     columns = [f.column for f in fields_of(schema)]
     both = desired.select(*columns, F.lit(1).cast("bigint").alias(DIFF), F.lit(True).alias(DESIRED))  # noqa: FBT003
     if persisted is not None:
@@ -203,4 +232,5 @@ def corrections(desired: DataFrame, persisted: DataFrame | None, schema: Schema,
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0]
+    text = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error
+    return str(text).strip().split("\n", 1)[0]

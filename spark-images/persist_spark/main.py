@@ -1,6 +1,8 @@
-"""The one entry of the image: `driver --spec FILE [--report FILE]` runs a sink, `executor` becomes the JVM that the driver asked Kubernetes for.
+"""The one entry of the image: `driver --spec FILE [--report FILE]` runs a sink, `executor` becomes the JVM that the
+driver asked Kubernetes for.
 
-The only file that reads the environment."""
+The only file that reads the environment.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 from persist_engine.base.env import SystemEnv
+
 from persist_spark.failures import ExitCode, Terminated, classify
 from persist_spark.report import Log, SinkReport, progress_lines, write_report
 from persist_spark.spec import ConfigurationError, SinkSpec
@@ -40,7 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     driver = commands.add_parser("driver", help="run a sink once")
     driver.add_argument("--spec", type=Path, required=True, help="sink.json")
-    driver.add_argument("--report", type=Path, help="where the JSON report goes; default: the container's termination log, if there is one")
+    driver.add_argument(
+        "--report",
+        type=Path,
+        help="where the JSON report goes; default: the container's termination log, if there is one",
+    )
     commands.add_parser("executor", help="become a Spark executor; arguments come from SPARK_* in the environment")
     arguments = parser.parse_args(argv)
     if arguments.command == "executor":
@@ -105,7 +112,16 @@ def executor_command(environ: Mapping[str, str]) -> list[str]:
     memory = environ["SPARK_EXECUTOR_MEMORY"]
     arguments = [part for option, name in _BACKEND_ARGUMENTS.items() for part in (option, environ[name])]
     options = [numbered[number] for number in sorted(numbered)]
-    return [_java(environ), *options, f"-Xms{memory}", f"-Xmx{memory}", "-cp", _classpath(environ), _EXECUTOR_BACKEND, *arguments]
+    return [
+        _java(environ),
+        *options,
+        f"-Xms{memory}",
+        f"-Xmx{memory}",
+        "-cp",
+        _classpath(environ),
+        _EXECUTOR_BACKEND,
+        *arguments,
+    ]
 
 
 def _classpath(environ: Mapping[str, str]) -> str:

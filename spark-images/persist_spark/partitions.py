@@ -1,6 +1,8 @@
-"""What runs on executors: one Arrow iterator in, one out. Owns: staging a partition's updates, reading a split of a snapshot.
+"""What runs on executors: one Arrow iterator in, one out. Owns: staging a partition's updates, reading a split of a
+snapshot.
 
-An executor touches blobs only, never consensus: what it stages is linked by the driver, or is an orphan. So a task may fail, be retried or run twice at once:
+An executor touches blobs only, never consensus: what it stages is linked by the driver, or is an orphan. So a task
+may fail, be retried or run twice at once:
 Spark hands the driver the row of one attempt, and only the batch in that row is appended.
 """
 
@@ -13,23 +15,25 @@ from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from persist_engine.base.env import SystemEnv
+from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import PersistError
-from persist_engine.base.metrics import NoMetrics
+from persist_engine.base.metrics import Metrics, NoMetrics
 from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
 from persist_engine.client.batch import BatchBuilder
-from persist_engine.client.snapshot import SnapshotSplit
+from persist_engine.client.splits import SnapshotSplit
 from persist_engine.codec import updates
 from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
+from persist_engine.shard.retry import Retry
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.open import open_blob
+
 from persist_spark.columns import hash_chunks, negated_flat, struct_column
 from persist_spark.failures import carried
 
-#: Rows that a correcting task consolidates at a time. Measured: twice or four times as many are not faster, and cost their memory.
+#: Rows that a correcting task consolidates at a time. Measured: twice or four times as many are not faster, and cost
+#: their memory.
 CHUNK_ROWS = 1 << 17
 #: How long an executor or driver insists on a store that fails before the run is reported as a storage failure.
 STORE_GIVE_UP_MS = 120_000.0
@@ -67,12 +71,18 @@ class StageTask:
 
 
 def sink_settings(target_part_bytes: int) -> Settings:
-    """What driver and executors of a sink run with: a run that cannot reach its store ends and says so, the operator repeats it."""
-    return Settings(batch=BatchSettings(target_part_bytes=target_part_bytes), retry=RetrySettings(give_up_ms=STORE_GIVE_UP_MS))
+    """What driver and executors of a sink run with: a run that cannot reach its store ends and says so, the operator
+    repeats it.
+    """
+    return Settings(
+        batch=BatchSettings(target_part_bytes=target_part_bytes), retry=RetrySettings(give_up_ms=STORE_GIVE_UP_MS)
+    )
 
 
 class StageRows:
-    """Stage a partition of rows: every row is one update with diff 1. Columns k*, v*, and `time` when the task has none."""
+    """Stage a partition of rows: every row is one update with diff 1. Columns k*, v*, and `time` when the task has
+    none.
+    """
 
     def __init__(self, task: StageTask) -> None:
         self.task = task
@@ -86,7 +96,9 @@ class StageRows:
 
 
 class StageCorrections:
-    """Stage desired - persisted of one hash partition. Columns k*, v*, `diff`, `desired`, `h`; sorted by `h` (frames.corrections)."""
+    """Stage desired - persisted of one hash partition. Columns k*, v*, `diff`, `desired`, `h`; sorted by `h`
+    (frames.corrections).
+    """
 
     def __init__(self, task: StageTask, *, chunk_rows: int = CHUNK_ROWS) -> None:
         self.task = task
@@ -101,7 +113,9 @@ class StageCorrections:
 
 
 class ReadSplits:
-    """Read the persisted side: partition i of `spark.range(n)` becomes split i, as flat columns and the negated `diff`."""
+    """Read the persisted side: partition i of `spark.range(n)` becomes split i, as flat columns and the negated
+    `diff`.
+    """
 
     def __init__(self, *, blob: str, schema: Schema, splits: tuple[bytes, ...]) -> None:
         self.blob, self.schema, self.splits = blob, schema, splits
@@ -112,14 +126,40 @@ class ReadSplits:
             for batch in batches:
                 for number in batch.column(0).to_pylist():
                     split = SnapshotSplit.from_bytes(self.splits[number])
-                    for rows in split.to_batches(blob_at(self.blob)):
+                    for rows in split.to_batches(blob_at(self.blob), retry=reading_retry()):
                         yield negated_flat(rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorStore:
+    """The half of a shard that an executor may touch: its blobs."""
+
+    shard_id: ShardId
+    blob: Blob
+    retry: Retry
+    settings: Settings
+    env: Env
+    metrics: Metrics
+
+
+def store_at(blob: str, shard_id: str, settings: Settings) -> ExecutorStore:
+    """Where the parts of the shard go."""
+    env, metrics = SystemEnv(), NoMetrics()
+    retry = Retry(env, settings.retry, metrics)
+    return ExecutorStore(
+        shard_id=ShardId(shard_id), blob=blob_at(blob), retry=retry, settings=settings, env=env, metrics=metrics
+    )
+
+
+def reading_retry() -> Retry:
+    """How an executor insists on a blob that does not come."""
+    return Retry(SystemEnv(), RetrySettings(give_up_ms=STORE_GIVE_UP_MS), NoMetrics())
 
 
 @lru_cache(maxsize=4)
 def blob_at(url: str) -> Blob:
     """The blob store, opened once per Python worker: workers live for many tasks."""
-    return open_blob(url, env=SystemEnv(), metrics=NoMetrics())
+    return reading_retry().external("open blob store", lambda: open_blob(url, env=SystemEnv(), metrics=NoMetrics()))
 
 
 def updates_of(rows: pa.Table | pa.RecordBatch, task: StageTask) -> pa.Table:
@@ -128,8 +168,16 @@ def updates_of(rows: pa.Table | pa.RecordBatch, task: StageTask) -> pa.Table:
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
     key = struct_column(table, "k", task.schema.key_type)
     val = struct_column(table, "v", task.schema.val_type)
-    time = table.column("time").combine_chunks() if task.time is None else pa.repeat(pa.scalar(task.time, pa.int64()), count)
-    diff = table.column("diff").combine_chunks() if "diff" in table.column_names else pa.repeat(pa.scalar(1, pa.int64()), count)
+    time = (
+        table.column("time").combine_chunks()
+        if task.time is None
+        else pa.repeat(pa.scalar(task.time, pa.int64()), count)
+    )
+    diff = (
+        table.column("diff").combine_chunks()
+        if "diff" in table.column_names
+        else pa.repeat(pa.scalar(1, pa.int64()), count)
+    )
     return pa.Table.from_arrays([key, val, time, diff], schema=task.schema.updates_schema)
 
 
@@ -146,27 +194,25 @@ class _Counted:
 
 
 def _stage(task: StageTask, tables: Iterator[pa.Table], counted: _Counted) -> pa.RecordBatch:
-    builder = BatchBuilder.for_staging(
-        ShardId(task.shard_id),
-        schema=task.schema,
-        schema_id=task.schema_id,
-        lower=Antichain.of(task.lower),
-        blob=blob_at(task.blob),
-        settings=task.settings,
-        env=SystemEnv(),
-        metrics=NoMetrics(),
-    )
+    upper = Antichain.of(task.upper)
+    store = store_at(task.blob, task.shard_id, task.settings)
     least: int | None = None
-    for table in tables:
-        if table.num_rows == 0:
-            continue
-        earliest = pc.min(table.column("time")).as_py()
-        least = earliest if least is None else min(least, earliest)
-        builder.add(table)
-    batch = builder.finish(Antichain.of(task.upper))
-    staged = batch.to_transmittable() if batch.rows else None
+    # Leaving the block on an error deletes what was staged so far.
+    with BatchBuilder(
+        store, Antichain.of(task.lower), schema=task.schema, schema_id=task.schema_id, upper=upper
+    ) as builder:
+        for table in tables:
+            if table.num_rows == 0:
+                continue
+            earliest = pc.min(table.column("time")).as_py()
+            least = earliest if least is None else min(least, earliest)
+            builder.add(table)
+        batch = builder.finish(upper)
+    rows = batch.rows
+    staged = batch.to_transmittable() if rows else None
+    columns = [[staged], [counted.rows], [rows], [least]]
     return pa.RecordBatch.from_arrays(
-        [pa.array([staged], pa.binary()), pa.array([counted.rows]), pa.array([batch.rows]), pa.array([least], pa.int64())],
+        [pa.array(column, field.type) for column, field in zip(columns, STAGED_SCHEMA, strict=True)],
         schema=STAGED_SCHEMA,
     )
 

@@ -1,4 +1,6 @@
-"""What a run tells while it goes on (JSON lines) and at its end (one JSON object: termination log, file, last line of stdout)."""
+"""What a run tells while it goes on (JSON lines) and at its end (one JSON object: termination log, file, last line of
+stdout).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from persist_engine.base.env import Env
+
 from persist_spark.failures import Failure
 
 #: Often enough to see that a run is alive, seldom enough not to drown its log.
@@ -51,7 +54,8 @@ class SinkReport:
 def write_report(report: dict[str, Any], *, path: Path | None, stdout: TextIO) -> None:
     """Put `report` at `path` (None: the termination log if there is one) and as the last line of `stdout`.
 
-    A report that cannot be written to a file is still on stdout: that failure must not hide the run's outcome."""
+    A report that cannot be written to a file is still on stdout: that failure must not hide the run's outcome.
+    """
     line = json.dumps(report, ensure_ascii=False, sort_keys=True)
     target = path or (TERMINATION_LOG if TERMINATION_LOG.exists() else None)
     if target is not None:
@@ -90,7 +94,9 @@ class StageTracker(Protocol):
 
 @contextmanager
 def progress_lines(log: Log, tracker: StageTracker, *, interval_s: float = PROGRESS_INTERVAL_S) -> Iterator[None]:
-    """While the body runs, log every `interval_s` how many tasks of the active stages are done. The thread is gone afterwards."""
+    """While the body runs, log every `interval_s` how many tasks of the active stages are done. The thread is gone
+    afterwards.
+    """
     stopped = threading.Event()
 
     def watch() -> None:
@@ -98,7 +104,13 @@ def progress_lines(log: Log, tracker: StageTracker, *, interval_s: float = PROGR
             for stage_id in tracker.getActiveStageIds():
                 info = tracker.getStageInfo(stage_id)
                 if info is not None:
-                    log.event("stage", stage=info.stageId, tasks=info.numTasks, done=info.numCompletedTasks, failed=info.numFailedTasks)
+                    log.event(
+                        "stage",
+                        stage=info.stageId,
+                        tasks=info.numTasks,
+                        done=info.numCompletedTasks,
+                        failed=info.numFailedTasks,
+                    )
 
     thread = threading.Thread(target=watch, name="sink-progress", daemon=True)
     thread.start()

@@ -1,10 +1,13 @@
-"""The Spark session of a driver: what the operator's spark-defaults.conf says, and the few settings that this code needs to be right."""
+"""The Spark session of a driver: what the operator's spark-defaults.conf says, and the few settings that this code
+needs to be right.
+"""
 
 from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-#: Rows in one Arrow record between the JVM and Python: a quarter faster than Spark's default of 10,000, and still only some MiB.
+#: Rows in one Arrow record between the JVM and Python: a quarter faster than Spark's default of 10,000, and still
+#: only some MiB.
 ARROW_RECORD_ROWS = 65_536
 _REQUIRED = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_RECORD_ROWS),
@@ -17,7 +20,9 @@ _REQUIRED = {
 
 
 def start_session(app_name: str) -> SparkSession:
-    """The process's session, in client mode. Master, host, executors come from SPARK_CONF_DIR/spark-defaults.conf, which Spark reads itself."""
+    """The process's session, in client mode. Master, host, executors come from SPARK_CONF_DIR/spark-defaults.conf,
+    which Spark reads itself.
+    """
     builder = SparkSession.builder.appName(app_name)
     for name, value in _REQUIRED.items():
         builder = builder.config(name, value)
@@ -31,5 +36,5 @@ def parallelism_of(spark: SparkSession) -> int:
 
 def executor_count(spark: SparkSession) -> int:
     """Executors registered now; 1 when the driver is its own executor."""
-    infos = spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()  # noqa: SLF001 - PySpark offers no public way to ask
+    infos = spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
     return max(1, len(infos) - 1)

@@ -1,7 +1,10 @@
-"""One run of a sink, on the driver: mint (choose the times) -> write (executors stage) -> append (one compare-and-append of all of it).
+"""One run of a sink, on the driver: mint (choose the times) -> write (executors stage) -> append (one compare-and-
+append of all of it).
 
-Only the driver touches consensus. A run appends all of its updates or none, once per run id, however often it is repeated: the run id is committed as
-the sink's source progress in the same compare-and-set. A lost append is normal; what was staged for it is deleted, and the run decides again.
+Only the driver touches consensus. A run appends all of its updates or none, once per run id, however often it is
+repeated: the run id is committed as
+the sink's source progress in the same compare-and-set. A lost append is normal; what was staged for it is deleted,
+and the run decides again.
 """
 
 from __future__ import annotations
@@ -12,19 +15,30 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
-
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import Fenced, InvalidUsage, Unavailable
-from persist_engine.client.client import Location, PersistClient
+from persist_engine.client.batch import Batch
+from persist_engine.client.client import PersistClient
+from persist_engine.client.location import Location
 from persist_engine.client.read import ReadHandle
+from persist_engine.client.snapshot import SinceAhead
 from persist_engine.client.write import Appended, ProgressMismatch, UpperMismatch, WriteHandle
 from persist_engine.codec.schema import Schema
-from persist_engine.flow.append import AppendAgain, Late, Recompute, Staged, Superseded, after_progress_mismatch, after_upper_mismatch
+from persist_engine.flow.append import (
+    AppendAgain,
+    Late,
+    Recompute,
+    Staged,
+    Superseded,
+    after_progress_mismatch,
+    after_upper_mismatch,
+)
 from persist_engine.flow.mint import AlreadyDone, Minted, RaiseUpper, ShardView, mint
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.state import SourceProgress
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
+
 from persist_spark import frames
 from persist_spark.partitions import STAGED_DDL, ReadSplits, StageCorrections, StageRows, StageTask, sink_settings
 from persist_spark.report import Log, SinkReport
@@ -38,8 +52,10 @@ ROUNDS_MAX = 16
 def run_sink(spark: SparkSession, spec: SinkSpec, *, env: Env | None = None, log: Log | None = None) -> SinkReport:
     """Make the shard hold what `spec` says, and report it. Idempotent by `spec.run_id`.
 
-    Raises ConfigurationError (the input or the object must change), Fenced (another run of this sink committed meanwhile), Unavailable (the store,
-    or other writers, for too long), and what Spark raises for a failed job. Whatever is raised, all or nothing was appended."""
+    Raises ConfigurationError (the input or the object must change), Fenced (another run of this sink committed
+    meanwhile), Unavailable (the store, or other writers, for too long), and what Spark raises for a failed job.
+    Whatever is raised, all or nothing was appended.
+    """
     env = env or SystemEnv()
     log = log or Log(io.StringIO(), env)
     schema = spec.schema
@@ -49,14 +65,16 @@ def run_sink(spark: SparkSession, spec: SinkSpec, *, env: Env | None = None, log
         if difference is not None:
             raise ConfigurationError(f"schema: not that of shard {spec.shard_id}: {difference}")
         with client.open_writer(spec.shard_id, schema, purpose=spec.purpose) as writer:
-            return _Run(spark=spark, spec=spec, schema=schema, client=client, writer=writer, env=env, log=log).until_done()
+            return _Run(
+                spark=spark, spec=spec, schema=schema, client=client, writer=writer, env=env, log=log
+            ).until_done()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stage:
     """What the write tasks came to."""
 
-    batches: tuple[bytes, ...]
+    batches: tuple[Batch, ...]
     rows: int
     updates: int
     least_time: int | None
@@ -111,7 +129,9 @@ class _Run:
                         assert_never(decision)
             if report is not None:
                 return report
-        raise Unavailable(f"other writers of shard {self.spec.shard_id} were faster {ROUNDS_MAX} times in a row; nothing was appended")
+        raise Unavailable(
+            f"other writers of shard {self.spec.shard_id} were faster {ROUNDS_MAX} times in a row; nothing was appended"
+        )
 
     def _mint(self, view: ShardView) -> Minted | RaiseUpper | AlreadyDone:
         try:
@@ -128,7 +148,8 @@ class _Run:
         with self.client.open_leased_reader(self.spec.shard_id, self.schema, purpose=self.spec.purpose) as reader:
             yield reader
 
-    # -- write ----------------------------------------------------------------------------------------------------------
+    # -- write
+    # ----------------------------------------------------------------------------------------------------------
 
     def _write(self, minted: Minted, reader: ReadHandle | None) -> _Stage:
         source = frames.read_input(self.spark, self.spec.input)
@@ -154,15 +175,15 @@ class _Run:
         if minted.as_of is None:
             desired = frames.corrections(flat, None, self.schema, tasks)
             return self._collect(desired.mapInArrow(StageCorrections(task), STAGED_DDL), minted.upper)
-        # mint saw to it that since <= as_of < upper under this reader's own hold: a SinceAhead here is a lost lease, and raises.
+        # mint saw to it that since <= as_of < upper, under this reader's own hold.
         snapshot = reader.snapshot(Antichain.of(minted.as_of))
+        if isinstance(snapshot, SinceAhead):
+            raise Fenced(f"the lease of {reader} ran out before it was used")
         splits = tuple(split.to_bytes() for split in snapshot.splits(tasks))
-        try:
+        with snapshot:
             persisted = self._persisted(splits)
             both = frames.corrections(flat, persisted, self.schema, tasks)
             return self._collect(both.mapInArrow(StageCorrections(task), STAGED_DDL), minted.upper)
-        finally:
-            snapshot.close()
 
     def _persisted(self, splits: tuple[bytes, ...]) -> DataFrame:
         read = ReadSplits(blob=self.spec.blob, schema=self.schema, splits=splits)
@@ -170,9 +191,12 @@ class _Run:
         return self.spark.range(0, len(splits), 1, len(splits)).mapInArrow(read, flat_type)
 
     def _tasks(self, flat: DataFrame) -> int:
-        """Tasks of the write: what was asked for or what the executors can do at once, and never fewer than the source has partitions of its own."""
+        """Tasks of the write: what was asked for or what the executors can do at once, and never fewer than the
+        source has partitions of its own.
+        """
         wanted = self.spec.write.parallelism or parallelism_of(self.spark)
-        return min(max(wanted, flat.rdd.getNumPartitions()), PARALLELISM_MAX)
+        source: int = flat.rdd.getNumPartitions()
+        return min(max(wanted, source), PARALLELISM_MAX)
 
     def _stage_task(self, minted: Minted, upper: Antichain, *, time: int | None) -> StageTask:
         lower, end = minted.lower.time, upper.time
@@ -182,7 +206,7 @@ class _Run:
             blob=self.spec.blob,
             shard_id=self.spec.shard_id,
             schema=self.schema,
-            schema_id=self.writer.schema_id,
+            schema_id=self.writer.machine.schema_id,
             lower=lower,
             upper=end,
             time=time,
@@ -190,7 +214,9 @@ class _Run:
         )
 
     def _times(self, flat: DataFrame, lower: Antichain, column: str) -> _Times | None:
-        """Look at the times before anything is staged: a row that cannot be written is told now, by number and example. None: no rows."""
+        """Look at the times before anything is staged: a row that cannot be written is told now, by number and
+        example. None: no rows.
+        """
         time = F.col(frames.TIME)
         late = time < F.lit(lower.time)
         row = flat.agg(
@@ -208,14 +234,16 @@ class _Run:
     def _late(self, rows: int | None, first: int | None, upper: Antichain) -> ConfigurationError:
         count = "some rows" if rows is None else f"{rows} rows"
         return ConfigurationError(
-            f"{count} have a time before the shard's upper {upper.time}, the first at {first}: what is written cannot be changed by an Append; "
-            "leave them out with input.format.sql"
+            f"{count} have a time before the shard's upper {upper.time}, the first at {first}: "
+            "an Append cannot change what is written; leave them out with input.format.sql"
         )
 
     def _collect(self, staging: DataFrame, upper: Antichain) -> _Stage:
         rows = staging.collect()
         stage = _Stage(
-            batches=tuple(bytes(row["batch"]) for row in rows if row["batch"] is not None),
+            batches=tuple(
+                self.writer.batch_from_transmittable(bytes(row["batch"])) for row in rows if row["batch"] is not None
+            ),
             rows=sum(row["rows"] for row in rows),
             updates=sum(row["updates"] for row in rows),
             least_time=min((row["least_time"] for row in rows if row["least_time"] is not None), default=None),
@@ -231,7 +259,8 @@ class _Run:
         if rows == 0 and not self.spec.input.allow_empty:
             raise ConfigurationError("input is empty; if that is right, set input.allowEmpty")
 
-    # -- append -----------------------------------------------------------------------------------------------------------
+    # -- append
+    # -----------------------------------------------------------------------------------------------------------
 
     def _append(self, minted: Minted, stage: _Stage, expected: SourceProgress | None) -> SinkReport | None:
         """The report of the finished run, or None: the staged batches are deleted, mint again."""
@@ -247,7 +276,7 @@ class _Run:
         )
         while True:
             answer = self.writer.compare_and_append_batch(
-                [self.writer.batch_from_transmittable(data) for data in stage.batches],
+                stage.batches,
                 expected_upper=lower,
                 new_upper=stage.upper,
                 progress=(self.spec.sink_id, self.spec.run_token),
@@ -292,12 +321,15 @@ class _Run:
             case AlreadyDone(upper):
                 return self._done_before(upper)
             case Superseded():
-                raise Fenced(f"another run of sink {self.spec.sink_id} appended to {self.spec.shard_id} while run {self.spec.run_id} was writing")
+                raise Fenced(
+                    f"another run of sink {self.spec.sink_id} appended to {self.spec.shard_id} "
+                    f"while run {self.spec.run_id} was writing"
+                )
 
     def _delete(self, stage: _Stage) -> None:
         """Delete what was staged and certainly not appended."""
-        for data in stage.batches:
-            self.writer.batch_from_transmittable(data).delete()
+        for batch in stage.batches:
+            batch.delete()
 
     def _appended(self, lower: Antichain, stage: _Stage) -> SinkReport:
         self.log.event("appended", lower=lower.time, upper=stage.upper.time, updates=stage.updates)
@@ -312,6 +344,6 @@ class _Run:
 
     def _done_before(self, upper: Antichain) -> SinkReport:
         self.log.event("already_done", upper=upper.time)
-        return SinkReport(run_id=self.spec.run_id, upper=upper.time, executors=executor_count(self.spark), already_done=True)
-
-
+        return SinkReport(
+            run_id=self.spec.run_id, upper=upper.time, executors=executor_count(self.spark), already_done=True
+        )

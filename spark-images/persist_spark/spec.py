@@ -1,6 +1,8 @@
-"""What one sink run is asked to do: `sink.json`, parsed and checked. Owns: the names and bounds of its fields. Knows no Spark, no store.
+"""What one sink run is asked to do: `sink.json`, parsed and checked. Owns: the names and bounds of its fields. Knows
+no Spark, no store.
 
-Every refusal is a ConfigurationError that names the field as the user wrote it (`input.format.name`), what stands there and what may.
+Every refusal is a ConfigurationError that names the field as the user wrote it (`input.format.name`), what stands
+there and what may.
 """
 
 from __future__ import annotations
@@ -22,13 +24,25 @@ from persist_engine.model.ids import ShardId
 #: More tasks than this only cost scheduling: a task below some MiB of input is not worth its start.
 PARALLELISM_MAX = 4096
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 1 << 10,
+    "Mi": 1 << 20,
+    "Gi": 1 << 30,
+    "Ti": 1 << 40,
+}
 #: Names of input options whose values never stand in a message or a log.
 SECRET_OPTION = re.compile(r"(?i)passw|secret|token|credential|access.?key|api.?key|private")
 
 
 class ConfigurationError(InvalidUsage):
-    """The sink cannot run as it is declared, or its input is not as declared. Repeating changes nothing; the text says what to change."""
+    """The sink cannot run as it is declared, or its input is not as declared. Repeating changes nothing; the text
+    says what to change.
+    """
 
 
 class EnvelopeType(enum.StrEnum):
@@ -208,7 +222,9 @@ class _Fields:
         wrong = value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool))
         if wrong:
             kinds = kind if isinstance(kind, tuple) else (kind,)
-            raise ConfigurationError(f"{self.name(key)} must be {' or '.join(_KINDS[k] for k in kinds)}, not {_kind(value)}")
+            raise ConfigurationError(
+                f"{self.name(key)} must be {' or '.join(_KINDS[k] for k in kinds)}, not {_kind(value)}"
+            )
         return value
 
     def text(self, key: str) -> str:

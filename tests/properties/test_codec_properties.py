@@ -38,7 +38,11 @@ def same_bits(left: pa.Table, right: pa.Table) -> bool:
 @given(strategies.batches(), strategies.ids(ShardId))
 def test_batches_round_trip(batch: Any, shard_id: ShardId) -> None:
     assert decode_batch(encode_batch(batch)) == batch
-    assert decode_transmittable(encode_transmittable(shard_id, APPLIER_VERSION, batch)) == (shard_id, APPLIER_VERSION, batch)
+    assert decode_transmittable(encode_transmittable(shard_id, APPLIER_VERSION, batch)) == (
+        shard_id,
+        APPLIER_VERSION,
+        batch,
+    )
 
 
 @quick
@@ -189,7 +193,9 @@ def test_time_laws_row_by_row(data: st.DataObject) -> None:
     schema = Schema.from_ddl("id INT")
     table = data.draw(strategies.updates(schema))
     lower, upper = data.draw(strategies.frontiers()), data.draw(strategies.frontiers())
-    kept = [row["time"] for row in table.to_pylist() if lower.less_equal(row["time"]) and not upper.less_equal(row["time"])]
+    kept = [
+        row["time"] for row in table.to_pylist() if lower.less_equal(row["time"]) and not upper.less_equal(row["time"])
+    ]
     assert laws.time_filter(table, lower, upper).column("time").to_pylist() == kept
     advanced = laws.advance_times(table, lower).column("time").to_pylist()
     if lower.time is None:

@@ -1,5 +1,7 @@
 """Flat columns and structs, chunks that never split a hash, rows as often as their diff says."""
 
+from itertools import pairwise
+
 import pyarrow as pa
 import pytest
 from persist_engine.base.errors import InvariantViolated
@@ -27,7 +29,7 @@ def test_chunks_are_the_stream_and_never_split_a_hash(batches, chunk_rows):
     chunks = [chunk.column("h").to_pylist() for chunk in hash_chunks(iter(batches), chunk_rows)]
     assert [h for chunk in chunks for h in chunk] == [h for batch in batches for h in batch.column("h").to_pylist()]
     assert all(chunks)
-    assert all(before[-1] != after[0] for before, after in zip(chunks, chunks[1:], strict=False))
+    assert all(before[-1] != after[0] for before, after in pairwise(chunks))
 
 
 def test_chunks_are_bounded():
@@ -61,7 +63,9 @@ def updates(keys, diffs) -> pa.RecordBatch:
     schema = Schema.from_ddl("k BIGINT", "v STRING")
     key = pa.array([{"k": k} for k in keys], schema.key_type)
     val = pa.array([{"v": str(k)} for k in keys], schema.val_type)
-    return pa.RecordBatch.from_arrays([key, val, pa.array([5] * len(keys)), pa.array(diffs, pa.int64())], schema=schema.updates_schema)
+    return pa.RecordBatch.from_arrays(
+        [key, val, pa.array([5] * len(keys)), pa.array(diffs, pa.int64())], schema=schema.updates_schema
+    )
 
 
 WANTED = pa.schema([("k", pa.int64()), ("v", pa.string())])

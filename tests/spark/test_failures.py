@@ -44,7 +44,10 @@ def test_class_and_exit_code(error, exit_code, failure_class):
 @pytest.mark.parametrize("error", [case[0] for case in CASES[:-1]], ids=lambda error: type(error).__name__)
 def test_an_error_of_an_executor_is_classified_as_if_it_were_here(error):
     """The JVM hands the driver a text: the Python traceback between Java frames."""
-    text = f"Job aborted due to stage failure: Task 0 failed 4 times\nTraceback:\n  File x\n{type(carried(error)).__name__}: {carried(error)}\n\tat org.apache"
+    raised = carried(error)
+    text = (
+        f"Job aborted: Task 0 failed 4 times\nTraceback:\n  File x\n{type(raised).__name__}: {raised}\n\tat org.apache"
+    )
     assert classify(RuntimeError(text)) == classify(error)
 
 
@@ -88,7 +91,8 @@ def test_the_report_is_the_last_line_and_in_the_file(tmp_path):
     assert written["outcome"] == "Succeeded"
     assert written["class"] is None
     assert set(written) == {
-        "type", "outcome", "class", "message", "run_id", "upper", "lower", "rows_read", "updates_written", "executors", "duration_ms", "already_done",
+        "type", "outcome", "class", "message", "run_id", "upper", "lower", "rows_read",
+        "updates_written", "executors", "duration_ms", "already_done",
     }  # fmt: skip
 
 

@@ -12,7 +12,10 @@ DOCUMENT = {
     "shard_id": "s00000000-0000-0000-0000-000000000001",
     "schema": {"key": "id BIGINT", "value": "name STRING"},
     "location": {"blob": "file:///b", "consensus": "sqlite:///c"},
-    "input": {"type": "Format", "format": {"name": "csv", "options": {"path": "/p", "password": "hunter2"}, "sql": "select 1"}},
+    "input": {
+        "type": "Format",
+        "format": {"name": "csv", "options": {"path": "/p", "password": "hunter2"}, "sql": "select 1"},
+    },
     "envelope": {"type": "Append", "timestampColumn": "t"},
     "write": {"parallelism": 3, "targetBatchBytes": "1.5Mi"},
     "purpose": "sink ns/flights",
@@ -66,7 +69,11 @@ def test_what_is_absent_has_a_default():
         ("location", 3, "location must be an object, not a whole number"),
         ("input.type", "Kafka", "input.type: 'Kafka' is not supported"),
         ("input.format.name", None, "input.format.name is required"),
-        ("input.format.options.header", True, "input.format.options.header must be text, not true or false; put it in quotes"),
+        (
+            "input.format.options.header",
+            True,
+            "input.format.options.header must be text, not true or false; put it in quotes",
+        ),
         ("input.format.glob", "x", "unknown field: input.format.glob"),
         ("input.allowEmpty", "yes", "input.allowEmpty must be true or false, not text"),
         ("envelope.type", "Upsert", "envelope.type: 'Upsert' is not supported, must be one of Append, Mirror"),
@@ -84,12 +91,12 @@ def test_a_refusal_names_the_field(path, value, message):
 
 
 def test_only_an_append_has_times_of_its_own():
-    with pytest.raises(ConfigurationError, match="envelope.timestampColumn"):
+    with pytest.raises(ConfigurationError, match=r"envelope\.timestampColumn"):
         SinkSpec.parse(changed("envelope.type", "Mirror"))
 
 
 def test_a_wrong_schema_names_the_field_of_the_shard():
-    with pytest.raises(ConfigurationError, match="schema: .*BIGONT"):
+    with pytest.raises(ConfigurationError, match=r"schema: .*BIGONT"):
         _ = SinkSpec.parse(changed("schema.key", "id BIGONT")).schema
 
 

@@ -29,8 +29,7 @@ from persist_engine.codec.updates import consolidate
 from persist_engine.model.batch import HollowBatch, InlinePart, Part, RunMeta, RunOrder
 from persist_engine.model.frontier import EMPTY, MINIMUM, Antichain, Description
 from persist_engine.model.ids import RunId, ShardId
-from persist_engine.shard.machine import Machine
-from persist_engine.shard.parts import delete_parts, flush_inline, write_part
+from persist_engine.shard.parts import PartStore, delete_parts, flush_inline, write_part
 
 _log = logging.getLogger(__name__)
 
@@ -44,14 +43,14 @@ class Batch:
 
     def __init__(
         self,
-        machine: Machine,
+        store: PartStore,
         hollow: HollowBatch,
         *,
         schema: Schema,
         shard_id: ShardId,
         version: str = APPLIER_VERSION,
     ) -> None:
-        self._machine = machine
+        self._store = store
         self._schema = schema
         self._hollow = hollow
         self._spent: str | None = None
@@ -99,7 +98,7 @@ class Batch:
         if self._spent == "deleted":
             return
         self.check_usable()
-        delete_parts(self._machine, self._hollow.parts)
+        delete_parts(self._store, self._hollow.parts)
         self.mark_spent("deleted")
 
     def flush_inline_parts(self) -> None:
@@ -108,11 +107,11 @@ class Batch:
         inline = [part for part in self._hollow.parts if isinstance(part, InlinePart)]
         if not inline:
             return
-        with ThreadPoolExecutor(max_workers=self._machine.settings.batch.outstanding_parts_max) as pool:
-            flushed = iter(list(pool.map(lambda part: flush_inline(self._machine, part, schema=self._schema), inline)))
+        with ThreadPoolExecutor(max_workers=self._store.settings.batch.outstanding_parts_max) as pool:
+            flushed = iter(list(pool.map(lambda part: flush_inline(self._store, part, schema=self._schema), inline)))
         parts = tuple(next(flushed) if isinstance(part, InlinePart) else part for part in self._hollow.parts)
         self._hollow = replace(self._hollow, parts=parts)
-        self._machine.metrics.count("inline_flushed_parts", len(inline))
+        self._store.metrics.count("inline_flushed_parts", len(inline))
 
     def check_usable(self) -> None:
         """Raise InvalidUsage when the batch was appended, sent elsewhere or deleted."""
@@ -136,13 +135,13 @@ class BatchBuilder:
     """
 
     def __init__(
-        self, machine: Machine, lower: Antichain, *, schema: Schema, schema_id: int, upper: Antichain = EMPTY
+        self, store: PartStore, lower: Antichain, *, schema: Schema, schema_id: int, upper: Antichain = EMPTY
     ) -> None:
         # The description inside each part: what the writer promised. `finish` registers the batch under a narrower one.
         self._desc = Description(lower, upper, MINIMUM)
-        self._machine = machine
+        self._store = store
         self._schema, self._schema_id = schema, schema_id
-        self._settings = machine.settings.batch
+        self._settings = store.settings.batch
         self._pending: list[pa.Table] = []
         self._pending_bytes = 0
         self._time_max: int | None = None
@@ -188,7 +187,7 @@ class BatchBuilder:
             self.abandon()
             raise
         self._end()
-        return Batch(self._machine, self._hollow(upper), schema=self._schema, shard_id=self._machine.shard_id)
+        return Batch(self._store, self._hollow(upper), schema=self._schema, shard_id=self._store.shard_id)
 
     def abandon(self) -> None:
         """Give up: delete the parts written so far. Idempotent; nothing happens after `finish`."""
@@ -202,7 +201,7 @@ class BatchBuilder:
             if part is not None:
                 self._parts.append(part)
         self._in_flight.clear()
-        delete_parts(self._machine, self._parts)
+        delete_parts(self._store, self._parts)
 
     def __enter__(self) -> BatchBuilder:
         return self
@@ -212,7 +211,7 @@ class BatchBuilder:
 
     def _check_open(self) -> None:
         if self._ended:
-            raise InvalidUsage(f"this builder of shard {self._machine.shard_id} has ended")
+            raise InvalidUsage(f"this builder of shard {self._store.shard_id} has ended")
 
     def _check_times(self, table: pa.Table) -> None:
         bounds = pc.min_max(table.column("time")).as_py()
@@ -257,7 +256,7 @@ class BatchBuilder:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._settings.outstanding_parts_max, thread_name_prefix="persist-part")
         while len(self._in_flight) >= self._settings.outstanding_parts_max:
-            self._machine.metrics.count("write_stall")
+            self._store.metrics.count("write_stall")
             self._collect()
         self._in_flight.append(self._pool.submit(self._write, table))
 
@@ -266,7 +265,7 @@ class BatchBuilder:
         if consolidated.num_rows == 0:
             return None
         return write_part(
-            self._machine,
+            self._store,
             consolidated,
             desc=self._desc,
             schema=self._schema,
@@ -282,7 +281,7 @@ class BatchBuilder:
             self._parts.append(part)
 
     def _hollow(self, upper: Antichain) -> HollowBatch:
-        env = self._machine.env
+        env = self._store.env
         return HollowBatch(
             desc=Description(self._desc.lower, upper, MINIMUM),
             rows=sum(part.rows for part in self._parts),

@@ -1,7 +1,8 @@
-"""Append: what a refused append of a batch sink means. Pure. A lost append is normal: somebody else wrote; nothing of ours was linked.
+"""Append: what a refused append of a batch sink means. Pure. A lost append is normal: somebody else wrote; nothing
+of ours was linked.
 
-The staged batches may still be right (their rows are all at or past the new upper): then they are appended again, joined there. Or they
-are not, and the run is computed anew or ends.
+The staged batches may still be right (their rows are all at or past the new upper): then they are appended again,
+joined there. Or they are not, and the run is computed anew or ends.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def after_upper_mismatch(staged: Staged, current: Antichain) -> AppendAgain | Re
 
 
 def after_progress_mismatch(current: SourceProgress | None, *, run: bytes) -> AlreadyDone | Superseded:
-    """This sink's committed progress is `current`, not what it was when the run began."""
+    """The sink's committed progress is `current`, not what it was when the run began."""
     if current is not None and current.token == run:
         return AlreadyDone(current.upper)
     return Superseded(current)

@@ -1,7 +1,8 @@
-"""Mint: choose the times a batch sink writes at. Pure: facts in, a decision out. The shell (Spark driver, thread, test) does the rest.
+"""Mint: choose the times a batch sink writes at. Pure: facts in, a decision out. The shell (Spark driver, thread,
+test) does the rest.
 
-A run of a batch sink goes mint -> write -> append. Here the run is given its lower (the shard's upper: where its batch must join) and its
-time; `append.py` decides what a refusal of the append means.
+A run of a batch sink goes mint -> write -> append. Here the run is given its lower (the shard's upper: where its
+batch must join) and its time; `append.py` decides what a refusal of the append means.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class ShardView:
 class Minted:
     """Write at `time`, join at `lower`; the batch covers [lower, time + 1) unless its rows carry their own times.
 
-    `as_of` is the time at which the persisted collection must be read to be corrected; None: nothing was ever written, it is empty.
+    `as_of` is the time at which the persisted collection must be read to be corrected; None: nothing was ever
+    written, it is empty.
     """
 
     lower: Antichain
@@ -42,7 +44,9 @@ class Minted:
 
 @dataclass(frozen=True, slots=True)
 class RaiseUpper:
-    """First append nothing at [lower, upper), then look again: the persisted collection is not readable before (see `mint`)."""
+    """First append nothing at [lower, upper), then look again: the persisted collection is not readable before (see
+    `mint`).
+    """
 
     lower: Antichain
     upper: Antichain
@@ -50,7 +54,7 @@ class RaiseUpper:
 
 @dataclass(frozen=True, slots=True)
 class AlreadyDone:
-    """This very run was appended before; its data end at `upper`."""
+    """The very same run was appended before; its data end at `upper`."""
 
     upper: Antichain
 
@@ -58,7 +62,8 @@ class AlreadyDone:
 def mint(view: ShardView, *, run: bytes, now_ms: int, reads_back: bool) -> Minted | RaiseUpper | AlreadyDone:
     """Choose for the run named `run`; `reads_back` when it corrects the persisted collection instead of adding to it.
 
-    Raises InvalidUsage when the shard is closed. Never chooses a time before the shard's upper, whatever the clock says.
+    Raises InvalidUsage when the shard is closed. Never chooses a time before the shard's upper, whatever the clock
+    says.
     """
     if view.progress is not None and view.progress.token == run:
         return AlreadyDone(view.progress.upper)
@@ -78,7 +83,8 @@ def mint(view: ShardView, *, run: bytes, now_ms: int, reads_back: bool) -> Minte
         return Minted(view.upper, time, None)
     as_of = lower - 1
     if view.since.time > as_of:
-        # SUBTLE: since may be at or beyond upper. Times below since are no longer distinguishable, so the last written time cannot be read;
+        # SUBTLE: since may be at or beyond upper. Times below since are no longer distinguishable, so the last
+        # written time cannot be read;
         # since can, once upper is past it. Nothing but the frontier changes: there is no data at [upper, since].
         return RaiseUpper(view.upper, Antichain.of(view.since.time + 1))
     return Minted(view.upper, time, as_of)

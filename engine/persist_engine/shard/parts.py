@@ -7,9 +7,13 @@ loses nothing. Knows nothing of bounds or of how updates are cut into parts.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 import pyarrow as pa
 
+from persist_engine.base.env import Env
+from persist_engine.base.metrics import Metrics
+from persist_engine.base.settings import Settings
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.codec.checksum import checksum
 from persist_engine.codec.keys import blob_key, part_key
@@ -20,29 +24,54 @@ from persist_engine.codec.schema import Schema
 from persist_engine.codec.updates import diffs_sum
 from persist_engine.model.batch import HollowPart, InlinePart, Part
 from persist_engine.model.frontier import Description
-from persist_engine.model.ids import PartId
-from persist_engine.shard.machine import Machine
+from persist_engine.model.ids import PartId, ShardId
+from persist_engine.shard.retry import Retry
+from persist_engine.storage.blob import Blob
+
+
+class PartStore(Protocol):
+    """What staging parts needs of a shard: its blobs, never its state. A Machine is one; a process that must not touch
+    consensus (a Spark executor) brings its own.
+    """
+
+    @property
+    def shard_id(self) -> ShardId: ...
+
+    @property
+    def blob(self) -> Blob: ...
+
+    @property
+    def retry(self) -> Retry: ...
+
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def env(self) -> Env: ...
+
+    @property
+    def metrics(self) -> Metrics: ...
 
 
 def write_part(
-    machine: Machine, table: pa.Table, *, desc: Description, schema: Schema, schema_id: int, inline_bytes_max: int
+    store: PartStore, table: pa.Table, *, desc: Description, schema: Schema, schema_id: int, inline_bytes_max: int
 ) -> Part:
     """Encode `table` (at least one row) under `desc`; durable when it returns.
 
     Inline when the encoded part is smaller than `inline_bytes_max` (0: never), else a blob under a fresh key.
     """
     data = encode_part(table, desc=desc, schema=schema)
-    machine.metrics.count("part_written", kind="inline" if len(data) < inline_bytes_max else "blob")
-    machine.metrics.count("part_written_bytes", len(data))
+    store.metrics.count("part_written", kind="inline" if len(data) < inline_bytes_max else "blob")
+    store.metrics.count("part_written_bytes", len(data))
     if len(data) < inline_bytes_max:
         return InlinePart(data=data, rows=table.num_rows, diffs_sum=diffs_sum(table), schema_id=schema_id)
-    return _store(machine, data, table, schema=schema, schema_id=schema_id)
+    return _set_blob(store, data, table, schema=schema, schema_id=schema_id)
 
 
-def flush_inline(machine: Machine, part: InlinePart, *, schema: Schema) -> HollowPart:
+def flush_inline(store: PartStore, part: InlinePart, *, schema: Schema) -> HollowPart:
     """The same updates as a blob, under a fresh key: same bytes, rewrite and schema."""
     table = decode_part(part.data, key="inline part", schema=schema).table
-    hollow = _store(machine, part.data, table, schema=schema, schema_id=part.schema_id)
+    hollow = _set_blob(store, part.data, table, schema=schema, schema_id=part.schema_id)
     return HollowPart(
         key=hollow.key,
         size_bytes=hollow.size_bytes,
@@ -56,20 +85,20 @@ def flush_inline(machine: Machine, part: InlinePart, *, schema: Schema) -> Hollo
     )
 
 
-def delete_parts(machine: Machine, parts: Iterable[Part]) -> None:
+def delete_parts(store: PartStore, parts: Iterable[Part]) -> None:
     """Delete the blobs of parts that no state names or ever will. Idempotent."""
     for part in parts:
         if isinstance(part, HollowPart):
-            key = blob_key(machine.shard_id, part.key)
-            machine.versions.retry.external(
-                "delete part", lambda key=key: machine.blob.delete(key), shard=machine.shard_id
+            key = blob_key(store.shard_id, part.key)
+            store.retry.external(
+                "delete part", lambda key=key: store.blob.delete(key), shard=store.shard_id
             )
 
 
-def _store(machine: Machine, data: bytes, table: pa.Table, *, schema: Schema, schema_id: int | None) -> HollowPart:
-    key = part_key(APPLIER_VERSION, PartId.from_bytes(machine.env.random_bytes(16)))
-    whole_key = blob_key(machine.shard_id, key)
-    machine.versions.retry.external("set part", lambda: machine.blob.set(whole_key, data), shard=machine.shard_id)
+def _set_blob(store: PartStore, data: bytes, table: pa.Table, *, schema: Schema, schema_id: int | None) -> HollowPart:
+    key = part_key(APPLIER_VERSION, PartId.from_bytes(store.env.random_bytes(16)))
+    whole_key = blob_key(store.shard_id, key)
+    store.retry.external("set part", lambda: store.blob.set(whole_key, data), shard=store.shard_id)
     return HollowPart(
         key=key,
         size_bytes=len(data),
@@ -77,6 +106,6 @@ def _store(machine: Machine, data: bytes, table: pa.Table, *, schema: Schema, sc
         diffs_sum=diffs_sum(table),
         checksum=checksum(data),
         key_lower=key_lower(table),
-        stats=part_stats(table, schema, machine.settings.batch.stats_bytes_max),
+        stats=part_stats(table, schema, store.settings.batch.stats_bytes_max),
         schema_id=schema_id,
     )

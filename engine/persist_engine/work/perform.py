@@ -37,7 +37,7 @@ def perform(machine: Machine, maintenance: Maintenance) -> list[Outcome]:
         if left.gc is not None:
             # The assigned seqno was seqno_since when it was assigned; collecting up to today's does it and more.
             done.append(gc_and_truncate(machine))
-        done += [compact(machine, req) for req in left.requests if compaction_worthwhile(req, machine.settings.compaction)]
+        done += [compact(machine, req) for req in left.requests if compaction_worthwhile(req, machine.settings)]
         left = NO_MAINTENANCE
         for outcome in done:
             left = left.merge(outcome.maintenance)

@@ -61,7 +61,9 @@ def test_closed_unreadable_and_exhausted_shards_are_refused():
 
 
 def staged(**changes) -> Staged:
-    return Staged(**{"lower": AT(10), "upper": AT(31), "least_time": 20, "reads_back": False, "own_times": True, **changes})
+    return Staged(
+        **{"lower": AT(10), "upper": AT(31), "least_time": 20, "reads_back": False, "own_times": True, **changes}
+    )
 
 
 def test_batches_whose_rows_are_all_past_the_new_upper_are_appended_again():

@@ -1,0 +1,165 @@
+"""DataFrame -> DataFrame on a local session: columns are checked by name and type, corrections meet, ranges do not
+overlap.
+"""
+
+from itertools import pairwise
+
+import pytest
+from persist_engine.codec.schema import Schema
+from persist_spark import frames
+from persist_spark.spec import ConfigurationError, Input
+from pyspark.sql import SparkSession
+from pyspark.sql import types as T
+
+pytestmark = pytest.mark.spark
+SCHEMA = Schema.from_ddl("id BIGINT", "name STRING, score DOUBLE")
+
+
+@pytest.fixture(scope="module")
+def spark(local_spark) -> SparkSession:
+    return local_spark
+
+
+def test_fit_columns_become_flat_in_the_shards_order_and_types(spark):
+    frame = spark.sql("select float(0.5) as score, int(7) as id, 'x' as name, timestamp_millis(1234) as t")
+    flat = frames.to_flat(frame, SCHEMA, timestamp_column="t")
+    assert flat.dtypes == [("k0", "bigint"), ("v0", "string"), ("v1", "double"), ("time", "bigint")]
+    assert [tuple(row) for row in flat.collect()] == [(7, "x", 0.5, 1234)]
+
+
+def test_the_timestamp_column_may_be_a_field_and_a_number(spark):
+    flat = frames.to_flat(spark.sql("select 5L as id, 'x' as name, 0d as score"), SCHEMA, timestamp_column="id")
+    assert [tuple(row) for row in flat.collect()] == [(5, "x", 0.0, 5)]
+
+
+def test_times_before_the_epoch_and_within_a_millisecond_round_down(spark):
+    frame = spark.sql(
+        "select timestamp_micros(id) as t, id, 'x' as name, 0d as score from values (-1L), (1999L) as v(id)"
+    )
+    flat = frames.to_flat(frame, SCHEMA, timestamp_column="t")
+    assert {row["k0"]: row["time"] for row in flat.collect()} == {-1: -1, 1999: 1}
+
+
+def test_wall_clocks_are_utc(spark):
+    frame = spark.sql("select timestamp_ntz'1970-01-01 00:00:01' as t, 1L as id, 'x' as name, 0d as score")
+    assert frames.to_flat(frame, SCHEMA, timestamp_column="t").first()["time"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("select 1L as id", r"missing: name \(value field\), score \(value field\)"),
+        ("select 1L as ID, 'x' as name, 0d as score", r"missing: id \(key field\); not in the shard's schema: ID"),
+        ("select 1L as id, 'x' as name, 0d as score, 2 as b, 3 as a", r"not in the shard's schema: a, b \(drop them"),
+        ("select 1L as id, 'x' as name, 'y' as name, 0d as score", "more than once: name"),
+        (
+            "select '1' as id, 'x' as name, 2L as score",
+            "id is string, which does not fit bigint.*score is bigint, which does not fit double",
+        ),
+    ],
+)
+def test_unfit_inputs_are_refused_by_name(spark, query, message):
+    with pytest.raises(ConfigurationError, match=message):
+        frames.to_flat(spark.sql(query), SCHEMA)
+
+
+def test_a_timestamp_column_must_hold_times(spark):
+    with pytest.raises(ConfigurationError, match="timestampColumn: name is string"):
+        frames.to_flat(spark.sql("select 1L as id, 'x' as name, 0d as score"), SCHEMA, timestamp_column="name")
+
+
+BYTE, SHORT, INT, LONG, FLOAT, DOUBLE, STRING = (
+    T.ByteType(), T.ShortType(), T.IntegerType(), T.LongType(), T.FloatType(), T.DoubleType(), T.StringType()
+)  # fmt: skip
+NTZ, LTZ, DATE = T.TimestampNTZType(), T.TimestampType(), T.DateType()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "fits"),
+    [
+        (BYTE, LONG, True), (INT, LONG, True), (LONG, INT, False), (LONG, LONG, True), (T.BooleanType(), INT, False),
+        (SHORT, FLOAT, True), (INT, FLOAT, False), (INT, DOUBLE, True), (LONG, DOUBLE, False),
+        (FLOAT, DOUBLE, True), (DOUBLE, FLOAT, False),
+        (T.DecimalType(10, 2), T.DecimalType(12, 4), True), (T.DecimalType(10, 2), T.DecimalType(11, 4), False),
+        (T.DecimalType(10, 2), DOUBLE, False),
+        (INT, T.DecimalType(10, 0), True), (INT, T.DecimalType(11, 2), False), (LONG, T.DecimalType(19, 0), True),
+        (DATE, NTZ, True), (DATE, LTZ, False), (NTZ, LTZ, False), (LTZ, NTZ, False), (LTZ, DATE, False),
+        (T.NullType(), INT, True), (INT, STRING, False), (STRING, T.BinaryType(), False), (T.VarcharType(3), STRING, True),
+        (T.ArrayType(INT), STRING, False),
+    ],
+)  # fmt: skip
+def test_only_what_loses_nothing_is_cast(source, target, fits):
+    assert (frames.unfit("c", source, target) is None) == fits
+
+
+def test_nested_structs_are_taken_by_name_and_stay_null(spark):
+    schema = Schema.from_ddl("id BIGINT", "p STRUCT<x: DOUBLE, y: STRING>")
+    frame = spark.sql(
+        "select id, if(id = 1, null, struct('s' as y, float(0.5) as x)) as p from values (1L), (2L) as v(id)"
+    )
+    rows = {row["k0"]: row["v0"] for row in frames.to_flat(frame, schema).collect()}
+    assert rows[1] is None
+    assert rows[2].asDict() == {"x": 0.5, "y": "s"}
+    with pytest.raises(ConfigurationError, match=r"p\.x is string"):
+        frames.to_flat(spark.sql("select 1L as id, struct('s' as y, 'x' as x) as p"), schema)
+    with pytest.raises(ConfigurationError, match="p has the fields y, must have x, y"):
+        frames.to_flat(spark.sql("select 1L as id, struct('s' as y) as p"), schema)
+
+
+def test_input_with_sql_over_the_view(spark, tmp_path):
+    path = str(tmp_path / "in.csv")
+    spark.sql("select id, id * 2 as twice from range(3)").write.option("header", "true").csv(path)
+    source = Input(
+        format="csv",
+        options={"path": path, "header": "true"},
+        schema="id BIGINT, twice BIGINT",
+        sql="select twice from input where id > 0",
+    )
+    assert sorted(row["twice"] for row in frames.read_input(spark, source).collect()) == [2, 4]
+    assert not spark.catalog.tableExists("input")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (Input(format="csv", options={"path": "/no/such/file"}), "input.format: .*PATH_NOT_FOUND"),
+        (Input(format="nonsuch"), "input.format: .*nonsuch"),
+        (Input(format="csv", schema="id BIGONT"), "input.format: .*BIGONT"),
+        (Input(format="persist_range_none", sql="select"), "input.format: "),
+    ],
+    ids=["missing path", "unknown format", "wrong schema", "format first"],
+)
+def test_missing_inputs_are_configuration(spark, source, message):
+    with pytest.raises(ConfigurationError, match=message):
+        frames.read_input(spark, source)
+
+
+def test_wrong_sql_names_the_field(spark, tmp_path):
+    path = str(tmp_path / "in.csv")
+    spark.range(1).write.csv(path)
+    for sql in ("selec 1", "select nonsuch from input"):
+        with pytest.raises(ConfigurationError, match=r"input\.format\.sql: "):
+            frames.read_input(spark, Input(format="csv", options={"path": path}, sql=sql))
+
+
+def test_equal_rows_meet_in_one_partition_side_by_side(spark):
+    """Nulls, NaN and both zeros included: they may come from either side."""
+    rows = "values (1L, 'a', double('NaN')), (2L, null, 0d), (3L, 'c', -0d), (4L, null, null) as v(k0, v0, v1)"
+    desired = spark.sql(f"select * from {rows}")
+    persisted = spark.sql(f"select k0, v0, if(k0 = 3, 0d, v1) as v1, -1L as diff from {rows}")
+    hashed = frames.corrections(desired, persisted, SCHEMA, 3)
+    assert hashed.rdd.getNumPartitions() == 3
+    parts = hashed.rdd.glom().collect()
+    for part in parts:
+        assert [row["h"] for row in part] == sorted(row["h"] for row in part)
+    met = [(row["h"], index) for index, part in enumerate(parts) for row in part]
+    assert sorted(met) == sorted(pair for pair in set(met) for _ in range(2))
+    assert {(row["desired"], row["diff"]) for part in parts for row in part} == {(True, 1), (False, -1)}
+
+
+def test_key_ranges_do_not_overlap(spark):
+    frame = spark.sql("select (id * 7919) % 1000 as k0, 'x' as v0, 0d as v1 from range(1000)")
+    parts = [[row["k0"] for row in part] for part in frames.by_key_range(frame, SCHEMA, 4).rdd.glom().collect()]
+    ranges = [(min(part), max(part)) for part in parts if part]
+    assert len(ranges) == 4
+    assert all(before[1] < after[0] for before, after in pairwise(ranges))

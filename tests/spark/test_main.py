@@ -1,0 +1,64 @@
+"""The executor's command line from the environment that Spark's Kubernetes scheduler sets, and the driver's
+refusals.
+"""
+
+import json
+
+import pytest
+from persist_spark.main import executor_command, main
+from persist_spark.spec import ConfigurationError
+
+ENVIRON = {
+    "SPARK_DRIVER_URL": "spark://CoarseGrainedScheduler@driver:7078",
+    "SPARK_EXECUTOR_ID": "3",
+    "SPARK_EXECUTOR_CORES": "2",
+    "SPARK_EXECUTOR_MEMORY": "1024m",
+    "SPARK_APPLICATION_ID": "spark-1",
+    "SPARK_EXECUTOR_POD_IP": "10.0.0.7",
+    "SPARK_EXECUTOR_POD_NAME": "sink-exec-3",
+    "SPARK_RESOURCE_PROFILE_ID": "0",
+    "SPARK_HOME": "/opt/spark",
+    "SPARK_CONF_DIR": "/etc/persist",
+    "JAVA_HOME": "/opt/java",
+}
+
+
+def test_the_executor_is_the_jvm_that_spark_asked_for():
+    options = {f"SPARK_JAVA_OPT_{n}": f"-Dopt{n}=a b" for n in (10, 2, 0, 1)}
+    command = executor_command({**ENVIRON, **options, "SPARK_EXTRA_CLASSPATH": "/extra/*"})
+    assert command == [
+        "/opt/java/bin/java", "-Dopt0=a b", "-Dopt1=a b", "-Dopt2=a b", "-Dopt10=a b", "-Xms1024m", "-Xmx1024m",
+        "-cp", "/etc/persist:/opt/spark/jars/*:/extra/*",
+        "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend",
+        "--driver-url", "spark://CoarseGrainedScheduler@driver:7078", "--executor-id", "3", "--cores", "2",
+        "--app-id", "spark-1",
+        "--hostname", "10.0.0.7",
+        "--resourceProfileId", "0", "--podName", "sink-exec-3",
+    ]  # fmt: skip
+
+
+def test_the_jars_are_those_of_the_installed_pyspark():
+    without_home = {name: value for name, value in ENVIRON.items() if name != "SPARK_HOME"}
+    classpath = executor_command(without_home)[executor_command(without_home).index("-cp") + 1]
+    assert classpath.split(":")[1].endswith("/pyspark/jars/*")
+
+
+def test_what_is_missing_is_named():
+    with pytest.raises(ConfigurationError, match="SPARK_DRIVER_URL, SPARK_EXECUTOR_MEMORY not set"):
+        executor_command({k: v for k, v in ENVIRON.items() if k not in ("SPARK_DRIVER_URL", "SPARK_EXECUTOR_MEMORY")})
+
+
+def test_no_java_is_told(tmp_path):
+    without_java = {name: value for name, value in ENVIRON.items() if name != "JAVA_HOME"}
+    with pytest.raises(ConfigurationError, match="no java"):
+        executor_command({**without_java, "PATH": str(tmp_path)})
+
+
+def test_a_broken_specification_is_reported_without_starting_spark(tmp_path, capsys):
+    spec, report = tmp_path / "sink.json", tmp_path / "report.json"
+    spec.write_text("[]")
+    assert main(["driver", "--spec", str(spec), "--report", str(report)]) == 72
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last == json.loads(report.read_text())
+    assert (last["type"], last["outcome"], last["class"]) == ("Sink", "Failed", "Configuration")
+    assert "must be an object" in last["message"]
