@@ -8,7 +8,6 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-
 from persist_engine import Antichain, Appended, PersistClient, SinceAhead, UpperMismatch, WriteHandle
 from persist_engine.base.errors import Fenced
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, Settings
@@ -64,9 +63,7 @@ class Handles(RuleBasedStateMachine):
         outcome = self.writers[process].compare_and_append(
             shard_rows, expected_upper=A(lower), new_upper=A(lower + width)
         )
-        self._agree(
-            outcome, self.oracle.compare_and_append(paper, expected_upper=A(lower), new_upper=A(lower + width))
-        )
+        self._agree(outcome, self.oracle.compare_and_append(paper, expected_upper=A(lower), new_upper=A(lower + width)))
 
     @rule(process=processes, rows=rows_, width=widths, back=st.integers(0, 4))
     def append(self, process: int, rows: list, width: int, back: int) -> None:
