@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 
 import pytest
-
 from persist_engine import Antichain, Appended, UpperMismatch
 from persist_engine.base.errors import InvariantViolated, Unavailable
 from persist_engine.base.settings import BatchSettings, LeaseSettings, MaintenanceSettings, RetrySettings, Settings

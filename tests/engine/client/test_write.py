@@ -8,8 +8,16 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-
-from persist_engine import Antichain, Appended, Batch, PersistClient, ProgressMismatch, Schema, UpperMismatch, WriteHandle
+from persist_engine import (
+    Antichain,
+    Appended,
+    Batch,
+    PersistClient,
+    ProgressMismatch,
+    Schema,
+    UpperMismatch,
+    WriteHandle,
+)
 from persist_engine.base.errors import (
     BatchNotFromThisShard,
     CorruptData,

@@ -1,11 +1,10 @@
-"""Applying diffs: strictly, once, and on traces from before structure was stored by every path there is (spec 8.4 to 8.9)."""
+"""Applying diffs: strictly, once, and on traces from before structure was stored by every path (spec 8.4 to 8.9)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model import commands as c
@@ -179,9 +178,7 @@ def test_fast_an_append() -> None:
 
 
 def test_fast_an_empty_batch_made_longer() -> None:
-    trace, counted = applied(
-        bare(batch(0, 1, 100), batch(1, 2)), delete(batch(1, 2)), insert(batch(1, 3))
-    )
+    trace, counted = applied(bare(batch(0, 1, 100), batch(1, 2)), delete(batch(1, 2)), insert(batch(1, 3)))
     assert list(trace.batches()) == [batch(0, 1, 100), batch(1, 3)]
     assert counted == ["fast"]
 
@@ -268,7 +265,9 @@ def test_a_diff_that_no_path_understands_is_an_error() -> None:
 
 
 def test_since_moves_without_structure_too() -> None:
-    out = apply_unstructured(bare(batch(0, 1, 5)), TraceDiff(since=(Update(None, MINIMUM, frontier(3)),)), lambda _: None)
+    out = apply_unstructured(
+        bare(batch(0, 1, 5)), TraceDiff(since=(Update(None, MINIMUM, frontier(3)),)), lambda _: None
+    )
     assert out.since == frontier(3)
     with pytest.raises(InvariantViolated):
         apply_unstructured(out, TraceDiff(since=(Update(None, MINIMUM, frontier(4)),)), lambda _: None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.base.settings import MaintenanceSettings, Settings
 from persist_engine.base.versioned import SeqNo

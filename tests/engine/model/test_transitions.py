@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
 from persist_engine.base.errors import (
     Fenced,
     FinalizationError,
@@ -55,7 +54,7 @@ def committed(shard: Stepper, cmd: c.Command) -> c.Answer:
 
 
 def register(shard: Stepper, number: int = 1, **more: object) -> c.Answer:
-    return committed(shard, c.RegisterLeasedReader(reader_id=leased_id(number), lease_ms=1000, debug=DEBUG, **more))  # type: ignore[arg-type]  # one bool
+    return committed(shard, c.RegisterLeasedReader(reader_id=leased_id(number), lease_ms=1000, debug=DEBUG, **more))
 
 
 def downgrade(number: int, since: int | None, outstanding: int | None = None) -> c.DowngradeSince:
@@ -475,4 +474,4 @@ def test_transition_does_not_touch_its_input() -> None:
     assert not before.writers
     assert out.state.trace.upper == frontier(5)
     assert isinstance(transition(before, append(batch(1, 5, 1), token_number=1), now_ms=0), Refused)
-    assert SENTINEL_TOKEN != token(1)
+    assert token(1) != SENTINEL_TOKEN

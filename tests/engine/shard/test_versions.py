@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-
 from persist_engine import Antichain, PersistClient
 from persist_engine.base.errors import CodecMismatch, CorruptData, InvariantViolated, MissingBlob, ShardNotFound
 from persist_engine.base.settings import MaintenanceSettings, Settings
