@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from persist_engine.client.client import PersistClient as PersistClient
     from persist_engine.client.location import Location as Location
     from persist_engine.client.read import ReadHandle as ReadHandle
-    from persist_engine.client.snapshot import SinceAhead as SinceAhead
     from persist_engine.client.since import SinceHandle as SinceHandle
+    from persist_engine.client.snapshot import SinceAhead as SinceAhead
     from persist_engine.client.write import Appended as Appended
     from persist_engine.client.write import ProgressMismatch as ProgressMismatch
     from persist_engine.client.write import UpperMismatch as UpperMismatch

@@ -115,6 +115,7 @@ def test_regression_2_a_writer_whose_registration_lapsed_while_its_outcome_was_u
     shard_id = world.shard_id()
     writer = world.process().open_writer(shard_id, SCHEMA, purpose="test")
     rival = world.process().open_writer(shard_id, SCHEMA, purpose="rival")
+
     def sleep_long() -> None:
         world.env.advance_ms(10_000)
         rival.append([], lower=A(5), upper=A(9))
@@ -277,4 +278,3 @@ def test_under_heavy_faults_every_append_is_there_exactly_once(seed: int):
     world.faults.heal()
     assert world.faults.injected > 30
     assert contents(world, shard_id, writers[0].fetch_recent_upper().time - 1) == expected
-

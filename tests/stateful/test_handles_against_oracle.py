@@ -8,19 +8,21 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-
 from persist_engine import Antichain, Appended, PersistClient, SinceAhead, UpperMismatch, WriteHandle
-from persist_engine.base.settings import BatchSettings, MaintenanceSettings, Settings
+from persist_engine.base.errors import Fenced
+from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, Settings
 from persist_engine.model.batch import HollowRollup
 from persist_engine.model.invariants import check_invariants
 from persist_engine.testing.oracle import Oracle
 from persist_engine.testing.world import SCHEMA, World, row
+from persist_engine.work.perform import perform_due
 
 A = Antichain.of
 PROCESSES = 3
 HOSTILE = Settings(
     batch=BatchSettings(target_part_bytes=1024, inline_part_bytes_max=4096, inline_total_bytes_max=16_000),
     maintenance=MaintenanceSettings(rollup_threshold=3, recent_diffs_max=4),
+    compaction=CompactionSettings(inputs_min=2, parts_min=2, updates_min=1, memory_bytes_max=8192),
 )
 
 processes = st.integers(0, PROCESSES - 1)
@@ -61,9 +63,7 @@ class Handles(RuleBasedStateMachine):
         outcome = self.writers[process].compare_and_append(
             shard_rows, expected_upper=A(lower), new_upper=A(lower + width)
         )
-        self._agree(
-            outcome, self.oracle.compare_and_append(paper, expected_upper=A(lower), new_upper=A(lower + width))
-        )
+        self._agree(outcome, self.oracle.compare_and_append(paper, expected_upper=A(lower), new_upper=A(lower + width)))
 
     @rule(process=processes, rows=rows_, width=widths, back=st.integers(0, 4))
     def append(self, process: int, rows: list, width: int, back: int) -> None:
@@ -97,7 +97,10 @@ class Handles(RuleBasedStateMachine):
 
     @rule(process=processes, back=st.integers(0, 6))
     def downgrade_since(self, process: int, back: int) -> None:
-        self.readers[process].downgrade_since(A(max(0, self.oracle.upper.time - back)))
+        try:
+            self.readers[process].downgrade_since(A(max(0, self.oracle.upper.time - back)))
+        except Fenced:  # so much time has passed that its lease is over
+            self.readers[process] = self.clients[process].open_leased_reader(self.shard_id, purpose="reader")
 
     @rule(process=processes)
     def fetch_upper(self, process: int) -> None:
@@ -117,6 +120,11 @@ class Handles(RuleBasedStateMachine):
     def expire_writer(self, process: int) -> None:
         self.writers[process].expire()
         self.writers[process] = self._writer(self.clients[process])
+
+    @rule(process=processes)
+    def maintain(self, process: int) -> None:
+        """Rollup, compaction and garbage collection by any process, while the stores fail."""
+        perform_due(self.clients[process].machine(self.shard_id))
 
     @rule(process=processes)
     def roll_up(self, process: int) -> None:

@@ -215,7 +215,9 @@ def test_an_append_costs_one_round_trip(world: World, writer: WriteHandle):
 def test_maintenance_is_handed_back_and_not_done(world: World, shard_id: ShardId, writer: WriteHandle):
     handed = [writer.append([row(1, "a", t)], lower=A(t), upper=A(t + 1)).maintenance for t in range(4)]
     assert any(maintenance.requests for maintenance in handed)
-    assert world.blob_keys(shard_id, kind="rollup") == {key for key in world.blob_keys(shard_id, kind="rollup") if "/v1/" in key}
+    assert world.blob_keys(shard_id, kind="rollup") == {
+        key for key in world.blob_keys(shard_id, kind="rollup") if "/v1/" in key
+    }
 
 
 def test_expire_removes_the_writer_and_ends_the_handle(client: PersistClient, shard_id: ShardId):
