@@ -236,6 +236,47 @@ def test_a_database_held_by_another_is_determinate(tmp_path, consensus, monkeypa
     waiting.close()
 
 
+def test_a_failed_commit_is_indeterminate_and_its_connection_is_not_used_again(tmp_path, monkeypatch):
+    class FailingOnce(sqlite3.Connection):
+        failures = 0
+
+        def execute(self, statement, *args):
+            if statement == "COMMIT" and FailingOnce.failures:
+                FailingOnce.failures -= 1
+                raise sqlite3.OperationalError("disk I/O error")
+            return super().execute(statement, *args)
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *args, **kwargs: connect(*args, factory=FailingOnce, **kwargs))
+    consensus = SqliteConsensus(tmp_path / "consensus.db")
+    FailingOnce.failures = 1
+    with pytest.raises(Indeterminate, match=r"compare_and_set s1 at sqlite://.*disk I/O error"):
+        consensus.compare_and_set("s1", None, entry(1))
+    assert consensus.head("s1") is None
+    assert consensus.compare_and_set("s1", None, entry(1)) is CasResult.COMMITTED
+    consensus.close()
+
+
+def test_a_full_disk_is_determinate_and_leaves_the_log_as_it_was(consensus):
+    fill(consensus, "s1", 1, 1)
+    with consensus._borrow("test") as connection:
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count={pages + 1}")
+    with pytest.raises(Determinate, match=r"s1 at sqlite://.*full"):
+        consensus.compare_and_set("s1", SeqNo(1), entry(2, b"x" * 100_000))
+    assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == [entry(1)]
+    assert consensus.compare_and_set("s1", SeqNo(1), entry(2)) is CasResult.COMMITTED
+
+
+def test_a_write_holds_the_lock_before_it_reads(tmp_path, consensus):
+    """Otherwise two processes could both read the head they expect, and one of them fails instead of mismatching."""
+    holder = sqlite3.connect(tmp_path / "consensus.db", isolation_level=None, timeout=0)
+    with consensus._write("test"), pytest.raises(sqlite3.OperationalError, match="locked"):
+        holder.execute("BEGIN IMMEDIATE")
+    holder.execute("BEGIN IMMEDIATE")
+    holder.close()
+
+
 def test_commits_are_synced(consensus):
     """Every connection needs synchronous=FULL: the write-ahead log alone loses the last commits at a power loss."""
     with consensus._borrow("test") as one, consensus._borrow("test") as another:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import threading
 
 import pytest
+import redis
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import CorruptData, Determinate, Fenced, Indeterminate, InvalidUsage, UnsafeStore
 from persist_engine.base.metrics import NoMetrics
@@ -246,6 +250,25 @@ def test_no_answer_in_time_is_indeterminate_and_the_late_one_meets_nobody(server
     assert consensus.scan("s1", SeqNo(3), SCAN_ALL) == [entry(3), entry(4)]
     assert consensus.compare_and_set("s1", SeqNo(3), entry(4)) is CasResult.EXPECTATION_MISMATCH
     consensus.close()
+
+
+def test_the_reply_to_an_interrupted_call_meets_nobody(server, consensus, monkeypatch):
+    """Ctrl-C between request and reply: the reply comes later, and the next call must not take it for its own."""
+    fill(consensus, "s1", 1, 3)
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    pid = server.pid
+    os.kill(pid, signal.SIGSTOP)
+    waker = threading.Timer(0.3, os.kill, (pid, signal.SIGCONT))
+    waker.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(redis.Connection, "read_response", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            consensus.compare_and_set("s1", SeqNo(3), entry(4))
+    assert consensus.head("s1") in (entry(3), entry(4))
+    waker.join()
 
 
 def test_a_scan_survives_a_truncate_between_its_pages(server, consensus, monkeypatch):

@@ -1,6 +1,7 @@
 """Durable bytes of version 0.1.0, as examples: what they are made of, and (with --rewrite) the files themselves.
 
-The files are what stores out there hold. They are rewritten only when a format version is raised, and then the old ones stay under another name.
+The files are what stores out there hold. They are rewritten only when a format version is raised, and then the old ones
+stay under another name.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
-
 from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.codec.batch import encode_transmittable
 from persist_engine.codec.part import checksum, encode_part, key_lower, part_stats
@@ -24,7 +24,15 @@ from persist_engine.model.flat_trace import SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.model.ids import CriticalReaderId, IdempotencyToken, LeasedReaderId, RunId, ShardId, WriterId
 from persist_engine.model.shared_map import SharedMap
-from persist_engine.model.state import Claim, CriticalReader, DebugInfo, LeasedReader, ShardState, SourceProgress, Writer
+from persist_engine.model.state import (
+    Claim,
+    CriticalReader,
+    DebugInfo,
+    LeasedReader,
+    ShardState,
+    SourceProgress,
+    Writer,
+)
 from persist_engine.model.state_diff import Delete, Insert, StateDiff, Update
 from persist_engine.model.trace import Trace
 

@@ -9,7 +9,6 @@ from types import ModuleType
 
 import pyarrow.parquet as pq
 import pytest
-
 from persist_engine.codec.batch import decode_transmittable
 from persist_engine.codec.part import decode_part
 from persist_engine.codec.state import decode_rollup

@@ -8,7 +8,11 @@ from persist_operator.api.schema_check import crd_dir, load_schemas
 
 CASES = yaml.safe_load(Path(__file__).with_name("crd_cases.yaml").read_text())
 SCHEMAS = load_schemas()
-ONCE = {"shardRef": {"name": "a"}, "input": {"type": "Format", "format": {"name": "csv"}}, "envelope": {"type": "Append"}}
+ONCE = {
+    "shardRef": {"name": "a"},
+    "input": {"type": "Format", "format": {"name": "csv"}},
+    "envelope": {"type": "Append"},
+}
 
 
 def resource(case, spec, status=None):
@@ -93,9 +97,13 @@ def test_definitions_are_structural_and_described(crd):
             assert "items" in node, path
             assert "maxItems" in node, path
             assert node["x-kubernetes-list-type"] in {"atomic", "set", "map"}, path
-            assert not any("default" in child for _, child in nodes(node["items"])), f"{path}: default inside a list item"
+            assert not any("default" in child for _, child in nodes(node["items"])), (
+                f"{path}: default inside a list item"
+            )
         if node.get("default") == {}:
-            assert all("oldSelf" in rule["rule"] or "has(" in rule["rule"] for rule in node.get("x-kubernetes-validations", ())), path
+            assert all(
+                "oldSelf" in rule["rule"] or "has(" in rule["rule"] for rule in node.get("x-kubernetes-validations", ())
+            ), path
         if "[" not in path and path not in {"", ".apiVersion", ".kind", ".metadata"}:
             assert node.get("description"), f"{path}: no description"
     status = schema["properties"]["status"]["properties"]

@@ -24,7 +24,7 @@ from persist_engine.codec.schema import CODECS, Schema
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.inspection import Inspection, inspection_of
-from persist_engine.model.state import DebugInfo, SourceProgress
+from persist_engine.model.state import SourceProgress
 from persist_engine.model.views import is_finalized
 from persist_engine.shard.applier import Applier
 from persist_engine.shard.machine import Machine
@@ -102,8 +102,7 @@ class PersistClient:
         opaque, which the handle then shows. ShardNotFound.
         """
         machine = self.machine(shard_id)
-        debug = DebugInfo(hostname=machine.env.hostname(), purpose=purpose)
-        answer, _ = machine.register_critical_reader(critical_id, opaque=opaque, debug=debug)
+        answer, _ = machine.register_critical_reader(critical_id, opaque=opaque, purpose=purpose)
         return SinceHandle(machine, critical_id, since=answer.since, opaque=answer.opaque)
 
     def machine(self, shard_id: ShardId) -> Machine:

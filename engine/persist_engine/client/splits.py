@@ -141,15 +141,19 @@ def choose_ranges(batches: Sequence[HollowBatch], schema: Schema, count: int) ->
     return [KeyRange(column.name, lower, upper) for lower, upper in itertools.pairwise(edges)]
 
 
-def _spans(batches: Sequence[HollowBatch], column: pa.Field) -> list[tuple[pa.Scalar, pa.Scalar, int]]:
-    """(least, greatest, rows) of the column for each part whose statistics tell."""
-    spans = []
+_Span = tuple[pa.Scalar, pa.Scalar | None, int]
+
+
+def _spans(batches: Sequence[HollowBatch], column: pa.Field) -> list[_Span]:
+    """(least, greatest if known, rows) of the column for each part whose statistics tell."""
+    spans: list[_Span] = []
     for part in itertools.chain.from_iterable(batch.parts for batch in batches):
         if not isinstance(part, HollowPart) or part.stats is None:
             continue
         stats = dict(part.stats.columns).get(f"key.{column.name}")
-        if stats is not None and stats.lower is not None and stats.upper is not None:
-            spans.append((bound(stats.lower, column.type), bound(stats.upper, column.type), part.rows))
+        if stats is not None and stats.lower is not None:
+            upper = None if stats.upper is None else bound(stats.upper, column.type)
+            spans.append((bound(stats.lower, column.type), upper, part.rows))
     return spans
 
 
@@ -157,7 +161,7 @@ def _is_linear(data_type: pa.DataType) -> bool:
     return bool(pa.types.is_integer(data_type) or pa.types.is_timestamp(data_type) or pa.types.is_date32(data_type))
 
 
-def _part_bounds(spans: list[tuple[pa.Scalar, pa.Scalar, int]], count: int) -> list[pa.Scalar]:
+def _part_bounds(spans: list[_Span], count: int) -> list[pa.Scalar]:
     """Bounds among the parts' least values, every rows/count rows."""
     lowers = pa.chunked_array([pa.array([span[0]], type=span[0].type) for span in spans])
     order = pc.sort_indices(lowers).to_numpy()
@@ -169,10 +173,10 @@ def _part_bounds(spans: list[tuple[pa.Scalar, pa.Scalar, int]], count: int) -> l
     return [value for value in values if bool(pc.greater(value, lowers[order[0]]).as_py())]
 
 
-def _even_bounds(spans: list[tuple[pa.Scalar, pa.Scalar, int]], data_type: pa.DataType, count: int) -> list[pa.Scalar]:
+def _even_bounds(spans: list[_Span], data_type: pa.DataType, count: int) -> list[pa.Scalar]:
     """Bounds where the number of rows below, each part's spread evenly over its span, reaches 1/count, 2/count, ..."""
     storage = pa.int32() if pa.types.is_date32(data_type) else pa.int64()
-    whole = [(_as_int(low, storage), _as_int(high, storage) + 1, rows) for low, high, rows in spans]
+    whole = [(_as_int(low, storage), _as_int(low if high is None else high, storage) + 1, rows) for low, high, rows in spans]
     edges = sorted({edge for low, end, _ in whole for edge in (low, end)})
     index = {edge: at for at, edge in enumerate(edges)}
     slope = np.zeros(len(edges))

@@ -30,7 +30,7 @@ from persist_engine.model.batch import HollowBatch, Part, RunMeta
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
 from persist_engine.model.ids import ShardId, WriterId
 from persist_engine.model.maintenance import Maintenance
-from persist_engine.model.state import DebugInfo, SourceProgress
+from persist_engine.model.state import SourceProgress
 from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.machine import Machine
 
@@ -75,7 +75,7 @@ class WriteHandle:
     def __init__(self, machine: Machine, schema: Schema, schema_id: int, *, purpose: str) -> None:
         self._machine = machine
         self._schema, self._schema_id = schema, schema_id
-        self._debug = DebugInfo(hostname=machine.env.hostname(), purpose=purpose)
+        self._purpose = purpose
         self._append_lock = threading.Lock()
         self._upper = machine.state.trace.upper
         self._registered = False
@@ -290,7 +290,7 @@ class WriteHandle:
             return self._machine.compare_and_append(
                 hollow,
                 writer_id=self.writer_id,
-                debug=self._debug,
+                purpose=self._purpose,
                 progress=None if progress is None else (progress[0], SourceProgress(progress[1], new_upper)),
                 expected_progress=expected_progress,
             )

@@ -1,16 +1,16 @@
 """The spine: live batches of a shard, layered by size so that every update takes part in O(log n) merges (spec 11).
 
 Owns the frozen values: a spine batch, a level, the spine, what it asks for (`MergeReq`) and takes back (`MergeRes`).
-`spine_edit` grows it; `merge_result` swaps in physical compactions; `flatten` turns it into flat collections and
-back. Must not know parts' bytes, clocks or storage.
+`spine_edit` grows it; `merge_result` swaps in physical compactions; `flatten` turns it into flat collections and back.
+Must not know parts' bytes, clocks or storage.
 
-level 3   [0-4 ----------------]   older, larger: at most two per level; with two, a merge of them is being fueled
+    level 3   [0-4 ----------------]   older, larger: at most two per level; with two, a merge of them is being fueled
     level 1                 [4-6 --]
     level 0                     [6-7]  newest
 
 Invariants (`Spine.validate`): ids run from 0 to `next_id` and times from the minimum to `upper` without a gap, older
-batches sit at higher levels, a level holds two batches iff it merges, no batch's since is beyond the spine's. SUBTLE:
-emptiness in the spine means zero rows; a hollow batch is empty when it has no parts (spec 11.14).
+batches sit at higher levels, a level holds two batches iff it merges, no batch's since is beyond the spine's.
+SUBTLE: emptiness in the spine means zero rows; a hollow batch is empty when it has no parts (spec 11.14).
 """
 
 from __future__ import annotations

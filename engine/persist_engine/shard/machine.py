@@ -119,7 +119,7 @@ class Machine:
         batch: HollowBatch,
         *,
         writer_id: WriterId,
-        debug: DebugInfo,
+        purpose: str,
         progress: tuple[str, SourceProgress] | None = None,
         expected_progress: bytes | None = None,
     ) -> tuple[AppendAnswer, Maintenance]:
@@ -133,7 +133,7 @@ class Machine:
             batch=batch,
             writer_id=writer_id,
             token=IdempotencyToken.from_bytes(self.env.random_bytes(16)),
-            debug=debug,
+            debug=self._debug(purpose),
             lease_ms=self.settings.lease.writer_lease_ms,
             progress=progress,
             expected_progress=expected_progress,
@@ -202,6 +202,9 @@ class Machine:
                 writer_id=command.writer_id,
             )
 
+    def _debug(self, purpose: str) -> DebugInfo:
+        return DebugInfo(hostname=self.env.hostname(), purpose=purpose)
+
     def _writer_upper(self, writer_id: WriterId) -> Antichain | None:
         writer = self.state.writers.get(writer_id)
         return None if writer is None else writer.most_recent_write_upper
@@ -213,11 +216,11 @@ class Machine:
     # -- leased readers -----------------------------------------------------------------------------------------------
 
     def register_leased_reader(
-        self, reader_id: LeasedReaderId, *, lease_ms: int, debug: DebugInfo, since_from_critical: bool = False
+        self, reader_id: LeasedReaderId, *, lease_ms: int, purpose: str, since_from_critical: bool = False
     ) -> tuple[commands.Registered, Maintenance]:
         """Hold the shard's since, and the blobs of the new version, for `lease_ms` after each heartbeat. Overwrites."""
         command = commands.RegisterLeasedReader(
-            reader_id=reader_id, lease_ms=lease_ms, debug=debug, since_from_critical=since_from_critical
+            reader_id=reader_id, lease_ms=lease_ms, debug=self._debug(purpose), since_from_critical=since_from_critical
         )
         return self._idempotent(command, commands.Registered)
 
@@ -243,12 +246,12 @@ class Machine:
     # -- critical readers ---------------------------------------------------------------------------------------------
 
     def register_critical_reader(
-        self, reader_id: CriticalReaderId, *, opaque: bytes, debug: DebugInfo
+        self, reader_id: CriticalReaderId, *, opaque: bytes, purpose: str
     ) -> tuple[commands.CriticalRegistered, Maintenance]:
         """Hold the shard's since until told otherwise; an existing reader keeps its since and opaque, which are
         returned.
         """
-        command = commands.RegisterCriticalReader(reader_id=reader_id, opaque=opaque, debug=debug)
+        command = commands.RegisterCriticalReader(reader_id=reader_id, opaque=opaque, debug=self._debug(purpose))
         return self._idempotent(command, commands.CriticalRegistered)
 
     def compare_and_downgrade_since(
@@ -386,7 +389,7 @@ class Machine:
 
     # -- private ------------------------------------------------------------------------------------------------------
 
-    def _wait(self, check_state: Callable[[], T | None], timeout_s: float | None) -> T | None:
+    def _wait(self, check_state: Callable[[], T], timeout_s: float | None) -> T:
         return wait_until(
             check_state,
             refresh=self._applier.fetch_and_update,

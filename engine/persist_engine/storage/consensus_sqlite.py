@@ -122,6 +122,9 @@ class SqliteConsensus:
         except sqlite3.Error as error:
             connection.close()
             raise self._mapped(verb, key, error, Determinate) from error
+        except Indeterminate:
+            connection.close()  # in whatever state the failed commit left it
+            raise
         except PersistError:
             self._give_back(connection)
             raise
@@ -139,12 +142,12 @@ class SqliteConsensus:
             try:
                 yield connection
             except BaseException:
-                connection.execute("ROLLBACK")
+                if connection.in_transaction:  # some errors have rolled back already
+                    connection.execute("ROLLBACK")
                 raise
             try:
                 connection.execute("COMMIT")
             except sqlite3.Error as error:
-                connection.close()
                 raise self._mapped(verb, key, error, Indeterminate) from error
 
     def _take(self) -> sqlite3.Connection:

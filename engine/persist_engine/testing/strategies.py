@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the values of the core and for rows: everything a codec must carry, the awkward ends included."""
+"""Hypothesis strategies for the values of the core and for rows: all that a codec must carry, awkward ends included."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def _dicts(data_type: pa.DataType) -> st.SearchStrategy[dict[str, Any]]:
 def updates(
     schema: Schema, *, rows_max: int = 12, diffs: st.SearchStrategy[int] | None = None
 ) -> st.SearchStrategy[Any]:
-    """Tables of `schema.updates_schema`: few distinct rows, so that some repeat; times 0 to 3 and now and then great ones."""
+    """Tables of `schema.updates_schema`: few distinct rows, so that some repeat; times 0 to 3 or great."""
     distinct = st.tuples(
         _dicts(schema.key_type), _dicts(schema.val_type), st.one_of(st.integers(0, 3), st.integers(0, DATA_TIME_MAX))
     )

@@ -18,9 +18,8 @@ import pyarrow as pa
 from persist_engine.base.errors import PersistError
 from persist_engine.model.batch import HollowBatch, Part, RunMeta, RunOrder
 from persist_engine.model.ids import RunId
-from persist_engine.model.merge_result import MergeRes
 from persist_engine.model.plans import CompactionChunk, compaction_chunks, validate_request
-from persist_engine.model.spine import MergeReq
+from persist_engine.model.spine import MergeReq, MergeRes
 from persist_engine.shard.fetch import CompactionFilter, PartSource, RunToRead, read_consolidated
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.parts import delete_parts, write_part

@@ -37,7 +37,7 @@ def perform(machine: Machine, maintenance: Maintenance) -> list[Outcome]:
         if left.gc is not None:
             # The assigned seqno was seqno_since when it was assigned; collecting up to today's does it and more.
             done.append(gc_and_truncate(machine))
-        done += [compact(machine, req) for req in left.requests if compaction_worthwhile(req, machine.settings.compaction)]
+        done += [compact(machine, req) for req in left.requests if compaction_worthwhile(req, machine.settings)]
         left = NO_MAINTENANCE
         for outcome in done:
             left = left.merge(outcome.maintenance)
@@ -47,13 +47,13 @@ def perform(machine: Machine, maintenance: Maintenance) -> list[Outcome]:
 
 def perform_due(machine: Machine) -> list[Outcome]:
     """Whatever the shard's state says is due, whoever it was assigned to: for shards that nobody maintains."""
-    outcomes: list[Outcome] = []
+    # Compactions first: what they let go of is collected in the same round.
+    outcomes: list[Outcome] = [*compact_due(machine)]
     state = machine.refresh()
     newest, _ = latest_rollup(state)
     if state.seqno - newest >= machine.settings.maintenance.rollup_threshold:
         outcomes.append(write_rollup(machine))
-    outcomes += compact_due(machine)
-    state = machine.refresh()
+        state = machine.refresh()
     target = rollup_at_or_below(state, seqno_since(state))
     if target is not None and target > rollup_seqnos(state)[0]:
         outcomes.append(gc_and_truncate(machine))

@@ -10,7 +10,7 @@ _KEYED = re.compile(
     re.IGNORECASE,
 )
 _AWS_KEY = re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b")
-_HIDDEN = "[redacted]"
+_HIDDEN = "***"
 
 
 def redact(text: str) -> str:

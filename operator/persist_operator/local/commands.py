@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 import typer
 import yaml
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import InvalidUsage
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from persist_engine.base.env import SystemEnv
-from persist_engine.base.errors import InvalidUsage
 from persist_operator.api.schema_check import crd_dir, load_schemas
 from persist_operator.bridge import Bridge
 from persist_operator.local import view
@@ -34,7 +34,9 @@ app = typer.Typer(
 KINDS = {"persistshard": "PersistShard", "pshard": "PersistShard", "persistshards": "PersistShard"}
 KINDS |= {"sparksink": "SparkSink", "ssink": "SparkSink", "sparksinks": "SparkSink"}
 
-State = Annotated[Path, typer.Option("--state", envvar="PERSIST_LOCAL_STATE", help="Folder of resources, logs, stores.")]
+State = Annotated[
+    Path, typer.Option("--state", envvar="PERSIST_LOCAL_STATE", help="Folder of resources, logs, stores.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
 _STATE = Path(".persist")
 _USAGE = 64
@@ -77,8 +79,12 @@ def _tables(objects: Objects, *, wide: bool) -> list[Table]:
 def up(
     files: Annotated[list[Path], typer.Option("--filename", "-f", help="YAML file, or folder of them. Repeatable.")],
     state: State = _STATE,
-    config: Annotated[Path | None, typer.Option(help="Operator configuration (storage profiles); default: files below --state.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on until interrupted: schedules, retries, maintenance.")] = False,
+    config: Annotated[
+        Path | None, typer.Option(help="Operator configuration (storage profiles); default: files below --state.")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on until interrupted: schedules, retries, maintenance.")
+    ] = False,
 ) -> None:
     """Apply resources and run what they ask for, until every sink is done and no maintenance is due.
 
@@ -109,7 +115,7 @@ def up(
 def _run(
     objects: Objects, processes: Processes, settings: OperatorSettings, env: SystemEnv, console: Console, *, watch: bool
 ) -> list[str]:
-    environ = child_environ(os.environ)  # noqa: TID251 - the one place that reads it, for children
+    environ = child_environ(os.environ)
     with Bridge(settings, env=env) as bridge:
         actor = LocalActor(processes, bridge, environ=environ, cores=os.cpu_count() or 1)
 
@@ -202,7 +208,9 @@ def logs(
 @app.command()
 def down(
     state: State = _STATE,
-    purge: Annotated[bool, typer.Option("--purge", help="Delete resources, logs and the local stores with their data.")] = False,
+    purge: Annotated[
+        bool, typer.Option("--purge", help="Delete resources, logs and the local stores with their data.")
+    ] = False,
 ) -> None:
     """Stop everything that runs. Data and resources stay unless --purge."""
     with _user_errors(), runner_lock(state):

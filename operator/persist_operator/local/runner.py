@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
 from persist_engine.base.env import Env
 from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_engine.model.inspection import Inspection
+
 from persist_operator.api import conditions
 from persist_operator.api.schema_check import ResourceSchemas
 from persist_operator.api.shard import Shard
@@ -83,7 +83,9 @@ def runner_lock(state: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise InvalidUsage(f"another `persist local` runs in {state}; stop it, or choose another --state") from error
+            raise InvalidUsage(
+                f"another `persist local` runs in {state}; stop it, or choose another --state"
+            ) from error
         yield
 
 
@@ -114,7 +116,10 @@ class LocalRunner:
         self._failures: dict[str, dict[str, ActionFailure]] = {}
 
     def run(self, *, watch: bool, seen: Callable[[], None]) -> list[str]:
-        """Pass after pass until everything has settled (for ever with `watch`); the resources that failed. `seen` is called after each pass."""
+        """Pass after pass until everything has settled (for ever with `watch`); the resources that failed.
+
+        `seen` is called after each pass.
+        """
         quiet = 0
         while True:
             result = self.one_pass()
@@ -198,7 +203,11 @@ class LocalRunner:
     def _has_debt(self, shard: Shard, observed: ShardObserved) -> bool:
         if not isinstance(observed.inspected, Inspection) or shard.spec.suspend:
             return False
-        automatic = {"rollup": True, "gc": shard.spec.gc_enabled, "compaction": shard.spec.compaction_mode == "Automatic"}
+        automatic = {
+            "rollup": True,
+            "gc": shard.spec.gc_enabled,
+            "compaction": shard.spec.compaction_mode == "Automatic",
+        }
         debts = [kind for kind in maintenance.MAINTENANCE_KINDS if automatic[kind]]
         return any(maintenance.debt_reason(shard, observed.inspected, kind) for kind in debts)
 

@@ -83,11 +83,18 @@ def due(
         if now_ms < not_before_ms(block, requested=token is not None):
             continue
         reason = debt_reason(shard, inspection, kind) if automatic[kind] else None
+        if _is_unfinished(block):
+            # Intended, or begun and removed by somebody: nothing of it is to be seen, so it is started again.
+            reason = str(block.get("lastReason", ""))
         if token is not None:
             found.append(Due(kind, f"requested by annotation: {token}", token))
         elif reason is not None:
             found.append(Due(kind, reason, None))
     return found
+
+
+def _is_unfinished(block: Mapping[str, Any]) -> bool:
+    return block.get("jobName") is not None and block.get("jobName") != block.get("settledJob")
 
 
 def not_before_ms(block: Mapping[str, Any], *, requested: bool = False) -> int:

@@ -1,0 +1,58 @@
+"""Scripts as tests: `directive name=value ...`, lines of input, `----`, the expected answer, a blank line.
+
+Owns parsing and comparing; what directives mean is the caller's. `# ` lines are comments and survive a rewrite.
+
+    push-batch lower=0 upper=10 rows=100
+    ----
+    ok
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One directive with its arguments and input. `line` is where it stands, for messages."""
+
+    directive: str
+    args: dict[str, str]
+    input: str
+    expected: str
+    line: int
+
+
+def parse(text: str) -> list[Case]:
+    """All cases of a script, in order; ValueError for one without `----`."""
+    cases: list[Case] = []
+    lines = text.splitlines()
+    at = 0
+    while at < len(lines):
+        if not lines[at].strip() or lines[at].startswith("#"):
+            at += 1
+            continue
+        start = at
+        while at < len(lines) and lines[at] != "----":
+            at += 1
+        if at == len(lines):
+            raise ValueError(f"line {start + 1}: a directive without ----")
+        head, body = lines[start].split(), lines[start + 1 : at]
+        end = at + 1
+        while end < len(lines) and lines[end].strip():
+            end += 1
+        args = dict(word.split("=", 1) for word in head[1:])
+        cases.append(Case(head[0], args, "\n".join(body), "\n".join(lines[at + 1 : end]), start + 1))
+        at = end
+    return cases
+
+
+def run(path: Path, answer: Callable[[Case], str]) -> None:
+    """Assert that every case of the script at `path` is answered as it says."""
+    for case in parse(path.read_text()):
+        got = answer(case).strip("\n")
+        assert got == case.expected, (
+            f"{path.name}:{case.line} {case.directive}\n--- got\n{got}\n--- expected\n{case.expected}"
+        )

@@ -1,0 +1,105 @@
+"""One pair of in-memory stores and any number of "processes" on them: what tests of shards and handles stand on.
+
+Every process has its own client, hence its own cached states. Time is seeded and moves only by sleeping, so retry loops of
+any length take no time. Store calls are counted, and can be made to fail.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from persist_engine.base.env import SeededEnv
+from persist_engine.base.metrics import NoMetrics
+from persist_engine.base.settings import Settings
+from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
+from persist_engine.client.client import PersistClient
+from persist_engine.codec.schema import Schema
+from persist_engine.model.ids import ShardId
+from persist_engine.storage.blob_mem import MemBlob
+from persist_engine.storage.consensus import Consensus
+from persist_engine.storage.consensus_mem import MemConsensus
+from persist_engine.testing.faults import Faults, FaultyBlob, FaultyConsensus
+
+SCHEMA = Schema(key=pa.schema([("id", pa.int64())]), val=pa.schema([("name", pa.string())]))
+"""Of most tests: rows are `(((id,), (name,)), time, diff)`."""
+
+Row = tuple[tuple[tuple[int], tuple[str]], int, int]
+
+
+def row(key: int, name: str, time: int, diff: int = 1) -> Row:
+    """One update of SCHEMA."""
+    return ((key,), (name,)), time, diff
+
+
+class CountedConsensus:
+    """Consensus that counts its calls by verb."""
+
+    def __init__(self, inner: Consensus) -> None:
+        self._inner = inner
+        self.calls: Counter[str] = Counter()
+
+    def head(self, key: str) -> VersionedData | None:
+        """See Consensus."""
+        self.calls["head"] += 1
+        return self._inner.head(key)
+
+    def compare_and_set(self, key: str, expected: SeqNo | None, new: VersionedData) -> CasResult:
+        """See Consensus."""
+        self.calls["compare_and_set"] += 1
+        return self._inner.compare_and_set(key, expected, new)
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:
+        """See Consensus."""
+        self.calls["scan"] += 1
+        return self._inner.scan(key, from_seqno, limit)
+
+    def truncate(self, key: str, seqno: SeqNo) -> int:
+        """See Consensus."""
+        self.calls["truncate"] += 1
+        return self._inner.truncate(key, seqno)
+
+    def list_keys(self) -> Iterator[str]:
+        """See Consensus."""
+        self.calls["list_keys"] += 1
+        return self._inner.list_keys()
+
+    def address(self) -> str:
+        """See Consensus."""
+        return self._inner.address()
+
+    def close(self) -> None:
+        """See Consensus."""
+        self._inner.close()
+
+
+class World:
+    """The stores, the faults that all processes suffer, and the clock they share."""
+
+    def __init__(self, seed: int = 0, *, settings: Settings | None = None) -> None:
+        self.env = SeededEnv(seed)
+        self.settings = settings or Settings()
+        self.faults = Faults(seed)
+        self.blob = MemBlob()
+        self.consensus = CountedConsensus(MemConsensus())
+
+    def process(self, *, settings: Settings | None = None) -> PersistClient:
+        """A client that shares nothing with others but the stores."""
+        return PersistClient(
+            FaultyBlob(self.blob, self.faults),
+            FaultyConsensus(self.consensus, self.faults),
+            settings=settings or self.settings,
+            env=self.env,
+            metrics=NoMetrics(),
+        )
+
+    def shard_id(self) -> ShardId:
+        """A fresh one."""
+        return ShardId.from_bytes(self.env.random_bytes(16))
+
+    def blob_keys(self, shard_id: ShardId, *, kind: str) -> set[str]:
+        """Keys of the shard's blobs: `kind` is "part" or "rollup"."""
+        letter = {"part": "n", "rollup": "v"}[kind]
+        return {info.key for info in self.blob.list_prefix(f"{shard_id}/{letter}")}

@@ -1,0 +1,144 @@
+"""The door for rows: what is taken, and what is refused by the name of the column."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from persist_engine.base.errors import InvalidUsage, SchemaMismatch
+from persist_engine.codec.ingest import ROWS_PER_TABLE
+from persist_engine.codec.schema import Schema
+from persist_engine.codec.updates import normalise
+
+SCHEMA = Schema.from_ddl("id INT NOT NULL, s STRING", "v STRUCT<x: BIGINT NOT NULL, t: TIMESTAMP>")
+ROWS = [(((1, "a"), ((5, None),)), 3, 1), ((({"id": 2, "s": None}), {"v": None}), 4, -1)]
+EXPECTED = [
+    {"key": {"id": 1, "s": "a"}, "val": {"v": {"x": 5, "t": None}}, "time": 3, "diff": 1},
+    {"key": {"id": 2, "s": None}, "val": {"v": None}, "time": 4, "diff": -1},
+]
+
+
+def only(updates: Any, schema: Schema = SCHEMA) -> pa.Table:
+    tables = list(normalise(updates, schema))
+    assert all(table.schema == schema.updates_schema for table in tables)
+    return pa.concat_tables(tables) if tables else schema.updates_schema.empty_table()
+
+
+def test_tuples_and_dicts_become_columns() -> None:
+    assert only(ROWS).to_pylist() == EXPECTED
+    assert only(iter(ROWS)).to_pylist() == EXPECTED
+
+
+def test_arrow_comes_in_all_its_forms() -> None:
+    table = only(ROWS)
+    assert next(normalise(table, SCHEMA)).equals(table)
+    assert only(table.to_batches()[0]).equals(table)
+    assert only(pa.RecordBatchReader.from_batches(table.schema, table.to_batches(max_chunksize=1))).equals(table)
+
+
+def test_python_rows_are_gathered_lazily_in_bounded_tables() -> None:
+    seen = 0
+
+    def rows() -> Any:
+        nonlocal seen
+        for number in range(ROWS_PER_TABLE + 1):
+            seen += 1
+            yield ((number,), ()), 0, 1
+
+    tables = normalise(rows(), Schema.from_ddl("id INT"))
+    assert next(tables).num_rows == ROWS_PER_TABLE
+    assert seen == ROWS_PER_TABLE
+    assert [table.num_rows for table in tables] == [1]
+
+
+def test_columns_are_found_by_name_and_other_representations_converted() -> None:
+    key = pa.StructArray.from_arrays([pa.array(["a"]).dictionary_encode(), pa.array([1], pa.int32())], ["s", "id"])
+    instant = pa.array([1_000], pa.timestamp("ms", tz="Europe/Berlin"))
+    val = pa.StructArray.from_arrays([pa.StructArray.from_arrays([instant, pa.array([5])], ["t", "x"])], ["v"])
+    table = pa.table({"diff": pa.array([1], pa.int8()), "time": pa.array([3], pa.uint64()), "val": val, "key": key})
+    (row,) = only(table).to_pylist()
+    assert row["key"] == {"id": 1, "s": "a"}
+    assert row["val"]["v"]["t"].timestamp() == 1.0
+
+
+def test_a_value_without_fields_may_be_left_out() -> None:
+    schema = Schema.from_ddl("id BIGINT")
+    key = pa.StructArray.from_arrays([pa.array([1])], ["id"])
+    for table in (
+        pa.table({"key": key, "time": [0], "diff": [1]}),
+        pa.table({"key": key, "val": pa.array([{}], pa.struct([])), "time": [0], "diff": [1]}),
+        pa.table({"key": key, "val": pa.nulls(1), "time": [0], "diff": [1]}),
+    ):
+        assert only(table, schema).to_pylist() == [{"key": {"id": 1}, "val": {}, "time": 0, "diff": 1}]
+
+
+def test_nothing_yields_nothing() -> None:
+    assert list(normalise([], SCHEMA)) == []
+    assert list(normalise(SCHEMA.updates_schema.empty_table(), SCHEMA)) == []
+
+
+def replaced(**columns: Any) -> pa.Table:
+    table = only(ROWS)
+    for name, column in columns.items():
+        table = table.set_column(table.column_names.index(name), name, column)
+    return table
+
+
+ID_ONLY = pa.StructArray.from_arrays([pa.array([1, 2], pa.int32())], ["id"])
+WIDE = pa.StructArray.from_arrays([pa.array([1, 2]), pa.array(["a", "b"]), pa.array([0, 0])], ["id", "s", "more"])
+NULL_ID = pa.StructArray.from_arrays([pa.array([1, None], pa.int32()), pa.array(["a", "b"])], ["id", "s"])
+NULL_KEY = pa.array([{"id": 1, "s": "a"}, None], SCHEMA.key_type)
+
+
+@pytest.mark.parametrize(
+    ("updates", "message"),
+    [
+        (pa.table({"a": [1]}), "columns a; expected key, val, time, diff"),
+        (replaced(key=ID_ONLY), "key.s is missing"),
+        (replaced(key=WIDE), "key.more is not in the shard's schema; key.id is BIGINT, the shard's is INT"),
+        (replaced(key=NULL_ID), "key.id is NOT NULL and null in 1 rows"),
+        (replaced(key=NULL_KEY), "key is null in 1 rows"),
+        (replaced(val=pa.array([1, 2])), "val is BIGINT, the shard's is STRUCT"),
+        ([(((1, "a", 2), ((5, None),)), 3, 1)], "key has 3 fields; expected 2: id, s"),
+        ([(({"id": 1}, ((5, None),)), 3, 1)], "key has the fields id; expected id, s"),
+        ([((("x", "a"), ((5, None),)), 3, 1)], "key.id does not fit INT"),
+        ([((("1", "a"), ((5, None),)), 3, 1)], "key.id does not fit INT"),
+        ([(((2**40, "a"), ((5, None),)), 3, 1)], "key.id does not fit INT"),
+        ([(((1, "a"), ((None, None),)), 3, 1)], "val.v.x is NOT NULL and null in 1 rows"),
+        ([((None, ((5, None),)), 3, 1)], "key is null in 1 rows"),
+        ([((7, ((5, None),)), 3, 1)], "key is a int; expected a tuple or dict of id, s"),
+    ],
+)
+def test_what_does_not_fit_the_schema_is_refused_by_column(updates: Any, message: str) -> None:
+    with pytest.raises(SchemaMismatch, match=message):
+        only(updates)
+
+
+@pytest.mark.parametrize(
+    ("updates", "message"),
+    [
+        (7, "updates are a int"),
+        ([7], "a row is not"),
+        ([((1, "a"), 3, 1)], "a row is not|key"),
+        (replaced(time=pa.array([-1, 0])), "time -1 is negative"),
+        (replaced(time=pa.array([2**63, 0], pa.uint64())), "time does not fit int64"),
+        (replaced(time=pa.array([1.0, 2.0])), "time is double"),
+        (replaced(diff=pa.array([1, None])), "diff is null in 1 rows"),
+        ([(((1, "a"), ((5, None),)), 2**63, 1)], "time is not a whole number in int64"),
+        ([(((1, "a"), ((5, None),)), 1, "x")], "diff is not a whole number in int64"),
+    ],
+)
+def test_bad_rows_times_and_diffs_are_refused(updates: Any, message: str) -> None:
+    with pytest.raises(InvalidUsage, match=message):
+        only(updates)
+
+
+def test_values_for_a_schema_without_any_are_refused() -> None:
+    schema = Schema.from_ddl("id INT")
+    with pytest.raises(SchemaMismatch, match="val holds values"):
+        only([(((1,), (2,)), 0, 1)], schema)
+    key = pa.StructArray.from_arrays([pa.array([1], pa.int32())], ["id"])
+    val = pa.StructArray.from_arrays([pa.array([1])], ["v"])
+    with pytest.raises(SchemaMismatch, match=r"val.v is not in the shard's schema"):
+        only(pa.table({"key": key, "val": val, "time": [0], "diff": [1]}), schema)

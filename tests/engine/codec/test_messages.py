@@ -1,0 +1,245 @@
+"""Envelopes, and messages that are whole but wrong: refused by key, never guessed at."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from google.protobuf.message import Message
+from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated
+from persist_engine.base.version import APPLIER_VERSION
+from persist_engine.base.versioned import SeqNo, VersionedData
+from persist_engine.codec import envelope
+from persist_engine.codec.batch import (
+    batch_to_pb,
+    decode_batch,
+    decode_transmittable,
+    encode_batch,
+    encode_transmittable,
+)
+from persist_engine.codec.envelope import Kind, sealed
+from persist_engine.codec.schema import CODECS
+from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup, state_to_pb
+from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
+from persist_engine.model.batch import HollowBatch, HollowPart, HollowRollup, InlinePart, PartStats, RunMeta
+from persist_engine.model.flat_trace import FlatTrace, ThinMerge, ThinSpineBatch
+from persist_engine.model.frontier import Antichain, Description
+from persist_engine.model.ids import ShardId
+from persist_engine.model.state import (
+    Claim,
+    CodecNames,
+    CriticalReader,
+    DebugInfo,
+    LeasedReader,
+    SchemaPair,
+    ShardState,
+    SourceProgress,
+    Writer,
+)
+from persist_engine.model.state_diff import Delete, Insert, StateDiff, Update
+from persist_engine.model.trace import Trace
+from persist_engine.pb import batch_pb2, diff_pb2, state_pb2
+
+SHARD = ShardId.from_bytes(b"s" * 16)
+DESC = Description(Antichain(0), Antichain(5), Antichain(0))
+BATCH = HollowBatch(DESC, 2, (InlinePart(b"data", 2, None),), (), (RunMeta(),))
+STATE = ShardState(APPLIER_VERSION, SHARD, CODECS, SeqNo(3), 1000, "host", trace=Trace().push_without_requests(BATCH))
+DIFF = StateDiff(
+    APPLIER_VERSION,
+    SeqNo(2),
+    SeqNo(3),
+    1000,
+    "v1/x",
+    hostname=(Update(None, "a", "b"),),
+    progress=(Delete("sink", SourceProgress(b"t", Antichain(1))),),
+    legacy_batches=(Insert(BATCH, None),),
+)
+NEWER = "0.9.0"
+
+
+def damaged_diff(change: Callable[[diff_pb2.FieldDiffs], None]) -> bytes:
+    """A diff with columns that do not fit together, in a whole envelope."""
+    message = diff_pb2.StateDiff()
+    message.ParseFromString(encode_state_diff(DIFF)[10:])
+    change(message.field_diffs)
+    return sealed(Kind.STATE_DIFF, message)
+
+
+def test_a_diff_is_laid_out_in_columns() -> None:
+    message = diff_pb2.StateDiff()
+    message.ParseFromString(encode_state_diff(DIFF)[10:])
+    columns = message.field_diffs
+    assert list(columns.fields) == [1, 10, 12]
+    assert list(columns.types) == [1, 2, 0]
+    assert len(columns.lens) == 3 + 2 + 2
+    assert (columns.lens[0], columns.lens[-1]) == (0, 0), "unit keys and values take no bytes"
+    assert sum(columns.lens) == len(columns.data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda columns: columns.fields.append(1), "4 fields for 3 types"),
+        (lambda columns: columns.types.pop(), "3 fields for 2 types"),
+        (lambda columns: columns.lens.pop(), "6 slices where 7 belong"),
+        (lambda columns: columns.lens.append(0), "8 slices where 7 belong"),
+        (lambda columns: setattr(columns, "data", columns.data[:-1]), "bytes where slices add up to"),
+        (lambda columns: setattr(columns, "data", columns.data + b"x"), "bytes where slices add up to"),
+        (lambda columns: columns.fields.__setitem__(0, 99), "unknown field 99"),
+        (lambda columns: columns.fields.__setitem__(0, 0), "unknown field 0"),
+        (lambda columns: columns.types.__setitem__(0, 3), "unknown type of change 3"),
+        (lambda columns: columns.fields.__setitem__(1, 13), "the state diff breaks a rule"),
+        (lambda columns: columns.fields.__setitem__(2, 1), "bytes where a unit stands"),
+    ],
+)
+def test_columns_that_do_not_fit_together_are_refused(
+    change: Callable[[diff_pb2.FieldDiffs], None], message: str
+) -> None:
+    with pytest.raises(CorruptData, match=f"the-key.*{message}") as caught:
+        decode_state_diff(damaged_diff(change), key="the-key")
+    assert caught.value.detail["key"] == "the-key"
+
+
+def without(message: Message, *path: str) -> Message:
+    at = message
+    for name in path[:-1]:
+        found = getattr(at, name)
+        at = found if isinstance(found, Message) else found[0]
+    at.ClearField(path[-1])
+    return message
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("desc",),
+        ("desc", "lower"),
+        ("desc", "since"),
+        ("run_metas",),
+        ("run_metas", "order"),
+        ("parts", "inline"),
+    ],
+)
+def test_a_batch_with_a_piece_missing_is_corrupt(path: tuple[str, ...]) -> None:
+    with pytest.raises(CorruptData, match="the-key"):
+        decode_batch(sealed(Kind.BATCH, without(batch_to_pb(BATCH), *path)), key="the-key")
+
+
+def rollup_message() -> state_pb2.Rollup:
+    return state_pb2.Rollup(state=state_to_pb(STATE))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [("state",), ("state", "trace"), ("state", "codecs"), ("state", "shard_id"), ("state", "trace", "since")],
+)
+def test_a_rollup_with_a_piece_missing_is_corrupt(path: tuple[str, ...]) -> None:
+    with pytest.raises(CorruptData, match="the-key"):
+        decode_rollup(sealed(Kind.ROLLUP, without(rollup_message(), *path)), key="the-key")
+
+
+def test_an_entry_that_comes_twice_is_corrupt() -> None:
+    message = rollup_message()
+    for _ in range(2):
+        message.state.schemas.append(state_pb2.SchemaEntry(id=7, schema=state_pb2.SchemaPair(key=b"k")))
+    with pytest.raises(CorruptData, match=r"the-key.*7 comes twice"):
+        decode_rollup(sealed(Kind.ROLLUP, message), key="the-key")
+
+
+def test_two_times_are_no_frontier() -> None:
+    message = batch_to_pb(BATCH)
+    message.desc.upper.elements.append(9)
+    with pytest.raises(CorruptData, match="a frontier of 2 times"):
+        decode_batch(sealed(Kind.BATCH, message), key="the-key")
+
+
+def test_the_diffs_of_a_rollup_lead_to_its_state() -> None:
+    good = Rollup(STATE, (VersionedData(SeqNo(2), b"a"), VersionedData(SeqNo(3), b"b")))
+    assert decode_rollup(encode_rollup(good), key="k") == good
+    for seqnos in ((2,), (4,), (1, 3), (3, 2)):
+        with pytest.raises(InvariantViolated, match="in a rollup of v3"):
+            encode_rollup(Rollup(STATE, tuple(VersionedData(SeqNo(seqno), b"") for seqno in seqnos)))
+
+
+def test_one_kind_is_not_read_as_another() -> None:
+    with pytest.raises(CorruptData, match="the-key: expected a rollup"):
+        decode_rollup(encode_batch(BATCH), key="the-key")
+    with pytest.raises(CorruptData, match="the-key: 3 bytes that are no rollup"):
+        decode_rollup(b"abc", key="the-key")
+
+
+def test_a_newer_format_is_incompatible_and_a_damaged_one_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(envelope, "FORMAT_VERSION", 2)
+    newer = encode_state_diff(DIFF)
+    monkeypatch.undo()
+    with pytest.raises(Incompatible, match="the-key: state diff in format 2"):
+        decode_state_diff(newer, key="the-key")
+    damaged = bytearray(encode_state_diff(DIFF))
+    damaged[4] = 2
+    with pytest.raises(CorruptData, match="checksum"):
+        decode_state_diff(bytes(damaged), key="the-key")
+
+
+def test_bytes_of_newer_code_are_incompatible() -> None:
+    with pytest.raises(Incompatible, match=r"the-key: written by version 0.9.0"):
+        decode_state_diff(encode_state_diff(replace(DIFF, applier_version=NEWER)), key="the-key")
+    with pytest.raises(Incompatible, match="the-key"):
+        decode_rollup(encode_rollup(Rollup(replace(STATE, applier_version=NEWER))), key="the-key")
+    with pytest.raises(Incompatible, match="the-key"):
+        decode_transmittable(encode_transmittable(SHARD, NEWER, BATCH), key="the-key")
+
+
+def test_protobuf_garbage_in_a_whole_envelope_is_corrupt() -> None:
+    front = b"PSTB\x01\x00"
+    payload = b"\xff\xff\xff"
+    crc = zlib.crc32(payload, zlib.crc32(front))
+    with pytest.raises(CorruptData, match="the-key: the batch does not decode"):
+        decode_batch(front + crc.to_bytes(4, "little") + payload, key="the-key")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (ShardState, state_pb2.ShardState),
+        (CodecNames, state_pb2.CodecNames),
+        (LeasedReader, state_pb2.LeasedReader),
+        (CriticalReader, state_pb2.CriticalReader),
+        (Writer, state_pb2.Writer),
+        (DebugInfo, state_pb2.DebugInfo),
+        (SchemaPair, state_pb2.SchemaPair),
+        (Claim, state_pb2.Claim),
+        (SourceProgress, state_pb2.SourceProgress),
+        (HollowRollup, state_pb2.HollowRollup),
+        (FlatTrace, state_pb2.FlatTrace),
+        (ThinSpineBatch, state_pb2.ThinSpineBatch),
+        (ThinMerge, state_pb2.ThinMerge),
+        (HollowBatch, batch_pb2.HollowBatch),
+        (HollowPart, batch_pb2.HollowPart),
+        (InlinePart, batch_pb2.InlinePart),
+        (PartStats, batch_pb2.PartStats),
+        (RunMeta, batch_pb2.RunMeta),
+    ],
+)
+def test_no_field_of_a_durable_value_is_forgotten(value: type, message: type[Message]) -> None:
+    """A new field of the model without one in its message would be lost in silence."""
+    durable = {field.name for field in fields(value) if not field.name.startswith("_")}
+    assert durable == {field.name for field in message.DESCRIPTOR.fields}
+
+
+def test_no_collection_of_a_diff_is_forgotten() -> None:
+    scalars = {"applier_version", "seqno_from", "seqno_to", "walltime_ms", "latest_rollup_key"}
+    written = {value.name.removeprefix("STATE_FIELD_").lower() for value in diff_pb2.StateField.DESCRIPTOR.values} - {
+        "unspecified"
+    }
+    assert {field.name for field in fields(StateDiff)} - scalars == written
+
+
+def test_generated_code_is_what_the_protos_say() -> None:
+    script = Path(__file__).parents[3] / "proto" / "generate.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

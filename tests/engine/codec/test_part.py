@@ -1,0 +1,160 @@
+"""Parts: Parquet that anybody reads, damage that nobody misses."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, InvariantViolated, SchemaMismatch
+from persist_engine.codec import part as part_codec
+from persist_engine.codec.part import checksum, decode_part, encode_part, verify_part
+from persist_engine.codec.schema import Schema
+from persist_engine.codec.updates import consolidate
+from persist_engine.model.frontier import Antichain, Description
+from persist_engine.testing.strategies import updates_table
+
+SCHEMA = Schema.from_ddl("id BIGINT NOT NULL, s STRING", "v STRUCT<a: INT, b: DOUBLE>, w BINARY")
+DESC = Description(Antichain(3), Antichain(None), Antichain(1))
+ROWS = [
+    ({"id": 1, "s": ""}, {"v": None, "w": b""}, 3, 1),
+    ({"id": 1, "s": None}, {"v": {"a": None, "b": -0.0}, "w": None}, 4, -2),
+    ({"id": 2, "s": "é"}, {"v": {"a": 5, "b": float("inf")}, "w": b"\x00"}, 2**63 - 1, 7),
+]
+TABLE = updates_table(SCHEMA, ROWS)
+DATA = encode_part(TABLE, desc=DESC, schema=SCHEMA)
+
+
+def test_metadata_says_what_a_part_is() -> None:
+    metadata = pq.read_schema(io.BytesIO(DATA)).metadata
+    assert metadata[b"persist.format"] == b"1"
+    assert json.loads(metadata[b"persist.desc"]) == {"lower": 3, "upper": None, "since": 1}
+    assert json.loads(metadata[b"persist.codecs"]) == ["struct", "struct", "u64", "i64"]
+    assert (metadata[b"persist.rows"], metadata[b"persist.diffs_sum"]) == (b"3", b"6")
+
+
+def test_a_value_without_fields_has_no_column_in_the_file_and_comes_back() -> None:
+    schema = Schema.from_ddl("id BIGINT")
+    table = updates_table(schema, [({"id": 1}, {}, 0, 1), ({"id": 2}, {}, 0, 1)])
+    data = encode_part(table, desc=DESC, schema=schema)
+    assert pq.read_schema(io.BytesIO(data)).names == ["key", "time", "diff"]
+    assert decode_part(data, key="k", schema=schema).table.equals(table)
+    only_val = decode_part(data, key="k", schema=schema, columns=["val"]).table
+    assert only_val.to_pylist() == [{"val": {}}, {"val": {}}]
+
+
+def test_no_rows_are_a_part_too() -> None:
+    data = encode_part(TABLE.slice(0, 0), desc=DESC, schema=SCHEMA)
+    decoded = decode_part(data, key="k", schema=SCHEMA)
+    assert decoded.table.num_rows == 0
+    assert decoded.table.schema == SCHEMA.updates_schema
+
+
+def test_columns_are_picked_in_the_schema_s_order() -> None:
+    picked = decode_part(DATA, key="k", schema=SCHEMA, columns=["diff", "val.w", "key.id"]).table
+    assert picked.schema == pa.schema(
+        [
+            ("key", pa.struct([pa.field("id", pa.int64(), nullable=False)])),
+            ("val", pa.struct([("w", pa.binary())])),
+            ("diff", pa.int64()),
+        ]
+    )
+    assert picked.to_pylist()[2] == {"key": {"id": 2}, "val": {"w": b"\x00"}, "diff": 7}
+    with pytest.raises(InvalidUsage, match=r"no column key.x"):
+        decode_part(DATA, key="k", schema=SCHEMA, columns=["key.x"])
+
+
+def test_every_single_flipped_byte_is_noticed() -> None:
+    for at in range(len(DATA)):
+        damaged = DATA[:at] + bytes([DATA[at] ^ 0x10]) + DATA[at + 1 :]
+        with pytest.raises(CorruptData, match="part the-key"):
+            verify_part(damaged, key="the-key")
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1", DATA[:-1], DATA[1:], DATA + b"\x00", b"PAR1" + bytes(40) + b"PAR1"])
+def test_other_bytes_are_no_part(data: bytes) -> None:
+    with pytest.raises(CorruptData, match="the-key"):
+        decode_part(data, key="the-key", schema=SCHEMA)
+
+
+def test_a_parquet_file_of_somebody_else_is_no_part() -> None:
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"a": [1]}), sink)
+    with pytest.raises(CorruptData, match="no part"):
+        decode_part(sink.getvalue(), key="the-key", schema=SCHEMA)
+
+
+def test_the_descriptor_s_checksum_is_believed_over_the_file_s_own() -> None:
+    other = encode_part(TABLE.slice(1), desc=DESC, schema=SCHEMA)
+    assert decode_part(DATA, key="k", schema=SCHEMA, expected_checksum=checksum(DATA)).table.equals(TABLE)
+    with pytest.raises(CorruptData, match="the descriptor says"):
+        decode_part(other, key="k", schema=SCHEMA, expected_checksum=checksum(DATA))
+
+
+def test_a_checksum_of_an_unknown_kind_is_incompatible() -> None:
+    with pytest.raises(Incompatible, match="cannot verify the checksum 'blake3:00'"):
+        decode_part(DATA, key="k", schema=SCHEMA, expected_checksum="blake3:00")
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"persist.desc": '{"lower": null, "upper": 3, "since": 0}'},
+        {"persist.desc": '{"lower": "x", "upper": 3, "since": 0}'},
+        {"persist.desc": "nonsense"},
+        {"persist.rows": "4"},
+        {"persist.format": "x"},
+    ],
+)
+def test_whole_bytes_with_metadata_that_nobody_writes_are_corrupt(metadata: dict[str, str]) -> None:
+    stored = pq.read_table(io.BytesIO(DATA))
+    sink = io.BytesIO()
+    changed = {name.encode(): text.encode() for name, text in metadata.items()}
+    pq.write_table(stored.replace_schema_metadata({**stored.schema.metadata, **changed}), sink)
+    data = sink.getvalue()
+    with pytest.raises(CorruptData, match="part the-key"):
+        decode_part(data, key="the-key", schema=SCHEMA, expected_checksum=checksum(data))
+
+
+def test_user_data_that_looks_like_the_check_does_not_mislead_it() -> None:
+    schema = Schema.from_ddl("`persist-part-crc32=00000000` STRING")
+    table = updates_table(schema, [({"persist-part-crc32=00000000": "persist-part-crc32=11111111"}, {}, 0, 1)])
+    data = encode_part(table, desc=DESC, schema=schema)
+    assert decode_part(data, key="k", schema=schema).table.equals(table)
+
+
+def test_a_newer_format_is_incompatible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_codec, "PART_FORMAT", 2)
+    newer = encode_part(TABLE, desc=DESC, schema=SCHEMA)
+    monkeypatch.undo()
+    with pytest.raises(Incompatible, match="part the-key has format 2"):
+        decode_part(newer, key="the-key", schema=SCHEMA)
+
+
+def test_a_part_of_another_schema_is_refused_by_column() -> None:
+    with pytest.raises(SchemaMismatch, match=r"part the-key .* key.id is BIGINT, the shard's is INT"):
+        decode_part(DATA, key="the-key", schema=Schema.from_ddl("id INT NOT NULL, s STRING", SCHEMA.val_ddl))
+    with pytest.raises(SchemaMismatch, match="updates schema"):
+        encode_part(TABLE, desc=DESC, schema=Schema.from_ddl("id INT"))
+
+
+def test_nulls_where_updates_have_none_are_refused() -> None:
+    holes = TABLE.set_column(2, "time", pa.array([1, None, 2]))
+    with pytest.raises(InvariantViolated, match="column time of a part holds nulls"):
+        encode_part(holes, desc=DESC, schema=SCHEMA)
+
+
+def test_many_rows_lie_in_row_groups_and_come_back_in_order() -> None:
+    schema = Schema.from_ddl("id BIGINT")
+    rows = part_codec.ROW_GROUP_ROWS + 10
+    key = pa.StructArray.from_arrays([pa.array(np.arange(rows))], ["id"])
+    ones = pa.array(np.ones(rows, dtype=np.int64))
+    table = pa.table([key, part_codec.empty_struct(rows), ones, ones], schema=schema.updates_schema)
+    data = encode_part(table, desc=DESC, schema=schema)
+    assert pq.ParquetFile(io.BytesIO(data)).num_row_groups == 2
+    decoded = decode_part(data, key="k", schema=schema).table
+    assert decoded.equals(table)
+    assert consolidate(decoded) is decoded

@@ -1,0 +1,106 @@
+"""Schemas: DDL in and out, refusals that name position and field, differences that name columns."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from persist_engine.base.errors import CorruptData, InvalidUsage
+from persist_engine.codec.schema import Schema
+from persist_engine.model.state import SchemaPair
+
+
+def test_ddl_of_every_type() -> None:
+    text = (
+        "a BOOLEAN, b TINYINT, c SMALLINT, d INT, e BIGINT, f FLOAT, g DOUBLE, h DECIMAL(38,10), i STRING, j BINARY, "
+        "k DATE, l TIMESTAMP, m TIMESTAMP_NTZ, n STRUCT<x: INT NOT NULL, `y z`: STRUCT<w: STRING>> NOT NULL"
+    )
+    schema = Schema.from_ddl(text)
+    assert schema.key_ddl == text
+    assert schema.val_ddl == ""
+    assert schema.key.field("l").type == pa.timestamp("us", tz="UTC")
+    assert schema.key.field("m").type == pa.timestamp("us")
+    assert not schema.key.field("n").nullable
+
+
+def test_ddl_is_free_in_case_space_and_synonyms() -> None:
+    spelled = Schema.from_ddl(" `id`  long not  null,n numeric ( 5 , 2 ),s struct<a int,b:dec>\n", "t timestamp_ltz")
+    assert spelled == Schema.from_ddl(
+        "id BIGINT NOT NULL, n DECIMAL(5,2), s STRUCT<a: INT, b: DECIMAL(10,0)>", "t TIMESTAMP"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("id BIGIT", "key schema at position 4, field 'id': type 'BIGIT' is not one of BOOLEAN"),
+        ("id BIGINT,", "position 11: expected a field name, found 'end of text'"),
+        ("id", "position 3, field 'id': expected a type"),
+        ("id INT NOT", "field 'id': expected NULL after NOT"),
+        ("s STRUCT<>", "position 10, field 's': expected a field name, found '>'"),
+        ("s STRUCT<a: INT", "position 16, field 's': expected '>'"),
+        ("s STRUCT<a: FOO>", "position 13, field 's.a': type 'FOO'"),
+        ("d DECIMAL(39,0)", r"field 'd': DECIMAL\(39,0\) needs 1 <= precision <= 38"),
+        ("d DECIMAL(5,6)", r"DECIMAL\(5,6\) needs"),
+        ("d DECIMAL(x)", "expected a small number, found 'x'"),
+        ("a INT b INT", "position 7: expected ',', found 'b'"),
+        ("a ARRAY<INT>", "type 'ARRAY' is not one of"),
+        ("`` INT", "must not be empty"),
+        ("a $", "expected a type, found '\\$'"),
+        ("a INT, a STRING", "field key.a: declared twice"),
+        ("", "key schema has no fields"),
+        ("a " + "STRUCT<a " * 40 + "INT" + ">" * 40, "structs nest deeper"),
+    ],
+)
+def test_bad_ddl_is_refused_with_position_and_name(text: str, message: str) -> None:
+    with pytest.raises(InvalidUsage, match=message):
+        Schema.from_ddl(text)
+
+
+def test_bad_value_ddl_says_that_it_is_the_value() -> None:
+    with pytest.raises(InvalidUsage, match=r"^value schema at position 3"):
+        Schema.from_ddl("a INT", "b FOO")
+
+
+@pytest.mark.parametrize(
+    ("data_type", "hint"),
+    [
+        (pa.uint64(), r"field key.x: type uint64 is not allowed, use decimal128\(20, 0\)"),
+        (pa.large_string(), "use string"),
+        (pa.timestamp("ns"), r"use timestamp\[us\]"),
+        (pa.timestamp("us", tz="Europe/Berlin"), "tz=UTC"),
+        (pa.list_(pa.int32()), "field key.x: type list"),
+        (pa.decimal256(50, 2), "field key.x: type decimal256"),
+        (pa.decimal128(5, -1), "field key.x: type decimal128"),
+        (pa.struct([("y", pa.uint8())]), "field key.x.y: type uint8 is not allowed, use int16"),
+        (pa.struct([]), "field key.x: a nested struct needs at least one field"),
+    ],
+)
+def test_types_that_a_shard_cannot_hold_are_refused_by_field(data_type: pa.DataType, hint: str) -> None:
+    with pytest.raises(InvalidUsage, match=hint):
+        Schema(pa.schema([("x", data_type)]), pa.schema([]))
+
+
+def test_arrow_metadata_is_no_part_of_a_schema() -> None:
+    noisy = pa.schema([pa.field("a", pa.int32(), metadata={"x": "y"})], metadata={"z": "w"})
+    assert Schema(noisy, pa.schema([])) == Schema.from_ddl("a INT")
+    assert hash(Schema(noisy, pa.schema([]))) == hash(Schema.from_ddl("a INT"))
+
+
+def test_differences_name_the_columns() -> None:
+    ours = Schema.from_ddl("a INT, b STRUCT<c: INT, d: INT>", "v STRING NOT NULL")
+    theirs = Schema.from_ddl("a BIGINT, b STRUCT<c: INT, e: INT>", "v STRING")
+    assert ours.difference(theirs) == (
+        "key.a is BIGINT, the shard's is INT; key.b.d is missing; key.b.e is not in the shard's schema; "
+        "val.v is nullable, the shard's is NOT NULL"
+    )
+    assert Schema.from_ddl("a INT, b INT").difference(Schema.from_ddl("b INT, a INT")) == (
+        "key has its fields in the order b, a, the shard's is a, b"
+    )
+
+
+def test_registered_garbage_is_corrupt() -> None:
+    good = Schema.from_ddl("a INT").to_pair()
+    with pytest.raises(CorruptData, match="registered schema"):
+        Schema.from_pair(SchemaPair(b"nonsense", good.val))
+    with pytest.raises(CorruptData, match="no fields"):
+        Schema.from_pair(SchemaPair(good.val, good.val))

@@ -1,0 +1,107 @@
+"""Laws of updates at their edges; the properties are in tests/properties."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from persist_engine.base.errors import InvariantViolated
+from persist_engine.codec import updates as laws
+from persist_engine.codec.schema import Schema
+from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
+from persist_engine.testing.strategies import updates_table
+
+NAN = float("nan")
+NUMBERS = Schema.from_ddl("x DOUBLE")
+GREATEST = 2**63 - 1
+
+
+def numbers(*rows: tuple[Any, int, int]) -> pa.Table:
+    return updates_table(NUMBERS, [({"x": x}, {}, time, diff) for x, time, diff in rows])
+
+
+def summed(*diffs: int) -> list[int]:
+    return [
+        int(each) for each in laws.consolidate(numbers(*((1.0, 0, diff) for diff in diffs))).column("diff").to_pylist()
+    ]
+
+
+def test_order_is_numbers_then_nan_then_null_then_time() -> None:
+    rows = numbers((None, 0, 1), (NAN, 0, 1), (float("inf"), 1, 1), (1.0, 2, 1), (1.0, 1, 1), (-1.0, 5, 1))
+    ordered = [(row["key"]["x"], row["time"]) for row in laws.sort(rows).to_pylist()]
+    assert repr(ordered) == "[(-1.0, 5), (1.0, 1), (1.0, 2), (inf, 1), (nan, 0), (None, 0)]"
+
+
+def test_a_collection_knows_one_zero_and_one_nan() -> None:
+    out = laws.consolidate(numbers((-0.0, 0, 1), (0.0, 0, 1), (NAN, 0, 1), (-NAN, 0, -1), (-0.0, 1, 1)))
+    assert (
+        repr([(row["key"]["x"], row["time"], row["diff"]) for row in out.to_pylist()]) == "[(0.0, 0, 2), (0.0, 1, 1)]"
+    )
+
+
+def test_sorting_keeps_the_sign_of_zero() -> None:
+    assert repr(laws.sort(numbers((1.0, 0, 1), (-0.0, 0, 1))).to_pylist()[0]["key"]["x"]) == "-0.0"
+
+
+def test_a_null_struct_is_not_a_struct_of_nulls() -> None:
+    schema = Schema.from_ddl("s STRUCT<a: INT, b: INT>")
+    rows = [({"s": None}, {}, 0, 1), ({"s": {"a": None, "b": None}}, {}, 0, 1), ({"s": {"a": None, "b": 1}}, {}, 0, 1)]
+    out = laws.consolidate(updates_table(schema, rows)).to_pylist()
+    assert [row["key"]["s"] for row in out] == [{"a": None, "b": 1}, {"a": None, "b": None}, None]
+
+
+def test_sums_are_exact_up_to_the_ends_of_int64() -> None:
+    assert summed(GREATEST, GREATEST, -GREATEST, -GREATEST) == []
+    assert summed(GREATEST, GREATEST, -GREATEST) == [GREATEST]
+    assert summed(-GREATEST - 1, 5, -5) == [-GREATEST - 1]
+    assert summed(-1, -GREATEST) == [-GREATEST - 1]
+
+
+@pytest.mark.parametrize("diffs", [(GREATEST, 1), (-GREATEST - 1, -1), (GREATEST, GREATEST, 2), (GREATEST, GREATEST)])
+def test_a_sum_beyond_int64_is_an_error_never_a_wrap(diffs: tuple[int, ...]) -> None:
+    with pytest.raises(InvariantViolated, match="int64"):
+        summed(*diffs)
+    with pytest.raises(InvariantViolated, match="int64"):
+        laws.diffs_sum(numbers(*((float(at), 0, diff) for at, diff in enumerate(diffs))))
+
+
+def test_large_diffs_of_different_rows_do_not_add_up() -> None:
+    out = laws.consolidate(numbers((1.0, 0, GREATEST), (2.0, 0, GREATEST), (2.0, 0, -1)))
+    assert out.column("diff").to_pylist() == [GREATEST, GREATEST - 1]
+
+
+def test_what_is_consolidated_is_returned_as_it_is() -> None:
+    table = updates_table(Schema.from_ddl("id INT"), [({"id": at}, {}, 0, 1) for at in (None, 1, 2)][1:])
+    assert laws.consolidate(table) is table
+    assert laws.sort(table) is table
+    assert laws.time_filter(table, Antichain(0), Antichain(1)) is table
+    assert laws.advance_times(table, Antichain(0)) is table
+
+
+def test_chunks_and_slices_do_not_matter() -> None:
+    schema = Schema.from_ddl("id INT, s STRUCT<a: STRING>", "v DOUBLE")
+    rows = [
+        ({"id": at % 7, "s": {"a": str(at % 3)} if at % 5 else None}, {"v": at % 2 - 0.0}, at % 4, 1)
+        for at in range(200)
+    ]
+    whole = updates_table(schema, rows)
+    pieces = pa.concat_tables([whole.slice(0, 3), whole.slice(3, 0), whole.slice(3, 77), whole.slice(80)])
+    assert pieces.column("key").num_chunks > 1
+    assert laws.consolidate(pieces).equals(laws.consolidate(whole))
+
+
+def test_empty_tables_stay_empty() -> None:
+    table = numbers()
+    assert laws.consolidate(table).num_rows == laws.sort(table).num_rows == laws.diffs_sum(table) == 0
+    assert laws.time_filter(table, Antichain(0), Antichain(None)).num_rows == 0
+    assert laws.advance_times(table, Antichain(5)).num_rows == 0
+
+
+def test_times_at_the_end_of_int64() -> None:
+    table = numbers((1.0, DATA_TIME_MAX, 1), (1.0, 0, 1))
+    assert laws.time_filter(table, Antichain(DATA_TIME_MAX), Antichain(DATA_TIME_MAX + 1)).num_rows == 1
+    assert laws.time_filter(table, Antichain(0), Antichain(DATA_TIME_MAX)).num_rows == 1
+    assert laws.time_filter(table, Antichain(DATA_TIME_MAX + 1), Antichain(None)).num_rows == 0
+    assert laws.time_filter(table, Antichain(0), Antichain(0)).num_rows == 0
+    assert laws.advance_times(table, Antichain(2**64 - 1)).column("time").to_pylist() == [DATA_TIME_MAX, DATA_TIME_MAX]

@@ -1,0 +1,232 @@
+"""The log of states: init, fetch, rollups, walks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from persist_engine import Antichain, PersistClient
+from persist_engine.base.errors import CodecMismatch, CorruptData, InvariantViolated, MissingBlob, ShardNotFound
+from persist_engine.base.settings import MaintenanceSettings, Settings
+from persist_engine.base.versioned import SeqNo, VersionedData
+from persist_engine.codec.schema import CODECS
+from persist_engine.model.batch import HollowRollup
+from persist_engine.model.ids import ShardId
+from persist_engine.shard.machine import Machine
+from persist_engine.shard.versions import LiveDiffBounds
+from persist_engine.testing.world import SCHEMA, World, row
+
+
+def commits(client: PersistClient, shard_id: ShardId, count: int) -> Machine:
+    """A shard whose last `count` versions are appends."""
+    writer = client.open_writer(shard_id, SCHEMA, purpose="test")
+    first = writer.fetch_recent_upper().time
+    assert first is not None
+    for time in range(first, first + count):
+        writer.compare_and_append(
+            [row(time, "x", time)], expected_upper=Antichain.of(time), new_upper=Antichain.of(time + 1)
+        )
+    return writer.machine
+
+
+def link_rollup(machine: Machine) -> SeqNo:
+    state = machine.refresh()
+    written = machine.versions.write_rollup_for_state(state)
+    assert written is not None
+    added, _ = machine.add_rollup(state.seqno, HollowRollup(*written))
+    assert added.applied
+    return state.seqno
+
+
+def test_init_makes_version_one_with_its_rollup_and_schema():
+    world, client = (world := World()), world.process()
+    shard_id = world.shard_id()
+    state = client._versions.maybe_init_shard(shard_id, CODECS, SCHEMA.to_pair())
+    assert state.seqno == 1
+    assert set(state.rollups) == {SeqNo(1)}
+    assert state.schemas[0] == SCHEMA.to_pair()
+    assert world.blob_keys(shard_id, kind="rollup") == {f"{shard_id}/{state.rollups[SeqNo(1)].key}"}
+
+
+def test_init_again_changes_nothing_and_checks_codecs():
+    world = World()
+    versions, shard_id = world.process()._versions, world.shard_id()
+    first = versions.maybe_init_shard(shard_id, CODECS, SCHEMA.to_pair())
+    assert versions.maybe_init_shard(shard_id, CODECS, SCHEMA.to_pair()) == first
+    with pytest.raises(CodecMismatch, match="struct"):
+        versions.maybe_init_shard(shard_id, dataclasses.replace(CODECS, key="other"), SCHEMA.to_pair())
+    assert len(world.blob_keys(shard_id, kind="rollup")) == 1
+
+
+def test_the_loser_of_an_init_race_deletes_its_rollup_and_takes_the_winners_state():
+    world = World()
+    winner, loser = world.process()._versions, world.process()._versions
+    shard_id = world.shard_id()
+    scan = loser.fetch_recent_live_diffs
+    raced: list[object] = []
+
+    def scan_then_lose(shard: ShardId) -> object:
+        found = scan(shard)
+        if not raced:
+            raced.append(winner.maybe_init_shard(shard_id, CODECS, SCHEMA.to_pair()))
+        return found
+
+    loser.fetch_recent_live_diffs = scan_then_lose  # type: ignore[method-assign,assignment]  # the other is faster
+    assert loser.maybe_init_shard(shard_id, CODECS, SCHEMA.to_pair()) == raced[0]
+    assert len(world.blob_keys(shard_id, kind="rollup")) == 1
+
+
+def test_an_unknown_shard_is_not_found():
+    world = World()
+    versions = world.process()._versions
+    with pytest.raises(ShardNotFound, match="does not exist in mem:"):
+        versions.fetch_current_state(world.shard_id())
+    assert versions.fetch_all_live_states(world.shard_id()) is None
+    assert versions.live_diff_bounds(world.shard_id()) is None
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7, 8, 9, 1000])
+def test_current_state_is_the_same_however_few_diffs_a_scan_may_return(limit: int):
+    world = World()
+    shard_id = world.shard_id()
+    machine = commits(world.process(), shard_id, 3)
+    link_rollup(machine)
+    commits(world.process(), shard_id, 3)
+    expected = machine.refresh()
+    settings = Settings(maintenance=MaintenanceSettings(recent_diffs_max=limit))
+    assert world.process(settings=settings)._versions.fetch_current_state(shard_id) == expected
+    # A cached state that is behind catches up by the same bound.
+    lagging = world.process(settings=settings).machine(shard_id)
+    commits(world.process(), shard_id, 5)
+    assert lagging.refresh() == machine.refresh()
+
+
+def test_scans_are_bounded_when_a_newer_rollup_exists():
+    """Regression for bug 7 of the specification: a long log is not read when its newest rollup makes it needless."""
+    world = World()
+    shard_id = world.shard_id()
+    machine = commits(world.process(), shard_id, 40)
+    at = link_rollup(machine)
+    settings = Settings(maintenance=MaintenanceSettings(recent_diffs_max=10))
+    live = world.process(settings=settings)._versions.fetch_recent_live_diffs(shard_id)
+    assert live[0].seqno == at
+
+
+def test_a_rollup_that_was_replaced_meanwhile_is_fetched_anew():
+    world = World()
+    shard_id = world.shard_id()
+    machine = commits(world.process(), shard_id, 3)
+    stale = machine.versions.fetch_recent_live_diffs(shard_id)
+    link_rollup(machine)
+    world.blob.delete(f"{shard_id}/{machine.state.rollups[SeqNo(1)].key}")
+    state = machine.versions.fetch_current_state(shard_id, stale)
+    assert state == machine.refresh()
+
+
+def test_a_wiped_blob_store_is_named_and_not_retried_for_ever():
+    world = World()
+    shard_id = world.shard_id()
+    state = commits(world.process(), shard_id, 3).state
+    key = f"{shard_id}/{state.rollups[SeqNo(1)].key}"
+    world.blob.delete(key)
+    with pytest.raises(MissingBlob, match="wiped or does not belong") as raised:
+        world.process()._versions.fetch_current_state(shard_id)
+    assert raised.value.detail["key"] == key
+
+
+def test_damaged_rollups_and_diffs_are_named():
+    world = World()
+    shard_id = world.shard_id()
+    state = commits(world.process(), shard_id, 1).state
+    key = f"{shard_id}/{state.rollups[SeqNo(1)].key}"
+    whole = world.blob.get(key)
+    assert whole is not None
+    world.blob.set(key, whole[:-3])
+    with pytest.raises(CorruptData) as raised:
+        world.process()._versions.fetch_current_state(shard_id)
+    assert raised.value.detail["key"] == key
+    world.blob.set(key, whole)
+    world.consensus.compare_and_set(shard_id, state.seqno, VersionedData(state.seqno.next(), b"rubbish"))
+    with pytest.raises(CorruptData, match=f"{shard_id} {state.seqno.next()}"):
+        world.process()._versions.fetch_current_state(shard_id)
+
+
+def test_a_log_that_lost_acknowledged_versions_stops_the_writer():
+    world = World()
+    shard_id = world.shard_id()
+    writer = world.process().open_writer(shard_id, SCHEMA, purpose="test")
+    earlier = world.consensus.scan(shard_id, SeqNo(0), 10)
+    writer.compare_and_append([], expected_upper=Antichain.of(0), new_upper=Antichain.of(1))
+    log = world.consensus._inner._logs  # type: ignore[attr-defined]  # what a store rolled back behind our back holds
+    log[shard_id] = list(earlier)
+    with pytest.raises(InvariantViolated, match="lost acknowledged versions"):
+        writer.compare_and_append([], expected_upper=Antichain.of(1), new_upper=Antichain.of(2))
+
+
+def test_a_rollup_holds_the_state_and_the_diffs_since_the_last():
+    world = World()
+    shard_id = world.shard_id()
+    machine = commits(world.process(), shard_id, 4)
+    assert link_rollup(machine) == 5
+    commits(world.process(), shard_id, 2)
+    state = machine.refresh()
+    written = machine.versions.write_rollup_for_state(state)
+    assert written is not None
+    key, size_bytes = written
+    data = world.blob.get(f"{shard_id}/{key}")
+    assert data is not None
+    assert len(data) == size_bytes
+    rollup = machine.versions._decode_rollup(shard_id, key, data)
+    assert rollup.state == state
+    assert [entry.seqno for entry in rollup.diffs] == [6, 7, 8]
+
+
+def test_no_rollup_is_written_for_a_state_that_is_one_or_was_truncated():
+    world = World()
+    shard_id = world.shard_id()
+    client = world.process()
+    client.initialise(shard_id, SCHEMA)
+    machine = client.machine(shard_id)
+    assert machine.versions.write_rollup_for_state(machine.state) is None
+    old = commits(client, shard_id, 3).state
+    at = link_rollup(machine)
+    machine.versions.truncate_diffs(shard_id, at)
+    assert machine.versions.write_rollup_for_state(old) is None
+
+
+def test_a_walk_visits_every_live_state_once_in_order():
+    world = World()
+    shard_id = world.shard_id()
+    machine = commits(world.process(), shard_id, 3)
+    at = link_rollup(machine)
+    commits(world.process(), shard_id, 2)
+    expected = machine.refresh()
+    walk = machine.versions.fetch_all_live_states(shard_id)
+    assert walk is not None
+    seqnos = [walk.seqno]
+    while (diff := walk.advance()) is not None:
+        assert diff.seqno_to == walk.seqno
+        seqnos.append(walk.seqno)
+    assert seqnos == list(range(1, expected.seqno + 1))
+    assert walk.state == expected
+    assert machine.versions.live_diff_bounds(shard_id) == LiveDiffBounds(SeqNo(1), expected.seqno)
+
+    machine.versions.truncate_diffs(shard_id, at)
+    bounded = machine.versions.fetch_all_live_states(shard_id, through=SeqNo(at + 1))
+    assert bounded is not None
+    assert bounded.seqno == at
+    assert bounded.advance() is not None
+    assert bounded.advance() is None
+    assert bounded.seqno == at + 1
+
+
+def test_a_walk_starts_at_a_rollup_that_only_diffs_still_name():
+    """Regression for an interrupted collection: the rollup at the earliest version was unlinked before its truncation."""
+    world = World()
+    shard_id = world.shard_id()
+    machine = commits(world.process(), shard_id, 2)
+    link_rollup(machine)
+    machine.remove_rollups([(SeqNo(1), machine.state.rollups[SeqNo(1)])])
+    walk = machine.versions.fetch_all_live_states(shard_id)
+    assert walk is not None
+    assert walk.seqno == 1

@@ -1,0 +1,161 @@
+"""Resources and observations for the operator's tests, as factories."""
+
+import copy
+
+import pytest
+from persist_engine.model.inspection import Inspection, ReaderInfo
+from persist_operator.api import names
+from persist_operator.api.schema_check import load_schemas
+from persist_operator.api.shard import Shard, ShardSchema, StoreLocation
+from persist_operator.api.sink import Sink
+from persist_operator.plan.observed import ShardView
+from persist_operator.settings import OperatorSettings, StorageProfile
+
+NOW = 1_790_000_000_000
+LOCATION = StoreLocation(blob="s3://bucket/data", consensus="redis://redis:6379/0", secret_name="persist-store")
+
+
+@pytest.fixture
+def now():
+    return NOW
+
+
+@pytest.fixture
+def settings():
+    profile = StorageProfile(blob=LOCATION.blob, consensus=LOCATION.consensus, secret_name=LOCATION.secret_name)
+    return OperatorSettings(storage_profiles={"default": profile})
+
+
+@pytest.fixture
+def shard_resource():
+    def make(spec=None, *, status=None, uid="uid-shard", name="flights", **metadata):
+        made = {
+            "apiVersion": names.API_VERSION,
+            "kind": "PersistShard",
+            "metadata": {
+                "namespace": "team",
+                "name": name,
+                "uid": uid,
+                "generation": 1,
+                "creationTimestamp": "2026-09-20T00:00:00Z",
+                **metadata,
+            },
+            "spec": {"schema": {"key": "id BIGINT"}, **(spec or {})},
+        }
+        made = load_schemas().default(made)
+        return made if status is None else {**made, "status": copy.deepcopy(dict(status))}
+
+    return make
+
+
+@pytest.fixture
+def make_shard(shard_resource):
+    return lambda *args, **kwargs: Shard.of(shard_resource(*args, **kwargs))
+
+
+@pytest.fixture
+def sink_resource():
+    def make(spec=None, *, status=None, uid="uid-sink", name="load", **metadata):
+        made = {
+            "apiVersion": names.API_VERSION,
+            "kind": "SparkSink",
+            "metadata": {
+                "namespace": "team",
+                "name": name,
+                "uid": uid,
+                "generation": 1,
+                "creationTimestamp": "2026-09-20T00:00:00Z",
+                **metadata,
+            },
+            "spec": {
+                "shardRef": {"name": "flights"},
+                "input": {"type": "Format", "format": {"name": "parquet", "options": {"path": "/data"}}},
+                "envelope": {"type": "Append"},
+                **(spec or {}),
+            },
+        }
+        made = load_schemas().default(made)
+        return made if status is None else {**made, "status": copy.deepcopy(dict(status))}
+
+    return make
+
+
+@pytest.fixture
+def make_sink(sink_resource):
+    return lambda *args, **kwargs: Sink.of(sink_resource(*args, **kwargs))
+
+
+@pytest.fixture
+def make_inspection():
+    def make(**changes):
+        values = {
+            "shard_id": names.shard_id_of("uid-shard"),
+            "seqno": 10,
+            "seqno_since": 10,
+            "applier_version": "0.1.0",
+            "walltime_ms": NOW,
+            "since": 0,
+            "upper": 0,
+            "key_schema": "id BIGINT",
+            "val_schema": "",
+            "batches": 1,
+            "spine_batches": 1,
+            "uncompacted_batches": 0,
+            "runs": 1,
+            "parts": 1,
+            "updates": 10,
+            "live_bytes": 1000,
+            "inline_bytes": 0,
+            "rollups": 1,
+            "latest_rollup_seqno": 1,
+            "latest_rollup_bytes": 100,
+            "live_diffs": 10,
+            "earliest_seqno": 1,
+            "gc_seqnos": 0,
+            "compaction_requests": 0,
+            "compaction_bytes": 0,
+            "oldest_uncompacted_ms": None,
+            "readers": (own_reader(0),),
+            "writers": (),
+            "progress": {},
+            "is_tombstone": False,
+            **changes,
+        }
+        return Inspection(**values)
+
+    return make
+
+
+def own_reader(since, uid="uid-shard"):
+    return ReaderInfo(
+        id=names.critical_id_of(uid),
+        kind="critical",
+        since=since,
+        seqno=None,
+        purpose=names.CRITICAL_PURPOSE,
+        hostname="operator",
+        last_heartbeat_ms=None,
+    )
+
+
+@pytest.fixture
+def make_own_reader():
+    return own_reader
+
+
+@pytest.fixture
+def usable_shard():
+    return ShardView(
+        found=True,
+        reason="Resolved",
+        message="",
+        shard_id=names.shard_id_of("uid-shard"),
+        schema=ShardSchema(key="id BIGINT", value=""),
+        location=LOCATION,
+    )
+
+
+@pytest.fixture
+def refused():
+    """The schema errors of a resource with this status: what plans write must fit the CRD."""
+    return lambda resource, status: load_schemas().check({**resource, "status": copy.deepcopy(dict(status))})

@@ -1,0 +1,209 @@
+"""Manifests: restricted, owned, found again by their labels, and complete for Spark in client mode."""
+
+import json
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from persist_operator.api import names
+from persist_operator.api.shard import ShardSchema, StoreLocation
+from persist_operator.build.driver import driver_manifests
+from persist_operator.build.maintenance import maintenance_job
+
+LOCATION = StoreLocation(blob="s3://b/p", consensus="redis://r:6379/0", secret_name="persist-store")
+
+
+@pytest.fixture
+def job(make_shard, settings):
+    def make(**changes):
+        values = {
+            "kind": "compaction", "name": "flights-compact-7", "shard_id": names.shard_id_of("u"), "location": LOCATION,
+            "seqno": 7, "reason": "because", "memory": "2Gi", "ttl_seconds": 60, "priority_class_name": None,
+            "service_account_name": None, "settings": settings, **changes,
+        }  # fmt: skip
+        return maintenance_job(make_shard().meta, **values)
+
+    return make
+
+
+@pytest.fixture
+def driver(make_sink, settings):
+    def make(spec=None, location=LOCATION, name="load"):
+        sink = make_sink(spec, name=name)
+        manifests = driver_manifests(
+            sink.meta, spec=sink.spec, name=names.driver_name(name, sink.spec.revision, 3), attempt=3, run_number=2,
+            run_id="uid-sink-2", scheduled_time=None, executor_prefix=names.executor_prefix(name, "uid-sink", 3),
+            shard_id=names.shard_id_of("u"), schema=ShardSchema(key="id BIGINT", value=""), location=location,
+            settings=settings,
+        )  # fmt: skip
+        return {one["kind"]: one for one in manifests}
+
+    return make
+
+
+def conf_of(manifests):
+    lines = manifests["ConfigMap"]["data"]["spark-defaults.conf"].splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
+def executor_of(manifests):
+    return json.loads(manifests["ConfigMap"]["data"]["executor.yaml"])
+
+
+def assert_restricted(spec):
+    pod = spec["securityContext"]
+    assert pod["runAsNonRoot"] is True
+    assert pod["runAsUser"] == 10001
+    assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in spec["containers"]:
+        security = container["securityContext"]
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        paths = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert "/tmp" in paths
+    for volume in spec["volumes"]:
+        assert set(volume) <= {"name", "emptyDir", "secret", "configMap"}
+
+
+def test_every_pod_is_restricted(job, driver):
+    manifests = driver()
+    for spec in (job()["spec"]["template"]["spec"], manifests["Pod"]["spec"], executor_of(manifests)["spec"]):
+        assert_restricted(spec)
+        assert spec["restartPolicy"] == "Never"
+
+
+def test_only_the_driver_may_talk_to_the_api_server(job, driver):
+    manifests = driver()
+    assert job()["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+    assert executor_of(manifests)["spec"]["automountServiceAccountToken"] is False
+    assert manifests["Pod"]["spec"]["automountServiceAccountToken"] is True
+    assert manifests["Pod"]["spec"]["serviceAccountName"] == "persist-spark-driver"
+
+
+def test_every_child_is_owned_by_its_resource(job, driver):
+    for child in (job(), *driver().values()):
+        (owner,) = child["metadata"]["ownerReferences"]
+        assert owner["controller"] is True
+        assert owner["uid"] in {"uid-shard", "uid-sink"}
+        assert child["metadata"]["labels"][names.LABEL_OWNER_UID] == owner["uid"]
+        assert child["metadata"]["labels"][names.LABEL_MANAGED_BY] == names.MANAGER
+
+
+def test_the_maintenance_job_tries_once_and_reports(job):
+    made = job()
+    assert made["spec"]["backoffLimit"] == 0
+    (container,) = made["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == [
+        "maintain", "compact", "--shard", names.shard_id_of("u"), "--blob", "s3://b/p",
+        "--consensus", "redis://r:6379/0", "--report", "/dev/termination-log", "--json",
+    ]  # fmt: skip
+    assert container["resources"]["limits"]["memory"] == "2Gi"
+    assert {
+        "name": "AWS_SHARED_CREDENTIALS_FILE",
+        "value": "/var/run/secrets/persist/store/aws-credentials",
+    } in container["env"]
+    assert "memory" in job(memory=None)["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+
+
+def test_no_secret_is_mounted_when_the_profile_has_none(job, driver):
+    bare = StoreLocation(blob="s3://b", consensus="redis://r:6379/0")
+    specs = (job(location=bare)["spec"]["template"]["spec"], driver(location=bare)["Pod"]["spec"])
+    for spec in specs:
+        assert all("secret" not in volume for volume in spec["volumes"])
+        assert all(one["name"] != "AWS_SHARED_CREDENTIALS_FILE" for one in spec["containers"][0]["env"])
+
+
+def test_the_driver_is_told_what_the_contract_says(driver):
+    document = json.loads(driver({"write": {"parallelism": 3}})["ConfigMap"]["data"]["sink.json"])
+    assert document == {
+        "sink_id": "team/load",
+        "run_id": "uid-sink-2",
+        "shard_id": names.shard_id_of("u"),
+        "schema": {"key": "id BIGINT", "value": ""},
+        "location": {"blob": "s3://b/p", "consensus": "redis://r:6379/0"},
+        "input": {"type": "Format", "allowEmpty": False, "format": {"name": "parquet", "options": {"path": "/data"}}},
+        "envelope": {"type": "Append"},
+        "write": {"targetBatchBytes": "128Mi", "parallelism": 3},
+        "purpose": "sink team/load",
+    }
+
+
+def test_spark_runs_in_client_mode_behind_the_headless_service(driver):
+    manifests = driver({"spark": {"executor": {"instances": 4, "cores": 2, "memory": "2Gi"}}})
+    conf, pod, service = conf_of(manifests), manifests["Pod"], manifests["Service"]
+    assert conf["spark.driver.host"] == f"{service['metadata']['name']}.team.svc"
+    assert conf["spark.kubernetes.driver.pod.name"] == pod["metadata"]["name"]
+    assert (conf["spark.executor.instances"], conf["spark.executor.cores"]) == ("4", "2")
+    assert (conf["spark.executor.memory"], conf["spark.executor.memoryOverhead"]) == ("2048m", "819m")
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    ports = {one["containerPort"] for one in pod["spec"]["containers"][0]["ports"]}
+    assert {int(conf["spark.driver.port"]), int(conf["spark.driver.blockManager.port"])} <= ports
+    assert pod["spec"]["containers"][0]["resources"]["limits"]["memory"] == "1536Mi"
+    template = executor_of(manifests)
+    assert template["spec"]["containers"][0]["name"] == conf["spark.kubernetes.executor.podTemplateContainerName"]
+    assert template["metadata"]["labels"][names.LABEL_ROLE] == "executor"
+
+
+def test_conf_of_the_user_is_kept_and_escaped_and_never_wins(driver):
+    conf = conf_of(
+        driver({"spark": {"conf": {"spark.sql.shuffle.partitions": "8", "spark.x": "a\nspark.master=evil"}}})
+    )
+    assert conf["spark.sql.shuffle.partitions"] == "8"
+    assert conf["spark.x"] == "a\\nspark.master=evil"
+    assert conf["spark.master"].startswith("k8s://")
+
+
+def test_templates_add_and_never_replace(driver):
+    template = {
+        "metadata": {"labels": {"team": "a", names.LABEL_ROLE: "other"}},
+        "spec": {
+            "nodeSelector": {"disk": "ssd"},
+            "hostNetwork": True,
+            "volumes": [{"name": "in", "emptyDir": {}}],
+            "containers": [
+                {
+                    "env": [{"name": "MINE", "value": "1"}, {"name": "SPARK_CONF_DIR", "value": "/evil"}],
+                    "volumeMounts": [{"name": "in", "mountPath": "/in"}],
+                    "securityContext": {"privileged": True},
+                }
+            ],
+        },
+    }
+    manifests = driver({"spark": {"driver": {"template": template}, "executor": {"template": template}}})
+    for pod in (manifests["Pod"], executor_of(manifests)):
+        role = pod["metadata"]["labels"][names.LABEL_ROLE]
+        assert role in {"driver", "executor"}
+        assert pod["metadata"]["labels"]["team"] == "a"
+        assert pod["spec"]["nodeSelector"] == {"disk": "ssd"}
+        assert "hostNetwork" not in pod["spec"]
+        assert {"name": "in", "mountPath": "/in"} in pod["spec"]["containers"][0]["volumeMounts"]
+        assert_restricted(pod["spec"])
+    env = {one["name"]: one["value"] for one in manifests["Pod"]["spec"]["containers"][0]["env"]}
+    assert (env["MINE"], env["SPARK_CONF_DIR"]) == ("1", "/etc/persist")
+
+
+def test_names_fit_for_the_longest_resource_names():
+    longest = "a" * 40
+    for kind in names.MAINTENANCE_KINDS:
+        assert len(names.maintenance_name(longest, kind, 2**63 - 1, retry=99)) <= 63
+    assert len(names.driver_name(longest, "0" * 8, 999_999)) <= 63
+    assert len(names.executor_prefix(longest, "uid", 1)) <= 47
+
+
+def test_inline_storage_becomes_urls(make_shard, settings):
+    storage = {
+        "blob": {"bucket": "b-1", "prefix": "/p/q/", "region": "eu", "endpoint": "http://s3:9000", "pathStyle": True},
+        "consensus": {"address": "redis:6379", "database": 2, "keyPrefix": "k"},
+        "secretName": "mine",
+    }
+    location = make_shard({"storage": storage}).spec.location(settings)
+    blob, consensus = urlsplit(location.blob), urlsplit(location.consensus)
+    assert (blob.scheme, blob.netloc, blob.path) == ("s3", "b-1", "/p/q")
+    assert parse_qs(blob.query) == {"region": ["eu"], "endpoint": ["http://s3:9000"], "path_style": ["true"]}
+    assert (consensus.netloc, consensus.path) == ("redis:6379", "/2")
+    assert parse_qs(consensus.query) == {
+        "prefix": ["k"],
+        "password_file": ["/var/run/secrets/persist/store/redis-password"],
+    }
+    assert location.secret_name == "mine"

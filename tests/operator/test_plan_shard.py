@@ -1,0 +1,351 @@
+"""The plan of a PersistShard: what is started when, and what the status says."""
+
+import dataclasses
+
+import pytest
+from persist_engine.model.inspection import ReaderInfo
+from persist_operator.api import conditions, names, times
+from persist_operator.api.shard import Shard
+from persist_operator.plan.actions import AdvanceSince, InitialiseShard, StartMaintenance
+from persist_operator.plan.observed import (
+    ActionFailure,
+    Claim,
+    Phase,
+    Run,
+    ShardMissing,
+    ShardObserved,
+    ShardView,
+    StoreFailure,
+)
+from persist_operator.plan.shard import plan_shard
+
+SHARD_ID = names.shard_id_of("uid-shard")
+ASSIGNED = {"shardId": SHARD_ID}
+
+
+def reason(plan, condition_type):
+    found = conditions.find(plan.status, condition_type)
+    return None if found is None else (found["status"], found["reason"])
+
+
+def started(plan):
+    return {one.kind: one for one in plan.actions if isinstance(one, StartMaintenance)}
+
+
+@pytest.fixture
+def plan(make_shard, settings, now):
+    def make(spec=None, *, status=None, at=now, observed=None, inspected=None, runs=(), **metadata):
+        seen = observed or ShardObserved(inspected=inspected, runs=tuple(runs))
+        return plan_shard(make_shard(spec, status=status, **metadata), seen, now_ms=at, settings=settings)
+
+    return make
+
+
+def run(kind, seqno, now, *, phase=Phase.RUNNING, report=None, **changes):
+    verb = names.VERB[kind]
+    return Run(
+        name=changes.pop("name", f"flights-{verb}-{seqno}"), kind=kind, phase=phase, created_ms=now, started_ms=now,
+        finished_ms=now + 2000 if phase.finished else None, seqno=seqno, report=report, **changes,
+    )  # fmt: skip
+
+
+def test_the_id_is_recorded_before_anything_is_asked_or_made(plan):
+    first = plan(observed=ShardObserved())
+    assert first.status["shardId"] == SHARD_ID
+    assert first.actions == ()
+    assert first.requeue_after_s == 0
+    assert reason(first, "Ready") == ("Unknown", "Assigned")
+
+
+def test_an_explicit_id_is_taken_and_a_recorded_one_wins(plan):
+    explicit = "s01234567-89ab-cdef-0123-456789abcdef"
+    assert plan({"shardId": explicit}, observed=ShardObserved()).status["shardId"] == explicit
+    assert plan(status=ASSIGNED, observed=ShardObserved()).status["shardId"] == SHARD_ID
+
+
+def test_a_missing_shard_is_created_with_its_schema(plan):
+    created = plan(status=ASSIGNED, inspected=ShardMissing())
+    (action,) = created.actions
+    assert isinstance(action, InitialiseShard)
+    assert (action.shard_id, action.schema.key) == (SHARD_ID, "id BIGINT")
+    assert reason(created, "Reconciling") == ("True", "Initialising")
+
+
+def test_a_refused_initialisation_is_told_and_tried_again_later(plan, now):
+    failure = ActionFailure(reason="SchemaMismatch", message="differs", permanent=True, at_ms=now)
+    observed = ShardObserved(inspected=ShardMissing(), failures={"InitialiseShard": failure})
+    refused = plan(status=ASSIGNED, observed=observed)
+    assert refused.actions == ()
+    assert reason(refused, "Stalled") == ("True", "SchemaMismatch")
+    assert len(plan(status=ASSIGNED, observed=observed, at=now + 301_000).actions) == 1
+
+
+def test_a_shard_that_existed_is_never_made_again(plan):
+    lost = plan(status={**ASSIGNED, "frontiers": {"seqno": 12}}, inspected=ShardMissing())
+    assert lost.actions == ()
+    assert reason(lost, "Stalled") == ("True", "ShardLost")
+
+
+def test_a_state_that_went_back_stops_maintenance(plan, make_inspection):
+    back = plan(
+        {"rollup": {"everySeqnos": 4}},
+        status={**ASSIGNED, "frontiers": {"seqno": 12}},
+        inspected=make_inspection(seqno=11),
+    )
+    assert back.actions == ()
+    assert reason(back, "Stalled") == ("True", "StateRegressed")
+
+
+def test_adopting_a_shard_that_is_not_there_says_what_to_do(make_shard, settings, now):
+    shard = make_shard({"shardId": SHARD_ID}, status=ASSIGNED)
+    shard = dataclasses.replace(shard, spec=dataclasses.replace(shard.spec, schema=None))
+    missing = plan_shard(shard, ShardObserved(inspected=ShardMissing()), now_ms=now, settings=settings)
+    assert reason(missing, "Stalled") == ("True", "ShardNotFound")
+    assert "add spec.schema" in conditions.find(missing.status, "Stalled")["message"]
+
+
+def test_a_wrong_ddl_is_refused_before_anything_is_made(plan):
+    refused = plan({"schema": {"key": "id NOTHING"}}, status=ASSIGNED, inspected=ShardMissing())
+    assert refused.actions == ()
+    assert reason(refused, "Stalled") == ("True", "InvalidSchema")
+
+
+def test_another_schema_than_the_shards_is_named(plan, make_inspection):
+    differs = plan({"schema": {"key": "id BIGINT, b STRING"}}, status=ASSIGNED, inspected=make_inspection())
+    assert reason(differs, "Stalled") == ("True", "SchemaMismatch")
+    assert "b" in conditions.find(differs.status, "Stalled")["message"]
+
+
+def test_a_store_that_does_not_answer_is_a_condition_with_its_address_and_keeps_the_numbers(plan, make_inspection, now):
+    healthy = plan(status=ASSIGNED, inspected=make_inspection())
+    failure = StoreFailure(reason="StorageUnreachable", message="redis://redis:6379/0: connection refused")
+    down = plan(status=healthy.status, inspected=failure, at=now + 60_000)
+    assert reason(down, "StorageReachable") == ("False", "StorageUnreachable")
+    assert "redis:6379" in conditions.find(down.status, "StorageReachable")["message"]
+    assert reason(down, "Stalled") is None
+    assert down.status["frontiers"] == healthy.status["frontiers"]
+    back = plan(status=down.status, inspected=make_inspection(), at=now + 90_000)
+    assert reason(back, "StorageReachable") == ("True", "Reachable")
+    assert reason(back, "Ready") == ("True", "Healthy")
+    assert reason(back, "Reconciling") is None
+
+
+def test_corrupt_state_stalls(plan):
+    stalled = plan(status=ASSIGNED, inspected=StoreFailure(reason="CorruptState", message="key x", permanent=True))
+    assert reason(stalled, "Stalled") == ("True", "CorruptState")
+
+
+def test_of_two_resources_with_one_shard_the_younger_stalls(plan, make_inspection, now):
+    older = Claim(key="other/first", uid="u", created_ms=1)
+    younger = Claim(key="other/second", uid="u", created_ms=now)
+    conflict = plan(status=ASSIGNED, observed=ShardObserved(inspected=make_inspection(), claims=(older,)))
+    assert reason(conflict, "Stalled") == ("True", "ShardIdConflict")
+    assert "other/first" in conditions.find(conflict.status, "Stalled")["message"]
+    assert conflict.actions == ()
+    kept = plan(status=ASSIGNED, observed=ShardObserved(inspected=make_inspection(), claims=(younger,)))
+    assert reason(kept, "Ready") == ("True", "Healthy")
+
+
+def test_an_unknown_profile_is_named(plan):
+    unknown = plan({"storageProfile": "cold"}, observed=ShardObserved())
+    assert reason(unknown, "Stalled") == ("True", "UnknownStorageProfile")
+
+
+def test_since_follows_upper_by_the_lag_and_not_too_often(plan, make_inspection, make_own_reader, now):
+    upper = now
+    spec = {"retention": {"sinceLagSeconds": 60}}
+    inspection = make_inspection(upper=upper, since=0)
+    first = plan(spec, status=ASSIGNED, inspected=inspection)
+    (action,) = first.actions
+    assert isinstance(action, AdvanceSince)
+    assert (action.since_ms, action.opaque) == (upper - 60_000, "uid-shard")
+    assert plan(spec, status=first.status, inspected=inspection, at=now + 10_000).actions == ()
+    later = plan(spec, status=first.status, inspected=make_inspection(upper=upper + 20_000), at=now + 31_000)
+    assert [one.since_ms for one in later.actions] == [upper - 40_000]
+    reached = make_inspection(upper=upper, since=upper - 60_000, readers=(make_own_reader(upper - 60_000),))
+    assert plan(spec, status=first.status, inspected=reached, at=now + 31_000).actions == ()
+
+
+def test_the_newest_complete_time_stays_readable_without_lag(plan, make_inspection):
+    (action,) = plan(
+        {"retention": {"sinceLagSeconds": 0}}, status=ASSIGNED, inspected=make_inspection(upper=500)
+    ).actions
+    assert action.since_ms == 499
+
+
+def test_the_hold_is_registered_before_there_is_anything_to_advance(plan, make_inspection):
+    (action,) = plan(status=ASSIGNED, inspected=make_inspection(upper=0, readers=())).actions
+    assert isinstance(action, AdvanceSince)
+    assert action.since_ms == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "state", "kind"),
+    [
+        ({"rollup": {"everySeqnos": 9}}, {"seqno": 10, "latest_rollup_seqno": 1}, "rollup"),
+        ({}, {"gc_seqnos": 1}, "gc"),
+        ({"compaction": {"maxUncompactedBatches": 4}}, {"uncompacted_batches": 4}, "compaction"),
+    ],
+)
+def test_work_starts_exactly_when_the_state_says_it_is_due(plan, make_inspection, spec, state, kind):
+    due = started(plan(spec, status=ASSIGNED, inspected=make_inspection(**state)))
+    assert set(due) == {kind}
+    assert due[kind].name == f"flights-{names.VERB[kind]}-10"
+    less = {name: value - 1 for name, value in state.items() if name != "latest_rollup_seqno"}
+    assert started(plan(spec, status=ASSIGNED, inspected=make_inspection(**less))) == {}
+
+
+DEBT = {"seqno": 300, "gc_seqnos": 50, "uncompacted_batches": 100}
+
+
+def test_intent_is_on_the_status_and_one_of_a_kind_goes_at_a_time(plan, make_inspection, now):
+    first = plan(status=ASSIGNED, inspected=make_inspection(**DEBT))
+    assert set(started(first)) == {"rollup", "gc", "compaction"}
+    for kind, action in started(first).items():
+        assert first.status["maintenance"][kind]["jobName"] == action.name
+    going = [run(kind, 300, now) for kind in ("rollup", "gc", "compaction")]
+    assert started(plan(status=first.status, inspected=make_inspection(**DEBT), runs=going)) == {}
+
+
+def test_a_crash_between_intent_and_start_repeats_the_same_name(plan, make_inspection):
+    first = plan(status=ASSIGNED, inspected=make_inspection(**DEBT))
+    again = plan(status=first.status, inspected=make_inspection(**DEBT))
+    assert {one.name for one in started(first).values()} == {one.name for one in started(again).values()}
+
+
+def test_a_child_newer_than_the_status_is_adopted(plan, make_inspection, now):
+    adopted = plan(status=ASSIGNED, inspected=make_inspection(seqno=300), runs=[run("rollup", 290, now)])
+    assert started(adopted) == {}
+    assert adopted.status["maintenance"]["rollup"]["jobName"] == "flights-rollup-290"
+
+
+@pytest.mark.parametrize("gone", ["suspend", "disabled"])
+def test_nothing_is_started_that_is_switched_off(plan, make_inspection, gone):
+    off = {"compaction": {"mode": "Disabled"}, "gc": {"enabled": False}, "rollup": {"everySeqnos": 100_000}}
+    spec = {"suspend": True} if gone == "suspend" else off
+    off_plan = plan(spec, status=ASSIGNED, inspected=make_inspection(**DEBT))
+    assert started(off_plan) == {}
+    assert reason(off_plan, "CompactionCurrent") == ("False", "DebtExceeded")
+    assert (reason(off_plan, "Suspended") is not None) == (gone == "suspend")
+
+
+def test_a_finished_run_is_entered_once_with_its_report(plan, make_inspection, now):
+    report = {"type": "GC", "outcome": "Succeeded", "message": "done", "blobs_deleted": 7, "diffs_truncated": 40}
+    done = run("gc", 300, now, phase=Phase.SUCCEEDED, report=report, planned_reason="40 versions can be truncated")
+    first = plan(status=ASSIGNED, inspected=make_inspection(), runs=[done], at=now + 3000)
+    block = first.status["maintenance"]["gc"]
+    assert (block["lastResult"], block["consecutiveFailures"], block["lastDurationSeconds"]) == ("Succeeded", 0, 2)
+    (item,) = first.status["history"]
+    assert (item["type"], item["blobsDeleted"], item["diffsTruncated"]) == ("GC", 7, 40)
+    assert [note.reason for note in first.notes] == ["GCSucceeded"]
+    second = plan(status=first.status, inspected=make_inspection(), runs=[done], at=now + 4000)
+    assert second.status["history"] == first.status["history"]
+    assert second.notes == ()
+
+
+def test_gc_waits_for_its_interval_and_a_request_does_not(plan, make_inspection, now):
+    done = run("gc", 300, now, phase=Phase.SUCCEEDED, report={"outcome": "Succeeded"})
+    spec = {"gc": {"intervalSeconds": 100}}
+    first = plan(spec, status=ASSIGNED, inspected=make_inspection(**DEBT), runs=[done], at=now + 3000)
+    assert "gc" not in started(first)
+    later = plan(spec, status=first.status, inspected=make_inspection(**DEBT), at=now + 103_000)
+    assert "gc" in started(later)
+    annotations = {f"{names.REQUEST_PREFIX}gc": "now-please"}
+    idle = make_inspection(seqno=300, latest_rollup_seqno=300)
+    first = plan(spec, status=ASSIGNED, inspected=idle, runs=[done], at=now + 3000)
+    asked = plan(spec, status=first.status, inspected=idle, at=now + 4000, annotations=annotations)
+    assert started(asked)["gc"].name == "flights-gc-300-r1"
+    assert asked.status["lastHandledRequests"] == {"gc": "now-please"}
+    crashed = plan(spec, status=asked.status, inspected=idle, at=now + 5000, annotations=annotations)
+    assert started(crashed)["gc"].name == "flights-gc-300-r1"
+    second = dataclasses.replace(done, name="flights-gc-300-r1", created_ms=now + 4000)
+    settled = plan(spec, status=asked.status, inspected=idle, at=now + 5000, runs=[second], annotations=annotations)
+    assert started(settled) == {}
+    assert started(plan(spec, status=settled.status, inspected=idle, at=now + 500_000, annotations=annotations)) == {}
+
+
+def test_failures_back_off_take_other_names_and_are_told(plan, make_inspection, now):
+    status, at, waits = ASSIGNED, now, []
+    for attempt in range(4):
+        first = plan(status=status, inspected=make_inspection(seqno=300), at=at)
+        action = started(first)["rollup"]
+        assert action.name == "flights-rollup-300" + (f"-r{attempt}" if attempt else "")
+        failed = run("rollup", 300, at, name=action.name, phase=Phase.FAILED, exit_code=70, message="no answer")
+        after = plan(status=first.status, inspected=make_inspection(seqno=300), runs=[failed], at=at + 2000)
+        assert "rollup" not in started(after)
+        next_ms = times.to_ms(after.status["maintenance"]["rollup"]["nextRunTime"])
+        waits.append((next_ms - at - 2000) // 1000)
+        status, at = after.status, next_ms
+    assert waits == [10, 20, 40, 80]
+    assert status["maintenance"]["rollup"]["consecutiveFailures"] == 4
+    assert "no answer" in status["maintenance"]["rollup"]["message"]
+
+
+def test_a_reader_that_holds_since_is_named(plan, make_inspection, make_own_reader, now):
+    other = ReaderInfo(
+        id="r01234567-89ab-cdef-0123-456789abcdef", kind="leased", since=5, seqno=3, purpose="monthly report",
+        hostname="laptop", last_heartbeat_ms=now,
+    )  # fmt: skip
+    inspection = make_inspection(upper=now, since=5, readers=(make_own_reader(now - 3_600_000), other))
+    held = plan(status=ASSIGNED, inspected=inspection)
+    assert reason(held, "SinceAdvancing") == ("False", "HeldByReader")
+    assert "monthly report" in conditions.find(held.status, "SinceAdvancing")["message"]
+    assert [one["purpose"] for one in held.status["holds"]["blocking"]] == ["monthly report"]
+
+
+def test_a_busy_shard_writes_its_numbers_rarely_and_an_idle_one_never(plan, make_inspection, now):
+    first = plan(status=ASSIGNED, inspected=make_inspection(seqno=10))
+    soon = plan(status=first.status, inspected=make_inspection(seqno=11), at=now + 5000)
+    assert soon.status == first.status
+    later = plan(status=first.status, inspected=make_inspection(seqno=11), at=now + 31_000)
+    assert later.status["frontiers"]["seqno"] == 11
+    idle = plan(status=first.status, inspected=make_inspection(seqno=10), at=now + 3_000_000)
+    assert idle.status == first.status
+
+
+def test_every_status_fits_the_crd(plan, make_inspection, shard_resource, refused, now):
+    done = run("gc", 300, now, phase=Phase.FAILED, report=None, exit_code=1, reason="Error", message="x" * 5000)
+    plans = [
+        plan(observed=ShardObserved()),
+        plan(status=ASSIGNED, inspected=ShardMissing()),
+        plan(status=ASSIGNED, inspected=StoreFailure(reason="StorageUnreachable", message="m")),
+        plan(
+            status=ASSIGNED, inspected=make_inspection(**DEBT, upper=now, oldest_uncompacted_ms=now - 5000), runs=[done]
+        ),
+        plan({"suspend": True}, status=ASSIGNED, inspected=make_inspection(upper=None, since=None)),
+    ]
+    for one in plans:
+        assert refused(shard_resource(), one.status) == []
+
+
+def test_status_is_stable_when_nothing_changes(plan, make_inspection, now):
+    first = plan(status=ASSIGNED, inspected=make_inspection())
+    assert plan(status=first.status, inspected=make_inspection(), at=now + 1000).status == first.status
+
+
+def test_a_deleted_resource_is_left_alone(plan, make_inspection):
+    gone = plan(status=ASSIGNED, inspected=make_inspection(**DEBT), deletionTimestamp="2026-11-20T00:00:00Z")
+    assert gone.actions == ()
+    assert gone.requeue_after_s is None
+
+
+def test_credentials_do_not_reach_the_status(make_shard, settings, now):
+    settings.storage_profiles["default"] = dataclasses.replace(
+        settings.storage_profiles["default"], consensus="redis://user:hunter2@redis:6379/0?password_file=/x&prefix=p"
+    )
+    store = plan_shard(make_shard(), ShardObserved(), now_ms=now, settings=settings).status["store"]
+    assert "hunter2" not in store["consensus"]
+    assert store["consensus"].endswith("@redis:6379/0?prefix=p")
+
+
+def test_sinks_see_a_shard_only_when_all_they_need_is_known(plan, make_inspection, shard_resource, settings):
+    def view(status):
+        return ShardView.of("flights", Shard.of(shard_resource(status=status)), settings)
+
+    assert ShardView.of("flights", None, settings).reason == "ShardNotFound"
+    assert view(plan(observed=ShardObserved()).status).reason == "ShardNotReady"
+    assert view(plan(status=ASSIGNED, inspected=make_inspection()).status).usable
+    down = plan(status=ASSIGNED, inspected=StoreFailure(reason="StorageUnreachable", message="redis://r")).status
+    assert view(down).reason == "StorageUnreachable"
+    corrupt = plan(status=ASSIGNED, inspected=StoreFailure(reason="CorruptState", message="k", permanent=True)).status
+    assert view(corrupt).reason == "ShardStalled"

@@ -1,0 +1,442 @@
+"""The plan of a SparkSink: runs, attempts, failures, schedules, cleanup."""
+
+import dataclasses
+
+import pytest
+from persist_operator.api import conditions, names, times
+from persist_operator.plan.actions import StartDriver, StopRun
+from persist_operator.plan.observed import Executors, Phase, Run, ShardView, SinkObserved
+from persist_operator.plan.sink import plan_sink
+
+MINUTE = 60_000
+
+
+class World:
+    """A sink, its status and its drivers over time: what a plan intends is done, unless the test says otherwise."""
+
+    def __init__(self, make_sink, sink_resource, shard, settings, now, spec):
+        self.make_sink, self.sink_resource, self.shard = make_sink, sink_resource, shard
+        self.settings, self.now, self.spec = settings, now, dict(spec)
+        self.status, self.runs, self.metadata = {}, {}, {}
+        self.plan = None
+
+    def step(self, *, after=1000, act=True):
+        self.now += after
+        observed = SinkObserved(shard=self.shard, runs=tuple(self.runs.values()), executors=Executors(running=2))
+        sink = self.make_sink(self.spec, status=self.status, **self.metadata)
+        self.plan = plan_sink(sink, observed, now_ms=self.now, settings=self.settings)
+        self.status = self.plan.status
+        if act:
+            self.act()
+        return self.plan
+
+    def act(self):
+        for action in self.plan.actions:
+            if isinstance(action, StopRun):
+                self.runs.pop(action.name, None)
+            else:
+                self.runs.setdefault(action.name, self.driver(action))
+
+    def driver(self, action):
+        return Run(
+            name=action.name, kind="driver", phase=Phase.PENDING, created_ms=self.now, attempt=action.attempt,
+            run_number=action.run_number, run_id=action.run_id, revision=action.spec.revision,
+            scheduled_ms=action.scheduled_ms,
+        )  # fmt: skip
+
+    def change(self, **changes):
+        name = self.status["driver"]["podName"]
+        self.runs[name] = dataclasses.replace(self.runs[name], **changes)
+
+    def fails(self, **changes):
+        values = {"phase": Phase.FAILED, "finished_ms": self.now, "exit_code": 1, "reason": "Error", **changes}
+        self.change(**values)
+
+    def succeeds(self, **report):
+        report = {"outcome": "Succeeded", "rows_read": 5, "updates_written": 5, "upper": 77, **report}
+        self.change(phase=Phase.SUCCEEDED, finished_ms=self.now, exit_code=0, report=report)
+
+    def reason(self, condition_type):
+        found = conditions.find(self.status, condition_type)
+        return None if found is None else (found["status"], found["reason"])
+
+    def starts(self):
+        return [one for one in self.plan.actions if isinstance(one, StartDriver)]
+
+    def stops(self):
+        return [one for one in self.plan.actions if isinstance(one, StopRun)]
+
+
+@pytest.fixture
+def world(make_sink, sink_resource, usable_shard, settings, now):
+    return lambda spec=None: World(make_sink, sink_resource, usable_shard, settings, now, spec or {})
+
+
+def test_intent_is_recorded_and_the_driver_gets_all_it_needs(world):
+    one = world()
+    (start,) = one.step().actions
+    assert one.status["driver"] == {
+        "podName": start.name,
+        "phase": "Creating",
+        "startTime": times.to_text(one.now),
+    }
+    assert start.name == f"load-{start.spec.revision}-1"
+    assert (start.run_id, start.run_number, start.attempt) == ("uid-sink-1", 1, 1)
+    assert one.status["attempt"] == 1
+    assert one.reason("Ready") == ("False", "Running")
+    assert one.reason("Reconciling") == ("True", "Running")
+
+
+def test_a_crash_between_intent_and_create_repeats_the_same_attempt(world):
+    one = world()
+    (first,) = one.step(act=False).actions
+    (second,) = one.step().actions
+    assert first == second
+    assert one.status["attempt"] == 1
+
+
+def test_a_once_sink_completes_and_stays_so(world):
+    one = world()
+    one.step()
+    one.change(phase=Phase.RUNNING, started_ms=one.now)
+    one.step()
+    assert one.reason("Running") == ("True", "DriverRunning")
+    assert one.status["executors"]["running"] == 2
+    one.succeeds()
+    one.step()
+    assert one.reason("Ready") == ("True", "Completed")
+    assert one.reason("Reconciling") is None
+    assert one.status["progress"]["rowsRead"] == 5
+    assert one.status["progress"]["upper"] == "77"
+    assert [item["outcome"] for item in one.status["history"]] == ["Succeeded"]
+    before = one.status
+    one.step(after=10 * MINUTE)
+    assert one.plan.actions == ()
+    assert one.status == before
+
+
+def test_a_changed_spec_runs_again_with_another_id(world):
+    one = world()
+    one.step()
+    one.succeeds()
+    one.step()
+    one.spec["envelope"] = {"type": "Mirror"}
+    one.step()
+    (start,) = one.starts()
+    assert (start.run_id, start.attempt) == ("uid-sink-2", 2)
+
+
+def test_a_changed_spec_stops_the_driver_and_waits_for_its_end(world):
+    one = world()
+    one.step()
+    one.change(phase=Phase.RUNNING, started_ms=one.now)
+    one.step()
+    old = one.status["driver"]["podName"]
+    one.spec["write"] = {"parallelism": 7}
+    one.step(act=False)
+    assert [stop.name for stop in one.stops()] == [old]
+    assert one.starts() == []
+    one.change(deleting=True)
+    one.step()
+    assert one.plan.actions == ()
+    one.runs.clear()
+    one.step()
+    assert [start.run_id for start in one.starts()] == ["uid-sink-2"]
+
+
+def test_retries_share_the_run_and_wait_longer_each_time(world):
+    one = world({"restart": {"backoffSeconds": 10, "maxBackoffSeconds": 30, "maxConsecutiveFailures": 9}})
+    one.step()
+    ids, waits = set(), []
+    for _ in range(4):
+        ids.add(one.runs[one.status["driver"]["podName"]].run_id)
+        one.fails()
+        one.step()
+        assert one.starts() == []
+        assert one.reason("Ready") == ("False", "BackingOff")
+        waits.append((times.to_ms(one.status["nextAttemptTime"]) - one.now) // 1000)
+        one.step(after=waits[-1] * 1000)
+        assert len(one.starts()) == 1
+    assert ids == {"uid-sink-1"}
+    assert waits == [10, 20, 30, 30]
+    assert one.status["consecutiveFailures"] == 4
+
+
+def test_too_many_failures_stall_until_the_spec_changes_or_a_restart_is_asked_for(world):
+    one = world({"restart": {"maxConsecutiveFailures": 2, "backoffSeconds": 1}})
+    one.step()
+    for _ in range(2):
+        one.fails(report={"outcome": "Failed", "class": "Application", "message": "boom"})
+        one.step()
+        one.step(after=MINUTE)
+    assert one.reason("Stalled") == ("True", "FailuresExceeded")
+    assert "boom" in conditions.find(one.status, "Stalled")["message"]
+    assert one.plan.actions == ()
+    one.metadata = {"annotations": {f"{names.REQUEST_PREFIX}restart": "again"}}
+    one.step()
+    (start,) = one.starts()
+    assert (start.run_id, start.attempt) == ("uid-sink-1", 3)
+    assert one.reason("Stalled") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "failure_class", "reason"),
+    [
+        ({"exit_code": 70}, "Storage", "StoreFailed"),
+        ({"exit_code": 71}, "Fenced", "Fenced"),
+        (
+            {"exit_code": 72, "report": {"class": "Configuration", "message": "no column x"}},
+            "Configuration",
+            "InvalidConfiguration",
+        ),
+        ({"exit_code": 73}, "Application", "Diverged"),
+        ({"exit_code": 1, "report": {"class": "Infrastructure", "message": "m"}}, "Infrastructure", "Infrastructure"),
+        ({"exit_code": 137, "reason": "OOMKilled"}, "Application", "OOMKilled"),
+        ({"exit_code": None, "reason": "Evicted", "message": "low on disk"}, "Infrastructure", "Evicted"),
+        ({"exit_code": 0, "report": {"outcome": "Failed", "class": "Application"}}, "Application", "Application"),
+    ],
+)
+def test_failures_are_classified(world, changes, failure_class, reason):
+    one = world()
+    one.step()
+    one.fails(**{"log_tail": "the last line, password=hunter2", **changes})
+    one.step()
+    failure = one.status["lastFailure"]
+    assert (failure["class"], failure["reason"]) == (failure_class, reason)
+    assert "the last line" in failure["message"]
+    assert "hunter2" not in failure["message"]
+    assert failure["podName"] == one.status["driver"]["podName"]
+
+
+def test_a_wrong_configuration_is_not_tried_again(world):
+    one = world()
+    one.step()
+    one.fails(exit_code=72, report={"class": "Configuration", "message": "input has no column origin"})
+    one.step()
+    one.step(after=60 * MINUTE)
+    assert one.plan.actions == () or one.starts() == []
+    assert one.reason("Stalled") == ("True", "ConfigurationFailed")
+    assert "no column origin" in conditions.find(one.status, "Stalled")["message"]
+
+
+def test_failures_of_stores_never_use_up_the_limit(world):
+    one = world({"restart": {"maxConsecutiveFailures": 1, "backoffSeconds": 1, "maxBackoffSeconds": 2}})
+    one.step()
+    for _ in range(5):
+        one.fails(exit_code=70)
+        one.step()
+        one.step(after=3000)
+        assert len(one.starts()) == 1
+
+
+def test_a_driver_that_disappears_is_lost_and_tried_again(world):
+    one = world()
+    one.step()
+    one.change(phase=Phase.RUNNING, started_ms=one.now)
+    one.step()
+    one.runs.clear()
+    one.step()
+    assert (one.status["lastFailure"]["class"], one.status["driver"]["phase"]) == ("Infrastructure", "Lost")
+    one.step(after=11_000)
+    assert [start.run_id for start in one.starts()] == ["uid-sink-1"]
+
+
+def test_a_driver_that_somebody_deletes_is_awaited(world):
+    one = world()
+    one.step()
+    one.change(phase=Phase.RUNNING, started_ms=one.now)
+    one.step()
+    one.change(deleting=True)
+    one.step()
+    assert one.plan.actions == ()
+    assert "lastFailure" not in one.status
+
+
+def test_a_driver_that_does_not_start_is_given_up(world):
+    one = world({"timeouts": {"driverStartSeconds": 60}})
+    one.step()
+    one.change(reason="ImagePullBackOff", message="no such image")
+    one.step()
+    assert one.stops() == []
+    one.step(after=MINUTE)
+    assert len(one.stops()) == 1
+    assert (one.status["lastFailure"]["class"], one.status["lastFailure"]["reason"]) == (
+        "Scheduling",
+        "ImagePullBackOff",
+    )
+
+
+def test_an_attempt_that_takes_too_long_is_given_up(world):
+    one = world({"timeouts": {"activeDeadlineSeconds": 60}})
+    one.step()
+    one.change(phase=Phase.RUNNING, started_ms=one.now)
+    one.step()
+    assert one.plan.requeue_after_s <= 60
+    one.step(after=MINUTE)
+    assert len(one.stops()) == 1
+    assert one.status["lastFailure"]["class"] == "Timeout"
+
+
+def test_nothing_starts_on_a_shard_that_cannot_be_written(world, usable_shard):
+    one = world()
+    one.shard = ShardView(found=False, reason="ShardNotFound", message="there is no PersistShard flights")
+    one.step()
+    assert one.plan.actions == ()
+    assert one.reason("ShardResolved") == ("False", "ShardNotFound")
+    assert one.reason("Ready") == ("False", "ShardNotFound")
+    one.shard = usable_shard
+    one.step()
+    assert len(one.starts()) == 1
+
+
+def test_suspend_stops_and_resume_goes_on_with_the_same_run(world):
+    one = world()
+    one.step()
+    one.change(phase=Phase.RUNNING, started_ms=one.now)
+    one.step()
+    one.spec["suspend"] = True
+    one.step()
+    assert len(one.stops()) == 1
+    one.step()
+    assert one.plan.actions == ()
+    assert one.reason("Ready") == ("False", "Suspended")
+    one.spec["suspend"] = False
+    one.step()
+    assert [(start.run_id, start.attempt) for start in one.starts()] == [("uid-sink-1", 2)]
+
+
+def test_a_child_newer_than_the_status_is_adopted(world):
+    one = world()
+    one.step()
+    one.change(phase=Phase.RUNNING, started_ms=one.now)
+    one.status = {}
+    one.step()
+    assert one.plan.actions == ()
+    assert (one.status["attempt"], one.status["run"]["id"]) == (1, "uid-sink-1")
+    one.succeeds()
+    one.step()
+    assert one.reason("Ready") == ("True", "Completed")
+
+
+def test_a_stray_driver_is_stopped_before_another_starts(world):
+    one = world()
+    one.step(act=False)
+    start = one.starts()[0]
+    one.runs["stray"] = dataclasses.replace(one.driver(start), name="stray", attempt=0, phase=Phase.RUNNING)
+    one.step()
+    assert [stop.name for stop in one.stops()] == ["stray"]
+    assert one.starts() == []
+    one.step()
+    assert len(one.starts()) == 1
+
+
+@pytest.mark.parametrize(("retain", "outcome", "kept"), [
+    ("OnFailure", "succeeds", False), ("OnFailure", "fails", True),
+    ("Never", "fails", False), ("Always", "succeeds", True),
+])  # fmt: skip
+def test_finished_drivers_are_cleared_away(world, retain, outcome, kept):
+    one = world({"cleanup": {"retainDriver": retain, "ttlSecondsAfterFinished": 100}, "restart": {"policy": "Never"}})
+    one.step()
+    getattr(one, outcome)()
+    one.step()
+    assert (len(one.stops()) == 0) == kept
+    if kept:
+        assert one.plan.requeue_after_s <= 100
+        one.step(after=100_000)
+        assert len(one.stops()) == 1
+    one.step()
+    assert one.plan.actions == ()
+
+
+SCHEDULED = {"mode": "Scheduled", "schedule": {"cron": "*/10 * * * *"}}
+
+
+def scheduled(world, **schedule):
+    one = world({**SCHEDULED, "schedule": {**SCHEDULED["schedule"], **schedule}})
+    one.metadata = {"creationTimestamp": times.to_text(one.now - one.now % (10 * MINUTE) + 1000)}
+    one.now -= one.now % (10 * MINUTE) - 2000
+    return one
+
+
+def test_a_schedule_runs_each_tick_once(world):
+    one = scheduled(world)
+    one.step()
+    assert one.plan.actions == ()
+    assert one.reason("Ready") == ("True", "Scheduled")
+    assert one.plan.requeue_after_s <= 600
+    one.step(after=10 * MINUTE)
+    (start,) = one.starts()
+    assert start.run_id == f"uid-sink-{start.scheduled_ms}"
+    assert start.scheduled_ms % (10 * MINUTE) == 0
+    one.succeeds()
+    one.step()
+    assert one.starts() == []
+    assert one.reason("Ready") == ("True", "Succeeded")
+    one.step(after=10 * MINUTE)
+    assert len(one.starts()) == 1
+
+
+def test_a_tick_waits_for_the_run_before_and_only_the_last_missed_one_is_run(world):
+    one = scheduled(world)
+    one.step()
+    one.step(after=10 * MINUTE)
+    one.change(phase=Phase.RUNNING, started_ms=one.now)
+    one.step(after=35 * MINUTE)
+    assert one.starts() == []
+    one.succeeds()
+    one.step()
+    (start,) = one.starts()
+    assert 0 <= one.now - start.scheduled_ms < 10 * MINUTE
+
+
+def test_a_tick_beyond_its_starting_deadline_is_skipped(world):
+    one = scheduled(world, startingDeadlineSeconds=60)
+    one.step()
+    one.step(after=15 * MINUTE)
+    assert one.starts() == []
+    assert [note.reason for note in one.plan.notes] == ["ScheduleMissed"]
+    one.step()
+    assert one.plan.notes == ()
+
+
+def test_a_failed_tick_does_not_end_the_schedule(world):
+    one = scheduled(world)
+    one.spec["restart"] = {"policy": "Never"}
+    one.step()
+    one.step(after=10 * MINUTE)
+    one.fails()
+    one.step()
+    assert one.reason("Ready")[0] == "False"
+    assert one.reason("Stalled") is None
+    one.step(after=10 * MINUTE)
+    assert len(one.starts()) == 1
+
+
+@pytest.mark.parametrize(
+    ("schedule", "text"), [({"cron": "61 * * * *"}, "cron"), ({"timeZone": "Mars/Olympus"}, "timeZone")]
+)
+def test_a_schedule_that_cannot_be_read_stalls(world, schedule, text):
+    one = scheduled(world, **schedule)
+    one.step()
+    assert one.reason("Stalled") == ("True", "InvalidSchedule")
+    assert text in conditions.find(one.status, "Stalled")["message"]
+
+
+def test_ticks_follow_the_time_zone(world):
+    one = scheduled(world, cron="30 2 * * *", timeZone="Asia/Kolkata")
+    one.step()
+    assert one.status["schedule"]["nextTime"].endswith("T21:00:00Z")
+
+
+def test_every_status_fits_the_crd(world, refused):
+    one = world({"restart": {"backoffSeconds": 1}})
+    for change in (lambda: None, lambda: one.fails(log_tail="x" * 9000), lambda: None, one.succeeds):
+        change()
+        one.step(after=5000)
+        assert refused(one.sink_resource(), one.status) == []
+
+
+def test_a_deleted_sink_is_left_alone(world):
+    one = world()
+    one.metadata = {"deletionTimestamp": "2026-11-20T00:00:00Z"}
+    assert one.step().actions == ()
