@@ -144,8 +144,10 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
             count = options.splits or min(max(1, -(-snapshot.bytes_estimate // SPLIT_BYTES)), SPLITS_MAX)
             return [SplitPartition(split.to_bytes()) for split in snapshot.splits(count)]
 
-    def read(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one split, as Arrow; bounded memory."""
+        if not isinstance(partition, SplitPartition):
+            return  # Spark makes one partition of its own when a plan has none.
         wanted = arrow_schema(self.row_type)
         for batch in SnapshotSplit.from_bytes(partition.split).to_batches(
             blob_at(self.options.location.blob), retry=reading_retry()

@@ -38,6 +38,7 @@ from persist_engine.model.frontier import Antichain
 from persist_engine.model.state import SourceProgress
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
+from pyspark.sql import types as T  # noqa: N812
 
 from persist_spark import frames
 from persist_spark.partitions import STAGED_DDL, ReadSplits, StageCorrections, StageRows, StageTask, sink_settings
@@ -187,7 +188,7 @@ class _Run:
 
     def _persisted(self, splits: tuple[bytes, ...]) -> DataFrame:
         read = ReadSplits(blob=self.spec.blob, schema=self.schema, splits=splits)
-        flat_type = frames.flat_type(self.schema).add(frames.DIFF, "bigint")
+        flat_type = frames.flat_type(self.schema).add(frames.DIFF, T.LongType())
         return self.spark.range(0, len(splits), 1, len(splits)).mapInArrow(read, flat_type)
 
     def _tasks(self, flat: DataFrame) -> int:

@@ -16,16 +16,20 @@ _EXIT: Mapping[int, tuple[str, str]] = {
     73: ("Application", "Diverged"),
 }
 _INFRASTRUCTURE = {
+    "DeletionByPodGC",
+    "DeletionByTaintManager",
+    "DriverLost",
     "Evicted",
-    "NodeLost",
+    "EvictionByEvictionAPI",
     "NodeAffinity",
+    "NodeLost",
+    "NodeShutdown",
+    "Preempting",
+    "PreemptionByScheduler",
     "Shutdown",
     "Terminated",
-    "Preempting",
+    "TerminationByKubelet",
     "UnexpectedAdmissionError",
-    "DriverLost",
-    "DeletionByTaintManager",
-    "NodeShutdown",
 }
 _CLASSES = {"Application", "Infrastructure", "Scheduling", "Storage", "Fenced", "Timeout", "Configuration"}
 #: The world failed, not the sink: tried again for as long as it takes.

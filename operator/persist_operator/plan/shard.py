@@ -7,7 +7,7 @@ acknowledged data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,27 @@ def assigned_id(shard: Shard) -> str | None:
     """The id that the status holds; None before the first plan was written. Nothing may be made before it is there."""
     found = shard.status.get("shardId")
     return None if found is None else str(found)
+
+
+def claims_of(shard: Shard, others: Iterable[Shard], settings: OperatorSettings) -> tuple[Claim, ...]:
+    """The other resources, of any namespace, that name the same shard in the same stores."""
+    mine = _identity(shard, settings)
+    if mine is None:
+        return ()
+    return tuple(
+        Claim(key=one.meta.key, uid=one.meta.uid, created_ms=one.meta.created_ms)
+        for one in others
+        if one.meta.uid != shard.meta.uid and not one.meta.deleting and _identity(one, settings) == mine
+    )
+
+
+def _identity(shard: Shard, settings: OperatorSettings) -> tuple[str, str, str] | None:
+    try:
+        location = shard.spec.location(settings)
+    except InvalidUsage:
+        return None
+    shard_id = assigned_id(shard) or shard.spec.shard_id or names.shard_id_of(shard.meta.uid)
+    return shard_id, location.blob, location.consensus
 
 
 def plan_shard(shard: Shard, observed: ShardObserved, *, now_ms: int, settings: OperatorSettings) -> Plan:

@@ -115,7 +115,10 @@ def _follow(draft: Draft) -> None:
     child, spec = draft.child(), draft.sink.spec
     if child is None:
         if draft.driver["phase"] != "Creating":
-            _fail(draft, failures.lost(str(draft.driver.get("podName"))), phase="Lost", end_ms=draft.now_ms)
+            name = str(draft.driver.get("podName"))
+            # The pod is gone, its Service and ConfigMap are not.
+            draft.actions.append(StopRun(kind="driver", name=name, reason="the driver is lost", grace_seconds=0))
+            _fail(draft, failures.lost(name), phase="Lost", end_ms=draft.now_ms)
         return
     if child.phase is Phase.SUCCEEDED and (child.report or {}).get("outcome", "Succeeded") == "Succeeded":
         _succeed(draft, child)

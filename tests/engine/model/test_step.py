@@ -13,9 +13,10 @@ from persist_engine.model.frontier import EMPTY, MINIMUM
 from persist_engine.model.invariants import check_invariants
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.shared_map import SharedMap
-from persist_engine.model.spine import MergeReq
+from persist_engine.model.spine import Fueling, Level, MergeReq, Sizes
 from persist_engine.model.state import Claim
 from persist_engine.model.state_diff import Insert, Update
+from persist_engine.model.trace import Trace
 from persist_engine.model.views import is_tombstone, rollup_seqnos, seqno_since
 from persist_engine.testing.states import (
     DEBUG,
@@ -23,6 +24,7 @@ from persist_engine.testing.states import (
     Stepper,
     append,
     batch,
+    description,
     first_state,
     frontier,
     leased_id,
@@ -243,3 +245,30 @@ def test_invariants_refuse_what_is_no_successor() -> None:
     held = shard.state
     with pytest.raises(InvariantViolated, match="reader holds"):
         check_invariants(None, replace(held, trace=held.trace.downgrade_since(frontier(7))))
+
+
+def test_a_spine_that_does_not_line_up_is_refused() -> None:
+    """Each rule of the levels, broken by hand."""
+    trace = Trace()
+    for index in range(3):
+        trace = trace.push_without_requests(batch(index, index + 1, 8))
+    spine = trace.spine
+    top, low = spine.levels[-1], spine.levels[3]
+    broken = [
+        replace(spine, next_id=9),
+        replace(spine, upper=frontier(9)),
+        replace(spine, levels=spine.levels[:-1]),
+        replace(spine, levels=(*spine.levels, Level())),
+        replace(spine, levels=(*spine.levels[:-1], replace(top, merge=Fueling(MINIMUM, 1)))),
+        spine.with_batch(replace(low.batches[0], desc=description(5, 6))),
+        spine.with_batch(replace(low.batches[0], desc=description(2, 3, 7))),
+        replace(spine, levels=(low, *spine.levels[1:3], Level(), top)),
+    ]
+    spine.validate(deep=True)
+    for bad in broken:
+        with pytest.raises(InvariantViolated):
+            bad.validate()
+    shifted = replace(top.batches[0], sizes=Sizes())
+    spine.with_batch(shifted).validate()
+    with pytest.raises(InvariantViolated, match="sums"):
+        spine.with_batch(shifted).validate(deep=True)

@@ -1,0 +1,224 @@
+"""The one bridge to the engine: clients per location, a deadline on every call, a circuit breaker per location.
+
+Never blocks its caller longer than the deadline, and not at all while a store is known to be down. What the engine raises becomes
+a value here: a StoreFailure for the plan, told with the store's address, or an ActionFailure reason.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from persist_engine.base.env import Env, SystemEnv
+from persist_engine.base.errors import (
+    CorruptData,
+    ErrorKind,
+    Incompatible,
+    InvalidUsage,
+    InvariantViolated,
+    PersistError,
+    ShardNotFound,
+    UnsafeStore,
+)
+from persist_engine.base.metrics import Metrics, NoMetrics
+from persist_engine.base.settings import RetrySettings, Settings
+from persist_engine.client.client import PersistClient
+from persist_engine.client.location import Location
+from persist_engine.codec.schema import Schema
+from persist_engine.model.commands import OpaqueMismatch
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.ids import CriticalReaderId, ShardId
+from persist_engine.model.inspection import Inspection
+
+from persist_operator.api import names
+from persist_operator.api.redact import redact
+from persist_operator.api.shard import StoreLocation
+from persist_operator.plan.actions import AdvanceSince, InitialiseShard
+from persist_operator.plan.observed import ShardMissing, StoreFailure
+from persist_operator.settings import OperatorSettings
+
+T = TypeVar("T")
+#: Calls that may wait for one location at once; more are refused like a store that is down, so that threads stay bounded.
+_CALLS_MAX = 4
+_PERMANENT: tuple[tuple[type[PersistError], str], ...] = (
+    (CorruptData, "CorruptState"),
+    (Incompatible, "IncompatibleState"),
+    (InvariantViolated, "CorruptState"),
+    (UnsafeStore, "UnsafeStore"),
+)
+
+
+class BridgeFailure(PersistError):
+    """A call that did not succeed because of a store, with what the plan needs to know of it."""
+
+    kind = ErrorKind.UNAVAILABLE
+
+    def __init__(self, failure: StoreFailure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+@dataclass(slots=True)
+class _Store:
+    """One location: its client, its threads, and until when it is left alone."""
+
+    executor: ThreadPoolExecutor
+    slots: threading.BoundedSemaphore
+    opening: threading.Lock = field(default_factory=threading.Lock)
+    client: PersistClient | None = None
+    open_until_s: float = 0.0
+    last_failure: StoreFailure | None = None
+
+
+class Bridge:
+    """All that the operator asks of the engine. Thread-safe."""
+
+    def __init__(
+        self,
+        settings: OperatorSettings,
+        *,
+        env: Env | None = None,
+        metrics: Metrics | None = None,
+        open_client: Callable[[Location], PersistClient] | None = None,
+    ) -> None:
+        self._deadline_s = settings.loop.store_deadline_seconds
+        self._breaker_s = settings.loop.store_breaker_seconds
+        self._env = env or SystemEnv()
+        # The engine gives up a little before we do, so that its message (with the address) is what people read.
+        engine = Settings(retry=RetrySettings(give_up_ms=self._deadline_s * 1000 * 0.8))
+        self._open_client = open_client or (
+            lambda location: PersistClient.open(location, settings=engine, metrics=metrics or NoMetrics())
+        )
+        self._stores: dict[tuple[str, str], _Store] = {}
+        self._lock = threading.Lock()
+
+    def inspect(self, location: StoreLocation, shard_id: str) -> Inspection | ShardMissing | StoreFailure:
+        """The shard's newest state in numbers. Linearized when it answers. Never raises."""
+        try:
+            return self._call(location, lambda client: client.inspect(ShardId(shard_id)))
+        except ShardNotFound:
+            return ShardMissing()
+        except BridgeFailure as error:
+            return error.failure
+        except InvalidUsage as error:
+            return StoreFailure(reason="InvalidStorage", message=_text(error, location), permanent=True)
+
+    def initialise(self, action: InitialiseShard) -> None:
+        """Make the shard unless it exists. Idempotent. InvalidUsage when it exists otherwise; BridgeFailure."""
+        wanted = Schema.from_ddl(action.schema.key, action.schema.value)
+        self._call(action.location, lambda client: client.initialise(ShardId(action.shard_id), wanted))
+
+    def advance_since(self, action: AdvanceSince) -> int | None:
+        """Hold since at `since_ms` or later through the operator's critical reader; the since it now holds.
+
+        Idempotent, never goes back. InvalidUsage when somebody else took the reader over; BridgeFailure.
+        """
+        token = action.opaque.encode()
+
+        def advance(client: PersistClient) -> int | None:
+            handle = client.open_critical_since(
+                ShardId(action.shard_id),
+                CriticalReaderId(action.critical_id),
+                opaque=token,
+                purpose=names.CRITICAL_PURPOSE,
+            )
+            held = handle.since.time
+            if held is None or held >= action.since_ms:
+                return held
+            answer = handle.compare_and_downgrade_since(token, (token, Antichain.of(action.since_ms)))
+            if isinstance(answer, OpaqueMismatch):
+                raise InvalidUsage(
+                    f"critical reader {action.critical_id} of shard {action.shard_id} has another owner now"
+                )
+            return answer.since.time
+
+        return self._call(action.location, advance)
+
+    def __enter__(self) -> Bridge:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all clients; calls that still hang are left behind."""
+        with self._lock:
+            stores, self._stores = list(self._stores.values()), {}
+        for store in stores:
+            store.executor.shutdown(wait=False, cancel_futures=True)
+            if store.client is not None:
+                store.client.close()
+
+    def _store(self, location: StoreLocation) -> _Store:
+        key = (location.blob, location.consensus)
+        with self._lock:
+            if key not in self._stores:
+                executor = ThreadPoolExecutor(max_workers=_CALLS_MAX, thread_name_prefix="store")
+                self._stores[key] = _Store(executor, threading.BoundedSemaphore(_CALLS_MAX))
+            return self._stores[key]
+
+    def _call(self, location: StoreLocation, call: Callable[[PersistClient], T]) -> T:
+        """Run `call` in a thread of the location, at most until the deadline. InvalidUsage passes; the rest is BridgeFailure."""
+        store = self._store(location)
+        if store.last_failure is not None and self._env.monotonic_s() < store.open_until_s:
+            raise BridgeFailure(store.last_failure)
+        if not store.slots.acquire(timeout=self._deadline_s):
+            raise BridgeFailure(self._hung(store, location))
+        try:
+            future: Future[T] = store.executor.submit(self._run, store, location, call)
+        except RuntimeError:
+            store.slots.release()
+            raise
+        future.add_done_callback(lambda _: store.slots.release())
+        try:
+            answer = future.result(timeout=self._deadline_s)
+        except FutureTimeout as error:
+            future.cancel()
+            raise BridgeFailure(self._hung(store, location)) from error
+        except InvalidUsage as error:
+            if not isinstance(error, UnsafeStore):
+                store.last_failure = None
+                raise
+            raise BridgeFailure(self._break(store, location, error)) from error
+        except PersistError as error:
+            raise BridgeFailure(self._break(store, location, error)) from error
+        store.last_failure = None
+        return answer
+
+    def _run(self, store: _Store, location: StoreLocation, call: Callable[[PersistClient], T]) -> T:
+        with store.opening:
+            if store.client is None:
+                store.client = self._open_client(Location(blob=location.blob, consensus=location.consensus))
+        return call(store.client)
+
+    def _hung(self, store: _Store, location: StoreLocation) -> StoreFailure:
+        message = f"{_addresses(location)} did not answer within {self._deadline_s:g} s"
+        return self._opened(store, StoreFailure(reason="StorageUnreachable", message=message))
+
+    def _break(self, store: _Store, location: StoreLocation, error: PersistError) -> StoreFailure:
+        """The failure for the plan. Only a store that is down opens the breaker: a corrupt shard says nothing of the others."""
+        for kind, reason in _PERMANENT:
+            if isinstance(error, kind):
+                return StoreFailure(reason=reason, message=_text(error, location), permanent=True)
+        return self._opened(store, StoreFailure(reason="StorageUnreachable", message=_text(error, location)))
+
+    def _opened(self, store: _Store, failure: StoreFailure) -> StoreFailure:
+        store.open_until_s = self._env.monotonic_s() + self._breaker_s
+        store.last_failure = failure
+        return failure
+
+
+def _addresses(location: StoreLocation) -> str:
+    return redact(f"{location.blob} or {location.consensus}")
+
+
+def _text(error: PersistError, location: StoreLocation) -> str:
+    """What went wrong, down to the driver's own words, with the address."""
+    cause = error.__cause__
+    text = f"{error}" if cause is None or str(cause) in str(error) else f"{error}: {cause}"
+    address = f" ({_addresses(location)})" if "://" not in text else ""
+    return redact(f"{text}{address}")[:2000]

@@ -1,0 +1,132 @@
+"""An API server in memory, as far as the operator leans on one: versions, generations, label selectors, 409 and 404, status apart from
+spec with server-side apply by one manager, owner garbage collection. No admission, no kubelet: tests move pods themselves with `edit`.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from persist_operator.api import times
+from persist_operator.cluster.port import EVENT, ApiError, Kind, Resource
+
+_Key = tuple[str, str, str]
+
+
+class FakeCluster:
+    """Cluster in memory. Thread-safe. `requests` holds (verb, kind, name) of every write, in order."""
+
+    def __init__(self, *, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._stored: dict[_Key, Resource] = {}
+        self._version = 0
+        self._lock = threading.RLock()
+        self.requests: list[tuple[str, str, str]] = []
+        self.log_texts: dict[str, str] = {}
+        self.fail_next: list[ApiError] = []
+        """Raised, one by one, by the next writes, before they do anything."""
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Resource | None:
+        with self._lock:
+            return copy.deepcopy(self._stored.get((kind.kind, namespace, name)))
+
+    def list(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> list[Resource]:
+        with self._lock:
+            return [
+                copy.deepcopy(one)
+                for (stored_kind, stored_namespace, _), one in sorted(self._stored.items())
+                if stored_kind == kind.kind
+                and namespace in {None, stored_namespace}
+                and labels.items() <= (one["metadata"].get("labels") or {}).items()
+            ]
+
+    def create(self, kind: Kind, manifest: Resource) -> bool:
+        key = self._key(kind, manifest)
+        with self._lock:
+            self._write("create", key)
+            if key in self._stored:
+                return False
+            stored = {"apiVersion": kind.api_version, "kind": kind.kind, **copy.deepcopy(manifest)}
+            self._version += 1
+            stored["metadata"] = {
+                "uid": f"uid-{self._version}",
+                "generation": 1,
+                "creationTimestamp": times.to_text(self._now_ms()),
+                **stored["metadata"],
+                "resourceVersion": str(self._version),
+            }
+            self._stored[key] = stored
+            return True
+
+    def replace(self, kind: Kind, manifest: Resource) -> bool:
+        key = self._key(kind, manifest)
+        with self._lock:
+            self._write("replace", key)
+            stored = self._stored.get(key)
+            if stored is None or manifest["metadata"].get("resourceVersion") != stored["metadata"]["resourceVersion"]:
+                return False
+            self._put(key, {**copy.deepcopy(manifest), "status": stored.get("status", {})}, stored)
+            return True
+
+    def delete(self, kind: Kind, namespace: str, name: str, *, grace_seconds: int | None = None) -> bool:
+        with self._lock:
+            self._write("delete", (kind.kind, namespace, name))
+            gone = self._stored.pop((kind.kind, namespace, name), None)
+            if gone is not None:
+                self._collect(gone["metadata"]["uid"])
+            return gone is not None
+
+    def apply_status(self, kind: Kind, namespace: str, name: str, status: Mapping[str, Any]) -> bool:
+        key = (kind.kind, namespace, name)
+        with self._lock:
+            self._write("status", key)
+            stored = self._stored.get(key)
+            if stored is None:
+                return False
+            # One manager owns all of status: what it does not apply any more goes away.
+            self._put(key, {**stored, "status": copy.deepcopy(dict(status))}, stored)
+            return True
+
+    def logs(self, namespace: str, pod: str, *, lines: int) -> str:
+        return "\n".join(self.log_texts.get(f"{namespace}/{pod}", "").splitlines()[-lines:])
+
+    def edit(self, kind: Kind, namespace: str, name: str, change: Callable[[Resource], None]) -> None:
+        """What somebody else does to a resource: users, kubelets, controllers."""
+        key = (kind.kind, namespace, name)
+        with self._lock:
+            before = self._stored[key]
+            after = copy.deepcopy(before)
+            change(after)
+            self._put(key, after, before)
+
+    def events(self, namespace: str) -> list[str]:
+        """Reasons of the Events of a namespace, oldest first."""
+        found = self.list(EVENT, namespace, {})
+        return [one["reason"] for one in sorted(found, key=lambda one: int(one["metadata"]["resourceVersion"]))]
+
+    def _put(self, key: _Key, after: Resource, before: Resource) -> None:
+        if after == before:
+            return
+        self._version += 1
+        metadata = {**after["metadata"], "resourceVersion": str(self._version)}
+        if after.get("spec") != before.get("spec"):
+            metadata["generation"] = before["metadata"].get("generation", 1) + 1
+        self._stored[key] = {**after, "metadata": metadata}
+
+    def _collect(self, owner_uid: str) -> None:
+        for key, one in list(self._stored.items()):
+            owners = one["metadata"].get("ownerReferences") or ()
+            if any(owner["uid"] == owner_uid for owner in owners) and key in self._stored:
+                del self._stored[key]
+                self._collect(one["metadata"]["uid"])
+
+    def _write(self, verb: str, key: _Key) -> None:
+        if self.fail_next:
+            raise self.fail_next.pop(0)
+        self.requests.append((verb, key[0], key[2]))
+
+    @staticmethod
+    def _key(kind: Kind, manifest: Resource) -> _Key:
+        return (kind.kind, manifest["metadata"]["namespace"], manifest["metadata"]["name"])

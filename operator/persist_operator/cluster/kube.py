@@ -1,0 +1,161 @@
+"""The port on the official client: its configuration, TLS, tokens and connection pool; plain JSON instead of its models.
+
+The models would drop fields they do not know and double the memory. Requests time out; whoever calls decides about repeating.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import kubernetes
+import urllib3
+
+from persist_operator.api import names
+from persist_operator.cluster.port import POD, ApiError, Kind, Resource
+
+_TIMEOUT_S = (5.0, 20.0)
+_PAGE = 500
+_IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+
+#: Told of every request: verb, HTTP code (0: no answer), seconds.
+OnRequest = Callable[[str, int, float], None]
+
+
+def load_client() -> kubernetes.client.ApiClient:
+    """The client for where we are: the pod's service account, or the current context of the kubeconfig."""
+    configuration = kubernetes.client.Configuration()
+    if _IN_CLUSTER.exists():
+        kubernetes.config.load_incluster_config(client_configuration=configuration)
+    else:
+        kubernetes.config.load_kube_config(client_configuration=configuration)
+    configuration.connection_pool_maxsize = 32
+    configuration.retries = False
+    return kubernetes.client.ApiClient(configuration)
+
+
+class KubeCluster:
+    """Cluster on a real API server. Thread-safe."""
+
+    def __init__(self, client: kubernetes.client.ApiClient, *, on_request: OnRequest | None = None) -> None:
+        self._client = client
+        self._on_request = on_request or (lambda verb, status, seconds: None)
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Resource | None:
+        status, body = self._request("GET", _path(kind, namespace, name))
+        return None if status == 404 else _object(body)
+
+    def list(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> list[Resource]:
+        found: list[Resource] = []
+        query = {"limit": str(_PAGE)}
+        if labels:
+            query["labelSelector"] = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
+        while True:
+            status, body = self._request("GET", _path(kind, namespace), query=query)
+            if status == 404:
+                raise ApiError(
+                    f"the API server does not know {kind.plural}: are the resource definitions installed?", status=404
+                )
+            page = _object(body)
+            for item in page.get("items", ()):
+                found.append({"apiVersion": kind.api_version, "kind": kind.kind, **item})
+            token = page.get("metadata", {}).get("continue")
+            if not token:
+                return found
+            query["continue"] = token
+
+    def create(self, kind: Kind, manifest: Resource) -> bool:
+        status, _ = self._request("POST", _path(kind, manifest["metadata"]["namespace"]), body=manifest, accept=(409,))
+        if status == 404:
+            raise ApiError(f"namespace {manifest['metadata']['namespace']} is gone", status=404)
+        return status != 409
+
+    def replace(self, kind: Kind, manifest: Resource) -> bool:
+        metadata = manifest["metadata"]
+        status, _ = self._request(
+            "PUT", _path(kind, metadata["namespace"], metadata["name"]), body=manifest, accept=(409,)
+        )
+        return status not in {404, 409}
+
+    def delete(self, kind: Kind, namespace: str, name: str, *, grace_seconds: int | None = None) -> bool:
+        options: Resource = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
+        status, _ = self._request("DELETE", _path(kind, namespace, name), body=options)
+        return status != 404
+
+    def apply_status(self, kind: Kind, namespace: str, name: str, status: Mapping[str, Any]) -> bool:
+        manifest = {
+            "apiVersion": kind.api_version,
+            "kind": kind.kind,
+            "metadata": {"name": name, "namespace": namespace},
+            "status": dict(status),
+        }
+        # An apply by name would create a resource that was deleted meanwhile; on the status subresource it answers 404.
+        code, _ = self._request(
+            "PATCH",
+            _path(kind, namespace, name) + "/status",
+            query={"fieldManager": names.MANAGER, "force": "true"},
+            body=manifest,
+            content_type="application/apply-patch+yaml",
+        )
+        return code != 404
+
+    def logs(self, namespace: str, pod: str, *, lines: int) -> str:
+        query = {"tailLines": str(lines), "limitBytes": "65536"}
+        status, body = self._request("GET", _path(POD, namespace, pod) + "/log", query=query, accept=(400,))
+        return "" if status in {400, 404} else body.decode("utf-8", "replace")
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Resource | None = None,
+        content_type: str = "application/json",
+        accept: tuple[int, ...] = (),
+    ) -> tuple[int, bytes]:
+        """(code, body) of a success, of 404 and of the accepted codes. ApiError for the rest."""
+        headers = {"Accept": "application/json, */*", "Content-Type": content_type, "User-Agent": names.MANAGER}
+        self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        url = f"{self._client.configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
+        started = time.monotonic()
+        try:
+            response = self._client.rest_client.pool_manager.request(
+                method,
+                url,
+                body=None if body is None else json.dumps(body).encode(),
+                headers=headers,
+                timeout=urllib3.Timeout(connect=_TIMEOUT_S[0], read=_TIMEOUT_S[1]),
+                retries=False,
+            )
+        except urllib3.exceptions.HTTPError as error:
+            self._on_request(method, 0, time.monotonic() - started)
+            raise ApiError(f"{method} {path}: {error}", status=0) from error
+        self._on_request(method, response.status, time.monotonic() - started)
+        if response.status < 300 or response.status == 404 or response.status in accept:
+            return response.status, response.data
+        raise ApiError(f"{method} {path}: {response.status} {_reason(response.data)}", status=response.status)
+
+
+def _path(kind: Kind, namespace: str | None, name: str | None = None) -> str:
+    root = f"/api/{kind.api_version}" if "/" not in kind.api_version else f"/apis/{kind.api_version}"
+    scope = f"/namespaces/{quote(namespace)}" if namespace else ""
+    return f"{root}{scope}/{kind.plural}" + (f"/{quote(name)}" if name else "")
+
+
+def _object(body: bytes) -> Resource:
+    document: Resource = json.loads(body)
+    return document
+
+
+def _reason(body: bytes) -> str:
+    try:
+        return str(json.loads(body).get("message", ""))[:2000]
+    except (ValueError, AttributeError):
+        return body[:200].decode("utf-8", "replace")
