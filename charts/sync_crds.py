@@ -1,4 +1,4 @@
-"""Copies crds/ into the chart, or says (`--check`) that the copies differ. crds/ is the single source; the chart only ships it."""
+"""Copies crds/ into the chart, or says (`--check`) that the copies differ. crds/ is the single source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CHART = Path(__file__).resolve().parent / "persist-operator" / "files" / "crds"
 
 
 def differences(source: Path = SOURCE, chart: Path = CHART) -> list[str]:
-    """Names of the files that are missing, stale or left over in the chart; empty when it ships exactly what the source holds."""
+    """Names of files that are missing, stale or left over in the chart; empty when it ships what the source holds."""
     ours = {path.name: path.read_bytes() for path in source.glob("*.yaml")}
     shipped = {path.name: path.read_bytes() for path in chart.glob("*.yaml")}
     return sorted(name for name in ours.keys() | shipped.keys() if ours.get(name) != shipped.get(name))

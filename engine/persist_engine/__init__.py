@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from persist_engine.client.client import PersistClient as PersistClient
     from persist_engine.client.location import Location as Location
     from persist_engine.client.read import ReadHandle as ReadHandle
-    from persist_engine.client.read import SinceAhead as SinceAhead
     from persist_engine.client.since import SinceHandle as SinceHandle
+    from persist_engine.client.snapshot import SinceAhead as SinceAhead
     from persist_engine.client.write import Appended as Appended
     from persist_engine.client.write import ProgressMismatch as ProgressMismatch
     from persist_engine.client.write import UpperMismatch as UpperMismatch
@@ -46,7 +46,7 @@ _MODULES = {
     "SeededEnv": "base.env",
     "Settings": "base.settings",
     "ShardId": "model.ids",
-    "SinceAhead": "client.read",
+    "SinceAhead": "client.snapshot",
     "SinceHandle": "client.since",
     "SystemEnv": "base.env",
     "UpperMismatch": "client.write",

@@ -25,7 +25,7 @@ from persist_engine.model.ids import ShardId
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from persist_spark.columns import rows_of
+from persist_spark.columns import records_of, rows_of
 from persist_spark.frames import spark_type
 from persist_spark.partitions import blob_at, reading_retry, sink_settings
 
@@ -144,16 +144,15 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
             count = options.splits or min(max(1, -(-snapshot.bytes_estimate // SPLIT_BYTES)), SPLITS_MAX)
             return [SplitPartition(split.to_bytes()) for split in snapshot.splits(count)]
 
-    def read(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one split, as Arrow; bounded memory."""
+        if not isinstance(partition, SplitPartition):
+            return  # Spark makes one partition of its own when a plan has none.
         wanted = arrow_schema(self.row_type)
         for batch in SnapshotSplit.from_bytes(partition.split).to_batches(
             blob_at(self.options.location.blob), retry=reading_retry()
         ):
-            if self.options.updates:
-                yield pa.RecordBatch.from_arrays(batch.columns, schema=batch.schema)
-            else:
-                yield from rows_of(batch, wanted)
+            yield from records_of(batch) if self.options.updates else rows_of(batch, wanted)
 
 
 def row_type(schema: Schema, *, updates: bool) -> T.StructType:

@@ -34,7 +34,12 @@ def run_helm(helm: str) -> Callable[..., subprocess.CompletedProcess[str]]:
     def call(*arguments: str, values: Manifest | None = None) -> subprocess.CompletedProcess[str]:
         given = [] if values is None else ["--values", "-"]
         return subprocess.run(
-            [helm, *arguments, *given], input=yaml.safe_dump(values or {}), capture_output=True, text=True, timeout=60, check=False
+            [helm, *arguments, *given],
+            input=yaml.safe_dump(values or {}),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
 
     return call
@@ -45,7 +50,9 @@ def template(run_helm: Callable[..., subprocess.CompletedProcess[str]]) -> Calla
     """The manifests for some values. Fails the test when helm refuses them."""
 
     def render(values: Manifest | None = None) -> list[Manifest]:
-        done = run_helm("template", "persist", str(CHART), "--namespace", "sys", "--kube-version", "1.34.0", values=values or {})
+        done = run_helm(
+            "template", "persist", str(CHART), "--namespace", "sys", "--kube-version", "1.34.0", values=values or {}
+        )
         assert done.returncode == 0, done.stderr
         return [document for document in yaml.safe_load_all(done.stdout) if document]
 

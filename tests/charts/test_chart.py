@@ -1,4 +1,4 @@
-"""The chart as helm renders it: what installs is valid, restricted, least-privileged, and free of surprises for GitOps."""
+"""The chart as helm renders it: valid, restricted, least-privileged, and free of surprises for GitOps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ FULL: Manifest = {
     "watch": {"namespaces": ["red", "blue"]},
     "pullSecrets": ["registry"],
     "metrics": {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
-    "workload": {"namespaces": ["red"], "driverCpuRequest": "200m", "serviceAccount": {"annotations": {"cloud/role": "writer"}}},
+    "workload": {
+        "namespaces": ["red"],
+        "driverCpuRequest": "200m",
+        "serviceAccount": {"annotations": {"cloud/role": "writer"}},
+    },
     "nodeSelector": {"disk": "fast"},
     "tolerations": [{"key": "spot", "operator": "Exists"}],
     "priorityClassName": "high",
@@ -42,7 +46,12 @@ FULL: Manifest = {
     "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
     "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/ca"}],
 }
-SMALL: Manifest = {"crds": {"enabled": False}, "rbac": {"create": False}, "serviceAccount": {"create": False}, "leaderElection": {"enabled": False}}
+SMALL: Manifest = {
+    "crds": {"enabled": False},
+    "rbac": {"create": False},
+    "serviceAccount": {"create": False},
+    "leaderElection": {"enabled": False},
+}
 SETS = pytest.mark.parametrize("values", [{}, STORES, FULL, SMALL], ids=["none", "stores", "full", "small"])
 
 
@@ -91,11 +100,16 @@ def test_every_pod_is_restricted(template: Callable[..., list[Manifest]], values
 
 
 @SETS
-def test_selectors_find_the_operator_and_nothing_else(template: Callable[..., list[Manifest]], values: Manifest) -> None:
+def test_selectors_find_the_operator_and_nothing_else(
+    template: Callable[..., list[Manifest]], values: Manifest
+) -> None:
     manifests = template(values)
     (deployment,) = of_kind(manifests, "Deployment")
     (test_pod,) = of_kind(manifests, "Pod")
-    selectors = [deployment["spec"]["selector"]["matchLabels"], *(one["spec"]["selector"] for one in of_kind(manifests, "Service"))]
+    selectors = [
+        deployment["spec"]["selector"]["matchLabels"],
+        *(one["spec"]["selector"] for one in of_kind(manifests, "Service")),
+    ]
     selectors += [one["spec"]["selector"]["matchLabels"] for one in of_kind(manifests, "PodDisruptionBudget")]
     for selector in selectors:
         assert selector.items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
@@ -133,12 +147,19 @@ def test_schema_refuses_bad_values_and_names_them(run_helm: Callable[..., Any], 
         ({**STORES, "defaultProfile": "main"}, 'defaultProfile "main" is not among storageProfiles (default)'),
         ({"replicas": 2, "leaderElection": {"enabled": False}}, "replicas above 1 need leaderElection.enabled"),
         (
-            {"storageProfiles": {name: {"blob": "s3://b", "consensus": "redis://r", "secretName": name} for name in ("default", "other")}},
+            {
+                "storageProfiles": {
+                    name: {"blob": "s3://b", "consensus": "redis://r", "secretName": name}
+                    for name in ("default", "other")
+                }
+            },
             "put the credentials of all profiles into one Secret",
         ),
     ],
 )
-def test_values_that_contradict_each_other_are_refused(run_helm: Callable[..., Any], values: Manifest, says: str) -> None:
+def test_values_that_contradict_each_other_are_refused(
+    run_helm: Callable[..., Any], values: Manifest, says: str
+) -> None:
     done = run_helm("template", "persist", str(CHART), "--kube-version", "1.34.0", values=values)
     assert done.returncode != 0
     assert says in done.stderr
@@ -150,12 +171,17 @@ def test_an_old_cluster_is_refused(run_helm: Callable[..., Any]) -> None:
     assert "kubeVersion" in done.stderr
 
 
-@pytest.mark.parametrize(("values", "golden"), [(STORES, "rbac-cluster.yaml"), (FULL, "rbac-namespaced.yaml")], ids=["cluster", "namespaced"])
-def test_rights_are_exactly_the_reviewed_ones(template: Callable[..., list[Manifest]], values: Manifest, golden: str) -> None:
+@pytest.mark.parametrize(
+    ("values", "golden"), [(STORES, "rbac-cluster.yaml"), (FULL, "rbac-namespaced.yaml")], ids=["cluster", "namespaced"]
+)
+def test_rights_are_exactly_the_reviewed_ones(
+    template: Callable[..., list[Manifest]], values: Manifest, golden: str
+) -> None:
     """A right that is added or dropped shows up as a change of the golden file."""
     manifests = template(values)
     rights = {
-        f"{one['kind']} {one['metadata'].get('namespace', '')}/{one['metadata']['name']}": one.get("rules") or [one["roleRef"], *one["subjects"]]
+        f"{one['kind']} {one['metadata'].get('namespace', '')}/{one['metadata']['name']}": one.get("rules")
+        or [one["roleRef"], *one["subjects"]]
         for one in manifests
         if one["kind"] in ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
     }
@@ -181,21 +207,38 @@ def test_watching_some_namespaces_needs_nothing_cluster_wide(template: Callable[
 
 @pytest.mark.parametrize(
     ("values", "expected"),
-    [({}, {"sys"}), ({"watch": {"namespaces": ["red", "blue"]}}, {"red", "blue"}), ({"workload": {"namespaces": ["green"]}}, {"green"})],
+    [
+        ({}, {"sys"}),
+        ({"watch": {"namespaces": ["red", "blue"]}}, {"red", "blue"}),
+        ({"workload": {"namespaces": ["green"]}}, {"green"}),
+    ],
 )
-def test_drivers_get_an_account_in_each_workload_namespace(template: Callable[..., list[Manifest]], values: Manifest, expected: set[str]) -> None:
-    accounts = [one for one in of_kind(template(values), "ServiceAccount") if one["metadata"]["name"] == "persist-spark-driver"]
+def test_drivers_get_an_account_in_each_workload_namespace(
+    template: Callable[..., list[Manifest]], values: Manifest, expected: set[str]
+) -> None:
+    accounts = [
+        one for one in of_kind(template(values), "ServiceAccount") if one["metadata"]["name"] == "persist-spark-driver"
+    ]
     assert {one["metadata"]["namespace"] for one in accounts} == expected
 
 
 def test_crds_are_those_of_the_repository_and_are_kept(template: Callable[..., list[Manifest]]) -> None:
-    source = {document["metadata"]["name"]: document for path in (ROOT / "crds").glob("*.yaml") for document in [yaml.safe_load(path.read_text())]}
+    source = {
+        document["metadata"]["name"]: document
+        for path in (ROOT / "crds").glob("*.yaml")
+        for document in [yaml.safe_load(path.read_text())]
+    }
     assert source.keys() == {"persistshards.persistshard.io", "sparksinks.persistshard.io"}
     for keep in (True, False):
-        rendered = {one["metadata"]["name"]: one for one in of_kind(template({"crds": {"keep": keep}}), "CustomResourceDefinition")}
+        rendered = {
+            one["metadata"]["name"]: one
+            for one in of_kind(template({"crds": {"keep": keep}}), "CustomResourceDefinition")
+        }
         assert rendered.keys() == source.keys()
         for name, crd in rendered.items():
-            assert crd["metadata"].get("annotations", {}).pop("helm.sh/resource-policy", None) == ("keep" if keep else None)
+            assert crd["metadata"].get("annotations", {}).pop("helm.sh/resource-policy", None) == (
+                "keep" if keep else None
+            )
             assert crd["spec"] == source[name]["spec"]
 
 
@@ -214,7 +257,9 @@ def test_the_operator_understands_the_configuration(template: Callable[..., list
 
 def test_the_configuration_change_restarts_the_operator(template: Callable[..., list[Manifest]]) -> None:
     checksums = [
-        of_kind(template({"logLevel": level}), "Deployment")[0]["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
+        of_kind(template({"logLevel": level}), "Deployment")[0]["spec"]["template"]["metadata"]["annotations"][
+            "checksum/config"
+        ]
         for level in ("INFO", "DEBUG", "INFO")
     ]
     assert checksums[0] == checksums[2] != checksums[1]
@@ -224,7 +269,10 @@ def test_rendering_is_repeatable_and_asks_the_cluster_nothing(template: Callable
     """GitOps renders again and again, without a cluster: no lookup, nothing random, no hooks but the tests."""
     assert template(FULL) == template(FULL)
     text = "\n".join(path.read_text() for path in (CHART / "templates").rglob("*") if path.is_file())
-    assert not re.search(r"\b(lookup|randAlphaNum|randAlpha|genCA|genSelfSignedCert|uuidv4|now)\b", re.sub(r"{{-? ?/\*.*?\*/", "", text, flags=re.DOTALL))
+    assert not re.search(
+        r"\b(lookup|randAlphaNum|randAlpha|genCA|genSelfSignedCert|uuidv4|now)\b",
+        re.sub(r"{{-? ?/\*.*?\*/", "", text, flags=re.DOTALL),
+    )
     assert set(re.findall(r"helm\.sh/hook: (\S+)", text)) == {"test"}
 
 
@@ -241,7 +289,9 @@ def test_toggles(template: Callable[..., list[Manifest]]) -> None:
     assert not of_kind(plain, "PodDisruptionBudget")
     assert len(of_kind(full, "PodDisruptionBudget")) == 1
     (spec,) = [spec for name, spec in pod_specs(full) if not name.endswith("test-metrics")]
-    assert {"name": "store", "secret": {"secretName": "persist-store", "optional": True, "defaultMode": 0o440}} in spec["volumes"]
+    assert {"name": "store", "secret": {"secretName": "persist-store", "optional": True, "defaultMode": 0o440}} in spec[
+        "volumes"
+    ]
     assert not [volume for _, spec in pod_specs(plain) for volume in spec.get("volumes", []) if "secret" in volume]
 
 

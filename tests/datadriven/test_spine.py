@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from persist_engine.model.flat_trace import SpineId
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.spine import MergeReq, MergeRes, level_for
@@ -77,7 +76,9 @@ class SpineScript:
                 parts = ",".join(str(part_id) for part_id, _ in held.parts)
                 lines.append(f"L{index} {held.id} {held.desc} rows={held.rows} parts={parts}{claim}")
             if level.merge is not None:
-                lines.append(f"L{index} merge {level.merge_id}@{level.merge.since.time} work={level.merge.remaining_work}")
+                lines.append(
+                    f"L{index} merge {level.merge_id}@{level.merge.since.time} work={level.merge.remaining_work}"
+                )
         return "\n".join(lines)
 
 

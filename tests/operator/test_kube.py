@@ -8,8 +8,6 @@ from urllib.parse import parse_qs, urlsplit
 import kubernetes
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry
-
 from persist_engine.base.env import SystemEnv
 from persist_operator.api import names
 from persist_operator.bridge import Bridge
@@ -21,6 +19,7 @@ from persist_operator.handlers.watch import watch
 from persist_operator.settings import LoopSettings, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Reconciler
+from prometheus_client import CollectorRegistry
 
 BY_PLURAL = {one.plural: one for one in BY_KIND.values()}
 
@@ -272,7 +271,9 @@ def test_a_new_resource_is_seen_by_the_watch_and_reconciled(kube, server, shard_
     with Bridge(settings) as bridge:
         controller = Controller(Reconciler(kube, bridge, settings, env, metrics), kube, settings, env, metrics)
         controller.start()
-        watcher = threading.Thread(target=watch, args=(controller.changed, settings), kwargs={"stop": stop, "ready": ready})
+        watcher = threading.Thread(
+            target=watch, args=(controller.changed, settings), kwargs={"stop": stop, "ready": ready}
+        )
         watcher.start()
         try:
             assert ready.wait(20)
@@ -297,7 +298,9 @@ def labels_of_child():
 
 
 def reconciles(metrics):
-    return sum(sample.value for one in metrics.reconciles.collect() for sample in one.samples if sample.name.endswith("_total"))
+    return sum(
+        sample.value for one in metrics.reconciles.collect() for sample in one.samples if sample.name.endswith("_total")
+    )
 
 
 def reason(server, name):

@@ -3,7 +3,6 @@
 import threading
 
 import pytest
-
 from persist_engine.base.env import SeededEnv, SystemEnv
 from persist_operator.handlers.queue import WorkQueue
 
@@ -60,7 +59,9 @@ def test_failures_wait_longer_each_time_and_events_do_not_shorten_that(queue, en
             env.advance_ms(100)
             waited += 100
         waits.append(waited / 1000)
-    assert [round(one / 1.2) <= limit <= one / 0.7 for one, limit in zip(waits, [1, 2, 4, 8, 8, 8], strict=True)] == [True] * 6
+    assert [round(one / 1.2) <= limit <= one / 0.7 for one, limit in zip(waits, [1, 2, 4, 8, 8, 8], strict=True)] == [
+        True
+    ] * 6
     assert queue.take(timeout_s=0) == "a"
     queue.done("a")
     queue.add("a")

@@ -4,8 +4,6 @@ import copy
 import json
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
-
 from persist_engine.base.env import SeededEnv
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
@@ -19,6 +17,7 @@ from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, S
 from persist_operator.settings import LoopSettings, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
+from prometheus_client import CollectorRegistry, generate_latest
 
 SHARD, SINK = Key("PersistShard", "team", "flights"), Key("SparkSink", "team", "load")
 
@@ -149,15 +148,14 @@ def test_two_resources_with_one_shard_only_one_serves(world, shard_resource):
 
 def append(world, shard_id, count):
     schema = Schema.from_ddl("id BIGINT")
-    with PersistClient.open(world.location) as client, client.open_writer(
-        ShardId(shard_id), schema, purpose="test"
-    ) as writer:
+    with (
+        PersistClient.open(world.location) as client,
+        client.open_writer(ShardId(shard_id), schema, purpose="test") as writer,
+    ):
         for _ in range(count):
             upper = writer.fetch_recent_upper().time
             updates = [(((upper,), ()), upper, 1)]
-            writer.compare_and_append(
-                updates, expected_upper=Antichain.of(upper), new_upper=Antichain.of(upper + 1)
-            )
+            writer.compare_and_append(updates, expected_upper=Antichain.of(upper), new_upper=Antichain.of(upper + 1))
 
 
 def finish_job(world, name, **report):

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.spine import MergeOutcome, MergeReq, MergeRes

@@ -22,7 +22,6 @@ from persist_engine.client.snapshot import SinceAhead, Snapshot
 from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.ids import LeasedReaderId
-from persist_engine.model.state import DebugInfo
 from persist_engine.shard.fetch import PartSource
 from persist_engine.shard.machine import Machine
 from persist_engine.storage.blob import Blob
@@ -41,8 +40,7 @@ class ReadHandle:
         """Register a leased reader (one commit) at the shard's since and start its heartbeat."""
         lease_ms = machine.settings.lease.reader_lease_ms if lease_ms is None else lease_ms
         reader_id = LeasedReaderId.from_bytes(machine.env.random_bytes(16))
-        debug = DebugInfo(hostname=machine.env.hostname(), purpose=purpose)
-        registered, _ = machine.register_leased_reader(reader_id, lease_ms=lease_ms, debug=debug)
+        registered, _ = machine.register_leased_reader(reader_id, lease_ms=lease_ms, purpose=purpose)
         return cls(
             machine, schema, reader_id=reader_id, since=registered.since, seqno=registered.seqno, lease_ms=lease_ms
         )

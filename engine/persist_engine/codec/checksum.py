@@ -7,11 +7,18 @@ better guard.
 
 from __future__ import annotations
 
+import re
 import zlib
 
 _PREFIX = "crc32:"
+_FORM = re.compile(_PREFIX + "[0-9a-f]{8}")
 
 
 def checksum(data: bytes | bytearray | memoryview) -> str:
     """`crc32:` and eight hexadecimal digits."""
     return f"{_PREFIX}{zlib.crc32(data):08x}"
+
+
+def is_known(text: str) -> bool:
+    """Whether `text` has the form that `checksum` gives; other kinds come from newer code."""
+    return _FORM.fullmatch(text) is not None

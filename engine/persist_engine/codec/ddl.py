@@ -1,5 +1,4 @@
-"""Spark DDL text <-> Arrow schema, for the types a shard may hold (ADR: what Spark and every Parquet reader can read
-back).
+"""Spark DDL text <-> Arrow schema, for the types a shard may hold: what Spark and every Parquet reader can read back.
 
     id BIGINT NOT NULL, `a name` STRING, at TIMESTAMP, place STRUCT<x: DOUBLE, y: DOUBLE>
 

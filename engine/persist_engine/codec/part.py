@@ -29,8 +29,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, PersistError, SchemaMismatch, check
-from persist_engine.codec.checksum import checksum
+from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, SchemaMismatch, check
+from persist_engine.codec.checksum import checksum, is_known
 from persist_engine.codec.columns import empty_struct
 from persist_engine.codec.order import key_lower
 from persist_engine.codec.part_stats import part_stats
@@ -131,17 +131,22 @@ def decode_part(
     for any damage, Incompatible for a newer format, SchemaMismatch for a part of another schema.
     """
     verify_part(data, key=key, expected_checksum=expected_checksum)
+    picked = _picked(schema, columns)
     try:
-        return _decoded(data, key, schema, columns)
-    except PersistError:
+        return _decoded(data, key, schema, picked)
+    except SchemaMismatch:
         raise
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, UnicodeError, EOFError) as error:
+    except (InvalidUsage, pa.ArrowException, OSError, ValueError, KeyError, TypeError, UnicodeError, EOFError) as error:
         raise CorruptData(f"part {key} does not decode: {error}", key=key) from error
 
 
 def verify_part(data: bytes | memoryview, *, key: str, expected_checksum: str | None = None) -> None:
-    """Returns when the bytes are those that were written; CorruptData otherwise."""
+    """Returns when the bytes are those that were written; CorruptData otherwise, Incompatible when the expected
+    checksum is of a kind that this code does not know.
+    """
     if expected_checksum is not None:
+        if not is_known(expected_checksum):
+            raise Incompatible(f"part {key}: this code cannot verify the checksum {expected_checksum!r}", key=key)
         if (found := checksum(data)) != expected_checksum:
             raise CorruptData(f"part {key}: checksum is {found}, the descriptor says {expected_checksum}", key=key)
         return
@@ -173,7 +178,7 @@ def _check_digits(data: bytes | bytearray | memoryview, at: int) -> bytes:
     return b"%08x" % crc
 
 
-def _decoded(data: bytes | memoryview, key: str, schema: Schema, columns: Sequence[str] | None) -> DecodedPart:
+def _decoded(data: bytes | memoryview, key: str, schema: Schema, picked: list[str] | None) -> DecodedPart:
     file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)), pre_buffer=False)
     stored = file.schema_arrow
     metadata = {
@@ -185,8 +190,7 @@ def _decoded(data: bytes | memoryview, key: str, schema: Schema, columns: Sequen
         )
     desc = _parsed_desc(metadata["persist.desc"])
     _check_schema(stored, key, schema)
-    picked = _picked(schema, columns)
-    names = [name for name in (picked or _COLUMNS) if name != "val" or len(schema.val)]
+    names = [name for name in (_COLUMNS if picked is None else picked) if name != "val" or len(schema.val)]
     table = file.read(columns=names, use_threads=len(data) >= _THREADED_BYTES_MIN)
     rows = file.metadata.num_rows
     if rows != int(metadata["persist.rows"]) or (names and table.num_rows != rows):
@@ -195,12 +199,8 @@ def _decoded(data: bytes | memoryview, key: str, schema: Schema, columns: Sequen
     arrays = [
         table.column(name) if name in table.column_names else pa.chunked_array([empty_struct(rows)]) for name in tops
     ]
-    return DecodedPart(
-        pa.table(
-            arrays, schema=pa.schema([pa.field(name, array.type) for name, array in zip(tops, arrays, strict=True)])
-        ),
-        desc,
-    )
+    fields = [pa.field(name, array.type) for name, array in zip(tops, arrays, strict=True)]
+    return DecodedPart(pa.table(arrays, schema=pa.schema(fields)), desc)
 
 
 def _picked(schema: Schema, columns: Sequence[str] | None) -> list[str] | None:

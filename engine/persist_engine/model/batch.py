@@ -43,8 +43,8 @@ class PartStats:
 class HollowPart:
     """One blob of updates. `key` is the partial key `<writer key>/<part id>` (codec.keys makes the whole one).
 
-    `key_lower` bounds every (key) from below in the part codec's order; b"" is always a lower bound. `checksum` is the CRC32C
-    or SHA-256 text of the whole blob, verified on every read. `ts_rewrite` advances times on read.
+    `key_lower` bounds every (key) from below in the part codec's order; b"" is always a lower bound. `checksum` is the text
+    of codec.checksum over the whole blob, verified on every read. `ts_rewrite` advances times on read.
     """
 
     key: str

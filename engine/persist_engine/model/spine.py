@@ -19,7 +19,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from persist_engine.base.errors import check
+from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.flat_trace import SpineId
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
@@ -225,12 +225,12 @@ class Spine:
             check((len(level.batches) == 2) == (level.merge is not None), f"level {index} must merge iff it is full")
             check(level.merge is None or level.merge.remaining_work >= 0, f"level {index} has negative work")
             for batch in level.batches:
-                check(batch.level == index, f"spine batch {batch.id} thinks it is at level {batch.level}, not {index}")
-                check(batch.id.lo == next_id, f"spine batch {batch.id} does not follow id {next_id}")
-                check(batch.desc.lower == upper, f"spine batch {batch.id} {batch.desc} does not follow upper {upper}")
-                check(
-                    batch.desc.since <= self.since, f"spine batch {batch.id} {batch.desc} is beyond since {self.since}"
-                )
+                follows = batch.id.lo == next_id and batch.desc.lower == upper
+                if not (follows and batch.level == index and batch.desc.since <= self.since):
+                    raise InvariantViolated(
+                        f"spine batch {batch} at level {index} does not follow id {next_id} and upper {upper} "
+                        f"with a since not beyond {self.since}"
+                    )
                 next_id, upper = batch.id.hi, batch.desc.upper
                 if deep:
                     _validate_parts(batch)

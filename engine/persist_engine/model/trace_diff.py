@@ -120,6 +120,7 @@ def apply_structured(trace: Trace, diff: TraceDiff, count: Callable[[str], None]
         spine = _apply_incremental(trace.spine, diff)
     except InvariantViolated:
         out = Trace.unflatten(apply_flat(trace.flatten(), diff))
+        check(out.structured, "a structured trace would lose its structure")
         count("structured_full")
         return out
     count("structured")

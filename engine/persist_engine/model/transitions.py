@@ -17,6 +17,7 @@ from persist_engine.base.errors import (
     InvalidUsage,
     check,
 )
+from persist_engine.base.versioned import SeqNo
 from persist_engine.model import commands as c
 from persist_engine.model.append import compare_and_append
 from persist_engine.model.batch import HollowBatch
@@ -75,7 +76,9 @@ def transition(state: ShardState, cmd: c.Command, *, now_ms: int) -> Applied | R
 def _register_leased_reader(state: ShardState, cmd: c.RegisterLeasedReader, now_ms: int) -> Applied | Refused:
     """Holds this very version and since; registering again starts over."""
     if is_tombstone(state):
-        return Refused(c.Registered(EMPTY, state.seqno))
+        return Refused(
+            c.Registered(EMPTY, SeqNo(state.seqno - 1))
+        )  # nothing is committed: what stands is the version before
     critical = critical_since(state) if cmd.since_from_critical else None
     since = state.trace.since if critical is None else critical
     reader = LeasedReader(state.seqno, since, now_ms, cmd.lease_ms, cmd.debug)

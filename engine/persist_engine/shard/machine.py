@@ -389,7 +389,7 @@ class Machine:
 
     # -- private ------------------------------------------------------------------------------------------------------
 
-    def _wait(self, check_state: Callable[[], T | None], timeout_s: float | None) -> T | None:
+    def _wait(self, check_state: Callable[[], T], timeout_s: float | None) -> T:
         return wait_until(
             check_state,
             refresh=self._applier.fetch_and_update,

@@ -7,6 +7,8 @@ loses nothing. Knows nothing of bounds or of how updates are cut into parts.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import pyarrow as pa
@@ -72,17 +74,7 @@ def flush_inline(store: PartStore, part: InlinePart, *, schema: Schema) -> Hollo
     """The same updates as a blob, under a fresh key: same bytes, rewrite and schema."""
     table = decode_part(part.data, key="inline part", schema=schema).table
     hollow = _set_blob(store, part.data, table, schema=schema, schema_id=part.schema_id)
-    return HollowPart(
-        key=hollow.key,
-        size_bytes=hollow.size_bytes,
-        rows=hollow.rows,
-        diffs_sum=hollow.diffs_sum,
-        checksum=hollow.checksum,
-        key_lower=hollow.key_lower,
-        stats=hollow.stats,
-        ts_rewrite=part.ts_rewrite,
-        schema_id=part.schema_id,
-    )
+    return replace(hollow, ts_rewrite=part.ts_rewrite)
 
 
 def delete_parts(store: PartStore, parts: Iterable[Part]) -> None:
@@ -90,9 +82,7 @@ def delete_parts(store: PartStore, parts: Iterable[Part]) -> None:
     for part in parts:
         if isinstance(part, HollowPart):
             key = blob_key(store.shard_id, part.key)
-            store.retry.external(
-                "delete part", lambda key=key: store.blob.delete(key), shard=store.shard_id
-            )
+            store.retry.external("delete part", partial(store.blob.delete, key), shard=store.shard_id)
 
 
 def _set_blob(store: PartStore, data: bytes, table: pa.Table, *, schema: Schema, schema_id: int | None) -> HollowPart:

@@ -42,14 +42,14 @@ class StateWatch:
 
 
 def wait_until(
-    check: Callable[[], T | None],
+    check: Callable[[], T],
     *,
     refresh: Callable[[], None],
     watch: StateWatch,
     env: Env,
     settings: WatchSettings,
     timeout_s: float | None,
-) -> T | None:
+) -> T:
     """The first answer of `check` that is not None; None when `timeout_s` passed without one (None waits forever).
 
     `check` looks at local state only. It runs at once, then after one `refresh`, then after every notify (no
@@ -59,18 +59,20 @@ def wait_until(
     deadline_s = None if timeout_s is None else env.monotonic_s() + timeout_s
     poll_ms = settings.initial_ms
     with watch.subscribed() as event:
-        if (answer := check()) is not None:
+        answer = check()
+        if answer is not None:
             return answer
         refresh()
         while True:
             event.clear()  # before the check, so that a notify in between is not lost
-            if (answer := check()) is not None:
+            answer = check()
+            if answer is not None:
                 return answer
             pause_s = poll_ms / 1000
             if deadline_s is not None:
                 remaining_s = deadline_s - env.monotonic_s()
                 if remaining_s <= 0:
-                    return None
+                    return answer
                 pause_s = min(pause_s, remaining_s)
             if not env.wait(event, pause_s):
                 refresh()

@@ -8,6 +8,7 @@ normal ends.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -104,6 +105,21 @@ class CompactOutcome(Outcome):
             "rows_before": self.rows_before,
             "rows_after": self.rows_after,
         }
+
+
+def summary(kind: str, shard_id: ShardId, seqno: SeqNo, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """One report for a run that did `outcomes`, all of `kind`: numbers added; it succeeded if any of them did."""
+    if len(outcomes) == 1:
+        return outcomes[0].to_json()
+    endings = {outcome.ending for outcome in outcomes}
+    ending = next((known for known in (Ending.SUCCEEDED, Ending.CONFLICT) if known in endings), Ending.SKIPPED)
+    message = f"{len(outcomes)} done" if outcomes else "nothing was due"
+    total = Outcome(shard_id=shard_id, seqno=seqno, ending=ending, message=message).to_json() | {"type": kind}
+    for outcome in outcomes:
+        for name, value in outcome.to_json().items():
+            if name not in {"type", "outcome", "message", "shard_id", "seqno"}:
+                total[name] += value
+    return total
 
 
 def failure_report(kind: str, shard_id: str, message: str, *, duration_ms: int) -> dict[str, Any]:

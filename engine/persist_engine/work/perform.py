@@ -47,13 +47,13 @@ def perform(machine: Machine, maintenance: Maintenance) -> list[Outcome]:
 
 def perform_due(machine: Machine) -> list[Outcome]:
     """Whatever the shard's state says is due, whoever it was assigned to: for shards that nobody maintains."""
-    outcomes: list[Outcome] = []
+    # Compactions first: what they let go of is collected in the same round.
+    outcomes: list[Outcome] = [*compact_due(machine)]
     state = machine.refresh()
     newest, _ = latest_rollup(state)
     if state.seqno - newest >= machine.settings.maintenance.rollup_threshold:
         outcomes.append(write_rollup(machine))
-    outcomes += compact_due(machine)
-    state = machine.refresh()
+        state = machine.refresh()
     target = rollup_at_or_below(state, seqno_since(state))
     if target is not None and target > rollup_seqnos(state)[0]:
         outcomes.append(gc_and_truncate(machine))

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -26,13 +26,24 @@ from persist_engine.codec.envelope import Kind, sealed
 from persist_engine.codec.schema import CODECS
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup, state_to_pb
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
-from persist_engine.model.batch import HollowBatch, InlinePart, RunMeta
+from persist_engine.model.batch import HollowBatch, HollowPart, HollowRollup, InlinePart, PartStats, RunMeta
+from persist_engine.model.flat_trace import FlatTrace, ThinMerge, ThinSpineBatch
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.model.ids import ShardId
-from persist_engine.model.state import ShardState, SourceProgress
+from persist_engine.model.state import (
+    Claim,
+    CodecNames,
+    CriticalReader,
+    DebugInfo,
+    LeasedReader,
+    SchemaPair,
+    ShardState,
+    SourceProgress,
+    Writer,
+)
 from persist_engine.model.state_diff import Delete, Insert, StateDiff, Update
 from persist_engine.model.trace import Trace
-from persist_engine.pb import diff_pb2, state_pb2
+from persist_engine.pb import batch_pb2, diff_pb2, state_pb2
 
 SHARD = ShardId.from_bytes(b"s" * 16)
 DESC = Description(Antichain(0), Antichain(5), Antichain(0))
@@ -189,6 +200,43 @@ def test_protobuf_garbage_in_a_whole_envelope_is_corrupt() -> None:
     crc = zlib.crc32(payload, zlib.crc32(front))
     with pytest.raises(CorruptData, match="the-key: the batch does not decode"):
         decode_batch(front + crc.to_bytes(4, "little") + payload, key="the-key")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (ShardState, state_pb2.ShardState),
+        (CodecNames, state_pb2.CodecNames),
+        (LeasedReader, state_pb2.LeasedReader),
+        (CriticalReader, state_pb2.CriticalReader),
+        (Writer, state_pb2.Writer),
+        (DebugInfo, state_pb2.DebugInfo),
+        (SchemaPair, state_pb2.SchemaPair),
+        (Claim, state_pb2.Claim),
+        (SourceProgress, state_pb2.SourceProgress),
+        (HollowRollup, state_pb2.HollowRollup),
+        (FlatTrace, state_pb2.FlatTrace),
+        (ThinSpineBatch, state_pb2.ThinSpineBatch),
+        (ThinMerge, state_pb2.ThinMerge),
+        (HollowBatch, batch_pb2.HollowBatch),
+        (HollowPart, batch_pb2.HollowPart),
+        (InlinePart, batch_pb2.InlinePart),
+        (PartStats, batch_pb2.PartStats),
+        (RunMeta, batch_pb2.RunMeta),
+    ],
+)
+def test_no_field_of_a_durable_value_is_forgotten(value: type, message: type[Message]) -> None:
+    """A new field of the model without one in its message would be lost in silence."""
+    durable = {field.name for field in fields(value) if not field.name.startswith("_")}
+    assert durable == {field.name for field in message.DESCRIPTOR.fields}
+
+
+def test_no_collection_of_a_diff_is_forgotten() -> None:
+    scalars = {"applier_version", "seqno_from", "seqno_to", "walltime_ms", "latest_rollup_key"}
+    written = {value.name.removeprefix("STATE_FIELD_").lower() for value in diff_pb2.StateField.DESCRIPTOR.values} - {
+        "unspecified"
+    }
+    assert {field.name for field in fields(StateDiff)} - scalars == written
 
 
 def test_generated_code_is_what_the_protos_say() -> None:

@@ -94,6 +94,31 @@ def test_the_descriptor_s_checksum_is_believed_over_the_file_s_own() -> None:
         decode_part(other, key="k", schema=SCHEMA, expected_checksum=checksum(DATA))
 
 
+def test_a_checksum_of_an_unknown_kind_is_incompatible() -> None:
+    with pytest.raises(Incompatible, match="cannot verify the checksum 'blake3:00'"):
+        decode_part(DATA, key="k", schema=SCHEMA, expected_checksum="blake3:00")
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"persist.desc": '{"lower": null, "upper": 3, "since": 0}'},
+        {"persist.desc": '{"lower": "x", "upper": 3, "since": 0}'},
+        {"persist.desc": "nonsense"},
+        {"persist.rows": "4"},
+        {"persist.format": "x"},
+    ],
+)
+def test_whole_bytes_with_metadata_that_nobody_writes_are_corrupt(metadata: dict[str, str]) -> None:
+    stored = pq.read_table(io.BytesIO(DATA))
+    sink = io.BytesIO()
+    changed = {name.encode(): text.encode() for name, text in metadata.items()}
+    pq.write_table(stored.replace_schema_metadata({**stored.schema.metadata, **changed}), sink)
+    data = sink.getvalue()
+    with pytest.raises(CorruptData, match="part the-key"):
+        decode_part(data, key="the-key", schema=SCHEMA, expected_checksum=checksum(data))
+
+
 def test_user_data_that_looks_like_the_check_does_not_mislead_it() -> None:
     schema = Schema.from_ddl("`persist-part-crc32=00000000` STRING")
     table = updates_table(schema, [({"persist-part-crc32=00000000": "persist-part-crc32=11111111"}, {}, 0, 1)])

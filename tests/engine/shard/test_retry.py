@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 import pytest
-
 from persist_engine.base.env import SeededEnv
 from persist_engine.base.errors import Determinate, Indeterminate, StorageError, Unavailable
 from persist_engine.base.metrics import NoMetrics

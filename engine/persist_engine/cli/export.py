@@ -1,0 +1,146 @@
+"""Writers of record batches: a table for people, Arrow IPC, Parquet, CSV, JSON lines. Files appear complete or not at
+all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from persist_engine.base.errors import InvalidUsage, InvariantViolated
+from persist_engine.cli.output import print_rows
+
+Write = Callable[[pa.RecordBatch], None]
+
+
+def flattened(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of the collection: key fields, then value fields, each row diff times. A name in both gets `key.` and
+    `val.`.
+
+    InvariantViolated when a row counts less than nothing: the writer retracted what was not there.
+    """
+    diffs = batch.column("diff").to_numpy(zero_copy_only=False)
+    if (diffs < 0).any():
+        at = int(np.argmax(diffs < 0))
+        row = {name: batch.column(name)[at].as_py() for name in ("key", "val", "diff")}
+        raise InvariantViolated(f"the collection holds a row a negative number of times: {row}; see --updates")
+    sides = {name: batch.column(name) for name in ("key", "val")}
+    names = {name: [field.name for field in column.type] for name, column in sides.items()}
+    columns: list[pa.Array] = []
+    fields: list[pa.Field] = []
+    for side, other in (("key", "val"), ("val", "key")):
+        for field, column in zip(sides[side].type, sides[side].flatten(), strict=True):
+            name = f"{side}.{field.name}" if field.name in names[other] else field.name
+            fields.append(pa.field(name, field.type))
+            columns.append(column)
+    flat = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+    return flat if (diffs == 1).all() else flat.take(pa.array(np.repeat(np.arange(len(diffs)), diffs)))
+
+
+@contextmanager
+def writing(format_name: str, path: Path | None, schema: pa.Schema) -> Iterator[Write]:
+    """What to call with every batch. `path` None: standard output. The file is moved into place when the block ends
+    well.
+    """
+    if path is None:
+        if format_name in ("arrow", "parquet") and sys.stdout.isatty():
+            raise InvalidUsage(f"{format_name} is binary: give --output FILE, or pipe it")
+        with _writer(format_name, sys.stdout.buffer, schema) as write:
+            yield write
+        sys.stdout.flush()
+        return
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            with _writer(format_name, file, schema) as write:
+                yield write
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise InvalidUsage(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writer(format_name: str, file: IO[bytes], schema: pa.Schema) -> Iterator[Write]:
+    match format_name:
+        case "arrow":
+            with pa.ipc.new_stream(file, schema) as stream:
+                yield stream.write_batch
+        case "parquet":
+            with pq.ParquetWriter(file, schema, compression="zstd") as parquet:
+                yield parquet.write_batch
+        case "csv":
+            leaves = _leaves(pa.RecordBatch.from_pylist([], schema=schema)).schema
+            with pyarrow.csv.CSVWriter(file, leaves) as csv:
+                yield lambda batch: csv.write_batch(_leaves(batch))
+        case "jsonl":
+            yield lambda batch: _write_lines(file, batch)
+        case _:
+            held: list[pa.RecordBatch] = []
+            yield held.append
+            table = pa.Table.from_batches(held, schema=schema)
+            print_rows(schema.names, zip(*(map(_shown, column.to_pylist()) for column in table.columns), strict=True))
+
+
+def _leaves(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """CSV knows no structs and no bytes: structs become columns `a.b`, bytes hexadecimal text."""
+    while any(pa.types.is_struct(field.type) for field in batch.schema):
+        arrays: list[pa.Array] = []
+        names: list[str] = []
+        for field, column in zip(batch.schema, batch.columns, strict=True):
+            is_struct = pa.types.is_struct(field.type)
+            arrays += column.flatten() if is_struct else [column]
+            names += [f"{field.name}.{child.name}" for child in field.type] if is_struct else [field.name]
+        batch = pa.RecordBatch.from_arrays(arrays, names=names)
+    columns = [_hexadecimal(column) if pa.types.is_binary(column.type) else column for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _hexadecimal(column: pa.Array) -> pa.Array:
+    return pa.array([None if raw is None else raw.hex() for raw in column.to_pylist()], pa.string())
+
+
+def _write_lines(file: IO[bytes], batch: pa.RecordBatch) -> None:
+    """JSON has no Arrow writer: this text for people and small tools goes row by row. Times as ISO 8601, NaN as
+    null.
+    """
+    plain = [_json_ready(column) for column in batch.columns]
+    names = batch.schema.names
+    rows = zip(*(column.to_pylist() for column in plain), strict=True)
+    lines = (json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, default=_json_value) for row in rows)
+    file.write("".join(f"{line}\n" for line in lines).encode())
+
+
+def _json_ready(column: pa.Array) -> pa.Array:
+    if pa.types.is_floating(column.type):
+        finite = pc.is_finite(column)
+        return pc.if_else(finite, column, pa.scalar(None, column.type))
+    if pa.types.is_struct(column.type):
+        children = [_json_ready(column.field(index)) for index in range(column.type.num_fields)]
+        fields = [pa.field(field.name, child.type) for field, child in zip(column.type, children, strict=True)]
+        if not fields:
+            return column
+        return pa.StructArray.from_arrays(children, fields=fields, mask=column.is_null())
+    return column
+
+
+def _json_value(value: Any) -> str:
+    return value.hex() if isinstance(value, bytes) else value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _shown(value: Any) -> object:
+    return value.hex() if isinstance(value, bytes) else value

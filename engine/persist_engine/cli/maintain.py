@@ -1,0 +1,219 @@
+"""`persist maintain`: rollup, garbage collection and compaction of one shard, each with a report."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from persist_engine.base.errors import PersistError
+from persist_engine.cli.options import (
+    GIVE_UP_S,
+    AsJson,
+    BlobUrl,
+    ConsensusUrl,
+    GiveUp,
+    ReportFile,
+    ShardArgument,
+    ShardOption,
+    connected,
+    one_shard,
+)
+from persist_engine.cli.output import Bar, print_json, print_rows, progress_bar
+
+if TYPE_CHECKING:
+    from persist_engine.model.ids import ShardId
+    from persist_engine.shard.machine import Machine
+    from persist_engine.work.outcome import Outcome
+
+EPILOG = """Examples:
+
+persist maintain rollup SHARD
+
+persist maintain compact --shard SHARD --report report.json --json
+
+Safe to repeat, to run beside writers and readers, and to kill at any point."""
+
+app = typer.Typer(
+    help="Do the work that appends leave behind: rollup, gc, compact, or auto for all of it.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+)
+
+Work = Callable[["Machine", Bar], "list[Outcome]"]
+
+
+@app.command()
+def rollup(
+    shard_argument: ShardArgument = None,
+    *,
+    shard: ShardOption = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    report: ReportFile = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Write a full copy of the shard's metadata, so that opening it is fast and older versions can go."""
+
+    def work(machine: Machine, _bar: Bar) -> list[Outcome]:
+        from persist_engine.work.rollup import write_rollup
+
+        return [write_rollup(machine)]
+
+    shard_id = one_shard(shard_argument, shard)
+    _run("Rollup", shard_id, work, blob=blob, consensus=consensus, give_up=give_up, report=report, as_json=as_json)
+
+
+@app.command()
+def gc(
+    shard_argument: ShardArgument = None,
+    *,
+    shard: ShardOption = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    report: ReportFile = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Delete blobs and versions that nobody can read any more, up to the newest rollup that no reader holds back."""
+
+    def work(machine: Machine, bar: Bar) -> list[Outcome]:
+        from persist_engine.work.gc import gc_and_truncate
+
+        def told(done: int, total: int, deleted: int) -> None:
+            bar(done, total, f"{deleted:,} blobs deleted")
+
+        return [gc_and_truncate(machine, on_progress=told)]
+
+    shard_id = one_shard(shard_argument, shard)
+    _run("GC", shard_id, work, blob=blob, consensus=consensus, give_up=give_up, report=report, as_json=as_json)
+
+
+@app.command()
+def compact(
+    shard_argument: ShardArgument = None,
+    *,
+    shard: ShardOption = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    report: ReportFile = None,
+    max_requests: Annotated[int, typer.Option(min=1, help="Do at most this many compactions.")] = 1024,
+    claim_age: Annotated[
+        float, typer.Option(min=0, help="Take over compactions that others claimed this many seconds ago.")
+    ] = 0.0,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Merge small parts into few, with times advanced to the shard's since. Contents stay the same at every readable
+    time.
+    """
+
+    def work(machine: Machine, bar: Bar) -> list[Outcome]:
+        from persist_engine.work.compact import compact_due
+
+        return [*compact_due(machine, max_requests, on_read=_reading(bar))]
+
+    shard_id = one_shard(shard_argument, shard)
+    claim_ms = round(claim_age * 1000)
+    _run(
+        "Compaction",
+        shard_id,
+        work,
+        blob=blob,
+        consensus=consensus,
+        give_up=give_up,
+        report=report,
+        as_json=as_json,
+        claim_ms=claim_ms,
+    )
+
+
+@app.command()
+def auto(
+    shard_argument: ShardArgument = None,
+    *,
+    shard: ShardOption = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    report: ReportFile = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Do whatever the shard's state says is due. The report is the list of what was done."""
+
+    def work(machine: Machine, _bar: Bar) -> list[Outcome]:
+        from persist_engine.work.perform import perform_due
+
+        return perform_due(machine)
+
+    shard_id = one_shard(shard_argument, shard)
+    _run(
+        "Auto",
+        shard_id,
+        work,
+        blob=blob,
+        consensus=consensus,
+        give_up=give_up,
+        report=report,
+        as_json=as_json,
+        claim_ms=0,
+    )
+
+
+def _reading(bar: Bar) -> Callable[[int, int], None]:
+    read = 0
+
+    def told(count: int, total: int) -> None:
+        nonlocal read
+        read += count
+        bar(read, total, f"{read / 1e6:,.1f} MB read")
+
+    return told
+
+
+def _run(
+    kind: str,
+    shard_id: ShardId,
+    work: Work,
+    *,
+    blob: str | None,
+    consensus: str | None,
+    give_up: float,
+    report: Path | None,
+    as_json: bool,
+    claim_ms: int | None = None,
+) -> None:
+    """Do it, report it. A failure is reported too, then raised."""
+    started_s = time.monotonic()
+    try:
+        with connected(blob, consensus, give_up, claim_ms=claim_ms) as client:
+            machine = client.machine(shard_id)
+            with progress_bar(kind, quiet=as_json) as bar:
+                outcomes = work(machine, bar)
+            seqno = machine.state.seqno
+    except PersistError as error:
+        from persist_engine.work.outcome import failure_report
+
+        duration_ms = round((time.monotonic() - started_s) * 1000)
+        failed = failure_report(kind, shard_id, f"{error.kind.value}: {error}", duration_ms=duration_ms)
+        _write_report(report, failed)
+        raise
+    from persist_engine.work.outcome import summary
+
+    total = [outcome.to_json() for outcome in outcomes] if kind == "Auto" else summary(kind, shard_id, seqno, outcomes)
+    _write_report(report, total)
+    if as_json:
+        print_json(total)
+        return
+    rows = [(o.type, o.ending.value, o.message, o.duration_ms) for o in outcomes]
+    print_rows(("work", "outcome", "what", "ms"), rows or [(kind, "Skipped", "nothing was due", 0)])
+
+
+def _write_report(report: Path | None, value: Any) -> None:
+    if report is not None:
+        report.write_text(json.dumps(value, ensure_ascii=False) + "\n")

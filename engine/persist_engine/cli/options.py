@@ -1,0 +1,84 @@
+"""Options that commands share, and what they open. Imports nothing heavy: help must be fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from persist_engine.base.errors import InvalidUsage, ShardNotFound
+
+if TYPE_CHECKING:
+    from persist_engine.client.client import PersistClient
+    from persist_engine.model.ids import ShardId
+
+STORE = "Store"
+BlobUrl = Annotated[
+    str | None,
+    typer.Option("--blob", envvar="PERSIST_BLOB", rich_help_panel=STORE, help="file:///dir or s3://bucket/prefix?..."),
+]
+ConsensusUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--consensus",
+        envvar="PERSIST_CONSENSUS",
+        rich_help_panel=STORE,
+        help="sqlite:///file or redis://host:port/db?...",
+    ),
+]
+GiveUp = Annotated[
+    float,
+    typer.Option(
+        "--give-up", min=0, rich_help_panel=STORE, help="Seconds of failing stores before giving up (exit 70)."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables, for results and for errors.")]
+ShardArgument = Annotated[str | None, typer.Argument(metavar="[SHARD]", help="Shard id: s and a UUID.")]
+ShardOption = Annotated[str | None, typer.Option("--shard", envvar="PERSIST_SHARD", help="The same, as an option.")]
+ReportFile = Annotated[Path | None, typer.Option("--report", help="Also write the report, as JSON, to this file.")]
+
+GIVE_UP_S = 60.0
+
+
+def one_shard(argument: str | None, option: str | None) -> ShardId:
+    """The shard that was meant; InvalidUsage when none, or two, were."""
+    from persist_engine.model.ids import ShardId
+
+    if argument is not None and option is not None and argument != option:
+        raise InvalidUsage(f"two shards given: {argument} and --shard {option}")
+    text = argument or option
+    if text is None:
+        raise InvalidUsage("no shard given: name one (`persist inspect shards` lists them)")
+    return ShardId(text)
+
+
+@contextmanager
+def connected(
+    blob: str | None, consensus: str | None, give_up_s: float, *, claim_ms: int | None = None
+) -> Iterator[PersistClient]:
+    """A client of the location, closed afterwards. Store failures end in Unavailable after `give_up_s`.
+
+    `claim_ms`: age after which compactions that others claimed are taken over.
+    """
+    from dataclasses import replace
+
+    from persist_engine.base.settings import RetrySettings, Settings
+    from persist_engine.client.client import PersistClient
+    from persist_engine.client.location import Location
+
+    for url, name, variable in ((blob, "--blob", "PERSIST_BLOB"), (consensus, "--consensus", "PERSIST_CONSENSUS")):
+        if not url:
+            raise InvalidUsage(f"no store given: say {name} URL, or set {variable}")
+    assert blob is not None
+    assert consensus is not None
+    settings = Settings(retry=RetrySettings(give_up_ms=give_up_s * 1000))
+    if claim_ms is not None:
+        settings = replace(settings, compaction=replace(settings.compaction, claim_ms=claim_ms))
+    with PersistClient.open(Location(blob=blob, consensus=consensus), settings=settings) as client:
+        try:
+            yield client
+        except ShardNotFound as error:
+            raise ShardNotFound(f"{error}; `persist inspect shards` lists what there is", **error.detail) from error

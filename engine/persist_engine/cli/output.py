@@ -1,0 +1,106 @@
+"""How results look: rich tables on a terminal, tab-separated text in a pipe, JSON when asked. Results on stdout, all
+else on stderr.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it: dataclasses and mappings as objects (fields that are private left out), bytes as
+    hex.
+    """
+    if type(value).__name__ == "Antichain":
+        return value.time
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value) if not field.name.startswith("_")]
+        return {name: plain(getattr(value, name)) for name in names}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if type(value).__name__ == "SharedMap":
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return str(value)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document: indented for people, one line for pipes."""
+    indent = 2 if sys.stdout.isatty() else None
+    sys.stdout.write(json.dumps(plain(value), indent=indent, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def print_rows(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table. Numbers are aligned and grouped for people, bare in pipes."""
+    if not sys.stdout.isatty():
+        sys.stdout.write("\t".join(columns) + "\n")
+        for row in rows:
+            sys.stdout.write("\t".join("" if cell is None else str(cell) for cell in row) + "\n")
+        sys.stdout.flush()
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    held = [tuple(row) for row in rows]
+    table = Table()
+    for index, column in enumerate(columns):
+        is_number = any(isinstance(row[index], int) for row in held)
+        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+    for row in held:
+        table.add_row(*(_cell(cell) for cell in row))
+    Console().print(table)
+
+
+def print_pairs(value: Mapping[str, Any]) -> None:
+    """Names and values, one a line."""
+    print_rows(("field", "value"), [(name, item) for name, item in value.items()])
+
+
+def _cell(cell: object) -> str:
+    if cell is None:
+        return "-"
+    return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
+
+
+class Bar(Protocol):
+    """Progress of one piece of work."""
+
+    def __call__(self, done: float, total: float, text: str = "") -> None:
+        """`done` of `total`, whatever the unit; `text` is shown beside it."""
+
+
+@contextmanager
+def progress_bar(label: str, *, quiet: bool) -> Iterator[Bar]:
+    """A bar on stderr while the block runs; nothing when stderr is no terminal, or `quiet`."""
+    if quiet or not sys.stderr.isatty():
+        yield _no_bar
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(label, total=None, text="")
+
+        def bar(done: float, total: float, text: str = "") -> None:
+            shown.update(task, completed=done, total=total, text=text)
+
+        yield bar
+
+
+def _no_bar(done: float, total: float, text: str = "") -> None:
+    pass

@@ -1,0 +1,58 @@
+"""Sub-commands of other distributions: entry points of the group `persist.commands`, each naming a Typer application.
+
+Nothing of a plugin is imported until its command is used, so that help stays fast and one that is broken harms nobody
+else.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+GROUP = "persist.commands"
+
+
+def plugin_entry_points() -> dict[str, EntryPoint]:
+    """Name of the command -> where it comes from."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+class PluginGroup(TyperGroup):
+    """A group that also offers what plugins offer; its own commands win."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Own commands first, then plugins by name."""
+        own = list(super().list_commands(ctx))
+        return own + sorted(name for name in plugin_entry_points() if name not in own)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """An own command, or a stand-in for a plugin's that knows its name only: what help lists."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        entry = plugin_entry_points().get(cmd_name)
+        if entry is None:
+            return None
+        source = entry.dist.name if entry.dist is not None else entry.value
+        stand_in = typer.Typer(name=cmd_name, help=f"See `persist {cmd_name} --help` (from {source}).")
+        stand_in.callback(invoke_without_command=True)(_nothing)
+        return typer.main.get_command(stand_in)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The command to run: here a plugin is loaded."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is None or super().get_command(ctx, name) is not None:
+            return name, command, rest
+        entry = plugin_entry_points().get(name)
+        if entry is None:
+            return name, command, rest
+        loaded = typer.main.get_command(entry.load())
+        loaded.name = name
+        return name, loaded, rest
+
+
+def _nothing() -> None:
+    """Stands for a plugin in help."""

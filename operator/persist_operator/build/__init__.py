@@ -1,0 +1,1 @@
+"""Manifests of everything the operator starts. Pure: values in, dictionaries out."""

@@ -1,0 +1,149 @@
+"""The three children of one attempt of a sink: ConfigMap, headless Service, driver Pod. All have the attempt's name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from persist_operator.api import names, quantity
+from persist_operator.api.resource import Meta
+from persist_operator.api.shard import ShardSchema, StoreLocation
+from persist_operator.api.sink import SinkSpec
+from persist_operator.build import pods, sink_files
+from persist_operator.settings import OperatorSettings
+
+COMPONENT = "sink"
+CONTAINER = "driver"
+
+
+def driver_manifests(
+    meta: Meta,
+    *,
+    spec: SinkSpec,
+    name: str,
+    attempt: int,
+    run_number: int,
+    run_id: str,
+    scheduled_time: str | None,
+    executor_prefix: str,
+    shard_id: str,
+    schema: ShardSchema,
+    location: StoreLocation,
+    settings: OperatorSettings,
+) -> list[dict[str, Any]]:
+    """In the order in which they are created: the pod last, when all it needs is there."""
+    image = spec.spark.image or settings.images.spark
+    labels = {
+        **pods.base_labels(meta, COMPONENT),
+        names.LABEL_SINK: meta.name,
+        names.LABEL_ROLE: "driver",
+        names.LABEL_ATTEMPT: str(attempt),
+        names.LABEL_RUN: str(run_number),
+        names.LABEL_REVISION: spec.revision,
+    }
+    annotations = {
+        names.ANNOTATION_RUN_ID: run_id,
+        **({} if scheduled_time is None else {names.ANNOTATION_SCHEDULED_TIME: scheduled_time}),
+    }
+    head = pods.metadata("SparkSink", meta, name, labels, annotations)
+    document = sink_files.sink_document(
+        meta, spec=spec, run_id=run_id, shard_id=shard_id, schema=schema, location=location
+    )
+    conf = sink_files.spark_conf(
+        meta, spec=spec, name=name, executor_prefix=executor_prefix, image=image, settings=settings
+    )
+    executor = sink_files.executor_template(meta, spec=spec, attempt=attempt, location=location)
+    config_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": head,
+        "immutable": True,
+        "data": {
+            "sink.json": sink_files.json_text(document),
+            "spark-defaults.conf": sink_files.properties_text(conf),
+            "executor.yaml": sink_files.json_text(executor),
+        },
+    }
+    return [config_map, _service(head), _pod(head, spec=spec, image=image, location=location, settings=settings)]
+
+
+def _service(head: dict[str, Any]) -> dict[str, Any]:
+    """Headless: gives the driver a name that executors can resolve, also before it is ready."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": head,
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {
+                names.LABEL_OWNER_UID: head["labels"][names.LABEL_OWNER_UID],
+                names.LABEL_ROLE: "driver",
+                names.LABEL_ATTEMPT: head["labels"][names.LABEL_ATTEMPT],
+            },
+            "ports": [
+                {"name": "driver", "port": sink_files.DRIVER_PORT},
+                {"name": "blockmanager", "port": sink_files.BLOCK_MANAGER_PORT},
+                {"name": "ui", "port": sink_files.UI_PORT},
+            ],
+        },
+    }
+
+
+def _pod(
+    head: dict[str, Any], *, spec: SinkSpec, image: str, location: StoreLocation, settings: OperatorSettings
+) -> dict[str, Any]:
+    driver = spec.spark.driver
+    memory = f"{quantity.to_mebibytes(driver.memory) + sink_files.overhead_mib(driver)}Mi"
+    scratch = sink_files.scratch_dir()
+    container = {
+        "name": CONTAINER,
+        "image": image,
+        "imagePullPolicy": spec.spark.image_pull_policy or settings.images.pull_policy,
+        "args": ["driver", "--spec", f"{sink_files.CONFIG_DIR}/sink.json"],
+        "env": [
+            {"name": "SPARK_CONF_DIR", "value": sink_files.CONFIG_DIR},
+            {"name": "SPARK_LOCAL_DIRS", "value": scratch},
+            {"name": "HOME", "value": "/tmp"},  # noqa: S108
+            *pods.credential_env(location),
+        ],
+        "ports": [
+            {"name": "driver", "containerPort": sink_files.DRIVER_PORT},
+            {"name": "blockmanager", "containerPort": sink_files.BLOCK_MANAGER_PORT},
+            {"name": "ui", "containerPort": sink_files.UI_PORT},
+        ],
+        "resources": {
+            "requests": {"cpu": settings.workload.driver_cpu_request or str(driver.cores), "memory": memory},
+            "limits": {"memory": memory},
+        },
+        "securityContext": pods.container_security(),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            pods.mount("tmp", "/tmp"),  # noqa: S108
+            pods.mount("scratch", scratch),
+            pods.mount("config", sink_files.CONFIG_DIR, read_only=True),
+            *pods.credential_mounts(location),
+        ],
+    }
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": head,
+        "spec": {
+            # Never: the operator repeats; a driver that restarts in place would find its own executors in the way.
+            "restartPolicy": "Never",
+            "serviceAccountName": spec.spark.service_account_name or settings.workload.driver_service_account,
+            "automountServiceAccountToken": True,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": spec.termination_grace_seconds,
+            "securityContext": pods.pod_security(),
+            "containers": [container],
+            "volumes": [
+                pods.empty_dir("tmp"),
+                pods.empty_dir("scratch"),
+                {"name": "config", "configMap": {"name": head["name"]}},
+                *pods.credential_volumes(location),
+            ],
+            **pods.pull_secrets(spec.spark.image_pull_secrets or settings.images.pull_secrets),
+        },
+    }
+    return pods.with_template(pod, driver.template)

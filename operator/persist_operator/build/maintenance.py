@@ -1,0 +1,91 @@
+"""The Job of one maintenance run: one pod, one try (the plan repeats), no access to the API server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from persist_operator.api import names
+from persist_operator.api.resource import Meta
+from persist_operator.api.shard import StoreLocation
+from persist_operator.build import pods
+from persist_operator.settings import OperatorSettings
+
+COMPONENT = "maintenance"
+CONTAINER = "maintain"
+#: Where Kubernetes takes a container's last words from.
+TERMINATION_LOG = "/dev/termination-log"
+
+
+def maintenance_job(
+    meta: Meta,
+    *,
+    kind: names.MaintenanceKind,
+    name: str,
+    shard_id: str,
+    location: StoreLocation,
+    seqno: int,
+    reason: str,
+    memory: str | None,
+    ttl_seconds: int,
+    priority_class_name: str | None,
+    service_account_name: str | None,
+    settings: OperatorSettings,
+) -> dict[str, Any]:
+    """The manifest. `memory` in Kubernetes' form; the operator's default when None."""
+    labels = {
+        **pods.base_labels(meta, COMPONENT),
+        names.LABEL_SHARD: meta.name,
+        names.LABEL_KIND: kind,
+        names.LABEL_SEQNO: str(seqno),
+    }
+    annotations = {names.ANNOTATION_REASON: reason}
+    memory = memory or settings.workload.maintenance_memory
+    container = {
+        "name": CONTAINER,
+        "image": settings.images.engine,
+        "imagePullPolicy": settings.images.pull_policy,
+        "args": arguments(kind, shard_id, location.blob, location.consensus),
+        "env": [{"name": "HOME", "value": "/tmp"}, *pods.credential_env(location)],  # noqa: S108 - an emptyDir of the pod
+        "resources": {
+            "requests": {"cpu": settings.workload.maintenance_cpu, "memory": memory},
+            "limits": {"memory": memory},
+        },
+        "securityContext": pods.container_security(),
+        "terminationMessagePath": TERMINATION_LOG,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [pods.mount("tmp", "/tmp"), *pods.credential_mounts(location)],  # noqa: S108
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": pods.pod_security(),
+        "containers": [container],
+        "volumes": [pods.empty_dir("tmp"), *pods.credential_volumes(location)],
+        **pods.pull_secrets(settings.images.pull_secrets),
+        **({"serviceAccountName": service_account_name} if service_account_name else {}),
+        **({"priorityClassName": priority_class_name} if priority_class_name else {}),
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": pods.metadata("PersistShard", meta, name, labels, annotations),
+        "spec": {
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": settings.workload.maintenance_deadline_seconds,
+            "ttlSecondsAfterFinished": ttl_seconds,
+            "template": {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec},
+        },
+    }
+
+
+def arguments(kind: names.MaintenanceKind, shard_id: str, blob: str, consensus: str) -> list[str]:
+    """The command line of the engine for one run."""
+    return [
+        "maintain", names.VERB[kind],
+        "--shard", shard_id,
+        "--blob", blob,
+        "--consensus", consensus,
+        "--report", TERMINATION_LOG,
+        "--json",
+    ]  # fmt: skip

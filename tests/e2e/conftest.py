@@ -1,0 +1,362 @@
+"""The cluster as the end-to-end tests see it: brought up and filled by run.sh.
+
+A cluster that is not there fails the tests, and says how to get it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import yaml
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+OPERATOR_NAMESPACE = "persist-system"
+NAMESPACE = "persist-e2e"
+STORES = "persist-stores"
+RELEASE = "persist-operator"
+VALUES = yaml.safe_load((HERE / "values.yaml").read_text())
+Manifest = dict[str, Any]
+T = TypeVar("T")
+
+
+class Cluster:
+    """kubectl and helm with deadlines. What waits says what for, and shows the cluster when it gives up."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._environment = environment
+
+    def run(
+        self, *command: str, given: str | None = None, timeout_s: float = 60, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            command, input=given, capture_output=True, text=True, timeout=timeout_s, env=self._environment, check=False
+        )
+        if check and done.returncode != 0:
+            pytest.fail(
+                f"{' '.join(command[:8])} failed ({done.returncode}):\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+            )
+        return done
+
+    def kubectl(
+        self,
+        *words: str,
+        namespace: str = NAMESPACE,
+        given: str | None = None,
+        timeout_s: float = 60,
+        check: bool = True,
+    ) -> str:
+        return self.run(
+            "kubectl", "--namespace", namespace, *words, given=given, timeout_s=timeout_s, check=check
+        ).stdout
+
+    def helm(self, *words: str, timeout_s: float = 240) -> str:
+        return self.run("helm", "--namespace", OPERATOR_NAMESPACE, *words, timeout_s=timeout_s).stdout
+
+    def get(self, kind: str, name: str, namespace: str = NAMESPACE) -> Manifest | None:
+        text = self.kubectl("get", kind, name, "--ignore-not-found", "--output", "json", namespace=namespace)
+        return json.loads(text) if text.strip() else None
+
+    def items(self, kind: str, selector: str = "", namespace: str = NAMESPACE) -> list[Manifest]:
+        found: list[Manifest] = json.loads(
+            self.kubectl("get", kind, "--selector", selector, "--output", "json", namespace=namespace)
+        )["items"]
+        return found
+
+    def apply(self, *manifests: Manifest, namespace: str = NAMESPACE) -> None:
+        self.kubectl("apply", "--filename", "-", namespace=namespace, given=yaml.safe_dump_all(manifests))
+
+    def delete(self, kind: str, *names: str, namespace: str = NAMESPACE, timeout_s: float = 60) -> None:
+        self.kubectl(
+            "delete",
+            kind,
+            *names,
+            "--ignore-not-found",
+            f"--timeout={int(timeout_s)}s",
+            namespace=namespace,
+            timeout_s=timeout_s + 10,
+        )
+
+    def kill(self, pod: str, namespace: str = NAMESPACE) -> None:
+        """As when a node dies: no grace, no farewell."""
+        self.kubectl("delete", "pod", pod, "--grace-period=0", "--force", "--wait=false", namespace=namespace)
+
+    def status(self, kind: str, name: str, namespace: str = NAMESPACE) -> Manifest:
+        found = self.get(kind, name, namespace)
+        return {} if found is None else found.get("status", {})
+
+    def condition(self, kind: str, name: str, type_: str, namespace: str = NAMESPACE) -> Manifest:
+        return next(
+            (one for one in self.status(kind, name, namespace).get("conditions", []) if one["type"] == type_), {}
+        )
+
+    def wait(
+        self,
+        what: str,
+        probe: Callable[[], T],
+        *,
+        timeout_s: float = 120,
+        every_s: float = 1.0,
+        namespace: str = NAMESPACE,
+    ) -> T:
+        """The first true value of `probe`. On timeout the test fails with what the cluster looks like."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            value = probe()
+            if value:
+                return value
+            if time.monotonic() > deadline:
+                pytest.fail(f"waited {timeout_s:.0f} s in vain for {what}\n{self.describe(namespace)}")
+            time.sleep(every_s)
+
+    def wait_condition(
+        self,
+        kind: str,
+        name: str,
+        type_: str,
+        status: str = "True",
+        *,
+        reason: str | None = None,
+        timeout_s: float = 120,
+        namespace: str = NAMESPACE,
+    ) -> Manifest:
+        def probe() -> Manifest | None:
+            found = self.condition(kind, name, type_, namespace)
+            return found if found.get("status") == status and reason in (None, found.get("reason")) else None
+
+        wanted = f"{kind} {name}: {type_}={status}" + (f" ({reason})" if reason else "")
+        found = self.wait(wanted, probe, timeout_s=timeout_s, namespace=namespace)
+        assert found is not None
+        return found
+
+    def describe(self, namespace: str) -> str:
+        """What people would look at: objects, events, the tails of failing pods' and the operator's logs."""
+        parts = [
+            self.kubectl(
+                "get", "persistshards,sparksinks,pods,jobs", "--output", "wide", namespace=namespace, check=False
+            ),
+            self.kubectl(
+                "get",
+                "persistshards,sparksinks",
+                "--output",
+                'jsonpath={range .items[*]}{.kind} {.metadata.name} {.status}{"\\n"}{end}',
+                namespace=namespace,
+                check=False,
+            ),
+            self.kubectl("get", "events", "--sort-by=.lastTimestamp", namespace=namespace, check=False)[-3000:],
+        ]
+        for pod in self.items("pods", namespace=namespace):
+            if pod.get("status", {}).get("phase") in ("Failed", "Running", "Pending"):
+                name = pod["metadata"]["name"]
+                parts.append(
+                    f"--- {name}\n" + self.kubectl("logs", name, "--tail=30", namespace=namespace, check=False)[-4000:]
+                )
+        parts.append(
+            "--- operator\n"
+            + self.kubectl("logs", f"deployment/{RELEASE}", "--tail=60", namespace=OPERATOR_NAMESPACE, check=False)[
+                -8000:
+            ]
+        )
+        return "\n".join(parts)
+
+    def operator_pod(self) -> Manifest | None:
+        """The operator's pod that is ready and not on its way out."""
+        pods = self.items("pods", "app.kubernetes.io/component=operator", OPERATOR_NAMESPACE)
+        alive = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+        ready = [
+            pod
+            for pod in alive
+            if any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
+        ]
+        return ready[0] if ready else None
+
+    def install(self) -> None:
+        self.helm(
+            "upgrade",
+            "--install",
+            RELEASE,
+            str(ROOT / "charts" / "persist-operator"),
+            "--values",
+            str(HERE / "values.yaml"),
+            "--wait",
+            "--timeout=180s",
+        )
+
+
+class Programs:
+    """Small Python programs (programs/*.py) that run in pods of the engine image, with the stores' credentials."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def start(self, program: str, *arguments: str, profile: str = "default", namespace: str = NAMESPACE) -> str:
+        """Name of a Job that runs it now. The program gets the two store URLs, then the arguments."""
+        stores = VALUES["storageProfiles"][profile]
+        text = (HERE / "programs" / f"{program}.py").read_text()
+        words = ["python3", "-c", text, stores["blob"], stores["consensus"], *arguments]
+        return self._start(program.replace("_", "-"), {"command": words}, stores["secretName"], namespace)
+
+    def start_cli(self, *arguments: str, profile: str = "default", namespace: str = NAMESPACE) -> str:
+        """Name of a Job that runs the `persist` command line, the image's own entry point."""
+        stores = VALUES["storageProfiles"][profile]
+        words = [*arguments, "--blob", stores["blob"], "--consensus", stores["consensus"]]
+        return self._start("persist-cli", {"args": words}, stores["secretName"], namespace)
+
+    def finish(self, job: str, *, timeout_s: float = 180, namespace: str = NAMESPACE) -> str:
+        """Its output, once it ended well; the test fails with the output when it did not."""
+
+        def probe() -> Manifest | None:
+            status = self._cluster.status("job", job, namespace)
+            return status if status.get("succeeded") or status.get("failed") else None
+
+        status = self._cluster.wait(f"program {job}", probe, timeout_s=timeout_s, namespace=namespace)
+        output = self._cluster.kubectl("logs", f"job/{job}", "--tail=-1", namespace=namespace)
+        assert status is not None
+        assert status.get("succeeded"), output[-4000:]
+        return output
+
+    def result(
+        self,
+        program: str,
+        *arguments: str,
+        profile: str = "default",
+        timeout_s: float = 180,
+        namespace: str = NAMESPACE,
+    ) -> Manifest:
+        """Runs it to its end; the last line of output is its result, as JSON."""
+        output = self.finish(
+            self.start(program, *arguments, profile=profile, namespace=namespace),
+            timeout_s=timeout_s,
+            namespace=namespace,
+        )
+        answer: Manifest = json.loads(output.strip().splitlines()[-1])
+        return answer
+
+    def _start(self, name: str, what: Manifest, secret: str, namespace: str) -> str:
+        job = f"{name}-{uuid.uuid4().hex[:8]}"
+        container: Manifest = {
+            "name": "program",
+            "image": VALUES["images"]["engine"],
+            "imagePullPolicy": "IfNotPresent",
+            **what,
+            "env": [{"name": "AWS_SHARED_CREDENTIALS_FILE", "value": "/var/run/secrets/persist/store/aws-credentials"}],
+            "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "2Gi"}},
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            },
+            "volumeMounts": [
+                {"name": "store", "mountPath": "/var/run/secrets/persist/store", "readOnly": True},
+                {"name": "tmp", "mountPath": "/tmp"},
+            ],
+        }
+        pod: Manifest = {
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 10001,
+                "runAsGroup": 10001,
+                "fsGroup": 10001,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [container],
+            "volumes": [
+                {"name": "store", "secret": {"secretName": secret, "defaultMode": 0o440}},
+                {"name": "tmp", "emptyDir": {}},
+            ],
+        }
+        spec = {"backoffLimit": 0, "ttlSecondsAfterFinished": 1800, "template": {"spec": pod}}
+        self._cluster.apply(
+            {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job}, "spec": spec}, namespace=namespace
+        )
+        return job
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Cluster:
+    """The cluster of `make cluster-up`, with the chart installed as run.sh does."""
+    done = subprocess.run(
+        ["bash", str(HERE / "cluster" / "cluster.sh"), "env"], capture_output=True, text=True, check=True
+    )
+    shell = subprocess.run(["bash", "-c", f"{done.stdout}\nenv -0"], capture_output=True, text=True, check=True)
+    environment = dict(line.split("=", 1) for line in shell.stdout.split("\0") if "=" in line)
+    found = Cluster({**os.environ, **environment})
+    if (
+        found.run(
+            "kubectl", "--request-timeout=10s", "get", "crd", "persistshards.persistshard.io", check=False
+        ).returncode
+        != 0
+    ):
+        pytest.fail("no cluster with the chart installed: run `KEEP=1 make e2e` once, then pytest tests/e2e at will")
+    return found
+
+
+@pytest.fixture(scope="session")
+def programs(cluster: Cluster) -> Programs:
+    return Programs(cluster)
+
+
+@pytest.fixture(scope="session")
+def content() -> Any:
+    """programs/content.py as a module: the same hash here, over the source, as in the pod, over the shard."""
+    spec = importlib.util.spec_from_file_location("content", HERE / "programs" / "content.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def named(cluster: Cluster) -> Iterator[Callable[[str], str]]:
+    """Fresh names for shards and sinks; what carries them is deleted after the test."""
+    names: list[str] = []
+
+    def name(stem: str) -> str:
+        names.append(f"{stem}-{uuid.uuid4().hex[:6]}")
+        return names[-1]
+
+    yield name
+    if names:
+        cluster.delete("sparksinks.persistshard.io", *names)
+        cluster.delete("persistshards.persistshard.io", *names)
+
+
+def shard_manifest(name: str, *, key: str = "id BIGINT", value: str = "text STRING", **spec: Any) -> Manifest:
+    """A PersistShard with a small schema; `spec` adds to it."""
+    return {
+        "apiVersion": "persistshard.io/v1alpha1",
+        "kind": "PersistShard",
+        "metadata": {"name": name},
+        "spec": {"schema": {"key": key, "value": value}, "retention": {"sinceLagSeconds": 0}, **spec},
+    }
+
+
+@pytest.fixture
+def new_shard(cluster: Cluster, named: Callable[[str], str]) -> Callable[..., tuple[str, str]]:
+    """Apply a PersistShard and wait until it is Ready: its name and its shard id."""
+
+    def make(stem: str, **spec: Any) -> tuple[str, str]:
+        name = named(stem)
+        cluster.apply(shard_manifest(name, **spec))
+        cluster.wait_condition("persistshard", name, "Ready")
+        return name, cluster.status("persistshard", name)["shardId"]
+
+    return make
+
+
+@pytest.fixture
+def operator_is_there(cluster: Cluster) -> None:
+    """The test begins with an operator at work, whatever the one before did to it."""
+    cluster.wait("a ready operator", cluster.operator_pod, timeout_s=180, namespace=OPERATOR_NAMESPACE)

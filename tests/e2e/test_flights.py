@@ -1,0 +1,122 @@
+"""The main path: the examples applied with kubectl, on real executors, and read back from other pods."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from persist_engine.codec.schema import Schema
+
+pytestmark = [pytest.mark.kind, pytest.mark.timeout(1500), pytest.mark.usefixtures("operator_is_there")]
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "flights"
+NAMES = ("airlines", "airports", "flights")
+ROWS = {"airlines": 16, "airports": 1458, "flights": 336_776}
+
+
+def source(name: str) -> pa.Table:
+    """What the shard has to hold: the example's file with the types that its shard declares, each row once."""
+    shards = {one["metadata"]["name"]: one for one in yaml.safe_load_all((EXAMPLES / "shards.yaml").read_text())}
+    declared = shards[name]["spec"]["schema"]
+    schema = Schema.from_ddl(declared["key"], declared["value"])
+    fields = {field.name: field.type for field in [*schema.key, *schema.val]}
+    if name == "flights":
+        table = pq.read_table(EXAMPLES / "data" / "flights.parquet")
+    else:
+        options = csv.ConvertOptions(column_types=fields, null_values=["NA"], strings_can_be_null=True)
+        table = csv.read_csv(EXAMPLES / "data" / f"{name}.csv", convert_options=options)
+    table = table.select(list(fields)).cast(pa.schema(list(fields.items())))
+    return table.append_column("diff", pa.repeat(pa.scalar(1, pa.int64()), table.num_rows))
+
+
+@pytest.fixture(scope="session")
+def flights(cluster: Any) -> dict[str, set[str]]:
+    """The examples, applied unchanged and completed: the executors that ran, by the driver that owned them."""
+    executors: dict[str, set[str]] = {}
+    cluster.kubectl("apply", "--filename", str(EXAMPLES))
+
+    def completed() -> bool:
+        for pod in cluster.items("pods", "spark-role=executor"):
+            if pod["status"].get("phase") in ("Running", "Succeeded"):
+                for owner in pod["metadata"].get("ownerReferences", []):
+                    executors.setdefault(owner["name"], set()).add(pod["metadata"]["name"])
+        return all(cluster.condition("sparksink", name, "Ready").get("reason") == "Completed" for name in NAMES)
+
+    cluster.wait("the sinks of examples/flights to complete", completed, timeout_s=1200, every_s=1.0)
+    return executors
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_sink_ran_on_two_executors(cluster: Any, flights: dict[str, set[str]], name: str) -> None:
+    drivers = [driver for driver in flights if driver.startswith(f"{name}-")]
+    assert drivers
+    assert max(len(flights[driver]) for driver in drivers) >= 2
+    assert cluster.condition("sparksink", name, "Ready")["status"] == "True"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("flights")
+def test_another_pod_reads_back_what_the_source_holds(cluster: Any, programs: Any, content: Any, name: str) -> None:
+    expected = source(name)
+    assert expected.num_rows == ROWS[name]
+    read = programs.result("content", cluster.status("persistshard", name)["shardId"])
+    assert read["rows"] == ROWS[name]
+    assert read["hash"] == content.content_hash(expected)
+
+
+@pytest.mark.usefixtures("flights")
+def test_the_command_line_reads_a_shard_in_a_pod(cluster: Any, programs: Any) -> None:
+    job = programs.start_cli("read", cluster.status("persistshard", "airlines")["shardId"], "--format", "jsonl")
+    lines = [json.loads(line) for line in programs.finish(job).splitlines() if line.startswith("{")]
+    found = {(line.get("key", line)["carrier"], line.get("val", line)["name"]) for line in lines}
+    expected = source("airlines")
+    assert found == set(zip(expected["carrier"].to_pylist(), expected["name"].to_pylist(), strict=True))
+
+
+@pytest.mark.usefixtures("flights")
+def test_the_numbers_on_the_objects_are_those_of_the_data(cluster: Any) -> None:
+    """Status follows the store: rows read and written by the sink, updates held by the shard."""
+    progress = cluster.status("sparksink", "flights")["progress"]
+    assert progress["rowsRead"] == ROWS["flights"]
+    assert progress["updatesWritten"] == ROWS["flights"]
+
+    def held() -> bool:
+        return cluster.status("persistshard", "flights").get("storage", {}).get("updates") == ROWS["flights"]
+
+    cluster.wait("status.storage.updates of shard flights", held, timeout_s=60)
+
+
+def test_a_sink_whose_input_is_missing_says_so(
+    cluster: Any, named: Callable[[str], str], new_shard: Callable[..., tuple[str, str]]
+) -> None:
+    shard, _ = new_shard("no-input")
+    sink = named("no-input")
+    cluster.apply(
+        {
+            "apiVersion": "persistshard.io/v1alpha1",
+            "kind": "SparkSink",
+            "metadata": {"name": sink},
+            "spec": {
+                "shardRef": {"name": shard},
+                "input": {
+                    "type": "Format",
+                    "format": {"name": "parquet", "options": {"path": "examples/not-there.parquet"}},
+                },
+                "envelope": {"type": "Append"},
+                "restart": {"maxConsecutiveFailures": 1},
+            },
+        }
+    )
+    cluster.wait_condition("sparksink", sink, "Ready", "False", timeout_s=300)
+    failure = cluster.wait(
+        "status.lastFailure", lambda: cluster.status("sparksink", sink).get("lastFailure"), timeout_s=300
+    )
+    assert failure["class"] == "Configuration"
+    assert "not-there.parquet" in failure["message"]

@@ -1,0 +1,173 @@
+"""PersistClient: opening, sharing, inspecting, the end of shards; and the embedded stores without any server."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from persist_engine import Antichain, Appended, Location, PersistClient, Schema, Settings, ShardId
+from persist_engine.base.errors import FinalizationError, InvalidUsage, SchemaMismatch, ShardNotFound, Unavailable
+from persist_engine.base.settings import RetrySettings
+from persist_engine.model.frontier import EMPTY
+from persist_engine.testing.world import SCHEMA, World, row
+
+A = Antichain.of
+OTHER = Schema(key=pa.schema([("id", pa.int64())]), val=pa.schema([("title", pa.string())]))
+
+
+def test_files_and_sqlite_keep_a_shard_between_processes(tmp_path: Path):
+    location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
+    shard_id = ShardId.new()
+    with PersistClient.open(location) as client:
+        writer = client.open_writer(shard_id, SCHEMA, purpose="test")
+        assert isinstance(writer.append([row(1, "a", 0)], lower=A(0), upper=A(5)), Appended)
+    with PersistClient.open(location) as client:
+        assert client.schema(shard_id) == SCHEMA
+        assert list(client.shards()) == [shard_id]
+        with client.open_leased_reader(shard_id, purpose="check") as reader:
+            rows = reader.snapshot(A(4)).to_table().to_pylist()
+    assert rows == [{"key": {"id": 1}, "val": {"name": "a"}, "time": 4, "diff": 1}]
+
+
+def test_initialise_is_idempotent_and_names_differing_columns():
+    world = World()
+    shard_id = world.shard_id()
+    world.process().initialise(shard_id, SCHEMA)
+    world.process().initialise(shard_id, SCHEMA)
+    assert world.process().inspect(shard_id).seqno == 1
+    for call in (
+        lambda c: c.initialise(shard_id, OTHER),
+        lambda c: c.open_writer(shard_id, OTHER, purpose="x"),
+        lambda c: c.open_leased_reader(shard_id, OTHER, purpose="x"),
+    ):
+        with pytest.raises(SchemaMismatch, match="title"):
+            call(world.process())
+    assert world.process().inspect(shard_id).seqno == 1
+
+
+def test_what_needs_an_existing_shard_says_that_there_is_none():
+    world = World()
+    client, shard_id = world.process(), world.shard_id()
+    for call in (client.inspect, client.schema, client.recent_upper, client.finalize, client.machine):
+        with pytest.raises(ShardNotFound, match=f"{shard_id} does not exist in mem:"):
+            call(shard_id)
+    with pytest.raises(ShardNotFound):
+        client.open_leased_reader(shard_id, purpose="x")
+    assert list(client.shards()) == []
+
+
+def test_all_handles_of_a_process_share_one_state():
+    world = World()
+    client, shard_id = world.process(), world.shard_id()
+    first, second = (client.open_writer(shard_id, SCHEMA, purpose="x") for _ in range(2))
+    first.append([row(1, "a", 0)], lower=A(0), upper=A(5))
+    assert second.shared_upper() == A(5)
+    assert second.machine.state is first.machine.state
+
+
+def test_opening_more_handles_of_a_known_shard_costs_no_round_trip():
+    world = World()
+    client, shard_id = world.process(), world.shard_id()
+    client.initialise(shard_id, SCHEMA)
+    gc.collect()
+    before = world.consensus.calls.copy()
+    client.open_writer(shard_id, SCHEMA, purpose="x")
+    client.initialise(shard_id, SCHEMA)
+    assert world.consensus.calls == before
+
+
+def test_states_of_shards_that_nobody_uses_are_let_go():
+    world = World()
+    client = world.process()
+    shards = [world.shard_id() for _ in range(80)]
+    for shard_id in shards:
+        client.initialise(shard_id, SCHEMA)
+    gc.collect()
+    assert 0 < len(client._appliers) < 80
+
+
+def test_inspection_tells_what_stands_in_state():
+    world = World()
+    client, shard_id = world.process(), world.shard_id()
+    writer = client.open_writer(shard_id, SCHEMA, purpose="ingest")
+    writer.append([row(1, "a", 0), row(2, "b", 1)], lower=A(0), upper=A(5))
+    with client.open_leased_reader(shard_id, purpose="report"):
+        seen = world.process().inspect(shard_id)
+    assert (seen.shard_id, seen.seqno, seen.since, seen.upper) == (shard_id, 3, 0, 5)
+    assert (seen.updates, seen.parts, seen.live_diffs, seen.earliest_seqno) == (2, 1, 3, 1)
+    assert (seen.key_schema, seen.val_schema) == ("id BIGINT", "name STRING")
+    assert [reader.purpose for reader in seen.readers] == ["report"]
+    assert [writer.purpose for writer in seen.writers] == ["ingest"]
+    assert seen.to_json()["seqno"] == 3
+
+
+def test_a_closed_shard_is_finalized_and_an_open_one_refused():
+    world = World()
+    client, shard_id = world.process(), world.shard_id()
+    writer = client.open_writer(shard_id, SCHEMA, purpose="x")
+    for time in range(5):
+        writer.append([row(1, "a", time)], lower=A(time), upper=A(time + 1))
+    with pytest.raises(FinalizationError, match=r"\{5\}"):
+        client.finalize(shard_id)
+    writer.append([], lower=A(5), upper=EMPTY)
+    reader = client.open_leased_reader(shard_id, purpose="x")
+    reader.downgrade_since(EMPTY)
+    assert not client.is_finalized(shard_id)
+    stale = world.process()
+    stale.machine(shard_id)
+    client.finalize(shard_id)
+    client.finalize(shard_id)
+    assert stale.is_finalized(shard_id)
+    state = stale.machine(shard_id).state
+    assert [batch.rows for batch in state.trace.batches()] == [0]
+
+
+#: Nobody listens there. Opening checks the durability of a safe store, an unsafe one is first asked by a command.
+UNREACHABLE = ["redis://:hush@127.0.0.1:1/0", "redis://:hush@127.0.0.1:1/0?unsafe=true"]
+
+
+@pytest.mark.parametrize("url", UNREACHABLE)
+def test_an_unreachable_store_gives_up_naming_its_address_and_no_credential(url: str):
+    settings = Settings(retry=RetrySettings(give_up_ms=50))
+    with pytest.raises(Unavailable, match="127.0.0.1:1") as raised:
+        PersistClient.open(Location(blob="mem:", consensus=url), settings=settings).initialise(ShardId.new(), SCHEMA)
+    error: BaseException | None = raised.value
+    while error is not None:
+        assert "hush" not in str(error)
+        error = error.__cause__
+
+
+def test_a_broken_store_gives_up_only_when_asked_to():
+    world = World(settings=Settings(retry=RetrySettings(give_up_ms=200)))
+    world.faults.break_down()
+    with pytest.raises(Unavailable, match="mem:"):
+        world.process().initialise(world.shard_id(), SCHEMA)
+    patient = World()
+    patient.faults.fail_next("scan", happened=False, times=100)
+    patient.process().initialise(patient.shard_id(), SCHEMA)
+    assert patient.faults.injected == 100
+
+
+@pytest.mark.parametrize("url", ["", "ftp://x", "mem:?colour=red", "sqlite://relative.db"])
+def test_urls_that_make_no_sense_are_refused(url: str):
+    with pytest.raises(InvalidUsage):
+        PersistClient.open(Location(blob="mem:", consensus=url))
+
+
+def test_public_names_load_lazily_and_all_exist():
+    """`persist --help` must not pay for Arrow."""
+    probe = (
+        "import sys, persist_engine\n"
+        "assert 'pyarrow' not in sys.modules\n"
+        "assert all(getattr(persist_engine, name) is not None for name in persist_engine.__all__)\n"
+        "assert set(persist_engine.__all__) <= set(dir(persist_engine))\n"
+    )
+    subprocess.run([sys.executable, "-c", probe], check=True)
+    import persist_engine
+
+    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
+        persist_engine.Nonsense  # noqa: B018

@@ -1,0 +1,477 @@
+"""One section per command: what it changes, what it refuses, and that a refusal changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from persist_engine.base.errors import (
+    Fenced,
+    FinalizationError,
+    InvalidEmptyTimeInterval,
+    InvalidUsage,
+    InvariantViolated,
+)
+from persist_engine.base.versioned import SeqNo
+from persist_engine.model import commands as c
+from persist_engine.model.frontier import EMPTY, MINIMUM
+from persist_engine.model.ids import SENTINEL_TOKEN
+from persist_engine.model.spine import MergeOutcome, MergeRes
+from persist_engine.model.state import SchemaPair, SourceProgress
+from persist_engine.model.transitions import Applied, Refused, transition
+from persist_engine.testing.states import (
+    DEBUG,
+    SCHEMA,
+    Stepper,
+    append,
+    batch,
+    critical_id,
+    frontier,
+    inline_batch,
+    leased_id,
+    rollup,
+    token,
+    writer_id,
+)
+
+
+def refused(shard: Stepper, cmd: c.Command) -> c.Answer:
+    """The answer of a command that must not commit."""
+    before, seen = shard.state, len(shard.diffs)
+    answer = shard.do(cmd)
+    assert shard.state is before
+    assert len(shard.diffs) == seen
+    assert shard.maintenance.is_empty()
+    return answer
+
+
+def committed(shard: Stepper, cmd: c.Command) -> c.Answer:
+    """The answer of a command that must take a version."""
+    before = shard.state.seqno
+    answer = shard.do(cmd)
+    assert shard.state.seqno == before + 1
+    return answer
+
+
+def register(shard: Stepper, number: int = 1, **more: object) -> c.Answer:
+    return committed(shard, c.RegisterLeasedReader(reader_id=leased_id(number), lease_ms=1000, debug=DEBUG, **more))
+
+
+def downgrade(number: int, since: int | None, outstanding: int | None = None) -> c.DowngradeSince:
+    hold = None if outstanding is None else SeqNo(outstanding)
+    return c.DowngradeSince(reader_id=leased_id(number), outstanding_seqno=hold, new_since=frontier(since))
+
+
+def tombstone() -> Stepper:
+    shard = Stepper()
+    register(shard)
+    committed(shard, append(batch(0, 5, 10), token_number=1))
+    committed(shard, append(batch(5, None), token_number=2))
+    committed(shard, downgrade(1, None))
+    for _ in range(20):
+        answer = shard.do(c.BecomeTombstone())
+        if answer == c.TombstoneStep(finalized=True, progressed=False):
+            return shard
+    raise AssertionError("never finalized")
+
+
+# --- compare and append
+
+
+def test_append_pushes_and_registers_the_writer() -> None:
+    shard = Stepper(now_ms=7)
+    content = batch(0, 5, 10)
+    assert committed(shard, append(content, token_number=1)) == c.Appended(())
+    writer = shard.state.writers[writer_id(1)]
+    assert (writer.most_recent_write_token, writer.most_recent_write_upper) == (token(1), frontier(5))
+    assert writer.last_heartbeat_ms == 7
+    assert list(shard.state.trace.batches()) == [content]
+    assert shard.state.trace.upper == frontier(5)
+
+
+def test_append_elsewhere_is_a_mismatch_that_names_the_writers_own_upper() -> None:
+    shard = Stepper()
+    committed(shard, append(batch(0, 5, 1), by=1, token_number=1))
+    committed(shard, append(batch(5, 8, 1), by=2, token_number=2))
+    answer = refused(shard, append(batch(5, 9, 1), by=1, token_number=3))
+    assert answer == c.UpperMismatch(current=frontier(8), expected=frontier(5), writer_upper=frontier(5))
+    answer = refused(shard, append(batch(9, 10, 1), by=3, token_number=4))
+    assert answer == c.UpperMismatch(current=frontier(8), expected=frontier(9), writer_upper=MINIMUM)
+    assert writer_id(3) not in shard.state.writers
+
+
+def test_append_of_the_same_token_was_already_committed_even_when_others_wrote_since() -> None:
+    """Bug 2: the token is looked at before the upper."""
+    shard = Stepper()
+    again = append(batch(0, 5, 1), by=1, token_number=1)
+    committed(shard, again)
+    assert refused(shard, again) == c.AlreadyCommitted()
+    committed(shard, append(batch(5, 8, 1), by=2, token_number=2))
+    assert refused(shard, again) == c.AlreadyCommitted()
+
+
+def test_append_of_a_token_that_was_used_for_other_bounds_is_an_error() -> None:
+    shard = Stepper()
+    committed(shard, append(batch(0, 5, 1), token_number=1))
+    with pytest.raises(InvariantViolated, match="another upper"):
+        shard.do(append(batch(0, 6, 1), token_number=1))
+
+
+def test_append_of_nothing_in_an_empty_interval_is_a_heartbeat() -> None:
+    shard = Stepper()
+    committed(shard, append(batch(0, 5, 1), token_number=1))
+    shard.now_ms = 50
+    trace = shard.state.trace
+    assert committed(shard, append(batch(5, 5), token_number=2)) == c.Appended(())
+    assert shard.state.trace == trace
+    assert shard.state.writers[writer_id(1)].last_heartbeat_ms == 50
+
+
+def test_append_of_data_in_an_empty_interval_is_refused_before_anything_else() -> None:
+    shard = Stepper()
+    with pytest.raises(InvalidEmptyTimeInterval):
+        shard.do(append(batch(3, 3, 1), token_number=1))
+
+
+def test_append_of_an_advanced_batch_is_refused() -> None:
+    with pytest.raises(InvalidUsage, match="advanced beyond"):
+        Stepper().do(append(batch(0, 5, 1, since=3), token_number=1))
+
+
+def test_heartbeat_of_a_writer_never_goes_back() -> None:
+    """Bug 34: clocks step back."""
+    shard = Stepper(now_ms=50)
+    committed(shard, append(batch(0, 5, 1), token_number=1))
+    shard.now_ms = 20
+    committed(shard, append(batch(5, 6, 1), token_number=2))
+    assert shard.state.writers[writer_id(1)].last_heartbeat_ms == 50
+
+
+def test_inline_data_is_bounded_exclusively() -> None:
+    shard = Stepper()
+    committed(shard, append(inline_batch(0, 1, b"x" * 60), token_number=1, inline_total_bytes_max=100))
+    full = append(inline_batch(1, 2, b"x" * 40), token_number=2, inline_total_bytes_max=100)
+    assert refused(shard, full) == c.InlineBackpressure()
+    committed(shard, append(batch(1, 2, 10), token_number=3, inline_total_bytes_max=10))
+    committed(shard, append(inline_batch(2, 3, b"x" * 39), token_number=4, inline_total_bytes_max=100))
+    assert shard.state.trace.inline_bytes == 99
+
+
+def test_upper_is_checked_before_backpressure() -> None:
+    answer = refused(Stepper(), append(inline_batch(1, 2, b"xx"), token_number=1, inline_total_bytes_max=1))
+    assert isinstance(answer, c.UpperMismatch)
+
+
+def test_progress_is_committed_with_the_data_and_compared_first() -> None:
+    shard = Stepper()
+
+    def with_progress(lower: int, new: bytes, expected: bytes | None, number: int) -> c.CompareAndAppend:
+        cmd = append(batch(lower, lower + 1, 1), token_number=number)
+        return replace(cmd, progress=("sink", SourceProgress(new, frontier(number))), expected_progress=expected)
+
+    assert refused(shard, with_progress(0, b"b", b"a", 1)) == c.ProgressMismatch(None)
+    committed(shard, with_progress(0, b"a", None, 2))
+    assert shard.state.progress["sink"] == SourceProgress(b"a", frontier(2))
+    stored = SourceProgress(b"a", frontier(2))
+    assert refused(shard, with_progress(0, b"b", None, 3)) == c.ProgressMismatch(stored)
+    assert isinstance(refused(shard, with_progress(0, b"b", b"a", 4)), c.UpperMismatch)
+    assert refused(shard, with_progress(0, b"a", None, 2)) == c.AlreadyCommitted()
+    committed(shard, append(batch(1, 2, 1), token_number=5))
+    assert shard.state.progress["sink"] == stored
+
+
+def test_append_claims_the_merges_that_fell_due() -> None:
+    shard = Stepper(now_ms=3)
+    for index in range(2):
+        committed(shard, append(batch(index, index + 1, 8), token_number=index))
+    answer = committed(shard, append(batch(2, 3, 8), token_number=2))
+    assert isinstance(answer, c.Appended)
+    assert [str(request.id) for request in answer.requests] == ["0-2"]
+    claims = {str(each.id): each.active_compaction_start_ms for each in shard.state.trace.spine_batches()}
+    assert claims == {"0-2": 3, "2-3": None}
+    assert shard.maintenance.requests == answer.requests
+
+
+@pytest.mark.parametrize(
+    ("now_ms", "rows", "taken"), [(999, 1, []), (1000, 0, []), (1000, 1, ["0-2"])], ids=["claimed", "empty", "lapsed"]
+)
+def test_append_takes_over_a_compaction_that_nobody_finished(now_ms: int, rows: int, taken: list[str]) -> None:
+    """Only an append with data and without work of its own does, and only once the claim is older than claim_ms."""
+    shard = Stepper()
+    for index in range(3):
+        committed(shard, append(batch(index, index + 1, 64), token_number=index))
+    shard.now_ms = now_ms
+    answer = committed(shard, append(batch(3, 4, rows), token_number=3))
+    assert isinstance(answer, c.Appended)
+    assert [str(request.id) for request in answer.requests] == taken
+
+
+# --- leased readers
+
+
+def test_a_reader_holds_since_and_this_very_version() -> None:
+    shard = Stepper(now_ms=5)
+    assert register(shard) == c.Registered(MINIMUM, SeqNo(2))
+    reader = shard.state.leased_readers[leased_id(1)]
+    assert (reader.seqno, reader.since, reader.last_heartbeat_ms) == (2, MINIMUM, 5)
+
+
+def test_a_reader_may_start_at_the_critical_readers_since() -> None:
+    shard = Stepper()
+    register(shard, 1)
+    committed(shard, c.RegisterCriticalReader(reader_id=critical_id(1), opaque=b"a", debug=DEBUG))
+    move = c.CompareAndDowngradeSince(
+        reader_id=critical_id(1), expected_opaque=b"a", new_opaque=b"b", new_since=frontier(7)
+    )
+    committed(shard, move)
+    assert shard.state.trace.since == MINIMUM
+    answer = register(shard, 2, since_from_critical=True)
+    assert isinstance(answer, c.Registered)
+    assert answer.since == frontier(7)
+
+
+def test_since_is_the_meet_of_all_readers_and_never_steps_back() -> None:
+    shard = Stepper()
+    register(shard, 1)
+    register(shard, 2)
+    assert committed(shard, downgrade(1, 7)) == c.SinceDowngraded(frontier(7))
+    assert shard.state.trace.since == MINIMUM
+    committed(shard, downgrade(2, 5))
+    assert shard.state.trace.since == frontier(5)
+    assert committed(shard, downgrade(1, 3)) == c.SinceDowngraded(frontier(7)), "a reader's since never steps back"
+    committed(shard, c.ExpireLeasedReader(leased_id(2)))
+    assert shard.state.trace.since == frontier(5), "expiry leaves since alone (bug 22)"
+    committed(shard, downgrade(1, 7))
+    assert shard.state.trace.since == frontier(7)
+
+
+def test_downgrading_moves_the_hold_and_renews_the_lease() -> None:
+    shard = Stepper()
+    register(shard)
+    shard.now_ms = 9
+    committed(shard, downgrade(1, 1))
+    reader = shard.state.leased_readers[leased_id(1)]
+    assert (reader.seqno, reader.last_heartbeat_ms) == (3, 9)
+    committed(shard, downgrade(1, 1, outstanding=3))
+    assert shard.state.leased_readers[leased_id(1)].seqno == 3
+    with pytest.raises(InvalidUsage, match="cannot hold v2 again"):
+        shard.do(downgrade(1, 1, outstanding=2))
+    committed(shard, downgrade(1, 1, outstanding=99))
+    assert shard.state.leased_readers[leased_id(1)].seqno == shard.state.seqno
+
+
+def test_a_reader_that_is_gone_is_told_an_empty_since() -> None:
+    """Bug 23: a machine that slept must not crash."""
+    assert refused(Stepper(), downgrade(1, 5)) == c.SinceDowngraded(EMPTY)
+
+
+def test_heartbeat_says_whether_the_reader_is_there() -> None:
+    shard = Stepper()
+    register(shard)
+    shard.now_ms = 100
+    assert committed(shard, c.HeartbeatLeasedReader(leased_id(1))) == c.HeartbeatSeen(existed=True)
+    assert shard.state.leased_readers[leased_id(1)].last_heartbeat_ms == 100
+    shard.now_ms = 50
+    committed(shard, c.HeartbeatLeasedReader(leased_id(1)))
+    assert shard.state.leased_readers[leased_id(1)].last_heartbeat_ms == 100
+    assert committed(shard, c.HeartbeatLeasedReader(leased_id(2))) == c.HeartbeatSeen(existed=False)
+
+
+def test_expiry_says_whether_there_was_something() -> None:
+    shard = Stepper()
+    register(shard)
+    committed(shard, append(batch(0, 1, 1), token_number=1))
+    committed(shard, c.RegisterCriticalReader(reader_id=critical_id(1), opaque=b"a", debug=DEBUG))
+    gone = c.ExpireLeasedReader(leased_id(1)), c.ExpireWriter(writer_id(1)), c.ExpireCriticalReader(critical_id(1))
+    for cmd in gone:
+        assert committed(shard, cmd) == c.Expired(existed=True)
+        assert committed(shard, cmd) == c.Expired(existed=False)
+    assert not shard.state.leased_readers
+    assert not shard.state.writers
+    assert not shard.state.critical_readers
+
+
+# --- critical readers
+
+
+def test_registering_a_critical_reader_again_keeps_since_and_opaque() -> None:
+    shard = Stepper()
+    first = c.RegisterCriticalReader(reader_id=critical_id(1), opaque=b"a", debug=DEBUG)
+    assert committed(shard, first) == c.CriticalRegistered(MINIMUM, b"a")
+    assert committed(shard, replace(first, opaque=b"b")) == c.CriticalRegistered(MINIMUM, b"a")
+
+
+def test_the_opaque_fences() -> None:
+    shard = Stepper()
+    committed(shard, c.RegisterCriticalReader(reader_id=critical_id(1), opaque=b"a", debug=DEBUG))
+
+    def move(expected: bytes, new: bytes, since: int) -> c.CompareAndDowngradeSince:
+        return c.CompareAndDowngradeSince(
+            reader_id=critical_id(1), expected_opaque=expected, new_opaque=new, new_since=frontier(since)
+        )
+
+    assert committed(shard, move(b"a", b"b", 5)) == c.CriticalDowngraded(frontier(5))
+    assert shard.state.trace.since == frontier(5)
+    assert committed(shard, move(b"a", b"c", 9)) == c.OpaqueMismatch(b"b", frontier(5))
+    assert shard.state.trace.since == frontier(5)
+    assert committed(shard, move(b"b", b"c", 3)) == c.CriticalDowngraded(frontier(5))
+    assert shard.state.critical_readers[critical_id(1)].opaque == b"c", "whoever got through owns the reader"
+
+
+def test_moving_an_unknown_critical_reader_is_fenced() -> None:
+    cmd = c.CompareAndDowngradeSince(
+        reader_id=critical_id(1), expected_opaque=b"", new_opaque=b"", new_since=frontier(1)
+    )
+    with pytest.raises(Fenced, match="not registered"):
+        Stepper().do(cmd)
+
+
+# --- rollups
+
+
+def test_adding_a_rollup_twice_is_applied_and_another_one_is_not() -> None:
+    shard = Stepper()
+    register(shard)
+    assert committed(shard, c.AddRollup(SeqNo(2), rollup(2))) == c.RollupAdded(applied=True)
+    assert committed(shard, c.AddRollup(SeqNo(2), rollup(2))) == c.RollupAdded(applied=True)
+    assert committed(shard, c.AddRollup(SeqNo(2), rollup(2, "other"))) == c.RollupAdded(applied=False)
+    assert shard.state.rollups[SeqNo(2)] == rollup(2)
+    with pytest.raises(InvalidUsage, match="cannot be linked"):
+        shard.do(c.AddRollup(shard.state.seqno.next(), rollup(9)))
+
+
+def test_removing_rollups_takes_only_those_that_are_there_and_never_the_newest() -> None:
+    shard = Stepper()
+    register(shard)
+    committed(shard, c.AddRollup(SeqNo(2), rollup(2)))
+    first = shard.state.rollups[SeqNo(1)]
+    assert refused(shard, c.RemoveRollups(())) == c.RollupsRemoved(())
+    assert committed(shard, c.RemoveRollups(((SeqNo(1), rollup(1, "other")),))) == c.RollupsRemoved(())
+    with pytest.raises(InvariantViolated, match="newest"):
+        shard.do(c.RemoveRollups(((SeqNo(2), rollup(2)),)))
+    answer = committed(shard, c.RemoveRollups(((SeqNo(1), first), (SeqNo(7), rollup(7)))))
+    assert answer == c.RollupsRemoved((SeqNo(1),))
+    assert list(shard.state.rollups) == [2]
+
+
+# --- compaction
+
+
+def test_a_merge_result_is_committed_whatever_came_of_it() -> None:
+    shard = Stepper()
+    for index in range(3):
+        committed(shard, append(batch(index, index + 1, 8), token_number=index))
+    output = batch(0, 2, 10, keys=("out",))
+    output = replace(output, parts=(replace(output.parts[0], diffs_sum=16),))
+    assert committed(shard, c.ApplyMergeRes(MergeRes(output, None))) == c.MergeApplied(MergeOutcome.APPLIED_EXACT)
+    assert [list(each.blob_keys()) for each in shard.state.trace.batches()] == [["out"], ["w/p2-3-8"]]
+    answer = committed(shard, c.ApplyMergeRes(MergeRes(batch(0, 3, 1), None)))
+    assert answer == c.MergeApplied(MergeOutcome.NOT_APPLIED_NO_MATCH)
+
+
+def test_exertion_ripens_an_idle_shard() -> None:
+    shard = Stepper(now_ms=4)
+    committed(shard, append(batch(0, 1, 100), token_number=1))
+    assert refused(shard, c.SpineExert(1000)) == c.Exerted(())
+    committed(shard, append(batch(1, 2, 3), token_number=2))
+    assert refused(shard, c.SpineExert(0)) == c.Exerted(())
+    for _ in range(3):
+        answer = committed(shard, c.SpineExert(1000))
+        assert isinstance(answer, c.Exerted)
+        if answer.requests:
+            break
+    assert shard.maintenance.requests == answer.requests
+    claims = {each.id: each.active_compaction_start_ms for each in shard.state.trace.spine_batches()}
+    assert [claims[request.id] for request in answer.requests] == [4]
+
+
+def test_compactions_are_claimed_oldest_first_and_once() -> None:
+    shard = Stepper()
+    for index in range(3):
+        committed(shard, append(batch(index, index + 1, 64), token_number=index))
+    claim = c.ClaimCompactions(max_requests=5, claim_ms=1000)
+    assert refused(shard, claim) == c.CompactionsClaimed(()), "the append that made it has claimed it"
+    shard.now_ms = 1000
+    answer = committed(shard, claim)
+    assert isinstance(answer, c.CompactionsClaimed)
+    assert [str(request.id) for request in answer.requests] == ["0-2"]
+    assert refused(shard, claim) == c.CompactionsClaimed(())
+    shard.now_ms = 5000
+    assert refused(shard, replace(claim, max_requests=0)) == c.CompactionsClaimed(())
+
+
+# --- schemas
+
+
+def test_a_schema_is_found_or_refused_once_there_is_one() -> None:
+    shard = Stepper()
+    assert refused(shard, c.RegisterSchema(SCHEMA)) == c.SchemaRegistered(0)
+    assert refused(shard, c.RegisterSchema(SchemaPair(b"x", b"y"))) == c.SchemaRegistered(None)
+    bare = Stepper(state=replace(shard.state, schemas=shard.state.schemas.remove(0)))
+    assert committed(bare, c.RegisterSchema(SCHEMA)) == c.SchemaRegistered(0)
+
+
+# --- tombstones
+
+
+def test_only_a_closed_shard_can_be_finalized() -> None:
+    shard = Stepper()
+    with pytest.raises(FinalizationError, match="both must be empty"):
+        shard.do(c.BecomeTombstone())
+    committed(shard, append(batch(0, None), token_number=1))
+    with pytest.raises(FinalizationError):
+        shard.do(c.BecomeTombstone())
+
+
+def test_a_tombstone_holds_nobody_and_nothing() -> None:
+    state = tombstone().state
+    assert not state.writers
+    assert not state.leased_readers
+    assert [(each.desc.lower, each.desc.upper, each.parts) for each in state.trace.batches()] == [(MINIMUM, EMPTY, ())]
+
+
+def test_a_tombstone_answers_everything_without_a_commit_but_rollups() -> None:
+    shard = tombstone()
+    seqno = shard.state.seqno
+    expected: list[tuple[c.Command, c.Answer]] = [
+        (append(batch(3, 4, 1), token_number=9), c.UpperMismatch(EMPTY, frontier(3), EMPTY)),
+        (c.HeartbeatLeasedReader(leased_id(1)), c.HeartbeatSeen(existed=False)),
+        (downgrade(1, 3), c.SinceDowngraded(EMPTY)),
+        (c.ExpireLeasedReader(leased_id(1)), c.Expired(existed=False)),
+        (c.ExpireWriter(writer_id(1)), c.Expired(existed=False)),
+        (c.ExpireCriticalReader(critical_id(1)), c.Expired(existed=False)),
+        (
+            c.RegisterCriticalReader(reader_id=critical_id(1), opaque=b"a", debug=DEBUG),
+            c.CriticalRegistered(EMPTY, b"a"),
+        ),
+        (
+            c.CompareAndDowngradeSince(
+                reader_id=critical_id(1), expected_opaque=b"x", new_opaque=b"y", new_since=frontier(1)
+            ),
+            c.CriticalDowngraded(EMPTY),
+        ),
+        (c.RemoveRollups(((SeqNo(1), rollup(1)),)), c.RollupsRemoved(())),
+        (c.ApplyMergeRes(MergeRes(batch(0, 5), None)), c.MergeApplied(MergeOutcome.NOT_APPLIED_NO_MATCH)),
+        (c.RegisterSchema(SchemaPair(b"x", b"y")), c.SchemaRegistered(None)),
+        (c.SpineExert(100), c.Exerted(())),
+        (c.ClaimCompactions(max_requests=1, claim_ms=0), c.CompactionsClaimed(())),
+        (c.BecomeTombstone(), c.TombstoneStep(finalized=True, progressed=False)),
+    ]
+    for cmd, answer in expected:
+        assert refused(shard, cmd) == answer
+    read = c.RegisterLeasedReader(reader_id=leased_id(1), lease_ms=1, debug=DEBUG)
+    answer = refused(shard, read)
+    assert answer == c.Registered(EMPTY, seqno)
+    assert committed(shard, c.AddRollup(seqno, rollup(seqno))) == c.RollupAdded(applied=True)
+
+
+def test_transition_does_not_touch_its_input() -> None:
+    shard = Stepper()
+    before = shard.state
+    out = transition(before, append(batch(0, 5, 1), token_number=1), now_ms=0)
+    assert isinstance(out, Applied)
+    assert before.trace.upper == MINIMUM
+    assert not before.writers
+    assert out.state.trace.upper == frontier(5)
+    assert isinstance(transition(before, append(batch(1, 5, 1), token_number=1), now_ms=0), Refused)
+    assert token(1) != SENTINEL_TOKEN

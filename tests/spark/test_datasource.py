@@ -1,0 +1,102 @@
+"""`spark.read.format("persist")`: the shard's contents at a time, planned and read in other processes than this one."""
+
+import pytest
+from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
+from persist_engine.base.errors import InvalidUsage
+from persist_spark.datasource import Options, PersistDataSource, row_type
+from pyspark.sql import SparkSession
+
+SHARD = "s00000000-0000-0000-0000-000000000001"
+GIVEN = {"shard": SHARD, "blob": "mem:", "consensus": "mem:"}
+
+
+def test_options_are_checked_by_name():
+    options = Options.parse({**GIVEN, "AS_OF": "7", "splits": "3", "updates": "True"})
+    assert (options.as_of, options.splits, options.updates) == (7, 3, True)
+    assert Options.parse(GIVEN).as_of is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shard": ""}, "option shard: required"),
+        ({"shard": "x"}, "not a shard id"),
+        ({"as_of": "-1"}, "option as_of: '-1' is not a whole number"),
+        ({"as_of": "now"}, "option as_of: 'now' is not a whole number"),
+        ({"splits": "0"}, "option splits: '0' is not a whole number"),
+        ({"updates": "yes"}, "option updates: 'yes' is not true or false"),
+        ({"asof": "1"}, "option asof: not known to format persist"),
+    ],
+)
+def test_wrong_options_are_refused(change, message):
+    with pytest.raises(InvalidUsage, match=message):
+        Options.parse({**GIVEN, **change})
+
+
+def test_fields_of_one_name_need_the_updates_shape():
+    schema = Schema.from_ddl("id BIGINT", "id BIGINT")
+    with pytest.raises(InvalidUsage, match="both have id: read with option updates=true"):
+        row_type(schema, updates=False)
+    assert row_type(schema, updates=True).fieldNames() == ["key", "val", "time", "diff"]
+
+
+@pytest.fixture(scope="module")
+def spark(local_spark) -> SparkSession:
+    local_spark.dataSource.register(PersistDataSource)
+    return local_spark
+
+
+@pytest.fixture
+def given(tmp_path) -> dict[str, str]:
+    """A shard with 1000 rows at time 0, row 7 gone and row 8 there thrice at time 5; upper 6."""
+    location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
+    shard = ShardId.new()
+    with PersistClient.open(location) as client:
+        schema = Schema.from_ddl("id BIGINT, at TIMESTAMP", "name STRING, p STRUCT<x: DOUBLE>")
+        with client.open_writer(shard, schema, purpose="test") as writer:
+
+            def write(lower, upper, rows):
+                updates = [(((i, i * 1_000_000), (f"n{i}", {"x": i / 2})), time, diff) for i, time, diff in rows]
+                writer.compare_and_append(updates, expected_upper=Antichain.of(lower), new_upper=Antichain.of(upper))
+
+            write(0, 1, [(i, 0, 1) for i in range(1000)])
+            write(1, 6, [(7, 5, -1), (8, 5, 2)])
+    return {"shard": shard, "blob": location.blob, "consensus": location.consensus}
+
+
+@pytest.mark.spark
+def test_reads_the_latest_contents_rows_as_often_as_they_are_there(spark, given):
+    frame = spark.read.format("persist").options(**given, splits="4").load()
+    assert frame.dtypes == [("id", "bigint"), ("at", "timestamp"), ("name", "string"), ("p", "struct<x:double>")]
+    assert frame.rdd.getNumPartitions() > 1
+    rows = frame.selectExpr("id", "unix_seconds(at) as s", "name", "p.x as x").collect()
+    ids = sorted(row["id"] for row in rows)
+    assert ids == sorted([*(i for i in range(1000) if i != 7), 8, 8])
+    assert all((row["s"], row["name"], row["x"]) == (row["id"], f"n{row['id']}", row["id"] / 2) for row in rows)
+
+
+@pytest.mark.spark
+def test_reads_as_of_a_time_and_as_updates(spark, given):
+    assert spark.read.format("persist").options(**given, as_of="4").load().where("id in (7, 8)").count() == 2
+    frame = spark.read.format("persist").options(**given, updates="true").load()
+    assert frame.columns == ["key", "val", "time", "diff"]
+    row = frame.where("key.id = 8").first()
+    assert (row["time"], row["diff"], row["val"]["name"]) == (5, 3, "n8")
+
+
+@pytest.mark.spark
+def test_times_that_cannot_be_read_are_told(spark, given):
+    with pytest.raises(Exception, match=r"its upper is \{6\}, the latest readable time is 5"):
+        spark.read.format("persist").options(**given, as_of="6").load().count()
+    with pytest.raises(Exception, match="option as_off: not known"):
+        spark.read.format("persist").options(**given, as_off="6").load().count()
+
+
+@pytest.mark.spark
+def test_a_shard_never_written_is_empty(spark, tmp_path):
+    location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
+    with PersistClient.open(location) as client:
+        shard = ShardId.new()
+        client.initialise(shard, Schema.from_ddl("id BIGINT"))
+    given = {"shard": shard, "blob": location.blob, "consensus": location.consensus}
+    assert spark.read.format("persist").options(**given).load().count() == 0
