@@ -5,8 +5,6 @@ import json
 import threading
 
 import pytest
-from prometheus_client import CollectorRegistry
-
 from persist_engine.base.env import SeededEnv
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, ShardNotFound, Unavailable
 from persist_operator.api import names, quantity, times
@@ -22,6 +20,7 @@ from persist_operator.plan.actions import AdvanceSince, InitialiseShard
 from persist_operator.plan.observed import Phase, ShardMissing, StoreFailure
 from persist_operator.settings import LeaderSettings, LoopSettings, OperatorSettings
 from persist_operator.steps.children import driver_run, executors, maintenance_run
+from prometheus_client import CollectorRegistry
 
 SHARD_ID = names.shard_id_of("u")
 
@@ -132,7 +131,14 @@ def test_a_disruption_goes_before_what_the_container_died_of():
 
 def test_a_failed_job_tells_what_its_pod_died_of_or_that_it_is_lost():
     labels = {names.LABEL_KIND: "gc", names.LABEL_SEQNO: "7"}
-    ended = [{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "lastTransitionTime": "2026-11-20T00:00:09Z"}]
+    ended = [
+        {
+            "type": "Failed",
+            "status": "True",
+            "reason": "BackoffLimitExceeded",
+            "lastTransitionTime": "2026-11-20T00:00:09Z",
+        }
+    ]
     job = {"metadata": {"name": "j", "labels": labels}, "status": {"conditions": ended}}
     died = pod("Failed", state={"terminated": {"exitCode": 137, "reason": "OOMKilled"}})
     died["metadata"]["labels"]["batch.kubernetes.io/job-name"] = "j"
@@ -235,8 +241,8 @@ def test_the_engine_is_initialised_and_since_only_moves_forward(tmp_path):
     with Bridge(OperatorSettings()) as bridge:
         for _ in range(2):
             bridge.initialise(InitialiseShard(shard_id=SHARD_ID, location=location, schema=schema))
+        other = ShardSchema(key="id STRING", value="")
         with pytest.raises(InvalidUsage):
-            other = ShardSchema(key="id STRING", value="")
             bridge.initialise(InitialiseShard(shard_id=SHARD_ID, location=location, schema=other))
         assert [bridge.advance_since(advance(since)) for since in (5, 3, 9)] == [5, 5, 9]
         assert bridge.inspect(location, SHARD_ID).since == 9
@@ -279,7 +285,12 @@ def test_settings_are_read_and_typing_errors_refused():
 def test_probes_answer():
     healthy = threading.Event()
     server = ProbeServer(
-        0, registry=CollectorRegistry(), is_healthy=healthy.is_set, is_ready=lambda: True, refresh=lambda: None, host="127.0.0.1"
+        0,
+        registry=CollectorRegistry(),
+        is_healthy=healthy.is_set,
+        is_ready=lambda: True,
+        refresh=lambda: None,
+        host="127.0.0.1",
     )
     server.start()
 
