@@ -104,7 +104,9 @@ def test_state_diffs_batches_and_blobs_tell_the_same_story(persist, shop):
     assert sum(part["rows"] for part in parts) == 31
     _, out, _ = persist("inspect", "blobs", shop.shard_id, "--json", *shop.args)
     blobs = json.loads(out)
-    assert {b["key"] for b in blobs if b["kind"] == "part"} == {f"{shop.shard_id}/{p['part']}" for p in parts if p["part"]}
+    assert {b["key"] for b in blobs if b["kind"] == "part"} == {
+        f"{shop.shard_id}/{p['part']}" for p in parts if p["part"]
+    }
     assert {b["named_by"] for b in blobs} == {"newest"}
     for command in ("diffs", "batches", "blobs"):
         code, out, _ = persist("inspect", command, shop.shard_id, *shop.args)
@@ -282,9 +284,7 @@ def test_plugins_are_listed_without_being_loaded_and_run_when_called(persist, mo
         pass
 
     loads = []
-    entry = types.SimpleNamespace(
-        name="greet", value="x", dist=None, load=lambda: loads.append(1) or plugin
-    )
+    entry = types.SimpleNamespace(name="greet", value="x", dist=None, load=lambda: loads.append(1) or plugin)
     broken = importlib.metadata.EntryPoint(name="broken", value="no.such.module:app", group="persist.commands")
     monkeypatch.setattr("persist_engine.cli.plugins.entry_points", lambda group: [entry, broken])
     code, out, _ = persist("--help")
