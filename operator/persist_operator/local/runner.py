@@ -209,8 +209,9 @@ class LocalRunner:
             "gc": shard.spec.gc_enabled,
             "compaction": shard.spec.compaction_mode == "Automatic",
         }
+        blocks = shard.status.get("maintenance", {})
         debts = [kind for kind in MAINTENANCE_KINDS if automatic[kind]]
-        return any(maintenance.debt_reason(shard, observed.inspected, kind) for kind in debts)
+        return any(maintenance.debt_reason(shard, observed.inspected, blocks, kind) for kind in debts)
 
     @staticmethod
     def _is_quiet(plan: Plan, runs: Sequence[Any]) -> bool:

@@ -311,5 +311,5 @@ def test_help_loads_neither_arrow_nor_drivers():
 
 def test_a_closed_pipe_ends_quietly(shop):
     command = f"{sys.executable} -m persist_engine.cli read {shop.shard_id} --json {' '.join(shop.args)} | true"
-    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(["bash", "-c", command], check=False, capture_output=True, text=True, timeout=60)
     assert ended.stderr == ""
