@@ -176,7 +176,9 @@ def _part_bounds(spans: list[_Span], count: int) -> list[pa.Scalar]:
 def _even_bounds(spans: list[_Span], data_type: pa.DataType, count: int) -> list[pa.Scalar]:
     """Bounds where the number of rows below, each part's spread evenly over its span, reaches 1/count, 2/count, ..."""
     storage = pa.int32() if pa.types.is_date32(data_type) else pa.int64()
-    whole = [(_as_int(low, storage), _as_int(low if high is None else high, storage) + 1, rows) for low, high, rows in spans]
+    whole = [
+        (_as_int(low, storage), _as_int(low if high is None else high, storage) + 1, rows) for low, high, rows in spans
+    ]
     edges = sorted({edge for low, end, _ in whole for edge in (low, end)})
     index = {edge: at for at, edge in enumerate(edges)}
     slope = np.zeros(len(edges))

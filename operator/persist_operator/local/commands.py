@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -116,7 +117,7 @@ def _run(
     objects: Objects, processes: Processes, settings: OperatorSettings, env: SystemEnv, console: Console, *, watch: bool
 ) -> list[str]:
     environ = child_environ(os.environ)
-    with Bridge(settings, env=env) as bridge:
+    with contextlib.closing(Bridge(settings, env=env)) as bridge:
         actor = LocalActor(processes, bridge, environ=environ, cores=os.cpu_count() or 1)
 
         def tell(owner: str, note: Note) -> None:

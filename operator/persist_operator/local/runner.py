@@ -18,6 +18,7 @@ from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_engine.model.inspection import Inspection
 
 from persist_operator.api import conditions
+from persist_operator.api.names import MAINTENANCE_KINDS
 from persist_operator.api.schema_check import ResourceSchemas
 from persist_operator.api.shard import Shard
 from persist_operator.api.sink import Sink
@@ -208,8 +209,9 @@ class LocalRunner:
             "gc": shard.spec.gc_enabled,
             "compaction": shard.spec.compaction_mode == "Automatic",
         }
-        debts = [kind for kind in maintenance.MAINTENANCE_KINDS if automatic[kind]]
-        return any(maintenance.debt_reason(shard, observed.inspected, kind) for kind in debts)
+        blocks = shard.status.get("maintenance", {})
+        debts = [kind for kind in MAINTENANCE_KINDS if automatic[kind]]
+        return any(maintenance.debt_reason(shard, observed.inspected, blocks, kind) for kind in debts)
 
     @staticmethod
     def _is_quiet(plan: Plan, runs: Sequence[Any]) -> bool:

@@ -120,9 +120,7 @@ class Stores:
     def contents(self, as_of):
         with self.client().open_leased_reader(self.shard_id, purpose="test") as reader:
             table = reader.snapshot(as_of).to_table()
-        return {
-            (*r["key"].values(), *r["val"].values()): r["diff"] for r in table.to_pylist()
-        }, table.num_rows
+        return {(*r["key"].values(), *r["val"].values()): r["diff"] for r in table.to_pylist()}, table.num_rows
 
     def check_contents(self, since=0):
         for as_of in sorted({since, (since + self.upper) // 2, self.upper - 1}):
