@@ -74,9 +74,9 @@ class Plan:
 def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
     """The plan of `seed`. Names in `without` are left out: actors ("reader1"), or kinds of weather ("crash")."""
     rng = random.Random(f"plan {seed}")  # noqa: S311 - repeatable on purpose
-    actors = [(f"writer{index}", rng.randint(3, 9)) for index in range(1, rng.randint(2, 4))]
+    actors = [(f"writer{index}", rng.randint(3, 7)) for index in range(1, rng.randint(2, 4))]
     for kind, most in (("reader", 2), ("compactor", 2), ("collector", 2), ("roller", 1), ("downgrader", 2)):
-        actors += [(f"{kind}{index}", rng.randint(2, 7)) for index in range(1, rng.randint(0, most) + 1)]
+        actors += [(f"{kind}{index}", rng.randint(1, 4)) for index in range(1, rng.randint(0, most) + 1)]
     stormy = rng.choice([0.0, 0.3, 1.0])
     weather = Weather(
         happens=1 - stormy * rng.uniform(0, 0.25),

@@ -75,7 +75,7 @@ class Actor(ABC):
     def live(self, host: Host) -> None:
         """The body of the actor's task on `host`. Killed when the host dies; the rest is done on the next one."""
         self.host = host
-        self.open()
+        self._open()
         while self.left:
             self.left -= 1
             self.history.scheduler.pause(self.rng.choice([0, 0, 5, 30, 100]))
@@ -86,6 +86,13 @@ class Actor(ABC):
         self.close()
         self.is_finished = True
         self.history.finished()
+
+    def _open(self) -> None:
+        while True:
+            try:
+                return self.open()
+            except Unavailable as error:
+                self.history.scheduler.note(f"unavailable: {error}")
 
     @abstractmethod
     def open(self) -> None:
@@ -125,7 +132,7 @@ class Writer(Actor):
             if not self.history.plan.may_be_ambiguous:
                 raise
             self.history.ambiguous += 1
-            self.open()
+            self._open()
         self.history.witness.installed(self.handle.machine.state)
 
     def compare_and_append(self) -> None:
@@ -189,7 +196,7 @@ class Writer(Actor):
 
     def expire(self) -> None:
         self.handle.expire()
-        self.open()
+        self._open()
 
     def _upper(self) -> int:
         upper = self.handle.fetch_recent_upper() if self.rng.random() < 0.5 else self.handle.shared_upper()
@@ -251,7 +258,7 @@ class Reader(Actor):
             if self.history.witness.is_leased(self.handle.reader_id):
                 self.history.scheduler.fail(f"{self.name} has its lease, but: {error}")
             self.history.scheduler.note(f"lease lost: {error}")
-            self.open()
+            self._open()
 
     def snapshot(self) -> None:
         as_of = self._time()
@@ -307,7 +314,7 @@ class Reader(Actor):
 
     def expire(self) -> None:
         self.handle.expire()
-        self.open()
+        self._open()
 
     def _time(self) -> int | None:
         """A time that this reader should be able to tell; None before anything is written."""
