@@ -50,7 +50,7 @@ def _walk_log(history: History, host: Host) -> None:
     while live.advance() is not None:
         history.witness.installed(live.state)
     if live.seqno != history.witness.seqno:
-        history.scheduler.fail(f"the log ends at {live.seqno}, not at v{history.witness.seqno}")
+        history.scheduler.fail(f"the log ends at {live.seqno}, not at {history.witness.seqno}")
 
 
 def _read_all(history: History, host: Host) -> None:
@@ -84,4 +84,4 @@ def _collect(history: History, host: Host) -> None:
     outcome = gc_and_truncate(machine)
     earliest = history.witness.consensus.scan(str(history.shard_id), SeqNo(0), 1)[0].seqno
     if outcome.ending is Ending.SKIPPED and history.witness.seqno - earliest > ROUNDS:
-        history.scheduler.fail(f"versions {earliest} to v{history.witness.seqno} remain after collection")
+        history.scheduler.fail(f"versions {earliest} to {history.witness.seqno} remain after collection")

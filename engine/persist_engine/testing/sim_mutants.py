@@ -6,21 +6,24 @@ the number says which. A mutant replaces code for the whole process while it is 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import persist_engine.model.transitions
-import persist_engine.shard.machine
 import persist_engine.work.gc
 from persist_engine.model import commands
+from persist_engine.model.batch import HollowPart
+from persist_engine.model.ids import IdempotencyToken
 from persist_engine.model.outcome import Applied
 from persist_engine.model.state import ShardState
 from persist_engine.model.trace import MergeOutcome
 from persist_engine.shard.applier import NO_MAINTENANCE, Applier, UnknownOutcome
 from persist_engine.shard.fetch import ListenFilter
 from persist_engine.shard.machine import Machine
+from persist_engine.shard.parts import delete_parts
 from persist_engine.shard.versions import StateVersions
 
 Planting = Callable[[Callable[[object, str, object], None]], None]
@@ -50,7 +53,7 @@ def _no_token(put: Callable[[object, str, object], None]) -> None:
 
     def apply(self: Applier, command: Any, *, is_write: bool) -> Any:
         if isinstance(command, commands.CompareAndAppend):
-            fresh = persist_engine.shard.machine.IdempotencyToken.from_bytes(self.versions.env.random_bytes(16))
+            fresh = IdempotencyToken.from_bytes(self.versions.env.random_bytes(16))
             command = replace(command, token=fresh)
         return original(self, command, is_write=is_write)
 
@@ -104,26 +107,26 @@ def _output_deleted_when_unknown(put: Callable[[object, str, object], None]) -> 
 
 def _only_the_last_attempt_counts(put: Callable[[object, str, object], None]) -> None:
     """What an attempt of unknown outcome may have done is forgotten: the next attempt's answer stands (1)."""
-    original = Machine._take  # noqa: SLF001 - the rule under attack
+    original = Machine._take
     put(Machine, "_take", lambda self, command, expected, _: original(self, command, expected, lambda _, known: known))
 
 
 def _initial_rollup_deleted(put: Callable[[object, str, object], None]) -> None:
     """Whoever finds the shard initialised deletes the rollup it wrote, although its own attempt may have won (1a)."""
-    original = StateVersions._try_init_shard  # noqa: SLF001 - the rule under attack
+    original, original_set = StateVersions._try_init_shard, StateVersions._set_blob
+    written = threading.local()
+
+    def set_blob(self: StateVersions, shard_id: Any, key: str, data: bytes) -> None:
+        written.key = key
+        original_set(self, shard_id, key, data)
 
     def try_init(self: StateVersions, shard_id: Any, codecs: Any, schema: Any) -> Any:
-        written: list[str] = []
-        set_blob = self._set_blob
-        self._set_blob = lambda shard, key, data: (written.append(key), set_blob(shard, key, data))[1]  # type: ignore[method-assign,func-returns-value]  # remembers
-        try:
-            created = original(self, shard_id, codecs, schema)
-        finally:
-            del self._set_blob
+        created = original(self, shard_id, codecs, schema)
         if created is None:
-            self.delete_rollup(shard_id, written[0])
+            self.delete_rollup(shard_id, written.key)
         return created
 
+    put(StateVersions, "_set_blob", set_blob)
     put(StateVersions, "_try_init_shard", try_init)
 
 
@@ -134,8 +137,8 @@ def _gc_keeps_no_live_parts(put: Callable[[object, str, object], None]) -> None:
 
 def _gc_truncates_first(put: Callable[[object, str, object], None]) -> None:
     """The versions go before the blobs that only they name (spec 14.6)."""
-    collection: Any = persist_engine.work.gc._Collection  # noqa: SLF001 - the rule under attack
-    original_delete, original_step = collection._delete, collection._step  # noqa: SLF001
+    collection: Any = persist_engine.work.gc._Collection
+    original_delete, original_step = collection._delete, collection._step
 
     def delete(self: Any, keys: Any) -> None:
         self._machine.versions.truncate_diffs(self._machine.shard_id, self._mutant_to)
@@ -157,8 +160,8 @@ def _gc_ignores_holds(put: Callable[[object, str, object], None]) -> None:
 def _gc_unlinks_rollups_first(put: Callable[[object, str, object], None]) -> None:
     """Rollups are taken out of state before the versions that begin with them are gone (spec 14.6)."""
     original = Machine.remove_rollups
-    collection: Any = persist_engine.work.gc._Collection  # noqa: SLF001 - the rule under attack
-    original_step = collection._step  # noqa: SLF001
+    collection: Any = persist_engine.work.gc._Collection
+    original_step = collection._step
 
     def step(self: Any, live: Any, to: Any, needed: Any) -> None:
         state = self._machine.state
@@ -173,13 +176,13 @@ def _gc_unlinks_rollups_first(put: Callable[[object, str, object], None]) -> Non
 
 def _expiry_moves_since(put: Callable[[object, str, object], None]) -> None:
     """A reader that goes away lets since go on (22)."""
-    original = persist_engine.model.transitions._expired  # noqa: SLF001 - the rule under attack
+    original = persist_engine.model.transitions._expired
 
     def expired(state: ShardState, after: ShardState, *, existed: bool) -> Any:
         outcome = original(state, after, existed=existed)
         if not isinstance(outcome, Applied):
             return outcome
-        moved = persist_engine.model.transitions._with_readers_since(outcome.state)  # noqa: SLF001
+        moved = persist_engine.model.transitions._with_readers_since(outcome.state)
         return Applied(moved, outcome.answer)
 
     put(persist_engine.model.transitions, "_expired", expired)
@@ -191,19 +194,16 @@ def _listen_without_lower(put: Callable[[object, str, object], None]) -> None:
     put(ListenFilter, "apply", lambda self, table: original(ListenFilter(self.as_of, 0), table))
 
 
-def _killed_cleans_up(put: Callable[[object, str, object], None]) -> None:
+def _inputs_deleted(put: Callable[[object, str, object], None]) -> None:
     """A compaction deletes its inputs as soon as its result is applied: readers and older versions still name them."""
     original = Machine.apply_merge_res
 
     def apply_merge_res(self: Machine, res: Any) -> Any:
-        before = [batch for batch in self.state.trace.batches() if batch.desc.lower < res.output.desc.upper]
+        before = [part for batch in self.state.trace.batches() for part in batch.parts]
         outcome, maintenance = original(self, res)
+        now = {key for batch in self.state.trace.batches() for key in batch.blob_keys()}
         if outcome.applied:
-            now = {key for batch in self.state.trace.batches() for key in batch.blob_keys()}
-            for batch in before:
-                for key in batch.blob_keys():
-                    if key not in now:
-                        self.blob.delete(persist_engine.work.gc.blob_key(self.shard_id, key))
+            delete_parts(self, [part for part in before if isinstance(part, HollowPart) and part.key not in now])
         return outcome, maintenance
 
     put(Machine, "apply_merge_res", apply_merge_res)
@@ -216,7 +216,7 @@ MUTANTS: dict[str, Planting] = {
     "rollup deleted when unknown": _rollup_deleted_when_unknown,
     "compaction output deleted when unknown": _output_deleted_when_unknown,
     "only the last attempt counts": _only_the_last_attempt_counts,
-    "compaction deletes its inputs": _killed_cleans_up,
+    "compaction deletes its inputs": _inputs_deleted,
     "gc does not subtract live parts": _gc_keeps_no_live_parts,
     "gc truncates before it deletes": _gc_truncates_first,
     "gc ignores holds": _gc_ignores_holds,
@@ -224,4 +224,3 @@ MUTANTS: dict[str, Planting] = {
     "expiry moves since": _expiry_moves_since,
     "listen without lower filter": _listen_without_lower,
 }
-
