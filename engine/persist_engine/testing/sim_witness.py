@@ -112,6 +112,11 @@ class Witness:
         earliest = self.consensus.scan(str(self._shard_id), SeqNo(0), 1)[0].seqno
         if not present and seqno > earliest:
             self._scheduler.fail(f"truncated to {seqno}, where there is no rollup")
+        left = self.garbage(below=seqno)
+        if left:
+            self._scheduler.fail(
+                f"truncated to {seqno}: after a crash nobody would know the names of {sorted(left)[:3]}"
+            )
 
     # -- what handles answer ------------------------------------------------------------------------------------------
 
@@ -190,11 +195,14 @@ class Witness:
         if opaque not in known:
             self._scheduler.fail(f"token {opaque!r} was told; during the call it was {known}")
 
-    def garbage(self) -> set[str]:
-        """Partial keys of blobs that were linked once, that no live version names, and that are still there."""
-        earliest = self.consensus.scan(str(self._shard_id), SeqNo(0), 1)[0].seqno
+    def garbage(self, below: SeqNo | None = None) -> set[str]:
+        """Partial keys of blobs that were linked once, that no version from `below` (None: the earliest live one) on
+        names, and that are still there.
+        """
+        if below is None:
+            below = self.consensus.scan(str(self._shard_id), SeqNo(0), 1)[0].seqno
         there = {parse_blob_key(info.key).partial for info in self.blob.list_prefix(f"{self._shard_id}/")}
-        return {key for key, dropped in self._dropped_at.items() if key in there and dropped <= earliest}
+        return {key for key, dropped in self._dropped_at.items() if key in there and dropped <= below}
 
     # -- private ------------------------------------------------------------------------------------------------------
 
@@ -219,16 +227,18 @@ class Witness:
         self._named = named
 
     def _check_since(self, before: ShardState | None, after: ShardState) -> None:
-        """Since moves only because a reader that stays moved its own: never because one went away (spec 9.9)."""
+        """Since moves only when a reader that stays has acted, and may then pass the holds of those who went away: never
+        because one went away (spec 9.9).
+        """
         if before is None or before.trace.since == after.trace.since:
             return
         leased = [(before.leased_readers.get(key), reader) for key, reader in after.leased_readers.items()]
         critical = [(before.critical_readers.get(key), reader) for key, reader in after.critical_readers.items()]
-        moved = any(old is not None and old.since != new.since for old, new in leased) or any(
-            held is not None and held.since != now.since for held, now in critical
+        acted = any(old is not None and old != new for old, new in leased) or any(
+            held is not None and held != now for held, now in critical
         )
-        if not moved:
-            self._scheduler.fail(f"since went to {after.trace.since} at {after.seqno} although no reader moved")
+        if not acted:
+            self._scheduler.fail(f"since went to {after.trace.since} at {after.seqno} although no reader acted")
 
     def _check_append(self, before: ShardState | None, after: ShardState) -> None:
         lower, upper = MINIMUM if before is None else before.trace.upper, after.trace.upper

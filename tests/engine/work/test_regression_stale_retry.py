@@ -1,6 +1,8 @@
 """Stories that the simulation told: a retry that comes so late that what its first attempt linked is already collected."""
 
+import pytest
 from persist_engine.base.env import SeededEnv
+from persist_engine.base.errors import MissingBlob
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, Settings
 from persist_engine.client.client import PersistClient
@@ -72,9 +74,7 @@ def collect(machine) -> None:
 
 def check_all_there(world: World, shard_id) -> None:
     state = world.process().machine(shard_id).refresh()
-    missing = [
-        blob for blob in live_blobs(state) if world.blob.get(blob_key(shard_id, blob.partial_key)) is None
-    ]
+    missing = [blob for blob in live_blobs(state) if world.blob.get(blob_key(shard_id, blob.partial_key)) is None]
     assert missing == []
 
 
@@ -110,3 +110,27 @@ def test_regression_late_retry_does_not_link_a_collected_rollup() -> None:
     write_rollup(machine)
     assert slow.env.meanwhile is None, "others were at work before the retry"
     check_all_there(world, shard_id)
+
+
+def test_regression_compaction_whose_inputs_were_collected_is_late_not_corrupt() -> None:
+    """No lease holds a compaction's inputs: when another was faster and they are gone, that is a lost race."""
+    world = World(settings=SETTINGS)
+    shard_id, other = written(world)
+    request = other.claim_compactions(max_requests=1)[0].requests[0]
+    assert compact(other, request).applied == 1
+    collect(other)
+    before = world.blob_keys(shard_id, kind="part")
+    late = compact(world.process().machine(shard_id), request)
+    assert (late.ending, late.applied) == (Ending.CONFLICT, 0)
+    assert world.blob_keys(shard_id, kind="part") == before
+
+
+def test_regression_compaction_whose_live_input_is_missing_is_corrupt() -> None:
+    """The other side of it: what state still names must be there."""
+    world = World(settings=SETTINGS)
+    shard_id, other = written(world)
+    request = other.claim_compactions(max_requests=1)[0].requests[0]
+    _, batch = request.inputs[0]
+    world.blob.delete(blob_key(shard_id, batch.parts[0].key))
+    with pytest.raises(MissingBlob):
+        compact(other, request)
