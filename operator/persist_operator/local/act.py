@@ -52,8 +52,11 @@ class LocalActor:
         self._environ = environ
         self._room = room
 
-    def act(self, action: Action, meta: Meta, kind: str) -> None:
-        """Do it, or raise what the bridge raises. The resource is `kind` / `meta.name`. A run that finds no room is not started."""
+    def act(self, action: Action, meta: Meta, kind: str) -> bool:
+        """Do it, or raise what the bridge raises. The resource is `kind` / `meta.name`.
+
+        Whether a run was started: not when it was started before, and not when it finds no room.
+        """
         owner = f"{kind}/{meta.name}"
         match action:
             case InitialiseShard():
@@ -61,13 +64,14 @@ class LocalActor:
             case AdvanceSince():
                 self._bridge.advance_since(action)
             case StartMaintenance():
-                self._start_maintenance(action, owner)
+                return self._start_maintenance(action, owner)
             case StartDriver():
-                self._start_driver(action, meta, owner)
+                return self._start_driver(action, meta, owner)
             case StopRun():
                 self._processes.retire(action.name, grace_s=action.grace_seconds)
             case _:
                 assert_never(action)
+        return False
 
     def _has_room(self, name: str, *, driver: bool) -> bool:
         if self._processes.is_known(name):
@@ -75,9 +79,9 @@ class LocalActor:
         going = [child.labels["kind"] == "driver" for child in self._processes.every() if child.running]
         return going.count(driver) < (self._room.drivers_max if driver else self._room.maintenance_max)
 
-    def _start_maintenance(self, action: StartMaintenance, owner: str) -> None:
+    def _start_maintenance(self, action: StartMaintenance, owner: str) -> bool:
         if not self._has_room(action.name, driver=False):
-            return
+            return False
         folder = self._processes.folder(action.name)
         location = action.location
         arguments = maintenance.arguments(action.kind, action.shard_id, location.blob, location.consensus)
@@ -85,11 +89,11 @@ class LocalActor:
         arguments = [report if one == maintenance.TERMINATION_LOG else one for one in arguments]
         labels = {"kind": action.kind, "seqno": str(action.seqno), "reason": action.reason}
         command = [sys.executable, "-m", "persist_engine.cli", *arguments]
-        self._processes.start(action.name, command, owner=owner, labels=labels, environ=self._environ)
+        return self._processes.start(action.name, command, owner=owner, labels=labels, environ=self._environ)
 
-    def _start_driver(self, action: StartDriver, meta: Meta, owner: str) -> None:
+    def _start_driver(self, action: StartDriver, meta: Meta, owner: str) -> bool:
         if not self._has_room(action.name, driver=True):
-            return
+            return False
         folder = self._processes.folder(action.name)
         spec = action.spec
         document = sink_files.sink_document(
@@ -128,7 +132,7 @@ class LocalActor:
         spec_file, report = str(folder / "sink.json"), str(folder / "report.json")
         command = [sys.executable, "-m", "persist_spark.main", "driver", "--spec", spec_file, "--report", report]
         environ = {**self._environ, "SPARK_CONF_DIR": str(folder)}
-        self._processes.start(action.name, command, owner=owner, labels=labels, environ=environ)
+        return self._processes.start(action.name, command, owner=owner, labels=labels, environ=environ)
 
 
 def child_environ(environ: Mapping[str, str]) -> dict[str, str]:

@@ -82,13 +82,13 @@ class Processes:
 
     def start(
         self, name: str, command: Sequence[str], *, owner: str, labels: Mapping[str, str], environ: Mapping[str, str]
-    ) -> None:
-        """Start `command` unless a child of that name was ever started. Idempotent. The child outlives this process.
+    ) -> bool:
+        """Start `command` unless a child of that name was ever started; whether it was started now. The child outlives this process.
 
         The record stands before the process does: a runner that dies in between leaves a child that counts as killed, never two.
         """
         if self.is_known(name):
-            return
+            return False
         folder = self.folder(name)
         with (folder / "lock").open("wb") as lock, (folder / "log").open("ab") as log:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -116,6 +116,7 @@ class Processes:
                 log.write(f"cannot start: {error}\n".encode())
             else:
                 self._own.append(process)
+        return True
 
     def get(self, name: str) -> Child | None:
         """What is seen of the child now, or None when there is none."""

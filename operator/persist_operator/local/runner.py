@@ -29,7 +29,7 @@ from persist_operator.local.objects import Document, Objects
 from persist_operator.local.observe import runs_of
 from persist_operator.local.processes import Processes
 from persist_operator.plan import maintenance
-from persist_operator.plan.actions import Note, Plan
+from persist_operator.plan.actions import Note, Plan, StartDriver, StartMaintenance
 from persist_operator.plan.observed import (
     ActionFailure,
     Inspected,
@@ -50,6 +50,8 @@ _LOOK_FIRST_S, _LOOK_MAX_S = 0.1, 1.0
 _PATIENCE_MS = 15_000
 #: A sink waits for its shard; for these it would wait for ever unless somebody changes something.
 _HOPELESS = {"ShardNotFound", "ShardStalled"}
+#: Told when it is done, not when it is decided: a run may have to wait for room.
+_INTENTS = {"DriverStarted", "MaintenanceStarted"}
 Told = Callable[[str, Note], None]
 
 
@@ -222,14 +224,18 @@ class LocalRunner:
         kind, name = document["kind"], document["metadata"]["name"]
         self._changed = self._changed or plan.status != (document.get("status") or {})
         self._objects.set_status(kind, name, plan.status)  # the intent stands before anything is done
-        notes = list(plan.notes)
+        notes = [note for note in plan.notes if note.reason not in _INTENTS]
         meta = Shard.of(document).meta if kind == "PersistShard" else Sink.of(document).meta
         for action in plan.actions:
             what = type(action).__name__
             failures = self._failures.setdefault(owner, {})
             try:
-                self._actor.act(action, meta, kind)
+                started = self._actor.act(action, meta, kind)
                 failures.pop(what, None)
+                if started and isinstance(action, StartDriver):
+                    notes.append(Note("Normal", "DriverStarted", f"{action.name}: attempt {action.attempt}"))
+                elif started and isinstance(action, StartMaintenance):
+                    notes.append(Note("Normal", "MaintenanceStarted", f"{action.name}: {action.reason}"))
             except PersistError as error:
                 failures[what] = ActionFailure(
                     reason=error.kind.value,

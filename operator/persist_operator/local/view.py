@@ -126,8 +126,8 @@ def runs_table(
             going = [child.name, kind, "Running", took, "", "", "", "", *([why] if wide else []), ""]
             found.append((child.started_ms, 1, going))
     rows = [row for _, _, row in sorted(found, key=lambda one: one[:2])]
-    why = ["WHY"] if wide else []
-    header = ["NAME", "TYPE", "OUTCOME", "TOOK", "READ", "WRITTEN", "BLOBS DELETED", "VERSIONS CUT", *why, "MESSAGE"]
+    header = ["NAME", "TYPE", "OUTCOME", "TOOK", "READ", "WRITTEN", "BLOBS DELETED", "VERSIONS CUT"]
+    header += ["WHY", "MESSAGE"] if wide else ["MESSAGE"]
     return text_table(header, rows, width=width)
 
 
