@@ -102,7 +102,13 @@ class House:
     def local(self, *arguments, code=0):
         """Run the command line to its end."""
         done = subprocess.run(
-            self.command(*map(str, arguments)), env=self.environ, capture_output=True, text=True, cwd=self.folder, timeout=120
+            self.command(*map(str, arguments)),
+            check=False,
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            timeout=120,
         )
         assert done.returncode == code, done.stdout + done.stderr
         return done

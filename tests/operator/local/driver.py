@@ -46,7 +46,14 @@ def main():
     told = Path(spec["input"]["format"]["options"]["path"])
     (told / f"attempt-{os.getpid()}").touch()
     print("the driver speaks", flush=True)
-    report = {"type": "Sink", "outcome": "Succeeded", "class": None, "message": "one row", "run_id": spec["run_id"], "upper": None}
+    report = {
+        "type": "Sink",
+        "outcome": "Succeeded",
+        "class": None,
+        "message": "one row",
+        "run_id": spec["run_id"],
+        "upper": None,
+    }
     code = 0
     if (told / "crash").exists():
         (told / "crash").unlink()

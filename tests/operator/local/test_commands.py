@@ -167,7 +167,9 @@ def test_a_terminal_sees_progress_and_lines_that_fit(house):
     file = house.write(house.shard(), house.sink())
     ours, theirs = pty.openpty()
     environ = {**house.environ, "TERM": "xterm", "COLUMNS": "60", "LINES": "40"}
-    runner = subprocess.Popen(house.command("up", "-f", str(file)), env=environ, stdout=theirs, stderr=theirs, stdin=theirs)
+    runner = subprocess.Popen(
+        house.command("up", "-f", str(file)), env=environ, stdout=theirs, stderr=theirs, stdin=theirs
+    )
     os.close(theirs)
     seen = b""
     while True:

@@ -22,7 +22,10 @@ def rows(state, name):
 
 
 def csv_input(house, name, fields):
-    return {"type": "Format", "format": {"name": "csv", "schema": fields, "options": {"path": f"{name}.csv", "header": "true"}}}
+    return {
+        "type": "Format",
+        "format": {"name": "csv", "schema": fields, "options": {"path": f"{name}.csv", "header": "true"}},
+    }
 
 
 def test_mirror_and_append_from_yaml_to_rows(house):
@@ -33,7 +36,13 @@ def test_mirror_and_append_from_yaml_to_rows(house):
     file = house.write(
         house.shard("towns", schema={"key": "id BIGINT", "value": "name STRING"}),
         house.shard("trips", schema={"key": "id BIGINT", "value": "at BIGINT"}),
-        house.sink("towns", "towns", input=csv_input(house, "towns", "id BIGINT, name STRING"), envelope={"type": "Mirror"}, spark=spark),
+        house.sink(
+            "towns",
+            "towns",
+            input=csv_input(house, "towns", "id BIGINT, name STRING"),
+            envelope={"type": "Mirror"},
+            spark=spark,
+        ),
         house.sink(
             "trips",
             "trips",
@@ -44,7 +53,9 @@ def test_mirror_and_append_from_yaml_to_rows(house):
     )
     said = house.local("up", "-f", file)
     assert "WARN" not in said.stderr + said.stdout
-    assert {(row["id"], row["name"]) for row in rows(house.state, "towns")} == {(n, f"town {n}") for n in range(INPUT_ROWS)}
+    assert {(row["id"], row["name"]) for row in rows(house.state, "towns")} == {
+        (n, f"town {n}") for n in range(INPUT_ROWS)
+    }
     assert {(row["id"], row["at"]) for row in rows(house.state, "trips")} == {(n, n // 10) for n in range(INPUT_ROWS)}
     assert house.status("SparkSink", "trips")["progress"]["upper"] == str(INPUT_ROWS // 10)
 

@@ -76,7 +76,9 @@ def test_a_command_that_cannot_be_run_has_failed(processes, wait_until):
 
 
 def test_the_exit_code_outlives_the_starter(tmp_path, wait_until):
-    child = f"import time, os\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.05)\nraise SystemExit(5)"
+    child = (
+        f"import time, os\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.05)\nraise SystemExit(5)"
+    )
     code = (
         "import os, sys; from pathlib import Path; from persist_engine.base.env import SystemEnv\n"
         "from persist_operator.local.processes import Processes\n"

@@ -106,7 +106,11 @@ def test_a_driver_that_was_stopped_is_no_fault_of_the_sink(house):
 def subprocess_up(house):
     file = house.write(house.shard(), house.sink(restart={"backoffSeconds": 1, "maxConsecutiveFailures": 1}))
     return subprocess.Popen(
-        house.command("up", "-f", str(file)), env=house.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        house.command("up", "-f", str(file)),
+        env=house.environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -175,7 +179,9 @@ def test_refusals_name_the_resource_the_field_and_what_to_change(house):
 
 
 def test_every_problem_is_told_at_once(house):
-    problems = refusal(house, house.shard(name="A"), house.sink(nonsense=1), {"kind": "Pod"}, "text", house.shard(), house.shard())
+    problems = refusal(
+        house, house.shard(name="A"), house.sink(nonsense=1), {"kind": "Pod"}, "text", house.shard(), house.shard()
+    )
     told = "\n".join(problems)
     assert "PersistShard/A" in told
     assert "spec.nonsense" in told
@@ -212,7 +218,11 @@ def test_files_and_folders(house, tmp_path):
 
 
 def test_one_runner_per_state_folder(tmp_path):
-    with runner_lock(tmp_path / "state"), pytest.raises(InvalidUsage, match=rf"process {os.getpid()}\) works in"), runner_lock(tmp_path / "state"):
+    with (
+        runner_lock(tmp_path / "state"),
+        pytest.raises(InvalidUsage, match=rf"process {os.getpid()}\) works in"),
+        runner_lock(tmp_path / "state"),
+    ):
         pass
     with runner_lock(tmp_path / "state"):
         pass

@@ -17,7 +17,12 @@ def condition(**fields):
 
 def shard(status=None, name="flights"):
     metadata = {"name": name, "generation": 2, "creationTimestamp": to_text(NOW - 180_000)}
-    return {"kind": "PersistShard", "metadata": metadata, "spec": {"schema": {"key": "id STRING"}}, "status": status or {}}
+    return {
+        "kind": "PersistShard",
+        "metadata": metadata,
+        "spec": {"schema": {"key": "id STRING"}},
+        "status": status or {},
+    }
 
 
 def sink(status=None):
@@ -38,7 +43,15 @@ def healthy():
         "schema": {"key": "id STRING", "value": ""},
         "conditions": [condition(type="Ready", message="all is well")],
         "frontiers": {"since": "0", "upper": "1388548800001", "seqno": 10},
-        "storage": {"batches": 1, "runs": 2, "parts": 2, "updates": 336776, "liveBytes": 4 << 20, "liveDiffs": 4, "latestRollupSeqno": 7},
+        "storage": {
+            "batches": 1,
+            "runs": 2,
+            "parts": 2,
+            "updates": 336776,
+            "liveBytes": 4 << 20,
+            "liveDiffs": 4,
+            "latestRollupSeqno": 7,
+        },
         "holds": {"readers": 1, "writers": 0},
         "history": [
             {
@@ -75,7 +88,15 @@ def test_lookup(json_path, found):
 
 @pytest.mark.parametrize(
     ("ago_ms", "text"),
-    [(0, "0s"), (119_000, "119s"), (120_000, "2m"), (7_199_000, "119m"), (7_200_000, "2h"), (172_800_000, "2d"), (-5, "0s")],
+    [
+        (0, "0s"),
+        (119_000, "119s"),
+        (120_000, "2m"),
+        (7_199_000, "119m"),
+        (7_200_000, "2h"),
+        (172_800_000, "2d"),
+        (-5, "0s"),
+    ],
 )
 def test_age(ago_ms, text):
     assert view.age(NOW - ago_ms, NOW) == text
@@ -85,14 +106,22 @@ def test_age_of_what_never_was():
     assert view.age(None, NOW) == ""
 
 
-@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (4 << 20, "4.0 MiB"), (3 << 40, "3.0 TiB")])
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (4 << 20, "4.0 MiB"), (3 << 40, "3.0 TiB")]
+)
 def test_size(count, text):
     assert view.size(count) == text
 
 
 @pytest.mark.parametrize(
     ("time", "text"),
-    [("1388548800001", "2014-01-01T04:00:00.001Z"), (1388548800000, "2014-01-01T04:00:00Z"), ("17", "17"), (2**63 - 1, str(2**63 - 1)), ("x", "x")],
+    [
+        ("1388548800001", "2014-01-01T04:00:00.001Z"),
+        (1388548800000, "2014-01-01T04:00:00Z"),
+        ("17", "17"),
+        (2**63 - 1, str(2**63 - 1)),
+        ("x", "x"),
+    ],
 )
 def test_instant(time, text):
     assert view.instant(time) == text
@@ -118,7 +147,9 @@ def test_the_columns_of_a_shard_are_those_of_its_definition():
 
 def test_what_keeps_a_resource_from_being_ready_is_told():
     ready = condition(type="Ready", status="False", reason="StorageUnreachable", message="file:///b: no\nspace left")
-    lines = view.resources_table([shard({"conditions": [ready]})], _columns("PersistShard"), wide=False, now_ms=NOW, width=None)
+    lines = view.resources_table(
+        [shard({"conditions": [ready]})], _columns("PersistShard"), wide=False, now_ms=NOW, width=None
+    )
     assert lines[1].endswith("file:///b: no space left")
 
 
@@ -145,7 +176,14 @@ def child(tmp_path, *, log="", kind="driver", exit_code=None, name="load-abc-1",
 
 
 def test_runs_in_the_order_they_began_with_what_runs_now(tmp_path):
-    attempt = {"attempt": 2, "revision": "0123456789", "startTime": to_text(NOW - 60_000), "endTime": to_text(NOW - 30_000), "outcome": "Failed", "message": "x"}
+    attempt = {
+        "attempt": 2,
+        "revision": "0123456789",
+        "startTime": to_text(NOW - 60_000),
+        "endTime": to_text(NOW - 30_000),
+        "outcome": "Failed",
+        "message": "x",
+    }
     documents = [shard(healthy()), sink({"history": [attempt]})]
     children = [child(tmp_path), child(tmp_path, exit_code=0, name="ended")]
     lines = view.runs_table(documents, children, wide=True, now_ms=NOW, width=None)
@@ -185,8 +223,16 @@ def test_the_story_of_a_shard():
 
 
 def test_the_story_of_a_sink_that_failed():
-    failure = {"time": to_text(NOW), "podName": "load-abc-1", "class": "Configuration", "message": "input is missing\nlast log lines"}
-    status = {"conditions": [condition(type="Ready", status="False", reason="ConfigurationFailed")], "lastFailure": failure}
+    failure = {
+        "time": to_text(NOW),
+        "podName": "load-abc-1",
+        "class": "Configuration",
+        "message": "input is missing\nlast log lines",
+    }
+    status = {
+        "conditions": [condition(type="Ready", status="False", reason="ConfigurationFailed")],
+        "lastFailure": failure,
+    }
     lines = story.describe(sink(status), now_ms=NOW, width=60)
     assert lines[0] == "SparkSink/load is not ready: ConfigurationFailed"
     text = "\n".join(lines)
