@@ -56,7 +56,8 @@ def debt_reason(
 ) -> str | None:
     """Why a run of this kind would have something to do now, whatever is allowed; None when there is nothing.
 
-    `maintenance` is status.maintenance with every finished run entered."""
+    `maintenance` is status.maintenance with every finished run entered.
+    """
     spec = shard.spec
     if kind == "rollup":
         behind = inspection.seqno - inspection.latest_rollup_seqno
