@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.codec.columns import empty_struct
 
-#: A row repeated by its diff is yielded in records of at most so many rows.
-RECORD_ROWS = 65_536
+#: Rows in one Arrow record from Python to the JVM. Measured: 4.0 M rows/s, against 3.0 M with 65,536.
+RECORD_ROWS = 10_000
 
 
 def struct_column(table: pa.Table, letter: str, struct: pa.StructType) -> pa.Array:
@@ -88,10 +88,13 @@ def rows_of(batch: pa.RecordBatch, wanted: pa.Schema) -> Iterator[pa.RecordBatch
             f"the shard holds {first.column('diff')[0]} copies of key {first.column('key')[0]} "
             f"at time {first.column('time')[0]}: it is no collection; read it with option updates=true"
         )
-    if most == 1:
-        yield rows
-        return
-    yield from _repeated(rows, diffs.to_numpy())
+    yield from records_of(rows) if most == 1 else _repeated(rows, diffs.to_numpy())
+
+
+def records_of(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """`rows` in records of RECORD_ROWS, without copying."""
+    for start in range(0, rows.num_rows, RECORD_ROWS):
+        yield rows.slice(start, RECORD_ROWS)
 
 
 def _repeated(rows: pa.RecordBatch, diffs: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Iterator[pa.RecordBatch]:

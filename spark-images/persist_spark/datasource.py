@@ -25,7 +25,7 @@ from persist_engine.model.ids import ShardId
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from persist_spark.columns import rows_of
+from persist_spark.columns import records_of, rows_of
 from persist_spark.frames import spark_type
 from persist_spark.partitions import blob_at, reading_retry, sink_settings
 
@@ -152,10 +152,7 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
         for batch in SnapshotSplit.from_bytes(partition.split).to_batches(
             blob_at(self.options.location.blob), retry=reading_retry()
         ):
-            if self.options.updates:
-                yield pa.RecordBatch.from_arrays(batch.columns, schema=batch.schema)
-            else:
-                yield from rows_of(batch, wanted)
+            yield from records_of(batch) if self.options.updates else rows_of(batch, wanted)
 
 
 def row_type(schema: Schema, *, updates: bool) -> T.StructType:

@@ -124,15 +124,20 @@ def classify(error: BaseException, *, secrets: Iterable[str] = ()) -> Failure:
 
 
 def redact(text: str, *, secrets: Iterable[str] = ()) -> str:
+    """`text` as `without_secrets` leaves it, cut to a message's length."""
+    text = without_secrets(text, secrets=secrets)
+    return text if len(text) <= MESSAGE_CHARS_MAX else text[: MESSAGE_CHARS_MAX - 1] + "…"
+
+
+def without_secrets(text: str, *, secrets: Iterable[str] = ()) -> str:
     """`text` without the given secrets, without user and password in URLs, without what is assigned to a secret's
-    name; cut to a message's length.
+    name.
     """
     for secret in sorted(set(secrets), key=len, reverse=True):
         if secret:
             text = text.replace(secret, "***")
     text = _URL_USERINFO.sub(r"\g<scheme>***@", text)
-    text = _ASSIGNED.sub(_hide_assigned, text)
-    return text if len(text) <= MESSAGE_CHARS_MAX else text[: MESSAGE_CHARS_MAX - 1] + "…"
+    return _ASSIGNED.sub(_hide_assigned, text)
 
 
 def _hide_assigned(match: re.Match[str]) -> str:

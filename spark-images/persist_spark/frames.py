@@ -214,7 +214,7 @@ def by_key_range(flat: DataFrame, schema: Schema, tasks: int) -> DataFrame:
     return flat.repartitionByRange(tasks, *keys)
 
 
-def corrections(desired: DataFrame, persisted: DataFrame | None, schema: Schema, tasks: int) -> DataFrame:
+def corrections(desired: DataFrame, persisted: DataFrame, schema: Schema, tasks: int) -> DataFrame:
     """Desired (+) and persisted (negated) rows, equal rows side by side: in one partition, with one hash `h`, sorted
     by it.
 
@@ -224,10 +224,9 @@ def corrections(desired: DataFrame, persisted: DataFrame | None, schema: Schema,
     and `diff`.
     """
     columns = [f.column for f in fields_of(schema)]
-    both = desired.select(*columns, F.lit(1).cast("bigint").alias(DIFF), F.lit(True).alias(DESIRED))  # noqa: FBT003
-    if persisted is not None:
-        both = both.unionAll(persisted.select(*columns, F.col(DIFF), F.lit(False).alias(DESIRED)))  # noqa: FBT003
-    hashed = both.withColumn(HASH, F.xxhash64(*columns))
+    ours = desired.select(*columns, F.lit(1).cast("bigint").alias(DIFF), F.lit(True).alias(DESIRED))  # noqa: FBT003
+    theirs = persisted.select(*columns, F.col(DIFF), F.lit(False).alias(DESIRED))  # noqa: FBT003
+    hashed = ours.unionAll(theirs).withColumn(HASH, F.xxhash64(*columns))
     return hashed.repartition(tasks, HASH).sortWithinPartitions(HASH)
 
 

@@ -14,12 +14,13 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from traceback import format_exception
 from types import FrameType
 from typing import NoReturn
 
 from persist_engine.base.env import SystemEnv
 
-from persist_spark.failures import ExitCode, Terminated, classify
+from persist_spark.failures import ExitCode, Terminated, classify, without_secrets
 from persist_spark.report import Log, SinkReport, progress_lines, write_report
 from persist_spark.spec import ConfigurationError, SinkSpec
 
@@ -69,9 +70,9 @@ def run_driver(spec_path: Path, report_path: Path | None) -> int:
         report = SinkReport(run_id=spec.run_id)
         report = _run(spec, env)
     except Exception as error:  # noqa: BLE001 - the outermost frame: everything becomes a report
-        failure = classify(error, secrets=spec.secrets() if spec else ())
-        if failure.exit_code is ExitCode.APPLICATION:
-            Log(sys.stderr, env).event("failed", error=classify(error, secrets=spec.secrets() if spec else ()).message)
+        secrets = spec.secrets() if spec else ()
+        failure = classify(error, secrets=secrets)
+        Log(sys.stderr, env).event("failed", error=without_secrets("".join(format_exception(error)), secrets=secrets))
     duration_ms = round((env.monotonic_s() - started) * 1000)
     write_report(report.to_json(duration_ms=duration_ms, failure=failure), path=report_path, stdout=sys.stdout)
     return int(failure.exit_code if failure else ExitCode.SUCCEEDED)

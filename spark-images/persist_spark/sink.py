@@ -82,15 +82,6 @@ class _Stage:
     upper: Antichain
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Times:
-    """What the timestamp column says."""
-
-    rows: int
-    least: int
-    greatest: int
-
-
 @dataclass(kw_only=True)
 class _Run:
     """The state of one run: nothing but its handles."""
@@ -149,35 +140,32 @@ class _Run:
         with self.client.open_leased_reader(self.spec.shard_id, self.schema, purpose=self.spec.purpose) as reader:
             yield reader
 
-    # -- write
-    # ----------------------------------------------------------------------------------------------------------
+    # -- write ---------------------------------------------------------------------------------------------------------
 
     def _write(self, minted: Minted, reader: ReadHandle | None) -> _Stage:
         source = frames.read_input(self.spark, self.spec.input)
         column = self.spec.envelope.timestamp_column
         flat = frames.to_flat(source, self.schema, timestamp_column=column)
         tasks = self._tasks(flat)
-        if reader is not None:
-            return self._write_corrections(minted, reader, flat, tasks)
+        if reader is not None and minted.as_of is not None:
+            return self._write_corrections(minted, minted.as_of, reader, flat, tasks)
+        # Nothing is persisted, or it does not matter: the rows themselves are the updates.
         upper = minted.upper
         if column is not None:
-            times = self._times(flat, minted.lower, column)
-            if times is None:
+            greatest = self._greatest_time(flat, minted.lower, column)
+            if greatest is None:
                 self._refuse_empty(0)
                 # SUBTLE: without rows there is no time. Raising the upper to now would make the next run's rows late.
                 return _Stage(batches=(), rows=0, updates=0, least_time=None, upper=minted.lower)
-            upper = Antichain.of(times.greatest + 1)
+            upper = Antichain.of(greatest + 1)
         task = self._stage_task(minted, upper, time=None if column else minted.time)
         ranged = frames.by_key_range(flat, self.schema, tasks)
         return self._collect(ranged.mapInArrow(StageRows(task), STAGED_DDL), upper)
 
-    def _write_corrections(self, minted: Minted, reader: ReadHandle, flat: DataFrame, tasks: int) -> _Stage:
+    def _write_corrections(self, minted: Minted, as_of: int, reader: ReadHandle, flat: DataFrame, tasks: int) -> _Stage:
         task = self._stage_task(minted, minted.upper, time=minted.time)
-        if minted.as_of is None:
-            desired = frames.corrections(flat, None, self.schema, tasks)
-            return self._collect(desired.mapInArrow(StageCorrections(task), STAGED_DDL), minted.upper)
         # mint saw to it that since <= as_of < upper, under this reader's own hold.
-        snapshot = reader.snapshot(Antichain.of(minted.as_of))
+        snapshot = reader.snapshot(Antichain.of(as_of))
         if isinstance(snapshot, SinceAhead):
             raise Fenced(f"the lease of {reader} ran out before it was used")
         splits = tuple(split.to_bytes() for split in snapshot.splits(tasks))
@@ -214,23 +202,23 @@ class _Run:
             target_part_bytes=self.spec.write.target_part_bytes,
         )
 
-    def _times(self, flat: DataFrame, lower: Antichain, column: str) -> _Times | None:
+    def _greatest_time(self, flat: DataFrame, lower: Antichain, column: str) -> int | None:
         """Look at the times before anything is staged: a row that cannot be written is told now, by number and
         example. None: no rows.
         """
         time = F.col(frames.TIME)
         late = time < F.lit(lower.time)
         row = flat.agg(
-            F.count(F.lit(1)), F.count(time), F.min(time), F.max(time), F.count_if(late), F.min(F.when(late, time))
+            F.count(F.lit(1)), F.count(time), F.max(time), F.count_if(late), F.min(F.when(late, time))
         ).first()
-        rows, timed, least, greatest, late_rows, first_late = row
+        rows, timed, greatest, late_rows, first_late = row
         if rows == 0:
             return None
         if timed < rows:
             raise ConfigurationError(f"envelope.timestampColumn: {column} is null in {rows - timed} of {rows} rows")
         if late_rows:
             raise self._late(late_rows, first_late, lower)
-        return _Times(rows=rows, least=least, greatest=greatest)
+        return int(greatest)
 
     def _late(self, rows: int | None, first: int | None, upper: Antichain) -> ConfigurationError:
         count = "some rows" if rows is None else f"{rows} rows"
@@ -260,8 +248,7 @@ class _Run:
         if rows == 0 and not self.spec.input.allow_empty:
             raise ConfigurationError("input is empty; if that is right, set input.allowEmpty")
 
-    # -- append
-    # -----------------------------------------------------------------------------------------------------------
+    # -- append --------------------------------------------------------------------------------------------------------
 
     def _append(self, minted: Minted, stage: _Stage, expected: SourceProgress | None) -> SinkReport | None:
         """The report of the finished run, or None: the staged batches are deleted, mint again."""

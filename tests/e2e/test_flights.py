@@ -40,6 +40,8 @@ def source(name: str) -> pa.Table:
 def flights(cluster: Any) -> dict[str, set[str]]:
     """The examples, applied unchanged and completed: the executors that ran, by the driver that owned them."""
     executors: dict[str, set[str]] = {}
+    # On a cluster that was kept they may be there from the run before: new resources get new shards.
+    cluster.kubectl("delete", "--filename", str(EXAMPLES), "--ignore-not-found", timeout_s=120)
     cluster.kubectl("apply", "--filename", str(EXAMPLES))
 
     def completed() -> bool:

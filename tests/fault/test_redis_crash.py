@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 
 import pytest
-
 from persist_engine import Antichain, Appended, Location, PersistClient, Settings, ShardId
 from persist_engine.base.errors import Unavailable
 from persist_engine.base.settings import RetrySettings

@@ -6,7 +6,15 @@ import pyarrow as pa
 import pytest
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.codec.schema import Schema
-from persist_spark.columns import RECORD_ROWS, flat_columns, hash_chunks, negated_flat, rows_of, struct_column
+from persist_spark.columns import (
+    RECORD_ROWS,
+    flat_columns,
+    hash_chunks,
+    negated_flat,
+    records_of,
+    rows_of,
+    struct_column,
+)
 
 
 def hashes(*values: int) -> pa.RecordBatch:
@@ -78,11 +86,15 @@ def test_negated():
 def test_rows_pass_once_when_every_diff_is_one():
     (rows,) = rows_of(updates([1, 2], [1, 1]), WANTED)
     assert rows.to_pydict() == {"k": [1, 2], "v": ["1", "2"]}
+    many = list(records_of(rows_batch := pa.RecordBatch.from_pydict({"k": range(2 * RECORD_ROWS + 1)})))
+    assert [record.num_rows for record in many] == [RECORD_ROWS, RECORD_ROWS, 1]
+    assert pa.Table.from_batches(many).to_batches()[0].schema == rows_batch.schema
 
 
 def test_rows_are_repeated_by_their_diff_in_bounded_records():
     records = list(rows_of(updates([1, 2, 3], [2, RECORD_ROWS, 1]), WANTED))
     assert max(record.num_rows for record in records) == RECORD_ROWS
+    assert len(records) == 2
     keys = pa.Table.from_batches(records).column("k").value_counts().to_pylist()
     assert {pair["values"]: pair["counts"] for pair in keys} == {1: 2, 2: RECORD_ROWS, 3: 1}
 

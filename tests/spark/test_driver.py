@@ -71,9 +71,11 @@ def test_a_run_succeeds_and_is_told_step_by_step(tmp_path, spec):
     events = [line["event"] for line in lines if line["event"] != "stage"]
     assert events == ["starting", "minted", "staged", "appended"]
     assert all(line["shard"] == spec["shard_id"] for line in lines)
-    with PersistClient.open(Location(**spec["location"])) as client:
-        with client.open_leased_reader(spec["shard_id"], purpose="test") as reader:
-            table = reader.snapshot(Antichain.of(report["upper"] - 1)).to_table()
+    with (
+        PersistClient.open(Location(**spec["location"])) as client,
+        client.open_leased_reader(spec["shard_id"], purpose="test") as reader,
+    ):
+        table = reader.snapshot(Antichain.of(report["upper"] - 1)).to_table()
     assert [row["id"] for row in table.column("key").to_pylist()] == [1, 2]
 
 

@@ -2,6 +2,8 @@
 
 import io
 import json
+import threading
+from types import SimpleNamespace
 
 import pytest
 from persist_engine.base.env import SeededEnv
@@ -17,7 +19,7 @@ from persist_engine.base.errors import (
     UnsafeStore,
 )
 from persist_spark.failures import MESSAGE_CHARS_MAX, ExitCode, FailureClass, carried, classify, redact
-from persist_spark.report import Log, SinkReport, write_report
+from persist_spark.report import Log, SinkReport, progress_lines, write_report
 from persist_spark.spec import ConfigurationError
 
 CASES = [
@@ -109,3 +111,26 @@ def test_log_lines_are_json_with_the_sink_on_each():
     out = io.StringIO()
     Log(out, SeededEnv(start_ms=7), sink="ns/a").event("staged", rows=3)
     assert json.loads(out.getvalue()) == {"time_ms": 7, "event": "staged", "sink": "ns/a", "rows": 3}
+
+
+def test_while_a_job_runs_its_stages_are_told():
+    """The body ends when two lines were seen; the thread is gone after it."""
+    seen, out = threading.Semaphore(0), io.StringIO()
+
+    class Tracker:
+        def getActiveStageIds(self):
+            seen.release()
+            return [4, 5]
+
+        def getStageInfo(self, stage_id):
+            if stage_id == 5:
+                return None  # it ended meanwhile
+            return SimpleNamespace(stageId=4, numTasks=8, numCompletedTasks=3, numFailedTasks=1)
+
+    before = threading.active_count()
+    with progress_lines(Log(out, SeededEnv(start_ms=7)), Tracker(), interval_s=0.001):
+        assert seen.acquire(timeout=10)
+        assert seen.acquire(timeout=10)
+    assert threading.active_count() == before
+    line = json.loads(out.getvalue().splitlines()[0])
+    assert line == {"time_ms": 7, "event": "stage", "stage": 4, "tasks": 8, "done": 3, "failed": 1}

@@ -207,15 +207,16 @@ def failing_tasks(monkeypatch):
 @pytest.mark.parametrize("envelope", [APPEND, MIRROR], ids=["append", "mirror"])
 def test_a_task_that_fails_after_staging_writes_nothing_twice(shard, failing_tasks, envelope):
     """Rows large enough for blobs, so that the lost attempts leave parts behind."""
+    shard.edit([(0, "x", 0.0, 1)])  # so that the mirror has something to correct
+    blobs, parts = shard.blobs(), shard.client.inspect(shard.id).parts
     query = "select id, repeat(sha2(cast(id as string), 256), 4) as name, 0d as score from range(3000)"
     report = shard.run(query, envelope, "r1")
-    assert (report.rows_read, report.updates_written) == (3000, 3000)
+    assert (report.rows_read, report.updates_written) == (3000, 3001 if envelope is MIRROR else 3000)
     rows = shard.rows()
-    assert len(rows) == 3000
+    assert len(rows) == (3000 if envelope is MIRROR else 3001)
     assert {row[3] for row in rows} == {1}
-    parts = shard.client.inspect(shard.id).parts
-    assert parts == 3
-    assert shard.blobs() >= 2 * parts  # the orphans of the first attempts, for the orphan scan
+    assert shard.client.inspect(shard.id).parts - parts == 3
+    assert shard.blobs() - blobs >= 6  # the orphans of the first attempts among them, for the orphan scan
 
 
 class Racing:

@@ -47,7 +47,9 @@ def shards(
     *,
     blob: BlobUrl = None,
     consensus: ConsensusUrl = None,
-    long: Annotated[bool, typer.Option("--long", "-l", help="Also since, upper, rows and bytes: reads each state.")] = False,
+    long: Annotated[
+        bool, typer.Option("--long", "-l", help="Also since, upper, rows and bytes: reads each state.")
+    ] = False,
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
 ) -> None:
@@ -236,7 +238,8 @@ def blobs(
     blob: BlobUrl = None,
     consensus: ConsensusUrl = None,
     unreferenced: Annotated[
-        bool, typer.Option("--unreferenced", help="Only those that no live version names: leaked, or being written now.")
+        bool,
+        typer.Option("--unreferenced", help="Only those that no live version names: leaked, or being written now."),
     ] = False,
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,

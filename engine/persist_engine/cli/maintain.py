@@ -66,9 +66,7 @@ def rollup(
         return [write_rollup(machine)]
 
     shard_id = one_shard(shard_argument, shard)
-    _run(
-        "Rollup", shard_id, work, blob=blob, consensus=consensus, give_up=give_up, report=report, as_json=as_json
-    )
+    _run("Rollup", shard_id, work, blob=blob, consensus=consensus, give_up=give_up, report=report, as_json=as_json)
 
 
 @app.command()
@@ -93,9 +91,7 @@ def gc(
         return [gc_and_truncate(machine, on_progress=told)]
 
     shard_id = one_shard(shard_argument, shard)
-    _run(
-        "GC", shard_id, work, blob=blob, consensus=consensus, give_up=give_up, report=report, as_json=as_json
-    )
+    _run("GC", shard_id, work, blob=blob, consensus=consensus, give_up=give_up, report=report, as_json=as_json)
 
 
 @app.command()
@@ -125,7 +121,15 @@ def compact(
     shard_id = one_shard(shard_argument, shard)
     claim_ms = round(claim_age * 1000)
     _run(
-        "Compaction", shard_id, work, blob=blob, consensus=consensus, give_up=give_up, report=report, as_json=as_json, claim_ms=claim_ms
+        "Compaction",
+        shard_id,
+        work,
+        blob=blob,
+        consensus=consensus,
+        give_up=give_up,
+        report=report,
+        as_json=as_json,
+        claim_ms=claim_ms,
     )
 
 
@@ -149,7 +153,15 @@ def auto(
 
     shard_id = one_shard(shard_argument, shard)
     _run(
-        "Auto", shard_id, work, blob=blob, consensus=consensus, give_up=give_up, report=report, as_json=as_json, claim_ms=0
+        "Auto",
+        shard_id,
+        work,
+        blob=blob,
+        consensus=consensus,
+        give_up=give_up,
+        report=report,
+        as_json=as_json,
+        claim_ms=0,
     )
 
 

@@ -23,12 +23,17 @@ BlobUrl = Annotated[
 ConsensusUrl = Annotated[
     str | None,
     typer.Option(
-        "--consensus", envvar="PERSIST_CONSENSUS", rich_help_panel=STORE, help="sqlite:///file or redis://host:port/db?..."
+        "--consensus",
+        envvar="PERSIST_CONSENSUS",
+        rich_help_panel=STORE,
+        help="sqlite:///file or redis://host:port/db?...",
     ),
 ]
 GiveUp = Annotated[
     float,
-    typer.Option("--give-up", min=0, rich_help_panel=STORE, help="Seconds of failing stores before giving up (exit 70)."),
+    typer.Option(
+        "--give-up", min=0, rich_help_panel=STORE, help="Seconds of failing stores before giving up (exit 70)."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables, for results and for errors.")]
 ShardArgument = Annotated[str | None, typer.Argument(metavar="[SHARD]", help="Shard id: s and a UUID.")]

@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -107,8 +108,12 @@ class Batch:
         inline = [part for part in self._hollow.parts if isinstance(part, InlinePart)]
         if not inline:
             return
-        with ThreadPoolExecutor(max_workers=self._store.settings.batch.outstanding_parts_max) as pool:
-            flushed = iter(list(pool.map(lambda part: flush_inline(self._store, part, schema=self._schema), inline)))
+        flush = partial(flush_inline, self._store, schema=self._schema)
+        if len(inline) == 1:  # the usual case is not worth a thread
+            flushed = iter([flush(inline[0])])
+        else:
+            with ThreadPoolExecutor(max_workers=self._store.settings.batch.outstanding_parts_max) as pool:
+                flushed = iter(list(pool.map(flush, inline)))
         parts = tuple(next(flushed) if isinstance(part, InlinePart) else part for part in self._hollow.parts)
         self._hollow = replace(self._hollow, parts=parts)
         self._store.metrics.count("inline_flushed_parts", len(inline))
@@ -121,6 +126,13 @@ class Batch:
     def mark_spent(self, how: str) -> None:
         """The batch has come to its end: `how` completes "was already ..."."""
         self._spent = how
+
+    def __del__(self) -> None:
+        # A batch whose making failed has no `_spent`.
+        keys = [] if getattr(self, "_spent", "never made") is not None else list(self._hollow.blob_keys())
+        if keys:
+            text = "a batch of shard %s was dropped, neither appended nor deleted; its blobs stay: %s"
+            _log.warning(text, self.shard_id, ", ".join(keys), extra={"shard": self.shard_id})
 
     def __repr__(self) -> str:
         return f"Batch({self._hollow.desc} {self.rows} rows {len(self._hollow.parts)} parts of {self.shard_id})"

@@ -34,7 +34,8 @@ from persist_engine.storage.blob import Blob
 
 #: Format of `SnapshotSplit.to_bytes`. It crosses processes of one release, nothing durable.
 SPLIT_FORMAT = 1
-#: Memory of reading one split beside the decoded part at hand of each run: many run on one machine.
+#: Memory of reading one split beside, of each run, the bytes of the part at hand and a row group or two: many run on
+#: one machine.
 SPLIT_MEMORY_BYTES = 64 << 20
 BATCH_ROWS = 65_536
 
@@ -176,7 +177,9 @@ def _part_bounds(spans: list[_Span], count: int) -> list[pa.Scalar]:
 def _even_bounds(spans: list[_Span], data_type: pa.DataType, count: int) -> list[pa.Scalar]:
     """Bounds where the number of rows below, each part's spread evenly over its span, reaches 1/count, 2/count, ..."""
     storage = pa.int32() if pa.types.is_date32(data_type) else pa.int64()
-    whole = [(_as_int(low, storage), _as_int(low if high is None else high, storage) + 1, rows) for low, high, rows in spans]
+    whole = [
+        (_as_int(low, storage), _as_int(low if high is None else high, storage) + 1, rows) for low, high, rows in spans
+    ]
     edges = sorted({edge for low, end, _ in whole for edge in (low, end)})
     index = {edge: at for at, edge in enumerate(edges)}
     slope = np.zeros(len(edges))

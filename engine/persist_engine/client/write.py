@@ -174,10 +174,10 @@ class WriteHandle:
                 expected_progress=expected_progress,
             )
         except InvalidUsage:
-            batch.delete()
+            self._discard(batch)
             raise
         if not isinstance(outcome, Appended):
-            batch.delete()
+            self._discard(batch)
         return outcome
 
     def append(self, updates: Updates, *, lower: Antichain, upper: Antichain) -> Appended | UpperMismatch:
@@ -188,7 +188,7 @@ class WriteHandle:
         try:
             return self.append_batch(batch, lower, upper)
         except InvalidUsage:
-            batch.delete()
+            self._discard(batch)
             raise
 
     def append_batch(self, batch: Batch, lower: Antichain, upper: Antichain) -> Appended | UpperMismatch:
@@ -205,7 +205,7 @@ class WriteHandle:
                 case UpperMismatch(current=current) if lower < current < upper:
                     lower = current
                 case UpperMismatch(current=current):
-                    batch.delete()
+                    self._discard(batch)
                     return Appended(upper=current) if upper <= current else outcome
                 case _:
                     raise InvariantViolated(f"append without progress answered {outcome}")
@@ -276,6 +276,15 @@ class WriteHandle:
             _log.warning("could not expire writer %s: %s", self.writer_id, unavailable, extra={"shard": self.shard_id})
 
     # -- private ------------------------------------------------------------------------------------------------------
+
+    def _discard(self, batch: Batch) -> None:
+        """Delete a batch that surely was not appended, without hiding that answer behind a failure to delete."""
+        try:
+            batch.delete()
+        except Unavailable as unavailable:
+            batch.mark_spent("discarded")
+            text = "left blobs %s behind: %s"
+            _log.warning(text, list(batch.hollow.blob_keys()), unavailable, extra={"shard": self.shard_id})
 
     def _swap_in(
         self,

@@ -6,7 +6,6 @@ for it. Invariant: the cached state is one that consensus acknowledged, and its 
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,8 +22,6 @@ from persist_engine.model.step import Refused, step
 from persist_engine.model.views import sealed
 from persist_engine.shard.versions import StateVersions
 from persist_engine.shard.watch import StateWatch
-
-_log = logging.getLogger(__name__)
 
 NO_MAINTENANCE = Maintenance()
 #: How long one command waits for another of this process to finish its compare-and-set. Taking turns saves lost

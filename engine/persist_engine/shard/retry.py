@@ -27,6 +27,7 @@ class Backoff:
     def __init__(self, env: Env, settings: RetrySettings, metrics: Metrics, *, what: str, shard: str) -> None:
         self._env, self._settings, self._metrics = env, settings, metrics
         self._what, self._shard = what, shard
+        self._subject = f"{what} of {shard}" if shard else what
         self._next_ms = settings.initial_ms
         self._started_s = env.monotonic_s()
         self.attempts = 0
@@ -39,8 +40,7 @@ class Backoff:
         give_up_ms = self._settings.give_up_ms
         if give_up_ms is not None and elapsed_ms >= give_up_ms:
             raise Unavailable(
-                f"{self._what} of {self._shard or 'the store'} "
-                f"gave up after {self.attempts} attempts in {elapsed_ms:.0f} ms: {error}",
+                f"{self._subject} gave up after {self.attempts} attempts in {elapsed_ms:.0f} ms: {error}",
                 operation=self._what,
                 shard_id=self._shard,
                 attempts=self.attempts,
@@ -59,8 +59,8 @@ class Backoff:
             level = logging.WARNING
         elif self.attempts >= _INFO_ATTEMPTS:
             level = logging.INFO
-        text = "%s of shard %s failed, attempt %d, retrying: %s"
-        _log.log(level, text, self._what, self._shard, self.attempts, error, extra={"shard": self._shard})
+        text = "%s failed, attempt %d, retrying: %s"
+        _log.log(level, text, self._subject, self.attempts, error, extra={"shard": self._shard})
 
 
 class Retry:

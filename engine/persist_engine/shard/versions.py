@@ -7,12 +7,12 @@ unless that diff is stale.
 
 from __future__ import annotations
 
-import logging
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from persist_engine.base.env import Env
-from persist_engine.base.errors import CodecMismatch, InvariantViolated, MissingBlob, ShardNotFound, check
+from persist_engine.base.errors import CodecMismatch, InvalidUsage, InvariantViolated, MissingBlob, ShardNotFound, check
 from persist_engine.base.metrics import Metrics
 from persist_engine.base.settings import Settings
 from persist_engine.base.version import APPLIER_VERSION
@@ -32,7 +32,6 @@ from persist_engine.shard.retry import Retry
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.consensus import Consensus
 
-_log = logging.getLogger(__name__)
 _FIRST = SeqNo(1)
 
 LiveDiffs = Sequence[VersionedData]
@@ -271,9 +270,10 @@ class StateVersions:
         return self.retry.external("truncate", lambda: self.consensus.truncate(shard_id, seqno), shard=shard_id)
 
     def list_shards(self) -> Iterator[ShardId]:
-        """Every shard that consensus knows, in no particular order."""
-        keys = self.retry.external("list shards", lambda: list(self.consensus.list_keys()))
-        return (ShardId(key) for key in keys)
+        """Every shard that consensus knows, in no particular order; keys that name no shard are not ours and left out."""
+        for key in self.retry.external("list shards", lambda: list(self.consensus.list_keys())):
+            with contextlib.suppress(InvalidUsage):
+                yield ShardId(key)
 
     # -- private ------------------------------------------------------------------------------------------------------
 

@@ -81,6 +81,11 @@ def spark_conf(
         "spark.kubernetes.executor.podTemplateFile": f"{CONFIG_DIR}/executor.yaml",
         "spark.kubernetes.executor.podTemplateContainerName": EXECUTOR_CONTAINER,
         "spark.kubernetes.executor.disableConfigMap": "true",
+        # Otherwise executors are told the bind address, 0.0.0.0, instead of the driver's host.
+        "spark.kubernetes.executor.useDriverPodIP": "false",
+        # No volume claims are made: the driver needs no right to look for some of its own at the end.
+        "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
+        "spark.kubernetes.driver.reusePersistentVolumeClaim": "false",
     }
 
 

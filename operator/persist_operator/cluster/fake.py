@@ -32,7 +32,7 @@ class FakeCluster:
         with self._lock:
             return copy.deepcopy(self._stored.get((kind.kind, namespace, name)))
 
-    def list(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> list[Resource]:
+    def find(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> list[Resource]:
         with self._lock:
             return [
                 copy.deepcopy(one)
@@ -103,7 +103,7 @@ class FakeCluster:
 
     def events(self, namespace: str) -> list[str]:
         """Reasons of the Events of a namespace, oldest first."""
-        found = self.list(EVENT, namespace, {})
+        found = self.find(EVENT, namespace, {})
         return [one["reason"] for one in sorted(found, key=lambda one: int(one["metadata"]["resourceVersion"]))]
 
     def _put(self, key: _Key, after: Resource, before: Resource) -> None:

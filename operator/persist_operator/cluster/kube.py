@@ -49,7 +49,7 @@ class KubeCluster:
         status, body = self._request("GET", _path(kind, namespace, name))
         return None if status == 404 else _object(body)
 
-    def list(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> list[Resource]:
+    def find(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> list[Resource]:
         found: list[Resource] = []
         query = {"limit": str(_PAGE)}
         if labels:

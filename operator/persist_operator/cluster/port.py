@@ -53,7 +53,7 @@ class Cluster(Protocol):
     def get(self, kind: Kind, namespace: str, name: str) -> Resource | None:
         """The resource as stored now; None when there is none."""
 
-    def list(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> list[Resource]:
+    def find(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> list[Resource]:
         """All resources of the namespace (of all, when None) that carry `labels`."""
 
     def create(self, kind: Kind, manifest: Resource) -> bool:

@@ -271,7 +271,7 @@ class LocalRunner:
         blocks = plan.status.get("maintenance", {})
         kinds = [kind for kind in MAINTENANCE_KINDS if automatic[kind]]
         soon = [kind for kind in kinds if maintenance.not_before_ms(blocks.get(kind, {})) <= until_ms]
-        return any(maintenance.debt_reason(shard, inspected, kind) for kind in soon)
+        return any(maintenance.debt_reason(shard, inspected, blocks, kind) for kind in soon)
 
     @staticmethod
     def _is_done(plan: Plan) -> bool:

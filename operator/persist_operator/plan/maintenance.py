@@ -51,17 +51,36 @@ def request_token(shard: Shard, kind: MaintenanceKind) -> str | None:
     return token if token and token != handled else None
 
 
-def debt_reason(shard: Shard, inspection: Inspection, kind: MaintenanceKind) -> str | None:
-    """Why a run of this kind would have something to do now, whatever is allowed; None when there is nothing."""
+def debt_reason(
+    shard: Shard, inspection: Inspection, maintenance: Mapping[str, Any], kind: MaintenanceKind
+) -> str | None:
+    """Why a run of this kind would have something to do now, whatever is allowed; None when there is nothing.
+
+    `maintenance` is status.maintenance with every finished run entered.
+    """
     spec = shard.spec
     if kind == "rollup":
         behind = inspection.seqno - inspection.latest_rollup_seqno
-        return f"{behind} versions since the last rollup" if behind >= spec.rollup_every_seqnos else None
+        if behind >= spec.rollup_every_seqnos:
+            return f"{behind} versions since the last rollup"
+        return (
+            "inputs of a compaction wait for a rollup to be collected" if _compacted_since_rollup(maintenance) else None
+        )
     if kind == "gc":
         return f"{inspection.gc_seqnos} versions can be truncated" if inspection.gc_seqnos > 0 else None
     if inspection.uncompacted_batches >= spec.max_uncompacted_batches:
         return f"{inspection.uncompacted_batches} uncompacted batches"
     return None
+
+
+def _compacted_since_rollup(maintenance: Mapping[str, Any]) -> bool:
+    """Whether a compaction was applied after the last rollup: only a rollup past it lets GC delete what it replaced."""
+    compaction, rollup = maintenance.get("compaction", {}), maintenance.get("rollup", {})
+    compacted_ms = times.to_ms(compaction.get("lastSuccessTime"))
+    if compacted_ms is None or compaction.get("lastResult") != "Succeeded":
+        return False
+    # Equal times (whole seconds) may be either order: one rollup too many is harmless, one too few is not.
+    return (times.to_ms(rollup.get("lastSuccessTime")) or 0) <= compacted_ms
 
 
 def due(
@@ -82,7 +101,7 @@ def due(
         token = request_token(shard, kind)
         if now_ms < not_before_ms(block, requested=token is not None):
             continue
-        reason = debt_reason(shard, inspection, kind) if automatic[kind] else None
+        reason = debt_reason(shard, inspection, maintenance, kind) if automatic[kind] else None
         if _is_unfinished(block):
             # Intended, or begun and removed by somebody: nothing of it is to be seen, so it is started again.
             reason = str(block.get("lastReason", ""))

@@ -378,7 +378,7 @@ def _upkeep_conditions(shard: Shard, inspection: Inspection, blocks: Mapping[str
                     condition_type, "False", "Failing", f"{failures} runs failed in a row: {block.get('message', '')}"
                 )
             )
-        elif kind == "compaction" and maintenance.debt_reason(shard, inspection, "compaction") is not None:
+        elif kind == "compaction" and maintenance.debt_reason(shard, inspection, blocks, "compaction") is not None:
             found.append(_compaction_debt(shard, block))
         else:
             found.append(Condition(condition_type, "True", "Current", ""))

@@ -150,3 +150,14 @@ def test_flushing_keeps_order_rows_and_contents(world: World):
         assert isinstance(new, HollowPart)
         assert (old.rows, old.diffs_sum, old.schema_id) == (new.rows, new.diffs_sum, new.schema_id)
         assert world.blob.get(f"{writer.shard_id}/{new.key}") == old.data
+
+
+def test_a_batch_dropped_without_an_end_names_the_blobs_it_leaves(
+    world: World, writer: WriteHandle, caplog: pytest.LogCaptureFixture
+):
+    batch = writer.batch([row(1, "a", 0)], lower=A(0), upper=A(1))
+    (key,) = batch.hollow.blob_keys()
+    del batch
+    assert [key in record.getMessage() for record in caplog.records] == [True]
+    writer.batch([row(1, "a", 0)], lower=A(0), upper=A(1)).delete()
+    assert len(caplog.records) == 1

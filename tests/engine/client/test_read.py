@@ -186,7 +186,9 @@ def test_a_snapshot_of_the_future_waits_for_the_append_or_its_deadline(client):
         with pytest.raises(Unavailable, match="upper is still .10. after 0 s"):
             reader.snapshot(10, timeout_s=0)
         with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
-            later = threading.Timer(0.05, lambda: writer.compare_and_append([], expected_upper=at(10), new_upper=at(11)))
+            later = threading.Timer(
+                0.05, lambda: writer.compare_and_append([], expected_upper=at(10), new_upper=at(11))
+            )
             later.start()
             got = rows_of(reader.snapshot(10, timeout_s=30).to_batches())
             later.join()

@@ -32,7 +32,7 @@ from persist_engine.base.errors import (
     UpdateBeyondUpper,
     UpdateNotBeyondLower,
 )
-from persist_engine.base.settings import BatchSettings, Settings
+from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.codec.batch import decode_transmittable, encode_transmittable
 from persist_engine.model.batch import HollowPart, InlinePart
@@ -377,3 +377,15 @@ def test_a_rewritten_batch_may_not_be_cut(writer: WriteHandle):
         writer.compare_and_append_batch([batch], expected_upper=A(0), new_upper=A(8))
     with pytest.raises(InvalidRewrite, match=r"before the lower \{5}"):
         writer.compare_and_append_batch([batch], expected_upper=A(5), new_upper=A(9))
+
+
+def test_blobs_that_cannot_be_deleted_do_not_hide_the_answer(caplog: pytest.LogCaptureFixture):
+    settings = Settings(batch=BatchSettings(inline_part_bytes_max=0), retry=RetrySettings(give_up_ms=100))
+    world = World(settings=settings)
+    writer = world.process().open_writer(world.shard_id(), SCHEMA, purpose="test")
+    world.faults.fail_next("delete", happened=False, times=1000)
+    outcome = writer.compare_and_append([row(1, "a", 5)], expected_upper=A(5), new_upper=A(6))
+    assert outcome == UpperMismatch(current=A(0), expected=A(5))
+    (key,) = world.blob_keys(writer.shard_id, kind="part")
+    (record,) = [record for record in caplog.records if record.name == "persist_engine.client.write"]
+    assert key.partition("/")[2] in record.getMessage()

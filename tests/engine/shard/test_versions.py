@@ -230,3 +230,11 @@ def test_a_walk_starts_at_a_rollup_that_only_diffs_still_name():
     walk = machine.versions.fetch_all_live_states(shard_id)
     assert walk is not None
     assert walk.seqno == 1
+
+
+def test_keys_that_name_no_shard_are_not_listed():
+    world = World()
+    client, shard_id = world.process(), world.shard_id()
+    client.initialise(shard_id, SCHEMA)
+    world.consensus.compare_and_set("LIVENESS", None, VersionedData(SeqNo(1), b""))
+    assert list(client.shards()) == [shard_id]

@@ -1,0 +1,139 @@
+"""Workers over the queue: which resource's change concerns which keys, who reconciles them, and the periodic resync."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from persist_engine.base.env import Env
+
+from persist_operator.api import names
+from persist_operator.cluster.port import PERSIST_SHARD, SPARK_SINK, ApiError, Cluster
+from persist_operator.handlers.queue import WorkQueue
+from persist_operator.settings import OperatorSettings
+from persist_operator.steps.metrics import OperatorMetrics
+from persist_operator.steps.reconcile import Key, Reconciler
+
+_LOG = logging.getLogger(__name__)
+_POLL_S = 1.0
+
+
+class Controller:
+    """Takes changes in, keeps workers busy. `start` once, `stop` once."""
+
+    def __init__(
+        self, reconciler: Reconciler, cluster: Cluster, settings: OperatorSettings, env: Env, metrics: OperatorMetrics
+    ) -> None:
+        self._reconciler, self._cluster = reconciler, cluster
+        self._settings, self._env, self._metrics = settings, env, metrics
+        loop = settings.loop
+        self._queue: WorkQueue[Key] = WorkQueue(
+            env, backoff_initial_s=loop.backoff_initial_seconds, backoff_max_s=loop.backoff_max_seconds
+        )
+        self._lock = threading.Lock()
+        self._sinks_of: dict[tuple[str, str], set[Key]] = {}
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def changed(self, resource: Mapping[str, Any]) -> None:
+        """Something happened to one of our resources or children. Never raises for what a resource may look like."""
+        for key in self._concerned(resource):
+            self._queue.add(key)
+
+    def start(self) -> None:
+        """Start workers and the resync."""
+        for index in range(self._settings.loop.workers):
+            self._threads.append(threading.Thread(target=self._work, name=f"worker-{index}", daemon=True))
+        self._threads.append(threading.Thread(target=self._resync, name="resync", daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, *, timeout_s: float = 10.0) -> None:
+        """Let workers finish what they are at, then return; at most `timeout_s` each."""
+        self._stopping.set()
+        self._queue.close()
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    def is_healthy(self) -> bool:
+        """Whether workers live and no key waits beyond twice the longest backoff."""
+        alive = all(thread.is_alive() for thread in self._threads)
+        return self._stopping.is_set() or (alive and self._queue.oldest_s < 600)
+
+    def export(self) -> None:
+        """Bring the gauges of the queue up to date."""
+        self._metrics.queue_depth.set(self._queue.depth)
+        self._metrics.queue_oldest.set(self._queue.oldest_s)
+
+    def resync(self) -> None:
+        """Enqueue every resource there is: what a watch has missed is caught up here."""
+        for kind in (PERSIST_SHARD, SPARK_SINK):
+            for namespace in self._settings.namespaces or (None,):
+                for resource in self._cluster.find(kind, namespace, {}):
+                    self.changed(resource)
+
+    def _concerned(self, resource: Mapping[str, Any]) -> Iterable[Key]:
+        metadata, kind = resource.get("metadata") or {}, resource.get("kind")
+        namespace, name = metadata.get("namespace", ""), metadata.get("name", "")
+        if kind == PERSIST_SHARD.kind:
+            with self._lock:
+                return [Key(kind, namespace, name), *self._sinks_of.get((namespace, name), ())]
+        if kind == SPARK_SINK.kind:
+            key = Key(kind, namespace, name)
+            shard = ((resource.get("spec") or {}).get("shardRef") or {}).get("name", "")
+            with self._lock:
+                self._sinks_of.setdefault((namespace, shard), set()).add(key)
+            return [key]
+        labels = metadata.get("labels") or {}
+        found = []
+        if names.LABEL_SHARD in labels:
+            found.append(Key(PERSIST_SHARD.kind, namespace, labels[names.LABEL_SHARD]))
+        if names.LABEL_SINK in labels:
+            found.append(Key(SPARK_SINK.kind, namespace, labels[names.LABEL_SINK]))
+        return found
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            key = self._queue.take(timeout_s=_POLL_S)
+            if key is not None:
+                self._one(key)
+
+    def _one(self, key: Key) -> None:
+        started_s, result, failed = self._env.monotonic_s(), "ok", False
+        try:
+            after_s = self._reconciler.reconcile(key)
+            if after_s is None:
+                self._forget(key)
+            else:
+                self._queue.add(key, after_s=after_s * self._env.uniform(1.0, 1.1) if after_s else 0.0)
+        except ApiError as error:
+            result, failed = "api_error", True
+            _LOG.warning("reconcile failed", extra={"key": str(key), "error": str(error)})
+        except Exception:  # noqa: BLE001 - the last line before a worker thread ends
+            # A bug must not stop the worker, nor the other resources; the metric and the log tell of it, the backoff bounds it.
+            result, failed = "error", True
+            _LOG.exception("reconcile raised", extra={"key": str(key)})
+        finally:
+            self._queue.done(key, failed=failed)
+            self._metrics.reconciles.labels(kind=key.kind, result=result).inc()
+            self._metrics.reconcile_seconds.labels(kind=key.kind).observe(self._env.monotonic_s() - started_s)
+
+    def _forget(self, key: Key) -> None:
+        """The resource is gone. Its sinks look again by themselves; a sink leaves the index."""
+        if key.kind != SPARK_SINK.kind:
+            return
+        with self._lock:
+            for sinks in self._sinks_of.values():
+                sinks.discard(key)
+
+    def _resync(self) -> None:
+        while not self._stopping.is_set():
+            wait_s = self._settings.loop.resync_seconds * self._env.uniform(0.9, 1.1)
+            try:
+                self.resync()
+            except ApiError as error:
+                _LOG.warning("resync failed", extra={"error": str(error)})
+                wait_s = min(wait_s, 10.0)
+            self._stopping.wait(wait_s)

@@ -1,0 +1,65 @@
+"""/healthz, /readyz and /metrics on one port."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+
+class ProbeServer:
+    """Serves in a thread from `start` to `stop`. Every replica serves, leader or not."""
+
+    def __init__(
+        self,
+        port: int,
+        *,
+        registry: CollectorRegistry,
+        is_healthy: Callable[[], bool],
+        is_ready: Callable[[], bool],
+        refresh: Callable[[], None],
+        host: str = "0.0.0.0",  # noqa: S104 - kubelet and Prometheus come from outside the pod
+    ) -> None:
+        def answer(path: str) -> tuple[int, str, bytes]:
+            if path == "/metrics":
+                refresh()
+                return 200, CONTENT_TYPE_LATEST, generate_latest(registry)
+            checks = {"/healthz": is_healthy, "/readyz": is_ready}
+            if path not in checks:
+                return 404, "text/plain", b"not found\n"
+            return (200, "text/plain", b"ok\n") if checks[path]() else (503, "text/plain", b"failing\n")
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                code, content_type, body = answer(self.path.partition("?")[0])
+                self.send_response(code)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
+                """Probes every few seconds are no news."""
+
+        self._server = http.server.ThreadingHTTPServer((host, port), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, name="probes", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """The port it listens on; of use when 0 was asked for."""
+        return int(self._server.server_address[1])
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop serving and close the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

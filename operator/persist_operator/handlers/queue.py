@@ -1,0 +1,112 @@
+"""A keyed work queue: a key waits at most once, is worked on by one worker at a time, and is repeated with growing delays.
+
+Invariant: a key that is added while it is worked on is worked on again afterwards; no change is ever lost between two events.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from typing import Generic, TypeVar
+
+from persist_engine.base.env import Env
+
+K = TypeVar("K")
+
+
+class WorkQueue(Generic[K]):
+    """Thread-safe. Times are monotonic seconds of `env`."""
+
+    def __init__(self, env: Env, *, backoff_initial_s: float, backoff_max_s: float) -> None:
+        self._env = env
+        self._initial_s, self._max_s = backoff_initial_s, backoff_max_s
+        self._due: dict[K, float] = {}
+        self._heap: list[tuple[float, int, K]] = []
+        self._working: set[K] = set()
+        self._failures: dict[K, int] = {}
+        self._not_before: dict[K, float] = {}
+        self._count = 0
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def add(self, key: K, *, after_s: float = 0.0) -> None:
+        """Have `key` worked on in `after_s` at the latest; an earlier time that was asked for stands."""
+        with self._changed:
+            # New events do not shorten a failure's delay: what fails and is touched all the time stays bounded.
+            due_s = max(self._env.monotonic_s() + max(0.0, after_s), self._not_before.get(key, 0.0))
+            if self._due.get(key, float("inf")) <= due_s:
+                return
+            self._due[key] = due_s
+            self._push(key, due_s)
+            self._changed.notify()
+
+    def take(self, *, timeout_s: float) -> K | None:
+        """The key that is due longest and not worked on; waits for one. None after `timeout_s`, or when closed.
+
+        Whoever takes a key calls `done` with it.
+        """
+        with self._changed:
+            deadline_s = self._env.monotonic_s() + timeout_s
+            while not self._closed:
+                now_s = self._env.monotonic_s()
+                key = self._pop(now_s)
+                if key is not None:
+                    return key
+                wait_s = min(deadline_s, self._heap[0][0] if self._heap else deadline_s) - now_s
+                if now_s >= deadline_s:
+                    return None
+                self._changed.wait(max(0.001, wait_s))
+            return None
+
+    def done(self, key: K, *, failed: bool = False) -> None:
+        """The work on `key` ended; a failure has it repeated after a delay that doubles with each, with jitter."""
+        with self._changed:
+            self._working.discard(key)
+            if failed:
+                count = self._failures.get(key, 0)
+                self._failures[key] = count + 1
+                delay_s = min(self._max_s, self._initial_s * 2 ** min(count, 30)) * self._env.uniform(0.8, 1.2)
+                due_s = self._env.monotonic_s() + delay_s
+                self._due[key] = self._not_before[key] = due_s
+            else:
+                self._failures.pop(key, None)
+                self._not_before.pop(key, None)
+            if key in self._due:
+                self._push(key, self._due[key])
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Wake all workers; they get None from now on."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    @property
+    def depth(self) -> int:
+        """Keys that are due and wait."""
+        with self._changed:
+            now_s = self._env.monotonic_s()
+            return sum(1 for key, due_s in self._due.items() if due_s <= now_s and key not in self._working)
+
+    @property
+    def oldest_s(self) -> float:
+        """How long the oldest due key has waited; 0 when none does."""
+        with self._changed:
+            now_s = self._env.monotonic_s()
+            waits = [now_s - due_s for key, due_s in self._due.items() if key not in self._working]
+            return max(0.0, *waits) if waits else 0.0
+
+    def _push(self, key: K, due_s: float) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (due_s, self._count, key))
+
+    def _pop(self, now_s: float) -> K | None:
+        while self._heap and self._heap[0][0] <= now_s:
+            due_s, _, key = heapq.heappop(self._heap)
+            if self._due.get(key) != due_s or key in self._working:
+                # Superseded by another time, or put back by `done`.
+                continue
+            del self._due[key]
+            self._working.add(key)
+            return key
+        return None

@@ -1,0 +1,84 @@
+"""Act: carry the plan's actions out. Each is idempotent: deterministic names, 409 is success, 404 of a deletion too."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from persist_operator.api import times
+from persist_operator.api.resource import Meta
+from persist_operator.bridge import Bridge
+from persist_operator.build.driver import driver_manifests
+from persist_operator.build.maintenance import maintenance_job
+from persist_operator.cluster.port import BY_KIND, CONFIG_MAP, JOB, POD, SERVICE, Cluster
+from persist_operator.plan.actions import Action, AdvanceSince, InitialiseShard, StartDriver, StartMaintenance, StopRun
+from persist_operator.settings import OperatorSettings
+from persist_operator.steps.metrics import OperatorMetrics
+
+
+class Actor:
+    """Thread-safe. Raises ApiError and what the bridge raises."""
+
+    def __init__(self, cluster: Cluster, bridge: Bridge, settings: OperatorSettings, metrics: OperatorMetrics) -> None:
+        self._cluster, self._bridge, self._settings, self._metrics = cluster, bridge, settings, metrics
+
+    def act(self, action: Action, meta: Meta) -> None:
+        """Do it. The resource is `meta`."""
+        match action:
+            case InitialiseShard():
+                self._bridge.initialise(action)
+            case AdvanceSince():
+                self._bridge.advance_since(action)
+            case StartMaintenance():
+                self._start_maintenance(action, meta)
+            case StartDriver():
+                self._start_driver(action, meta)
+            case StopRun():
+                self._stop(action, meta)
+            case _:
+                assert_never(action)
+
+    def _start_maintenance(self, action: StartMaintenance, meta: Meta) -> None:
+        job = maintenance_job(
+            meta,
+            kind=action.kind,
+            name=action.name,
+            shard_id=action.shard_id,
+            location=action.location,
+            seqno=action.seqno,
+            reason=action.reason,
+            memory=action.memory,
+            ttl_seconds=action.ttl_seconds,
+            priority_class_name=action.priority_class_name,
+            service_account_name=action.service_account_name,
+            settings=self._settings,
+        )
+        if self._cluster.create(JOB, job):
+            self._metrics.jobs_started.labels(type=action.kind).inc()
+
+    def _start_driver(self, action: StartDriver, meta: Meta) -> None:
+        manifests = driver_manifests(
+            meta,
+            spec=action.spec,
+            name=action.name,
+            attempt=action.attempt,
+            run_number=action.run_number,
+            run_id=action.run_id,
+            scheduled_time=None if action.scheduled_ms is None else times.to_text(action.scheduled_ms),
+            executor_prefix=action.executor_prefix,
+            shard_id=action.shard_id,
+            schema=action.schema,
+            location=action.location,
+            settings=self._settings,
+        )
+        for manifest in manifests:
+            created = self._cluster.create(BY_KIND[manifest["kind"]], manifest)
+            if created and manifest["kind"] == POD.kind:
+                self._metrics.jobs_started.labels(type="driver").inc()
+
+    def _stop(self, action: StopRun, meta: Meta) -> None:
+        if action.kind != "driver":
+            self._cluster.delete(JOB, meta.namespace, action.name)
+            return
+        self._cluster.delete(POD, meta.namespace, action.name, grace_seconds=action.grace_seconds)
+        self._cluster.delete(SERVICE, meta.namespace, action.name)
+        self._cluster.delete(CONFIG_MAP, meta.namespace, action.name)

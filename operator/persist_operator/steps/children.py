@@ -1,0 +1,152 @@
+"""From Pods and Jobs to the plan's words. Total: whatever a kubelet leaves out (also all container statuses) has a meaning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from persist_operator.api import names, times
+from persist_operator.api.names import MAINTENANCE_KINDS, MaintenanceKind
+from persist_operator.plan.observed import Executors, Phase, Run
+
+Resource = Mapping[str, Any]
+_PHASES = {"Succeeded": Phase.SUCCEEDED, "Failed": Phase.FAILED, "Running": Phase.RUNNING, "Unknown": Phase.RUNNING}
+
+
+def maintenance_run(job: Resource, pods: Iterable[Resource]) -> Run | None:
+    """The run that a Job stands for; None for Jobs that are not ours."""
+    labels = job["metadata"].get("labels") or {}
+    kind = _maintenance_kind(labels.get(names.LABEL_KIND, ""))
+    if kind is None:
+        return None
+    name, status = job["metadata"]["name"], job.get("status") or {}
+    mine = [pod for pod in pods if (pod["metadata"].get("labels") or {}).get("batch.kubernetes.io/job-name") == name]
+    pod = max(mine, key=lambda one: str(one["metadata"].get("creationTimestamp", "")), default=None)
+    ended = {one["type"]: one for one in status.get("conditions") or () if one.get("status") == "True"}
+    phase = Phase.PENDING
+    if "Complete" in ended:
+        phase = Phase.SUCCEEDED
+    elif "Failed" in ended:
+        phase = Phase.FAILED
+    elif pod is not None and _phase(pod) is not Phase.PENDING:
+        # The Job's own word is what ends a run: its pod may be counted later.
+        phase = Phase.RUNNING
+    facts = _pod_facts(pod) if pod is not None else {}
+    end = ended.get("Complete") or ended.get("Failed") or {}
+    if phase is Phase.FAILED:
+        # BackoffLimitExceeded only says that the one pod failed: the pod knows better.
+        said = "" if end.get("reason") == "BackoffLimitExceeded" else end.get("reason", "")
+        facts["reason"] = said or facts.get("reason") or "PodLost"
+        facts["message"] = facts.get("message") or end.get("message", "")
+    return Run(
+        name=name,
+        kind=kind,
+        phase=phase,
+        created_ms=_created_ms(job),
+        started_ms=times.to_ms(status.get("startTime")),
+        finished_ms=times.to_ms(status.get("completionTime") or end.get("lastTransitionTime"))
+        if phase.finished
+        else None,
+        deleting=bool(job["metadata"].get("deletionTimestamp")),
+        seqno=_integer(labels.get(names.LABEL_SEQNO)),
+        planned_reason=(job["metadata"].get("annotations") or {}).get(names.ANNOTATION_REASON, ""),
+        exit_code=facts.get("exit_code"),
+        reason=facts.get("reason", ""),
+        message=facts.get("message", ""),
+        report=facts.get("report"),
+    )
+
+
+def driver_run(pod: Resource, *, log_tail: str = "") -> Run:
+    """The attempt that a driver pod stands for."""
+    metadata = pod["metadata"]
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    phase, facts = _phase(pod), _pod_facts(pod)
+    finished_ms = facts.get("finished_ms") or (
+        times.to_ms(metadata.get("deletionTimestamp")) if phase.finished else None
+    )
+    return Run(
+        name=metadata["name"],
+        kind="driver",
+        phase=phase,
+        created_ms=_created_ms(pod),
+        started_ms=facts.get("started_ms"),
+        finished_ms=finished_ms if phase.finished else None,
+        deleting=bool(metadata.get("deletionTimestamp")),
+        attempt=_integer(labels.get(names.LABEL_ATTEMPT)),
+        run_number=_integer(labels.get(names.LABEL_RUN)),
+        run_id=annotations.get(names.ANNOTATION_RUN_ID, ""),
+        revision=labels.get(names.LABEL_REVISION, ""),
+        scheduled_ms=times.to_ms(annotations.get(names.ANNOTATION_SCHEDULED_TIME)),
+        exit_code=facts.get("exit_code"),
+        reason=facts.get("reason", ""),
+        message=facts.get("message", ""),
+        report=facts.get("report"),
+        log_tail=log_tail,
+    )
+
+
+def executors(pods: Iterable[Resource], attempt: int) -> Executors:
+    """Executor pods of one attempt, counted."""
+    counts = {Phase.RUNNING: 0, Phase.PENDING: 0, Phase.FAILED: 0, Phase.SUCCEEDED: 0}
+    for pod in pods:
+        if (pod["metadata"].get("labels") or {}).get(names.LABEL_ATTEMPT) == str(attempt):
+            counts[_phase(pod)] += 1
+    return Executors(running=counts[Phase.RUNNING], pending=counts[Phase.PENDING], failed=counts[Phase.FAILED])
+
+
+def _phase(pod: Resource) -> Phase:
+    return _PHASES.get((pod.get("status") or {}).get("phase", ""), Phase.PENDING)
+
+
+def _pod_facts(pod: Resource) -> dict[str, Any]:
+    """exit_code, reason, message, report, started_ms, finished_ms: what is known of them."""
+    status = pod.get("status") or {}
+    container: Resource = next(iter(status.get("containerStatuses") or ()), {})
+    state = container.get("state") or {}
+    terminated, waiting, running = state.get("terminated"), state.get("waiting") or {}, state.get("running") or {}
+    # The pod's own reason (Evicted, NodeLost) and what disrupted it go before what the container died of.
+    reason, message = status.get("reason", ""), status.get("message", "")
+    conditions = {one["type"]: one for one in status.get("conditions") or ()}
+    disrupted, scheduled = conditions.get("DisruptionTarget", {}), conditions.get("PodScheduled", {})
+    if not reason and disrupted.get("status") == "True":
+        reason, message = disrupted.get("reason", ""), disrupted.get("message", "")
+    facts: dict[str, Any] = {}
+    if terminated:
+        report, text = _report(terminated.get("message", ""))
+        facts.update(
+            exit_code=terminated.get("exitCode"),
+            report=report,
+            started_ms=times.to_ms(terminated.get("startedAt")),
+            finished_ms=times.to_ms(terminated.get("finishedAt")),
+        )
+        reason, message = reason or terminated.get("reason", ""), message or text
+    elif running:
+        facts["started_ms"] = times.to_ms(running.get("startedAt"))
+    elif waiting.get("reason") not in {None, "ContainerCreating", "PodInitializing"}:
+        reason, message = reason or waiting["reason"], message or waiting.get("message", "")
+    elif scheduled.get("status") == "False":
+        reason, message = reason or scheduled.get("reason", ""), message or scheduled.get("message", "")
+    return {**facts, "reason": reason, "message": message}
+
+
+def _report(message: str) -> tuple[Mapping[str, Any] | None, str]:
+    """The report that a container left as its termination message, or the text when it is none."""
+    try:
+        document = json.loads(message)
+    except ValueError:
+        return None, message
+    return (document, "") if isinstance(document, dict) else (None, message)
+
+
+def _maintenance_kind(text: str) -> MaintenanceKind | None:
+    return next((kind for kind in MAINTENANCE_KINDS if kind == text), None)
+
+
+def _created_ms(resource: Resource) -> int:
+    return times.to_ms(resource["metadata"].get("creationTimestamp")) or 0
+
+
+def _integer(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() else 0

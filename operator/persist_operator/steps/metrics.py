@@ -1,0 +1,130 @@
+"""The operator's own Prometheus series. Those of a resource go when the resource goes; labels are its namespace and name only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from persist_operator.api import conditions, times
+
+_OF_RESOURCE = ("namespace", "name")
+
+
+class OperatorMetrics:
+    """All series on one registry. Thread-safe."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.reconciles = Counter(
+            "persist_operator_reconcile", "Reconciles by kind and result.", ["kind", "result"], registry=registry
+        )
+        self.reconcile_seconds = Histogram(
+            "persist_operator_reconcile_seconds", "Duration of reconciles.", ["kind"], registry=registry
+        )
+        self.queue_depth = Gauge(
+            "persist_operator_queue_depth", "Keys that are due and wait for a worker.", registry=registry
+        )
+        self.queue_oldest = Gauge(
+            "persist_operator_queue_oldest_seconds", "How long the oldest due key has waited.", registry=registry
+        )
+        self.leader = Gauge("persist_operator_leader", "1 while this replica leads.", registry=registry)
+        self.api_requests = Counter(
+            "persist_operator_api_requests",
+            "Requests to the API server by verb and code.",
+            ["verb", "code"],
+            registry=registry,
+        )
+        self.jobs_started = Counter(
+            "persist_operator_jobs_started", "Pods and Jobs started by type.", ["type"], registry=registry
+        )
+        self._shard = {
+            name: Gauge(f"persist_shard_{name}", text, _OF_RESOURCE, registry=registry)
+            for name, text in {
+                "ready": "1 while Ready is True.",
+                "upper_lag_seconds": "Seconds from upper to now.",
+                "since_lag_seconds": "Seconds from since to upper.",
+                "batches": "Batches in the trace.",
+                "live_bytes": "Bytes of live parts.",
+                "debt_bytes": "Bytes that compaction would read.",
+                "oldest_uncompacted_seconds": "Age of the oldest uncompacted batch.",
+                "live_diffs": "State versions in consensus.",
+                "last_rollup_seqno": "Version of the newest rollup.",
+                "seqno": "Version of the state.",
+                "readers": "Registered readers.",
+            }.items()
+        }
+        by_task = [*_OF_RESOURCE, "task"]
+        self._success = Gauge(
+            "persist_shard_last_success_timestamp_seconds",
+            "End of the last run that succeeded.",
+            by_task,
+            registry=registry,
+        )
+        self._failures = Gauge(
+            "persist_shard_consecutive_failures", "Failed runs in a row.", by_task, registry=registry
+        )
+        self._sink = {
+            name: Gauge(f"spark_sink_{name}", text, _OF_RESOURCE, registry=registry)
+            for name, text in {
+                "ready": "1 while Ready is True.",
+                "attempts": "Drivers started so far.",
+                "consecutive_failures": "Failed attempts since the last success.",
+                "executors": "Running executors.",
+                "rows_read": "Rows read by the last successful run.",
+                "updates_written": "Updates appended by the last successful run.",
+            }.items()
+        }
+
+    def set_shard(self, namespace: str, name: str, status: Mapping[str, Any]) -> None:
+        """Export a PersistShard's status."""
+        frontiers, storage = status.get("frontiers", {}), status.get("storage", {})
+        debt, holds = status.get("debt", {}), status.get("holds", {})
+        values = {
+            "ready": 1 if conditions.is_true(status, "Ready") else 0,
+            "upper_lag_seconds": frontiers.get("upperLagSeconds"),
+            "since_lag_seconds": frontiers.get("sinceLagSeconds"),
+            "batches": storage.get("batches"),
+            "live_bytes": storage.get("liveBytes"),
+            "debt_bytes": debt.get("compactionBytes"),
+            "oldest_uncompacted_seconds": debt.get("oldestUncompactedSeconds", 0) if debt else None,
+            "live_diffs": storage.get("liveDiffs"),
+            "last_rollup_seqno": storage.get("latestRollupSeqno"),
+            "seqno": frontiers.get("seqno"),
+            "readers": holds.get("readers"),
+        }
+        _set(self._shard, namespace, name, values)
+        for task, block in status.get("maintenance", {}).items():
+            self._failures.labels(namespace, name, task).set(block.get("consecutiveFailures", 0))
+            success_ms = times.to_ms(block.get("lastSuccessTime"))
+            if success_ms is not None:
+                self._success.labels(namespace, name, task).set(success_ms / 1000)
+
+    def set_sink(self, namespace: str, name: str, status: Mapping[str, Any]) -> None:
+        """Export a SparkSink's status."""
+        progress = status.get("progress", {})
+        values = {
+            "ready": 1 if conditions.is_true(status, "Ready") else 0,
+            "attempts": status.get("attempt", 0),
+            "consecutive_failures": status.get("consecutiveFailures", 0),
+            "executors": status.get("executors", {}).get("running", 0),
+            "rows_read": progress.get("rowsRead"),
+            "updates_written": progress.get("updatesWritten"),
+        }
+        _set(self._sink, namespace, name, values)
+
+    def forget(self, kind: str, namespace: str, name: str) -> None:
+        """Drop every series of a resource that is gone. Idempotent."""
+        gauges = self._shard if kind == "PersistShard" else self._sink
+        for gauge in gauges.values():
+            gauge.remove_by_labels({"namespace": namespace, "name": name})
+        if kind == "PersistShard":
+            for gauge in (self._success, self._failures):
+                gauge.remove_by_labels({"namespace": namespace, "name": name})
+
+
+def _set(gauges: Mapping[str, Gauge], namespace: str, name: str, values: Mapping[str, float | None]) -> None:
+    for key, value in values.items():
+        if value is not None:
+            gauges[key].labels(namespace, name).set(value)

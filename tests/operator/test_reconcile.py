@@ -1,0 +1,316 @@
+"""Whole reconciles on the in-memory API server and the real engine on files: from a new resource to a finished run."""
+
+import copy
+import json
+
+import pytest
+from persist_engine.base.env import SeededEnv
+from persist_engine.client.client import PersistClient
+from persist_engine.client.location import Location
+from persist_engine.codec.schema import Schema
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.ids import ShardId
+from persist_operator.api import conditions, names, times
+from persist_operator.bridge import Bridge
+from persist_operator.cluster.fake import FakeCluster
+from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, SERVICE, SPARK_SINK, ApiError
+from persist_operator.settings import LoopSettings, OperatorSettings, StorageProfile
+from persist_operator.steps.metrics import OperatorMetrics
+from persist_operator.steps.reconcile import Key, Reconciler
+from prometheus_client import CollectorRegistry, generate_latest
+
+SHARD, SINK = Key("PersistShard", "team", "flights"), Key("SparkSink", "team", "load")
+
+
+class World:
+    """One operator; `restart` is what a crash leaves: nothing but the API server and the stores."""
+
+    def __init__(self, folder, now):
+        self.env = SeededEnv(start_ms=now)
+        self.cluster = FakeCluster(now_ms=self.env.now_ms)
+        self.location = Location(blob=f"file://{folder}/blob", consensus=f"sqlite://{folder}/consensus.db")
+        self.settings = OperatorSettings(
+            storage_profiles={
+                "default": StorageProfile(blob=self.location.blob, consensus=self.location.consensus),
+                "dead": StorageProfile(blob=self.location.blob, consensus="redis://127.0.0.1:1/0"),
+            },
+            loop=LoopSettings(store_deadline_seconds=2, store_breaker_seconds=5),
+        )
+        self.bridge = None
+        self.restart()
+
+    def restart(self):
+        self.close()
+        self.bridge = Bridge(self.settings, env=self.env)
+        self.metrics = OperatorMetrics(CollectorRegistry())
+        self.reconciler = Reconciler(self.cluster, self.bridge, self.settings, self.env, self.metrics)
+
+    def close(self):
+        if self.bridge is not None:
+            self.bridge.close()
+
+    def go(self, key, times_=4):
+        for _ in range(times_):
+            self.env.advance_ms(6000)
+            self.reconciler.reconcile(key)
+        return self.status(key)
+
+    def status(self, key):
+        kind = PERSIST_SHARD if key.kind == "PersistShard" else SPARK_SINK
+        found = self.cluster.get(kind, key.namespace, key.name)
+        return (found or {}).get("status") or {}
+
+    def ready(self, key):
+        found = conditions.find(self.status(key), "Ready")
+        return (found["status"], found["reason"])
+
+    def pod_phase(self, name, phase, **terminated):
+        def change(pod):
+            state = {"running": {"startedAt": times.to_text(self.env.now_ms())}}
+            if terminated:
+                state = {"terminated": {"finishedAt": times.to_text(self.env.now_ms()), **terminated}}
+            pod["status"] = {"phase": phase, "containerStatuses": [{"name": "driver", "state": state}]}
+
+        self.cluster.edit(POD, "team", name, change)
+
+
+@pytest.fixture
+def world(tmp_path, now):
+    made = World(tmp_path, now)
+    yield made
+    made.close()
+
+
+def test_a_shard_becomes_ready_and_exists_in_the_stores(world, shard_resource, refused):
+    world.cluster.create(PERSIST_SHARD, shard_resource({"schema": {"key": "id BIGINT", "value": "v STRING"}}))
+    world.reconciler.reconcile(SHARD)
+    assert world.ready(SHARD) == ("Unknown", "Assigned")
+    status = world.go(SHARD)
+    assert world.ready(SHARD) == ("True", "Healthy")
+    assert status["schema"] == {"key": status["schema"]["key"], "value": status["schema"]["value"]}
+    with PersistClient.open(world.location) as client:
+        inspection = client.inspect(ShardId(status["shardId"]))
+    assert names.critical_id_of("uid-shard") in {reader.id for reader in inspection.readers}
+    assert refused(shard_resource(), status) == []
+
+
+def test_a_settled_shard_costs_no_writes_and_its_spec_is_never_touched(world, shard_resource):
+    made = shard_resource()
+    world.cluster.create(PERSIST_SHARD, made)
+    world.go(SHARD, 12)
+    world.cluster.requests.clear()
+    world.go(SHARD, 5)
+    assert world.cluster.requests == []
+    stored = world.cluster.get(PERSIST_SHARD, "team", "flights")
+    assert stored["spec"] == made["spec"]
+    assert stored["metadata"]["generation"] == 1
+    assert "annotations" not in stored["metadata"]
+    assert "finalizers" not in stored["metadata"]
+
+
+def test_a_restart_makes_no_second_shard(world, shard_resource):
+    world.cluster.create(PERSIST_SHARD, shard_resource())
+    world.reconciler.reconcile(SHARD)
+    world.restart()
+    world.go(SHARD, 2)
+    world.restart()
+    world.go(SHARD, 4)
+    with PersistClient.open(world.location) as client:
+        assert len(list(client.shards())) == 1
+
+
+def test_an_unreachable_store_is_told_with_its_address_and_recovers(world, shard_resource):
+    world.cluster.create(PERSIST_SHARD, shard_resource({"storageProfile": "dead"}))
+    world.go(SHARD, 2)
+    assert world.ready(SHARD)[0] == "False"
+    found = conditions.find(world.status(SHARD), "StorageReachable")
+    assert (found["status"], "127.0.0.1:1" in found["message"]) == ("False", True)
+    world.settings.storage_profiles["dead"] = world.settings.storage_profiles["default"]
+    world.go(SHARD)
+    assert world.ready(SHARD) == ("True", "Healthy")
+
+
+def test_two_resources_with_one_shard_only_one_serves(world, shard_resource):
+    shard_id = "s01234567-89ab-cdef-0123-456789abcdef"
+    world.cluster.create(PERSIST_SHARD, shard_resource({"shardId": shard_id}))
+    world.go(SHARD)
+    late = {"uid": "uid-2", "name": "late", "creationTimestamp": "2026-09-21T00:00:00Z"}
+    world.cluster.create(PERSIST_SHARD, shard_resource({"shardId": shard_id}, **late))
+    key = Key("PersistShard", "team", "late")
+    world.go(key)
+    world.go(SHARD)
+    assert world.ready(SHARD) == ("True", "Healthy")
+    assert world.ready(key) == ("False", "ShardIdConflict")
+    world.cluster.delete(PERSIST_SHARD, "team", "flights")
+    world.go(key)
+    assert world.ready(key) == ("True", "Healthy")
+
+
+def append(world, shard_id, count):
+    schema = Schema.from_ddl("id BIGINT")
+    with (
+        PersistClient.open(world.location) as client,
+        client.open_writer(ShardId(shard_id), schema, purpose="test") as writer,
+    ):
+        for _ in range(count):
+            upper = writer.fetch_recent_upper().time
+            updates = [(((upper,), ()), upper, 1)]
+            writer.compare_and_append(updates, expected_upper=Antichain.of(upper), new_upper=Antichain.of(upper + 1))
+
+
+def finish_job(world, name, **report):
+    def end(job):
+        now = times.to_text(world.env.now_ms())
+        failed = report.get("outcome") == "Failed"
+        ended = "Failed" if failed else "Complete"
+        reason = "BackoffLimitExceeded" if failed else "Completed"
+        job["status"] = {
+            "startTime": now,
+            "completionTime": None if failed else now,
+            "conditions": [{"type": ended, "status": "True", "reason": reason, "lastTransitionTime": now}],
+        }
+
+    job = world.cluster.get(JOB, "team", name)
+    labels = {**job["spec"]["template"]["metadata"]["labels"], "batch.kubernetes.io/job-name": name}
+    pod = {"metadata": {"namespace": "team", "name": f"{name}-x", "labels": labels}}
+    world.cluster.create(POD, pod)
+    world.pod_phase(f"{name}-x", "Succeeded", exitCode=0, message=json.dumps(report))
+    world.cluster.edit(JOB, "team", name, end)
+
+
+def test_due_maintenance_becomes_a_job_and_its_report_comes_back(world, shard_resource):
+    world.cluster.create(PERSIST_SHARD, shard_resource({"rollup": {"everySeqnos": 4}}))
+    shard_id = world.go(SHARD)["shardId"]
+    append(world, shard_id, 6)
+    world.go(SHARD)
+    (job,) = world.cluster.find(JOB, "team", {names.LABEL_KIND: "rollup"})
+    name = job["metadata"]["name"]
+    assert world.status(SHARD)["maintenance"]["rollup"]["jobName"] == name
+    world.restart()
+    world.go(SHARD)
+    assert len(world.cluster.find(JOB, "team", {})) == 1
+    finish_job(world, name, type="Rollup", outcome="Failed", message="lost the store")
+    world.go(SHARD, 1)
+    block = world.status(SHARD)["maintenance"]["rollup"]
+    assert (block["lastResult"], block["message"]) == ("Failed", "lost the store")
+    world.go(SHARD, 3)
+    retries = [one["metadata"]["name"] for one in world.cluster.find(JOB, "team", {})]
+    assert retries == [name, f"{name}-r1"]
+    finish_job(world, f"{name}-r1", type="Rollup", outcome="Succeeded", message="", bytes_written=10)
+    world.go(SHARD, 1)
+    assert world.status(SHARD)["maintenance"]["rollup"]["lastResult"] == "Succeeded"
+    assert [one["outcome"] for one in world.status(SHARD)["history"]] == ["Succeeded", "Failed"]
+    assert "RollupSucceeded" in world.cluster.events("team")
+
+
+@pytest.fixture
+def sink_world(world, shard_resource, sink_resource):
+    world.cluster.create(PERSIST_SHARD, shard_resource())
+    world.go(SHARD)
+    world.cluster.create(SPARK_SINK, sink_resource())
+    return world
+
+
+def test_a_sink_runs_its_driver_and_completes(sink_world, refused, sink_resource):
+    status = sink_world.go(SINK, 2)
+    name = status["driver"]["podName"]
+    for kind in (POD, SERVICE, CONFIG_MAP):
+        assert sink_world.cluster.get(kind, "team", name) is not None
+    document = json.loads(sink_world.cluster.get(CONFIG_MAP, "team", name)["data"]["sink.json"])
+    assert document["shard_id"] == sink_world.status(SHARD)["shardId"]
+    sink_world.pod_phase(name, "Running")
+    labels = {**sink_world.cluster.get(POD, "team", name)["metadata"]["labels"], names.LABEL_ROLE: "executor"}
+    executor = {"metadata": {"namespace": "team", "name": "x-exec-1", "labels": labels}}
+    sink_world.cluster.create(POD, executor)
+    sink_world.cluster.edit(POD, "team", "x-exec-1", lambda pod: pod.update(status={"phase": "Running"}))
+    assert sink_world.go(SINK, 1)["executors"]["running"] == 1
+    report = {"outcome": "Succeeded", "rows_read": 9, "updates_written": 9, "upper": 5}
+    sink_world.pod_phase(name, "Succeeded", exitCode=0, message=json.dumps(report))
+    status = sink_world.go(SINK, 2)
+    assert sink_world.ready(SINK) == ("True", "Completed")
+    assert status["progress"]["rowsRead"] == 9
+    for kind in (SERVICE, CONFIG_MAP):
+        assert sink_world.cluster.get(kind, "team", name) is None
+    assert refused(sink_resource(), status) == []
+    sink_world.cluster.requests.clear()
+    sink_world.go(SINK, 3)
+    assert sink_world.cluster.requests == []
+
+
+def test_a_crash_at_any_write_leaves_one_driver(world, shard_resource, sink_resource):
+    """The API server fails at the n-th write, for every n; afterwards the operator starts afresh."""
+    world.cluster.create(PERSIST_SHARD, shard_resource())
+    world.go(SHARD)
+    for crash_at in range(8):
+        name = f"load{crash_at}"
+        key = Key("SparkSink", "team", name)
+        world.cluster.create(SPARK_SINK, sink_resource(name=name, uid=f"uid-{name}"))
+        writes = 0
+
+        def write(verb, stored, *, limit=crash_at):
+            nonlocal writes
+            writes += 1
+            if writes == limit:
+                raise ApiError("no answer", status=0)
+
+        original, world.cluster._write = world.cluster._write, write
+        try:
+            world.go(key, 1)
+        except ApiError:
+            pass
+        finally:
+            world.cluster._write = original
+        world.restart()
+        status = world.go(key, 3)
+        pods = world.cluster.find(POD, "team", {names.LABEL_SINK: name, names.LABEL_ROLE: "driver"})
+        assert [pod["metadata"]["name"] for pod in pods] == [status["driver"]["podName"]]
+        assert status["attempt"] == 1
+
+
+def test_a_lost_driver_is_tried_again_and_leaves_nothing_behind(sink_world):
+    name = sink_world.go(SINK, 2)["driver"]["podName"]
+    sink_world.pod_phase(name, "Running")
+    sink_world.go(SINK, 1)
+    sink_world.cluster.delete(POD, "team", name)
+    status = sink_world.go(SINK, 5)
+    assert status["lastFailure"]["reason"] == "DriverLost"
+    assert status["attempt"] == 2
+    assert sink_world.cluster.get(SERVICE, "team", name) is None
+    second = sink_world.cluster.get(POD, "team", status["driver"]["podName"])
+    assert second["metadata"]["annotations"][names.ANNOTATION_RUN_ID] == "uid-sink-1"
+
+
+def test_the_last_log_lines_stand_on_the_failure(sink_world):
+    name = sink_world.go(SINK, 2)["driver"]["podName"]
+    lines = [f"line {index}" for index in range(100)]
+    sink_world.cluster.log_texts[f"team/{name}"] = "\n".join([*lines, "aws_secret_access_key=abc boom"])
+    sink_world.pod_phase(name, "Failed", exitCode=1, reason="Error", message="Traceback ...")
+    failure = sink_world.go(SINK, 1)["lastFailure"]
+    assert failure["exitCode"] == 1
+    assert "boom" in failure["message"]
+    assert "abc" not in failure["message"]
+    assert "line 50" not in failure["message"]
+
+
+def test_a_sink_of_a_missing_shard_says_so(world, sink_resource):
+    world.cluster.create(SPARK_SINK, sink_resource())
+    world.go(SINK)
+    assert world.ready(SINK) == ("False", "ShardNotFound")
+    assert world.cluster.find(POD, "team", {}) == []
+
+
+def test_a_deleted_resource_is_forgotten_with_its_series(world, shard_resource):
+    world.cluster.create(PERSIST_SHARD, shard_resource())
+    world.go(SHARD)
+    assert b'persist_shard_ready{name="flights",namespace="team"} 1.0' in generate_latest(world.metrics.registry)
+    world.cluster.delete(PERSIST_SHARD, "team", "flights")
+    assert world.reconciler.reconcile(SHARD) is None
+    assert b'name="flights"' not in generate_latest(world.metrics.registry)
+
+
+def test_a_definition_older_than_the_operator_is_served(world, shard_resource):
+    made = copy.deepcopy(shard_resource())
+    del made["spec"]["gc"], made["spec"]["suspend"]
+    world.cluster.create(PERSIST_SHARD, made)
+    world.go(SHARD)
+    assert world.ready(SHARD) == ("True", "Healthy")
