@@ -223,8 +223,8 @@ class ReadHandle:
     def _time(self, as_of: Antichain | int) -> int:
         self._check_open()
         time = as_of.time if isinstance(as_of, Antichain) else as_of
-        if time is None or not 0 <= time < DATA_TIME_MAX:
-            raise InvalidUsage(f"as_of must be a time in [0, {DATA_TIME_MAX}), not {as_of}")
+        if time is None or not 0 <= time <= DATA_TIME_MAX:
+            raise InvalidUsage(f"as_of must be a time in [0, {DATA_TIME_MAX}], not {as_of}")
         return time
 
 
