@@ -217,7 +217,7 @@ PROGRAM = textwrap.dedent(
     with PersistClient.open(Location(blob=blob, consensus=consensus), settings=SETTINGS) as client:
         writer = client.open_writer(ShardId(shard), SCHEMA, purpose="full")
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))
-        rows = [row(key, f"n{key} {key * 7919 % 10007}", 1) for key in range(20_000)]
+        rows = [row(key, f"n{key} {key * 7919 % 10007}", 1) for key in range(2_000)]
         try:
             writer.compare_and_append(rows, expected_upper=A(1), new_upper=A(2))
         except PersistError as error:
@@ -229,7 +229,7 @@ PROGRAM = textwrap.dedent(
 )
 
 
-@pytest.mark.parametrize("limit", [0, 1, 4096, 30_000])
+@pytest.mark.parametrize("limit", [0, 4096])
 def test_a_full_disk_commits_nothing_and_is_used_again_when_there_is_room(disk, shard_id, limit):
     with disk.client() as client:
         write(client, shard_id, range(1))
