@@ -65,15 +65,15 @@ def shard(tmp_path, local_spark):
     made.client.close()
 
 
-SQL = "select {} from input"
+SQL, FLAT = "select {} from input", "id, name, score"
 CASES = {
     "missing path": (APPEND, {"options": {"path": "/nowhere/at/all"}}, r"input\.format: .*/nowhere/at/all"),
     "missing path, mirror": (MIRROR, {"options": {"path": "/nowhere/at/all"}}, r"input\.format: .*/nowhere/at/all"),
     "unknown format": (APPEND, {"format": "nonsense"}, r"input\.format: .*nonsense"),
     "not that format": (APPEND, {"format": "avro"}, r"input\.format: .*avro"),
-    "empty": (APPEND, {"sql": SQL.format("*") + " where false"}, "input is empty.*input.allowEmpty"),
+    "empty": (APPEND, {"sql": SQL.format(FLAT) + " where false"}, "input is empty.*input.allowEmpty"),
     "empty, timed": (TIMED, {"sql": SQL.format("*") + " where false"}, "input is empty.*input.allowEmpty"),
-    "empty, mirror": (MIRROR, {"sql": SQL.format("*") + " where false"}, "input is empty.*input.allowEmpty"),
+    "empty, mirror": (MIRROR, {"sql": SQL.format(FLAT) + " where false"}, "input is empty.*input.allowEmpty"),
     "other columns": (APPEND, {"sql": SQL.format("t as a, t as b")}, "id.*name.*score.*the input has: a, b"),
     "missing value": (APPEND, {"sql": SQL.format("id, name")}, "score.*the input has: id, name"),
     "missing key": (MIRROR, {"sql": SQL.format("name, score")}, "id.*the input has: name, score"),
@@ -106,15 +106,19 @@ def test_a_sink_that_cannot_run_is_a_configuration_failure_and_leaves_the_shard_
     assert (failure.exit_code, failure.failure_class) == (ExitCode.CONFIGURATION, FailureClass.CONFIGURATION), failure.message
     assert re.search(text, failure.message), failure.message
     assert shard.seen() == before
-    # The same run, put right, is done as if nothing had been.
-    report = sink.run_sink(shard.spark, shard.spec(envelope))
-    assert not report.already_done
+
+
+@pytest.mark.parametrize("envelope", [APPEND, MIRROR], ids=["append", "mirror"])
+def test_a_run_that_failed_and_is_put_right_is_done_as_if_nothing_had_been(shard, envelope):
+    with pytest.raises(Exception, match="null in 1 rows"):
+        sink.run_sink(shard.spark, shard.spec(envelope, sql=SQL.format("if(id = 3, null, id) as id, name, score")))
+    assert not sink.run_sink(shard.spark, shard.spec(envelope, sql=SQL.format(FLAT))).already_done
     expected = [(id_, f"n{id_}", 1) for id_ in range(10)]
     assert shard.rows() == (expected if envelope is MIRROR else sorted([*expected, (7, "kept", 1)]))
 
 
 def test_an_empty_input_that_is_allowed_empties_a_mirror_and_appends_nothing(shard):
-    nothing = {"sql": SQL.format("*") + " where false", "allow_empty": True}
+    nothing = {"sql": SQL.format(FLAT) + " where false", "allow_empty": True}
     sink.run_sink(shard.spark, shard.spec(APPEND, **nothing))
     assert shard.rows() == [(7, "kept", 1)]
     sink.run_sink(shard.spark, replace(shard.spec(MIRROR, **nothing), run_id="r2"))
