@@ -47,6 +47,9 @@ step "images" "$ROOT/spark-images/build.sh" "${IMAGES[@]}"
 step "load" "$HERE/cluster/cluster.sh" load "${LOADED[@]}"
 step "stores" stores
 step "namespaces" namespaces
-step "chart" helm upgrade --install persist-operator "$ROOT/charts/persist-operator" --namespace persist-system --values "$HERE/values.yaml" --wait --timeout 180s
+# The tag is always dev: the annotation makes a new build of it a new pod on a cluster that was kept.
+build=$("$ENGINE" image inspect --format '{{.Id}}' localhost/persist-operator:dev)
+step "chart" helm upgrade --install persist-operator "$ROOT/charts/persist-operator" --namespace persist-system --values "$HERE/values.yaml" \
+  --set-string "podAnnotations.build=$build" --wait --timeout 180s
 cd "$ROOT"
 step "tests" uv run --frozen pytest tests/e2e -m kind -q ${ARGS:-}

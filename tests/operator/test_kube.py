@@ -13,7 +13,7 @@ from persist_operator.api import names
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.kube import KubeCluster, load_client
-from persist_operator.cluster.port import BY_KIND, CONFIG_MAP, JOB, PERSIST_SHARD, POD, ApiError
+from persist_operator.cluster.port import BY_KIND, CONFIG_MAP, JOB, PERSIST_SHARD, POD, ApiError, Kind
 from persist_operator.handlers.controller import Controller
 from persist_operator.handlers.watch import watch
 from persist_operator.settings import LoopSettings, OperatorSettings, StorageProfile
@@ -156,6 +156,7 @@ def discovery(path):
     prefixes = {"/api/v1": "v1", **{f"/apis/{name}/{version}": f"{name}/{version}" for name, version in groups.items()}}
     if path not in prefixes:
         return None
+    kinds = [*BY_PLURAL.values(), Kind("v1", "Namespace", "namespaces")]
     return {
         "resources": [
             {
@@ -165,7 +166,7 @@ def discovery(path):
                 "namespaced": True,
                 "verbs": ["get", "list", "watch", "patch", "create", "delete"],
             }
-            for one in BY_PLURAL.values()
+            for one in kinds
             if one.api_version == prefixes[path]
         ]
     }
@@ -250,7 +251,11 @@ def test_refusals_and_silence_are_errors_with_the_servers_words(kube, server):
     with pytest.raises(ApiError, match="403 pods is forbidden") as refused:
         kube.get(POD, "team", "p")
     assert refused.value.status == 403
-    kube._client.configuration.host = "http://127.0.0.1:1"
+
+    def hang_up(*_):
+        raise ConnectionResetError
+
+    server.answer = hang_up
     with pytest.raises(ApiError) as silent:
         kube.get(POD, "team", "p")
     assert silent.value.status == 0
@@ -273,7 +278,7 @@ def test_a_new_resource_is_seen_by_the_watch_and_reconciled(kube, server, shard_
         try:
             assert ready.wait(20)
             server.cluster.create(PERSIST_SHARD, shard_resource())
-            assert eventually(lambda: reason(server, "flights") == "Healthy"), server.seen
+            assert eventually(lambda: reason(server, "flights") == "Healthy")
             job = {"metadata": {"namespace": "team", "name": "j", "labels": labels_of_child()}}
             before = reconciles(metrics)
             server.cluster.create(JOB, job)

@@ -27,6 +27,7 @@ from persist_engine.cli import inspect, maintain, read
 from persist_engine.cli.plugins import PluginGroup
 
 EXIT_USAGE = 64
+_PARSER_EXIT_USAGE = 2
 #: The first that fits counts; subclasses before their parents.
 EXIT_CODES: tuple[tuple[type[PersistError], int], ...] = (
     (InvalidUsage, EXIT_USAGE),
@@ -88,6 +89,9 @@ def main() -> NoReturn:
             sys.stdout.write(json.dumps(report, ensure_ascii=False) + "\n")
         sys.stderr.write(f"error: {error.kind.value}: {text}\n")
         sys.exit(code)
+    except SystemExit as ended:
+        # What the parser refuses (unknown commands and options) is usage as well, whatever its own code is.
+        sys.exit(EXIT_USAGE if ended.code == _PARSER_EXIT_USAGE else ended.code)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:

@@ -21,7 +21,7 @@ from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
 from persist_engine.shard.fetch import PartSource, SnapshotFilter, read_consolidated, runs_of
 
-#: Memory of one streaming read beside the decoded part at hand of each run.
+#: Memory of one streaming read beside, of each run, the bytes of the part at hand and a row group or two.
 READ_MEMORY_BYTES = 256 << 20
 #: Rows of one record batch: large enough for vectorised consumers, small enough to show progress.
 BATCH_ROWS = 65_536

@@ -34,7 +34,8 @@ from persist_engine.storage.blob import Blob
 
 #: Format of `SnapshotSplit.to_bytes`. It crosses processes of one release, nothing durable.
 SPLIT_FORMAT = 1
-#: Memory of reading one split beside the decoded part at hand of each run: many run on one machine.
+#: Memory of reading one split beside, of each run, the bytes of the part at hand and a row group or two: many run on
+#: one machine.
 SPLIT_MEMORY_BYTES = 64 << 20
 BATCH_ROWS = 65_536
 

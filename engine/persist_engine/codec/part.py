@@ -22,7 +22,8 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,15 @@ class DecodedPart:
 
     table: pa.Table
     desc: Description
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedPart:
+    """An opened part: its description, number of rows, and its rows in order as they are decoded, once."""
+
+    desc: Description
+    rows: int
+    tables: Iterator[pa.Table]
 
 
 def encode_part(table: pa.Table, *, desc: Description, schema: Schema) -> bytes:
@@ -132,8 +142,36 @@ def decode_part(
     """
     verify_part(data, key=key, expected_checksum=expected_checksum)
     picked = _picked(schema, columns)
-    try:
+    with _decoding(key):
         return _decoded(data, key, schema, picked)
+
+
+def stream_part(
+    data: bytes | memoryview, *, key: str, schema: Schema, expected_checksum: str | None = None
+) -> StreamedPart:
+    """As `decode_part` of all columns, but one row group at a time: memory is the encoded bytes and one group.
+
+    The bytes are verified before it returns; `tables` may still raise CorruptData.
+    """
+    verify_part(data, key=key, expected_checksum=expected_checksum)
+    with _decoding(key):
+        file, desc = _opened(data, key, schema)
+    return StreamedPart(desc, file.metadata.num_rows, _groups(file, key, schema))
+
+
+def _groups(file: pq.ParquetFile, key: str, schema: Schema) -> Iterator[pa.Table]:
+    names = [name for name in _COLUMNS if name != "val" or len(schema.val)]
+    for group in range(file.num_row_groups):
+        with _decoding(key):
+            table = file.read_row_group(group, columns=names)
+        yield _with_empty_structs(table, _COLUMNS, table.num_rows)
+
+
+@contextmanager
+def _decoding(key: str) -> Iterator[None]:
+    """What the libraries raise over damaged bytes, as CorruptData naming `key`."""
+    try:
+        yield
     except SchemaMismatch:
         raise
     except (InvalidUsage, pa.ArrowException, OSError, ValueError, KeyError, TypeError, UnicodeError, EOFError) as error:
@@ -178,7 +216,8 @@ def _check_digits(data: bytes | bytearray | memoryview, at: int) -> bytes:
     return b"%08x" % crc
 
 
-def _decoded(data: bytes | memoryview, key: str, schema: Schema, picked: list[str] | None) -> DecodedPart:
+def _opened(data: bytes | memoryview, key: str, schema: Schema) -> tuple[pq.ParquetFile, Description]:
+    """The file, of a format and schema that fit, and what its metadata promises."""
     file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)), pre_buffer=False)
     stored = file.schema_arrow
     metadata = {
@@ -190,17 +229,30 @@ def _decoded(data: bytes | memoryview, key: str, schema: Schema, picked: list[st
         )
     desc = _parsed_desc(metadata["persist.desc"])
     _check_schema(stored, key, schema)
+    rows = file.metadata.num_rows
+    if rows != int(metadata["persist.rows"]):
+        raise CorruptData(f"part {key} has {rows} rows, its metadata says {metadata['persist.rows']}", key=key)
+    return file, desc
+
+
+def _decoded(data: bytes | memoryview, key: str, schema: Schema, picked: list[str] | None) -> DecodedPart:
+    file, desc = _opened(data, key, schema)
     names = [name for name in (_COLUMNS if picked is None else picked) if name != "val" or len(schema.val)]
     table = file.read(columns=names, use_threads=len(data) >= _THREADED_BYTES_MIN)
     rows = file.metadata.num_rows
-    if rows != int(metadata["persist.rows"]) or (names and table.num_rows != rows):
-        raise CorruptData(f"part {key} has {rows} rows, its metadata says {metadata['persist.rows']}", key=key)
+    if names and table.num_rows != rows:
+        raise CorruptData(f"part {key} has {table.num_rows} rows, its footer says {rows}", key=key)
     tops = [name for name in _COLUMNS if picked is None or any(path.split(".")[0] == name for path in picked)]
+    return DecodedPart(_with_empty_structs(table, tops, rows), desc)
+
+
+def _with_empty_structs(table: pa.Table, tops: Sequence[str], rows: int) -> pa.Table:
+    """`table` with the columns `tops`, those that are not stored for want of fields made up."""
     arrays = [
         table.column(name) if name in table.column_names else pa.chunked_array([empty_struct(rows)]) for name in tops
     ]
     fields = [pa.field(name, array.type) for name, array in zip(tops, arrays, strict=True)]
-    return DecodedPart(pa.table(arrays, schema=pa.schema(fields)), desc)
+    return pa.table(arrays, schema=pa.schema(fields))
 
 
 def _picked(schema: Schema, columns: Sequence[str] | None) -> list[str] | None:

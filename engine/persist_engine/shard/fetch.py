@@ -17,7 +17,7 @@ from persist_engine.base.errors import CorruptData, MissingBlob
 from persist_engine.base.metrics import Metrics
 from persist_engine.codec import updates
 from persist_engine.codec.keys import blob_key
-from persist_engine.codec.part import decode_part
+from persist_engine.codec.part import stream_part
 from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import HollowBatch, HollowPart, Part, RunOrder
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
@@ -93,25 +93,24 @@ class PartSource:
         self.metrics.count("fetched_bytes", len(data))
         return data
 
-    def decode(self, data: bytes, part: Part, desc: Description) -> pa.Table:
-        """The part's rows as its batch registered them: verified against the checksum in state (or in the part itself
-        when it is inline), times rewritten first, then cut to [desc.lower, desc.upper). CorruptData names the key.
+    def decode(self, data: bytes, part: Part, desc: Description) -> Iterator[pa.Table]:
+        """The part's rows as its batch registered them, a row group at a time: verified against the checksum in state
+        (or in the part itself when it is inline), times rewritten first, then cut to [desc.lower, desc.upper).
+        CorruptData names the key.
         """
         if isinstance(part, HollowPart):
             key, expected_checksum = blob_key(self.shard_id, part.key), part.checksum
         else:
             key, expected_checksum = f"{self.shard_id} inline part of {desc}", None
-        decoded = decode_part(data, key=key, schema=self.schema, expected_checksum=expected_checksum)
-        if decoded.table.num_rows != part.rows:
-            raise CorruptData(f"{key}: {decoded.table.num_rows} rows, state says {part.rows}", key=key)
-        _check_description(decoded.desc, desc, part, key)
-        table = decoded.table
-        if part.ts_rewrite is not None:
-            table = updates.advance_times(table, part.ts_rewrite)
-        written = decoded.desc
-        if part.ts_rewrite is not None or (written.lower, written.upper) != (desc.lower, desc.upper):
-            table = updates.time_filter(table, desc.lower, desc.upper)
-        return table
+        opened = stream_part(data, key=key, schema=self.schema, expected_checksum=expected_checksum)
+        if opened.rows != part.rows:
+            raise CorruptData(f"{key}: {opened.rows} rows, state says {part.rows}", key=key)
+        written = opened.desc
+        _check_description(written, desc, part, key)
+        is_cut = part.ts_rewrite is not None or (written.lower, written.upper) != (desc.lower, desc.upper)
+        for table in opened.tables:
+            rows = table if part.ts_rewrite is None else updates.advance_times(table, part.ts_rewrite)
+            yield updates.time_filter(rows, desc.lower, desc.upper) if is_cut else rows
 
 
 def _check_description(written: Description, registered: Description, part: Part, key: str) -> None:
@@ -162,9 +161,9 @@ def read_consolidated(
 ) -> Iterator[pa.Table]:
     """The rows of `runs` after the filters, consolidated and sorted by (key, val, time), streaming.
 
-    Memory: a quarter of `memory_bytes` for blobs fetched ahead, half for the merge, and the decoded part at hand of
-    each run. Blobs are fetched in background threads; closing the iterator stops them. `on_fetched` is told the bytes
-    of every part as it is taken up, in the reader's thread.
+    Memory: a quarter of `memory_bytes` for blobs fetched ahead, half for the merge, and of each run the bytes of the
+    part at hand and a row group or two. Blobs are fetched in background threads; closing the iterator stops them.
+    `on_fetched` is told the bytes of every part as it is taken up, in the reader's thread.
     """
     ahead = _FetchAhead(source, runs, budget_bytes=memory_bytes // 4, on_fetched=on_fetched)
     try:
@@ -188,10 +187,14 @@ def read_parts(source: PartSource, batch: HollowBatch, row_filter: RowFilter) ->
 def _tables(ahead: _FetchAhead, index: int, row_filter: RowFilter, key_range: KeyRange | None) -> Iterator[pa.Table]:
     run = ahead.runs[index]
     for position, part in enumerate(run.parts):
-        table = row_filter.apply(ahead.source.decode(ahead.take(index, position), part, run.desc))
+        groups = ahead.source.decode(ahead.take(index, position), part, run.desc)
+        tables = (row_filter.apply(table) for table in groups)
         if key_range is not None:
-            table = key_range.apply(table)
-        yield table if run.is_sorted else updates.consolidate(table)
+            tables = (key_range.apply(table) for table in tables)
+        if run.is_sorted:
+            yield from tables
+        else:
+            yield updates.consolidate(pa.concat_tables(tables))
 
 
 class _FetchAhead:

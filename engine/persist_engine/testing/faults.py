@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from persist_engine.base.env import SeededEnv
-from persist_engine.base.errors import Determinate, Indeterminate
+from persist_engine.base.errors import Determinate, Indeterminate, StorageError
 from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
 from persist_engine.storage.blob import Blob, BlobInfo
 from persist_engine.storage.consensus import Consensus
@@ -82,10 +82,14 @@ class Faults:
             answer = run()
             if answers:
                 return answer
+        raise self.failure(verb, key, address, answers=answers)
+
+    def failure(self, verb: str, key: str, address: str, *, answers: bool) -> StorageError:
+        """What the caller of a call that failed sees."""
         where = f"{verb} {key} at {address}"
         if answers:
-            raise Determinate(f"{where}: injected refusal", key=key)
-        raise Indeterminate(f"{where}: injected time-out", key=key)
+            return Determinate(f"{where}: injected refusal", key=key)
+        return Indeterminate(f"{where}: injected time-out", key=key)
 
     def _decide(self, verb: str, key: str) -> tuple[bool, bool]:
         with self._lock:

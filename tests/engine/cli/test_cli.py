@@ -234,6 +234,13 @@ def test_misuse_says_what_to_do(persist, shop, args, text):
     assert text in err
 
 
+@pytest.mark.parametrize("args", [["inspekt"], ["inspect", "shard", "--colour"], ["read", "x", "--format", "xml"]])
+def test_what_the_parser_refuses_is_usage(persist, args):
+    code, out, err = persist(*args)
+    assert (code, out) == (64, "")
+    assert err
+
+
 def test_a_missing_store_is_named(persist, shop, monkeypatch):
     monkeypatch.delenv("PERSIST_BLOB", raising=False)
     code, _, err = persist("inspect", "shards", "--consensus", shop.location.consensus)

@@ -418,15 +418,16 @@ def test_what_cancels_leaves_a_batch_without_parts():
     with stores.client().open_writer(stores.shard_id, SCHEMA, purpose="test") as writer:
         writer.compare_and_append([], expected_upper=at(0), new_upper=at(1))
         stores.downgrade(5)
-        for i in (1, 2):
+        for i in range(1, 5):
             updates = [(row, i, 1 if i % 2 == 0 else -1) for row in insert]
             writer.compare_and_append(updates, expected_upper=at(i), new_upper=at(i + 1))
-        for i in range(3, 20):
+        for i in range(5, 20):
             writer.compare_and_append([], expected_upper=at(i), new_upper=at(i + 1))
     machine = stores.client().machine(stores.shard_id)
-    outcomes = compact_due(machine)
-    assert sum(outcome.rows_before for outcome in outcomes) == 100
-    assert sum(outcome.rows_after for outcome in outcomes) == 0
+    merged = compact_due(machine)[0]
+    assert (merged.rows_before, merged.rows_after, merged.bytes_written) == (100, 0, 0)
+    emptied = next(batch for batch in machine.state.trace.batches() if batch.desc.lower == at(0))
+    assert (emptied.parts, emptied.rows, emptied.desc.since) == ((), 0, at(5))
     assert stores.contents(5) == ({}, 0)
 
 

@@ -1,0 +1,262 @@
+"""Deterministic simulation: the shipped engine under seeded schedules, clocks and faults (`make sim SEEDS=2000`).
+
+    plan (from the seed) -> History: processes with actors -> Network -> stores <- Witness judges every commit
+                               all on one Scheduler, which runs one thread at a time
+
+Owns what a seed means and how a history begins, ends and is reported. A seed gives the same history everywhere, to the
+byte of its event log. Interleaving, not volume, finds bugs: histories are short, and their settings make everything rare
+common (tiny parts, rollups every few versions, leases of a moment).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from persist_engine.base.metrics import NoMetrics
+from persist_engine.base.settings import (
+    BatchSettings,
+    CompactionSettings,
+    LeaseSettings,
+    MaintenanceSettings,
+    RetrySettings,
+    Settings,
+    WatchSettings,
+)
+from persist_engine.client.client import PersistClient
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.ids import ShardId
+from persist_engine.testing.faults import FaultyBlob, FaultyConsensus
+from persist_engine.testing.sim_actors import Actor, Downgrader, Host, Letter, Maintainer, Reader, Writer
+from persist_engine.testing.sim_final import settle
+from persist_engine.testing.sim_network import Network, Weather
+from persist_engine.testing.sim_scheduler import Process, Scheduler
+from persist_engine.testing.sim_threads import SimEnv, SimEvent, simulated_threads
+from persist_engine.testing.sim_witness import WatchedBlob, WatchedConsensus, Witness
+
+STEPS_MAX = 60_000
+_KINDS: dict[str, type[Actor]] = {
+    "writer": Writer,
+    "reader": Reader,
+    "compactor": Maintainer,
+    "collector": Maintainer,
+    "roller": Maintainer,
+    "downgrader": Downgrader,
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a history is made of; a function of its seed, and of what is left out on purpose."""
+
+    seed: int
+    processes: int
+    actors: tuple[tuple[str, int], ...]
+    """(name, operations)."""
+    weather: Weather
+    settings: Settings
+    lease_ms: int
+    writers_maintain: float
+
+    @property
+    def may_be_ambiguous(self) -> bool:
+        """Whether an append of unknown outcome may find its writer gone: leases lapse within a call, or calls are
+        given up.
+        """
+        return self.settings.lease.writer_lease_ms < 10_000 or self.settings.retry.give_up_ms is not None
+
+
+def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
+    """The plan of `seed`. Names in `without` are left out: actors ("reader1"), or kinds of weather ("crash")."""
+    rng = random.Random(f"plan {seed}")  # noqa: S311 - repeatable on purpose
+    actors = [(f"writer{index}", rng.randint(3, 9)) for index in range(1, rng.randint(2, 4))]
+    for kind, most in (("reader", 2), ("compactor", 2), ("collector", 2), ("roller", 1), ("downgrader", 2)):
+        actors += [(f"{kind}{index}", rng.randint(2, 7)) for index in range(1, rng.randint(0, most) + 1)]
+    stormy = rng.choice([0.0, 0.3, 1.0])
+    weather = Weather(
+        happens=1 - stormy * rng.uniform(0, 0.25),
+        answers=1 - stormy * rng.uniform(0, 0.25),
+        late=rng.choice([0.0, 0.5]),
+        slow=rng.choice([0.0, 0.1, 0.3]),
+        crash=rng.choice([0.0, 0.0, 0.01, 0.03]),
+        freeze=rng.choice([0.0, 0.01]),
+        step=rng.choice([0.0, 0.0, 0.01]),
+    )
+    calmed = {name: 1.0 if name in {"happens", "answers"} else 0.0 for name in without if hasattr(weather, name)}
+    settings = Settings(
+        batch=BatchSettings(
+            target_part_bytes=1024,
+            inline_part_bytes_max=rng.choice([0, 4096]),
+            inline_total_bytes_max=rng.choice([8_000, 1 << 20]),
+        ),
+        lease=LeaseSettings(writer_lease_ms=rng.choice([500, 3_600_000, 3_600_000])),
+        maintenance=MaintenanceSettings(
+            rollup_threshold=rng.choice([3, 8]),
+            rollup_claim_ms=50,
+            gc_versions_min=rng.choice([2, 6]),
+            gc_claim_ms=100,
+            recent_diffs_max=rng.choice([4, 1000]),
+        ),
+        compaction=CompactionSettings(
+            inputs_min=2, parts_min=2, updates_min=1, memory_bytes_max=8192, claim_ms=rng.choice([20, 300])
+        ),
+        retry=RetrySettings(initial_ms=2, clamp_ms=60, give_up_ms=rng.choice([None, None, None, 40.0])),
+        watch=WatchSettings(initial_ms=5, clamp_ms=20),
+    )
+    return Plan(
+        seed=seed,
+        processes=rng.randint(1, 4),
+        actors=tuple((name, operations) for name, operations in actors if name not in without),
+        weather=replace(weather, **calmed),
+        settings=settings,
+        lease_ms=rng.choice([200, 600, 5_000]),
+        writers_maintain=rng.choice([0.0, 0.5, 1.0]),
+    )
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a history ended. `failure`: the first broken rule; `trace`: hash of `events`, equal for equal seeds."""
+
+    plan: Plan
+    failure: str | None
+    events: tuple[str, ...]
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def trace(self) -> str:
+        """Same seed, same trace."""
+        return hashlib.sha256("\n".join(self.events).encode()).hexdigest()[:16]
+
+
+class History:
+    """One run of a plan. Used once."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.scheduler = Scheduler(random.Random(f"run {plan.seed}"), steps_max=STEPS_MAX)  # noqa: S311 - repeatable
+        self.network = Network(self.scheduler, plan.weather)
+        self.shard_id = ShardId.from_bytes(plan.seed.to_bytes(16, "big"))
+        self.witness = Witness(self.scheduler, self.shard_id)
+        self.mail: list[Letter] = []
+        self.rows_written = 0
+        self.ambiguous = 0
+        self._init = Process("init")
+        self._incarnations: dict[int, Host] = {}
+        self._started = 0
+        self._done = SimEvent(self.scheduler)
+        self._actors = [
+            _KINDS[name.rstrip("0123456789")](self, name, operations) for name, operations in plan.actors
+        ]
+
+    def run(self) -> Report:
+        """From the first commit to the last check."""
+        with simulated_threads(self.scheduler):
+            self.scheduler.run(self._init, self._root)
+        network, witness = self.network, self.witness
+        counts = {
+            "versions": witness.seqno,
+            "appends": sum(append.answer == "appended" for append in witness.appends),
+            "refusals": sum(append.answer == "refused" for append in witness.appends),
+            "unknown": sum(not append.answer for append in witness.appends),
+            "ambiguous": self.ambiguous,
+            "calls": network.calls,
+            "faults": network.injected,
+            "late calls": network.late_calls,
+            "crashes": network.crashes,
+            "freezes": network.freezes,
+            "steps": self.scheduler.steps,
+        }
+        return Report(self.plan, self.scheduler.failure, tuple(self.scheduler.events), counts)
+
+    def finished(self) -> None:
+        """An actor has done all it had to do."""
+        if all(actor.is_finished for actor in self._actors):
+            self._done.set()
+
+    def client_upper(self, client: PersistClient) -> Antichain:
+        """The shard's upper, fetched."""
+        return client.recent_upper(self.shard_id)
+
+    def process(self, name: str) -> Host:
+        """A fresh process: it shares nothing with others but the stores."""
+        self._started += 1
+        process = Process(f"{name}.{self._started}")
+        env = SimEnv(self.scheduler, process, seed=f"env {self.plan.seed} {process.name}")
+        client = PersistClient(
+            FaultyBlob(WatchedBlob(self.witness), self.network),
+            FaultyConsensus(WatchedConsensus(self.witness), self.network),
+            settings=self.plan.settings,
+            env=env,
+            metrics=NoMetrics(),
+        )
+        return Host(process, client)
+
+    def _root(self) -> None:
+        self.network.on_crash = self._crashed
+        for slot in range(self.plan.processes):
+            self._boot(slot)
+        if self._actors:
+            self._done.wait()
+        self.network.calm_down()
+        for host in self._incarnations.values():
+            self.scheduler.kill(host.process)
+        settle(self)
+        self.scheduler.stop()
+
+    def _boot(self, slot: int) -> None:
+        """Start process `slot`, again if it died, with its actors that still have something to do."""
+        host = self.process(f"p{slot}")
+        self._incarnations[slot] = host
+        for index, actor in enumerate(self._actors):
+            if index % self.plan.processes == slot and not actor.is_finished:
+                self.scheduler.spawn(host.process, actor.name, lambda actor=actor: actor.live(host))
+
+    def _crashed(self, process: Process) -> None:
+        slot = next(slot for slot, host in self._incarnations.items() if host.process is process)
+
+        def restart() -> None:
+            self.scheduler.pause(self.scheduler.rng.choice([0, 20, 500]))
+            self._boot(slot)
+
+        self.scheduler.spawn(self._init, f"restart{slot}", restart)
+
+
+def simulate(seed: int, *, without: frozenset[str] = frozenset()) -> Report:
+    """Run one seed."""
+    return History(plan_of(seed, without=without)).run()
+
+
+def minimise(seed: int) -> tuple[frozenset[str], Report]:
+    """Leave out of a failing history whatever it fails without: actors, then kinds of weather. For reading, not for
+    proof: a history without an actor is another history, and may fail for another reason.
+    """
+    plan = plan_of(seed)
+    report = simulate(seed)
+    without: frozenset[str] = frozenset()
+    for name in [*(name for name, _ in plan.actors), "crash", "freeze", "step", "slow", "late", "happens", "answers"]:
+        tried = without | {name}
+        attempt = simulate(seed, without=tried)
+        if attempt.failure is not None:
+            without, report = tried, attempt
+    return without, report
+
+
+def explain(report: Report, *, without: frozenset[str] = frozenset(), last: int = 60) -> str:
+    """What broke, how to see it again, and the end of the history."""
+    left_out = f" WITHOUT={','.join(sorted(without))}" if without else ""
+    plan = report.plan
+    lines = [
+        f"seed {plan.seed}: {report.failure or 'no rule was broken'}",
+        f"again: make sim SEED={plan.seed}{left_out}",
+        f"plan: {plan.processes} processes, {plan.actors}, lease {plan.lease_ms} ms",
+        f"      {plan.weather}",
+        f"      {plan.settings}",
+        *report.events[-last:],
+    ]
+    return "\n".join(lines)

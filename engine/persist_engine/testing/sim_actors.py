@@ -1,0 +1,406 @@
+"""What the processes of a simulated history do: write, read, compact, collect, roll up, move since.
+
+Each actor uses the public handles only, tells the witness what it was answered, and draws all it does from the seed. It
+lives on a `Host`; when that crashes the actor goes on, with fresh handles, on the next incarnation. An actor's loop
+ends when its operations are used up.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from persist_engine.base.errors import Fenced, InvariantViolated, MissingBlob, Unavailable
+from persist_engine.client.client import PersistClient
+from persist_engine.client.listen import Listen, Progress, Updates
+from persist_engine.client.read import ReadHandle
+from persist_engine.client.since import SinceHandle
+from persist_engine.client.snapshot import SinceAhead, Snapshot
+from persist_engine.client.write import Appended, UpperMismatch, WriteHandle
+from persist_engine.model.commands import OpaqueMismatch
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.ids import CriticalReaderId
+from persist_engine.testing.oracle import Update
+from persist_engine.testing.sim_scheduler import Process
+from persist_engine.testing.sim_witness import Append
+from persist_engine.testing.world import SCHEMA, row
+from persist_engine.work.compact import compact_due
+from persist_engine.work.gc import gc_and_truncate
+from persist_engine.work.perform import perform
+from persist_engine.work.rollup import write_rollup
+
+if TYPE_CHECKING:
+    from persist_engine.testing.sim import History
+
+CRITICAL_ID = CriticalReaderId.from_bytes(b"\xcc" * 16)
+WAIT_S = 0.05
+#: Ids of rows that many writers agree on start here; those of one append lie below.
+_AGREED = 1_000_000
+
+
+@dataclass
+class Host:
+    """One incarnation of a process: what its actors share and lose together."""
+
+    process: Process
+    client: PersistClient
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A staged batch on its way from one process to another."""
+
+    lower: int
+    upper: int
+    updates: list[Update]
+    data: bytes
+
+
+class Actor(ABC):
+    """Does `operations` things, one after the other, whatever becomes of its hosts."""
+
+    def __init__(self, history: History, name: str, operations: int) -> None:
+        self.history = history
+        self.name = name
+        self.left = operations
+        self.rng = random.Random(f"{history.plan.seed} {name}")  # noqa: S311 - repeatable on purpose
+        self.is_finished = False
+
+    def live(self, host: Host) -> None:
+        """The body of the actor's task on `host`. Killed when the host dies; the rest is done on the next one."""
+        self.host = host
+        self.open()
+        while self.left:
+            self.left -= 1
+            self.history.scheduler.pause(self.rng.choice([0, 0, 5, 30, 100]))
+            try:
+                self.operate()
+            except Unavailable as error:
+                self.history.scheduler.note(f"unavailable: {error}")
+        self.close()
+        self.is_finished = True
+        self.history.finished()
+
+    @abstractmethod
+    def open(self) -> None:
+        """Take handles on a fresh host."""
+
+    @abstractmethod
+    def operate(self) -> None:
+        """One thing."""
+
+    def close(self) -> None:
+        """The actor has done all it had to do."""
+
+    @property
+    def client(self) -> PersistClient:
+        """The host's."""
+        return self.host.client
+
+
+class Writer(Actor):
+    """Appends in every way there is."""
+
+    handle: WriteHandle
+
+    def open(self) -> None:
+        self.handle = self.client.open_writer(self.history.shard_id, SCHEMA, purpose=self.name)
+
+    def close(self) -> None:
+        if self.rng.random() < 0.5:
+            self.handle.expire()
+
+    def operate(self) -> None:
+        ways = [self.compare_and_append, self.append, self.stage, self.take, self.ask_upper, self.expire]
+        try:
+            self.rng.choices(ways, weights=[6, 4, 2, 4, 1, 1])[0]()
+        except InvariantViolated:
+            # The one case in which an append cannot tell what became of it: the documented end is a restart.
+            if not self.history.plan.may_be_ambiguous:
+                raise
+            self.history.ambiguous += 1
+            self.open()
+        self.history.witness.installed(self.handle.machine.state)
+
+    def compare_and_append(self) -> None:
+        lower = max(0, self._upper() + self.rng.choice([0, 0, 0, 0, -1, 1]))
+        upper = lower + self.rng.randint(1, 4)
+        append = self.history.witness.begin(self._own_rows(lower, upper), lower=lower, upper=upper, is_exact=True)
+        with self.history.scheduler.doing(append):
+            outcome = self.handle.compare_and_append(
+                _rows(append.updates), expected_upper=Antichain.of(lower), new_upper=Antichain.of(upper)
+            )
+        self._conclude(append, outcome)
+
+    def append(self) -> None:
+        lower = max(0, self._upper() - self.rng.randint(0, 4))
+        upper = lower + self.rng.randint(1, 6)
+        agreed: list[Update] = [((_AGREED + time, "agreed"), time, 1) for time in range(lower, upper)]
+        append = self.history.witness.begin(agreed, lower=lower, upper=upper, is_exact=False)
+        with self.history.scheduler.doing(append):
+            outcome = self.handle.append(_rows(agreed), lower=Antichain.of(lower), upper=Antichain.of(upper))
+        self._conclude(append, outcome)
+
+    def stage(self) -> None:
+        """Write a batch for somebody else to append."""
+        lower = self._upper()
+        upper = lower + self.rng.randint(1, 6)
+        updates = self._own_rows(lower, upper)
+        batch = self.handle.batch(_rows(updates), lower=Antichain.of(lower), upper=Antichain.of(upper))
+        self.history.mail.append(Letter(lower, upper, updates, batch.to_transmittable()))
+
+    def take(self) -> None:
+        """Append all staged batches that fit, in one step, maybe cut short."""
+        letters, self.history.mail[:] = list(self.history.mail), []
+        if not letters:
+            return self.compare_and_append()
+        lower = self._upper()
+        fitting = [letter for letter in letters if letter.lower <= lower < letter.upper]
+        batches = [self.handle.batch_from_transmittable(letter.data) for letter in fitting]
+        if not fitting:
+            return None
+        upper = min(letter.upper for letter in fitting)
+        upper = self.rng.randint(lower + 1, upper)
+        updates = [update for letter in fitting for update in letter.updates if lower <= update[1] < upper]
+        append = self.history.witness.begin(updates, lower=lower, upper=upper, is_exact=True)
+        with self.history.scheduler.doing(append):
+            outcome = self.handle.compare_and_append_batch(
+                batches, expected_upper=Antichain.of(lower), new_upper=Antichain.of(upper)
+            )
+        self._conclude(append, outcome)
+        if not isinstance(outcome, Appended):
+            for batch in batches:
+                batch.delete()
+        return None
+
+    def ask_upper(self) -> None:
+        begun = self.history.scheduler.steps
+        if self.rng.random() < 0.5:
+            self.handle.wait_for_upper_past(self.handle.upper, timeout=WAIT_S)
+            return
+        upper = self.history.client_upper(self.client)
+        self.history.witness.saw_upper(upper, since_step=begun, what="fetch_recent_upper")
+
+    def expire(self) -> None:
+        self.handle.expire()
+        self.open()
+
+    def _upper(self) -> int:
+        upper = self.handle.fetch_recent_upper() if self.rng.random() < 0.5 else self.handle.shared_upper()
+        assert upper.time is not None, "nobody closes the shard"
+        return upper.time
+
+    def _own_rows(self, lower: int, upper: int) -> list[Update]:
+        """Rows that no other append has, and now and then one that many have, to be added up."""
+        self.history.rows_written += 10
+        first = self.history.rows_written
+        updates: list[Update] = [
+            ((first + index, "own"), self.rng.randrange(lower, upper), 1) for index in range(self.rng.randint(0, 3))
+        ]
+        if self.rng.random() < 0.4:
+            updates.append(((0, "shared"), self.rng.randrange(lower, upper), self.rng.choice([-1, 1, 2])))
+        return updates
+
+    def _conclude(self, append: Append, outcome: object) -> None:
+        witness = self.history.witness
+        match outcome:
+            case Appended(maintenance=maintenance):
+                witness.acknowledged(append)
+                if self.rng.random() < self.history.plan.writers_maintain:
+                    perform(self.handle.machine, maintenance)
+            case UpperMismatch(current=current):
+                witness.refused(append, current=current)
+            case _:
+                self.history.scheduler.fail(f"{append} answered {outcome}")
+
+
+@dataclass
+class _Listening:
+    listen: Listen
+    as_of: int
+    found: Counter[tuple[Hashable, int]] = field(default_factory=Counter)
+
+
+class Reader(Actor):
+    """Takes snapshots, again and again at the same times, and listens, under a lease that it may lose."""
+
+    handle: ReadHandle
+
+    def open(self) -> None:
+        plan = self.history.plan
+        self.listening: _Listening | None = None
+        self.handle = self.client.open_leased_reader(
+            self.history.shard_id, SCHEMA, purpose=self.name, lease_ms=plan.lease_ms
+        )
+
+    def close(self) -> None:
+        if self.rng.random() < 0.7:
+            self.handle.expire()
+
+    def operate(self) -> None:
+        ways = [self.snapshot, self.listen, self.downgrade, self.subscribe, self.expire]
+        try:
+            self.rng.choices(ways, weights=[5, 5, 2, 2, 1])[0]()
+        except (Fenced, MissingBlob) as error:
+            if self.history.witness.is_leased(self.handle.reader_id):
+                self.history.scheduler.fail(f"{self.name} has its lease, but: {error}")
+            self.history.scheduler.note(f"lease lost: {error}")
+            self.open()
+
+    def snapshot(self) -> None:
+        as_of = self._time()
+        if as_of is None:
+            return
+        answer = self.handle.snapshot(as_of, timeout_s=WAIT_S)
+        if isinstance(answer, SinceAhead):
+            self._too_late(answer)
+            return
+        with answer:
+            for _ in range(self.rng.randint(1, 2)):
+                self.history.scheduler.pause(self.rng.choice([0, 0, 50, 300]))
+                self.history.witness.read(self._contents(answer), as_of=as_of, what=f"snapshot of {self.name}")
+
+    def listen(self) -> None:
+        """Start to listen, or go on for a few batches."""
+        if self.listening is None:
+            as_of = self._time()
+            if as_of is None:
+                return
+            answer = self.handle.listen(as_of)
+            if isinstance(answer, SinceAhead):
+                self._too_late(answer)
+                return
+            self.listening = _Listening(answer, as_of)
+        for _ in range(self.rng.randint(1, 3)):
+            events = self.listening.listen.next_batch(timeout_s=WAIT_S)
+            if events is None:
+                return
+            for event in events:
+                self._heard(self.listening, event)
+
+    def subscribe(self) -> None:
+        """The first half of a subscription: contents, then Progress. What follows is what `listen` does."""
+        as_of = self._time()
+        if as_of is None or self.listening is not None:
+            return
+        events = self.handle.subscribe(as_of, timeout_s=WAIT_S)
+        if isinstance(events, SinceAhead):
+            self._too_late(events)
+            return
+        found: Counter[Hashable] = Counter()
+        for event in events:
+            if isinstance(event, Progress):
+                break
+            found.update(contents(event.table))
+        self.history.witness.read(found, as_of=as_of, what=f"subscription of {self.name}")
+
+    def downgrade(self) -> None:
+        as_of = self._time()
+        if as_of is not None:
+            self.handle.downgrade_since(Antichain.of(as_of))
+
+    def expire(self) -> None:
+        self.handle.expire()
+        self.open()
+
+    def _time(self) -> int | None:
+        """A time that this reader should be able to tell; None before anything is written."""
+        since = self.handle.since
+        upper = self.history.client_upper(self.client)
+        if since.time is None:
+            raise Fenced("the handle has lost its lease")
+        assert upper.time is not None, "nobody closes the shard"
+        if upper.time <= since.time:
+            return None
+        return self.rng.choice([since.time, upper.time - 1, self.rng.randrange(since.time, upper.time)])
+
+    def _too_late(self, answer: SinceAhead) -> None:
+        if self.history.witness.is_leased(self.handle.reader_id):
+            self.history.scheduler.fail(f"{self.name} holds its since, but reading at {answer.as_of} is {answer}")
+        raise Fenced("the lease is lost")
+
+    def _contents(self, snapshot: Snapshot) -> Counter[Hashable]:
+        if self.rng.random() < 0.7:
+            return contents(snapshot.to_table())
+        found: Counter[Hashable] = Counter()
+        for split in snapshot.splits(2):
+            for batch in split.to_batches(self.handle.blob):
+                found.update(contents(pa.Table.from_batches([batch])))
+        return found
+
+    def _heard(self, listening: _Listening, event: Updates | Progress) -> None:
+        if isinstance(event, Updates):
+            for update in event.table.to_pylist():
+                data = update["key"]["id"], update["val"]["name"]
+                listening.found[data, update["time"]] += update["diff"]
+            return
+        found = Counter({key: diff for key, diff in listening.found.items() if diff})
+        self.history.witness.listened(
+            found, as_of=listening.as_of, frontier=event.frontier, what=f"listener of {self.name}"
+        )
+
+
+class Maintainer(Actor):
+    """Does one kind of maintenance now and then, whatever is due."""
+
+    def open(self) -> None:
+        self.client.initialise(self.history.shard_id, SCHEMA)
+
+    def operate(self) -> None:
+        machine = self.client.machine(self.history.shard_id)
+        self.history.scheduler.pause(self.rng.choice([0, 20, 100]))
+        match self.name.rstrip("0123456789"):
+            case "compactor":
+                compact_due(machine, self.rng.choice([1, 10]))
+            case "collector":
+                gc_and_truncate(machine)
+            case _:
+                write_rollup(machine)
+        self.history.witness.installed(machine.state)
+
+
+class Downgrader(Actor):
+    """Moves a critical since, and takes the fencing token over from its rival."""
+
+    handle: SinceHandle
+
+    def open(self) -> None:
+        self.client.initialise(self.history.shard_id, SCHEMA)
+        opaque = f"{self.name}-{self.left}".encode()
+        self.handle = self.client.open_critical_since(
+            self.history.shard_id, CRITICAL_ID, opaque=opaque, purpose=self.name
+        )
+
+    def operate(self) -> None:
+        witness = self.history.witness
+        expected, new = self.handle.opaque, f"{self.name}-{self.left}".encode()
+        upper = self.history.client_upper(self.client).time
+        since = self.handle.since.time
+        if upper is None or since is None or upper <= since:
+            return
+        begun = witness.seqno
+        target = Antichain.of(self.rng.randrange(since, upper))
+        answer = self.handle.compare_and_downgrade_since(expected, (new, target))
+        told = answer.opaque if isinstance(answer, OpaqueMismatch) else new
+        if isinstance(answer, OpaqueMismatch) and told == expected:
+            self.history.scheduler.fail(f"{self.name} is fenced by its own token {expected!r}")
+        witness.saw_opaque(CRITICAL_ID, told, since_seqno=begun)
+
+
+def _rows(updates: list[Update]) -> list[tuple[tuple[tuple[int], tuple[str]], int, int]]:
+    return [row(data[0], data[1], time, diff) for data, time, diff in updates]  # type: ignore[index]  # (id, name)
+
+
+def contents(table: pa.Table) -> Counter[Hashable]:
+    found: Counter[Hashable] = Counter()
+    for update in table.to_pylist():
+        found[update["key"]["id"], update["val"]["name"]] += update["diff"]
+    return found
+
+

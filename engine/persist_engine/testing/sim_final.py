@@ -1,0 +1,85 @@
+"""The end of a simulated history: the faults are over, and everything must still add up.
+
+Owns the checks that need peace: the whole log walks, every time that can be told is told right by a process that knows
+nothing yet, and collection leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from persist_engine.base.versioned import SeqNo
+from persist_engine.client.snapshot import SinceAhead
+from persist_engine.testing.sim_actors import contents
+from persist_engine.testing.world import SCHEMA
+from persist_engine.work.compact import compact_due
+from persist_engine.work.gc import gc_and_truncate
+from persist_engine.work.outcome import Ending
+from persist_engine.work.rollup import write_rollup
+
+if TYPE_CHECKING:
+    from persist_engine.testing.sim import History
+    from persist_engine.testing.sim_actors import Host
+
+#: Rounds of rollup and collection after which an idle shard must hold no garbage: one to let go, one to pass over the
+#: version that did, and one to spare.
+ROUNDS = 4
+#: Times that are read in the end, spread over what can be told.
+TIMES_MAX = 5
+
+
+def settle(history: History) -> None:
+    """Run by the first task after all others are gone."""
+    scheduler, plan = history.scheduler, history.plan
+    scheduler.note("-- the end: calm weather, a fresh process")
+    scheduler.pause(plan.weather.late_ms_max)
+    host = history.process("final")
+    scheduler.current.process = host.process
+    host.client.initialise(history.shard_id, SCHEMA)
+    _walk_log(history, host)
+    _read_all(history, host)
+    scheduler.pause(2 * plan.lease_ms + 2 * plan.weather.step_ms_max)
+    _collect(history, host)
+    _read_all(history, host)
+
+
+def _walk_log(history: History, host: Host) -> None:
+    """Every diff applies to the state before it, from the earliest version to the newest."""
+    live = host.client.machine(history.shard_id).versions.fetch_all_live_states(history.shard_id)
+    assert live is not None
+    history.witness.installed(live.state)
+    while live.advance() is not None:
+        history.witness.installed(live.state)
+    if live.seqno != history.witness.seqno:
+        history.scheduler.fail(f"the log ends at {live.seqno}, not at v{history.witness.seqno}")
+
+
+def _read_all(history: History, host: Host) -> None:
+    """Everything that was committed is there once, at any time that can be told."""
+    with host.client.open_leased_reader(history.shard_id, SCHEMA, purpose="final") as reader:
+        since, upper = reader.since.time, history.client_upper(host.client).time
+        assert since is not None
+        assert upper is not None
+        times = range(since, upper)
+        for as_of in times[:: max(1, len(times) // TIMES_MAX)]:
+            snapshot = reader.snapshot(as_of, timeout_s=1)
+            if isinstance(snapshot, SinceAhead):
+                history.scheduler.fail(f"the final reader holds {since}, but {snapshot}")
+            with snapshot:
+                history.witness.read(contents(snapshot.to_table()), as_of=as_of, what="final snapshot")
+
+
+def _collect(history: History, host: Host) -> None:
+    """With all leases lapsed, rollups and collection leave one rollup's worth of versions and no garbage."""
+    machine = host.client.machine(history.shard_id)
+    compact_due(machine)
+    for _ in range(ROUNDS):
+        write_rollup(machine)
+        gc_and_truncate(machine)
+    garbage = history.witness.garbage()
+    if garbage:
+        history.scheduler.fail(f"collection left {len(garbage)} blobs behind: {sorted(garbage)[:3]}")
+    outcome = gc_and_truncate(machine)
+    earliest = history.witness.consensus.scan(str(history.shard_id), SeqNo(0), 1)[0].seqno
+    if outcome.ending is Ending.SKIPPED and history.witness.seqno - earliest > ROUNDS:
+        history.scheduler.fail(f"versions {earliest} to v{history.witness.seqno} remain after collection")

@@ -1,0 +1,221 @@
+"""Threads that run one at a time, in an order drawn from a seed, on a virtual clock.
+
+Owns who runs next, what time it is, and which processes are dead, frozen or have a wrong clock. Knows nothing of shards.
+Every task is a real thread, so plain-def code runs as it is; it holds the baton until it pauses, waits or ends, then
+picks its successor itself.
+
+Invariant: at most one task runs, and everything it may do next depends on the seed only. What would block a thread for
+real (locks, events, pools) is replaced by `sim_threads` while a simulation runs.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+NEVER = math.inf
+
+
+class Killed(BaseException):
+    """Unwinds a task whose process has crashed, or whose history is over. No engine code catches it for good."""
+
+
+class Process:
+    """What dies, sleeps and tells the time together: a simulated operating-system process on a machine of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_dead = False
+        self.frozen_until_ms = 0.0
+        self.skew_ms = 0
+
+
+class Task:
+    """One simulated thread. `doing` is what the checker attributes its store calls to."""
+
+    def __init__(self, process: Process, name: str) -> None:
+        self.process = process
+        self.name = f"{process.name}.{name}"
+        self.wake_ms = 0.0
+        self.doing: object = None
+        self.is_finished = False
+        self.on_finished: list[Callable[[], None]] = []
+        self.baton = threading.Lock()
+        self.baton.acquire()
+
+    def ready_ms(self) -> float:
+        """When it may run; the dead may at once, to unwind."""
+        return 0.0 if self.process.is_dead else max(self.wake_ms, self.process.frozen_until_ms)
+
+
+class Scheduler:
+    """Runs tasks until all have ended. All methods are called by the running task, but for `run`."""
+
+    def __init__(self, rng: random.Random, *, steps_max: int) -> None:
+        self.rng = rng
+        self.now_ms = 0.0
+        self.steps = 0
+        self.failure: str | None = None
+        self.events: list[str] = []
+        self.is_over = False
+        self.acting: object = None
+        """On whose behalf a store call is carried out right now; it may be a late one, after its caller is gone."""
+        self._steps_max = steps_max
+        self._tasks: list[Task] = []
+        self._later: list[tuple[float, int, Callable[[], None]]] = []
+        self._later_count = 0
+        self._current: Task | None = None
+        self._ended = threading.Lock()
+
+    @property
+    def current(self) -> Task:
+        """The task that runs."""
+        assert self._current is not None, "no simulated thread runs"
+        return self._current
+
+    def note(self, text: str) -> None:
+        """Add a line to the history: what the same seed must repeat."""
+        name = self._current.name if self._current is not None else "-"
+        self.events.append(f"{self.now_ms:8.0f} {name:<18} {text}")
+
+    def spawn(self, process: Process, name: str, body: Callable[[], None]) -> Task:
+        """Start a task; it first runs when it is picked."""
+        task = Task(process, name)
+        task.wake_ms = self.now_ms
+        self._tasks.append(task)
+        threading.Thread(target=self._run_task, args=(task, body), name=task.name, daemon=True).start()
+        return task
+
+    def run(self, process: Process, body: Callable[[], None]) -> None:
+        """Run `body` as the first task, and all that it starts, to the end. Called once, from outside."""
+        self._ended.acquire()
+        self.spawn(process, "root", body)
+        self._hand_over()
+        self._ended.acquire()
+
+    def pause(self, milliseconds: float) -> None:
+        """A scheduling point: others may run now, and for `milliseconds` the caller does not. Raises Killed."""
+        self.wait_until(self.now_ms + milliseconds)
+
+    def wait_until(self, wake_ms: float) -> None:
+        """Give up the baton until `wake_ms` (NEVER: until somebody sets the task's `wake_ms`). Raises Killed."""
+        me = self.current
+        if me.process.is_dead:
+            raise Killed
+        me.wake_ms = wake_ms
+        chosen = self._pick()
+        if chosen is not me:
+            self._current = chosen
+            chosen.baton.release()
+            me.baton.acquire()
+        if me.process.is_dead:
+            raise Killed
+
+    def later(self, milliseconds: float, call: Callable[[], None]) -> None:
+        """Have `call` run on its own, after all tasks or between any two steps of them, once the time has come."""
+        self._later_count += 1
+        heapq.heappush(self._later, (self.now_ms + milliseconds, self._later_count, call))
+
+    def kill(self, process: Process) -> None:
+        """The process crashes: none of its tasks has any further effect."""
+        process.is_dead = True
+
+    def stop(self) -> None:
+        """End the history: every task unwinds."""
+        self.is_over = True
+        self._later.clear()
+        for task in self._tasks:
+            task.process.is_dead = True
+
+    def fail(self, text: str) -> None:
+        """A rule is broken: keep the first reason, end the history. Raises Killed."""
+        if self.failure is None:
+            self.failure = text
+            self.note(f"VIOLATION {text}")
+        self.stop()
+        raise Killed
+
+    @contextmanager
+    def doing(self, what: object) -> Iterator[None]:
+        """Store calls of the running task are made on behalf of `what`."""
+        task = self.current
+        before, task.doing = task.doing, what
+        try:
+            yield
+        finally:
+            task.doing = before
+
+    # -- private ------------------------------------------------------------------------------------------------------
+
+    def _run_task(self, task: Task, body: Callable[[], None]) -> None:
+        task.baton.acquire()
+        try:
+            if not task.process.is_dead:
+                body()
+        except Killed:
+            pass
+        except BaseException as error:  # noqa: BLE001 - whatever nobody expected is a finding
+            self._fail_quietly(f"{task.name}: {type(error).__name__}: {error}", error)
+        task.is_finished = True
+        self._tasks.remove(task)
+        for tell in task.on_finished:
+            tell()
+        if self._tasks:
+            self._hand_over()
+        else:
+            self._ended.release()
+
+    def _fail_quietly(self, text: str, error: BaseException | None = None) -> None:
+        try:
+            if error is not None and self.failure is None:
+                trace = error.__traceback__
+                while trace is not None and trace.tb_next is not None:
+                    trace = trace.tb_next
+                if trace is not None:
+                    text += f" ({trace.tb_frame.f_code.co_name}:{trace.tb_lineno})"
+            self.fail(text)
+        except Killed:
+            pass
+
+    def _hand_over(self) -> None:
+        chosen = self._pick()
+        self._current = chosen
+        chosen.baton.release()
+
+    def _pick(self) -> Task:
+        """Whoever runs next; runs late calls on the way."""
+        while True:
+            self.steps += 1
+            if self.steps > self._steps_max and not self.is_over:
+                self._fail_quietly(f"no end after {self._steps_max} steps: livelock")
+            ready = [task for task in self._tasks if task.ready_ms() <= self.now_ms]
+            due = bool(self._later) and self._later[0][0] <= self.now_ms
+            count = len(ready) + due
+            if not count:
+                self._pass_time()
+                continue
+            index = self.rng.randrange(count) if count > 1 else 0
+            if index < len(ready):
+                return ready[index]
+            _, _, call = heapq.heappop(self._later)
+            try:
+                call()
+            except Killed:
+                continue
+            except BaseException as error:  # noqa: BLE001 - as in _run_task
+                self._fail_quietly(f"late call: {type(error).__name__}: {error}", error)
+
+    def _pass_time(self) -> None:
+        times = [task.ready_ms() for task in self._tasks]
+        if self._later:
+            times.append(self._later[0][0])
+        next_ms = min(times)
+        if next_ms == NEVER:
+            waiting = ", ".join(task.name for task in self._tasks)
+            self._fail_quietly(f"deadlock: {waiting} wait for each other")
+            return
+        self.now_ms = next_ms

@@ -1,0 +1,268 @@
+"""Locks, events, threads and pools that block in simulated time only, put into the engine while a simulation runs.
+
+Owns how the engine's own use of `threading` and of pools becomes scheduling points. Invariant: while
+`simulated_threads` is in force nothing in the engine waits for real. The replacement is process-wide: one simulation
+at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, Self, TypeVar
+
+import persist_engine.client.batch
+import persist_engine.client.client
+import persist_engine.client.read
+import persist_engine.client.write
+import persist_engine.shard.applier
+import persist_engine.shard.fetch
+import persist_engine.shard.watch
+import persist_engine.work.compact
+import persist_engine.work.gc
+import persist_engine.work.heartbeat
+from persist_engine.testing.sim_scheduler import NEVER, Killed, Process, Scheduler, Task
+
+T = TypeVar("T")
+
+#: Probability that another task gets in when a lock is taken: what real threads of one process do to each other.
+PREEMPT_RATE = 0.1
+
+_WITH_THREADING: tuple[ModuleType, ...] = (
+    persist_engine.client.client,
+    persist_engine.client.read,
+    persist_engine.client.write,
+    persist_engine.shard.applier,
+    persist_engine.shard.watch,
+    persist_engine.work.heartbeat,
+)
+_WITH_POOLS: tuple[ModuleType, ...] = (
+    persist_engine.client.batch,
+    persist_engine.shard.fetch,
+    persist_engine.work.compact,
+    persist_engine.work.gc,
+)
+
+
+class _Waiters:
+    """Tasks that wait for something to change."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._tasks: list[Task] = []
+
+    def wait_until(self, deadline_ms: float) -> None:
+        task = self._scheduler.current
+        self._tasks.append(task)
+        try:
+            self._scheduler.wait_until(deadline_ms)
+        finally:
+            if task in self._tasks:
+                self._tasks.remove(task)
+
+    def wake(self) -> None:
+        for task in self._tasks:
+            task.wake_ms = self._scheduler.now_ms
+        self._tasks.clear()
+
+
+class SimLock:
+    """As threading.Lock."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._waiters = _Waiters(scheduler)
+        self._is_held = False
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002 - as threading.Lock
+        """See threading.Lock."""
+        scheduler = self._scheduler
+        if scheduler.is_over:
+            return True
+        if scheduler.rng.random() < PREEMPT_RATE:
+            scheduler.pause(0)
+        deadline_ms = NEVER if timeout < 0 else scheduler.now_ms + timeout * 1000
+        while self._is_held:
+            if not blocking or scheduler.now_ms >= deadline_ms:
+                return False
+            self._waiters.wait_until(deadline_ms)
+        self._is_held = True
+        return True
+
+    def release(self) -> None:
+        """See threading.Lock."""
+        self._is_held = False
+        self._waiters.wake()
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class SimEvent:
+    """As threading.Event."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._waiters = _Waiters(scheduler)
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        """See threading.Event."""
+        return self._is_set
+
+    def set(self) -> None:
+        """See threading.Event."""
+        self._is_set = True
+        self._waiters.wake()
+
+    def clear(self) -> None:
+        """See threading.Event."""
+        self._is_set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """See threading.Event."""
+        scheduler = self._scheduler
+        deadline_ms = NEVER if timeout is None else scheduler.now_ms + timeout * 1000
+        while not self._is_set and scheduler.now_ms < deadline_ms:
+            self._waiters.wait_until(deadline_ms)
+        return self._is_set
+
+
+class SimThread:
+    """As threading.Thread, a further task of the process that starts it."""
+
+    def __init__(self, scheduler: Scheduler, *, target: Callable[[], None], name: str) -> None:
+        self._scheduler = scheduler
+        self._target, self._name = target, name
+        self._finished = SimEvent(scheduler)
+        self._process = scheduler.current.process
+        self.task: Task | None = None
+
+    def start(self) -> None:
+        """See threading.Thread."""
+        self.task = self._scheduler.spawn(self._process, "thread", self._target)
+        self.task.on_finished.append(self._finished.set)
+
+    def join(self, timeout: float | None = None) -> None:
+        """See threading.Thread."""
+        self._finished.wait(timeout)
+
+
+class SimThreading:
+    """What the engine finds under the name `threading`."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def Lock(self) -> SimLock:  # noqa: N802 - as threading.Lock
+        """See threading."""
+        return SimLock(self._scheduler)
+
+    def Event(self) -> SimEvent:  # noqa: N802 - as threading.Event
+        """See threading."""
+        return SimEvent(self._scheduler)
+
+    def Thread(self, *, target: Callable[[], None], name: str, daemon: bool) -> SimThread:  # noqa: N802, ARG002 - as threading.Thread
+        """See threading."""
+        return SimThread(self._scheduler, target=target, name=name)
+
+    def current_thread(self) -> Task:
+        """Identity of the running task; equal to no SimThread, so a heartbeat never takes itself for its owner."""
+        return self._scheduler.current
+
+
+class InlinePool:
+    """As ThreadPoolExecutor, but work is done when it is submitted, by the submitter: in one of the orders that a real
+    pool may take. Its store calls are scheduling points as all others.
+    """
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def submit(self, call: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """See Executor."""
+        future: Future[T] = Future()
+        try:
+            future.set_result(call(*args, **kwargs))
+        except Killed:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a pool keeps whatever is raised for whoever asks
+            future.set_exception(error)
+        return future
+
+    def map(self, call: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
+        """See Executor: everything is submitted before the first result is given out."""
+        futures = [self.submit(call, item) for item in items]
+        return (future.result() for future in futures)
+
+    def shutdown(self, *_: object, **__: object) -> None:
+        """Nothing is under way."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class SimEnv:
+    """Env of one process: virtual time, its own skew and its own randomness."""
+
+    def __init__(self, scheduler: Scheduler, process: Process, *, seed: str, start_ms: int = 1_700_000_000_000) -> None:
+        self._scheduler, self._process = scheduler, process
+        self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
+        self._start_ms = start_ms
+
+    def now_ms(self) -> int:
+        """See Env."""
+        return self._start_ms + int(self._scheduler.now_ms) + self._process.skew_ms
+
+    def monotonic_s(self) -> float:
+        """See Env."""
+        return self._scheduler.now_ms / 1000
+
+    def sleep(self, seconds: float) -> None:
+        """See Env."""
+        self._scheduler.pause(max(1.0, seconds * 1000))
+
+    def wait(self, event: Any, seconds: float) -> bool:
+        """See Env; `event` is a SimEvent."""
+        return bool(event.wait(seconds))
+
+    def random_bytes(self, count: int) -> bytes:
+        """See Env."""
+        return self._random.randbytes(count)
+
+    def uniform(self, low: float, high: float) -> float:
+        """See Env."""
+        return self._random.uniform(low, high)
+
+    def hostname(self) -> str:
+        """See Env."""
+        return self._process.name
+
+
+@contextmanager
+def simulated_threads(scheduler: Scheduler) -> Iterator[None]:
+    """While in force the engine's threads, locks and pools are those of `scheduler`, and its log says nothing."""
+    shim = SimThreading(scheduler)
+    replaced = [(module, "threading", shim) for module in _WITH_THREADING]
+    replaced_pools = [(module, "ThreadPoolExecutor", InlinePool) for module in _WITH_POOLS]
+    before = [(module, name, getattr(module, name)) for module, name, _ in (*replaced, *replaced_pools)]
+    logger = logging.getLogger("persist_engine")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        for module, name, value in (*replaced, *replaced_pools):
+            setattr(module, name, value)
+        yield
+    finally:
+        logger.setLevel(level)
+        for module, name, original in before:
+            setattr(module, name, original)

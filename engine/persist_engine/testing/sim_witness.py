@@ -1,0 +1,328 @@
+"""The witness: sees every commit and every deletion as it happens in the stores, and judges it.
+
+Owns what the shard must look like, derived from the log alone: the state of every version (each diff applied to the one
+before), which blobs are in use, and an Oracle fed with what was really committed, in commit order. Whatever handles
+answer is held against it. It takes part in nothing: the engine does not know that it is watched.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+
+from persist_engine.base.errors import PersistError
+from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
+from persist_engine.codec.keys import RollupKey, blob_key, parse_blob_key
+from persist_engine.codec.state import decode_rollup
+from persist_engine.codec.state_diff import decode_state_diff
+from persist_engine.model.frontier import MINIMUM, Antichain
+from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId
+from persist_engine.model.invariants import check_invariants
+from persist_engine.model.state import ShardState
+from persist_engine.model.state_diff import apply as apply_state_diff
+from persist_engine.model.state_diff import live_blobs
+from persist_engine.model.views import seqno_since
+from persist_engine.storage.blob import BlobInfo
+from persist_engine.storage.blob_mem import MemBlob
+from persist_engine.storage.consensus_mem import MemConsensus
+from persist_engine.testing.oracle import Oracle, Update
+from persist_engine.testing.sim_scheduler import Scheduler
+
+
+@dataclass(eq=False)
+class Append:
+    """One call that appends, from its invocation on. `commits`: what of it the log holds, as [lower, upper)."""
+
+    number: int
+    updates: list[Update]
+    lower: int
+    upper: int
+    is_exact: bool
+    """Compare-and-append: all or nothing. Otherwise `append`: what others have not yet written, piece by piece."""
+    invoked_at: int
+    answer: str = ""
+    commits: list[tuple[int, int]] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"append {self.number} [{self.lower},{self.upper})"
+
+
+class Witness:
+    """What really happened to one shard."""
+
+    def __init__(self, scheduler: Scheduler, shard_id: ShardId) -> None:
+        self._scheduler = scheduler
+        self._shard_id = shard_id
+        self.blob = MemBlob()
+        self.consensus = MemConsensus()
+        self.oracle = Oracle()
+        self.appends: list[Append] = []
+        self.states: dict[int, ShardState] = {}
+        self.head: ShardState | None = None
+        self._uppers: list[tuple[int, Antichain]] = [(0, MINIMUM)]
+        self._named: frozenset[str] = frozenset()
+        self._dropped_at: dict[str, SeqNo] = {}
+
+    # -- what happens in the stores -----------------------------------------------------------------------------------
+
+    def committed(self, new: VersionedData) -> None:
+        """A compare-and-set went through."""
+        try:
+            after = self._successor(new)
+            check_invariants(self.head, after, deep=True)
+        except PersistError as error:
+            self._scheduler.fail(f"version {new.seqno} breaks a rule: {error}")
+        self._check_blobs(after)
+        self._check_since(self.head, after)
+        self._check_append(self.head, after)
+        self.head = after
+        self.states[after.seqno] = after
+        self._scheduler.note(f"-> {after.seqno} since {after.trace.since} upper {after.trace.upper}")
+
+    def deleting(self, key: str) -> None:
+        """A blob is about to be deleted."""
+        partial = parse_blob_key(key).partial
+        if partial in self._named:
+            self._scheduler.fail(f"live blob {partial} is deleted")
+        dropped = self._dropped_at.get(partial)
+        if self.head is not None and dropped is not None and dropped > seqno_since(self.head):
+            held = seqno_since(self.head)
+            self._scheduler.fail(f"blob {partial} is deleted: unlinked at {dropped}, but readers hold {held}")
+
+    def writing(self, key: str, value: bytes) -> None:
+        """A blob is about to be written. A rollup must be the very state that the diffs lead to."""
+        parsed = parse_blob_key(key)
+        if not isinstance(parsed, RollupKey) or parsed.seqno == 1:  # of the first, each of those who race writes its own
+            return
+        state = decode_rollup(value, key=key).state
+        if state != self.states.get(parsed.seqno):
+            self._scheduler.fail(f"rollup {parsed.partial} is not the state of that version")
+
+    def truncating(self, seqno: SeqNo) -> None:
+        """Versions below `seqno` are about to go."""
+        head = self.head
+        assert head is not None
+        if seqno > seqno_since(head):
+            self._scheduler.fail(f"truncated to {seqno}, but readers hold {seqno_since(head)}")
+        rollup = head.rollups.get(seqno)
+        present = rollup is not None and self.blob.get(blob_key(self._shard_id, rollup.key)) is not None
+        earliest = self.consensus.scan(str(self._shard_id), SeqNo(0), 1)[0].seqno
+        if not present and seqno > earliest:
+            self._scheduler.fail(f"truncated to {seqno}, where there is no rollup")
+
+    # -- what handles answer ------------------------------------------------------------------------------------------
+
+    def begin(self, updates: list[Update], *, lower: int, upper: int, is_exact: bool) -> Append:
+        """An append is about to be called; its store calls must be made `doing` it."""
+        append = Append(len(self.appends), updates, lower, upper, is_exact, self._scheduler.steps)
+        self.appends.append(append)
+        return append
+
+    def acknowledged(self, append: Append) -> None:
+        """`append` was answered with success: everything of it must be in the log, each piece once."""
+        append.answer = "appended"
+        self._scheduler.note(f"{append} acknowledged")
+        if append.is_exact and len(append.commits) != 1:
+            self._scheduler.fail(f"{append} is acknowledged, but committed {len(append.commits)} times")
+        assert self.head is not None
+        if self.head.trace.upper < Antichain.of(append.upper):
+            self._scheduler.fail(f"{append} is acknowledged, but upper is {self.head.trace.upper}")
+
+    def refused(self, append: Append, *, current: Antichain) -> None:
+        """`append` was answered with an upper mismatch: nothing of it may be in the log, and `current` must have been
+        the upper at some moment of the call.
+        """
+        append.answer = "refused"
+        self._scheduler.note(f"{append} refused, upper {current}")
+        if append.commits:
+            self._scheduler.fail(f"{append} is refused, but {append.commits} of it is committed")
+        if append.is_exact and current == Antichain.of(append.lower):
+            self._scheduler.fail(f"{append} is refused although the upper is {current}")
+        self.saw_upper(current, since_step=append.invoked_at, what=f"refusal of {append}")
+
+    def saw_upper(self, upper: Antichain, *, since_step: int, what: str) -> None:
+        """`upper` was told by a call that began at `since_step`: it must have been true at some moment of the call."""
+        true_then = [known for step, known in self._uppers if step >= since_step]
+        before = [known for step, known in self._uppers if step < since_step][-1:]
+        if upper not in [*before, *true_then]:
+            self._scheduler.fail(f"{what} tells upper {upper}; during the call it was {[*before, *true_then]}")
+
+    def read(self, found: Counter[Hashable], *, as_of: int, what: str) -> None:
+        """A reader was told that the contents at `as_of` are `found`."""
+        truth = self.oracle.contents(as_of)
+        if found != truth:
+            self._scheduler.fail(f"{what} at {as_of}: {_difference(found, truth)}")
+
+    def listened(self, found: Counter[tuple[Hashable, int]], *, as_of: int, frontier: Antichain, what: str) -> None:
+        """A listener from `as_of` has come to `frontier` and was given `found`, by (data, time)."""
+        truth: Counter[tuple[Hashable, int]] = Counter()
+        for data, time, diff in self.oracle.updates:
+            if as_of < time and not frontier.less_equal(time):
+                truth[data, time] += diff
+        truth = Counter({key: diff for key, diff in truth.items() if diff})
+        if found != truth:
+            self._scheduler.fail(f"{what} from {as_of} to {frontier}: {_difference(found, truth)}")
+
+    def installed(self, state: ShardState) -> None:
+        """A process believes in `state`: it must be that version of the log."""
+        if state != self.states.get(state.seqno):
+            self._scheduler.fail(f"a process holds a state of {state.seqno} that is not in the log")
+
+    def is_leased(self, reader_id: LeasedReaderId) -> bool:
+        """Whether the reader is registered now."""
+        return self.head is not None and reader_id in self.head.leased_readers
+
+    @property
+    def seqno(self) -> int:
+        """The newest version; 0 before the first."""
+        return 0 if self.head is None else self.head.seqno
+
+    def saw_opaque(self, critical_id: CriticalReaderId, opaque: bytes, *, since_seqno: int) -> None:
+        """The token was told by a call that began at `since_seqno`: it must have been there at some version since."""
+        known = [
+            reader.opaque
+            for seqno in range(max(1, since_seqno), self.seqno + 1)
+            if (reader := self.states[seqno].critical_readers.get(critical_id)) is not None
+        ]
+        if opaque not in known:
+            self._scheduler.fail(f"token {opaque!r} was told; during the call it was {known}")
+
+    def garbage(self) -> set[str]:
+        """Partial keys of blobs that were linked once, that no live version names, and that are still there."""
+        earliest = self.consensus.scan(str(self._shard_id), SeqNo(0), 1)[0].seqno
+        there = {parse_blob_key(info.key).partial for info in self.blob.list_prefix(f"{self._shard_id}/")}
+        return {key for key, dropped in self._dropped_at.items() if key in there and dropped <= earliest}
+
+    # -- private ------------------------------------------------------------------------------------------------------
+
+    def _successor(self, new: VersionedData) -> ShardState:
+        diff = decode_state_diff(new.data, key=f"log {new.seqno}")
+        if self.head is not None:
+            return apply_state_diff(self.head, diff)
+        key = blob_key(self._shard_id, diff.latest_rollup_key)
+        data = self.blob.get(key)
+        if data is None:
+            self._scheduler.fail(f"the first version names rollup {key}, which is not there")
+        assert data is not None
+        return decode_rollup(data, key=key).state
+
+    def _check_blobs(self, after: ShardState) -> None:
+        named = frozenset(blob.partial_key for blob in live_blobs(after))
+        for key in sorted(named - self._named):
+            if self.blob.get(blob_key(self._shard_id, key)) is None:
+                self._scheduler.fail(f"{after.seqno} links blob {key}, which is not there")
+            self._dropped_at.pop(key, None)
+        for key in self._named - named:
+            self._dropped_at[key] = after.seqno
+        self._named = named
+
+    def _check_since(self, before: ShardState | None, after: ShardState) -> None:
+        """Since moves only because a reader that stays moved its own: never because one went away (spec 9.9)."""
+        if before is None or before.trace.since == after.trace.since:
+            return
+        leased = ((before.leased_readers.get(key), reader) for key, reader in after.leased_readers.items())
+        critical = ((before.critical_readers.get(key), reader) for key, reader in after.critical_readers.items())
+        moved = any(old is not None and old.since != new.since for old, new in (*leased, *critical))
+        if not moved:
+            self._scheduler.fail(f"since went to {after.trace.since} at {after.seqno} although no reader moved")
+
+    def _check_append(self, before: ShardState | None, after: ShardState) -> None:
+        lower, upper = MINIMUM if before is None else before.trace.upper, after.trace.upper
+        if lower == upper:
+            return
+        self._uppers.append((self._scheduler.steps, upper))
+        append = self._scheduler.acting
+        if not isinstance(append, Append) or upper.time is None or lower.time is None:
+            self._scheduler.fail(f"upper went to {upper} at {after.seqno} although nobody appended")
+            return
+        piece = (lower.time, upper.time)
+        fits = append.lower <= piece[0] and piece[1] <= append.upper
+        if not fits or (append.is_exact and piece != (append.lower, append.upper)):
+            self._scheduler.fail(f"{append} commits [{lower}, {upper})")
+        if append.answer or (append.is_exact and append.commits):
+            self._scheduler.fail(f"{append} commits once more: {append.answer or append.commits}")
+        append.commits.append(piece)
+        self.oracle.compare_and_append(
+            [update for update in append.updates if lower.less_equal(update[1])], expected_upper=lower, new_upper=upper
+        )
+
+
+class WatchedBlob:
+    """The blob store itself, under the eyes of the witness."""
+
+    def __init__(self, witness: Witness) -> None:
+        self._witness, self._inner = witness, witness.blob
+
+    def get(self, key: str) -> bytes | None:
+        """See Blob."""
+        return self._inner.get(key)
+
+    def set(self, key: str, value: bytes) -> None:
+        """See Blob."""
+        self._witness.writing(key, value)
+        self._inner.set(key, value)
+
+    def delete(self, key: str) -> int | None:
+        """See Blob."""
+        self._witness.deleting(key)
+        return self._inner.delete(key)
+
+    def list_prefix(self, prefix: str) -> Iterator[BlobInfo]:
+        """See Blob."""
+        return self._inner.list_prefix(prefix)
+
+    def restore(self, key: str) -> None:
+        """See Blob."""
+        self._inner.restore(key)
+
+    def address(self) -> str:
+        """See Blob."""
+        return self._inner.address()
+
+    def close(self) -> None:
+        """See Blob."""
+
+
+class WatchedConsensus:
+    """The log itself, under the eyes of the witness."""
+
+    def __init__(self, witness: Witness) -> None:
+        self._witness, self._inner = witness, witness.consensus
+
+    def head(self, key: str) -> VersionedData | None:
+        """See Consensus."""
+        return self._inner.head(key)
+
+    def compare_and_set(self, key: str, expected: SeqNo | None, new: VersionedData) -> CasResult:
+        """See Consensus."""
+        result = self._inner.compare_and_set(key, expected, new)
+        if result is CasResult.COMMITTED:
+            self._witness.committed(new)
+        return result
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:
+        """See Consensus."""
+        return self._inner.scan(key, from_seqno, limit)
+
+    def truncate(self, key: str, seqno: SeqNo) -> int:
+        """See Consensus."""
+        self._witness.truncating(seqno)
+        return self._inner.truncate(key, seqno)
+
+    def list_keys(self) -> Iterator[str]:
+        """See Consensus."""
+        return self._inner.list_keys()
+
+    def address(self) -> str:
+        """See Consensus."""
+        return self._inner.address()
+
+    def close(self) -> None:
+        """See Consensus."""
+
+
+def _difference(found: Counter[Hashable] | Counter[tuple[Hashable, int]], truth: Counter) -> str:  # type: ignore[type-arg]  # either
+    wrong = {key: (found.get(key, 0), truth.get(key, 0)) for key in {*found, *truth} if found.get(key) != truth.get(key)}
+    shown = ", ".join(f"{key}: {was} instead of {due}" for key, (was, due) in sorted(wrong.items(), key=repr)[:3])
+    return f"{len(wrong)} wrong, {shown}"

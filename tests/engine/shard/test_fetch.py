@@ -1,0 +1,169 @@
+"""Fetching parts: what state says is verified against what blob holds, times are rewritten before they are cut, filters follow."""
+
+import dataclasses
+
+import pyarrow as pa
+import pytest
+from persist_engine.base.env import SeededEnv
+from persist_engine.base.errors import CorruptData, MissingBlob
+from persist_engine.base.metrics import NoMetrics
+from persist_engine.base.settings import RetrySettings
+from persist_engine.codec import part as part_codec
+from persist_engine.codec.keys import blob_key, part_key
+from persist_engine.codec.part import checksum, encode_part
+from persist_engine.codec.schema import Schema
+from persist_engine.model.batch import HollowBatch, HollowPart, InlinePart, RunMeta, RunOrder
+from persist_engine.model.frontier import Antichain, Description
+from persist_engine.model.ids import PartId, ShardId
+from persist_engine.shard.fetch import (
+    CompactionFilter,
+    ListenFilter,
+    PartSource,
+    SnapshotFilter,
+    read_consolidated,
+    read_parts,
+    runs_of,
+)
+from persist_engine.shard.retry import Retry
+from persist_engine.storage.blob_mem import MemBlob
+
+SCHEMA = Schema.from_ddl("id BIGINT")
+ENV = SeededEnv()
+KEEP = CompactionFilter(Antichain.minimum())
+
+
+def desc(lower, upper, since=0):
+    return Description(Antichain(lower), Antichain(upper), Antichain(since))
+
+
+@pytest.fixture
+def source():
+    retry = Retry(ENV, RetrySettings(), NoMetrics())
+    return PartSource(ShardId.from_bytes(ENV.random_bytes(16)), MemBlob(), SCHEMA, retry, NoMetrics())
+
+
+def encoded(rows, written):
+    table = pa.table(
+        [
+            pa.array([{"id": r[0]} for r in rows], SCHEMA.key_type),
+            pa.array([{}] * len(rows), pa.struct([])),
+            pa.array([r[1] for r in rows], pa.int64()),
+            pa.array([r[2] for r in rows], pa.int64()),
+        ],
+        schema=SCHEMA.updates_schema,
+    )
+    return encode_part(table, desc=written, schema=SCHEMA)
+
+
+def stored(source, rows, written):
+    data = encoded(rows, written)
+    key = part_key("0.1.0", PartId.from_bytes(ENV.random_bytes(16)))
+    source.blob.set(blob_key(source.shard_id, key), data)
+    return HollowPart(key=key, size_bytes=len(data), rows=len(rows), diffs_sum=None, checksum=checksum(data))
+
+
+def batch_of(registered, *parts, order=RunOrder.STRUCTURED):
+    return HollowBatch(registered, sum(p.rows for p in parts), parts, (), (RunMeta(order=order),))
+
+
+def rows_of(tables):
+    return [(r["key"]["id"], r["time"], r["diff"]) for t in tables for r in t.to_pylist()]
+
+
+def read(source, batch, row_filter=KEEP):
+    return rows_of(read_consolidated(source, runs_of([batch]), row_filter, memory_bytes=1 << 20))
+
+
+ROWS = [(1, 0, 1), (2, 3, 1), (3, 5, 1), (4, 9, 1)]
+
+
+def test_rows_outside_the_registered_bounds_are_not_seen(source):
+    part = stored(source, ROWS, desc(0, 10))
+    assert read(source, batch_of(desc(3, 9), part)) == [(2, 3, 1), (3, 5, 1)]
+
+
+def test_times_are_rewritten_before_they_are_cut(source):
+    part = dataclasses.replace(stored(source, ROWS, desc(0, 10)), ts_rewrite=Antichain.of(7))
+    assert read(source, batch_of(desc(7, 20), part)) == [(1, 7, 1), (2, 7, 1), (3, 7, 1), (4, 9, 1)]
+
+
+@pytest.mark.parametrize(
+    ("written", "registered"),
+    [
+        (desc(2, 10), desc(0, 10)),
+        (desc(0, 10), desc(0, 11)),
+        (desc(0, 10, since=5), desc(0, 9, since=5)),
+        (desc(0, 10, since=5), desc(0, 10)),
+    ],
+    ids=["lower", "upper", "compacted part cut", "since"],
+)
+def test_bounds_that_do_not_fit_what_was_written_are_corruption(source, written, registered):
+    part = stored(source, [(1, 5, 1)], written)
+    with pytest.raises(CorruptData, match=part.key):
+        read(source, batch_of(registered, part))
+
+
+def test_a_row_count_or_checksum_that_state_does_not_know_is_corruption(source):
+    part = stored(source, ROWS, desc(0, 10))
+    for wrong in (dataclasses.replace(part, rows=3), dataclasses.replace(part, checksum="crc32:00000000")):
+        with pytest.raises(CorruptData, match=part.key):
+            read(source, batch_of(desc(0, 10), wrong))
+
+
+def test_a_missing_blob_is_named_and_truncated_bytes_are_corruption(source):
+    part = stored(source, ROWS, desc(0, 10))
+    key = blob_key(source.shard_id, part.key)
+    data = source.blob.get(key)
+    source.blob.set(key, data[: len(data) // 2])
+    with pytest.raises(CorruptData, match=key):
+        read(source, batch_of(desc(0, 10), part))
+    source.blob.delete(key)
+    with pytest.raises(MissingBlob, match=key):
+        read(source, batch_of(desc(0, 10), part))
+
+
+def test_inline_parts_read_like_blobs_and_damage_is_found(source):
+    data = encoded(ROWS, desc(0, 10))
+    inline = InlinePart(data=data, rows=4, diffs_sum=4)
+    assert read(source, batch_of(desc(0, 10), inline)) == ROWS
+    damaged = data[:40] + bytes([data[40] ^ 0xFF]) + data[41:]
+    with pytest.raises(CorruptData, match="inline part"):
+        read(source, batch_of(desc(0, 10), dataclasses.replace(inline, data=damaged)))
+
+
+def test_unordered_runs_are_sorted_part_by_part(source):
+    first = stored(source, [(5, 1, 1), (1, 1, 1), (5, 1, 1)], desc(0, 10))
+    second = stored(source, [(9, 1, 1), (1, 1, -1), (0, 2, 1)], desc(0, 10))
+    batch = batch_of(desc(0, 10), first, second, order=RunOrder.UNORDERED)
+    assert read(source, batch) == [(0, 2, 1), (5, 1, 2), (9, 1, 1)]
+
+
+def test_parts_of_many_row_groups_stream_group_by_group(source, monkeypatch):
+    monkeypatch.setattr(part_codec, "ROW_GROUP_ROWS", 100)
+    rows = [(i, 1, 1) for i in range(1050)]
+    part = stored(source, rows, desc(0, 10))
+    batch = batch_of(desc(0, 10), part)
+    assert read(source, batch) == rows
+    pieces = list(read_parts(source, batch, KEEP))
+    assert [piece.num_rows for piece in pieces] == [100] * 10 + [50]
+    assert rows_of(pieces) == rows
+
+
+def test_filters_keep_what_their_reader_may_see(source):
+    part = stored(source, ROWS, desc(0, 10))
+    batch = batch_of(desc(0, 10), part)
+    assert read(source, batch, SnapshotFilter(5)) == [(1, 5, 1), (2, 5, 1), (3, 5, 1)]
+    assert read(source, batch, CompactionFilter(Antichain.of(4))) == [(1, 4, 1), (2, 4, 1), (3, 5, 1), (4, 9, 1)]
+    assert read(source, batch, CompactionFilter(Antichain.empty())) == ROWS
+    assert rows_of(read_parts(source, batch, ListenFilter(as_of=3, lower=3))) == [(3, 5, 1), (4, 9, 1)]
+    assert rows_of(read_parts(source, batch, ListenFilter(as_of=3, lower=6))) == [(4, 9, 1)]
+
+
+def test_a_part_whose_rows_go_back_over_a_run_is_refused(source):
+    from persist_engine.base.errors import InvariantViolated
+
+    low, high = (stored(source, [(key, 1, 1)], desc(0, 10)) for key in (1, 2))
+    other = stored(source, [(7, 1, 1)], desc(10, 20))
+    batches = [batch_of(desc(0, 10), high, low), batch_of(desc(10, 20), other)]
+    with pytest.raises(InvariantViolated, match="out of order"):
+        rows_of(read_consolidated(source, runs_of(batches), KEEP, memory_bytes=1 << 20))

@@ -1,0 +1,350 @@
+"""Lease, children, bridge, settings, probes, redaction: the edges, each by its own law."""
+
+import http.client
+import json
+import threading
+
+import pytest
+from persist_engine.base.env import SeededEnv
+from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, ShardNotFound, Unavailable
+from persist_operator.api import names, quantity, times
+from persist_operator.api.redact import clip, redact
+from persist_operator.api.shard import ShardSchema, StoreLocation
+from persist_operator.bridge import Bridge, BridgeFailure
+from persist_operator.cluster.fake import FakeCluster
+from persist_operator.cluster.lease import Election
+from persist_operator.cluster.port import LEASE, ApiError
+from persist_operator.handlers.logs import JsonFormatter
+from persist_operator.handlers.probes import ProbeServer
+from persist_operator.plan.actions import AdvanceSince, InitialiseShard
+from persist_operator.plan.observed import Phase, ShardMissing, StoreFailure
+from persist_operator.settings import LeaderSettings, LoopSettings, OperatorSettings
+from persist_operator.steps.children import driver_run, executors, maintenance_run
+from prometheus_client import CollectorRegistry
+
+SHARD_ID = names.shard_id_of("u")
+
+
+# -- lease ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def env(now):
+    return SeededEnv(start_ms=now)
+
+
+@pytest.fixture
+def cluster(env):
+    return FakeCluster(now_ms=env.now_ms)
+
+
+@pytest.fixture
+def candidate(cluster, env):
+    return lambda name: Election(cluster, LeaderSettings(lease_seconds=15, renew_seconds=5), name, env)
+
+
+def test_one_leads_while_it_renews_and_the_next_takes_over_when_it_stops(candidate, env):
+    first, second = candidate("a"), candidate("b")
+    assert first.tick()
+    for _ in range(10):
+        env.advance_ms(5000)
+        assert (first.tick(), second.tick()) == (True, False)
+    env.advance_ms(14_000)
+    assert not second.tick()
+    env.advance_ms(1000)
+    assert not first.is_leader
+    assert second.tick()
+    assert (first.tick(), second.is_leader) == (False, True)
+
+
+def test_a_released_lease_is_taken_at_once(candidate, env):
+    first, second = candidate("a"), candidate("b")
+    assert first.tick()
+    first.release()
+    assert (first.is_leader, second.tick()) == (False, True)
+
+
+def test_a_leader_survives_failures_only_until_its_lease_is_over(candidate, cluster, env):
+    first = candidate("a")
+    assert first.tick()
+    cluster.fail_next = [ApiError("no answer", status=0)] * 3
+    env.advance_ms(5000)
+    assert first.tick()
+    env.advance_ms(10_000)
+    assert not first.tick()
+
+
+def test_of_two_that_take_at_once_one_wins(candidate, cluster, env):
+    first, second = candidate("a"), candidate("b")
+    original = cluster.get
+
+    def get(kind, namespace, name):
+        found = original(kind, namespace, name)
+        cluster.get = original
+        assert second.tick()
+        return found
+
+    cluster.get = get
+    assert not first.tick()
+    assert cluster.get(LEASE, "persist-operator", "persist-operator")["spec"]["holderIdentity"] == "b"
+
+
+# -- children ---------------------------------------------------------------------------------------------------------
+
+
+def pod(phase, *, state=None, status=None, **labels):
+    container = [{"name": "c", "state": state}] if state else []
+    return {
+        "metadata": {"namespace": "n", "name": "p", "creationTimestamp": "2026-11-20T00:00:00Z", "labels": labels},
+        "status": {"phase": phase, "containerStatuses": container, **(status or {})},
+    }
+
+
+def test_a_driver_without_container_statuses_is_understood():
+    run = driver_run(pod("Failed", status={"reason": "NodeLost", "message": "node x went away"}))
+    assert (run.phase, run.reason, run.exit_code) == (Phase.FAILED, "NodeLost", None)
+    assert driver_run({"metadata": {"name": "p"}}).phase is Phase.PENDING
+
+
+def test_why_a_driver_waits_is_told():
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no image"}}
+    assert driver_run(pod("Pending", state=waiting)).reason == "ImagePullBackOff"
+    assert driver_run(pod("Pending", state={"waiting": {"reason": "ContainerCreating"}})).reason == ""
+    conditions = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}]
+    assert driver_run(pod("Pending", status={"conditions": conditions})).message == "0/2 nodes"
+
+
+def test_a_report_is_read_from_the_termination_message_and_text_is_kept():
+    def ended(message):
+        return driver_run(pod("Failed", state={"terminated": {"exitCode": 70, "reason": "Error", "message": message}}))
+
+    assert ended(json.dumps({"class": "Storage"})).report == {"class": "Storage"}
+    assert (ended("Traceback").report, ended("Traceback").message) == (None, "Traceback")
+    assert ended("[1]").report is None
+
+
+def test_a_disruption_goes_before_what_the_container_died_of():
+    conditions = [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "m"}]
+    state = {"terminated": {"exitCode": 143, "reason": "Error"}}
+    assert driver_run(pod("Failed", state=state, status={"conditions": conditions})).reason == "PreemptionByScheduler"
+
+
+def test_a_failed_job_tells_what_its_pod_died_of_or_that_it_is_lost():
+    labels = {names.LABEL_KIND: "gc", names.LABEL_SEQNO: "7"}
+    ended = [
+        {
+            "type": "Failed",
+            "status": "True",
+            "reason": "BackoffLimitExceeded",
+            "lastTransitionTime": "2026-11-20T00:00:09Z",
+        }
+    ]
+    job = {"metadata": {"name": "j", "labels": labels}, "status": {"conditions": ended}}
+    died = pod("Failed", state={"terminated": {"exitCode": 137, "reason": "OOMKilled"}})
+    died["metadata"]["labels"]["batch.kubernetes.io/job-name"] = "j"
+    run = maintenance_run(job, [died])
+    assert (run.phase, run.reason, run.seqno, run.exit_code) == (Phase.FAILED, "OOMKilled", 7, 137)
+    assert run.finished_ms == times.to_ms("2026-11-20T00:00:09Z")
+    assert maintenance_run(job, []).reason == "PodLost"
+    ended[0]["reason"] = "DeadlineExceeded"
+    assert maintenance_run(job, [died]).reason == "DeadlineExceeded"
+    assert maintenance_run({"metadata": {"name": "other"}}, []) is None
+
+
+def test_executors_are_counted_for_one_attempt():
+    pods = [pod("Running", **{names.LABEL_ATTEMPT: "2"}), pod("Failed", **{names.LABEL_ATTEMPT: "2"}), pod("Running")]
+    counted = executors(pods, 2)
+    assert (counted.running, counted.pending, counted.failed) == (1, 0, 1)
+
+
+# -- bridge -----------------------------------------------------------------------------------------------------------
+
+LOCATION = StoreLocation(blob="s3://b", consensus="redis://r:6379/0")
+OTHER = StoreLocation(blob="s3://other", consensus="redis://r:6379/0")
+
+
+class Client:
+    """Answers what it is told to."""
+
+    def __init__(self):
+        self.calls, self.answer = 0, None
+
+    def inspect(self, shard_id):
+        self.calls += 1
+        if callable(self.answer):
+            return self.answer()
+        raise self.answer
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def client():
+    return Client()
+
+
+@pytest.fixture
+def bridge(client, env):
+    settings = OperatorSettings(loop=LoopSettings(store_deadline_seconds=0.2, store_breaker_seconds=10))
+    with Bridge(settings, env=env, open_client=lambda location: client) as made:
+        yield made
+
+
+def test_a_store_that_is_down_is_left_alone_for_a_while(bridge, client, env):
+    client.answer = Unavailable("redis://r:6379/0: connection refused")
+    first = bridge.inspect(LOCATION, SHARD_ID)
+    assert (first.reason, first.permanent) == ("StorageUnreachable", False)
+    assert bridge.inspect(LOCATION, SHARD_ID) == first
+    assert client.calls == 1
+    bridge.inspect(OTHER, SHARD_ID)
+    assert client.calls == 2
+    env.advance_ms(10_001)
+    client.answer = lambda: "alive"
+    assert bridge.inspect(LOCATION, SHARD_ID) == "alive"
+
+
+def test_a_store_that_hangs_holds_nobody_beyond_the_deadline(bridge, client):
+    released = threading.Event()
+    client.answer = released.wait
+    try:
+        found = bridge.inspect(LOCATION, SHARD_ID)
+    finally:
+        released.set()
+    assert isinstance(found, StoreFailure)
+    assert "did not answer within 0.2 s" in found.message
+    assert "redis://r:6379/0" in found.message
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(CorruptData("rollup r"), "CorruptState"), (Incompatible("newer"), "IncompatibleState")]
+)
+def test_a_broken_shard_says_nothing_of_the_others(bridge, client, error, reason):
+    client.answer = error
+    assert (bridge.inspect(LOCATION, SHARD_ID).reason, bridge.inspect(LOCATION, SHARD_ID).permanent) == (reason, True)
+    assert client.calls == 2
+
+
+def test_a_shard_that_is_not_there_is_no_failure(bridge, client):
+    client.answer = ShardNotFound("no")
+    assert bridge.inspect(LOCATION, SHARD_ID) == ShardMissing()
+
+
+def test_the_engine_is_initialised_and_since_only_moves_forward(tmp_path):
+    location = StoreLocation(blob=f"file://{tmp_path}/b", consensus=f"sqlite://{tmp_path}/c.db")
+    schema = ShardSchema(key="id BIGINT", value="")
+    critical = names.critical_id_of("u")
+
+    def advance(since, opaque="u"):
+        return AdvanceSince(shard_id=SHARD_ID, location=location, critical_id=critical, opaque=opaque, since_ms=since)
+
+    with Bridge(OperatorSettings()) as bridge:
+        for _ in range(2):
+            bridge.initialise(InitialiseShard(shard_id=SHARD_ID, location=location, schema=schema))
+        other = ShardSchema(key="id STRING", value="")
+        with pytest.raises(InvalidUsage):
+            bridge.initialise(InitialiseShard(shard_id=SHARD_ID, location=location, schema=other))
+        assert [bridge.advance_since(advance(since)) for since in (5, 3, 9)] == [5, 5, 9]
+        assert bridge.inspect(location, SHARD_ID).since == 9
+        with pytest.raises(InvalidUsage, match="another owner"):
+            bridge.advance_since(advance(20, opaque="somebody"))
+
+
+def test_a_failing_store_fails_actions_with_its_address():
+    dead = StoreLocation(blob="mem:", consensus="redis://127.0.0.1:1/0")
+    action = InitialiseShard(shard_id=SHARD_ID, location=dead, schema=ShardSchema(key="id BIGINT", value=""))
+    settings = OperatorSettings(loop=LoopSettings(store_deadline_seconds=1))
+    with Bridge(settings) as bridge, pytest.raises(BridgeFailure, match="127.0.0.1"):
+        bridge.initialise(action)
+
+
+# -- settings, probes, texts ------------------------------------------------------------------------------------------
+
+
+def test_settings_are_read_and_typing_errors_refused():
+    text = """
+    defaultProfile: hot
+    storageProfiles: {hot: {blob: "s3://b", consensus: "redis://r:6379/0", secretName: s}}
+    namespaces: [a, b]
+    images: {engine: "e:1", pullSecrets: [x]}
+    loop: {inspectSeconds: 3}
+    leader: {enabled: false}
+    """
+    settings = OperatorSettings.parse(text)
+    assert settings.storage_profiles["hot"].secret_name == "s"
+    assert (settings.namespaces, settings.images.pull_secrets) == (("a", "b"), ("x",))
+    assert settings.loop.inspect_seconds == 3
+    assert OperatorSettings.parse("") == OperatorSettings()
+    wrong = ["storageProfile: {}", "images: {engin: e}", "loop: 3", "a: [", "storageProfiles: {a: {blob: x}}", "- 1"]
+    wrong += ["storageProfiles: {a: {blob: 's3://b', consensus: 'redis://r'}}", "leader: {leaseSeconds: 2}"]
+    for one in wrong:
+        with pytest.raises(InvalidUsage):
+            OperatorSettings.parse(one)
+
+
+def test_probes_answer():
+    healthy = threading.Event()
+    server = ProbeServer(
+        0,
+        registry=CollectorRegistry(),
+        is_healthy=healthy.is_set,
+        is_ready=lambda: True,
+        refresh=lambda: None,
+        host="127.0.0.1",
+    )
+    server.start()
+
+    def code(path):
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+        connection.request("GET", path)
+        answer = connection.getresponse().status
+        connection.close()
+        return answer
+
+    try:
+        assert [code(path) for path in ("/healthz", "/readyz", "/metrics", "/other")] == [503, 200, 200, 404]
+        healthy.set()
+        assert code("/healthz") == 200
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "redis://user:hunter2@host:6379/0", "password=hunter2", '"aws_secret_access_key": "hunter2"',
+        "fs.s3a.secret.key=hunter2", "X-Token: hunter2",
+    ],
+)  # fmt: skip
+def test_secrets_are_taken_out(text):
+    assert "hunter2" not in redact(f"before {text} after")
+    assert redact(f"before {text} after").startswith("before")
+
+
+def test_names_of_files_are_no_secrets():
+    assert redact("redis://r:6379/0?password_file=/run/x") == "redis://r:6379/0?password_file=/run/x"
+
+
+def test_clipping_keeps_beginning_and_end():
+    text = clip("a" * 500 + "z" * 500, 100)
+    assert len(text) == 100
+    assert (text[0], text[-1]) == ("a", "z")
+
+
+def test_logs_are_one_json_object_per_line():
+    import logging
+
+    record = logging.makeLogRecord({"msg": "a\nb", "levelname": "INFO", "name": "n", "key": "PersistShard/a/b"})
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    assert json.loads(line)["key"] == "PersistShard/a/b"
+
+
+@pytest.mark.parametrize(("text", "mib"), [("1Gi", 1024), ("1G", 954), ("512Mi", 512), ("1.5Gi", 1536), (1, 1)])
+def test_quantities(text, mib):
+    assert quantity.to_mebibytes(text) == mib
+
+
+def test_what_is_no_quantity_is_refused():
+    with pytest.raises(InvalidUsage):
+        quantity.to_bytes("lots")
