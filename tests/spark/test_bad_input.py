@@ -81,16 +81,36 @@ CASES = {
     "given twice": (APPEND, {"sql": SQL.format("id, name, name, score")}, "name"),
     "text for a number": (APPEND, {"sql": SQL.format("name as id, name, score")}, "id.*input.format.sql"),
     "fractions for whole numbers": (APPEND, {"sql": SQL.format("score as id, name, score")}, "id.*input.format.sql"),
-    "wider numbers": (APPEND, {"sql": SQL.format("cast(id as decimal(20)) as id, name, score")}, "id.*input.format.sql"),
+    "wider numbers": (
+        APPEND,
+        {"sql": SQL.format("cast(id as decimal(20)) as id, name, score")},
+        "id.*input.format.sql",
+    ),
     "struct for text": (APPEND, {"sql": SQL.format("id, struct(name) as name, score")}, "name.*input.format.sql"),
-    "null in NOT NULL": (APPEND, {"sql": SQL.format("if(id = 3, null, id) as id, name, score")}, "id is NOT NULL and null in 1 rows"),
-    "null in NOT NULL, mirror": (MIRROR, {"sql": SQL.format("if(id = 3, null, id) as id, name, score")}, "id is NOT NULL and null"),
+    "null in NOT NULL": (
+        APPEND,
+        {"sql": SQL.format("if(id = 3, null, id) as id, name, score")},
+        "id is NOT NULL and null in 1 rows",
+    ),
+    "null in NOT NULL, mirror": (
+        MIRROR,
+        {"sql": SQL.format("if(id = 3, null, id) as id, name, score")},
+        "id is NOT NULL and null",
+    ),
     "sql that does not parse": (APPEND, {"sql": "selekt 1"}, r"input\.format\.sql: "),
     "sql of another table": (APPEND, {"sql": "select * from orders"}, r"input\.format\.sql: .*orders"),
     "sql of another column": (MIRROR, {"sql": "select nope from input"}, r"input\.format\.sql: .*nope"),
-    "late rows": (TIMED, {"sql": SQL.format("id, name, score, id * 300 as t")}, "4 rows have a time before the shard's upper 1000, the first at 0"),
+    "late rows": (
+        TIMED,
+        {"sql": SQL.format("id, name, score, id * 300 as t")},
+        "4 rows have a time before the shard's upper 1000, the first at 0",
+    ),
     "negative times": (TIMED, {"sql": SQL.format("id, name, score, t - 9000 as t")}, "before the shard's upper 1000"),
-    "null times": (TIMED, {"sql": SQL.format("id, name, score, if(id < 2, null, t) as t")}, "timestampColumn: t is null in 2 of 10 rows"),
+    "null times": (
+        TIMED,
+        {"sql": SQL.format("id, name, score, if(id < 2, null, t) as t")},
+        "timestampColumn: t is null in 2 of 10 rows",
+    ),
     "no such time column": (TIMED, {"sql": SQL.format("id, name, score")}, "t"),
     "times that are texts": (TIMED, {"sql": SQL.format("id, name, score, name as t")}, "timestampColumn: t is string"),
 }
@@ -103,7 +123,9 @@ def test_a_sink_that_cannot_run_is_a_configuration_failure_and_leaves_the_shard_
     with pytest.raises(Exception, match=".") as raised:
         sink.run_sink(shard.spark, shard.spec(envelope, **source))
     failure = classify(raised.value)
-    assert (failure.exit_code, failure.failure_class) == (ExitCode.CONFIGURATION, FailureClass.CONFIGURATION), failure.message
+    assert (failure.exit_code, failure.failure_class) == (ExitCode.CONFIGURATION, FailureClass.CONFIGURATION), (
+        failure.message
+    )
     assert re.search(text, failure.message), failure.message
     assert shard.seen() == before
 
