@@ -93,7 +93,9 @@ class Witness:
     def writing(self, key: str, value: bytes) -> None:
         """A blob is about to be written. A rollup must be the very state that the diffs lead to."""
         parsed = parse_blob_key(key)
-        if not isinstance(parsed, RollupKey) or parsed.seqno == 1:  # of the first, each of those who race writes its own
+        if (
+            not isinstance(parsed, RollupKey) or parsed.seqno == 1
+        ):  # of the first, each of those who race writes its own
             return
         state = decode_rollup(value, key=key).state
         if state != self.states.get(parsed.seqno):
@@ -204,7 +206,6 @@ class Witness:
         data = self.blob.get(key)
         if data is None:
             self._scheduler.fail(f"the first version names rollup {key}, which is not there")
-        assert data is not None
         return decode_rollup(data, key=key).state
 
     def _check_blobs(self, after: ShardState) -> None:
@@ -221,9 +222,11 @@ class Witness:
         """Since moves only because a reader that stays moved its own: never because one went away (spec 9.9)."""
         if before is None or before.trace.since == after.trace.since:
             return
-        leased = ((before.leased_readers.get(key), reader) for key, reader in after.leased_readers.items())
-        critical = ((before.critical_readers.get(key), reader) for key, reader in after.critical_readers.items())
-        moved = any(old is not None and old.since != new.since for old, new in (*leased, *critical))
+        leased = [(before.leased_readers.get(key), reader) for key, reader in after.leased_readers.items()]
+        critical = [(before.critical_readers.get(key), reader) for key, reader in after.critical_readers.items()]
+        moved = any(old is not None and old.since != new.since for old, new in leased) or any(
+            held is not None and held.since != now.since for held, now in critical
+        )
         if not moved:
             self._scheduler.fail(f"since went to {after.trace.since} at {after.seqno} although no reader moved")
 
@@ -235,7 +238,6 @@ class Witness:
         append = self._scheduler.acting
         if not isinstance(append, Append) or upper.time is None or lower.time is None:
             self._scheduler.fail(f"upper went to {upper} at {after.seqno} although nobody appended")
-            return
         piece = (lower.time, upper.time)
         fits = append.lower <= piece[0] and piece[1] <= append.upper
         if not fits or (append.is_exact and piece != (append.lower, append.upper)):
@@ -323,6 +325,8 @@ class WatchedConsensus:
 
 
 def _difference(found: Counter[Hashable] | Counter[tuple[Hashable, int]], truth: Counter) -> str:  # type: ignore[type-arg]  # either
-    wrong = {key: (found.get(key, 0), truth.get(key, 0)) for key in {*found, *truth} if found.get(key) != truth.get(key)}
+    wrong = {
+        key: (found.get(key, 0), truth.get(key, 0)) for key in {*found, *truth} if found.get(key) != truth.get(key)
+    }
     shown = ", ".join(f"{key}: {was} instead of {due}" for key, (was, due) in sorted(wrong.items(), key=repr)[:3])
     return f"{len(wrong)} wrong, {shown}"
