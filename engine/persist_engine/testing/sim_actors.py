@@ -279,7 +279,7 @@ class Reader(Actor):
     def listen(self) -> None:
         """Start to listen, or go on for a few batches."""
         if self.listening is None:
-            as_of = self._time()
+            as_of = self._time(earliest=0.6)
             if as_of is None:
                 return
             answer = self.handle.listen(as_of)
@@ -319,8 +319,10 @@ class Reader(Actor):
         self.handle.expire()
         self._open()
 
-    def _time(self) -> int | None:
-        """A time that this reader should be able to tell; None before anything is written."""
+    def _time(self, earliest: float = 0.2) -> int | None:
+        """A time that this reader should be able to tell, with probability `earliest` its since; None before anything
+        is written.
+        """
         since = self.handle.since
         upper = self.history.client_upper(self.client)
         if since.time is None:
@@ -328,7 +330,9 @@ class Reader(Actor):
         assert upper.time is not None, "nobody closes the shard"
         if upper.time <= since.time:
             return None
-        return self.rng.choice([since.time, upper.time - 1, self.rng.randrange(since.time, upper.time)])
+        if self.rng.random() < earliest:
+            return since.time
+        return self.rng.choice([upper.time - 1, self.rng.randrange(since.time, upper.time)])
 
     def _too_late(self, answer: SinceAhead) -> None:
         if self.history.witness.is_leased(self.handle.reader_id):

@@ -19,6 +19,7 @@ from persist_engine.model.batch import HollowPart
 from persist_engine.model.ids import IdempotencyToken
 from persist_engine.model.outcome import Applied
 from persist_engine.model.state import ShardState
+from persist_engine.model.state_diff import deleted_blobs, inserted_blobs
 from persist_engine.model.trace import MergeOutcome
 from persist_engine.shard.applier import NO_MAINTENANCE, Applier, UnknownOutcome
 from persist_engine.shard.fetch import ListenFilter
@@ -130,9 +131,11 @@ def _initial_rollup_deleted(put: Callable[[object, str, object], None]) -> None:
     put(StateVersions, "_try_init_shard", try_init)
 
 
-def _gc_keeps_no_live_parts(put: Callable[[object, str, object], None]) -> None:
-    """Garbage is whatever the diffs let go of, put back later or not (6); and nobody looks again."""
-    put(persist_engine.work.gc, "live_blobs", lambda _: iter(()))
+def _gc_takes_live_parts(put: Callable[[object, str, object], None]) -> None:
+    """Garbage is every part that a diff mentions, as if it had been let go and put back, live or not (6)."""
+    gc = persist_engine.work.gc
+    put(gc, "deleted_blobs", lambda diff: [*deleted_blobs(diff), *inserted_blobs(diff)])
+    put(gc, "live_blobs", lambda _: iter(()))
 
 
 def _gc_truncates_first(put: Callable[[object, str, object], None]) -> None:
@@ -217,7 +220,7 @@ MUTANTS: dict[str, Planting] = {
     "compaction output deleted when unknown": _output_deleted_when_unknown,
     "only the last attempt counts": _only_the_last_attempt_counts,
     "compaction deletes its inputs": _inputs_deleted,
-    "gc does not subtract live parts": _gc_keeps_no_live_parts,
+    "gc does not subtract live parts": _gc_takes_live_parts,
     "gc truncates before it deletes": _gc_truncates_first,
     "gc ignores holds": _gc_ignores_holds,
     "gc unlinks rollups before it truncates": _gc_unlinks_rollups_first,

@@ -85,7 +85,9 @@ def compact(machine: Machine, req: MergeReq, *, on_read: OnRead | None = None) -
     except BaseException:
         writer.abandon()
         raise
-    answer, maintenance = machine.apply_merge_res(MergeRes(output=output, input=req.id))
+    answer, maintenance = machine.apply_merge_res(
+        MergeRes(output=output, input=req.id, inputs=tuple(batch for _, batch in req.inputs))
+    )
     if not answer.applied:
         delete_parts(machine, output.parts)
     machine.metrics.count("compaction", outcome=answer.value)
