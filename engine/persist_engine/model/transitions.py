@@ -26,7 +26,14 @@ from persist_engine.model.outcome import Applied, Refused
 from persist_engine.model.shared_map import SharedMap
 from persist_engine.model.state import CriticalReader, LeasedReader, ShardState
 from persist_engine.model.trace import MergeOutcome, Trace
-from persist_engine.model.views import critical_since, is_finalized, is_tombstone, latest_rollup, readers_since, rollup_seqnos
+from persist_engine.model.views import (
+    critical_since,
+    is_finalized,
+    is_tombstone,
+    latest_rollup,
+    readers_since,
+    rollup_seqnos,
+)
 
 __all__ = ["Applied", "Refused", "transition"]
 
