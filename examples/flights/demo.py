@@ -1,13 +1,13 @@
 """The product's main job on this machine, without cluster or container: sinks, maintenance, and everything read back.
 
-Runs `persist local up -f examples/flights/` in a fresh state folder, then compares each shard with its source by an order-free hash
-of the contents. Ends with an error when anything differs.
+Runs `persist local up -f examples/flights/` in a fresh state folder, shows what maintenance did, then compares each shard with its
+source by an order-free hash of the contents. Ends with an error when anything differs.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
+import os
 import subprocess
 import sys
 import time
@@ -73,17 +73,30 @@ def compare(state: Path, console: Console) -> bool:
     return equal
 
 
-def compactions(state: Path, console: Console) -> None:
-    """Bytes that compactions read and what they left, from the status of the shards."""
-    table = Table("shard", "before compaction", "after", "runs of maintenance")
+def upkeep(state: Path, console: Console) -> None:
+    """What maintenance did to each shard, from its status: bytes that compactions read and left, what GC removed."""
+    table = Table("shard", "before compaction", "after", "blobs deleted", "versions cut", "runs")
     for document in Objects(state, SystemEnv()).every("PersistShard"):
-        history = document["status"].get("history", [])
-        done = [one for one in history if one["type"] == "Compaction" and one["outcome"] == "Succeeded"]
-        before, after = (sum(one.get(key, 0) for one in done) for key in ("bytesRead", "bytesWritten"))
-        kinds = [one["type"] for one in history]
+        history = [one for one in document["status"].get("history", []) if one["outcome"] == "Succeeded"]
+        compactions = [one for one in history if one["type"] == "Compaction"]
+        before, after = (sum(one.get(key, 0) for one in compactions) for key in ("bytesRead", "bytesWritten"))
+        deleted, cut = (sum(one.get(key, 0) for one in history) for key in ("blobsDeleted", "diffsTruncated"))
+        kinds = [one["type"] for one in reversed(history)]
         runs = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-        table.add_row(document["metadata"]["name"], size(before), size(after), runs)
+        table.add_row(document["metadata"]["name"], size(before), size(after), str(deleted), str(cut), runs)
     console.print(table)
+
+
+def local(*arguments: str, state: Path) -> None:
+    """Run `persist local ...` as a user would; end with its exit code when it fails."""
+    command = [sys.executable, "-m", "persist_engine.cli", "local", *arguments, "--state", str(state)]
+    process = subprocess.Popen(command, cwd=HERE.parents[1])
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        code = process.wait()  # it was interrupted too, and stops what it started
+    if code:
+        raise SystemExit(code)
 
 
 def main() -> None:
@@ -92,24 +105,23 @@ def main() -> None:
     parser.add_argument(
         "--state", type=Path, default=Path(".persist/demo"), help="state folder, emptied first (default: .persist/demo)"
     )
-    state: Path = parser.parse_args().state
+    state: Path = parser.parse_args().state.resolve()
     console, began = Console(width=120), time.monotonic()
-    shutil.rmtree(state, ignore_errors=True)
+    if state.exists():
+        local("down", "--purge", state=state)
+    console.rule("the input")
     subprocess.run([sys.executable, str(HERE / "prepare.py")], check=True)
-    local = [sys.executable, "-m", "persist_engine.cli", "local"]
     console.rule("persist local up -f examples/flights/")
-    up = [*local, "up", "-f", "examples/flights/", "--state", str(state)]
-    code = subprocess.run(up, cwd=HERE.parents[1], check=False).returncode
-    if code:
-        raise SystemExit(code)
+    local("up", "-f", "examples/flights/", state=state)
     console.rule("maintenance")
-    subprocess.run([*local, "get", "runs", "--state", str(state)], check=True, cwd=HERE.parents[1])
-    compactions(state, console)
+    local("get", "runs", state=state)
+    upkeep(state, console)
     console.rule("read back and compared with the source")
     if not compare(state, console):
         raise SystemExit("error: a shard differs from its source")
+    shown = os.path.relpath(state)
     console.print(
-        f"everything is equal; {time.monotonic() - began:.0f} s. Look around: persist local get --state {state}"
+        f"everything is equal; {time.monotonic() - began:.0f} s. Look around: persist local get --state {shown}"
     )
 
 

@@ -72,10 +72,13 @@ def main() -> None:
     source = package_data()
     for name in ("airlines.csv", "airports.csv"):
         if not (out / name).exists():
-            shutil.copyfile(source / name, out / name)
+            shutil.copyfile(source / name, out / f"{name}.tmp")
+            (out / f"{name}.tmp").rename(out / name)
             print(f"wrote {out / name}")
     target = out / "flights.parquet"
-    if not target.exists():
+    if target.exists():
+        print(f"{out} is prepared already")
+    else:
         table = read_flights(source / "flights.csv.zip")
         if table.num_rows != FLIGHTS_ROWS:
             raise SystemExit(f"expected {FLIGHTS_ROWS} flights, the package has {table.num_rows}")

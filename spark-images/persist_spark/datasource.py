@@ -69,7 +69,7 @@ class Options:
         return cls(
             shard=ShardId(given["shard"]),
             location=Location(blob=given["blob"], consensus=given["consensus"]),
-            as_of=_number(given, "as_of", 0, DATA_TIME_MAX - 1),
+            as_of=_number(given, "as_of", 0, DATA_TIME_MAX),
             splits=_number(given, "splits", 1, SPLITS_MAX),
             updates=updates == "true",
         )
@@ -124,7 +124,7 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
         options = self.options
         with _open(options) as client:
             upper = client.recent_upper(options.shard)
-            latest = DATA_TIME_MAX - 1 if upper.time is None else upper.time - 1
+            latest = DATA_TIME_MAX if upper.time is None else min(upper.time - 1, DATA_TIME_MAX)
             as_of = latest if options.as_of is None else options.as_of
             if as_of > latest:
                 raise InvalidUsage(

@@ -15,11 +15,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
 import pytest
 import yaml
+from persist_engine.codec.schema import Schema
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+EXAMPLES = ROOT / "examples" / "flights"
 OPERATOR_NAMESPACE = "persist-system"
 NAMESPACE = "persist-e2e"
 STORES = "persist-stores"
@@ -316,6 +321,33 @@ def content() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _source(name: str) -> pa.Table:
+    """What the shard has to hold: the example's file with the types that its shard declares, each row once."""
+    shards = {one["metadata"]["name"]: one for one in yaml.safe_load_all((EXAMPLES / "shards.yaml").read_text())}
+    declared = shards[name]["spec"]["schema"]
+    schema = Schema.from_ddl(declared["key"], declared["value"])
+    fields = {field.name: field.type for field in [*schema.key, *schema.val]}
+    if name == "flights":
+        table = pq.read_table(EXAMPLES / "data" / "flights.parquet")
+    else:
+        options = csv.ConvertOptions(column_types=fields, null_values=["NA"], strings_can_be_null=True)
+        table = csv.read_csv(EXAMPLES / "data" / f"{name}.csv", convert_options=options)
+    table = table.select(list(fields)).cast(pa.schema(list(fields.items())))
+    return table.append_column("diff", pa.repeat(pa.scalar(1, pa.int64()), table.num_rows))
+
+
+@pytest.fixture(scope="session")
+def examples() -> Path:
+    """The folder of the examples' manifests and data."""
+    return EXAMPLES
+
+
+@pytest.fixture(scope="session")
+def source() -> Callable[[str], pa.Table]:
+    """By an example's name: its rows as its shard has to hold them, to be hashed and compared."""
+    return _source
 
 
 @pytest.fixture

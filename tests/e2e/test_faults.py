@@ -18,6 +18,9 @@ FLIGHTS = {
     "value": "dest STRING, tailnum STRING, year INT, month INT, day INT, hour INT, minute INT, sched_dep_time INT, "
     "dep_time INT, dep_delay INT, sched_arr_time INT, arr_time INT, arr_delay INT, air_time INT, distance INT",
 }
+#: Nothing is due; then a compaction is, and nothing else.
+IDLE = {"compaction": {"mode": "Disabled"}, "gc": {"enabled": False}, "rollup": {"everySeqnos": 100_000}}
+COMPACTING = {"compaction": {"mode": "Automatic", "maxUncompactedBatches": 2}}
 AIRLINES = {"key": "carrier STRING", "value": "name STRING"}
 
 
@@ -39,11 +42,9 @@ def sink_manifest(
     }
 
 
-def flights_sink(name: str, shard: str) -> dict[str, Any]:
-    path = "examples/flights/data/flights.parquet"
-    return sink_manifest(
-        name, shard, {"name": "parquet", "options": {"path": path}}, {"type": "Append", "timestampColumn": "time_hour"}
-    )
+def flights_sink(name: str, shard: str, **spec: Any) -> dict[str, Any]:
+    source = {"name": "parquet", "options": {"path": "examples/flights/data/flights.parquet"}}
+    return sink_manifest(name, shard, source, {"type": "Append", "timestampColumn": "time_hour"}, **spec)
 
 
 def airlines_sink(name: str, shard: str) -> dict[str, Any]:
@@ -67,13 +68,15 @@ def running_driver(cluster: Any, sink: str) -> dict[str, Any] | None:
     return pod if any(one["status"].get("phase") == "Running" for one in mine) else None
 
 
-def assert_holds_the_flights(cluster: Any, programs: Any, shard_id: str) -> None:
-    """Every flight once; and what an undisturbed sink wrote, where the examples have been applied."""
-    read = programs.result("content", shard_id)
-    assert read["rows"] == 336_776
-    undisturbed = cluster.status("persistshard", "flights").get("shardId")
-    if undisturbed:
-        assert read["hash"] == programs.result("content", undisturbed)["hash"]
+@pytest.fixture
+def assert_holds_the_flights(programs: Any, content: Any, source: Callable[[str], Any]) -> Callable[[str], None]:
+    """Every flight of the source once in the shard: none lost, none twice, none altered."""
+
+    def check(shard_id: str) -> None:
+        read = programs.result("content", shard_id)
+        assert (read["rows"], read["hash"]) == (336_776, content.content_hash(source("flights")))
+
+    return check
 
 
 @contextmanager
@@ -88,79 +91,134 @@ def cut_off(cluster: Any, service: str) -> Iterator[None]:
         cluster.kubectl("patch", "service", service, "--patch", patch.format(app), namespace=STORES)
 
 
-def test_a_killed_driver_is_retried_and_contents_are_exact(
-    cluster: Any, programs: Any, named: Callable[[str], str], new_shard: Callable[..., tuple[str, str]]
+def test_a_driver_killed_while_writing_is_retried_and_contents_are_exact(
+    cluster: Any,
+    programs: Any,
+    named: Callable[[str], str],
+    new_shard: Callable[..., tuple[str, str]],
+    assert_holds_the_flights: Callable[[str], None],
 ) -> None:
+    """The kill falls between the first staged parts and the append: so many tasks are still to come."""
     shard, shard_id = new_shard("driver-kill", schema=FLIGHTS)
     sink = named("driver-kill")
-    cluster.apply(flights_sink(sink, shard))
-    driver = cluster.wait(
-        "a driver with an executor", lambda: running_driver(cluster, sink), timeout_s=300, every_s=0.2
-    )
+    parts = programs.start("await_parts", shard_id, "2")
+
+    def staged() -> int:
+        lines = cluster.kubectl("logs", f"job/{parts}", "--tail=1", check=False).strip().splitlines()
+        return int(json.loads(lines[-1])["parts"]) if lines else 0
+
+    cluster.wait("the program that counts parts", lambda: cluster.status("job", parts).get("ready"), timeout_s=60)
+    cluster.apply(flights_sink(sink, shard, write={"parallelism": 48}))
+    cluster.wait("staged parts", staged, timeout_s=300, every_s=0.1)
+    driver = running_driver(cluster, sink)
+    assert driver is not None
     cluster.kill(driver["metadata"]["name"])
+    left = programs.result("stored", shard_id)
+    assert left["parts"] >= 2
+    assert left["inspection"]["upper"] == 0, "the driver had appended before it was killed: nothing was tested"
+
     cluster.wait_condition("sparksink", sink, "Ready", reason="Completed", timeout_s=600)
-    assert cluster.status("sparksink", sink)["attempt"] >= 2
-    assert_holds_the_flights(cluster, programs, shard_id)
+    status = cluster.status("sparksink", sink)
+    assert [attempt["outcome"] for attempt in status["history"]] == ["Succeeded", "Failed"]
+    assert status["attempt"] == 2
+    assert_holds_the_flights(shard_id)
+
+
+def children(cluster: Any, sink: str) -> dict[str, set[str]]:
+    """Everything that the operator made for a sink, by kind: uids. Executors are the driver's, not the operator's."""
+    selector = f"persistshard.io/sink={sink},spark-role!=executor"
+    return {
+        kind: {one["metadata"]["uid"] for one in cluster.items(kind, selector)}
+        for kind in ("pods", "services", "configmaps")
+    }
 
 
 def test_a_killed_operator_duplicates_nothing_and_loses_no_child(
-    cluster: Any, programs: Any, named: Callable[[str], str], new_shard: Callable[..., tuple[str, str]]
+    cluster: Any,
+    programs: Any,
+    named: Callable[[str], str],
+    new_shard: Callable[..., tuple[str, str]],
+    assert_holds_the_flights: Callable[[str], None],
 ) -> None:
+    """Killed while a driver and a compaction run: both are followed to their end, and neither is made again."""
     shard, shard_id = new_shard("operator-kill", schema=FLIGHTS)
+    busy, busy_id = new_shard("operator-kill-busy", **IDLE)
+    programs.result("write_batches", busy_id, "6", "100000", timeout_s=300)
     sink = named("operator-kill")
     cluster.apply(flights_sink(sink, shard))
-    driver = cluster.wait(
-        "a driver with an executor", lambda: running_driver(cluster, sink), timeout_s=300, every_s=0.2
-    )
+    cluster.wait("a driver with an executor", lambda: running_driver(cluster, sink), timeout_s=300, every_s=0.2)
+    cluster.kubectl("patch", "persistshard", busy, "--type=merge", "--patch", json.dumps({"spec": COMPACTING}))
+    of_busy = f"persistshard.io/shard={busy}"
+    cluster.wait("a maintenance Job", lambda: cluster.items("jobs", of_busy), timeout_s=60, every_s=0.1)
+    before = children(cluster, sink)
+    jobs = {one["metadata"]["uid"] for one in cluster.items("jobs", of_busy)}
     killed = cluster.operator_pod()
     cluster.kill(killed["metadata"]["name"], namespace="persist-system")
 
-    drivers: set[str] = set()
+    seen = {kind: set(uids) for kind, uids in before.items()}
 
     def completed() -> bool:
-        for pod in cluster.items("pods", f"persistshard.io/sink={sink}"):
-            if pod["metadata"].get("labels", {}).get("spark-role") != "executor":
-                drivers.add(pod["metadata"]["uid"])
+        for kind, uids in children(cluster, sink).items():
+            seen[kind] |= uids
         return bool(cluster.condition("sparksink", sink, "Ready").get("reason") == "Completed")
 
     cluster.wait("the sink to complete under another operator", completed, timeout_s=600)
-    replaced = cluster.operator_pod()
-    assert replaced["metadata"]["uid"] != killed["metadata"]["uid"]
-    assert drivers == {driver["metadata"]["uid"]}
-    assert cluster.status("sparksink", sink)["attempt"] == 1
-    assert_holds_the_flights(cluster, programs, shard_id)
+    assert cluster.operator_pod()["metadata"]["uid"] != killed["metadata"]["uid"]
+    assert {kind: len(uids) for kind, uids in before.items()} == {"pods": 1, "services": 1, "configmaps": 1}
+    assert seen == before
+    status = cluster.status("sparksink", sink)
+    assert (status["attempt"], [one["outcome"] for one in status["history"]]) == (1, ["Succeeded"])
+    assert_holds_the_flights(shard_id)
+
+    def compactions() -> list[dict[str, Any]]:
+        history = cluster.status("persistshard", busy).get("history", [])
+        return [run for run in history if run["type"] == "Compaction"]
+
+    cluster.wait("the compaction to be entered", compactions, timeout_s=300)
+    assert [run["outcome"] for run in compactions()] == ["Succeeded"]
+    assert jobs <= {one["metadata"]["uid"] for one in cluster.items("jobs", of_busy)}
+    assert len(cluster.items("jobs", f"{of_busy},persistshard.io/kind=compaction")) == 1
+    assert programs.result("content", busy_id)["rows"] == 600_000
 
 
 def test_a_mirror_puts_right_what_others_changed(
-    cluster: Any, programs: Any, named: Callable[[str], str], new_shard: Callable[..., tuple[str, str]]
+    cluster: Any,
+    programs: Any,
+    content: Any,
+    source: Callable[[str], Any],
+    named: Callable[[str], str],
+    new_shard: Callable[..., tuple[str, str]],
 ) -> None:
-    shard, shard_id = new_shard("mirror", schema=AIRLINES)
+    """The shard keeps an hour of history: right before the edit, wrong at it, right again after the next run."""
+    shard, shard_id = new_shard("mirror", schema=AIRLINES, retention={"sinceLagSeconds": 3600})
     sink = named("mirror")
     cluster.apply(airlines_sink(sink, shard))
+    right = (16, content.content_hash(source("airlines")))
 
     def last_success() -> str | None:
         found = cluster.status("sparksink", sink).get("schedule", {}).get("lastSuccessTime")
         return str(found) if found else None
 
-    first = cluster.wait("the mirror's first run", last_success, timeout_s=300)
-    right = programs.result("content", shard_id)
-    assert right["rows"] == 16
+    def holds(at: int | None = None) -> tuple[int, str]:
+        read = programs.result("content", shard_id, *([] if at is None else [str(at)]))
+        return read["rows"], read["hash"]
 
-    programs.result("edit", shard_id)
-    wrong = programs.result("content", shard_id)
-    edited_at = wrong["as_of"]
+    cluster.wait("the mirror's first run", last_success, timeout_s=300)
+    assert holds() == right
 
-    def corrected() -> bool:
-        """A later run succeeded, and the shard has moved past the edit."""
-        upper = cluster.status("persistshard", shard).get("frontiers", {}).get("upper")
-        return (
-            last_success() != first and upper is not None and programs.result("content", shard_id)["as_of"] > edited_at
-        )
+    edited_at = programs.result("edit", shard_id)["upper"] - 1
+    assert holds(edited_at - 1) == right
+    wrong = holds(edited_at)
+    assert wrong[0] == 17
 
-    cluster.wait("the mirror's next run", corrected, timeout_s=400, every_s=5)
-    again = programs.result("content", shard_id)
-    assert (again["rows"], again["hash"]) == (right["rows"], right["hash"])
-    assert wrong["hash"] != right["hash"] or wrong["as_of"] > edited_at
+    def corrected() -> int | None:
+        """The newest complete time once a run has succeeded that appended after the edit."""
+        upper = int(cluster.status("sparksink", sink)["progress"]["upper"])
+        return upper - 1 if upper - 1 > edited_at else None
+
+    again_at = cluster.wait("a run of the mirror after the edit", corrected, timeout_s=400, every_s=2)
+    assert holds(again_at) == right
+    assert holds(edited_at) == wrong
 
 
 def test_an_unreachable_redis_shows_and_recovers_and_loses_nothing(

@@ -7,40 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.csv as csv
-import pyarrow.parquet as pq
 import pytest
-import yaml
-from persist_engine.codec.schema import Schema
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(1500), pytest.mark.usefixtures("operator_is_there")]
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "flights"
 NAMES = ("airlines", "airports", "flights")
 ROWS = {"airlines": 16, "airports": 1458, "flights": 336_776}
 
 
-def source(name: str) -> pa.Table:
-    """What the shard has to hold: the example's file with the types that its shard declares, each row once."""
-    shards = {one["metadata"]["name"]: one for one in yaml.safe_load_all((EXAMPLES / "shards.yaml").read_text())}
-    declared = shards[name]["spec"]["schema"]
-    schema = Schema.from_ddl(declared["key"], declared["value"])
-    fields = {field.name: field.type for field in [*schema.key, *schema.val]}
-    if name == "flights":
-        table = pq.read_table(EXAMPLES / "data" / "flights.parquet")
-    else:
-        options = csv.ConvertOptions(column_types=fields, null_values=["NA"], strings_can_be_null=True)
-        table = csv.read_csv(EXAMPLES / "data" / f"{name}.csv", convert_options=options)
-    table = table.select(list(fields)).cast(pa.schema(list(fields.items())))
-    return table.append_column("diff", pa.repeat(pa.scalar(1, pa.int64()), table.num_rows))
-
-
 @pytest.fixture(scope="session")
-def flights(cluster: Any) -> dict[str, set[str]]:
+def flights(cluster: Any, examples: Path) -> dict[str, set[str]]:
     """The examples, applied unchanged and completed: the executors that ran, by the driver that owned them."""
     executors: dict[str, set[str]] = {}
-    cluster.kubectl("apply", "--filename", str(EXAMPLES))
+    # On a cluster that was kept they may be there from the run before: new resources get new shards.
+    cluster.kubectl("delete", "--filename", str(examples), "--ignore-not-found", timeout_s=120)
+    cluster.kubectl("apply", "--filename", str(examples))
 
     def completed() -> bool:
         for pod in cluster.items("pods", "spark-role=executor"):
@@ -63,7 +44,9 @@ def test_the_sink_ran_on_two_executors(cluster: Any, flights: dict[str, set[str]
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("flights")
-def test_another_pod_reads_back_what_the_source_holds(cluster: Any, programs: Any, content: Any, name: str) -> None:
+def test_another_pod_reads_back_what_the_source_holds(
+    cluster: Any, programs: Any, content: Any, source: Callable[[str], Any], name: str
+) -> None:
     expected = source(name)
     assert expected.num_rows == ROWS[name]
     read = programs.result("content", cluster.status("persistshard", name)["shardId"])
@@ -72,7 +55,7 @@ def test_another_pod_reads_back_what_the_source_holds(cluster: Any, programs: An
 
 
 @pytest.mark.usefixtures("flights")
-def test_the_command_line_reads_a_shard_in_a_pod(cluster: Any, programs: Any) -> None:
+def test_the_command_line_reads_a_shard_in_a_pod(cluster: Any, programs: Any, source: Callable[[str], Any]) -> None:
     job = programs.start_cli("read", cluster.status("persistshard", "airlines")["shardId"], "--format", "jsonl")
     lines = [json.loads(line) for line in programs.finish(job).splitlines() if line.startswith("{")]
     found = {(line.get("key", line)["carrier"], line.get("val", line)["name"]) for line in lines}

@@ -71,9 +71,12 @@ def everything_back(cluster: Any) -> Iterator[None]:
     cluster.install()
 
 
+@pytest.mark.parametrize("first", ["uninstall", "namespace"])
 @pytest.mark.usefixtures("everything_back")
-def test_uninstall_and_namespace_deletion_do_not_hang(cluster: Any, programs: Any) -> None:
-    """In the worst moment: a driver runs. Afterwards the kinds are still there, and so is every shard's data."""
+def test_uninstall_and_namespace_deletion_do_not_hang(cluster: Any, programs: Any, first: str) -> None:
+    """In the worst moment: a driver runs; with the operator there and without. Afterwards the kinds are still there, and
+    so is every shard's data.
+    """
     cluster.apply(SHARD, SINK, namespace=GONE)
     cluster.wait_condition("persistshard", "leaving", "Ready", namespace=GONE)
     shard_id = cluster.status("persistshard", "leaving", GONE)["shardId"]
@@ -84,8 +87,13 @@ def test_uninstall_and_namespace_deletion_do_not_hang(cluster: Any, programs: An
         return pod is not None and pod["status"].get("phase") == "Running"
 
     cluster.wait("a running driver", driver_runs, timeout_s=300, namespace=GONE)
-    cluster.helm("uninstall", "persist-operator", "--wait", "--timeout", "120s")
-    cluster.run("kubectl", "delete", "namespace", GONE, "--timeout=120s", timeout_s=130)
+    steps = [
+        lambda: cluster.helm("uninstall", "persist-operator", "--wait", "--timeout", "120s"),
+        lambda: cluster.run("kubectl", "delete", "namespace", GONE, "--timeout=120s", timeout_s=130),
+    ]
+    for step in steps if first == "uninstall" else reversed(steps):
+        step()
     assert cluster.run("kubectl", "get", "namespace", GONE, check=False).returncode != 0
+    assert not cluster.items("deployments,pods", "app.kubernetes.io/name=persist-operator", "persist-system")
     assert cluster.run("kubectl", "get", "crd", "persistshards.persistshard.io", check=False).returncode == 0
     assert programs.result("stored", shard_id)["inspection"]["shard_id"] == shard_id

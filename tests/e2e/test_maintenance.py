@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -60,13 +61,55 @@ def test_maintenance_runs_as_pods_and_changes_no_contents(
     after: dict[str, Any] = {}
 
     def cleaned() -> bool:
+        """No blob is left that the state does not name, and no version older than the one rollup that is needed."""
         after.update(programs.result("stored", shard_id))
-        return after["inspection"]["earliest_seqno"] > 1 and after["parts"] < before["parts"]
+        inspection = after["inspection"]
+        named = (inspection["parts"], inspection["rollups"])
+        return (after["parts"], after["rollups"]) == named and inspection["live_diffs"] < 10
 
     cluster.wait("consensus to be truncated and dead blobs to be deleted", cleaned, timeout_s=240, every_s=5)
+    assert after["inspection"]["earliest_seqno"] > before["inspection"]["seqno"]
+    assert after["inspection"]["live_diffs"] < before["inspection"]["live_diffs"]
     assert after["inspection"]["batches"] < before["inspection"]["batches"]
+    assert after["parts"] < before["parts"]
+    collected = [run for run in cluster.status("persistshard", shard)["history"] if run["type"] == "GC"]
+    assert sum(run.get("blobsDeleted", 0) for run in collected) >= before["parts"]
+    assert sum(run.get("diffsTruncated", 0) for run in collected) == after["inspection"]["earliest_seqno"] - 1
     read = programs.result("content", shard_id)
     assert (read["rows"], read["hash"]) == (contents["rows"], contents["hash"])
+
+
+def test_a_shard_that_nobody_writes_comes_to_rest(
+    cluster: Any, programs: Any, new_shard: Callable[..., tuple[str, str]]
+) -> None:
+    """Thresholds at their least: maintenance makes versions and batches of its own, but never maintenance without end.
+
+    At rest means that for a minute, in which a collection would be due twice, nothing starts and the object is not written.
+    """
+    shard, shard_id = new_shard(
+        "rest", compaction={"maxUncompactedBatches": 1}, gc={"intervalSeconds": 10}, rollup={"everySeqnos": 4}
+    )
+    programs.result("write_batches", shard_id, "10", "5000")
+    cluster.wait("a garbage collection", lambda: "GC" in succeeded(cluster, shard), timeout_s=240)
+
+    def at_work() -> tuple[str, frozenset[str]]:
+        jobs = cluster.items("jobs", f"persistshard.io/shard={shard}")
+        version = cluster.get("persistshard", shard)["metadata"]["resourceVersion"]
+        return version, frozenset(one["metadata"]["name"] for one in jobs)
+
+    last, since_s = at_work(), time.monotonic()
+
+    def at_rest() -> bool:
+        nonlocal last, since_s
+        now = at_work()
+        if now != last:
+            last, since_s = now, time.monotonic()
+        return time.monotonic() - since_s > 60
+
+    cluster.wait("a minute without maintenance and without a write to the object", at_rest, timeout_s=400, every_s=5)
+    condition = cluster.condition("persistshard", shard, "CompactionCurrent")
+    assert (condition["status"], condition["reason"]) == ("True", "Current")
+    assert programs.result("content", shard_id)["rows"] == 50_000
 
 
 def test_a_killed_maintenance_pod_is_repeated(

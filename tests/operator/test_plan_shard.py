@@ -264,6 +264,60 @@ def test_gc_waits_for_its_interval_and_a_request_does_not(plan, make_inspection,
     assert started(plan(spec, status=settled.status, inspected=idle, at=now + 500_000, annotations=annotations)) == {}
 
 
+@pytest.mark.parametrize(
+    ("rollup_began_s", "outcome", "is_due"),
+    [(None, None, True), (1, "Succeeded", True), (2, "Succeeded", True), (3, "Succeeded", False), (3, "Failed", True)],
+    ids=["none-yet", "under-way-meanwhile", "in-the-same-second", "begun-after", "failed"],
+)
+def test_a_rollup_is_due_after_a_compaction_was_applied(plan, make_inspection, now, rollup_began_s, outcome, is_due):
+    """Few versions have passed, but only a rollup past the compaction lets GC delete what it replaced."""
+    compacted = run("compaction", 8, now, phase=Phase.SUCCEEDED, report={"outcome": "Succeeded"})
+    runs = [compacted]
+    if rollup_began_s is not None:
+        phase = Phase.FAILED if outcome == "Failed" else Phase.SUCCEEDED
+        began = now + 1000 * rollup_began_s
+        runs.append(run("rollup", 9, began, phase=phase, report={"outcome": outcome}))
+    seen = make_inspection(seqno=10, latest_rollup_seqno=9)
+    first = plan(status=ASSIGNED, inspected=seen, runs=runs, at=now + 30_000)
+    again = plan(status=first.status, inspected=seen, runs=runs, at=now + 60_000)
+    assert ("rollup" in started(first) or "rollup" in started(again)) == is_due
+
+
+def test_a_compaction_that_found_nothing_asks_for_no_rollup(plan, make_inspection, now):
+    skipped = run("compaction", 8, now, phase=Phase.SUCCEEDED, report={"outcome": "Skipped"})
+    seen = make_inspection(seqno=10, latest_rollup_seqno=9)
+    assert started(plan(status=ASSIGNED, inspected=seen, runs=[skipped], at=now + 30_000)) == {}
+
+
+def test_an_idle_shard_comes_to_rest(plan, make_inspection, now):
+    """With the smallest threshold there is: what maintenance itself commits makes no maintenance due for ever."""
+    spec = {"rollup": {"everySeqnos": 4}, "gc": {"intervalSeconds": 10}, "compaction": {"maxUncompactedBatches": 1}}
+    state = {"seqno": 9, "latest_rollup_seqno": 1, "earliest_seqno": 1, "uncompacted_batches": 3}
+    status, count, at = ASSIGNED, 0, now
+    for _ in range(60):
+        gc_seqnos = state["latest_rollup_seqno"] - state["earliest_seqno"]
+        found = plan(spec, status=status, inspected=make_inspection(**state, gc_seqnos=gc_seqnos), at=at)
+        runs = []
+        for kind, action in started(found).items():
+            runs.append(
+                run(kind, state["seqno"], at, name=action.name, phase=Phase.SUCCEEDED, report={"outcome": "Succeeded"})
+            )
+            if kind == "rollup":
+                state["latest_rollup_seqno"] = state["seqno"]
+            elif kind == "gc":
+                state["earliest_seqno"] = state["latest_rollup_seqno"]
+            else:
+                state["uncompacted_batches"] = 0
+            state["seqno"] += 1
+        count += len(runs)
+        at += 5000
+        status = plan(spec, status=found.status, inspected=make_inspection(**state), runs=runs, at=at).status
+        idle = not runs
+    assert idle
+    assert 3 <= count <= 7
+    assert state["latest_rollup_seqno"] == state["earliest_seqno"]
+
+
 def test_failures_back_off_take_other_names_and_are_told(plan, make_inspection, now):
     status, at, waits = ASSIGNED, now, []
     for attempt in range(4):

@@ -113,7 +113,7 @@ def _time(client: PersistClient, shard_id: ShardId, text: str) -> int:
     if upper.time == 0:
         raise InvalidUsage(f"shard {shard_id} has no complete time yet: nothing was appended (its upper is 0)")
     # A closed shard is complete at every time.
-    return DATA_TIME_MAX - 1 if upper.time is None else upper.time - 1
+    return DATA_TIME_MAX if upper.time is None else min(upper.time - 1, DATA_TIME_MAX)
 
 
 def _rows(snapshot: Snapshot, bar: Bar, *, flat: bool) -> Iterator[pa.RecordBatch]:

@@ -19,6 +19,7 @@ from persist_engine.base.errors import (
     InvalidBounds,
     InvalidEmptyTimeInterval,
     InvalidUsage,
+    InvariantViolated,
     UpdateBeyondUpper,
     UpdateNotBeyondLower,
 )
@@ -26,7 +27,7 @@ from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.codec.batch import encode_transmittable
 from persist_engine.codec.ingest import Updates, normalise
 from persist_engine.codec.schema import Schema
-from persist_engine.codec.updates import consolidate
+from persist_engine.codec.updates import consolidate, diffs_sum
 from persist_engine.model.batch import HollowBatch, InlinePart, Part, RunMeta, RunOrder
 from persist_engine.model.frontier import EMPTY, MINIMUM, Antichain, Description
 from persist_engine.model.ids import RunId, ShardId
@@ -273,7 +274,11 @@ class BatchBuilder:
         self._in_flight.append(self._pool.submit(self._write, table))
 
     def _write(self, table: pa.Table) -> Part | None:
-        consolidated = consolidate(table)
+        try:
+            consolidated = consolidate(table)
+            diffs_sum(consolidated)  # stands in the part's descriptor
+        except InvariantViolated as error:  # a rule for what is stored; this was only handed over
+            raise InvalidUsage(f"updates cannot be stored as one part: {error}") from error
         if consolidated.num_rows == 0:
             return None
         return write_part(

@@ -181,7 +181,6 @@ class PersistClient:
             known = self._appliers.get(shard_id)
         if known is None:
             known = self._share(Applier(self._versions.fetch_current_state(shard_id), self._versions))
-        check_codecs(known.state, CODECS)
         return known
 
     def _initialised(self, shard_id: ShardId, schema: Schema) -> Machine:
@@ -201,7 +200,8 @@ class PersistClient:
         return machine
 
     def _share(self, loaded: Applier) -> Applier:
-        """The one Applier of the shard: `loaded`, unless another thread was faster."""
+        """The one Applier of the shard: `loaded`, unless another thread was faster. CodecMismatch, and it is not kept."""
+        check_codecs(loaded.state, CODECS)
         with self._lock:
             applier = self._appliers.setdefault(loaded.shard_id, loaded)
             self._recent[loaded.shard_id] = applier

@@ -28,7 +28,7 @@ from persist_engine.codec.schema import Schema
 from persist_engine.model import commands
 from persist_engine.model.batch import HollowBatch, Part, RunMeta
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
-from persist_engine.model.ids import ShardId, WriterId
+from persist_engine.model.ids import RunId, ShardId, WriterId
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.state import SourceProgress
 from persist_engine.shard.applier import NO_MAINTENANCE
@@ -309,7 +309,7 @@ class WriteHandle:
             raise InvalidUsage(f"writer {self.writer_id} of shard {self.shard_id} has expired")
 
     def _check_batches(self, batches: Sequence[Batch], lower: Antichain, upper: Antichain) -> None:
-        keys: set[str] = set()
+        runs: set[RunId] = set()
         for batch in batches:
             batch.check_usable()
             if batch.shard_id != self.shard_id:
@@ -319,12 +319,11 @@ class WriteHandle:
                     handle_shard=self.shard_id,
                 )
             check_readable(batch.version, f"batch {batch.hollow.desc} of {batch.shard_id}")
-            for key in batch.hollow.blob_keys():
-                if key in keys:
-                    raise InvalidUsage(f"part {key} is appended twice in one call", key=key)
-                keys.add(key)
-        if len({id(batch) for batch in batches}) < len(batches):
-            raise InvalidUsage("a batch is appended twice in one call")
+            # Copies of one batch, made from the same bytes, share the ids of their runs.
+            own = {meta.run_id for meta in batch.hollow.run_metas if meta.run_id is not None}
+            if not own.isdisjoint(runs) or sum(batch is other for other in batches) > 1:
+                raise InvalidUsage(f"batch {batch.hollow.desc} of {batch.shard_id} is appended twice in one call")
+            runs |= own
         rewritten = any(part.ts_rewrite is not None for batch in batches for part in batch.hollow.parts)
         for batch in batches:
             _check_truncation(batch.hollow, lower, upper, rewritten=rewritten)

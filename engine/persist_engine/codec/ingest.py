@@ -186,9 +186,29 @@ def _from_rows(rows: Rows, schema: Schema) -> Iterator[pa.Table]:
         yield pa.table([*columns, _ints_of("time", times), _ints_of("diff", diffs)], names=list(_COLUMNS))
 
 
+def _array_of(values: tuple[Any, ...], target: pa.DataType) -> pa.Array:
+    """`values` as `target`. Arrow's own errors, and TypeError where Arrow would cut without a word: fractions off
+    numbers, the time of day off dates, zones off instants.
+    """
+    if not (pa.types.is_integer(target) or pa.types.is_floating(target) or pa.types.is_temporal(target)):
+        return pa.array(values, target)  # Arrow is strict about these
+    given = pa.array(values)
+    if pa.types.is_integer(given.type):
+        fits = pa.types.is_integer(target) or pa.types.is_floating(target) or pa.types.is_timestamp(target)
+    elif pa.types.is_timestamp(given.type):
+        fits = pa.types.is_timestamp(target) and (given.type.tz is None or target.tz is not None)
+    elif pa.types.is_floating(given.type):
+        fits = pa.types.is_floating(target)
+    else:
+        fits = given.type == target or pa.types.is_null(given.type)
+    if not fits:
+        raise TypeError(f"the values are {given.type}")
+    return pa.array(values, target)
+
+
 def _ints_of(name: str, values: tuple[Any, ...]) -> pa.Array:
     try:
-        return pa.array(values, pa.int64())
+        return _array_of(values, pa.int64())
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise InvalidUsage(f"{name} is not a whole number in int64: {error}") from error
 
@@ -210,7 +230,7 @@ def _struct_of(path: str, values: tuple[Any, ...], target: pa.DataType) -> pa.Ar
             columns.append(_struct_of(name, column, fields[index].type))
             continue
         try:
-            columns.append(pa.array(column, field.type))
+            columns.append(_array_of(column, field.type))
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise SchemaMismatch(f"{name} does not fit {print_type(field.type)}: {error}") from error
     return pa.StructArray.from_arrays(columns, fields=fields, mask=absent)

@@ -138,6 +138,6 @@ def _sums(diffs: npt.NDArray[np.int64], starts: Indices) -> npt.NDArray[np.int64
     low = np.add.reduceat(diffs & _LOW_MASK, starts)
     high = np.add.reduceat(diffs >> _LOW_BITS, starts) + (low >> _LOW_BITS)
     if ((high < -(1 << 31)) | (high >= 1 << 31)).any():
-        raise InvariantViolated("the diffs of one (key, val, time) sum to more than int64 holds")
+        raise InvariantViolated("diffs sum to more than int64 holds")
     sums: npt.NDArray[np.int64] = (high << _LOW_BITS) | (low & _LOW_MASK)
     return sums

@@ -22,7 +22,8 @@ def apply_merge_res(spine: Spine, res: MergeRes, *, checked: bool) -> tuple[Spin
     refused.
 
     Refused are: no batch with this range that still holds the inputs, when those are known; an output whose since is
-    beyond the batch's; more rows than what it replaces. `checked`: raises InvariantViolated when sums of diffs show that the output lost or invented updates.
+    beyond the batch's; more rows than what it replaces. `checked`: raises InvariantViolated when sums of diffs show
+    that the output lost or invented updates.
     """
     refusal = MergeOutcome.NOT_APPLIED_NO_MATCH
     for batch in reversed(tuple(spine.batches())):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from persist_engine.base.errors import check
+from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.batch import HollowBatch, HollowRollup
 from persist_engine.model.field_diff import (
@@ -142,6 +142,14 @@ def apply(state: ShardState, diff: StateDiff, *, count: Callable[[str], None] = 
     """
     if state.seqno == diff.seqno_to:
         return state
+    try:
+        return _applied(state, diff, count)
+    except InvariantViolated as error:
+        text = f"diff {diff.seqno_to} does not apply to {state.seqno} of shard {state.shard_id}: {error}"
+        raise InvariantViolated(text, shard_id=state.shard_id, seqno=diff.seqno_to) from error
+
+
+def _applied(state: ShardState, diff: StateDiff, count: Callable[[str], None]) -> ShardState:
     check(state.seqno == diff.seqno_from, f"diff {diff.seqno_from} to {diff.seqno_to} applied to {state.seqno}")
     check(diff.seqno_from < diff.seqno_to, f"diff from {diff.seqno_from} to {diff.seqno_to} goes back")
     hostname = state.hostname

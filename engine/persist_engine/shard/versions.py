@@ -12,7 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from persist_engine.base.env import Env
-from persist_engine.base.errors import CodecMismatch, InvalidUsage, InvariantViolated, MissingBlob, ShardNotFound, check
+from persist_engine.base.errors import (
+    CodecMismatch,
+    CorruptData,
+    InvalidUsage,
+    InvariantViolated,
+    MissingBlob,
+    ShardNotFound,
+    check,
+)
 from persist_engine.base.metrics import Metrics
 from persist_engine.base.settings import Settings
 from persist_engine.base.version import APPLIER_VERSION
@@ -151,8 +159,8 @@ class StateVersions:
                 # Blobs are written before they are linked and deleted after they are unlinked: a head that still
                 # names a rollup after its blob was seen missing cannot be stale.
                 raise MissingBlob(
-                    f"shard {shard_id} names rollup {key}, which {self.blob.address()} does not have: the blob store "
-                    f"was wiped or does not belong to {self.consensus.address()}",
+                    f"rollup {blob_key(shard_id, key)}, which the shard's newest version names, is missing in "
+                    f"{self.blob.address()}: it was wiped or does not belong to {self.consensus.address()}",
                     key=blob_key(shard_id, key),
                 )
             missing = key
@@ -293,9 +301,7 @@ class StateVersions:
         for key in dict.fromkeys(keys):
             data = self._get_blob(shard_id, key)
             if data is not None:
-                state = self._decode_rollup(shard_id, key, data).state
-                check(state.seqno == earliest, f"rollup {key} of {shard_id} holds {state.seqno}")
-                return state
+                return self._decode_rollup(shard_id, key, data).state
         return None
 
     def _apply_successors(self, state: ShardState, live: LiveDiffs) -> ShardState:
@@ -322,12 +328,17 @@ class StateVersions:
     def _decode_rollup(self, shard_id: ShardId, key: str, data: bytes) -> Rollup:
         whole_key = blob_key(shard_id, key)
         rollup = decode_rollup(data, key=whole_key)
-        check(rollup.state.shard_id == shard_id, f"rollup {whole_key} holds shard {rollup.state.shard_id}")
+        state = rollup.state
+        if state.shard_id != shard_id or state.seqno != SeqNo.parse(key.split("/", maxsplit=1)[0]):
+            text = f"rollup {whole_key} holds {state.seqno} of shard {state.shard_id}"
+            raise CorruptData(text, key=whole_key)
         return rollup
 
     def _decode_diff(self, shard_id: ShardId, entry: VersionedData) -> StateDiff:
-        diff = decode_state_diff(entry.data, key=f"{shard_id} {entry.seqno}")
-        check(diff.seqno_to == entry.seqno, f"diff {shard_id} {entry.seqno} leads to {diff.seqno_to}")
+        key = f"{shard_id} {entry.seqno}"
+        diff = decode_state_diff(entry.data, key=key)
+        if diff.seqno_to != entry.seqno:
+            raise CorruptData(f"diff {key} leads to {diff.seqno_to}", key=key)
         return diff
 
 

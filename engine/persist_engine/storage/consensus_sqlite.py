@@ -2,6 +2,9 @@
 
 Write-ahead log with synchronous=FULL: a commit is on disk when it is acknowledged. Writers take the write lock first
 (BEGIN IMMEDIATE), so what they read is what they change. Readers never wait for writers.
+A file that is deleted or replaced while it is open would go on taking commits that nobody else ever sees: every call
+looks whether the connection's file is still the one at the path. Deleted: CorruptData until it is put back; replaced:
+the new one counts, and whoever knew more than it holds finds that out by its seqnos.
 NB: not for network file systems, where SQLite's locks do not hold; and open it after a fork, not before.
 """
 
@@ -11,9 +14,19 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
-from persist_engine.base.errors import CorruptData, Determinate, Indeterminate, PersistError, StorageError, UnsafeStore
+from persist_engine.base.errors import (
+    CorruptData,
+    Determinate,
+    Indeterminate,
+    InvalidUsage,
+    PersistError,
+    StorageError,
+    UnsafeStore,
+)
 from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
 from persist_engine.storage.checks import check_append, check_log_key, check_scan, refuse_truncate
 
@@ -39,18 +52,31 @@ _TRUNCATE = "DELETE FROM consensus WHERE shard = ? AND sequence_number < ?"
 _KEYS = "SELECT DISTINCT shard FROM consensus"
 
 
+#: Which file it is, whatever its name: device and inode.
+_Identity = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    """A connection that nobody uses, and the file it has open."""
+
+    connection: sqlite3.Connection
+    identity: _Identity
+
+
 class SqliteConsensus:
     """Opens (and makes) the file at `path` and its table. Thread-safe: each call borrows a connection of its own."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._idle: list[sqlite3.Connection] = []
+        self._idle: list[_Idle] = []
         self._lock = threading.Lock()
         # Threads queue here instead of polling for SQLite's lock, which only other processes then contend for.
         self._write_lock = threading.Lock()
         self._closed = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
         except OSError as error:
             raise Determinate(f"open {self.address()}: {error.strerror or error}") from error
         with self._borrow("open") as connection:
@@ -107,32 +133,31 @@ class SqliteConsensus:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        for each in idle:
+            each.connection.close()
 
     @contextmanager
     def _borrow(self, verb: str, key: str = "") -> Iterator[sqlite3.Connection]:
         """A connection in autocommit; errors mapped as of a call that changed nothing."""
         try:
-            connection = self._take()
+            taken = self._take(verb, key)
         except sqlite3.Error as error:
             raise self._mapped(verb, key, error, Determinate) from error
+        connection = taken.connection
         try:
             yield connection
+            self._check_in_place(taken.identity, verb, key)
         except sqlite3.Error as error:
             connection.close()
             raise self._mapped(verb, key, error, Determinate) from error
-        except Indeterminate:
-            connection.close()  # in whatever state the failed commit left it
-            raise
-        except PersistError:
-            self._give_back(connection)
+        except InvalidUsage:
+            self._give_back(taken)
             raise
         except BaseException:
-            connection.close()
+            connection.close()  # in whatever state it was left
             raise
         else:
-            self._give_back(connection)
+            self._give_back(taken)
 
     @contextmanager
     def _write(self, verb: str, key: str = "") -> Iterator[sqlite3.Connection]:
@@ -150,27 +175,62 @@ class SqliteConsensus:
             except sqlite3.Error as error:
                 raise self._mapped(verb, key, error, Indeterminate) from error
 
-    def _take(self) -> sqlite3.Connection:
+    def _take(self, verb: str, key: str) -> _Idle:
+        """A connection to the file that is at the path now."""
         with self._lock:
             if self._closed:
                 raise Determinate(f"{self.address()} is closed")
-            if self._idle:
-                return self._idle.pop()
-        connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+            identity = self._identity(verb, key)
+            while self._idle:
+                idle = self._idle.pop()
+                if idle.identity == identity:
+                    return idle
+                idle.connection.close()
+        # Never makes the file: a log that appears empty where one was would be taken for a shard that never existed.
+        connection = sqlite3.connect(
+            f"file:{quote(str(self._path))}?mode=rw",
+            uri=True,
+            timeout=BUSY_TIMEOUT_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
         connection.execute("PRAGMA synchronous=FULL")
-        return connection
+        return _Idle(connection, identity)
 
-    def _give_back(self, connection: sqlite3.Connection) -> None:
+    def _give_back(self, taken: _Idle) -> None:
         with self._lock:
             if not self._closed:
-                self._idle.append(connection)
+                self._idle.append(taken)
                 return
-        connection.close()
+        taken.connection.close()
+
+    def _identity(self, verb: str, key: str) -> _Identity:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError as error:
+            raise self._lost(verb, key, "the file was deleted") from error
+        except OSError as error:
+            raise Determinate(f"{verb} {key}".rstrip() + f" at {self.address()}: {error.strerror}", key=key) from error
+        return found.st_dev, found.st_ino
+
+    def _check_in_place(self, identity: _Identity, verb: str, key: str) -> None:
+        """Raise unless the call that just ended was on the file at the path: its commit would be gone with the file."""
+        if self._identity(verb, key) != identity:
+            raise self._lost(verb, key, "the file was replaced meanwhile")
+
+    def _lost(self, verb: str, key: str, what: str) -> CorruptData:
+        text = (
+            f"{verb} {key}".rstrip()
+            + f" at {self.address()}: {what}; acknowledged versions are lost unless it is put back"
+        )
+        return CorruptData(text, key=key or str(self._path))
 
     def _mapped(self, verb: str, key: str, error: sqlite3.Error, kind: type[StorageError]) -> PersistError:
         text = f"{verb} {key}".rstrip() + f" at {self.address()}: {error}"
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return CorruptData(text, key=key or str(self._path))
+        if "no such table" in str(error):  # made at open: another file stands here now
+            return self._lost(verb, key, "the file was replaced by an empty one")
         return kind(text, key=key)
 
 

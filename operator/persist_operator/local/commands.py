@@ -1,4 +1,4 @@
-"""`persist local up|get|describe|logs|down`: the command line of the local runner, added to `persist` by an entry point."""
+"""`persist local up|get|describe|logs|request|down`: the command line of the local runner, added to `persist` by an entry point."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import signal
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 import yaml
@@ -17,39 +18,89 @@ from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import InvalidUsage
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
+from rich.text import Text
 
+from persist_operator.api import names
 from persist_operator.api.schema_check import crd_dir, load_schemas
 from persist_operator.bridge import Bridge
-from persist_operator.local import view
-from persist_operator.local.act import LocalActor, child_environ
+from persist_operator.local import story, view
+from persist_operator.local.act import LocalActor, Room, child_environ, java_problem, stop_everything
 from persist_operator.local.objects import Document, Objects
 from persist_operator.local.processes import Processes
-from persist_operator.local.runner import LocalRunner, checked, read_documents, runner_lock
+from persist_operator.local.runner import LocalRunner, Refused, checked, read_documents, runner_lock
 from persist_operator.plan.actions import Note
 from persist_operator.settings import OperatorSettings, StorageProfile
 
 app = typer.Typer(
-    help="Run PersistShards and SparkSinks on this machine: same YAML, same planner, no cluster.", no_args_is_help=True
+    help="Run PersistShards and SparkSinks on this machine: same YAML, same planner, no cluster.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
 )
-KINDS = {"persistshard": "PersistShard", "pshard": "PersistShard", "persistshards": "PersistShard"}
-KINDS |= {"sparksink": "SparkSink", "ssink": "SparkSink", "sparksinks": "SparkSink"}
+KINDS = {"PersistShard": ("pshard", "persistshard", "persistshards"), "SparkSink": ("ssink", "sparksink", "sparksinks")}
+REQUESTS = {"rollup": "PersistShard", "compact": "PersistShard", "gc": "PersistShard", "restart": "SparkSink"}
 
 State = Annotated[
     Path, typer.Option("--state", envvar="PERSIST_LOCAL_STATE", help="Folder of resources, logs, stores.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
+Wide = Annotated[bool, typer.Option("--wide", "-w", help="All columns, and messages in full.")]
 _STATE = Path(".persist")
-_USAGE = 64
+_GRACE_S = 10.0
+_INTERRUPTED = 130
 
 
-@contextmanager
-def _user_errors() -> Iterator[None]:
+@app.command()
+def up(
+    files: Annotated[list[Path], typer.Option("--filename", "-f", help="YAML file, or folder of them. Repeatable.")],
+    state: State = _STATE,
+    config: Annotated[
+        Path | None, typer.Option(help="Operator configuration (storage profiles); default: files below --state.")
+    ] = None,
+    drivers: Annotated[
+        int | None, typer.Option(min=1, help="Sinks that run at once; default: what cores and memory allow.")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on until interrupted: schedules, retries, maintenance.")
+    ] = False,
+) -> None:
+    """Apply resources and run what they ask for, until every sink is done and no maintenance is due.
+
+    Paths of inputs are relative to the current folder. Scheduled sinks run at their times while --watch goes on.
+
+    Interrupted (Ctrl-C, SIGTERM), it stops the runs it started, within ten seconds; killed, it leaves them running.
+
+    Either way the next `up` goes on from there, and nothing is written twice.
+
+    Exit codes: 0 all well, 1 a resource failed, 64 refused, 130 interrupted.
+
+    Example: persist local up -f examples/flights/
+    """
+    env, console = SystemEnv(), Console(stderr=True)
+    objects, processes = Objects(state, env), Processes(state, env)
     try:
-        yield
-    except InvalidUsage as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(_USAGE) from error
+        documents = checked(read_documents(files), load_schemas(), objects)
+    except Refused as error:
+        for problem in error.problems:
+            typer.echo(f"refused: {problem}", err=True)
+        raise InvalidUsage(
+            f"nothing was applied: {len(error.problems)} to correct in {', '.join(map(str, files))}"
+        ) from error
+    settings = _settings(state, config)
+    java = java_problem(os.environ) if any(one["kind"] == "SparkSink" for one in documents) else None
+    if java is not None:
+        raise InvalidUsage(java)
+    with runner_lock(state):
+        for document in documents:
+            applied, outcome = objects.apply(document)
+            console.print(f"{applied['kind'].lower()}/{applied['metadata']['name']} {outcome}", highlight=False)
+        failed = _run(objects, processes, settings, env, console, watch=watch, drivers=drivers)
+    for kind in KINDS:
+        _print_resources(list(objects.every(kind)), kind, wide=False)
+    if failed:
+        typer.echo(
+            f"error: {', '.join(failed)} failed; see `persist local describe` and `persist local logs`", err=True
+        )
+        raise typer.Exit(1)
 
 
 def _settings(state: Path, config: Path | None) -> OperatorSettings:
@@ -61,6 +112,92 @@ def _settings(state: Path, config: Path | None) -> OperatorSettings:
     return OperatorSettings(storage_profiles={"default": profile})
 
 
+def _run(
+    objects: Objects,
+    processes: Processes,
+    settings: OperatorSettings,
+    env: SystemEnv,
+    console: Console,
+    *,
+    watch: bool,
+    drivers: int | None,
+) -> list[str]:
+    began_s = env.monotonic_s()
+    memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    room = Room.of_machine(cores=os.cpu_count() or 1, memory_mib=memory_mib, drivers_max=drivers)
+
+    def tell(owner: str, note: Note) -> None:
+        line = Text(f"{env.monotonic_s() - began_s:5.0f}s  ", style="dim")
+        line.append(note.reason, style="yellow" if note.kind == "Warning" else "green")
+        line.append(f"  {owner}: {note.message}", style="not dim")
+        console.print(line, soft_wrap=True)
+
+    def look(live: Live) -> None:
+        documents = [one for kind in KINDS for one in objects.every(kind)]
+        lines = view.progress(documents, processes.every(), now_ms=env.now_ms(), width=console.width)
+        live.update(Text("\n".join(lines)))
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    with contextlib.closing(Bridge(settings, env=env)) as bridge:
+        actor = LocalActor(processes, bridge, environ=child_environ(os.environ), room=room)
+        runner = LocalRunner(objects, processes, bridge, actor, settings=settings, env=env, tell=tell)
+        try:
+            if not console.is_terminal:
+                return runner.run(watch=watch, seen=lambda: None)
+            with Live(console=console, transient=True, refresh_per_second=4) as live:
+                return runner.run(watch=watch, seen=lambda: look(live))
+        except KeyboardInterrupt:
+            console.print("interrupted: stopping what runs (once more to leave it running)", style="yellow")
+            stopped = stop_everything(processes, grace_s=_GRACE_S)
+            told = f"stopped {', '.join(stopped)}; " if stopped else ""
+            console.print(f"{told}the next `persist local up` goes on from here", soft_wrap=True, highlight=False)
+            raise typer.Exit(_INTERRUPTED) from None
+
+
+def _interrupt(_signal: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+@app.command()
+def get(
+    kind: Annotated[str, typer.Argument(help="pshard, ssink, runs, or all.")] = "all",
+    name: Annotated[str | None, typer.Argument(help="Only the resource of this name.")] = None,
+    state: State = _STATE,
+    wide: Wide = False,
+    as_json: AsJson = False,
+) -> None:
+    """Resources as `kubectl get` would show them; `runs` lists sink attempts and maintenance runs.
+
+    Example: persist local get runs
+    """
+    env = SystemEnv()
+    objects = Objects(state, env)
+    kinds = list(KINDS) if kind in {"all", "runs"} else [_kind(kind)]
+    documents = [one for each in kinds for one in objects.every(each) if name in {None, one["metadata"]["name"]}]
+    if not documents:
+        what = "nothing" if name is None else f"no {kind} called {name!r}"
+        raise InvalidUsage(f"{what} in {state}; start with `persist local up -f FILE`, or name another --state")
+    if kind == "runs":
+        owners = {f"{one['kind']}/{one['metadata']['name']}" for one in documents}
+        children = [child for child in Processes(state, env).every() if child.owner in owners]
+        if as_json:
+            typer.echo(json.dumps({"kind": "List", "items": view.runs(documents, children)}, indent=1))
+        else:
+            _print(view.runs_table(documents, children, wide=wide, now_ms=env.now_ms(), width=_width(wide=wide)))
+    elif as_json:
+        typer.echo(json.dumps({"kind": "List", "items": documents}, indent=1))
+    else:
+        for each in kinds:
+            _print_resources([one for one in documents if one["kind"] == each], each, wide=wide)
+
+
+def _print_resources(documents: list[Document], kind: str, *, wide: bool) -> None:
+    if documents:
+        now_ms = SystemEnv().now_ms()
+        _print(view.resources_table(documents, _columns(kind), wide=wide, now_ms=now_ms, width=_width(wide=wide)))
+        typer.echo()
+
+
 def _columns(kind: str) -> list[Mapping[str, Any]]:
     for path in crd_dir().glob("*.yaml"):
         crd = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -70,105 +207,14 @@ def _columns(kind: str) -> list[Mapping[str, Any]]:
     return []
 
 
-def _tables(objects: Objects, *, wide: bool) -> list[Table]:
-    now_ms = SystemEnv().now_ms()
-    kinds = ("PersistShard", "SparkSink")
-    return [view.resources_table(objects.every(one), _columns(one), wide=wide, now_ms=now_ms) for one in kinds]
+def _width(*, wide: bool) -> int | None:
+    """Lines are cut for people at a terminal, never in a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() and not wide else None
 
 
-@app.command()
-def up(
-    files: Annotated[list[Path], typer.Option("--filename", "-f", help="YAML file, or folder of them. Repeatable.")],
-    state: State = _STATE,
-    config: Annotated[
-        Path | None, typer.Option(help="Operator configuration (storage profiles); default: files below --state.")
-    ] = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Go on until interrupted: schedules, retries, maintenance.")
-    ] = False,
-) -> None:
-    """Apply resources and run what they ask for, until every sink is done and no maintenance is due.
-
-    Paths of inputs are relative to the current folder. Interrupted or killed, the next `up` goes on.
-    Example: persist local up -f examples/flights/
-    """
-    env, console = SystemEnv(), Console(stderr=True)
-    with _user_errors():
-        schemas = load_schemas()
-        objects, processes = Objects(state, env), Processes(state, env)
-        documents = checked(read_documents(files), schemas, objects)
-        settings = _settings(state, config)
-        with runner_lock(state):
-            for document in documents:
-                applied, outcome = objects.apply(document)
-                console.print(f"{applied['kind'].lower()}/{applied['metadata']['name']} {outcome}", highlight=False)
-            failed = _run(objects, processes, settings, env, console, watch=watch)
-    out = Console()
-    for table in _tables(objects, wide=False):
-        out.print(table)
-        out.print()
-    if failed:
-        names = ", ".join(failed)
-        typer.echo(f"error: {names} failed; see `persist local describe` and `persist local logs`", err=True)
-        raise typer.Exit(1)
-
-
-def _run(
-    objects: Objects, processes: Processes, settings: OperatorSettings, env: SystemEnv, console: Console, *, watch: bool
-) -> list[str]:
-    environ = child_environ(os.environ)
-    with contextlib.closing(Bridge(settings, env=env)) as bridge:
-        actor = LocalActor(processes, bridge, environ=environ, cores=os.cpu_count() or 1)
-
-        def tell(owner: str, note: Note) -> None:
-            color = "yellow" if note.kind == "Warning" else "green"
-            console.print(f"[{color}]{note.reason}[/] {owner}: {note.message}", highlight=False)
-
-        runner = LocalRunner(objects, processes, bridge, actor, settings=settings, env=env, tell=tell)
-        if not console.is_terminal:
-            return runner.run(watch=watch, seen=lambda: None)
-        with Live(console=console, transient=True, refresh_per_second=4) as live:
-            return runner.run(watch=watch, seen=lambda: live.update(_progress(objects, processes, env)))
-
-
-def _progress(objects: Objects, processes: Processes, env: SystemEnv) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    for kind in ("PersistShard", "SparkSink"):
-        for document in objects.every(kind):
-            reason = view.lookup(document, ".status.conditions[?(@.type=='Ready')].reason") or "Pending"
-            grid.add_row(f"{kind.lower()}/{document['metadata']['name']}", str(reason))
-    for child in processes.every():
-        if child.running:
-            grid.add_row(f"  {child.name}", f"{child.labels['kind']} for {(env.now_ms() - child.started_ms) // 1000}s")
-    return grid
-
-
-@app.command()
-def get(
-    kind: Annotated[str, typer.Argument(help="pshard, ssink, runs, or all.")] = "all",
-    state: State = _STATE,
-    wide: Annotated[bool, typer.Option("--wide", "-w", help="All columns.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Resources as `kubectl get` would show them; `runs` lists sink attempts and maintenance runs."""
-    with _user_errors():
-        objects = Objects(state, SystemEnv())
-        kinds = ["PersistShard", "SparkSink"] if kind in {"all", "runs"} else [_kind(kind)]
-        documents = [one for name in kinds for one in objects.every(name)]
-        if as_json:
-            typer.echo(json.dumps({"kind": "List", "items": documents}, indent=1))
-            return
-        if not documents:
-            raise InvalidUsage(f"nothing in {state}; start with `persist local up -f FILE`")
-        out = Console()
-        if kind == "runs":
-            out.print(view.runs_table(documents))
-            return
-        for name in kinds:
-            of_kind = [one for one in documents if one["kind"] == name]
-            now_ms = SystemEnv().now_ms()
-            out.print(view.resources_table(of_kind, _columns(name), wide=wide, now_ms=now_ms))
-            out.print()
+def _print(lines: Iterable[str], *, header: bool = True) -> None:
+    for number, line in enumerate(lines):
+        typer.echo(typer.style(line, bold=True) if header and number == 0 else line)
 
 
 @app.command()
@@ -176,34 +222,62 @@ def describe(
     kind: Annotated[str, typer.Argument(help="pshard or ssink.")],
     name: Annotated[str, typer.Argument(help="Name of the resource.")],
     state: State = _STATE,
+    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
-    """Everything about one resource: conditions first."""
-    with _user_errors():
-        document = _one(Objects(state, SystemEnv()), kind, name)
-        if as_json:
-            typer.echo(json.dumps(document, indent=1))
-        else:
-            Console().print(view.describe(document), highlight=False)
+    """Everything about one resource: how it is, what it holds, why, what ran.
+
+    Example: persist local describe ssink flights
+    """
+    env = SystemEnv()
+    document = _one(Objects(state, env), _kind(kind), name)
+    if as_json:
+        typer.echo(json.dumps(document, indent=1))
+    else:
+        _print(story.describe(document, now_ms=env.now_ms(), width=_width(wide=wide)))
 
 
 @app.command()
 def logs(
     name: Annotated[str, typer.Argument(help="A run (see `get runs`), or a sink: then its newest attempt.")],
     state: State = _STATE,
-    lines: Annotated[int, typer.Option("--tail", help="How many lines; 0 for all.")] = 0,
+    lines: Annotated[int, typer.Option("--tail", min=0, help="How many lines; 0 for all that is kept.")] = 0,
 ) -> None:
-    """What a run printed."""
-    with _user_errors():
-        processes = Processes(state, SystemEnv())
-        child = processes.get(name)
-        if child is None:
-            document = Objects(state, SystemEnv()).get("SparkSink", name)
-            newest = (document or {}).get("status", {}).get("driver", {}).get("podName")
-            child = processes.get(newest) if newest else None
-        if child is None:
-            raise InvalidUsage(f"no run and no sink with runs called {name!r} in {state}; see `persist local get runs`")
-        typer.echo(child.log_tail(lines or 1_000_000))
+    """What a run printed: the last MiB of it.
+
+    Example: persist local logs flights --tail 20
+    """
+    env = SystemEnv()
+    processes = Processes(state, env)
+    child = processes.get(name)
+    if child is None:
+        document = Objects(state, env).get("SparkSink", name)
+        newest = (document or {}).get("status", {}).get("driver", {}).get("podName")
+        child = processes.get(newest) if newest else None
+    if child is None:
+        raise InvalidUsage(f"no run and no sink with runs called {name!r} in {state}; see `persist local get runs`")
+    typer.echo(child.log_tail(lines or sys.maxsize))
+
+
+@app.command()
+def request(
+    what: Annotated[str, typer.Argument(help="rollup, compact or gc of a shard; restart of a sink.")],
+    name: Annotated[str, typer.Argument(help="Name of the shard or sink.")],
+    state: State = _STATE,
+) -> None:
+    """Ask for one run now, due or not: the annotation persistshard.io/request-... that a cluster takes too.
+
+    Carried out by the next `up`, or by the `up --watch` that runs.
+
+    Example: persist local request compact flights
+    """
+    if what not in REQUESTS:
+        raise InvalidUsage(f"unknown request {what!r}; use {', '.join(REQUESTS)}")
+    env = SystemEnv()
+    objects, kind = Objects(state, env), REQUESTS[what]
+    _one(objects, kind, name)
+    objects.annotate(kind, name, f"{names.REQUEST_PREFIX}{what}", str(env.now_ms()))
+    typer.echo(f"{kind.lower()}/{name} {what} requested; `persist local up` carries it out")
 
 
 @app.command()
@@ -214,13 +288,13 @@ def down(
     ] = False,
 ) -> None:
     """Stop everything that runs. Data and resources stay unless --purge."""
-    with _user_errors(), runner_lock(state):
-        processes = Processes(state, SystemEnv())
-        running = [child for child in processes.every() if child.running]
-        for child in running:
-            processes.stop(child.name, grace_s=10)
-            typer.echo(f"stopped {child.name}")
-        if not running:
+    if not state.is_dir():
+        raise InvalidUsage(f"there is no state folder {state}; name it with --state")
+    with runner_lock(state):
+        stopped = stop_everything(Processes(state, SystemEnv()), grace_s=_GRACE_S)
+        for name in stopped:
+            typer.echo(f"stopped {name}")
+        if not stopped:
             typer.echo("nothing was running")
         if purge:
             for part in ("objects", "children", "store"):
@@ -229,14 +303,15 @@ def down(
 
 
 def _kind(text: str) -> str:
-    if text.lower() not in KINDS:
-        raise InvalidUsage(f"unknown kind {text!r}; use pshard, ssink, runs or all")
-    return KINDS[text.lower()]
+    for kind, words in KINDS.items():
+        if text.lower() in words:
+            return kind
+    raise InvalidUsage(f"unknown kind {text!r}; use pshard, ssink, runs or all")
 
 
 def _one(objects: Objects, kind: str, name: str) -> Document:
-    found = objects.get(_kind(kind), name)
+    found = objects.get(kind, name)
     if found is None:
-        known = ", ".join(one["metadata"]["name"] for one in objects.every(_kind(kind))) or "none"
-        raise InvalidUsage(f"no {_kind(kind)} called {name!r}; there are: {known}")
+        known = ", ".join(one["metadata"]["name"] for one in objects.every(kind)) or "none"
+        raise InvalidUsage(f"no {kind} called {name!r}; there are: {known}")
     return found

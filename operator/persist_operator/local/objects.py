@@ -1,13 +1,15 @@
 """Resources of the local runner as files: one JSON document each, in the shape the API server would hand out.
 
 Owns `<state>/objects/<Kind>/<name>.json`. Writes are atomic (temporary name, then rename), so that a killed runner leaves either
-the old document or the new one.
+the old document or the new one, and one at a time over all processes, so that a request made while a runner works is not lost.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ NAMESPACE = "local"
 
 
 class Objects:
-    """Resources by kind and name. One writer at a time (the runner holds the state folder's lock)."""
+    """Resources by kind and name. Safe between processes."""
 
     def __init__(self, state: Path, env: Env) -> None:
         self._root = state / "objects"
@@ -31,28 +33,32 @@ class Objects:
     def apply(self, document: Mapping[str, Any]) -> tuple[Document, str]:
         """Create or update from a validated, defaulted document; returns it and `created`, `configured` or `unchanged`.
 
-        The uid is drawn at creation, the generation rises when the spec changes, the status is kept.
+        The uid is drawn at creation, the generation rises when the spec changes, the status is kept. Annotations of `document` are
+        added to those that are there.
         """
         kind, name = document["kind"], document["metadata"]["name"]
-        old = self.get(kind, name)
-        if old is not None and old["spec"] == document["spec"]:
-            return old, "unchanged"
-        if old is None:
-            digits = self._env.random_bytes(16).hex()
-            metadata = {
-                "namespace": NAMESPACE,
-                "name": name,
-                "uid": f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}",
-                "generation": 1,
-                "creationTimestamp": times.to_text(self._env.now_ms()),
-            }
-        else:
-            metadata = old["metadata"] | {"generation": old["metadata"]["generation"] + 1}
-        metadata["annotations"] = dict(document["metadata"].get("annotations") or {})
-        new = {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": document["spec"]}
-        new["status"] = (old or {}).get("status") or {}
-        self._write(new)
+        with self._locked():
+            old = self.get(kind, name)
+            metadata = self._created(name) if old is None else dict(old["metadata"])
+            metadata["annotations"] = metadata.get("annotations", {}) | (document["metadata"].get("annotations") or {})
+            if old is not None and old["spec"] != document["spec"]:
+                metadata["generation"] += 1
+            new = {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": document["spec"]}
+            new["status"] = (old or {}).get("status") or {}
+            if new == old:
+                return old, "unchanged"
+            self._write(new)
         return new, "created" if old is None else "configured"
+
+    def annotate(self, kind: str, name: str, annotation: str, value: str) -> bool:
+        """Set one annotation; False when the resource is not there."""
+        with self._locked():
+            document = self.get(kind, name)
+            if document is None:
+                return False
+            annotations = document["metadata"].get("annotations", {}) | {annotation: value}
+            self._write(document | {"metadata": document["metadata"] | {"annotations": annotations}})
+        return True
 
     def get(self, kind: str, name: str) -> Document | None:
         """The resource, or None."""
@@ -69,9 +75,27 @@ class Objects:
 
     def set_status(self, kind: str, name: str, status: Mapping[str, Any]) -> None:
         """Replace the status; nothing when the resource is gone."""
-        document = self.get(kind, name)
-        if document is not None and document.get("status") != status:
-            self._write(document | {"status": dict(status)})
+        with self._locked():
+            document = self.get(kind, name)
+            if document is not None and document.get("status") != status:
+                self._write(document | {"status": dict(status)})
+
+    def _created(self, name: str) -> Document:
+        digits = self._env.random_bytes(16).hex()
+        return {
+            "namespace": NAMESPACE,
+            "name": name,
+            "uid": f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}",
+            "generation": 1,
+            "creationTimestamp": times.to_text(self._env.now_ms()),
+        }
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._root.mkdir(parents=True, exist_ok=True)
+        with (self._root / "lock").open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def _path(self, kind: str, name: str) -> Path:
         return self._root / kind / f"{name}.json"

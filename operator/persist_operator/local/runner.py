@@ -6,6 +6,7 @@ One runner per state folder (a lock file held while it lives). Killed at any poi
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,18 +25,33 @@ from persist_operator.api.shard import Shard
 from persist_operator.api.sink import Sink
 from persist_operator.bridge import Bridge
 from persist_operator.local.act import LocalActor
-from persist_operator.local.objects import NAMESPACE, Document, Objects
+from persist_operator.local.objects import Document, Objects
 from persist_operator.local.observe import runs_of
 from persist_operator.local.processes import Processes
 from persist_operator.plan import maintenance
-from persist_operator.plan.actions import Note, Plan
-from persist_operator.plan.observed import ActionFailure, Claim, ShardObserved, ShardView, SinkObserved
-from persist_operator.plan.shard import assigned_id, plan_shard
+from persist_operator.plan.actions import Note, Plan, StartDriver, StartMaintenance
+from persist_operator.plan.observed import (
+    ActionFailure,
+    Inspected,
+    NotInspected,
+    Run,
+    ShardObserved,
+    ShardView,
+    SinkObserved,
+)
+from persist_operator.plan.shard import assigned_id, claims_of, plan_shard
 from persist_operator.plan.sink import plan_sink
 from persist_operator.settings import OperatorSettings
 
-#: Between two looks at the children; they tell of themselves through files.
-_LOOK_S = 0.25
+#: Between two looks at the children, which tell of themselves through files: soon after a change, seldom while all just goes on,
+#: because looking costs the children their cores.
+_LOOK_FIRST_S, _LOOK_MAX_S = 0.1, 1.0
+#: `up` waits for maintenance that is due within this time; what comes later is left to the next `up`, or to `--watch`.
+_PATIENCE_MS = 15_000
+#: A sink waits for its shard; for these it would wait for ever unless somebody changes something.
+_HOPELESS = {"ShardNotFound", "ShardStalled"}
+#: Told when it is done, not when it is decided: a run may have to wait for room.
+_INTENTS = {"DriverStarted", "MaintenanceStarted"}
 Told = Callable[[str, Note], None]
 
 
@@ -44,7 +60,10 @@ def read_documents(paths: Sequence[Path]) -> list[Document]:
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            files += sorted(one for one in path.iterdir() if one.suffix in {".yaml", ".yml"})
+            found = sorted(one for one in path.iterdir() if one.suffix in {".yaml", ".yml"})
+            if not found:
+                raise InvalidUsage(f"no *.yaml or *.yml in {path}")
+            files += found
         elif path.is_file():
             files.append(path)
         else:
@@ -52,41 +71,70 @@ def read_documents(paths: Sequence[Path]) -> list[Document]:
     documents: list[Document] = []
     for file in files:
         try:
-            found = [one for one in yaml.safe_load_all(file.read_text(encoding="utf-8")) if one is not None]
+            documents += [one for one in yaml.safe_load_all(file.read_text(encoding="utf-8")) if one is not None]
         except yaml.YAMLError as error:
             raise InvalidUsage(f"{file} is not YAML: {error}") from error
-        documents += found
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidUsage(f"{file} cannot be read: {error}") from error
     if not documents:
         raise InvalidUsage(f"no resources in {', '.join(map(str, paths))}")
     return documents
 
 
+class Refused(InvalidUsage):
+    """Resources that are not valid. `problems` has a line for each reason; nothing was applied."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = tuple(problems)
+
+
 def checked(documents: Sequence[Mapping[str, Any]], schemas: ResourceSchemas, objects: Objects) -> list[Document]:
-    """The documents with defaults filled in, shards before sinks. InvalidUsage lists everything that is wrong, and nothing is applied."""
-    out, problems = [], []
+    """The documents with defaults filled in, shards before sinks. Refused lists everything that is wrong."""
+    out: dict[tuple[str, str], Document] = {}
+    problems = []
     for document in documents:
-        kind, name = document.get("kind"), (document.get("metadata") or {}).get("name", "?")
-        old = objects.get(str(kind), str(name))
-        errors = schemas.check(document, old)
+        kind, name = _names(document)
+        errors = schemas.check(document, objects.get(kind, name) if kind in schemas.kinds else None)
         problems += [f"{kind}/{name}: {error}" for error in errors]
+        if (kind, name) in out:
+            problems.append(f"{kind}/{name}: is there twice; remove one of the two")
         if not errors:
-            out.append(schemas.default(document))
+            out[kind, name] = schemas.default(document)
     if problems:
-        raise InvalidUsage("\n".join(problems))
-    return sorted(out, key=lambda one: one["kind"])
+        raise Refused(problems)
+    return sorted(out.values(), key=lambda one: str(one["kind"]))
+
+
+def _names(document: Any) -> tuple[str, str]:
+    """Kind and name of a document that nobody has checked yet."""
+    if not isinstance(document, Mapping):
+        return "?", "?"
+    metadata = document.get("metadata")
+    name = metadata.get("name", "?") if isinstance(metadata, Mapping) else "?"
+    return str(document.get("kind", "?")), str(name)
 
 
 @contextmanager
 def runner_lock(state: Path) -> Iterator[None]:
-    """Hold the state folder, or raise InvalidUsage when another runner does."""
-    state.mkdir(parents=True, exist_ok=True)
-    with (state / "lock").open("w") as file:
+    """Hold the state folder, or raise InvalidUsage when another runner does, or when nothing can be written there."""
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        file = (state / "lock").open("a+", encoding="ascii")
+    except OSError as error:
+        raise InvalidUsage(
+            f"the state folder {state} cannot be written: {error.strerror}; choose another --state"
+        ) from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise InvalidUsage(
-                f"another `persist local` runs in {state}; stop it, or choose another --state"
-            ) from error
+            file.seek(0)
+            holder = f"another `persist local` (process {file.read().strip() or '?'}) works in {state}"
+            raise InvalidUsage(f"{holder}; interrupt it, or choose another --state") from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
         yield
 
 
@@ -95,6 +143,7 @@ class Pass:
     """What one pass over all resources saw. `settled` iff nothing goes, nothing is due and nothing waits to be repeated."""
 
     settled: bool
+    changed: bool
     failed: list[str]
 
 
@@ -115,13 +164,15 @@ class LocalRunner:
         self._objects, self._processes, self._bridge, self._actor = objects, processes, bridge, actor
         self._settings, self._env, self._tell = settings, env, tell
         self._failures: dict[str, dict[str, ActionFailure]] = {}
+        self._told: dict[str, set[Note]] = {}
+        self._changed = False
 
     def run(self, *, watch: bool, seen: Callable[[], None]) -> list[str]:
         """Pass after pass until everything has settled (for ever with `watch`); the resources that failed.
 
         `seen` is called after each pass.
         """
-        quiet = 0
+        quiet, look_s = 0, _LOOK_FIRST_S
         while True:
             result = self.one_pass()
             seen()
@@ -129,12 +180,13 @@ class LocalRunner:
             quiet = quiet + 1 if result.settled else 0
             if quiet >= 2 and not watch:
                 return result.failed
-            self._env.sleep(_LOOK_S)
+            look_s = _LOOK_FIRST_S if result.changed or quiet else min(_LOOK_MAX_S, look_s * 2)
+            self._env.sleep(look_s)
 
     def one_pass(self) -> Pass:
         """Observe, plan, write status and act for every shard, then for every sink."""
         children = self._processes.every()
-        settled, failed = True, []
+        settled, failed, self._changed = True, [], False
         shards = {one["metadata"]["name"]: one for one in self._objects.every("PersistShard")}
         for document in shards.values():
             shard = Shard.of(document)
@@ -142,14 +194,16 @@ class LocalRunner:
             observed = ShardObserved(
                 inspected=self._inspect(shard),
                 runs=runs_of(children, owner),
-                claims=self._claims(shard, shards),
+                claims=claims_of(shard, map(Shard.of, shards.values()), self._settings),
                 failures=self._failures.get(owner, {}),
             )
             plan = plan_shard(shard, observed, now_ms=self._env.now_ms(), settings=self._settings)
             self._carry_out(owner, document, plan)
-            quiet = self._is_quiet(plan, observed.runs) and not self._has_debt(shard, observed)
-            settled = settled and (quiet or conditions.is_true(plan.status, "Stalled"))
-            failed += [owner] if conditions.is_true(plan.status, "Stalled") else []
+            stalled = conditions.is_true(plan.status, "Stalled")
+            quiet = self._is_quiet(plan, observed.runs) and not self._is_due_soon(shard, observed.inspected, plan)
+            settled = settled and (quiet or stalled)
+            failing = any(block.get("consecutiveFailures") for block in plan.status.get("maintenance", {}).values())
+            failed += [owner] if stalled or failing else []
         for document in self._objects.every("SparkSink"):
             sink = Sink.of(document)
             owner = f"SparkSink/{sink.meta.name}"
@@ -160,23 +214,28 @@ class LocalRunner:
                 sink, SinkObserved(shard=view, runs=runs), now_ms=self._env.now_ms(), settings=self._settings
             )
             self._carry_out(owner, document, plan)
-            stalled = conditions.is_true(plan.status, "Stalled")
+            hopeless = view.reason in _HOPELESS and not any(not run.phase.finished for run in runs)
+            stalled = conditions.is_true(plan.status, "Stalled") or (hopeless and not self._is_done(plan))
             settled = settled and (stalled or self._is_quiet(plan, runs))
             failed += [owner] if stalled else []
-        return Pass(settled, failed)
+        return Pass(settled, self._changed, failed)
 
     def _carry_out(self, owner: str, document: Document, plan: Plan) -> None:
         kind, name = document["kind"], document["metadata"]["name"]
+        self._changed = self._changed or plan.status != (document.get("status") or {})
         self._objects.set_status(kind, name, plan.status)  # the intent stands before anything is done
-        for note in plan.notes:
-            self._tell(owner, note)
+        notes = [note for note in plan.notes if note.reason not in _INTENTS]
         meta = Shard.of(document).meta if kind == "PersistShard" else Sink.of(document).meta
         for action in plan.actions:
             what = type(action).__name__
             failures = self._failures.setdefault(owner, {})
             try:
-                self._actor.act(action, meta, kind)
+                started = self._actor.act(action, meta, kind)
                 failures.pop(what, None)
+                if started and isinstance(action, StartDriver):
+                    notes.append(Note("Normal", "DriverStarted", f"{action.name}: attempt {action.attempt}"))
+                elif started and isinstance(action, StartMaintenance):
+                    notes.append(Note("Normal", "MaintenanceStarted", f"{action.name}: {action.reason}"))
             except PersistError as error:
                 failures[what] = ActionFailure(
                     reason=error.kind.value,
@@ -184,36 +243,41 @@ class LocalRunner:
                     permanent=isinstance(error, InvalidUsage),
                     at_ms=self._env.now_ms(),
                 )
-                self._tell(owner, Note("Warning", error.kind.value, str(error)))
+                notes.append(Note("Warning", error.kind.value, str(error)))
+        # What is asked for, or fails, pass after pass is told once.
+        for note in notes:
+            if note not in self._told.get(owner, ()):
+                self._tell(owner, note)
+        self._told[owner] = set(notes)
 
-    def _inspect(self, shard: Shard) -> Any:
+    def _inspect(self, shard: Shard) -> Inspected:
         shard_id = assigned_id(shard)
-        if shard_id is None:
-            return ShardObserved().inspected
-        return self._bridge.inspect(shard.spec.location(self._settings), shard_id)
+        try:
+            location = shard.spec.location(self._settings)
+        except InvalidUsage:
+            return NotInspected()  # the plan says what is wrong with it
+        return NotInspected() if shard_id is None else self._bridge.inspect(location, shard_id)
 
-    def _claims(self, shard: Shard, shards: Mapping[str, Document]) -> tuple[Claim, ...]:
-        mine = assigned_id(shard)
-        others = [Shard.of(one) for name, one in shards.items() if name != shard.meta.name]
-        return tuple(
-            Claim(key=f"{NAMESPACE}/{one.meta.name}", uid=one.meta.uid, created_ms=one.meta.created_ms)
-            for one in others
-            if mine is not None and (assigned_id(one) or one.spec.shard_id) == mine
-        )
-
-    def _has_debt(self, shard: Shard, observed: ShardObserved) -> bool:
-        if not isinstance(observed.inspected, Inspection) or shard.spec.suspend:
+    def _is_due_soon(self, shard: Shard, inspected: Inspected, plan: Plan) -> bool:
+        """Whether maintenance of the shard is worth waiting for."""
+        if not isinstance(inspected, Inspection) or shard.spec.suspend:
             return False
         automatic = {
             "rollup": True,
             "gc": shard.spec.gc_enabled,
             "compaction": shard.spec.compaction_mode == "Automatic",
         }
-        blocks = shard.status.get("maintenance", {})
-        debts = [kind for kind in MAINTENANCE_KINDS if automatic[kind]]
-        return any(maintenance.debt_reason(shard, observed.inspected, blocks, kind) for kind in debts)
+        until_ms = self._env.now_ms() + _PATIENCE_MS
+        blocks = plan.status.get("maintenance", {})
+        kinds = [kind for kind in MAINTENANCE_KINDS if automatic[kind]]
+        soon = [kind for kind in kinds if maintenance.not_before_ms(blocks.get(kind, {})) <= until_ms]
+        return any(maintenance.debt_reason(shard, inspected, blocks, kind) for kind in soon)
 
     @staticmethod
-    def _is_quiet(plan: Plan, runs: Sequence[Any]) -> bool:
+    def _is_done(plan: Plan) -> bool:
+        return conditions.is_true(plan.status, "Ready")
+
+    @staticmethod
+    def _is_quiet(plan: Plan, runs: Sequence[Run]) -> bool:
         going = any(not run.phase.finished for run in runs)
         return not plan.actions and not going and not conditions.is_true(plan.status, "Reconciling")

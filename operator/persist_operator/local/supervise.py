@@ -1,30 +1,52 @@
-"""Runs one command and records how it ended: `python -m persist_operator.local.supervise EXIT_FILE -- COMMAND...`.
+"""Runs one command and records how it ended: `python -m persist_operator.local.supervise FOLDER LOCK_FD -- COMMAND...`.
 
-Stands between the runner and a child, so that the exit code outlives the runner. Passes SIGTERM on to the child.
+Stands between the runner and a child, so that the exit code outlives the runner. LOCK_FD is an open, locked file that the command
+inherits too: the lock is free once both are gone, which is how everybody else learns whether the child runs.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+#: What a shell answers for a command that cannot be run.
+_CANNOT_RUN = 126
+
 
 def main() -> int:
-    """The child's exit code (128 + signal when a signal ended it), also written to EXIT_FILE."""
-    exit_file, separator, command = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    if separator != "--" or not command:
-        sys.stderr.write("usage: supervise EXIT_FILE -- COMMAND...\n")
+    """The command's exit code (128 + signal when a signal ended it), also written to FOLDER/exit. Passes SIGTERM on."""
+    if len(sys.argv) < 5 or sys.argv[3] != "--":
+        sys.stderr.write("usage: supervise FOLDER LOCK_FD -- COMMAND...\n")
         return 64
-    process = subprocess.Popen(command)
+    folder, lock, command = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[4:]
+    # SIGTERM may come before the command runs: then it waits in the mask.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    _write(folder / "pid", str(os.getpid()))
+    try:
+        process = subprocess.Popen(command, pass_fds=(lock,), preexec_fn=_unblock)  # noqa: PLW1509 - no threads here
+    except OSError as error:
+        sys.stderr.write(f"cannot run {command[0]}: {error}\n")
+        _write(folder / "exit", str(_CANNOT_RUN))
+        return _CANNOT_RUN
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    _unblock()
     code = process.wait()
     code = 128 - code if code < 0 else code
-    temporary = exit_file.with_suffix(".tmp")
-    temporary.write_text(str(code), encoding="ascii")
-    temporary.replace(exit_file)
+    _write(folder / "exit", str(code))
     return code
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text, encoding="ascii")
+    temporary.replace(path)
 
 
 if __name__ == "__main__":

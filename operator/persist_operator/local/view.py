@@ -1,30 +1,41 @@
-"""Resources as people see them: the tables of `kubectl get`, from the printer columns of the CRDs; `describe` as a story.
+"""Resources and runs as tables for people: the columns of `kubectl get` (the CRDs' printer columns), values made readable.
 
-Pure: documents in, renderables out.
+Pure: documents in, text out. `describe` is in `story.py`.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-from rich.table import Table
-from rich.tree import Tree
-
-from persist_operator.api import times
+from persist_operator.api import conditions, names, times
+from persist_operator.local.processes import Child
 
 _CONDITION = re.compile(r"\.status\.conditions\[\?\(@\.type=='(\w+)'\)\]\.(\w+)")
+#: Times below this (in 1973, as ms) are no wall-clock times but counters.
+_WALL_CLOCK_FROM_MS = 100_000_000_000
+_GAP = "   "
+#: What the cluster's table does not show by default and a laptop's should, and the other way round: all is one process here.
+_SHOWN, _HIDDEN = {"Written"}, {"Executors"}
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None) -> list[str]:
+    """Lines: the header, then one per row. Columns without any value are left out; lines longer than `width` end in an ellipsis."""
+    shown = [i for i in range(len(header)) if not rows or any(row[i] for row in rows)]
+    cells = [[" ".join(row[i].split()) for i in shown] for row in (header, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(shown))]
+    lines = [_GAP.join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return [line if width is None or len(line) <= width else f"{line[: width - 1]}…" for line in lines]
 
 
 def lookup(document: Mapping[str, Any], json_path: str) -> Any:
     """The value at a printer column's path (fields by dots, conditions by type), or None."""
     match = _CONDITION.fullmatch(json_path)
     if match:
-        for condition in document.get("status", {}).get("conditions", ()):
-            if condition["type"] == match[1]:
-                return condition.get(match[2])
-        return None
+        return (conditions.find(document.get("status") or {}, match[1]) or {}).get(match[2])
     value: Any = document
     for name in json_path.strip(".").split("."):
         if not isinstance(value, Mapping) or name not in value:
@@ -35,47 +46,16 @@ def lookup(document: Mapping[str, Any], json_path: str) -> Any:
 
 def age(since_ms: int | None, now_ms: int) -> str:
     """How long ago, as kubectl prints it: 12s, 3m, 2h, 5d."""
-    if since_ms is None:
-        return ""
-    seconds = max(0, now_ms - since_ms) // 1000
-    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds // size}{unit}"
+    return "" if since_ms is None else duration(max(0, now_ms - since_ms))
+
+
+def duration(length_ms: int) -> str:
+    """12s, 3m, 2h, 5d: cut off, with the smaller unit below two of the larger."""
+    seconds = length_ms // 1000
+    for unit, size_s in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= 2 * size_s:
+            return f"{seconds // size_s}{unit}"
     return f"{seconds}s"
-
-
-def resources_table(
-    documents: Iterable[Mapping[str, Any]], columns: Sequence[Mapping[str, Any]], *, wide: bool, now_ms: int
-) -> Table:
-    """One row a resource; columns of priority 1 only when `wide`."""
-    shown = [column for column in columns if wide or not column.get("priority")]
-    table = Table("NAME", *(column["name"].upper() for column in shown), box=None, pad_edge=False, header_style="bold")
-    for document in documents:
-        cells = [document["metadata"]["name"]]
-        for column in shown:
-            value = lookup(document, column["jsonPath"])
-            if column["type"] == "date":
-                value = age(times.to_ms(value), now_ms)
-            cells.append("" if value is None else str(value))
-        table.add_row(*cells)
-    return table
-
-
-def runs_table(documents: Iterable[Mapping[str, Any]]) -> Table:
-    """Maintenance runs and sink attempts from the histories on the resources."""
-    names = ("RESOURCE", "RUN", "OUTCOME", "SECONDS", "READ", "WRITTEN", "BLOBS DELETED", "WHY")
-    table = Table(*names, box=None, pad_edge=False, header_style="bold")
-    for document in documents:
-        resource = f"{document['kind']}/{document['metadata']['name']}"
-        for entry in document.get("status", {}).get("history", ()):
-            began, ended = times.to_ms(entry.get("startTime")), times.to_ms(entry.get("endTime"))
-            seconds = "" if began is None or ended is None else f"{(ended - began) / 1000:.0f}"
-            what = entry.get("type") or f"attempt {entry.get('attempt', '')}"
-            sizes = [size(entry[name]) if entry.get(name) else "" for name in ("bytesRead", "bytesWritten")]
-            deleted = str(entry["blobsDeleted"]) if entry.get("blobsDeleted") else ""
-            why = entry.get("reason") or entry.get("message") or ""
-            table.add_row(resource, what, entry.get("outcome", ""), seconds, *sizes, deleted, why)
-    return table
 
 
 def size(count: int) -> str:
@@ -88,28 +68,152 @@ def size(count: int) -> str:
     return f"{value:.1f} TiB"
 
 
-def describe(document: Mapping[str, Any]) -> Tree:
-    """Conditions first, then the rest of the status, then the spec."""
-    metadata = document["metadata"]
-    tree = Tree(f"[bold]{document['kind']}/{metadata['name']}[/] (generation {metadata['generation']})")
-    status = dict(document.get("status") or {})
-    conditions = tree.add("conditions")
-    for condition in status.pop("conditions", ()):
-        text = f"{condition['type']}={condition['status']} {condition['reason']}"
-        conditions.add(f"{text}: {condition['message']}" if condition.get("message") else text)
-    _branch(tree, "status", status)
-    _branch(tree, "spec", document["spec"])
-    return tree
+def instant(time: str | int) -> str:
+    """A frontier's time: as a date when it is one, as it is otherwise (counters, `closed`)."""
+    try:
+        ms = int(time)
+        if ms < _WALL_CLOCK_FROM_MS:
+            return str(time)
+        text = datetime.fromtimestamp(ms // 1000, tz=UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return str(time)
+    return f"{text}.{ms % 1000:03}Z" if ms % 1000 else f"{text}Z"
 
 
-def _branch(tree: Tree, name: str, value: Any) -> None:
-    if isinstance(value, Mapping):
-        branch = tree.add(name)
-        for key, item in value.items():
-            _branch(branch, str(key), item)
-    elif isinstance(value, list):
-        branch = tree.add(name)
-        for index, item in enumerate(value):
-            _branch(branch, str(index), item)
-    else:
-        tree.add(f"{name}: {value}")
+def _shown(column: Mapping[str, Any], value: Any, now_ms: int) -> str:
+    if value is None:
+        return ""
+    if column["type"] == "date":
+        return age(times.to_ms(value), now_ms)
+    if column["name"] in {"Upper", "Since"}:
+        return instant(value)
+    if column["name"] == "Bytes":
+        return size(value)
+    return f"{value:,}" if column["type"] == "integer" else str(value)
+
+
+def resources_table(
+    documents: Iterable[Mapping[str, Any]],
+    columns: Sequence[Mapping[str, Any]],
+    *,
+    wide: bool,
+    now_ms: int,
+    width: int | None,
+) -> list[str]:
+    """One row a resource; columns of priority 1 only when `wide`. What keeps a resource from being ready comes last."""
+    chosen = [one for one in columns if one["name"] not in _HIDDEN or wide]
+    chosen = [one for one in chosen if wide or not one.get("priority") or one["name"] in _SHOWN]
+    rows = []
+    for document in documents:
+        cells = [_shown(column, lookup(document, column["jsonPath"]), now_ms) for column in chosen]
+        ready = conditions.find(document.get("status") or {}, "Ready") or {}
+        message = "" if ready.get("status") == "True" and not wide else str(ready.get("message", ""))
+        rows.append([document["metadata"]["name"], *cells, message])
+    header = ["NAME", *(str(column["name"]).upper() for column in chosen), "MESSAGE"]
+    return text_table(header, rows, width=width)
+
+
+def runs_table(
+    documents: Iterable[Mapping[str, Any]], children: Iterable[Child], *, wide: bool, now_ms: int, width: int | None
+) -> list[str]:
+    """Sink attempts and maintenance runs in the order they began: the histories on the resources, and what runs now."""
+    found = [(*_began(entry), _run_cells(one, entry, wide=wide)) for one in documents for entry in _history(one)]
+    for child in children:
+        if child.running:
+            labels = child.labels
+            kind = {"driver": "Sink", "gc": "GC"}.get(labels["kind"], labels["kind"].capitalize())
+            took, why = age(child.started_ms, now_ms), labels.get("reason", "")
+            going = [child.name, kind, "Running", took, "", "", "", "", *([why] if wide else []), ""]
+            found.append((child.started_ms, 1, going))
+    rows = [row for _, _, row in sorted(found, key=lambda one: one[:2])]
+    header = ["NAME", "TYPE", "OUTCOME", "TOOK", "READ", "WRITTEN", "BLOBS DELETED", "VERSIONS CUT"]
+    header += ["WHY", "MESSAGE"] if wide else ["MESSAGE"]
+    return text_table(header, rows, width=width)
+
+
+def runs(documents: Iterable[Mapping[str, Any]], children: Iterable[Child]) -> list[dict[str, Any]]:
+    """The same for programs: history entries with the resource and the name for `logs`, and what runs now."""
+    found = [
+        {"name": run_name(one, entry), "resource": f"{one['kind']}/{one['metadata']['name']}", **entry}
+        for one in documents
+        for entry in _history(one)
+    ]
+    return found + [
+        {"name": one.name, "resource": one.owner, "outcome": "Running", "startTime": times.to_text(one.started_ms)}
+        for one in children
+        if one.running
+    ]
+
+
+def _history(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return list((document.get("status") or {}).get("history", ()))
+
+
+def _began(entry: Mapping[str, Any]) -> tuple[int, int]:
+    return times.to_ms(entry.get("startTime")) or 0, 0
+
+
+def _run_cells(document: Mapping[str, Any], entry: Mapping[str, Any], *, wide: bool) -> list[str]:
+    began, ended = times.to_ms(entry.get("startTime")), times.to_ms(entry.get("endTime"))
+
+    def number(name: str, show: Callable[[int], str]) -> str:
+        return show(entry[name]) if entry.get(name) else ""
+
+    return [
+        run_name(document, entry),
+        entry.get("type") or "Sink",
+        entry.get("outcome", ""),
+        "" if began is None or ended is None else duration(ended - began),
+        number("bytesRead", size),
+        number("bytesWritten", size),
+        number("blobsDeleted", "{:,}".format),
+        number("diffsTruncated", "{:,}".format),
+        *([entry.get("reason", "")] if wide else []),
+        entry.get("message", ""),
+    ]
+
+
+def run_name(document: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
+    """What `logs` calls the run of a history entry."""
+    if "id" in entry:
+        return str(entry["id"])
+    return names.driver_name(document["metadata"]["name"], str(entry["revision"]), int(entry["attempt"]))
+
+
+def progress(
+    documents: Iterable[Mapping[str, Any]], children: Sequence[Child], *, now_ms: int, width: int
+) -> list[str]:
+    """What goes on: resources that are not there yet, and what runs for them."""
+    rows = []
+    running = [child for child in children if child.running]
+    for document in documents:
+        owner, status = f"{document['kind']}/{document['metadata']['name']}", document.get("status") or {}
+        ready = conditions.find(status, "Ready") or {}
+        mine = [child for child in running if child.owner == owner]
+        for child in mine:
+            rows.append([child.name, _kind(child), age(child.started_ms, now_ms), _last_event(child)])
+        if ready.get("status") != "True" and not mine:
+            waits = status.get("driver", {}).get("phase") == "Creating"
+            told = "waits for a free place" if waits else str(ready.get("message", ""))
+            rows.append([owner, "" if waits else str(ready.get("reason", "Pending")), "", told])
+    return text_table(["", "", "", ""], rows, width=width)[1:] if rows else []
+
+
+def _kind(child: Child) -> str:
+    return "sink" if child.labels["kind"] == "driver" else child.labels["kind"]
+
+
+def _last_event(child: Child) -> str:
+    """What a driver last said of itself; why maintenance runs."""
+    if child.labels["kind"] != "driver":
+        return child.labels.get("reason", "")
+    for line in reversed(child.log_tail(50).splitlines()):
+        try:
+            event = json.loads(line)
+            name = event["event"]
+        except (ValueError, TypeError, KeyError):
+            continue
+        if name == "stage":
+            return f"stage {event.get('stage')}: {event.get('done')} of {event.get('tasks')} tasks"
+        return {"starting": "starting Spark", "minted": "reading", "staged": "appending"}.get(name, str(name))
+    return "starting"

@@ -56,7 +56,8 @@ def debt_reason(
 ) -> str | None:
     """Why a run of this kind would have something to do now, whatever is allowed; None when there is nothing.
 
-    `maintenance` is status.maintenance with every finished run entered."""
+    `maintenance` is status.maintenance with every finished run entered.
+    """
     spec = shard.spec
     if kind == "rollup":
         behind = inspection.seqno - inspection.latest_rollup_seqno
@@ -73,13 +74,16 @@ def debt_reason(
 
 
 def _compacted_since_rollup(maintenance: Mapping[str, Any]) -> bool:
-    """Whether a compaction was applied after the last rollup: only a rollup past it lets GC delete what it replaced."""
+    """Whether a compaction was applied that no rollup is past yet: only one that is lets GC delete what was replaced."""
     compaction, rollup = maintenance.get("compaction", {}), maintenance.get("rollup", {})
     compacted_ms = times.to_ms(compaction.get("lastSuccessTime"))
     if compacted_ms is None or compaction.get("lastResult") != "Succeeded":
         return False
+    if rollup.get("lastResult") not in {"Succeeded", "Skipped"}:
+        return True
+    # What counts is when it was begun: one that was under way meanwhile may hold the state from before.
     # Equal times (whole seconds) may be either order: one rollup too many is harmless, one too few is not.
-    return (times.to_ms(rollup.get("lastSuccessTime")) or 0) <= compacted_ms
+    return (times.to_ms(rollup.get("lastAttemptTime")) or 0) <= compacted_ms
 
 
 def due(

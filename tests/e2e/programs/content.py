@@ -1,6 +1,6 @@
-"""Prints what a shard holds at its newest readable time: number of rows, order-free content hash, frontiers.
+"""Prints what a shard holds at AS_OF, or at its newest readable time: number of rows, order-free content hash, frontiers.
 
-Usage: BLOB CONSENSUS SHARD_ID. The test imports this file too, and hashes the source with the same function.
+Usage: BLOB CONSENSUS SHARD_ID [AS_OF]. The hash covers the diffs: a row that is there twice is seen. The test imports this file too, and hashes the source with the same function.
 """
 
 import hashlib
@@ -47,14 +47,14 @@ def flat(table: pa.Table) -> pa.Table:
     return pa.table({**columns, "diff": table["diff"]})
 
 
-def main(blob: str, consensus: str, shard: str) -> None:
+def main(blob: str, consensus: str, shard: str, at: str = "") -> None:
     from persist_engine import Antichain, Location, PersistClient, ShardId
 
     with PersistClient.open(Location(blob=blob, consensus=consensus)) as client:
         shard_id = ShardId(shard)
         upper = client.recent_upper(shard_id)
         with client.open_leased_reader(shard_id, purpose="e2e content") as reader:
-            as_of = upper.time - 1
+            as_of = int(at) if at else upper.time - 1
             table = flat(reader.snapshot(Antichain.of(as_of), timeout_s=60).to_table())
             since = reader.since.time
     print(

@@ -1,0 +1,113 @@
+"""One resource told from the top: how it is, what it holds or did, its conditions, its runs, its spec.
+
+Pure: a document in, lines out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from persist_operator.api import conditions, times
+from persist_operator.local import view
+
+_INDENT = "  "
+
+
+def describe(document: Mapping[str, Any], *, now_ms: int, width: int | None) -> list[str]:
+    """The lines. Conditions and runs are clipped to `width`; what is told once is not."""
+    metadata, status = document["metadata"], document.get("status") or {}
+    ready = conditions.find(status, "Ready") or {
+        "status": "Unknown",
+        "reason": "Pending",
+        "message": "not looked at yet",
+    }
+    state = {"True": "ready", "False": "not ready"}.get(ready["status"], "not known yet")
+    old = view.age(times.to_ms(metadata.get("creationTimestamp")), now_ms)
+    lines = [f"{document['kind']}/{metadata['name']} is {state}: {ready['reason']}"]
+    lines += [_INDENT + line for line in str(ready.get("message", "")).splitlines()]
+    facts = [("Created", f"{old} ago, generation {metadata['generation']}")]
+    facts += _shard_facts(status) if document["kind"] == "PersistShard" else _sink_facts(document["spec"], status)
+    lines += ["", *_two_columns(facts)]
+    within = None if width is None else width - len(_INDENT)
+    lines += _section("Conditions", _conditions(status, now_ms, within))
+    runs = view.runs_table([document], (), wide=False, now_ms=now_ms, width=within)
+    lines += _section("Runs", runs if status.get("history") else ["none yet"])
+    spec = yaml.safe_dump(document["spec"], sort_keys=False, width=100, default_flow_style=False)
+    return lines + _section("Spec", spec.splitlines())
+
+
+def _two_columns(facts: Sequence[tuple[str, str]]) -> list[str]:
+    size = max(len(name) for name, _ in facts) + 3
+    return [f"{name:<{size}}{text}" for name, text in facts if text]
+
+
+def _section(title: str, lines: Sequence[str]) -> list[str]:
+    return ["", title, *(_INDENT + line for line in lines)]
+
+
+def _conditions(status: Mapping[str, Any], now_ms: int, width: int | None) -> list[str]:
+    rows = [
+        [
+            one["type"],
+            one["status"],
+            one["reason"],
+            view.age(times.to_ms(one["lastTransitionTime"]), now_ms),
+            one["message"],
+        ]
+        for one in status.get("conditions", ())
+    ]
+    return view.text_table(["TYPE", "STATUS", "REASON", "FOR", "MESSAGE"], rows, width=width) if rows else ["none yet"]
+
+
+def _count(number: int, noun: str) -> str:
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def _shard_facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    store, schema = status.get("store", {}), status.get("schema", {})
+    facts = [("Shard", status.get("shardId", "not assigned yet"))]
+    facts += [("Blobs", store.get("blob", "")), ("Consensus", store.get("consensus", ""))]
+    facts += [("Key", schema.get("key", "")), ("Value", schema.get("value", ""))]
+    frontiers, holds, stored = status.get("frontiers", {}), status.get("holds", {}), status.get("storage", {})
+    if stored:
+        parts = ", ".join(
+            [_count(stored["runs"], "run"), _count(stored["parts"], "part"), view.size(stored["liveBytes"])]
+        )
+        facts.append(
+            ("Holds", f"{_count(stored['updates'], 'update')} in {_count(stored['batches'], 'batch')} ({parts})")
+        )
+        log = f"{_count(stored['liveDiffs'], 'version')} in the log, newest rollup at v{stored['latestRollupSeqno']}"
+        facts.append(("State", f"v{frontiers.get('seqno')}, {log}"))
+    if frontiers:
+        readable = view.instant(frontiers["since"]) if "since" in frontiers else "none: closed"
+        written = view.instant(frontiers["upper"]) if "upper" in frontiers else "closed"
+        facts += [("Readable from", readable), ("Written up to", written)]
+    if holds:
+        facts.append(("Used by", f"{_count(holds['readers'], 'reader')}, {_count(holds['writers'], 'writer')}"))
+    return facts
+
+
+def _sink_facts(spec: Mapping[str, Any], status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    source, envelope = spec["input"], spec["envelope"]
+    what = source.get("format", {}).get("name") or source["type"]
+    where = source.get("format", {}).get("options", {}).get("path", "")
+    by = f" at the times in {envelope['timestampColumn']}" if "timestampColumn" in envelope else ""
+    when = f"at `{spec['schedule']['cron']}`" if "schedule" in spec else "once"
+    facts = [("Reads", f"{what} {where}".strip())]
+    facts.append(("Writes", f"{envelope['type']} to PersistShard/{spec['shardRef']['name']}{by}, {when}"))
+    progress, schedule, failure = status.get("progress", {}), status.get("schedule", {}), status.get("lastFailure", {})
+    if progress:
+        rows, updates = progress.get("rowsRead", 0), progress.get("updatesWritten", 0)
+        upper = f", up to {view.instant(progress['upper'])}" if "upper" in progress else ""
+        facts.append(("Last run", f"{_count(rows, 'row')} read, {_count(updates, 'update')} written{upper}"))
+    facts.append(("Next run", schedule.get("nextTime", "")))
+    if "nextAttemptTime" in status:
+        facts.append(("Next attempt", status["nextAttemptTime"]))
+    if failure:
+        first = (failure.get("message") or "no message").splitlines()[0]
+        facts.append(("Last failure", f"{failure['time']} {failure['podName']} {failure['class']}: {first}"))
+    return facts

@@ -1,0 +1,88 @@
+"""The flights example: its YAML is valid, its input is what it says, and its comparison can tell tables apart."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from persist_engine.codec.schema import Schema
+from persist_operator.api.schema_check import load_schemas
+from persist_operator.local.runner import read_documents
+
+FLIGHTS = Path(__file__).resolve().parents[2] / "examples" / "flights"
+
+
+def script(name):
+    """A module of the example, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"flights_{name}", FLIGHTS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    out = tmp_path_factory.mktemp("flights")
+    prepare = script("prepare")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["prepare.py", "--out", str(out)])
+        prepare.main()
+    return out
+
+
+def test_the_resources_are_valid_and_fit_together():
+    documents = read_documents([FLIGHTS])
+    schemas = load_schemas()
+    assert [error for one in documents for error in schemas.check(one)] == []
+    shards = {one["metadata"]["name"] for one in documents if one["kind"] == "PersistShard"}
+    assert {one["spec"]["shardRef"]["name"] for one in documents if one["kind"] == "SparkSink"} == shards
+
+
+def test_all_flights_in_time_order_with_the_fields_of_the_shard(data):
+    flights = pq.read_table(data / "flights.parquet")
+    assert flights.num_rows == 336_776
+    hours = flights["time_hour"]
+    assert flights.schema.field("time_hour").type == pa.timestamp("us", tz="UTC")
+    assert pc.all(pc.less_equal(hours.slice(0, len(hours) - 1), hours.slice(1))).as_py()
+    shard = next(one for one in read_documents([FLIGHTS / "shards.yaml"]) if one["metadata"]["name"] == "flights")
+    schema = Schema.from_ddl(shard["spec"]["schema"]["key"], shard["spec"]["schema"]["value"])
+    assert set(schema.key.names) | set(schema.val.names) == set(flights.column_names)
+    assert flights.select(schema.key.names).group_by(schema.key.names).aggregate([]).num_rows == flights.num_rows
+
+
+def test_preparing_again_changes_nothing(data, monkeypatch, capsys):
+    before = {path.name: path.stat().st_mtime_ns for path in data.iterdir()}
+    monkeypatch.setattr(sys, "argv", ["prepare.py", "--out", str(data)])
+    script("prepare").main()
+    assert {path.name: path.stat().st_mtime_ns for path in data.iterdir()} == before
+    assert "wrote" not in capsys.readouterr().out
+
+
+ROWS = pa.table({"a": ["x", "y", None, "x"], "n": pa.array([1, 2, 3, 1], pa.int32())})
+
+
+def digest(table, columns=("a", "n"), **options):
+    return script("hashing").content_hash(table.to_batches(**options), list(columns))
+
+
+def test_the_hash_knows_no_order_and_no_batches():
+    assert digest(ROWS)[0] == 4
+    assert digest(ROWS.take([3, 1, 2, 0]), max_chunksize=1) == digest(ROWS)
+    assert digest(ROWS.select(["n", "a"])) == digest(ROWS)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ROWS.slice(1),
+        ROWS.set_column(0, "a", [["x", "y", "", "x"]]),
+        ROWS.set_column(0, "a", [["x", "y", None, "y"]]),
+        ROWS.set_column(1, "n", [[1, 2, 3, 4]]),
+        pa.concat_tables([ROWS, ROWS.slice(0, 1)]),
+    ],
+)
+def test_the_hash_tells_other_contents(other):
+    assert digest(other) != digest(ROWS)

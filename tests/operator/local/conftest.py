@@ -1,0 +1,137 @@
+"""A state folder with the runner's parts on it: real stores (files, SQLite), real children, and drivers that need no Spark."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from persist_engine.base.env import SystemEnv
+from persist_engine.client.client import PersistClient
+from persist_engine.client.location import Location
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.ids import ShardId
+from persist_operator.api.schema_check import load_schemas
+from persist_operator.bridge import Bridge
+from persist_operator.local.act import LocalActor, Room, child_environ, stop_everything
+from persist_operator.local.objects import Objects
+from persist_operator.local.processes import Processes
+from persist_operator.local.runner import LocalRunner, checked
+from persist_operator.settings import OperatorSettings, StorageProfile
+
+PATIENCE_S = 60.0
+
+
+def wait_for(true, what):
+    """Until the condition holds; the failure names what did not happen."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline, f"did not happen: {what}"
+        time.sleep(0.05)
+
+
+class House:
+    """One state folder and what is asked of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.state, self.told = folder, folder / "state", folder / "told"
+        self.told.mkdir(parents=True)
+        module = folder / "path" / "persist_spark"
+        module.mkdir(parents=True)
+        (module / "__init__.py").touch()
+        shutil.copyfile(Path(__file__).with_name("driver.py"), module / "main.py")
+        self.environ = {**os.environ, "PYTHONPATH": str(module.parent)}
+        self.env = SystemEnv()
+        self.objects, self.processes = Objects(self.state, self.env), Processes(self.state, self.env)
+        store = self.state.resolve() / "store"
+        self.location = Location(blob=f"file://{store}/blobs", consensus=f"sqlite://{store}/consensus.db")
+        profile = StorageProfile(blob=self.location.blob, consensus=self.location.consensus)
+        self.settings = OperatorSettings(storage_profiles={"default": profile})
+        self.notes = []
+
+    def shard(self, name="things", **spec):
+        spec = {"schema": {"key": "id STRING"}, "gc": {"intervalSeconds": 10}, **spec}
+        return self._resource("PersistShard", name, spec)
+
+    def sink(self, name="load", shard="things", **spec):
+        source = {"type": "Format", "format": {"name": "parquet", "options": {"path": str(self.told)}}}
+        spec = {"shardRef": {"name": shard}, "input": source, "envelope": {"type": "Append"}, **spec}
+        return self._resource("SparkSink", name, {"restart": {"backoffSeconds": 1}, **spec})
+
+    @staticmethod
+    def _resource(kind, name, spec):
+        return {"apiVersion": "persistshard.io/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+    wait = staticmethod(wait_for)
+
+    def tell(self, owner, note):
+        self.notes.append((owner, note.reason, note.message))
+
+    def write(self, *documents, name="all.yaml"):
+        file = self.folder / name
+        file.write_text(yaml.safe_dump_all(documents))
+        return file
+
+    def apply(self, *documents):
+        for document in checked(documents, load_schemas(), self.objects):
+            self.objects.apply(document)
+
+    def run(self, *documents, drivers=2):
+        """`up` in this process; the resources that failed."""
+        self.apply(*documents)
+        with Bridge(self.settings, env=self.env) as bridge:
+            room = Room(cores=2, drivers_max=drivers, maintenance_max=2)
+            actor = LocalActor(self.processes, bridge, environ=child_environ(self.environ), room=room)
+            runner = LocalRunner(
+                self.objects, self.processes, bridge, actor, settings=self.settings, env=self.env, tell=self.tell
+            )
+            return runner.run(watch=False, seen=lambda: None)
+
+    def status(self, kind, name):
+        return self.objects.get(kind, name)["status"]
+
+    def attempts(self):
+        return len(list(self.told.glob("attempt-*")))
+
+    def command(self, *arguments):
+        return [sys.executable, "-m", "persist_engine.cli", "local", *arguments, "--state", str(self.state)]
+
+    def local(self, *arguments, code=0):
+        """Run the command line to its end."""
+        done = subprocess.run(
+            self.command(*map(str, arguments)),
+            check=False,
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            timeout=600,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    def rows(self, name="things"):
+        """Sum of the multiplicities in the shard."""
+        shard_id = ShardId(self.status("PersistShard", name)["shardId"])
+        with PersistClient.open(self.location) as client:
+            upper = client.recent_upper(shard_id)
+            if upper.time == 0:
+                return 0
+            with client.open_leased_reader(shard_id, purpose="test") as reader:
+                table = reader.snapshot(as_of=Antichain.of(upper.time - 1)).to_table()
+                return sum(table["diff"].to_pylist())
+
+
+@pytest.fixture
+def house(tmp_path):
+    made = House(tmp_path)
+    yield made
+    stop_everything(made.processes, grace_s=0)
+
+
+@pytest.fixture
+def wait_until():
+    return wait_for

@@ -1,0 +1,75 @@
+"""Stands in for `persist_spark.main` in the runner's tests: appends one row, once per run id, by the engine's own sink protocol.
+
+What it does is told by files in the folder that the sink's input path names: `crash` (ends by SIGKILL before it appends, once),
+`hold` (after appending, waits until the file is gone), `refuse` (fails as a wrong configuration does). Each attempt leaves `attempt-PID`.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from persist_engine.client.client import PersistClient
+from persist_engine.client.location import Location
+from persist_engine.client.write import Appended
+from persist_engine.codec.schema import Schema
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.ids import ShardId
+
+
+def append_once(spec):
+    """Whether the row was appended now; False when an earlier attempt of this run has done it."""
+    schema, shard_id = Schema.from_ddl(spec["schema"]["key"], spec["schema"]["value"]), ShardId(spec["shard_id"])
+    with PersistClient.open(Location(**spec["location"])) as client:
+        seen = client.progress(shard_id, spec["sink_id"])
+        run = spec["run_id"].encode()
+        if seen is not None and seen.token == run:
+            return False
+        with client.open_writer(shard_id, schema, purpose="test driver") as writer:
+            lower = writer.fetch_recent_upper()
+            answer = writer.compare_and_append(
+                [((("a",), ()), lower.time, 1)],
+                expected_upper=lower,
+                new_upper=Antichain.of(lower.time + 1),
+                progress=(spec["sink_id"], run),
+                expected_progress=None if seen is None else seen.token,
+            )
+            assert isinstance(answer, Appended), answer
+    return True
+
+
+def main():
+    argv = sys.argv[1:]
+    spec = json.loads(Path(argv[argv.index("--spec") + 1]).read_text())
+    told = Path(spec["input"]["format"]["options"]["path"])
+    (told / f"attempt-{os.getpid()}").touch()
+    print("the driver speaks", flush=True)
+    report = {
+        "type": "Sink",
+        "outcome": "Succeeded",
+        "class": None,
+        "message": "one row",
+        "run_id": spec["run_id"],
+        "upper": None,
+    }
+    code = 0
+    if (told / "crash").exists():
+        (told / "crash").unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if (told / "refuse").exists():
+        report |= {"outcome": "Failed", "class": "Configuration", "message": "input is missing"}
+        code = 72
+    else:
+        now = append_once(spec)
+        report |= {"rows_read": 1, "updates_written": int(now), "already_done": not now}
+        (told / "appended").touch()
+    while (told / "hold").exists():
+        time.sleep(0.05)
+    Path(argv[argv.index("--report") + 1]).write_text(json.dumps(report))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

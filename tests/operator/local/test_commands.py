@@ -1,0 +1,189 @@
+"""The command line as people and programs use it: real processes, their output and their exit codes."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+
+import pytest
+from persist_engine.base.errors import InvalidUsage
+from persist_operator.local.commands import app
+from typer.testing import CliRunner
+
+
+def in_process(house, *arguments):
+    return CliRunner().invoke(app, [*map(str, arguments), "--state", str(house.state)])
+
+
+@pytest.fixture
+def done(house):
+    """A folder in which a sink has run."""
+    assert house.run(house.shard(), house.sink()) == []
+    return house
+
+
+def test_up_applies_runs_and_shows_the_tables(house):
+    file = house.write(house.shard(), house.sink())
+    said = house.local("up", "-f", file)
+    assert "persistshard/things created\nsparksink/load created\n" in said.stderr
+    assert re.search(r"^ +\d+s  DriverStarted  SparkSink/load: load-\w{8}-1: attempt 1$", said.stderr, re.MULTILINE)
+    assert re.search(r"^ +\d+s  RunSucceeded  SparkSink/load: ", said.stderr, re.MULTILINE)
+    assert re.search(r"^things +True +Healthy", said.stdout, re.MULTILINE)
+    assert re.search(r"^load +things +Once +True +Completed", said.stdout, re.MULTILINE)
+    assert "\x1b" not in said.stdout + said.stderr
+    again = house.local("up", "-f", file)
+    assert "sparksink/load unchanged" in again.stderr
+    assert "DriverStarted" not in again.stderr
+    assert house.rows() == 1
+
+
+def test_up_that_fails_says_what_and_where_to_look(house):
+    (house.told / "refuse").touch()
+    said = house.local("up", "-f", house.write(house.shard(), house.sink()), code=1)
+    assert "error: SparkSink/load failed; see `persist local describe` and `persist local logs`" in said.stderr
+    assert re.search(r"^load .*input is missing", said.stdout, re.MULTILINE)
+
+
+def test_refused_resources_are_listed_and_nothing_is_applied(house):
+    file = house.write(house.shard(), house.sink(nonsense=1), house.shard("B"))
+    said = house.local("up", "-f", file, code=64)
+    assert "refused: SparkSink/load: spec.nonsense: unknown field; known here:" in said.stderr
+    assert "refused: PersistShard/B: " in said.stderr
+    assert "nothing was applied: 2 to correct in" in said.stderr
+    assert not (house.state / "objects" / "PersistShard").exists()
+
+
+def test_up_without_java(house):
+    house.environ = {**house.environ, "JAVA_HOME": str(house.folder)}
+    said = house.local("up", "-f", house.write(house.shard(), house.sink()), code=64)
+    assert f"JAVA_HOME is {house.folder}, and there is no bin/java in it" in said.stderr
+    assert house.objects.get("SparkSink", "load") is None
+    house.local("up", "-f", house.write(house.shard()))  # shards need none
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["up", "-f", "nowhere.yaml"], "no such file or folder: nowhere.yaml"),
+        (["up", "-f", "."], "no *.yaml or *.yml in ."),
+        (["get"], "start with `persist local up -f FILE`"),
+        (["get", "pods"], "unknown kind 'pods'; use pshard, ssink, runs or all"),
+        (["describe", "pshard", "none"], "no PersistShard called 'none'; there are: none"),
+        (["logs", "none"], "no run and no sink with runs called 'none'"),
+        (["request", "gc", "none"], "no PersistShard called 'none'"),
+        (["request", "dance", "none"], "unknown request 'dance'; use rollup, compact, gc, restart"),
+        (["down"], "there is no state folder"),
+    ],
+)
+def test_wrong_calls_say_what_is_wrong(house, arguments, told, monkeypatch):
+    monkeypatch.chdir(house.told)
+    result = in_process(house, *arguments)
+    assert isinstance(result.exception, InvalidUsage)
+    assert told in str(result.exception)
+    assert result.stdout == ""
+
+
+def test_errors_as_json(house):
+    said = house.local("get", "pods", "--json", code=64)
+    assert json.loads(said.stdout)["exit_code"] == 64
+    assert said.stderr == "error: InvalidArgument: unknown kind 'pods'; use pshard, ssink, runs or all\n"
+
+
+def test_a_state_folder_that_cannot_be_written(house):
+    house.state = house.write(house.shard()) / "state"
+    result = in_process(house, "up", "-f", house.folder / "all.yaml")
+    assert "cannot be written" in str(result.exception)
+
+
+@pytest.mark.parametrize("command", ["up", "get", "describe", "logs", "request", "down"])
+def test_every_command_has_help(command):
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert "--state" in re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+
+
+def test_get(done):
+    assert "Healthy" in in_process(done, "get", "pshard").output
+    only = in_process(done, "get", "ssink", "load").output
+    assert "Completed" in only
+    assert "Healthy" not in only
+    assert "no ssink called 'x'" in str(in_process(done, "get", "ssink", "x").exception)
+    everything = json.loads(in_process(done, "get", "--json").output)
+    assert [one["kind"] for one in everything["items"]] == ["PersistShard", "SparkSink"]
+    assert "SHARD" in in_process(done, "get", "pshard", "--wide").output
+
+
+def test_get_runs_names_what_logs_takes(done):
+    runs = json.loads(in_process(done, "get", "runs", "--json").output)["items"]
+    assert {one["outcome"] for one in runs} == {"Succeeded"}
+    for run in runs:
+        assert in_process(done, "logs", run["name"]).exit_code == 0
+        assert run["name"] in in_process(done, "get", "runs").output
+    assert "the driver speaks" in in_process(done, "logs", "load").output
+    assert in_process(done, "logs", "load", "--tail", "1").output.count("\n") == 1
+
+
+def test_describe(done):
+    told = in_process(done, "describe", "ssink", "load").output
+    assert "SparkSink/load is ready: Completed" in told
+    assert "1 row read, 1 update written" in told
+    shard = json.loads(in_process(done, "describe", "persistshards", "things", "--json").output)
+    assert shard["metadata"]["name"] == "things"
+
+
+def test_a_request_is_carried_out_once(done):
+    assert "gc requested" in in_process(done, "request", "gc", "things").output
+    done.local("up", "-f", done.write(done.shard(), done.sink()))
+    done.local("up", "-f", done.write(done.shard(), done.sink()))
+    reasons = [one.get("reason", "") for one in done.status("PersistShard", "things")["history"]]
+    assert len([one for one in reasons if one.startswith("requested by annotation")]) == 1
+
+
+def test_restart_runs_a_finished_sink_again(done):
+    assert in_process(done, "request", "restart", "load").exit_code == 0
+    assert done.run() == []
+    assert (done.attempts(), done.rows()) == (2, 2)
+
+
+def test_down_stops_keeps_and_purges(house, wait_until):
+    (house.told / "hold").touch()
+    file = house.write(house.shard(), house.sink())
+    runner = subprocess.Popen(house.command("up", "-f", str(file)), env=house.environ, stderr=subprocess.DEVNULL)
+    wait_until((house.told / "appended").exists, "the row is appended")
+    busy = house.local("down", code=64)
+    assert f"process {runner.pid}) works in" in busy.stderr
+    runner.kill()
+    runner.wait()
+    assert "stopped load-" in house.local("down").stdout
+    assert not [one for one in house.processes.every() if one.running]
+    assert house.rows() == 1
+    (house.state / "mine").touch()
+    assert "nothing was running" in house.local("down", "--purge").stdout
+    assert sorted(path.name for path in house.state.iterdir()) == ["lock", "mine"]
+
+
+def test_a_terminal_sees_progress_and_lines_that_fit(house):
+    file = house.write(house.shard(), house.sink())
+    ours, theirs = pty.openpty()
+    environ = {**house.environ, "TERM": "xterm", "COLUMNS": "60", "LINES": "40"}
+    runner = subprocess.Popen(
+        house.command("up", "-f", str(file)), env=environ, stdout=theirs, stderr=theirs, stdin=theirs
+    )
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            data = os.read(ours, 65536)
+        except OSError:  # the other side is closed
+            break
+        if not data:
+            break
+        seen += data
+    os.close(ours)
+    assert runner.wait() == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode())
+    assert "\x1b[" in seen.decode()
+    assert re.search(r"load-\w{8}-1 +sink +\d+s", text)
+    table = text[text.rindex("NAME   SHARD") :]
+    assert max(len(line.rstrip()) for line in table.splitlines()) <= 60

@@ -1,0 +1,69 @@
+"""The whole path on this machine with real Spark: YAML, sinks, shards read back, and what is left after `down`."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]  # two JVMs start, maybe on a busy machine
+INPUT_ROWS = 500
+
+
+def rows(state, name):
+    """What the `persist` command line reads back."""
+    status = json.loads((state / "objects" / "PersistShard" / f"{name}.json").read_text())["status"]
+    store = state.resolve() / "store"
+    location = ["--blob", f"file://{store}/blobs", "--consensus", f"sqlite://{store}/consensus.db"]
+    command = [sys.executable, "-m", "persist_engine.cli", "read", status["shardId"], *location, "--format", "jsonl"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def csv_input(house, name, fields):
+    return {
+        "type": "Format",
+        "format": {"name": "csv", "schema": fields, "options": {"path": f"{name}.csv", "header": "true"}},
+    }
+
+
+def test_mirror_and_append_from_yaml_to_rows(house):
+    house.environ.pop("PYTHONPATH")  # the real driver, not its stand-in
+    (house.folder / "towns.csv").write_text("id,name\n" + "".join(f"{n},town {n}\n" for n in range(INPUT_ROWS)))
+    (house.folder / "trips.csv").write_text("at,id\n" + "".join(f"{n // 10},{n}\n" for n in range(INPUT_ROWS)))
+    spark = {"executor": {"instances": 1, "memory": "512Mi"}, "driver": {"memory": "512Mi"}}
+    file = house.write(
+        house.shard("towns", schema={"key": "id BIGINT", "value": "name STRING"}),
+        house.shard("trips", schema={"key": "id BIGINT", "value": "at BIGINT"}),
+        house.sink(
+            "towns",
+            "towns",
+            input=csv_input(house, "towns", "id BIGINT, name STRING"),
+            envelope={"type": "Mirror"},
+            spark=spark,
+        ),
+        house.sink(
+            "trips",
+            "trips",
+            input=csv_input(house, "trips", "at BIGINT, id BIGINT"),
+            envelope={"type": "Append", "timestampColumn": "at"},
+            spark=spark,
+        ),
+    )
+    said = house.local("up", "-f", file)
+    assert "WARN" not in said.stderr + said.stdout
+    assert {(row["id"], row["name"]) for row in rows(house.state, "towns")} == {
+        (n, f"town {n}") for n in range(INPUT_ROWS)
+    }
+    assert {(row["id"], row["at"]) for row in rows(house.state, "trips")} == {(n, n // 10) for n in range(INPUT_ROWS)}
+    assert house.status("SparkSink", "trips")["progress"]["upper"] == str(INPUT_ROWS // 10)
+
+    assert house.local("get", "ssink").stdout.count("Completed") == 2
+    assert "500 rows read, 500 updates written" in house.local("describe", "ssink", "towns").stdout
+    assert '"event": "appended"' in house.local("logs", "trips").stdout
+    assert house.local("down").stdout == "nothing was running\n"
+    assert len(rows(house.state, "towns")) == INPUT_ROWS
+    house.local("down", "--purge")
+    assert not list(house.state.rglob("*.parquet"))
+    assert sorted(path.name for path in house.state.iterdir()) == ["lock"]

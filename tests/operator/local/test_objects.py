@@ -1,0 +1,89 @@
+"""Resources as files: what apply answers and keeps, and that writers do not lose each other's changes."""
+
+import json
+import threading
+
+import pytest
+from persist_engine.base.env import SystemEnv
+from persist_operator.local.objects import Objects
+
+
+@pytest.fixture
+def objects(tmp_path):
+    return Objects(tmp_path, SystemEnv())
+
+
+def document(spec, **metadata):
+    return {"kind": "PersistShard", "metadata": {"name": "a", **metadata}, "spec": spec}
+
+
+def test_the_first_apply_creates(objects):
+    made, outcome = objects.apply(document({"x": 1}))
+    assert outcome == "created"
+    assert made["metadata"]["generation"] == 1
+    assert len(made["metadata"]["uid"]) == 36
+    assert objects.get("PersistShard", "a") == made
+    assert list(objects.every("PersistShard")) == [made]
+
+
+def test_applying_the_same_changes_nothing(objects):
+    made, _ = objects.apply(document({"x": 1}))
+    assert objects.apply(document({"x": 1})) == (made, "unchanged")
+
+
+def test_another_spec_is_another_generation_of_the_same_resource(objects):
+    made, _ = objects.apply(document({"x": 1}))
+    objects.set_status("PersistShard", "a", {"shardId": "s1"})
+    again, outcome = objects.apply(document({"x": 2}))
+    assert outcome == "configured"
+    assert again["metadata"] == made["metadata"] | {"generation": 2}
+    assert again["status"] == {"shardId": "s1"}
+
+
+def test_annotations_are_added_and_make_no_generation(objects):
+    objects.apply(document({"x": 1}, annotations={"one": "1"}))
+    assert objects.annotate("PersistShard", "a", "two", "2")
+    again, outcome = objects.apply(document({"x": 1}, annotations={"one": "changed"}))
+    assert outcome == "configured"
+    assert again["metadata"]["generation"] == 1
+    assert again["metadata"]["annotations"] == {"one": "changed", "two": "2"}
+
+
+def test_what_is_not_there(objects):
+    assert objects.get("PersistShard", "a") is None
+    assert not objects.annotate("PersistShard", "a", "two", "2")
+    objects.set_status("PersistShard", "a", {"x": 1})
+    assert list(objects.every("PersistShard")) == []
+
+
+def test_a_write_that_was_killed_half_way_is_not_seen(objects, tmp_path):
+    made, _ = objects.apply(document({"x": 1}))
+    (tmp_path / "objects" / "PersistShard" / "a.tmp").write_text('{"half')
+    assert objects.get("PersistShard", "a") == made
+    assert list(objects.every("PersistShard")) == [made]
+
+
+def test_status_and_annotations_written_at_once_are_both_kept(tmp_path):
+    Objects(tmp_path, SystemEnv()).apply(document({}))
+    barrier = threading.Barrier(2)
+
+    def annotate():
+        mine = Objects(tmp_path, SystemEnv())
+        barrier.wait()
+        for number in range(200):
+            mine.annotate("PersistShard", "a", f"n{number}", "")
+
+    def report():
+        mine = Objects(tmp_path, SystemEnv())
+        barrier.wait()
+        for number in range(200):
+            mine.set_status("PersistShard", "a", {"seen": number})
+
+    threads = [threading.Thread(target=one) for one in (annotate, report)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = json.loads((tmp_path / "objects" / "PersistShard" / "a.json").read_text())
+    assert len(found["metadata"]["annotations"]) == 200
+    assert found["status"] == {"seen": 199}

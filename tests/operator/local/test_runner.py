@@ -1,0 +1,255 @@
+"""The loop on real stores and with real children: what it starts, repeats, tells and refuses."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+from persist_engine.base.errors import InvalidUsage
+from persist_operator.api.schema_check import load_schemas
+from persist_operator.local.act import Room, java_problem, stop_everything
+from persist_operator.local.runner import Refused, checked, read_documents, runner_lock
+
+
+def reason(house, kind, name):
+    ready = next(one for one in house.status(kind, name)["conditions"] if one["type"] == "Ready")
+    return ready["status"], ready["reason"]
+
+
+def test_a_sink_runs_once_and_again_only_when_it_changes(house):
+    assert house.run(house.shard(), house.sink()) == []
+    assert reason(house, "PersistShard", "things") == ("True", "Healthy")
+    assert reason(house, "SparkSink", "load") == ("True", "Completed")
+    assert (house.attempts(), house.rows()) == (1, 1)
+    assert house.run(house.shard(), house.sink()) == []
+    assert (house.attempts(), house.rows()) == (1, 1)
+    assert house.run(house.shard(), house.sink(write={"targetBatchBytes": "64Mi"})) == []
+    assert (house.attempts(), house.rows()) == (2, 2)
+
+
+def test_maintenance_runs_until_nothing_is_due_and_the_contents_stay(house):
+    shard = house.shard(rollup={"everySeqnos": 4}, retention={"sinceLagSeconds": 0})
+    assert house.run(shard, house.sink()) == []
+    house.objects.annotate("PersistShard", "things", "persistshard.io/request-compact", "now")
+    assert house.run(shard, house.sink(write={"targetBatchBytes": "64Mi"})) == []
+    history = house.status("PersistShard", "things")["history"]
+    assert {"Compaction", "Rollup", "GC"} == {one["type"] for one in history}
+    assert not any(one["outcome"] == "Failed" for one in history)
+    assert house.rows() == 2
+
+
+def test_a_driver_that_dies_is_tried_again_and_writes_once(house):
+    (house.told / "crash").touch()
+    assert house.run(house.shard(), house.sink()) == []
+    assert (house.attempts(), house.rows()) == (2, 1)
+    assert [one["outcome"] for one in house.status("SparkSink", "load")["history"]] == ["Succeeded", "Failed"]
+
+
+def test_a_wrong_configuration_ends_it_with_the_message(house):
+    (house.told / "refuse").touch()
+    assert house.run(house.shard(), house.sink()) == ["SparkSink/load"]
+    failure = house.status("SparkSink", "load")["lastFailure"]
+    assert failure["class"] == "Configuration"
+    assert failure["message"].startswith("input is missing")
+    assert "the driver speaks" in failure["message"]
+    assert house.attempts() == 1
+
+
+def test_a_sink_without_its_shard_ends_it_instead_of_waiting_for_ever(house):
+    assert house.run(house.sink()) == ["SparkSink/load"]
+    assert reason(house, "SparkSink", "load") == ("False", "ShardNotFound")
+
+
+def test_a_shard_with_an_unknown_profile_ends_it(house):
+    failed = house.run(house.shard(storageProfile="other"), house.sink())
+    assert failed == ["PersistShard/things", "SparkSink/load"]
+    assert reason(house, "PersistShard", "things") == ("False", "UnknownStorageProfile")
+
+
+def test_two_shards_that_claim_one_id(house):
+    same = {"shardId": "s00000000-0000-0000-0000-000000000001"}
+    assert len(house.run(house.shard("one", **same), house.shard("two", **same))) == 1
+    reasons = {reason(house, "PersistShard", name)[1] for name in ("one", "two")}
+    assert reasons == {"Healthy", "ShardIdConflict"}
+
+
+def test_sinks_wait_for_room_and_are_told_when_they_start(house):
+    sinks = [house.sink(f"load-{number}", f"things-{number}") for number in range(3)]
+    shards = [house.shard(f"things-{number}") for number in range(3)]
+    assert house.run(*shards, *sinks, drivers=1) == []
+    drivers = [one for one in house.processes.every() if one.labels["kind"] == "driver"]
+    folders = [path.parent for path in (house.state / "children").glob("load-*/child.json")]
+    assert len(folders) == 3
+    assert len([note for note in house.notes if note[1] == "DriverStarted"]) == 3
+    began = sorted((house.processes.get(path.name) for path in folders), key=lambda one: one.started_ms)
+    for former, later in zip(began, began[1:], strict=False):
+        assert former.ended_ms <= later.started_ms
+    assert not [one for one in drivers if one.running]
+
+
+def test_a_driver_that_was_stopped_is_no_fault_of_the_sink(house):
+    house.apply(house.shard(), house.sink(restart={"backoffSeconds": 1, "maxConsecutiveFailures": 1}))
+    (house.told / "hold").touch()
+    runner = subprocess_up(house)
+    house.wait((house.told / "appended").exists, "the row is appended")
+    runner.send_signal(signal.SIGINT)
+    _, told = runner.communicate(timeout=60)
+    assert runner.returncode == 130
+    assert "stopped load-" in told
+    assert not [one for one in house.processes.every() if one.running]
+    (house.told / "hold").unlink()
+    assert house.run() == []
+    assert (house.attempts(), house.rows()) == (2, 1)
+    assert reason(house, "SparkSink", "load") == ("True", "Completed")
+
+
+def subprocess_up(house):
+    file = house.write(house.shard(), house.sink(restart={"backoffSeconds": 1, "maxConsecutiveFailures": 1}))
+    return subprocess.Popen(
+        house.command("up", "-f", str(file)),
+        env=house.environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_killed_runner_leaves_its_driver_to_the_next_one(house):
+    (house.told / "hold").touch()
+    runner = subprocess_up(house)
+    house.wait((house.told / "appended").exists, "the row is appended")
+    runner.kill()
+    runner.communicate(timeout=60)
+    assert [one.running for one in house.processes.every()] == [True]
+    (house.told / "hold").unlink()
+    assert house.run() == []
+    assert (house.attempts(), house.rows()) == (1, 1)
+
+
+def test_maintenance_that_was_stopped_is_started_again_under_its_name(house):
+    assert house.run(house.shard(), house.sink()) == []
+    house.objects.annotate("PersistShard", "things", "persistshard.io/request-rollup", "now")
+    stopper = StopAtFirstMaintenance(house)
+    house.tell = stopper.tell
+    assert house.run() == []
+    assert stopper.stopped
+    history = house.status("PersistShard", "things")["history"]
+    assert [one["outcome"] for one in history if one["id"] == stopper.stopped[0]] == ["Succeeded"]
+
+
+class StopAtFirstMaintenance:
+    """Stops what runs as an interrupt does, once, as soon as it is told of a maintenance run."""
+
+    def __init__(self, house):
+        self.house, self.stopped = house, []
+
+    def tell(self, owner, note):
+        if note.reason == "MaintenanceStarted" and not self.stopped:
+            name = note.message.partition(":")[0]
+            pid = self.house.processes.folder(name) / "pid"
+            self.house.wait(pid.exists, "the supervisor is up")
+            os.killpg(int(pid.read_text()), signal.SIGKILL)
+            self.house.wait(lambda: not self.house.processes.get(name).running, "end of the run")
+            self.house.processes.discard(name, grace_s=0)
+            self.stopped.append(name)
+
+
+def test_stop_everything_on_a_quiet_folder(house):
+    assert stop_everything(house.processes, grace_s=0) == []
+
+
+# -- what is refused -----------------------------------------------------------------------------------------------------
+
+
+def refusal(house, *documents):
+    with pytest.raises(Refused) as caught:
+        checked(documents, load_schemas(), house.objects)
+    return caught.value.problems
+
+
+def test_refusals_name_the_resource_the_field_and_what_to_change(house):
+    unknown = house.sink(envelop={"type": "Append"})
+    assert any("SparkSink/load: spec.envelop: unknown field; known here:" in one for one in refusal(house, unknown))
+    wrong = house.sink(envelope={"type": "Upside"})
+    assert any("spec.envelope.type" in one and "Append" in one for one in refusal(house, wrong))
+    rule = house.sink(mode="Scheduled")
+    assert refusal(house, rule) == (
+        "SparkSink/load: spec.schedule: schedule must be set exactly when mode is Scheduled; add schedule.cron or change mode",
+    )
+
+
+def test_every_problem_is_told_at_once(house):
+    problems = refusal(
+        house, house.shard(name="A"), house.sink(nonsense=1), {"kind": "Pod"}, "text", house.shard(), house.shard()
+    )
+    told = "\n".join(problems)
+    assert "PersistShard/A" in told
+    assert "spec.nonsense" in told
+    assert "PersistShard/things: is there twice; remove one of the two" in told
+    assert len([one for one in problems if one.startswith("?/?")]) == 1
+
+
+def test_what_may_not_change(house):
+    house.apply(house.sink())
+    schedule = {"cron": "0 * * * *"}
+    assert "mode is immutable" in refusal(house, house.sink(mode="Scheduled", schedule=schedule))[0]
+
+
+def test_files_and_folders(house, tmp_path):
+    folder = tmp_path / "yaml"
+    folder.mkdir()
+    with pytest.raises(InvalidUsage, match=r"no \*\.yaml or \*\.yml in"):
+        read_documents([folder])
+    (folder / "b.yml").write_text("kind: B\n---\n---\nkind: C\n")
+    (folder / "a.yaml").write_text("kind: A\n")
+    (folder / "c.txt").write_text("kind: D\n")
+    assert [one["kind"] for one in read_documents([folder])] == ["A", "B", "C"]
+    with pytest.raises(InvalidUsage, match="no such file or folder"):
+        read_documents([tmp_path / "none"])
+    (folder / "a.yaml").write_text("a: [")
+    with pytest.raises(InvalidUsage, match=r"a\.yaml is not YAML"):
+        read_documents([folder])
+    (folder / "a.yaml").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(InvalidUsage, match=r"a\.yaml"):
+        read_documents([folder])
+    (folder / "empty.yaml").write_text("---\n")
+    with pytest.raises(InvalidUsage, match="no resources in"):
+        read_documents([folder / "empty.yaml"])
+
+
+def test_one_runner_per_state_folder(tmp_path):
+    with (
+        runner_lock(tmp_path / "state"),
+        pytest.raises(InvalidUsage, match=rf"process {os.getpid()}\) works in"),
+        runner_lock(tmp_path / "state"),
+    ):
+        pass
+    with runner_lock(tmp_path / "state"):
+        pass
+
+
+def test_a_state_folder_that_cannot_be(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidUsage, match="cannot be written"), runner_lock(tmp_path / "file" / "state"):
+        pass
+
+
+# -- the machine ---------------------------------------------------------------------------------------------------------
+
+
+def test_room_of_machines():
+    laptop = Room.of_machine(cores=2, memory_mib=7800)
+    assert (laptop.drivers_max, laptop.maintenance_max) == (2, 2)
+    assert Room.of_machine(cores=1, memory_mib=1000).drivers_max == 1
+    assert Room.of_machine(cores=16, memory_mib=64_000).drivers_max == 16
+    assert Room.of_machine(cores=2, memory_mib=7800, drivers_max=5).drivers_max == 5
+
+
+def test_java_is_looked_for_where_spark_does(tmp_path):
+    assert "there is none: install one" in java_problem({"PATH": str(tmp_path)})
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    assert f"JAVA_HOME is {tmp_path}" in java_problem({"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]})
+    java.touch(mode=0o755)
+    assert java_problem({"JAVA_HOME": str(tmp_path), "PATH": ""}) is None
+    assert java_problem({"PATH": str(java.parent)}) is None

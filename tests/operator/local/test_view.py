@@ -1,0 +1,245 @@
+"""What people read: columns from the CRDs, readable values, lines cut to the terminal and never in a pipe."""
+
+import json
+
+import pytest
+from persist_operator.api.times import to_text
+from persist_operator.local import story, view
+from persist_operator.local.commands import _columns
+from persist_operator.local.processes import Child
+
+NOW = 1_790_000_000_000
+
+
+def condition(**fields):
+    return {"status": "True", "reason": "Healthy", "message": "", "lastTransitionTime": to_text(NOW - 5000), **fields}
+
+
+def shard(status=None, name="flights"):
+    metadata = {"name": name, "generation": 2, "creationTimestamp": to_text(NOW - 180_000)}
+    return {
+        "kind": "PersistShard",
+        "metadata": metadata,
+        "spec": {"schema": {"key": "id STRING"}},
+        "status": status or {},
+    }
+
+
+def sink(status=None):
+    spec = {
+        "shardRef": {"name": "flights"},
+        "mode": "Once",
+        "input": {"type": "Format", "format": {"name": "parquet", "options": {"path": "in.parquet"}}},
+        "envelope": {"type": "Append", "timestampColumn": "at"},
+    }
+    metadata = {"name": "load", "generation": 1, "creationTimestamp": to_text(NOW - 1000)}
+    return {"kind": "SparkSink", "metadata": metadata, "spec": spec, "status": status or {}}
+
+
+def healthy():
+    return {
+        "shardId": "s1",
+        "store": {"blob": "file:///b", "consensus": "sqlite:///c"},
+        "schema": {"key": "id STRING", "value": ""},
+        "conditions": [condition(type="Ready", message="all is well")],
+        "frontiers": {"since": "0", "upper": "1388548800001", "seqno": 10},
+        "storage": {
+            "batches": 1,
+            "runs": 2,
+            "parts": 2,
+            "updates": 336776,
+            "liveBytes": 4 << 20,
+            "liveDiffs": 4,
+            "latestRollupSeqno": 7,
+        },
+        "holds": {"readers": 1, "writers": 0},
+        "history": [
+            {
+                "id": "flights-gc-8",
+                "type": "GC",
+                "reason": "6 versions can be truncated",
+                "startTime": to_text(NOW - 9000),
+                "endTime": to_text(NOW - 5000),
+                "outcome": "Succeeded",
+                "blobsDeleted": 3,
+                "diffsTruncated": 6,
+                "bytesRead": 2048,
+                "bytesWritten": 0,
+                "message": "truncated to v7",
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("json_path", "found"),
+    [
+        (".metadata.name", "flights"),
+        (".status.frontiers.seqno", 10),
+        (".status.conditions[?(@.type=='Ready')].reason", "Healthy"),
+        (".status.conditions[?(@.type=='Stalled')].reason", None),
+        (".status.nothing.here", None),
+        (".metadata.name.deeper", None),
+    ],
+)
+def test_lookup(json_path, found):
+    assert view.lookup(shard(healthy()), json_path) == found
+
+
+@pytest.mark.parametrize(
+    ("ago_ms", "text"),
+    [
+        (0, "0s"),
+        (119_000, "119s"),
+        (120_000, "2m"),
+        (7_199_000, "119m"),
+        (7_200_000, "2h"),
+        (172_800_000, "2d"),
+        (-5, "0s"),
+    ],
+)
+def test_age(ago_ms, text):
+    assert view.age(NOW - ago_ms, NOW) == text
+
+
+def test_age_of_what_never_was():
+    assert view.age(None, NOW) == ""
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (4 << 20, "4.0 MiB"), (3 << 40, "3.0 TiB")]
+)
+def test_size(count, text):
+    assert view.size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("time", "text"),
+    [
+        ("1388548800001", "2014-01-01T04:00:00.001Z"),
+        (1388548800000, "2014-01-01T04:00:00Z"),
+        ("17", "17"),
+        (2**63 - 1, str(2**63 - 1)),
+        ("x", "x"),
+    ],
+)
+def test_instant(time, text):
+    assert view.instant(time) == text
+
+
+def test_a_table_leaves_out_empty_columns_and_is_cut_to_the_width():
+    rows = [["a", "", "a long\nmessage"], ["bbb", "", ""]]
+    assert view.text_table(["X", "Y", "Z"], rows, width=None) == ["X     Z", "a     a long message", "bbb"]
+    assert view.text_table(["X", "Y", "Z"], rows, width=12)[1] == "a     a lon…"
+
+
+def test_the_columns_of_a_shard_are_those_of_its_definition():
+    lines = view.resources_table([shard(healthy())], _columns("PersistShard"), wide=False, now_ms=NOW, width=None)
+    assert lines[0].split() == ["NAME", "READY", "STATUS", "UPPER", "BATCHES", "BYTES", "AGE"]
+    assert lines[1].split()[:4] == ["flights", "True", "Healthy", "2014-01-01T04:00:00.001Z"]
+    assert "4.0 MiB" in lines[1]
+    assert lines[1].endswith("3m")
+    wide = view.resources_table([shard(healthy())], _columns("PersistShard"), wide=True, now_ms=NOW, width=None)
+    assert {"SINCE", "SEQNO", "SHARD", "MESSAGE"} <= set(wide[0].split())
+    assert "SINCE" not in lines[0]
+    assert wide[1].endswith("all is well")
+
+
+def test_what_keeps_a_resource_from_being_ready_is_told():
+    ready = condition(type="Ready", status="False", reason="StorageUnreachable", message="file:///b: no\nspace left")
+    lines = view.resources_table(
+        [shard({"conditions": [ready]})], _columns("PersistShard"), wide=False, now_ms=NOW, width=None
+    )
+    assert lines[1].endswith("file:///b: no space left")
+
+
+def test_a_sink_shows_its_rows_and_updates():
+    status = {"progress": {"rowsRead": 336776, "updatesWritten": 336770}, "attempt": 1, "executors": {"running": 0}}
+    lines = view.resources_table([sink(status)], _columns("SparkSink"), wide=False, now_ms=NOW, width=None)
+    assert {"ROWS", "WRITTEN"} <= set(lines[0].split())
+    assert "EXECUTORS" not in lines[0]
+    assert {"336,776", "336,770"} <= set(lines[1].split())
+
+
+def child(tmp_path, *, log="", kind="driver", exit_code=None, name="load-abc-1", owner="SparkSink/load"):
+    (tmp_path / "log").write_text(log)
+    return Child(
+        name=name,
+        owner=owner,
+        labels={"kind": kind, "reason": "it is due"},
+        started_ms=NOW - 7000,
+        ended_ms=None,
+        exit_code=exit_code,
+        report=None,
+        log=tmp_path / "log",
+    )
+
+
+def test_runs_in_the_order_they_began_with_what_runs_now(tmp_path):
+    attempt = {
+        "attempt": 2,
+        "revision": "0123456789",
+        "startTime": to_text(NOW - 60_000),
+        "endTime": to_text(NOW - 30_000),
+        "outcome": "Failed",
+        "message": "x",
+    }
+    documents = [shard(healthy()), sink({"history": [attempt]})]
+    children = [child(tmp_path), child(tmp_path, exit_code=0, name="ended")]
+    lines = view.runs_table(documents, children, wide=True, now_ms=NOW, width=None)
+    assert [line.split()[0] for line in lines] == ["NAME", "load-01234567-2", "flights-gc-8", "load-abc-1"]
+    assert lines[2].split()[1:6] == ["GC", "Succeeded", "4s", "2.0", "KiB"]
+    assert "6 versions can be truncated" in lines[2]
+    assert lines[3].split()[1:4] == ["Sink", "Running", "7s"]
+    narrow = view.runs_table(documents, children, wide=False, now_ms=NOW, width=None)
+    assert "WHY" not in narrow[0]
+    assert "WRITTEN" not in narrow[0]
+    found = view.runs(documents, children)
+    assert [(one["name"], one["outcome"]) for one in found] == [
+        ("flights-gc-8", "Succeeded"),
+        ("load-01234567-2", "Failed"),
+        ("load-abc-1", "Running"),
+    ]
+
+
+def test_progress_tells_what_runs_what_waits_and_nothing_of_the_rest(tmp_path):
+    log = "not json\n" + json.dumps({"event": "stage", "stage": 4, "done": 1, "tasks": 2}) + "\nWARN\n[1]\n"
+    waiting = sink({"driver": {"phase": "Creating"}}) | {"metadata": {"name": "other"}}
+    lines = view.progress([shard(healthy()), sink(), waiting], [child(tmp_path, log=log)], now_ms=NOW, width=100)
+    assert [" ".join(line.split()) for line in lines] == [
+        "load-abc-1 sink 7s stage 4: 1 of 2 tasks",
+        "SparkSink/other waits for a free place",
+    ]
+
+
+def test_the_story_of_a_shard():
+    text = "\n".join(story.describe(shard(healthy()), now_ms=NOW, width=None))
+    assert text.startswith("PersistShard/flights is ready: Healthy\n  all is well\n")
+    assert "336,776 updates in 1 batch (2 runs, 2 parts, 4.0 MiB)" in text
+    assert "v10, 4 versions in the log, newest rollup at v7" in text
+    assert "2014-01-01T04:00:00.001Z" in text
+    assert "flights-gc-8" in text
+    assert "key: id STRING" in text
+
+
+def test_the_story_of_a_sink_that_failed():
+    failure = {
+        "time": to_text(NOW),
+        "podName": "load-abc-1",
+        "class": "Configuration",
+        "message": "input is missing\nlast log lines",
+    }
+    status = {
+        "conditions": [condition(type="Ready", status="False", reason="ConfigurationFailed")],
+        "lastFailure": failure,
+    }
+    lines = story.describe(sink(status), now_ms=NOW, width=60)
+    assert lines[0] == "SparkSink/load is not ready: ConfigurationFailed"
+    text = "\n".join(lines)
+    assert "parquet in.parquet" in text
+    assert "Append to PersistShard/flights at the times in at, once" in text
+    assert "load-abc-1 Configuration: input is missing\n" in text
+
+
+def test_the_story_of_what_nobody_has_looked_at():
+    assert "is not known yet: Pending" in story.describe(shard(), now_ms=NOW, width=None)[0]
