@@ -8,10 +8,10 @@ from persist_engine.testing.sim import plan_of, simulate
 from persist_engine.testing.sim_main import explain, main, minimise
 from persist_engine.testing.sim_mutants import MUTANTS, planted
 
-SEEDS = 120
+SEEDS = 100
 CHUNK = 20
 #: Histories in which each planted bug must show; `make sim` and CI run many more without bugs.
-MUTANT_SEEDS = 100
+MUTANT_SEEDS = 80
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
@@ -42,7 +42,7 @@ def test_histories_contain_what_they_are_for() -> None:
         for name, count in simulate(seed).counts.items():
             totals[name] = totals.get(name, 0) + count
     for name in ("appends", "refusals", "unknown", "faults", "late calls", "crashes", "freezes"):
-        assert totals[name] >= 5, totals
+        assert totals[name] > 0, totals
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
