@@ -63,8 +63,8 @@ def test_a_driver_may_do_nothing_outside_its_namespace(cluster: Any) -> None:
 def everything_back(cluster: Any) -> Iterator[None]:
     """After the test: the namespace with its Secret again, and the chart installed, for whatever test comes next."""
     yield
-    cluster.run("kubectl", "create", "namespace", GONE, check=False)
-    cluster.run("kubectl", "label", "--overwrite", "namespace", GONE, "pod-security.kubernetes.io/enforce=restricted")
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": GONE, "labels": labels}})
     secret = cluster.get("secret", "persist-store", "persist-stores")
     secret["metadata"] = {"name": "persist-store"}
     cluster.kubectl("apply", "-f", "-", namespace=GONE, given=json.dumps(secret))
