@@ -94,6 +94,9 @@ def test_uninstall_and_namespace_deletion_do_not_hang(cluster: Any, programs: An
     for step in steps if first == "uninstall" else reversed(steps):
         step()
     assert cluster.run("kubectl", "get", "namespace", GONE, check=False).returncode != 0
-    assert not cluster.items("deployments,pods", "app.kubernetes.io/name=persist-operator", "persist-system")
+    left = "app.kubernetes.io/name=persist-operator"
+    cluster.wait(
+        "the operator to end", lambda: not cluster.items("deployments,pods", left, "persist-system"), timeout_s=60
+    )
     assert cluster.run("kubectl", "get", "crd", "persistshards.persistshard.io", check=False).returncode == 0
     assert programs.result("stored", shard_id)["inspection"]["shard_id"] == shard_id
