@@ -45,7 +45,9 @@ crds-check: ## fail when the chart's CRDs are not those of crds/
 
 ##@ Tests
 test: setup ## everything that needs no cluster
-	@$(PYTEST) -m "not kind" $(ARGS)
+	@$(PYTEST) -n $(or $(JOBS),2) --dist loadfile -m "not kind" $(ARGS)
+sim: setup ## the engine under seeded schedules and faults: SEEDS=2000 [FIRST= JOBS=], or SEED=17 [WITHOUT=] to see one again
+	@$(RUN) python -m persist_engine.testing.sim_main --seeds $(or $(SEEDS),200) --first $(or $(FIRST),0) --jobs $(or $(JOBS),1) $(if $(SEED),--seed $(SEED)) $(if $(WITHOUT),--without $(WITHOUT))
 e2e: setup ## on a real kind cluster: bring it up, install, apply, break things, check, tear down (KEEP=1 keeps it)
 	@bash .ci/tools.sh kind helm && bash tests/e2e/run.sh
 bench: setup ## hot paths as ratios against a baseline of the same run
@@ -61,4 +63,4 @@ cluster-down: ## remove it
 
 ##@ Gates
 check: setup lint types rooms tidy proto-check crds-check ## all that reads the code
-.PHONY: help setup clean demo fmt lint types rooms tidy proto proto-check crds crds-check test e2e bench images cluster-up cluster-down check
+.PHONY: help setup clean demo fmt lint types rooms tidy proto proto-check crds crds-check test sim e2e bench images cluster-up cluster-down check

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from persist_engine import Antichain, Location, PersistClient, ShardId
+from persist_engine.model.maintenance import Maintenance
 from persist_engine.testing.servers import redis_server
+from persist_engine.work.perform import perform
 
 from bench.data import SCHEMA, updates
 from bench.measure import Row, median, ms, timings_s
@@ -19,6 +21,7 @@ def run(folder: Path, quick: bool) -> list[Row]:
         shard = ShardId.new()
         batch = updates(10, time=0)
         at = [0]
+        pending: list[Maintenance] = []
         with PersistClient.open(location) as client, client.open_writer(shard, SCHEMA, purpose="bench") as writer:
 
             def commit(_: int) -> None:
@@ -32,9 +35,8 @@ def run(folder: Path, quick: bool) -> list[Row]:
             def advance(versions: int) -> None:
                 while at[0] < versions:
                     commit(0)
-                    client.perform(shard, pending.pop())
+                    perform(client.machine(shard), pending.pop())
 
-            pending: list = []
             advance(100)
             early_commit = timings_s(commit, repeat=100, warm=0)
             early_open = timings_s(lambda _: _open(location, shard), repeat=7)

@@ -239,7 +239,8 @@ class _Run:
             upper=upper,
         )
         self.log.event("staged", batches=len(stage.batches), rows=stage.rows, updates=stage.updates)
-        if stage.rows == 0:
+        # An empty mirror's retractions are staged, too: they are deleted only when nothing will be appended.
+        if stage.rows == 0 and not self.spec.input.allow_empty:
             self._delete(stage)
             self._refuse_empty(stage.rows)
         return stage

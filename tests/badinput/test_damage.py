@@ -6,14 +6,16 @@ import json
 
 import pytest
 from persist_engine import Antichain, PersistClient, ShardId
-from persist_engine.base.errors import CorruptData, ErrorKind, Incompatible, InvariantViolated, MissingBlob, PersistError
-from persist_engine.base.settings import BatchSettings, MaintenanceSettings, RetrySettings, Settings
+from persist_engine.base.errors import (
+    CorruptData,
+    ErrorKind,
+    Incompatible,
+    InvariantViolated,
+    MissingBlob,
+)
+from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, RetrySettings, Settings
 from persist_engine.base.version import APPLIER_VERSION
-from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.client.write import Appended
-from persist_engine.codec import state as state_codec
-from persist_engine.codec import state_diff as diff_codec
-from persist_engine.shard.versions import StateVersions
 from persist_engine.testing.disk import SETTINGS, Disk, contents, write
 from persist_engine.testing.world import SCHEMA, World, row
 from persist_engine.work.rollup import write_rollup
@@ -118,7 +120,14 @@ def test_a_damaged_rollup_is_named_and_everything_reads_again_when_it_is_restore
     damage(path, how)
     before = disk.everything(shard)
     kind, error = (ErrorKind.MISSING_BLOB, MissingBlob) if how == "missing" else (ErrorKind.CORRUPT, CorruptData)
-    for command in (("read",), ("inspect", "shard"), ("inspect", "state"), ("maintain", "rollup"), ("maintain", "gc"), ("maintain", "compact")):
+    for command in (
+        ("read",),
+        ("inspect", "shard"),
+        ("inspect", "state"),
+        ("maintain", "rollup"),
+        ("maintain", "gc"),
+        ("maintain", "compact"),
+    ):
         refuses(persist, disk, shard, disk.key(path), kind, 74, command=command)
     with disk.client() as client:
         for call in (
@@ -181,7 +190,11 @@ def test_parts_that_changed_places_are_noticed(disk, shard, other):
 def test_rollups_that_changed_places_are_noticed(disk, shard, other, persist):
     older, newest = disk.paths(shard, kind="rollup")[0], disk.paths(shard, kind="rollup")[-1]
     good = newest.read_bytes()
-    for wrong in (older.read_bytes(), disk.paths(other, kind="rollup")[-1].read_bytes(), disk.paths(shard, kind="part")[0].read_bytes()):
+    for wrong in (
+        older.read_bytes(),
+        disk.paths(other, kind="rollup")[-1].read_bytes(),
+        disk.paths(shard, kind="part")[0].read_bytes(),
+    ):
         newest.write_bytes(wrong)
         refuses(persist, disk, shard, disk.key(newest), ErrorKind.CORRUPT, 74)
     newest.write_bytes(good)
@@ -213,7 +226,10 @@ def test_a_hole_in_the_log_is_noticed(disk, shard):
     head = max(good)
     disk.set_diffs(shard, {seqno: data for seqno, data in good.items() if seqno != head - 1})
     before = disk.everything(shard)
-    with disk.client() as client, pytest.raises((InvariantViolated, CorruptData), match=f"{shard}.* gap after v{head - 2}"):
+    with (
+        disk.client() as client,
+        pytest.raises((InvariantViolated, CorruptData), match=f"{shard}.* gap after v{head - 2}"),
+    ):
         contents(client, shard, 5)
     assert disk.everything(shard) == before
 
@@ -266,7 +282,13 @@ def test_state_of_newer_code_is_refused_and_left_as_it_is(disk, shard, persist, 
         assert log == before[1]
         assert before[0].items() <= blobs.items()
         before = blobs, log
-    for command in (("read",), ("inspect", "shard"), ("maintain", "rollup"), ("maintain", "gc"), ("maintain", "compact")):
+    for command in (
+        ("read",),
+        ("inspect", "shard"),
+        ("maintain", "rollup"),
+        ("maintain", "gc"),
+        ("maintain", "compact"),
+    ):
         refuses(persist, disk, shard, NEWER, ErrorKind.INCOMPATIBLE, 75, command=command)
     with disk.client() as client:
         for call in (lambda: client.open_writer(shard, SCHEMA, purpose="test"), lambda: client.recent_upper(shard)):
@@ -286,7 +308,10 @@ def test_damaged_blobs_in_memory_stores_are_named_too(how, kind):
     shard_id = world.shard_id()
     write(world.process(), shard_id, range(3))
     write_rollup(world.process().machine(shard_id))
-    key = max(world.blob_keys(shard_id, kind=kind), key=lambda key: int(key.split("/v")[1].split("/")[0]) if kind == "rollup" else key)
+    key = max(
+        world.blob_keys(shard_id, kind=kind),
+        key=lambda key: int(key.split("/v")[1].split("/")[0]) if kind == "rollup" else key,
+    )
     good = world.blob.get(key)
     if DAMAGE[how] is None:
         world.blob.delete(key)
@@ -304,6 +329,7 @@ def test_gc_and_compaction_over_damage_delete_nothing_of_it():
         retry=RetrySettings(give_up_ms=300),
         batch=BatchSettings(inline_part_bytes_max=0),
         maintenance=MaintenanceSettings(rollup_threshold=4, gc_versions_min=1),
+        compaction=CompactionSettings(claim_ms=1),
     )
     world = World(settings=settings)
     shard_id = world.shard_id()
@@ -313,15 +339,18 @@ def test_gc_and_compaction_over_damage_delete_nothing_of_it():
     from persist_engine.work.compact import compact_due
     from persist_engine.work.gc import gc_and_truncate
 
-    part = sorted(world.blob_keys(shard_id, kind="part"))[0]
+    state = world.process().machine(shard_id).refresh()
+    part = f"{shard_id}/{next(iter(next(iter(state.trace.batches())).blob_keys()))}"
     good = world.blob.get(part)
     world.blob.set(part, flipped(good))
     parts = world.blob_keys(shard_id, kind="part")
-    with pytest.raises(CorruptData, match=part):
-        world_machine = world.process(settings=settings).machine(shard_id)
-        while compact_due(world_machine):
-            pass
-        contents(world.process(), shard_id, 7)
+    for process in (
+        lambda: compact_due(world.process().machine(shard_id)),
+        lambda: contents(world.process(), shard_id, 7),
+    ):
+        world.env.sleep(0.01)
+        with pytest.raises(CorruptData, match=part):
+            process()
     assert parts <= world.blob_keys(shard_id, kind="part")
     world.blob.set(part, good)
     earliest = min(world.blob_keys(shard_id, kind="rollup"), key=lambda key: int(key.split("/v")[1].split("/")[0]))

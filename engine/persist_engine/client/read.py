@@ -200,8 +200,14 @@ class ReadHandle:
         return f"ReadHandle({self.reader_id} of {self._machine.shard_id}, since {self.since})"
 
     def _beat(self) -> bool:
-        answer, _ = self._machine.heartbeat_leased_reader(self.reader_id)
-        return answer.existed
+        """Renew the lease and let go of the versions that no snapshot or listener of ours needs: a handle that is only
+        kept must not hold back collection for ever (spec 20, bug 9).
+        """
+        outstanding = self._oldest_lease(self._machine.state.seqno)
+        with self._lock:
+            since = self._since
+        answer, _ = self._machine.downgrade_since(self.reader_id, outstanding_seqno=outstanding, new_since=since)
+        return since.is_empty() or not answer.since.is_empty()
 
     def _oldest_lease(self, default: SeqNo) -> SeqNo:
         with self._lock:

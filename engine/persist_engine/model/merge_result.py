@@ -7,6 +7,7 @@ refused before any change.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from persist_engine.base.errors import check
@@ -20,8 +21,9 @@ def apply_merge_res(spine: Spine, res: MergeRes, *, checked: bool) -> tuple[Spin
     """Newest matching spine batch with its parts (all, or a range of them) replaced by the output; the same spine if
     refused.
 
-    Refused are: no batch with this range; an output whose since is beyond the batch's; more rows than what it
-    replaces. `checked`: raises InvariantViolated when sums of diffs show that the output lost or invented updates.
+    Refused are: no batch with this range that still holds the inputs, when those are known; an output whose since is
+    beyond the batch's; more rows than what it replaces. `checked`: raises InvariantViolated when sums of diffs show
+    that the output lost or invented updates.
     """
     refusal = MergeOutcome.NOT_APPLIED_NO_MATCH
     for batch in reversed(tuple(spine.batches())):
@@ -32,6 +34,8 @@ def apply_merge_res(spine: Spine, res: MergeRes, *, checked: bool) -> tuple[Spin
             refusal = MergeOutcome.NOT_APPLIED_INVALID_SINCE
             continue
         replaced = batch.parts[span.start : span.stop]
+        if res.inputs is not None and not _same_parts([part for _, part in replaced], res.inputs):
+            continue
         if res.output.rows > Sizes.total(replaced).rows:
             return spine, MergeOutcome.NOT_APPLIED_TOO_MANY_UPDATES
         if checked:
@@ -75,6 +79,14 @@ def _find(batch: SpineBatch, desc: Description, by_id: SpineId | None) -> range 
     if batch.parts[start][1].desc.lower != desc.lower or batch.parts[last][1].desc.upper != desc.upper:
         return None
     return range(start, last + 1)
+
+
+def _same_parts(replaced: Sequence[HollowBatch], inputs: Sequence[HollowBatch]) -> bool:
+    """Whether what is there is what was compacted. SUBTLE: once replaced, inputs never come back, and so neither does an
+    output: an attempt that is repeated, after its first was applied, replaced by another's result and its blobs
+    collected, must not link those blobs again.
+    """
+    return [part for batch in replaced for part in batch.parts] == [part for batch in inputs for part in batch.parts]
 
 
 def _with_span(batch: SpineBatch, span: range, output: HollowBatch) -> SpineBatch:

@@ -98,11 +98,12 @@ class MergeReq:
 @dataclass(frozen=True, slots=True)
 class MergeRes:
     """`output` may stand for what it was made of. `input` is the id range that was compacted; None matches by
-    description.
+    description. `inputs`, where the compactor knows them, are what it read: only they may be replaced.
     """
 
     output: HollowBatch
     input: SpineId | None
+    inputs: tuple[HollowBatch, ...] | None = None
 
 
 class MergeOutcome(enum.Enum):

@@ -26,7 +26,14 @@ from persist_engine.model.outcome import Applied, Refused
 from persist_engine.model.shared_map import SharedMap
 from persist_engine.model.state import CriticalReader, LeasedReader, ShardState
 from persist_engine.model.trace import MergeOutcome, Trace
-from persist_engine.model.views import critical_since, is_finalized, is_tombstone, latest_rollup, readers_since
+from persist_engine.model.views import (
+    critical_since,
+    is_finalized,
+    is_tombstone,
+    latest_rollup,
+    readers_since,
+    rollup_seqnos,
+)
 
 __all__ = ["Applied", "Refused", "transition"]
 
@@ -154,14 +161,19 @@ def _compare_and_downgrade_since(state: ShardState, cmd: c.CompareAndDowngradeSi
 
 
 def _add_rollup(state: ShardState, cmd: c.AddRollup) -> Applied | Refused:
-    """Commits even when another rollup is there already, so that "not applied" is linearized and the blob may be
-    deleted.
+    """Commits even when it is not linked, so that "not applied" is linearized and the blob may be deleted.
+
+    Not linked: another one is there already; or it is older than all there are. Such a one begins no live version, and
+    it may be one that was linked by an earlier attempt, unlinked and collected: to link it again would name a blob
+    that is gone.
     """
     if not cmd.seqno < state.seqno:
         raise InvalidUsage(f"rollup for {cmd.seqno} cannot be linked at {state.seqno}")
     existing = state.rollups.get(cmd.seqno)
     if existing is not None:
         return Applied(state, c.RollupAdded(applied=existing.key == cmd.rollup.key))
+    if cmd.seqno < rollup_seqnos(state)[0]:
+        return Applied(state, c.RollupAdded(applied=False))
     rollups = state.rollups.set(cmd.seqno, cmd.rollup)
     return Applied(replace(state, rollups=rollups, active_rollup=None), c.RollupAdded(applied=True))
 

@@ -329,7 +329,7 @@ class StateVersions:
         whole_key = blob_key(shard_id, key)
         rollup = decode_rollup(data, key=whole_key)
         state = rollup.state
-        if state.shard_id != shard_id or state.seqno != SeqNo.parse(key.split("/")[0]):
+        if state.shard_id != shard_id or state.seqno != SeqNo.parse(key.split("/", maxsplit=1)[0]):
             text = f"rollup {whole_key} holds {state.seqno} of shard {state.shard_id}"
             raise CorruptData(text, key=whole_key)
         return rollup

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.versioned import SeqNo, VersionedData
 
@@ -9,6 +11,7 @@ from persist_engine.base.versioned import SeqNo, VersionedData
 KEY_BYTES_MAX = 768
 #: The longest file name of the usual file systems.
 COMPONENT_BYTES_MAX = 255
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def check_blob_key(key: str) -> None:
@@ -69,5 +72,5 @@ def _check_text(text: str) -> None:
         raise InvalidUsage(f"key {text!r} is not valid unicode") from None
     if size > KEY_BYTES_MAX:
         raise InvalidUsage(f"key {text[:40]!r}... has {size} bytes, at most {KEY_BYTES_MAX} fit")
-    if any(ord(char) < 0x20 or ord(char) == 0x7F for char in text):
+    if _CONTROL.search(text):
         raise InvalidUsage(f"key {text!r} contains control characters")

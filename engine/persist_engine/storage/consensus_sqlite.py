@@ -219,7 +219,10 @@ class SqliteConsensus:
             raise self._lost(verb, key, "the file was replaced meanwhile")
 
     def _lost(self, verb: str, key: str, what: str) -> CorruptData:
-        text = f"{verb} {key}".rstrip() + f" at {self.address()}: {what}; acknowledged versions are lost unless it is put back"
+        text = (
+            f"{verb} {key}".rstrip()
+            + f" at {self.address()}: {what}; acknowledged versions are lost unless it is put back"
+        )
         return CorruptData(text, key=key or str(self._path))
 
     def _mapped(self, verb: str, key: str, error: sqlite3.Error, kind: type[StorageError]) -> PersistError:

@@ -45,7 +45,9 @@ class Disk:
     def diffs(self, shard_id: ShardId) -> dict[int, bytes]:
         """The shard's log."""
         with sqlite3.connect(self.database) as connection:
-            rows = connection.execute("SELECT sequence_number, data FROM consensus WHERE shard = ?", (shard_id,)).fetchall()
+            rows = connection.execute(
+                "SELECT sequence_number, data FROM consensus WHERE shard = ?", (shard_id,)
+            ).fetchall()
         connection.close()
         return {int(seqno): bytes(data) for seqno, data in rows}
 

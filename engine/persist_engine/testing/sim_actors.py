@@ -7,6 +7,7 @@ ends when its operations are used up.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -75,7 +76,7 @@ class Actor(ABC):
     def live(self, host: Host) -> None:
         """The body of the actor's task on `host`. Killed when the host dies; the rest is done on the next one."""
         self.host = host
-        self.open()
+        self._open()
         while self.left:
             self.left -= 1
             self.history.scheduler.pause(self.rng.choice([0, 0, 5, 30, 100]))
@@ -83,9 +84,17 @@ class Actor(ABC):
                 self.operate()
             except Unavailable as error:
                 self.history.scheduler.note(f"unavailable: {error}")
-        self.close()
+        with contextlib.suppress(Unavailable):  # its lease lapses in the end
+            self.close()
         self.is_finished = True
         self.history.finished()
+
+    def _open(self) -> None:
+        while True:
+            try:
+                return self.open()
+            except Unavailable as error:
+                self.history.scheduler.note(f"unavailable: {error}")
 
     @abstractmethod
     def open(self) -> None:
@@ -96,7 +105,8 @@ class Actor(ABC):
         """One thing."""
 
     def close(self) -> None:
-        """The actor has done all it had to do."""
+        """The actor has done all it had to do; most leave their handles to lapse."""
+        return
 
     @property
     def client(self) -> PersistClient:
@@ -125,7 +135,7 @@ class Writer(Actor):
             if not self.history.plan.may_be_ambiguous:
                 raise
             self.history.ambiguous += 1
-            self.open()
+            self._open()
         self.history.witness.installed(self.handle.machine.state)
 
     def compare_and_append(self) -> None:
@@ -189,7 +199,7 @@ class Writer(Actor):
 
     def expire(self) -> None:
         self.handle.expire()
-        self.open()
+        self._open()
 
     def _upper(self) -> int:
         upper = self.handle.fetch_recent_upper() if self.rng.random() < 0.5 else self.handle.shared_upper()
@@ -251,7 +261,7 @@ class Reader(Actor):
             if self.history.witness.is_leased(self.handle.reader_id):
                 self.history.scheduler.fail(f"{self.name} has its lease, but: {error}")
             self.history.scheduler.note(f"lease lost: {error}")
-            self.open()
+            self._open()
 
     def snapshot(self) -> None:
         as_of = self._time()
@@ -269,7 +279,7 @@ class Reader(Actor):
     def listen(self) -> None:
         """Start to listen, or go on for a few batches."""
         if self.listening is None:
-            as_of = self._time()
+            as_of = self._time(earliest=0.6)
             if as_of is None:
                 return
             answer = self.handle.listen(as_of)
@@ -307,10 +317,12 @@ class Reader(Actor):
 
     def expire(self) -> None:
         self.handle.expire()
-        self.open()
+        self._open()
 
-    def _time(self) -> int | None:
-        """A time that this reader should be able to tell; None before anything is written."""
+    def _time(self, earliest: float = 0.2) -> int | None:
+        """A time that this reader should be able to tell, with probability `earliest` its since; None before anything
+        is written.
+        """
         since = self.handle.since
         upper = self.history.client_upper(self.client)
         if since.time is None:
@@ -318,7 +330,9 @@ class Reader(Actor):
         assert upper.time is not None, "nobody closes the shard"
         if upper.time <= since.time:
             return None
-        return self.rng.choice([since.time, upper.time - 1, self.rng.randrange(since.time, upper.time)])
+        if self.rng.random() < earliest:
+            return since.time
+        return self.rng.choice([upper.time - 1, self.rng.randrange(since.time, upper.time)])
 
     def _too_late(self, answer: SinceAhead) -> None:
         if self.history.witness.is_leased(self.handle.reader_id):
@@ -388,8 +402,8 @@ class Downgrader(Actor):
         target = Antichain.of(self.rng.randrange(since, upper))
         answer = self.handle.compare_and_downgrade_since(expected, (new, target))
         told = answer.opaque if isinstance(answer, OpaqueMismatch) else new
-        if isinstance(answer, OpaqueMismatch) and told == expected:
-            self.history.scheduler.fail(f"{self.name} is fenced by its own token {expected!r}")
+        if isinstance(answer, OpaqueMismatch) and told in {expected, new}:
+            self.history.scheduler.fail(f"{self.name} is fenced by its own token {told!r}")
         witness.saw_opaque(CRITICAL_ID, told, since_seqno=begun)
 
 
@@ -398,9 +412,8 @@ def _rows(updates: list[Update]) -> list[tuple[tuple[tuple[int], tuple[str]], in
 
 
 def contents(table: pa.Table) -> Counter[Hashable]:
+    """Rows as an Oracle counts them: how often each (id, name) is there."""
     found: Counter[Hashable] = Counter()
     for update in table.to_pylist():
         found[update["key"]["id"], update["val"]["name"]] += update["diff"]
     return found
-
-

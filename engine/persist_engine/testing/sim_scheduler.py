@@ -16,6 +16,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 NEVER = math.inf
 
@@ -66,7 +67,7 @@ class Scheduler:
         """On whose behalf a store call is carried out right now; it may be a late one, after its caller is gone."""
         self._steps_max = steps_max
         self._tasks: list[Task] = []
-        self._later: list[tuple[float, int, Callable[[], None]]] = []
+        self._later: list[tuple[float, int, Callable[[], object]]] = []
         self._later_count = 0
         self._current: Task | None = None
         self._ended = threading.Lock()
@@ -115,7 +116,7 @@ class Scheduler:
         if me.process.is_dead:
             raise Killed
 
-    def later(self, milliseconds: float, call: Callable[[], None]) -> None:
+    def later(self, milliseconds: float, call: Callable[[], object]) -> None:
         """Have `call` run on its own, after all tasks or between any two steps of them, once the time has come."""
         self._later_count += 1
         heapq.heappush(self._later, (self.now_ms + milliseconds, self._later_count, call))
@@ -131,7 +132,7 @@ class Scheduler:
         for task in self._tasks:
             task.process.is_dead = True
 
-    def fail(self, text: str) -> None:
+    def fail(self, text: str) -> NoReturn:
         """A rule is broken: keep the first reason, end the history. Raises Killed."""
         if self.failure is None:
             self.failure = text

@@ -170,7 +170,7 @@ class SimThreading:
         """See threading."""
         return SimEvent(self._scheduler)
 
-    def Thread(self, *, target: Callable[[], None], name: str, daemon: bool) -> SimThread:  # noqa: N802, ARG002 - as threading.Thread
+    def Thread(self, *, target: Callable[[], None], name: str, daemon: bool) -> SimThread:  # noqa: N802 - as threading.Thread
         """See threading."""
         return SimThread(self._scheduler, target=target, name=name)
 

@@ -93,7 +93,9 @@ class Witness:
     def writing(self, key: str, value: bytes) -> None:
         """A blob is about to be written. A rollup must be the very state that the diffs lead to."""
         parsed = parse_blob_key(key)
-        if not isinstance(parsed, RollupKey) or parsed.seqno == 1:  # of the first, each of those who race writes its own
+        if (
+            not isinstance(parsed, RollupKey) or parsed.seqno == 1
+        ):  # of the first, each of those who race writes its own
             return
         state = decode_rollup(value, key=key).state
         if state != self.states.get(parsed.seqno):
@@ -110,6 +112,11 @@ class Witness:
         earliest = self.consensus.scan(str(self._shard_id), SeqNo(0), 1)[0].seqno
         if not present and seqno > earliest:
             self._scheduler.fail(f"truncated to {seqno}, where there is no rollup")
+        left = self.garbage(below=seqno)
+        if left:
+            self._scheduler.fail(
+                f"truncated to {seqno}: after a crash nobody would know the names of {sorted(left)[:3]}"
+            )
 
     # -- what handles answer ------------------------------------------------------------------------------------------
 
@@ -188,11 +195,14 @@ class Witness:
         if opaque not in known:
             self._scheduler.fail(f"token {opaque!r} was told; during the call it was {known}")
 
-    def garbage(self) -> set[str]:
-        """Partial keys of blobs that were linked once, that no live version names, and that are still there."""
-        earliest = self.consensus.scan(str(self._shard_id), SeqNo(0), 1)[0].seqno
+    def garbage(self, below: SeqNo | None = None) -> set[str]:
+        """Partial keys of blobs that were linked once, that no version from `below` (None: the earliest live one) on
+        names, and that are still there.
+        """
+        if below is None:
+            below = self.consensus.scan(str(self._shard_id), SeqNo(0), 1)[0].seqno
         there = {parse_blob_key(info.key).partial for info in self.blob.list_prefix(f"{self._shard_id}/")}
-        return {key for key, dropped in self._dropped_at.items() if key in there and dropped <= earliest}
+        return {key for key, dropped in self._dropped_at.items() if key in there and dropped <= below}
 
     # -- private ------------------------------------------------------------------------------------------------------
 
@@ -204,7 +214,6 @@ class Witness:
         data = self.blob.get(key)
         if data is None:
             self._scheduler.fail(f"the first version names rollup {key}, which is not there")
-        assert data is not None
         return decode_rollup(data, key=key).state
 
     def _check_blobs(self, after: ShardState) -> None:
@@ -218,14 +227,18 @@ class Witness:
         self._named = named
 
     def _check_since(self, before: ShardState | None, after: ShardState) -> None:
-        """Since moves only because a reader that stays moved its own: never because one went away (spec 9.9)."""
+        """Since moves only when a reader that stays has acted, and may then pass the holds of those who went away: never
+        because one went away (spec 9.9).
+        """
         if before is None or before.trace.since == after.trace.since:
             return
-        leased = ((before.leased_readers.get(key), reader) for key, reader in after.leased_readers.items())
-        critical = ((before.critical_readers.get(key), reader) for key, reader in after.critical_readers.items())
-        moved = any(old is not None and old.since != new.since for old, new in (*leased, *critical))
-        if not moved:
-            self._scheduler.fail(f"since went to {after.trace.since} at {after.seqno} although no reader moved")
+        leased = [(before.leased_readers.get(key), reader) for key, reader in after.leased_readers.items()]
+        critical = [(before.critical_readers.get(key), reader) for key, reader in after.critical_readers.items()]
+        acted = any(old is not None and old != new for old, new in leased) or any(
+            held is not None and held != now for held, now in critical
+        )
+        if not acted:
+            self._scheduler.fail(f"since went to {after.trace.since} at {after.seqno} although no reader acted")
 
     def _check_append(self, before: ShardState | None, after: ShardState) -> None:
         lower, upper = MINIMUM if before is None else before.trace.upper, after.trace.upper
@@ -235,7 +248,6 @@ class Witness:
         append = self._scheduler.acting
         if not isinstance(append, Append) or upper.time is None or lower.time is None:
             self._scheduler.fail(f"upper went to {upper} at {after.seqno} although nobody appended")
-            return
         piece = (lower.time, upper.time)
         fits = append.lower <= piece[0] and piece[1] <= append.upper
         if not fits or (append.is_exact and piece != (append.lower, append.upper)):
@@ -323,6 +335,8 @@ class WatchedConsensus:
 
 
 def _difference(found: Counter[Hashable] | Counter[tuple[Hashable, int]], truth: Counter) -> str:  # type: ignore[type-arg]  # either
-    wrong = {key: (found.get(key, 0), truth.get(key, 0)) for key in {*found, *truth} if found.get(key) != truth.get(key)}
+    wrong = {
+        key: (found.get(key, 0), truth.get(key, 0)) for key in {*found, *truth} if found.get(key) != truth.get(key)
+    }
     shown = ", ".join(f"{key}: {was} instead of {due}" for key, (was, due) in sorted(wrong.items(), key=repr)[:3])
     return f"{len(wrong)} wrong, {shown}"

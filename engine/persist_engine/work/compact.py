@@ -15,11 +15,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pyarrow as pa
 
-from persist_engine.base.errors import PersistError
+from persist_engine.base.errors import MissingBlob, PersistError
 from persist_engine.model.batch import HollowBatch, Part, RunMeta, RunOrder
 from persist_engine.model.ids import RunId
 from persist_engine.model.plans import CompactionChunk, compaction_chunks, validate_request
 from persist_engine.model.spine import MergeReq, MergeRes
+from persist_engine.model.state import ShardState
 from persist_engine.shard.fetch import CompactionFilter, PartSource, RunToRead, read_consolidated
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.parts import delete_parts, write_part
@@ -54,7 +55,7 @@ def compact(machine: Machine, req: MergeReq, *, on_read: OnRead | None = None) -
     """Do `req`. Readers see the same contents at every time at or past `req.desc.since`, before, during and after.
 
     May be killed at any point: blobs leak, nothing is lost. When reading or writing fails the blobs written so far
-    are removed.
+    are removed. CONFLICT when others were faster, whether they left the inputs in place until the end or not.
     """
     validate_request(req)
     started_s = machine.env.monotonic_s()
@@ -67,10 +68,26 @@ def compact(machine: Machine, req: MergeReq, *, on_read: OnRead | None = None) -
             merged = _merged(machine, req, chunk, total_bytes, on_read)
             writer.write_run(merged, outstanding_parts=chunk.outstanding_parts)
         output = writer.output()
+    except MissingBlob as error:
+        writer.abandon()
+        if not _is_replaced(machine.refresh(), req):
+            raise
+        # No lease holds the inputs: others compacted them, and their blobs are collected. We are late, nothing is lost.
+        machine.metrics.count("compaction", outcome="inputs_replaced")
+        return CompactOutcome(
+            shard_id=machine.shard_id,
+            seqno=machine.state.seqno,
+            ending=Ending.CONFLICT,
+            message=f"{req.id} {req.desc}: others replaced the inputs meanwhile: {error}",
+            duration_ms=round((machine.env.monotonic_s() - started_s) * 1000),
+            id=req.id,
+        )
     except BaseException:
         writer.abandon()
         raise
-    answer, maintenance = machine.apply_merge_res(MergeRes(output=output, input=req.id))
+    answer, maintenance = machine.apply_merge_res(
+        MergeRes(output=output, input=req.id, inputs=tuple(batch for _, batch in req.inputs))
+    )
     if not answer.applied:
         delete_parts(machine, output.parts)
     machine.metrics.count("compaction", outcome=answer.value)
@@ -91,6 +108,12 @@ def compact(machine: Machine, req: MergeReq, *, on_read: OnRead | None = None) -
         rows_after=output.rows,
         maintenance=maintenance,
     )
+
+
+def _is_replaced(state: ShardState, req: MergeReq) -> bool:
+    """Whether some part that `req` reads is no longer named by `state`, hence by no later one."""
+    live = {key for batch in state.trace.batches() for key in batch.blob_keys()}
+    return any(key not in live for _, batch in req.inputs for key in batch.blob_keys())
 
 
 def _runs(req: MergeReq) -> int:

@@ -67,8 +67,11 @@ def up(
 
     Paths of inputs are relative to the current folder. Scheduled sinks run at their times while --watch goes on.
 
-    Interrupted (Ctrl-C, SIGTERM), it stops the runs it started, within ten seconds; killed, it leaves them running. Either way the
-    next `up` goes on from there, and nothing is written twice. Exit codes: 0 all well, 1 a resource failed, 64 refused, 130 interrupted.
+    Interrupted (Ctrl-C, SIGTERM), it stops the runs it started, within ten seconds; killed, it leaves them running.
+
+    Either way the next `up` goes on from there, and nothing is written twice.
+
+    Exit codes: 0 all well, 1 a resource failed, 64 refused, 130 interrupted.
 
     Example: persist local up -f examples/flights/
     """
@@ -264,7 +267,9 @@ def request(
 ) -> None:
     """Ask for one run now, due or not: the annotation persistshard.io/request-... that a cluster takes too.
 
-    Carried out by the next `up`, or by the `up --watch` that runs. Example: persist local request compact flights
+    Carried out by the next `up`, or by the `up --watch` that runs.
+
+    Example: persist local request compact flights
     """
     if what not in REQUESTS:
         raise InvalidUsage(f"unknown request {what!r}; use {', '.join(REQUESTS)}")

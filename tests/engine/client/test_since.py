@@ -55,7 +55,7 @@ def test_downgrades_in_a_loop_are_rate_limited(world: World, shard_id: ShardId):
     assert handle.maybe_compare_and_downgrade_since(b"one", (b"one", A(3))) == CriticalDowngraded(A(3))
 
 
-def test_expiring_leaves_the_since_where_it_was(world: World, shard_id: ShardId):
+def test_regression_22_expiring_leaves_the_since_where_it_was(world: World, shard_id: ShardId):
     """Regression for bug 22 of the specification: expiry moved the since and broke restarts."""
     client = world.process()
     handle = client.open_critical_since(shard_id, CRITICAL, opaque=b"one")

@@ -367,7 +367,7 @@ def test_transmitted_batches_are_checked_for_damage_and_version(writer: WriteHan
         writer.batch_from_transmittable(encode_transmittable(shard_id, "99.0.0", hollow))
 
 
-def test_a_rewritten_batch_may_not_be_cut(writer: WriteHandle):
+def test_regression_21_a_rewritten_batch_may_not_be_cut(writer: WriteHandle):
     """Regression for bug 21 of the specification: rewrites and truncation cannot be validated together."""
     batch = writer.batch([row(1, "a", 3)], lower=A(0), upper=A(9))
     hollow = batch.hollow

@@ -58,7 +58,7 @@ def test_unknown_sums() -> None:
         apply(pair(3, 4), summed(0, 2, 60, None))
 
 
-def test_sums_of_truncated_runs_prove_nothing() -> None:
+def test_regression_20_sums_of_truncated_runs_prove_nothing() -> None:
     """Bug 20."""
     assert apply(pair(100, -40, truncated=True), summed(0, 2, 60, 1)).applied
 
@@ -86,7 +86,7 @@ def test_an_id_range_that_is_gone_matches_nothing() -> None:
     assert trace.apply_merge_res(late) == (trace, MergeOutcome.NOT_APPLIED_NO_MATCH)
 
 
-def test_a_since_behind_is_fine_and_ahead_is_not() -> None:
+def test_regression_13_a_since_behind_is_fine_and_ahead_is_not() -> None:
     """Bug 13."""
     trace = pair(1, 1)
     ahead = summed(0, 2, 60, 2).with_desc(description(0, 2, 1))

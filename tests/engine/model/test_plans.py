@@ -96,7 +96,7 @@ def test_a_chunk_never_holds_a_single_run_when_another_follows() -> None:
     assert [chunk.over_budget for chunk in chunks] == [True, True]
 
 
-def test_a_run_costs_its_largest_part_and_an_empty_input_nothing() -> None:
+def test_regression_14_a_run_costs_its_largest_part_and_an_empty_input_nothing() -> None:
     """Bug 14: empty inputs were charged a whole part, and real data was chunked apart."""
     one = batch(0, 1, 3, keys=("a", "b", "c"))
     chunks = compaction_chunks(request(one, batch(1, 2), batch(2, 3), runs(3, 100)), tight(2 * TARGET + 200))

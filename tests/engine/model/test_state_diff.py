@@ -86,7 +86,7 @@ def test_an_old_value_that_does_not_stand_is_an_error() -> None:
             apply(first, bad)
 
 
-def test_a_wrong_host_name_is_taken_and_counted() -> None:
+def test_regression_24_a_wrong_host_name_is_taken_and_counted() -> None:
     """Bug 24."""
     shard, diff = one_append()
     counted: list[str] = []
@@ -118,7 +118,7 @@ def test_exact_replacement_of_one_part_leaves_the_thin_form_alone() -> None:
     assert counted == ["structured"]
 
 
-def test_empties_that_were_grouped_otherwise_are_regrouped_by_the_full_path() -> None:
+def test_regression_10_empties_that_were_grouped_otherwise_are_regrouped_by_the_full_path() -> None:
     """Bug 10: a structured diff that names an empty batch as another replica grouped it."""
     trace = Trace.unflatten(
         replace(

@@ -66,7 +66,7 @@ def test_walltime_rises_whatever_the_clock_does() -> None:
     assert walltimes == [100, 101, 102, 300]
 
 
-def test_the_mark_of_the_highest_writer_never_steps_back() -> None:
+def test_regression_27_the_mark_of_the_highest_writer_never_steps_back() -> None:
     """Bug 27; compared as numbers, not as text."""
     shard = Stepper()
     marks = []
@@ -191,7 +191,7 @@ def test_one_gc_covers_a_bounded_number_of_versions() -> None:
     assert shard.maintenance.gc == 5
 
 
-def test_tombstones_are_collected_and_rolled_up_at_once_and_carry_no_version() -> None:
+def test_regression_28_tombstones_are_collected_and_rolled_up_at_once_and_carry_no_version() -> None:
     """Bug 28: they are version-inert."""
     shard = Stepper(settings=SETTINGS)
     shard.do(c.RegisterLeasedReader(reader_id=leased_id(1), lease_ms=100, debug=DEBUG))

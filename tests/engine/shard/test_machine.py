@@ -153,7 +153,7 @@ def test_waiters_wake_on_their_own_process_commits_without_polling():
     assert results == [True]
 
 
-def test_a_lapsed_reader_is_told_an_empty_since_and_others_keep_theirs(world: World, shard_id: ShardId):
+def test_regression_23_a_lapsed_reader_is_told_an_empty_since_and_others_keep_theirs(world: World, shard_id: ShardId):
     """Regression for bug 23 of the specification: a machine that slept past its lease does not crash."""
     machine = world.process().machine(shard_id)
     machine.register_leased_reader(READER, lease_ms=1000, purpose="sleepy")

@@ -72,7 +72,7 @@ def test_gives_up_at_the_deadline_naming_operation_shard_and_cause():
     assert env.monotonic_s() == pytest.approx(0.5, abs=0.05)
 
 
-def test_warns_once_attempts_are_many(caplog: pytest.LogCaptureFixture):
+def test_regression_29_warns_once_attempts_are_many(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.DEBUG, "persist_engine.shard.retry"):
         retry(SeededEnv(), warn_attempts=5).external("op", Failing(*[Determinate("x")] * 6), shard="s1")
     levels = [record.levelno for record in caplog.records]

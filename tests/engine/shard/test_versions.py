@@ -101,7 +101,7 @@ def test_current_state_is_the_same_however_few_diffs_a_scan_may_return(limit: in
     assert lagging.refresh() == machine.refresh()
 
 
-def test_scans_are_bounded_when_a_newer_rollup_exists():
+def test_regression_7_scans_are_bounded_when_a_newer_rollup_exists():
     """Regression for bug 7 of the specification: a long log is not read when its newest rollup makes it needless."""
     world = World()
     shard_id = world.shard_id()

@@ -282,7 +282,7 @@ def test_gc_keeps_every_version_that_a_reader_holds():
     stores.check_contents(since)
 
 
-def test_a_request_behind_what_was_collected_does_nothing():
+def test_regression_5_a_request_behind_what_was_collected_does_nothing():
     """Regression for bug 5."""
     stores, since = aged()
     machine = stores.client().machine(stores.shard_id)
@@ -321,7 +321,7 @@ def test_a_worker_with_a_stale_state_and_one_that_runs_at_the_same_time_are_harm
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_gc_killed_at_any_call_is_completed_by_the_next(after):
+def test_regression_4_gc_killed_at_any_call_is_completed_by_the_next(after):
     """Regression for bug 4 among others: whatever the call after which the process dies, one more run collects everything."""
     finished = False
     prepared, since = aged(seed=1)

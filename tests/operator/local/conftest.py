@@ -108,7 +108,7 @@ class House:
             capture_output=True,
             text=True,
             cwd=self.folder,
-            timeout=120,
+            timeout=600,
         )
         assert done.returncode == code, done.stdout + done.stderr
         return done

@@ -87,7 +87,7 @@ def test_wrong_calls_say_what_is_wrong(house, arguments, told, monkeypatch):
 def test_errors_as_json(house):
     said = house.local("get", "pods", "--json", code=64)
     assert json.loads(said.stdout)["exit_code"] == 64
-    assert said.stderr == "error: invalid_usage: unknown kind 'pods'; use pshard, ssink, runs or all\n"
+    assert said.stderr == "error: InvalidArgument: unknown kind 'pods'; use pshard, ssink, runs or all\n"
 
 
 def test_a_state_folder_that_cannot_be_written(house):

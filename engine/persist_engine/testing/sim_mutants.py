@@ -1,0 +1,229 @@
+"""Planted bugs: each takes one safety rule out of the engine, and the simulation must notice within its seeds.
+
+A harness that stops catching one of them has gone blind. Most are bugs that stores of this kind have shipped (spec 20);
+the number says which. A mutant replaces code for the whole process while it is planted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import persist_engine.model.transitions
+import persist_engine.work.gc
+from persist_engine.model import commands
+from persist_engine.model.batch import HollowPart
+from persist_engine.model.ids import IdempotencyToken
+from persist_engine.model.outcome import Applied
+from persist_engine.model.state import ShardState
+from persist_engine.model.state_diff import deleted_blobs, inserted_blobs
+from persist_engine.model.trace import MergeOutcome
+from persist_engine.shard.applier import NO_MAINTENANCE, Applier, UnknownOutcome
+from persist_engine.shard.fetch import ListenFilter
+from persist_engine.shard.machine import Machine
+from persist_engine.shard.parts import delete_parts
+from persist_engine.shard.versions import StateVersions
+
+Planting = Callable[[Callable[[object, str, object], None]], None]
+"""Called with a `put(owner, name, value)` that is undone afterwards."""
+
+
+@contextmanager
+def planted(mutant: str) -> Iterator[None]:
+    """The engine has the bug `mutant` until the block ends."""
+    undo: list[tuple[Any, str, object]] = []
+
+    def put(owner: Any, name: str, value: object) -> None:
+        undo.append((owner, name, owner.__dict__[name]))
+        setattr(owner, name, value)
+
+    MUTANTS[mutant](put)
+    try:
+        yield
+    finally:
+        for owner, name, value in reversed(undo):
+            setattr(owner, name, value)
+
+
+def _no_token(put: Callable[[object, str, object], None]) -> None:
+    """An append is tried again as if it were a new one (2)."""
+    original = Applier.apply
+
+    def apply(self: Applier, command: Any, *, is_write: bool) -> Any:
+        if isinstance(command, commands.CompareAndAppend):
+            fresh = IdempotencyToken.from_bytes(self.versions.env.random_bytes(16))
+            command = replace(command, token=fresh)
+        return original(self, command, is_write=is_write)
+
+    put(Applier, "apply", apply)
+    put(Machine, "_check_surely_refused", lambda *_: None)
+
+
+def _no_refetch(put: Callable[[object, str, object], None]) -> None:
+    """An upper mismatch is told from the cached state (3)."""
+    original = Machine.compare_and_append
+
+    def compare_and_append(self: Machine, *args: Any, **kwargs: Any) -> Any:
+        stale = Machine(self._applier)
+        stale.refresh = lambda: stale.state  # type: ignore[method-assign]  # what the mutant is about
+        return original(stale, *args, **kwargs)
+
+    put(Machine, "compare_and_append", compare_and_append)
+    put(Machine, "_mismatch", _refuse_anyway)
+
+
+def _refuse_anyway(self: Machine, command: commands.CompareAndAppend) -> commands.UpperMismatch:
+    upper = self.state.trace.upper
+    return commands.UpperMismatch(current=upper, expected=command.batch.desc.lower, writer_upper=upper)
+
+
+def _rollup_deleted_when_unknown(put: Callable[[object, str, object], None]) -> None:
+    """A rollup whose link had an unknown outcome counts as not linked (1c)."""
+
+    def add_rollup(self: Machine, seqno: Any, rollup: Any) -> Any:
+        try:
+            return self._applier.apply(commands.AddRollup(seqno=seqno, rollup=rollup), is_write=False)
+        except UnknownOutcome:
+            return commands.RollupAdded(applied=False), NO_MAINTENANCE
+
+    put(Machine, "add_rollup", add_rollup)
+
+
+def _output_deleted_when_unknown(put: Callable[[object, str, object], None]) -> None:
+    """A compaction whose result had an unknown outcome counts as not applied (1b)."""
+
+    def apply_merge_res(self: Machine, res: Any) -> Any:
+        try:
+            answer, maintenance = self._applier.apply(commands.ApplyMergeRes(res=res), is_write=False)
+        except UnknownOutcome:
+            return MergeOutcome.NOT_APPLIED_NO_MATCH, NO_MAINTENANCE
+        assert isinstance(answer, commands.MergeApplied)
+        return answer.outcome, maintenance
+
+    put(Machine, "apply_merge_res", apply_merge_res)
+
+
+def _only_the_last_attempt_counts(put: Callable[[object, str, object], None]) -> None:
+    """What an attempt of unknown outcome may have done is forgotten: the next attempt's answer stands (1)."""
+    original = Machine._take
+    put(Machine, "_take", lambda self, command, expected, _: original(self, command, expected, lambda _, known: known))
+
+
+def _initial_rollup_deleted(put: Callable[[object, str, object], None]) -> None:
+    """Whoever finds the shard initialised deletes the rollup it wrote, although its own attempt may have won (1a)."""
+    original, original_set = StateVersions._try_init_shard, StateVersions._set_blob
+    written = threading.local()
+
+    def set_blob(self: StateVersions, shard_id: Any, key: str, data: bytes) -> None:
+        written.key = key
+        original_set(self, shard_id, key, data)
+
+    def try_init(self: StateVersions, shard_id: Any, codecs: Any, schema: Any) -> Any:
+        created = original(self, shard_id, codecs, schema)
+        if created is None:
+            self.delete_rollup(shard_id, written.key)
+        return created
+
+    put(StateVersions, "_set_blob", set_blob)
+    put(StateVersions, "_try_init_shard", try_init)
+
+
+def _gc_takes_live_parts(put: Callable[[object, str, object], None]) -> None:
+    """Garbage is every part that a diff mentions, as if it had been let go and put back, live or not (6)."""
+    gc = persist_engine.work.gc
+    put(gc, "deleted_blobs", lambda diff: [*deleted_blobs(diff), *inserted_blobs(diff)])
+    put(gc, "live_blobs", lambda _: iter(()))
+
+
+def _gc_truncates_first(put: Callable[[object, str, object], None]) -> None:
+    """The versions go before the blobs that only they name (spec 14.6)."""
+    collection: Any = persist_engine.work.gc._Collection
+    original_delete, original_step = collection._delete, collection._step
+
+    def delete(self: Any, keys: Any) -> None:
+        self._machine.versions.truncate_diffs(self._machine.shard_id, self._mutant_to)
+        original_delete(self, keys)
+
+    def step(self: Any, live: Any, to: Any, needed: Any) -> None:
+        self._mutant_to = to
+        original_step(self, live, to, needed)
+
+    put(collection, "_delete", delete)
+    put(collection, "_step", step)
+
+
+def _gc_ignores_holds(put: Callable[[object, str, object], None]) -> None:
+    """Versions that readers hold are collected."""
+    put(persist_engine.work.gc, "seqno_since", lambda state: state.seqno)
+
+
+def _gc_unlinks_rollups_first(put: Callable[[object, str, object], None]) -> None:
+    """Rollups are taken out of state before the versions that begin with them are gone (spec 14.6)."""
+    original = Machine.remove_rollups
+    collection: Any = persist_engine.work.gc._Collection
+    original_step = collection._step
+
+    def step(self: Any, live: Any, to: Any, needed: Any) -> None:
+        state = self._machine.state
+        original(self._machine, [(seqno, rollup) for seqno, rollup in state.rollups.items() if seqno < to])
+        for seqno, rollup in state.rollups.items():
+            if seqno < to:
+                self._machine.versions.delete_rollup(self._machine.shard_id, rollup.key)
+        original_step(self, live, to, needed)
+
+    put(collection, "_step", step)
+
+
+def _expiry_moves_since(put: Callable[[object, str, object], None]) -> None:
+    """A reader that goes away lets since go on (22)."""
+    original = persist_engine.model.transitions._expired
+
+    def expired(state: ShardState, after: ShardState, *, existed: bool) -> Any:
+        outcome = original(state, after, existed=existed)
+        if not isinstance(outcome, Applied):
+            return outcome
+        moved = persist_engine.model.transitions._with_readers_since(outcome.state)
+        return Applied(moved, outcome.answer)
+
+    put(persist_engine.model.transitions, "_expired", expired)
+
+
+def _listen_without_lower(put: Callable[[object, str, object], None]) -> None:
+    """A listener gives out again what compaction merged into the batch at hand (19)."""
+    original = ListenFilter.apply
+    put(ListenFilter, "apply", lambda self, table: original(ListenFilter(self.as_of, 0), table))
+
+
+def _inputs_deleted(put: Callable[[object, str, object], None]) -> None:
+    """A compaction deletes its inputs as soon as its result is applied: readers and older versions still name them."""
+    original = Machine.apply_merge_res
+
+    def apply_merge_res(self: Machine, res: Any) -> Any:
+        before = [part for batch in self.state.trace.batches() for part in batch.parts]
+        outcome, maintenance = original(self, res)
+        now = {key for batch in self.state.trace.batches() for key in batch.blob_keys()}
+        if outcome.applied:
+            delete_parts(self, [part for part in before if isinstance(part, HollowPart) and part.key not in now])
+        return outcome, maintenance
+
+    put(Machine, "apply_merge_res", apply_merge_res)
+
+
+MUTANTS: dict[str, Planting] = {
+    "no token": _no_token,
+    "no refetch before a mismatch": _no_refetch,
+    "initial rollup deleted when not surely lost": _initial_rollup_deleted,
+    "rollup deleted when unknown": _rollup_deleted_when_unknown,
+    "compaction output deleted when unknown": _output_deleted_when_unknown,
+    "only the last attempt counts": _only_the_last_attempt_counts,
+    "compaction deletes its inputs": _inputs_deleted,
+    "gc does not subtract live parts": _gc_takes_live_parts,
+    "gc truncates before it deletes": _gc_truncates_first,
+    "gc ignores holds": _gc_ignores_holds,
+    "gc unlinks rollups before it truncates": _gc_unlinks_rollups_first,
+    "expiry moves since": _expiry_moves_since,
+    "listen without lower filter": _listen_without_lower,
+}
