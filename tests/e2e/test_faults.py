@@ -274,6 +274,8 @@ def test_an_unreachable_s3_shows_and_recovers(
 def test_a_missing_bucket_shows_and_recovers_when_it_is_made(
     cluster: Any, programs: Any, named: Callable[[str], str]
 ) -> None:
+    # On a cluster that was kept the test has run before.
+    programs.result("remove_bucket", profile="missing-bucket")
     shard = named("bucket")
     cluster.apply(
         {

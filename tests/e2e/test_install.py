@@ -63,8 +63,8 @@ def test_a_driver_may_do_nothing_outside_its_namespace(cluster: Any) -> None:
 def everything_back(cluster: Any) -> Iterator[None]:
     """After the test: the namespace with its Secret again, and the chart installed, for whatever test comes next."""
     yield
-    cluster.run("kubectl", "create", "namespace", GONE, check=False)
-    cluster.run("kubectl", "label", "--overwrite", "namespace", GONE, "pod-security.kubernetes.io/enforce=restricted")
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": GONE, "labels": labels}})
     secret = cluster.get("secret", "persist-store", "persist-stores")
     secret["metadata"] = {"name": "persist-store"}
     cluster.kubectl("apply", "-f", "-", namespace=GONE, given=json.dumps(secret))
@@ -94,6 +94,9 @@ def test_uninstall_and_namespace_deletion_do_not_hang(cluster: Any, programs: An
     for step in steps if first == "uninstall" else reversed(steps):
         step()
     assert cluster.run("kubectl", "get", "namespace", GONE, check=False).returncode != 0
-    assert not cluster.items("deployments,pods", "app.kubernetes.io/name=persist-operator", "persist-system")
+    left = "app.kubernetes.io/name=persist-operator"
+    cluster.wait(
+        "the operator to end", lambda: not cluster.items("deployments,pods", left, "persist-system"), timeout_s=60
+    )
     assert cluster.run("kubectl", "get", "crd", "persistshards.persistshard.io", check=False).returncode == 0
     assert programs.result("stored", shard_id)["inspection"]["shard_id"] == shard_id

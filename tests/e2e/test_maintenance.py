@@ -61,11 +61,13 @@ def test_maintenance_runs_as_pods_and_changes_no_contents(
     after: dict[str, Any] = {}
 
     def cleaned() -> bool:
-        """No blob is left that the state does not name, and no version older than the one rollup that is needed."""
+        """No part is left that the state does not name, and no version that the newest collection could have taken.
+
+        Rollups: those that a collection took out of the state are deleted by the next.
+        """
         after.update(programs.result("stored", shard_id))
         inspection = after["inspection"]
-        named = (inspection["parts"], inspection["rollups"])
-        return (after["parts"], after["rollups"]) == named and inspection["live_diffs"] < 10
+        return after["parts"] == inspection["parts"] and inspection["gc_seqnos"] == 0 and inspection["live_diffs"] < 10
 
     cluster.wait("consensus to be truncated and dead blobs to be deleted", cleaned, timeout_s=240, every_s=5)
     assert after["inspection"]["earliest_seqno"] > before["inspection"]["seqno"]
@@ -73,7 +75,7 @@ def test_maintenance_runs_as_pods_and_changes_no_contents(
     assert after["inspection"]["batches"] < before["inspection"]["batches"]
     assert after["parts"] < before["parts"]
     collected = [run for run in cluster.status("persistshard", shard)["history"] if run["type"] == "GC"]
-    assert sum(run.get("blobsDeleted", 0) for run in collected) >= before["parts"]
+    assert sum(run.get("blobsDeleted", 0) for run in collected) >= before["parts"] - after["parts"]
     assert sum(run.get("diffsTruncated", 0) for run in collected) == after["inspection"]["earliest_seqno"] - 1
     read = programs.result("content", shard_id)
     assert (read["rows"], read["hash"]) == (contents["rows"], contents["hash"])
