@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import pytest
@@ -213,9 +214,9 @@ class BlobTests:
             client = blob if index % 2 else other
             for turn in range(20):
                 key = f"s1/n1/v{turn}/p{index}"
-                client.set(key, b"%d" % index)
+                insisting(partial(client.set, key, b"%d" % index))
                 assert client.get(key) == b"%d" % index
-                assert client.delete(key) == 1
+                assert insisting(partial(client.delete, key)) == 1
 
         at_once(churn)
         assert list(blob.list_prefix("")) == []
