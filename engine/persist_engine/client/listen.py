@@ -70,7 +70,11 @@ class Listen:
             self._events = events
 
     def next_batch(self, *, timeout_s: float | None) -> Iterator[Updates | Progress] | None:
-        """The events of the next batch, to be consumed before the next call; None when none came within `timeout_s`."""
+        """The events of the next batch, to be consumed before the next call; None when none came within `timeout_s`.
+
+        When consuming them raises (Unavailable), the next call gives out the batch from its beginning: what came after
+        the last Progress is to be dropped.
+        """
         release = self._handle.pin()
         try:
             batch = self._machine.next_listen_batch(self._frontier, timeout_s=timeout_s)
@@ -86,7 +90,6 @@ class Listen:
             fits,
             f"batch {batch.desc} of {self._machine.shard_id} is advanced beyond the listener at {frontier}",
         )
-        self._started = True
         return self._give_out(batch, release)
 
     def _give_out(self, batch: HollowBatch, release: Callable[[], None]) -> Iterator[Updates | Progress]:
@@ -99,6 +102,7 @@ class Listen:
                     yield Updates(table)
         finally:
             release()
+        self._started = True  # only now: a batch that failed half-way is given out again
         self._frontier = batch.desc.upper
         if lower < batch.desc.upper:
             self._handle.maybe_downgrade_since(lower)

@@ -106,22 +106,24 @@ def _heartbeat_leased_reader(state: ShardState, cmd: c.HeartbeatLeasedReader, no
 
 def _downgrade_since(state: ShardState, cmd: c.DowngradeSince, now_ms: int) -> Applied | Refused:
     """A reader that is gone (its machine slept) has lost its hold: its since is as good as empty, which is no error
-    here.
+    here. The shard's since follows only when this reader's moved: a heartbeat must not make what another's expiry
+    left alone (spec 9.9, bug 22) happen a moment later.
     """
-    reader = state.leased_readers.get(cmd.reader_id)
-    if reader is None:
+    before = state.leased_readers.get(cmd.reader_id)
+    if before is None:
         return Refused(c.SinceDowngraded(EMPTY))
     hold = state.seqno if cmd.outstanding_seqno is None else min(cmd.outstanding_seqno, state.seqno)
-    if hold < reader.seqno:
-        raise InvalidUsage(f"reader {cmd.reader_id} holds {reader.seqno} and cannot hold {hold} again")
+    if hold < before.seqno:
+        raise InvalidUsage(f"reader {cmd.reader_id} holds {before.seqno} and cannot hold {hold} again")
     reader = replace(
-        reader,
+        before,
         seqno=hold,
-        since=reader.since.join(cmd.new_since),
-        last_heartbeat_ms=max(reader.last_heartbeat_ms, now_ms),
+        since=before.since.join(cmd.new_since),
+        last_heartbeat_ms=max(before.last_heartbeat_ms, now_ms),
     )
     state = replace(state, leased_readers=state.leased_readers.set(cmd.reader_id, reader))
-    return Applied(_with_readers_since(state), c.SinceDowngraded(reader.since))
+    after = _with_readers_since(state) if before.since < reader.since else state
+    return Applied(after, c.SinceDowngraded(reader.since))
 
 
 def _with_readers_since(state: ShardState) -> ShardState:

@@ -291,8 +291,7 @@ class Reader(Actor):
             events = self.listening.listen.next_batch(timeout_s=WAIT_S)
             if events is None:
                 return
-            for event in events:
-                self._heard(self.listening, event)
+            self._hear(self.listening, list(events))
 
     def subscribe(self) -> None:
         """The first half of a subscription: contents, then Progress. What follows is what `listen` does."""
@@ -348,16 +347,18 @@ class Reader(Actor):
                 found.update(contents(pa.Table.from_batches([batch])))
         return found
 
-    def _heard(self, listening: _Listening, event: Updates | Progress) -> None:
-        if isinstance(event, Updates):
-            for update in event.table.to_pylist():
-                data = update["key"]["id"], update["val"]["name"]
-                listening.found[data, update["time"]] += update["diff"]
-            return
-        found = Counter({key: diff for key, diff in listening.found.items() if diff})
-        self.history.witness.listened(
-            found, as_of=listening.as_of, frontier=event.frontier, what=f"listener of {self.name}"
-        )
+    def _hear(self, listening: _Listening, events: list[Updates | Progress]) -> None:
+        """Take note of one whole batch."""
+        for event in events:
+            if isinstance(event, Updates):
+                for update in event.table.to_pylist():
+                    data = update["key"]["id"], update["val"]["name"]
+                    listening.found[data, update["time"]] += update["diff"]
+                continue
+            found = Counter({key: diff for key, diff in listening.found.items() if diff})
+            self.history.witness.listened(
+                found, as_of=listening.as_of, frontier=event.frontier, what=f"listener of {self.name}"
+            )
 
 
 class Maintainer(Actor):

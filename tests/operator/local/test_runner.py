@@ -93,7 +93,7 @@ def test_a_driver_that_was_stopped_is_no_fault_of_the_sink(house):
     runner = subprocess_up(house)
     house.wait((house.told / "appended").exists, "the row is appended")
     runner.send_signal(signal.SIGINT)
-    _, told = runner.communicate(timeout=60)
+    _, told = runner.communicate(timeout=180)
     assert runner.returncode == 130
     assert "stopped load-" in told
     assert not [one for one in house.processes.every() if one.running]
@@ -119,7 +119,7 @@ def test_a_killed_runner_leaves_its_driver_to_the_next_one(house):
     runner = subprocess_up(house)
     house.wait((house.told / "appended").exists, "the row is appended")
     runner.kill()
-    runner.communicate(timeout=60)
+    runner.communicate(timeout=180)
     assert [one.running for one in house.processes.every()] == [True]
     (house.told / "hold").unlink()
     assert house.run() == []
