@@ -1,7 +1,7 @@
 # Every command of the project. `make` shows this list; .ci/run calls nothing else.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-CACHE ?= $(HOME)/.cache/persist-operator
+CACHE ?= $(or $(PERSIST_CACHE),$(HOME)/.cache/persist-operator)
 export PATH := $(CACHE)/bin:$(HOME)/.local/bin:$(PATH)
 PYTHON_DIRS := engine operator spark-images tests bench examples proto
 RUN := uv run --frozen
