@@ -118,7 +118,8 @@ def test_a_killed_maintenance_pod_is_repeated(
     cluster: Any, programs: Any, new_shard: Callable[..., tuple[str, str]]
 ) -> None:
     shard, shard_id = new_shard("killed", **IDLE)
-    programs.result("write_batches", shard_id, "12", "100000", timeout_s=300)
+    # So much that the compaction takes far longer than the pod needs to die.
+    programs.result("write_batches", shard_id, "12", "400000", timeout_s=300)
     contents = programs.result("content", shard_id)
     patch(cluster, shard, {"compaction": EAGER["compaction"]})
 
@@ -130,6 +131,8 @@ def test_a_killed_maintenance_pod_is_repeated(
 
     pod = cluster.wait("a compaction pod", running, timeout_s=120, every_s=0.1)
     cluster.kill(pod)
+    left = programs.result("stored", shard_id)["inspection"]
+    assert left["uncompacted_batches"] >= 2, "the pod was done before it was killed: nothing was tested"
     cluster.wait(
         "a compaction that succeeds after the killed one",
         lambda: "Compaction" in succeeded(cluster, shard),
@@ -138,6 +141,6 @@ def test_a_killed_maintenance_pod_is_repeated(
     outcomes = [
         run["outcome"] for run in cluster.status("persistshard", shard)["history"] if run["type"] == "Compaction"
     ]
-    assert "Failed" in outcomes, "the pod was done before it was killed: nothing was tested"
+    assert "Failed" in outcomes
     read = programs.result("content", shard_id)
     assert (read["rows"], read["hash"]) == (contents["rows"], contents["hash"])
