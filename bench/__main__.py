@@ -38,7 +38,12 @@ def main() -> None:
     for name in options.names or BENCHES:
         print(f"bench {name} ...", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="persist-bench-") as folder:
-            rows += BENCHES[name](Path(folder), options.quick)
+            found = BENCHES[name](Path(folder), options.quick)
+        for row in found:
+            print(
+                f"  {row.what}: {row.ours} against {row.baseline}, ratio {row.ratio:.2f}", file=sys.stderr, flush=True
+            )
+        rows += found
     if options.json:
         print(json.dumps([row.as_json() for row in rows], indent=2))
         return

@@ -13,7 +13,10 @@ def updates(rows: int, *, time: int, seed: int = 0, first: int = 0) -> pa.Table:
     """`rows` updates with distinct shuffled keys from `first` on, all at `time`."""
     rng = np.random.default_rng(seed)
     keys = rng.permutation(rows).astype(np.int64) + first
-    names = pa.array(np.char.mod("%032x", rng.integers(0, 2**62, rows)))
+    texts = pa.array(np.char.mod("%032x", rng.integers(0, 2**62, rows)))
+    names = (
+        texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
+    )  # a large text array comes in chunks
     return pa.table(
         {
             "key": pa.StructArray.from_arrays([pa.array(keys)], ["id"]),
