@@ -30,8 +30,10 @@ class Row:
         }
 
 
-def timings_s(call: Callable[[int], object], *, repeat: int, warm: int = 1) -> list[float]:
-    """Seconds of each of `repeat` calls after `warm` unmeasured ones; the collector runs between, not within."""
+def timings_s(
+    call: Callable[[int], object], *, repeat: int, warm: int = 1, between: Callable[[], object] | None = None
+) -> list[float]:
+    """Seconds of each of `repeat` calls after `warm` unmeasured ones; the collector, and `between`, run between, not within."""
     for index in range(warm):
         call(-1 - index)
     out = []
@@ -41,6 +43,8 @@ def timings_s(call: Callable[[int], object], *, repeat: int, warm: int = 1) -> l
         began = time.perf_counter()
         call(index)
         out.append(time.perf_counter() - began)
+        if between is not None:
+            between()
     return out
 
 
