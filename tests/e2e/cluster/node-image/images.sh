@@ -11,7 +11,7 @@ debian_mirror() {
     mirror=$(sed -nE 's/^(URIs:|deb)( +\[[^]]*\])? +([^ ]+).*/\3/p' "$file" | grep -m1 debian || true)
     [ -n "$mirror" ] && break
   done
-  echo "${mirror:-http://deb.debian.org/debian}"
+  [ -n "$mirror" ] || die "no Debian mirror found in the apt sources of this machine: set MIRROR"; echo "$mirror"
 }
 
 # The name is that of the public image, so that the same Dockerfiles build with and without a registry.
