@@ -11,7 +11,7 @@ debian_mirror() {
     mirror=$(sed -nE 's/^(URIs:|deb)( +\[[^]]*\])? +([^ ]+).*/\3/p' "$file" | grep -m1 debian || true)
     [ -n "$mirror" ] && break
   done
-  [ -n "$mirror" ] || die "no Debian mirror found in the apt sources of this machine: set MIRROR"; echo "$mirror"
+  [ -n "$mirror" ] || die "no Debian mirror found in the apt sources of this machine"; echo "$mirror"
 }
 
 # The name is that of the public image, so that the same Dockerfiles build with and without a registry.
