@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from persist_engine.client.write import UpperMismatch as UpperMismatch
     from persist_engine.client.write import WriteHandle as WriteHandle
     from persist_engine.codec.schema import Schema as Schema
+    from persist_engine.model.commands import SchemaEvolved as SchemaEvolved
     from persist_engine.model.frontier import Antichain as Antichain
     from persist_engine.model.ids import CriticalReaderId as CriticalReaderId
     from persist_engine.model.ids import ShardId as ShardId
     from persist_engine.model.inspection import Inspection as Inspection
+    from persist_engine.shard.schemas import SchemaIncompatible as SchemaIncompatible
 
 _MODULES = {
     "Antichain": "model.frontier",
@@ -43,6 +45,8 @@ _MODULES = {
     "ProgressMismatch": "client.write",
     "ReadHandle": "client.read",
     "Schema": "codec.schema",
+    "SchemaEvolved": "model.commands",
+    "SchemaIncompatible": "shard.schemas",
     "SeededEnv": "base.env",
     "Settings": "base.settings",
     "ShardId": "model.ids",

@@ -35,9 +35,13 @@ def test_the_stored_messages_decode_to_the_values_they_were_made_of(golden: Modu
     assert decode_transmittable(stored("batch-0.1.0.bin")) == (golden.SHARD, "0.1.0", golden.batch())
     assert decode_state_diff(stored("diff-0.1.0.bin"), key="golden") == golden.state_diff()
     assert decode_rollup(stored("rollup-0.1.0.bin"), key="golden") == golden.rollup()
+    assert decode_state_diff(stored("diff-born.bin"), key="golden") == golden.born_diff()
+    assert decode_rollup(stored("rollup-born.bin"), key="golden") == golden.born_rollup()
 
 
-@pytest.mark.parametrize("name", ["batch-0.1.0.bin", "diff-0.1.0.bin", "rollup-0.1.0.bin"])
+@pytest.mark.parametrize(
+    "name", ["batch-0.1.0.bin", "diff-0.1.0.bin", "rollup-0.1.0.bin", "diff-born.bin", "rollup-born.bin"]
+)
 def test_messages_are_still_written_byte_for_byte(golden: ModuleType, name: str) -> None:
     assert golden.files()[name] == stored(name)
 

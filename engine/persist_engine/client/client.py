@@ -21,6 +21,7 @@ from persist_engine.client.read import ReadHandle
 from persist_engine.client.since import SinceHandle
 from persist_engine.client.write import WriteHandle
 from persist_engine.codec.schema import CODECS, Schema
+from persist_engine.model.commands import SchemaEvolved
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.inspection import Inspection, inspection_of
@@ -29,6 +30,7 @@ from persist_engine.model.views import is_finalized
 from persist_engine.shard.applier import Applier
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.retry import Retry
+from persist_engine.shard.schemas import SchemaIncompatible, evolve_schema, schema_id_of
 from persist_engine.shard.versions import StateVersions, check_codecs
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.consensus import Consensus
@@ -80,20 +82,21 @@ class PersistClient:
     def open_writer(self, shard_id: ShardId, schema: Schema, *, purpose: str) -> WriteHandle:
         """A writer of the shard, which is created when it does not exist. Registers nothing until the first append.
 
-        SchemaMismatch, naming the columns, when the shard has another schema. `purpose` is for people.
+        SchemaMismatch, naming the columns, when the shard has another schema; one that it had before it evolved is still
+        written. `purpose` is for people.
         """
-        machine = self._initialised(shard_id, schema)
-        return WriteHandle(machine, schema, machine.schema_id, purpose=purpose)
+        machine, schema_id = self._initialised(shard_id, schema)
+        return WriteHandle(machine, schema, schema_id, purpose=purpose)
 
     def open_leased_reader(
         self, shard_id: ShardId, schema: Schema | None = None, *, purpose: str, lease_ms: int | None = None
     ) -> ReadHandle:
         """A reader that holds the shard's since while it lives (one commit). Without `schema` it takes the shard's
-        own, and a shard that does not exist is ShardNotFound; with it the shard is created, and another schema is
-        SchemaMismatch.
+        newest, and a shard that does not exist is ShardNotFound; with it the shard is created, and another schema is
+        SchemaMismatch. With a schema that the shard had before it evolved, rows are shown without what came since.
         """
-        machine = self.machine(shard_id) if schema is None else self._initialised(shard_id, schema)
-        return ReadHandle.open(machine, machine.schema, purpose=purpose, lease_ms=lease_ms)
+        machine, schema_id = (self.machine(shard_id), None) if schema is None else self._initialised(shard_id, schema)
+        return ReadHandle.open(machine, schema_id, purpose=purpose, lease_ms=lease_ms)
 
     def open_critical_since(
         self, shard_id: ShardId, critical_id: CriticalReaderId, *, opaque: bytes, purpose: str = ""
@@ -116,8 +119,16 @@ class PersistClient:
         self._initialised(shard_id, schema)
 
     def schema(self, shard_id: ShardId) -> Schema:
-        """The shard's schema. ShardNotFound."""
+        """The shard's newest schema, as far as this process knows. ShardNotFound."""
         return self.machine(shard_id).schema
+
+    def evolve_schema(self, shard_id: ShardId, schema: Schema) -> SchemaEvolved | SchemaIncompatible:
+        """Make `schema` the shard's newest: with more nullable fields, or wider numbers in the value. What is stored reads
+        as if it had been written under it, new fields null; handles that are open go on with theirs.
+
+        SchemaIncompatible, a value, names the fields that stand against it. Idempotent, linearized. ShardNotFound.
+        """
+        return evolve_schema(self.machine(shard_id), schema)[0]
 
     def recent_upper(self, shard_id: ShardId) -> Antichain:
         """The shard's upper, never below one acknowledged before the call. ShardNotFound."""
@@ -183,21 +194,22 @@ class PersistClient:
             known = self._share(Applier(self._versions.fetch_current_state(shard_id), self._versions))
         return known
 
-    def _initialised(self, shard_id: ShardId, schema: Schema) -> Machine:
+    def _initialised(self, shard_id: ShardId, schema: Schema) -> tuple[Machine, int]:
+        """The shard, made unless it exists, and the id of `schema` there."""
         with self._lock:
             known = self._appliers.get(shard_id)
         if known is None:
             state = self._versions.maybe_init_shard(shard_id, CODECS, schema.to_pair())
             known = self._share(Applier(state, self._versions))
         machine = Machine(known)
-        difference = machine.schema.difference(schema)
-        if difference is not None:
+        schema_id = schema_id_of(machine, schema)
+        if schema_id is None:
             raise SchemaMismatch(
-                f"shard {shard_id} has another schema: {difference}",
+                f"shard {shard_id} has another schema: {machine.schema.difference(schema)}",
                 requested=repr(schema),
                 actual=repr(machine.schema),
             )
-        return machine
+        return machine, schema_id
 
     def _share(self, loaded: Applier) -> Applier:
         """The one Applier of the shard: `loaded`, unless another thread was faster. CodecMismatch, and it is not kept."""

@@ -146,6 +146,7 @@ def encode_state_diff(diff: StateDiff) -> bytes:
         latest_rollup_key=diff.latest_rollup_key,
         field_diffs=columns,
         walltime_ms=diff.walltime_ms,
+        birth=diff.birth,
     )
     return sealed(Kind.STATE_DIFF, message)
 
@@ -165,6 +166,7 @@ def decode_state_diff(data: bytes, *, key: str) -> StateDiff:
             seqno_to=SeqNo(message.seqno_to),
             walltime_ms=message.walltime_ms,
             latest_rollup_key=message.latest_rollup_key,
+            birth=records.birth_from_pb(message.birth),
             **_collections(message.field_diffs),
         )
 

@@ -18,6 +18,7 @@ from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.state import ShardState
 from persist_engine.model.state_diff import apply as apply_state_diff
+from persist_engine.model.state_diff import check_birth
 from persist_engine.model.step import Refused, step
 from persist_engine.model.views import sealed
 from persist_engine.shard.versions import StateVersions
@@ -142,6 +143,7 @@ class Applier:
 
     def _install(self, state: ShardState) -> None:
         with self._install_lock:
+            check_birth(self._state, state.birth)
             if state.seqno <= self._state.seqno:
                 return
             self._state = state

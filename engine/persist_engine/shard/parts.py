@@ -20,7 +20,7 @@ from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.codec.checksum import checksum
 from persist_engine.codec.keys import blob_key, part_key
 from persist_engine.codec.order import key_lower
-from persist_engine.codec.part import decode_part, encode_part
+from persist_engine.codec.part import decode_part, encode_part, part_schema
 from persist_engine.codec.part_stats import part_stats
 from persist_engine.codec.schema import Schema
 from persist_engine.codec.updates import diffs_sum
@@ -70,8 +70,9 @@ def write_part(
     return _set_blob(store, data, table, schema=schema, schema_id=schema_id)
 
 
-def flush_inline(store: PartStore, part: InlinePart, *, schema: Schema) -> HollowPart:
-    """The same updates as a blob, under a fresh key: same bytes, rewrite and schema."""
+def flush_inline(store: PartStore, part: InlinePart) -> HollowPart:
+    """The same updates as a blob, under a fresh key: same bytes, rewrite and schema, whichever of the shard's that is."""
+    schema = part_schema(part.data, key="inline part")
     table = decode_part(part.data, key="inline part", schema=schema).table
     hollow = _set_blob(store, part.data, table, schema=schema, schema_id=part.schema_id)
     return replace(hollow, ts_rewrite=part.ts_rewrite)

@@ -100,6 +100,7 @@ class StateVersions:
             hostname=self.env.hostname(),
             applier_version=APPLIER_VERSION,
             rollup=HollowRollup(key, None),
+            birth=self.env.random_bytes(16),
         )
         self._set_blob(shard_id, key, encode_rollup(Rollup(state, ())))
         new = VersionedData(state.seqno, encode_state_diff(diff))
