@@ -34,7 +34,8 @@ from persist_engine.shard.schemas import SchemaIncompatible, evolve_schema, sche
 from persist_engine.shard.versions import StateVersions, check_codecs
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.consensus import Consensus
-from persist_engine.storage.open import open_blob, open_consensus
+from persist_engine.storage.notify import NoPush, Push
+from persist_engine.storage.open import open_blob, open_consensus, open_push
 
 #: States kept although no handle uses them, so that looking at many shards in turn does not read a rollup each time.
 _IDLE_STATES_MAX = 64
@@ -68,11 +69,21 @@ class PersistClient:
         except BaseException:
             blob.close()
             raise
-        return cls(blob, consensus, settings=settings, env=env, metrics=metrics)
+        push = open_push(location.consensus, env=env, metrics=metrics) if settings.watch.push else NoPush()
+        return cls(blob, consensus, settings=settings, env=env, metrics=metrics, push=push)
 
-    def __init__(self, blob: Blob, consensus: Consensus, *, settings: Settings, env: Env, metrics: Metrics) -> None:
-        self._blob, self._consensus = blob, consensus
-        self._versions = StateVersions(blob, consensus, env=env, settings=settings, metrics=metrics)
+    def __init__(
+        self,
+        blob: Blob,
+        consensus: Consensus,
+        *,
+        settings: Settings,
+        env: Env,
+        metrics: Metrics,
+        push: Push | None = None,
+    ) -> None:
+        self._blob, self._consensus, self._push = blob, consensus, push or NoPush()
+        self._versions = StateVersions(blob, consensus, env=env, settings=settings, metrics=metrics, push=self._push)
         self._lock = threading.Lock()
         self._appliers: WeakValueDictionary[ShardId, Applier] = WeakValueDictionary()
         self._recent: OrderedDict[ShardId, Applier] = OrderedDict()
@@ -173,6 +184,7 @@ class PersistClient:
     def close(self) -> None:
         """Close the connections; handles are of no use afterwards. Idempotent."""
         self._recent.clear()
+        self._push.close()
         self._blob.close()
         self._consensus.close()
 

@@ -406,6 +406,7 @@ class Machine:
             env=self.env,
             settings=self.settings.watch,
             timeout_s=timeout_s,
+            pushed=self._applier,
         )
 
     def _backoff(self, what: str) -> Backoff:
