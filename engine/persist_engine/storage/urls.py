@@ -83,6 +83,6 @@ def absolute_path(url: StoreUrl) -> str:
 def _without_credentials(split: SplitResult) -> str:
     host = split.netloc.rpartition("@")[2]
     slashes = "//" if split.netloc or split.path.startswith("/") else ""
-    # Without a host, what looks like a path may be credentials whose slashes were forgotten: redis:/user:password@host
-    path = split.path if split.netloc or "@" not in split.path else "..." + split.path[split.path.rindex("@") :]
+    # What looks like a path may be credentials: slashes forgotten (redis:/user:password@host), a URL pasted twice.
+    path = "..." + split.path[split.path.rindex("@") :] if "@" in split.path else split.path
     return f"{split.scheme}:{slashes}{host}{path}"

@@ -1,6 +1,6 @@
 """`make fuzz`: one target under atheris, from the corpus in the tree. Owns how atheris is driven.
 
-python -m persist_engine.testing.fuzz_main TARGET --corpus tests/fuzz/corpus [--runs 10000] [--grown DIR] [-- libFuzzer options]
+python -m persist_engine.testing.fuzz_main TARGET --corpus tests/fuzz/corpus [--runs 10000] [--grown DIR] [options of libFuzzer]
 
 A finding stops it with a trace, the input in a file `crash-...` and exit code 77; put the file into the corpus with the
 fix. `--grown` keeps inputs that reached new code, so that a later run goes on from there.
@@ -33,8 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--grown", type=Path, help="folder for inputs that reach new code; made when missing")
     parser.add_argument("--runs", type=int, default=10_000)
-    parser.add_argument("options", nargs="*", help="further options of libFuzzer")
-    options = parser.parse_args(arguments)
+    options, further = parser.parse_known_args(arguments)
     target = TARGETS[options.target]
     folders = []
     if options.grown is not None:
@@ -48,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"-timeout={TIMEOUT_S}",
         f"-max_len={BYTES_MAX}",
         "-rss_limit_mb=4096",
-        *options.options,
+        *further,
         *folders,
     ]
 
