@@ -18,7 +18,7 @@ from persist_engine.base.versioned import SeqNo
 from persist_engine.codec import records
 from persist_engine.codec.batch import antichain_from_pb, antichain_to_pb, batch_from_pb, batch_to_pb
 from persist_engine.codec.envelope import Kind, decoding, opened, sealed
-from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, WriterId
+from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId, WriterId
 from persist_engine.model.state_diff import Delete, FieldDiff, Insert, StateDiff, Update
 from persist_engine.pb import batch_pb2, diff_pb2, state_pb2
 
@@ -146,6 +146,7 @@ def encode_state_diff(diff: StateDiff) -> bytes:
         latest_rollup_key=diff.latest_rollup_key,
         field_diffs=columns,
         walltime_ms=diff.walltime_ms,
+        shard_id=None if diff.shard_id is None else diff.shard_id.to_bytes(),
     )
     return sealed(Kind.STATE_DIFF, message)
 
@@ -165,6 +166,7 @@ def decode_state_diff(data: bytes, *, key: str) -> StateDiff:
             seqno_to=SeqNo(message.seqno_to),
             walltime_ms=message.walltime_ms,
             latest_rollup_key=message.latest_rollup_key,
+            shard_id=ShardId.from_bytes(message.shard_id) if message.HasField("shard_id") else None,
             **_collections(message.field_diffs),
         )
 

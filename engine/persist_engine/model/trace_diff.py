@@ -72,6 +72,8 @@ def legacy_diffs(old: set[HollowBatch], new: set[HollowBatch]) -> tuple[FieldDif
     """Deletes and inserts that lead from one set of batches to the other, sorted by batch, deletes first."""
     deletes: list[FieldDiff[HollowBatch, None]] = [Delete(batch, None) for batch in old - new]
     inserts: list[FieldDiff[HollowBatch, None]] = [Insert(batch, None) for batch in new - old]
+    if len(deletes) + len(inserts) < 2:  # the usual append: nothing to bring in order
+        return (*deletes, *inserts)
     return tuple(sorted(deletes + inserts, key=lambda diff: (flatten.legacy_order(diff.key), isinstance(diff, Insert))))
 
 

@@ -339,6 +339,8 @@ class StateVersions:
         diff = decode_state_diff(entry.data, key=key)
         if diff.seqno_to != entry.seqno:
             raise CorruptData(f"diff {key} leads to {diff.seqno_to}", key=key)
+        if diff.shard_id not in {None, shard_id}:
+            raise CorruptData(f"diff {key} belongs to shard {diff.shard_id}", key=key)
         return diff
 
 
