@@ -32,6 +32,9 @@ from persist_engine.model.frontier import EMPTY, MINIMUM, Antichain, Description
 from persist_engine.model.ids import RunId, ShardId
 from persist_engine.shard.parts import PartStore, delete_parts, flush_inline, write_part
 
+#: Of tables below this nobody asks how much of their buffers they use.
+_SMALL_BYTES = 16 * 1024
+
 _log = logging.getLogger(__name__)
 
 
@@ -242,7 +245,10 @@ class BatchBuilder:
         """Fill parts up to the target size, slicing tables that reach over it."""
         target = self._settings.target_part_bytes
         while table.num_rows:
-            size_bytes = table.nbytes
+            # The buffers that it shares may be far larger than its rows, but when even they are small it is settled.
+            size_bytes = table.get_total_buffer_size()
+            if size_bytes > _SMALL_BYTES:
+                size_bytes = table.nbytes
             room = target - self._pending_bytes
             if size_bytes < room:
                 self._pending.append(table)

@@ -22,6 +22,8 @@ from persist_engine.codec.schema import Schema
 
 #: Python rows are gathered into tables of this many.
 ROWS_PER_TABLE = 65_536
+#: Up to here Python finds bounds faster than numpy begins to.
+_FEW = 64
 _COLUMNS = ("key", "val", "time", "diff")
 
 Rows = Iterable[tuple[tuple[Any, Any], int, int]]
@@ -57,6 +59,9 @@ def normalise(updates: Updates, schema: Schema) -> Iterator[pa.Table]:
 
 def time_bounds(table: pa.Table) -> tuple[int, int]:
     """The least and the greatest time of a table that has rows."""
+    if table.num_rows <= _FEW:
+        few: list[int] = table.column("time").to_pylist()
+        return min(few), max(few)
     times = table.column("time").to_numpy()
     return int(times.min()), int(times.max())
 

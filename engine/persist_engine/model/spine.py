@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.model.batch import HollowBatch
-from persist_engine.model.flat_trace import SpineId
+from persist_engine.model.flat_trace import SpineId, ThinSpineBatch
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
 
 #: A hollow batch and its place in the order of arrival.
@@ -135,6 +135,7 @@ class SpineBatch:
     parts: tuple[IdBatch, ...]
     sizes: Sizes
     active_compaction_start_ms: int | None = None
+    _thin: ThinSpineBatch | None = field(default=None, init=False, compare=False)
 
     @classmethod
     def single(cls, spine_id: SpineId, batch: HollowBatch, *, level: int = 0) -> SpineBatch:
@@ -161,7 +162,18 @@ class SpineBatch:
 
     def at_level(self, level: int) -> SpineBatch:
         """The same, elsewhere."""
-        return self if self.level == level else replace(self, level=level)
+        if self.level == level:
+            return self
+        return SpineBatch(self.id, self.desc, level, self.parts, self.sizes, self.active_compaction_start_ms)
+
+    def thin(self) -> ThinSpineBatch:
+        """Its stored form; O(its parts) once. Made again for every diff it is in, it would be most of a commit."""
+        if self._thin is None:
+            ids = tuple(part_id for part_id, _ in self.parts)
+            thin = ThinSpineBatch(self.level, self.desc, ids, tuple(part.desc for _, part in self.parts))
+            object.__setattr__(self, "_thin", thin)
+            return thin
+        return self._thin
 
     def __repr__(self) -> str:
         return f"{self.id} {self.desc} L{self.level} {len(self.parts)} batches {self.rows} rows"

@@ -101,9 +101,12 @@ def between(before: ShardState, after: ShardState) -> StateDiff:
 
     InvariantViolated when they are not two versions of one shard in order.
     """
-    check(before.shard_id == after.shard_id, f"states of two shards: {before.shard_id} and {after.shard_id}")
-    check(before.codecs == after.codecs, f"codecs of {after.shard_id} changed from {before.codecs} to {after.codecs}")
-    check(before.seqno < after.seqno, f"states out of order: {before.seqno} and {after.seqno}")
+    if before.shard_id != after.shard_id:
+        raise InvariantViolated(f"states of two shards: {before.shard_id} and {after.shard_id}")
+    if before.codecs is not after.codecs and before.codecs != after.codecs:
+        raise InvariantViolated(f"codecs of {after.shard_id} changed from {before.codecs} to {after.codecs}")
+    if not before.seqno < after.seqno:
+        raise InvariantViolated(f"states out of order: {before.seqno} and {after.seqno}")
     trace = changes(before.trace, after.trace)
     return StateDiff(
         applier_version=after.applier_version,

@@ -123,10 +123,8 @@ class StateVersions:
         Repeats only after Determinate; raises Indeterminate when the outcome is unknown: `shard.machine` knows what
         may follow.
         """
-        check(
-            diff.seqno_to == state.seqno == expected + 1,
-            f"diff to {diff.seqno_to} for state {state.seqno} after {expected}",
-        )
+        if not diff.seqno_to == state.seqno == expected + 1:
+            raise InvariantViolated(f"diff to {diff.seqno_to} for state {state.seqno} after {expected}")
         data = encode_state_diff(diff)
         new = VersionedData(state.seqno, data)
         shard_id = state.shard_id
