@@ -98,7 +98,7 @@ class SnapshotSplit:
                 None if value["range"] is None else KeyRange.from_json(value["range"]),
                 value["schema_id"],
             )
-        except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        except (ValueError, LookupError, TypeError, RecursionError, OSError, pa.ArrowException) as error:
             raise CorruptData(f"snapshot split does not decode: {error}", key="split") from error
 
     def to_batches(

@@ -62,6 +62,25 @@ def _field_refusals(path: str, old: pa.Field, new: pa.Field, *, may_widen: bool)
     return found
 
 
+def needs_adapting(written: Schema, asked: Schema, *, key: str, may_be_newer: bool = False) -> bool:
+    """Whether rows of `written` have to be `adapted` to be rows of `asked`. SchemaMismatch naming `key` and the fields
+    unless `asked` is `written`, or may have succeeded it, or (if that may be) was succeeded by it.
+    """
+    if written is asked:
+        return False
+    difference = asked.difference(written)
+    if difference is None:
+        return False
+    if not incompatibilities(written, asked) or (may_be_newer and not incompatibilities(asked, written)):
+        return True
+    raise SchemaMismatch(
+        f"part {key} was written with another schema: {difference}",
+        key=key,
+        requested=repr(asked),
+        actual=repr(written),
+    )
+
+
 def adapted(table: pa.Table, *, asked: Schema, key: str) -> pa.Table:
     """Rows of another version of the schema as `asked` shows them; `key` names where they come from.
 

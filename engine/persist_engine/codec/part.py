@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, SchemaMismatch, check
 from persist_engine.codec.checksum import checksum, is_known
 from persist_engine.codec.columns import empty_struct
-from persist_engine.codec.evolution import adapted, incompatibilities
+from persist_engine.codec.evolution import adapted, needs_adapting
 from persist_engine.codec.order import key_lower
 from persist_engine.codec.part_stats import part_stats
 from persist_engine.codec.schema import CODECS, Schema
@@ -133,18 +133,20 @@ def decode_part(
     schema: Schema,
     columns: Sequence[str] | None = None,
     expected_checksum: str | None = None,
+    may_be_newer: bool = False,
 ) -> DecodedPart:
     """The rows and description of a part; `key` names it in errors.
 
     `columns` picks some of key, val, time, diff, or single fields of the structs as `key.<field>` (the struct then
     holds only these); the table has them in the schema's order. The bytes are verified against `expected_checksum`
     when it is given, else against the check in the file: one of the two, since each costs a pass. Raises CorruptData
-    for any damage, Incompatible for a newer format, SchemaMismatch for a part of another schema.
+    for any damage, Incompatible for a newer format, SchemaMismatch for a part of another schema. Rows of an older version
+    of the schema (with `may_be_newer` of a newer one, too) are shown as `codec.evolution` says.
     """
     verify_part(data, key=key, expected_checksum=expected_checksum)
     picked = _picked(schema, columns)
     with _decoding(key):
-        return _decoded(data, key, schema, picked)
+        return _decoded(data, key, schema, picked, may_be_newer=may_be_newer)
 
 
 def stream_part(
@@ -184,14 +186,23 @@ def _decoding(key: str) -> Iterator[None]:
         yield
     except SchemaMismatch:
         raise
-    except (InvalidUsage, pa.ArrowException, OSError, ValueError, KeyError, TypeError, UnicodeError, EOFError) as error:
+    except (
+        InvalidUsage,
+        pa.ArrowException,
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+        EOFError,
+    ) as error:
         raise CorruptData(f"part {key} does not decode: {error}", key=key) from error
 
 
 def part_schema(data: bytes | memoryview, *, key: str) -> Schema:
     """The schema a part was written with, by its own account; CorruptData naming `key`. Verifies nothing else."""
     with _decoding(key):
-        return _sides(pq.read_schema(pa.BufferReader(pa.py_buffer(data))))
+        return schema_of(pq.read_schema(pa.BufferReader(pa.py_buffer(data))))
 
 
 def verify_part(data: bytes | memoryview, *, key: str, expected_checksum: str | None = None) -> None:
@@ -246,15 +257,22 @@ def _opened(
             f"part {key} has format {metadata['persist.format']}, this code reads up to {PART_FORMAT}", key=key
         )
     desc = _parsed_desc(metadata["persist.desc"])
-    written = _written_schema(stored, key, schema, may_be_newer=may_be_newer)
+    written = schema_of(stored)
+    if not needs_adapting(written, schema, key=key, may_be_newer=may_be_newer):
+        written = schema
+    for name in ("time", "diff"):
+        if stored.field(name).type != pa.int64():
+            raise CorruptData(f"part {key}: column {name} is {stored.field(name).type}, not int64", key=key)
     rows = file.metadata.num_rows
     if rows != int(metadata["persist.rows"]):
         raise CorruptData(f"part {key} has {rows} rows, its metadata says {metadata['persist.rows']}", key=key)
     return file, desc, written
 
 
-def _decoded(data: bytes | memoryview, key: str, schema: Schema, picked: list[str] | None) -> DecodedPart:
-    file, desc, written = _opened(data, key, schema, may_be_newer=False)
+def _decoded(
+    data: bytes | memoryview, key: str, schema: Schema, picked: list[str] | None, *, may_be_newer: bool
+) -> DecodedPart:
+    file, desc, written = _opened(data, key, schema, may_be_newer=may_be_newer)
     if written is not schema:
         groups = [*_groups(file, key, written, schema)]
         table = pa.concat_tables(groups) if groups else schema.updates_schema.empty_table()
@@ -308,25 +326,8 @@ def _with_picked(table: pa.Table, picked: list[str]) -> pa.Table:
     return pa.table(arrays, schema=pa.schema(fields))
 
 
-def _written_schema(stored: pa.Schema, key: str, schema: Schema, *, may_be_newer: bool) -> Schema:
-    """The schema a part was written with: `schema` itself, or an older version of it, or (if it may be) a newer one."""
-    written = _sides(stored)
-    difference = schema.difference(written)
-    is_version = difference is None or not incompatibilities(written, schema)
-    if not is_version and not (may_be_newer and not incompatibilities(schema, written)):
-        raise SchemaMismatch(
-            f"part {key} was written with another schema: {difference}",
-            key=key,
-            requested=repr(schema),
-            actual=repr(written),
-        )
-    for name in ("time", "diff"):
-        if stored.field(name).type != pa.int64():
-            raise CorruptData(f"part {key}: column {name} is {stored.field(name).type}, not int64", key=key)
-    return schema if difference is None else written
-
-
-def _sides(stored: pa.Schema) -> Schema:
+def schema_of(stored: pa.Schema) -> Schema:
+    """The schema of updates in columns `key` and `val`, the latter left out when it has no fields."""
     sides = {name: stored.field(name).type if name in stored.names else pa.struct([]) for name in ("key", "val")}
     return Schema(pa.schema(list(sides["key"])), pa.schema(list(sides["val"])))
 

@@ -80,7 +80,9 @@ def wait_until(
             pushed.subscribe()
         refresh()
         while True:
-            event.clear()  # before the check, so that a notify in between is not lost
+            event.clear()  # before looking at news and state, so that a notify in between is not lost
+            if pushed is not None:
+                pushed.catch_up()
             answer = check()
             if answer is not None:
                 return answer
@@ -94,5 +96,3 @@ def wait_until(
             if not env.wait(event, pause_s):
                 refresh()
                 poll_ms *= settings.factor
-            elif pushed is not None:
-                pushed.catch_up()

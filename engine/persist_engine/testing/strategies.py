@@ -107,7 +107,13 @@ def parts() -> st.SearchStrategy[HollowPart | InlinePart]:
         format=_TEXT,
     )
     inline = st.builds(
-        InlinePart, data=_BYTES, rows=_COUNT, diffs_sum=diffs_sum, ts_rewrite=rewrite, schema_id=schema_id
+        InlinePart,
+        data=_BYTES,
+        rows=_COUNT,
+        diffs_sum=diffs_sum,
+        ts_rewrite=rewrite,
+        schema_id=schema_id,
+        format=st.sampled_from(["parquet/1", "arrow/1"]),
     )
     return st.one_of(hollow, inline)
 
@@ -249,6 +255,7 @@ def state_diffs() -> st.SearchStrategy[StateDiff]:
         spine_batches=_changes(_spine_ids(), _thin_batches()),
         merges=_changes(_spine_ids(), _thin_merges()),
         birth=_BIRTH,
+        shard_id=st.none() | ids(ShardId),
     )
 
 
