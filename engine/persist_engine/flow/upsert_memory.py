@@ -17,7 +17,7 @@ Invariant: `size_bytes` is what was put and not deleted, whatever the table hold
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +26,6 @@ import pyarrow as pa
 from persist_engine.base.errors import check
 from persist_engine.flow.upsert_store import KEY_WORDS, check_keys
 from persist_engine.flow.upsert_words import WORD_BYTES, Int64s, UInt64s, Words, gather, spread
-
-Number = TypeVar("Number", np.uint64, np.int64)
 
 _ENTRIES = 8
 #: Share of the entries that may be taken: at a half, one bucket in fifty overflows.
@@ -39,6 +37,9 @@ _ITEMS_CHUNK = 1 << 16
 #: What a key takes besides its record: key, start, size, and two entries at the load above.
 ENTRY_BYTES = KEY_WORDS * WORD_BYTES + 8 + 8 + 2 * 8
 
+#: Keys looked up at once: bounds what comparing their buckets needs (64 bytes a key, a few times over).
+_FIND_BLOCK = 1 << 15
+_SLOT_BITS = np.uint64(32)
 _SLOT_MASK = np.uint64((1 << 32) - 1)
 _TAG_MASK = np.uint64(((1 << 32) - 1) << 32)
 
@@ -120,27 +121,31 @@ class MemoryStore:
 
     def _find(self, keys: UInt64s) -> Int64s:
         """The slot of each key, -1 for none; also that of a deleted one."""
+        out = np.empty(len(keys), np.int64)
+        for first in range(0, len(keys), _FIND_BLOCK):
+            out[first : first + _FIND_BLOCK] = self._find_block(keys[first : first + _FIND_BLOCK])
+        return out
+
+    def _find_block(self, keys: UInt64s) -> Int64s:
         out = np.full(len(keys), -1, np.int64)
         mask = np.uint64(len(self._fill) - 1)
         rows = np.arange(len(keys))
         buckets = (keys[:, 0] & mask).astype(np.int64)
-        tags = keys[:, 1] & _TAG_MASK
+        tags = keys[:, 1] >> _SLOT_BITS
         while len(rows):
             entries = self._buckets[buckets]
-            hits = ((entries ^ tags[rows, None]) & _TAG_MASK) == 0
-            hits &= entries != 0
-            self._match(keys, rows, entries, hits, out)
+            # A free entry has the tag 0; the key in slot 0 is then compared for nothing, or is the one.
+            found, at = np.nonzero((entries >> _SLOT_BITS) == tags[rows, None])
+            slots = (entries[found, at] & _SLOT_MASK).astype(np.int64) - 1
+            same = (self._keys[slots] == keys[rows[found]]).all(axis=1) & (slots >= 0)
+            out[rows[found[same]]] = slots[same]
             # A bucket that was ever full may have sent the key on to the next.
-            on = (self._fill[buckets] == _ENTRIES) & (out[rows] < 0)
+            on = self._fill[buckets] == _ENTRIES
+            if not on.any():
+                break
+            on &= out[rows] < 0
             rows, buckets = rows[on], (buckets[on] + 1) & np.int64(mask)
         return out
-
-    def _match(self, keys: UInt64s, rows: Int64s, entries: UInt64s, hits: npt.NDArray[np.bool_], out: Int64s) -> None:
-        """Compare the whole keys of the entries with the right tag: one for nearly every row, so column by column."""
-        found, at = np.nonzero(hits)
-        slots = ((entries[found, at] & _SLOT_MASK) - np.uint64(1)).astype(np.int64)
-        same = (self._keys[slots] == keys[rows[found]]).all(axis=1)
-        out[rows[found[same]]] = slots[same]
 
     def _make_room(self, fresh: int) -> None:
         """Build the table anew, without the dead, with room for this many slots more."""
@@ -158,9 +163,9 @@ class MemoryStore:
         self._set_table(buckets)
         slots = self._slots_max
         if slots > len(self._sizes):
-            self._keys = _grown(self._keys, slots)
-            self._starts = _grown(self._starts, slots)
-            self._sizes = _grown(self._sizes, slots)
+            _grow(self._keys, slots)
+            _grow(self._starts, slots)
+            _grow(self._sizes, slots)
         self._enter(np.arange(self._count))
 
     def _append(self, keys: UInt64s) -> None:
@@ -229,7 +234,7 @@ class MemoryStore:
         """Records at the end of the arena."""
         end = self._arena_end + len(words.data)
         if end > len(self._arena):
-            self._arena = _grown(self._arena, max(end, len(self._arena) * 3 // 2))
+            _grow(self._arena, max(end, len(self._arena) * 3 // 2))
         self._arena[self._arena_end : end] = words.data
         self._starts[slots] = self._arena_end + words.starts
         self._arena_end = end
@@ -246,7 +251,6 @@ class MemoryStore:
         self._arena, self._arena_end = arena, end
 
 
-def _grown(array: npt.NDArray[Number], rows: int) -> npt.NDArray[Number]:
-    out: npt.NDArray[Number] = np.empty((rows, *array.shape[1:]), array.dtype)
-    out[: len(array)] = array
-    return out
+def _grow(array: npt.NDArray[Any], rows: int) -> None:
+    """In place: large blocks are moved by the kernel, not copied. Nobody else may hold a view."""
+    array.resize((rows, *array.shape[1:]), refcheck=False)
