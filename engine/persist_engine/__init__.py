@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from persist_engine.client.read import ReadHandle as ReadHandle
     from persist_engine.client.since import SinceHandle as SinceHandle
     from persist_engine.client.snapshot import SinceAhead as SinceAhead
+    from persist_engine.client.upsert import Hydration as Hydration
+    from persist_engine.client.upsert import Upserted as Upserted
+    from persist_engine.client.upsert import UpsertHandle as UpsertHandle
     from persist_engine.client.write import Appended as Appended
     from persist_engine.client.write import ProgressMismatch as ProgressMismatch
     from persist_engine.client.write import UpperMismatch as UpperMismatch
@@ -39,6 +42,7 @@ _MODULES = {
     "BatchBuilder": "client.batch",
     "CriticalReaderId": "model.ids",
     "Env": "base.env",
+    "Hydration": "client.upsert",
     "Inspection": "model.inspection",
     "Location": "client.location",
     "PersistClient": "client.client",
@@ -54,6 +58,8 @@ _MODULES = {
     "SinceHandle": "client.since",
     "SystemEnv": "base.env",
     "UpperMismatch": "client.write",
+    "UpsertHandle": "client.upsert",
+    "Upserted": "client.upsert",
     "WriteHandle": "client.write",
 }
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from weakref import WeakValueDictionary
 
 from persist_engine.base.env import Env, SystemEnv
@@ -19,6 +20,8 @@ from persist_engine.base.settings import Settings
 from persist_engine.client.location import Location
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.since import SinceHandle
+from persist_engine.client.upsert import Hydration, UpsertHandle
+from persist_engine.client.upsert_stores import SPILL_BYTES, Backend, store_opener
 from persist_engine.client.write import WriteHandle
 from persist_engine.codec.schema import CODECS, Schema
 from persist_engine.model.commands import SchemaEvolved
@@ -108,6 +111,36 @@ class PersistClient:
         """
         machine, schema_id = (self.machine(shard_id), None) if schema is None else self._initialised(shard_id, schema)
         return ReadHandle.open(machine, schema_id, purpose=purpose, lease_ms=lease_ms)
+
+    def open_upsert(
+        self,
+        shard_id: ShardId,
+        schema: Schema,
+        *,
+        backend: Backend = "memory",
+        directory: Path | str | None = None,
+        spill_bytes: int = SPILL_BYTES,
+        on_hydration: Callable[[Hydration], None] | None = None,
+        purpose: str,
+    ) -> UpsertHandle:
+        """A handle that upserts into the shard, which is created when it does not exist: one value per key, the last. It
+        registers a writer and a leased reader when it is first used.
+
+        The current values are kept in memory, with `rocksdb` in `directory` (the handle's alone; what lies there is thrown
+        away), or with `auto` there once they take more than `spill_bytes`. `on_hydration` is told how far rebuilding them
+        has come. SchemaMismatch; InvalidUsage for a backend without its directory.
+        """
+        writer = self.open_writer(shard_id, schema, purpose=purpose)
+        machine = writer.machine
+        open_store = store_opener(
+            backend, directory, spill_bytes=spill_bytes, env=machine.env, metrics=machine.metrics, shard=str(shard_id)
+        )
+        return UpsertHandle(
+            writer,
+            lambda: self.open_leased_reader(shard_id, schema, purpose=purpose),
+            open_store,
+            on_hydration=on_hydration,
+        )
 
     def open_critical_since(
         self, shard_id: ShardId, critical_id: CriticalReaderId, *, opaque: bytes, purpose: str = ""
