@@ -317,8 +317,7 @@ class _Run:
 
     def _delete(self, stage: _Stage) -> None:
         """Delete what was staged and certainly not appended."""
-        for batch in stage.batches:
-            batch.delete()
+        self.writer.delete_batches(stage.batches)
 
     def _appended(self, lower: Antichain, stage: _Stage) -> SinkReport:
         self.log.event("appended", lower=lower.time, upper=stage.upper.time, updates=stage.updates)
