@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from persist_engine.base.errors import PersistError
+from persist_engine.base.wording import counted
 from persist_engine.cli.options import (
     GIVE_UP_S,
     AsJson,
@@ -86,7 +87,7 @@ def gc(
         from persist_engine.work.gc import gc_and_truncate
 
         def told(done: int, total: int, deleted: int) -> None:
-            bar(done, total, f"{deleted:,} blobs deleted")
+            bar(done, total, f"{counted(deleted, 'blob')} deleted")
 
         return [gc_and_truncate(machine, on_progress=told)]
 

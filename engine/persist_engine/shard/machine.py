@@ -151,9 +151,11 @@ class Machine:
                 continue
             match answer:
                 case commands.Appended():
+                    self._count_inline(batch)
                     return answer, maintenance
                 case commands.AlreadyCommitted():
                     check(backoff is not None, f"{command.token} of {self.shard_id} was known before its first use")
+                    self.metrics.count("append_already_committed")
                     return commands.Appended(requests=()), NO_MAINTENANCE
                 case commands.InlineBackpressure():
                     return answer, NO_MAINTENANCE
@@ -167,6 +169,12 @@ class Machine:
                         return mismatch, NO_MAINTENANCE
                 case _:
                     raise InvariantViolated(f"compare_and_append of {self.shard_id} answered {answer}")
+
+    def _count_inline(self, batch: HollowBatch) -> None:
+        inline_bytes = batch.inline_bytes
+        if inline_bytes:
+            self.metrics.count("inline_committed_parts", sum(part.inline_bytes > 0 for part in batch.parts))
+            self.metrics.count("inline_committed_bytes", inline_bytes)
 
     def _mismatch(
         self, command: commands.CompareAndAppend

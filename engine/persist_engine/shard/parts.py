@@ -62,9 +62,12 @@ def write_part(
 
     Inline when the encoded part is smaller than `inline_bytes_max` (0: never), else a blob under a fresh key.
     """
+    started_s = store.env.monotonic_s()
     data = encode_part(table, desc=desc, schema=schema)
+    store.metrics.observe_s("codec", store.env.monotonic_s() - started_s, op="encode", what="part")
     store.metrics.count("part_written", kind="inline" if len(data) < inline_bytes_max else "blob")
     store.metrics.count("part_written_bytes", len(data))
+    store.metrics.count("part_written_good_bytes", table.nbytes)
     if len(data) < inline_bytes_max:
         return InlinePart(data=data, rows=table.num_rows, diffs_sum=diffs_sum(table), schema_id=schema_id)
     return _set_blob(store, data, table, schema=schema, schema_id=schema_id)
@@ -89,6 +92,7 @@ def _set_blob(store: PartStore, data: bytes, table: pa.Table, *, schema: Schema,
     key = part_key(APPLIER_VERSION, PartId.from_bytes(store.env.random_bytes(16)))
     whole_key = blob_key(store.shard_id, key)
     store.retry.external("set part", lambda: store.blob.set(whole_key, data), shard=store.shard_id)
+    store.metrics.count("shard_blob_sets", shard=store.shard_id)
     return HollowPart(
         key=key,
         size_bytes=len(data),
