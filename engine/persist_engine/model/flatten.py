@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from persist_engine.base.errors import check
+from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.flat_trace import FlatTrace, SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.frontier import Antichain, Description
@@ -25,9 +25,8 @@ def is_zero_width(batch: HollowBatch) -> bool:
 
 
 def thin(batch: SpineBatch) -> ThinSpineBatch:
-    """The stored form of a spine batch; O(its parts)."""
-    ids = tuple(part_id for part_id, _ in batch.parts)
-    return ThinSpineBatch(batch.level, batch.desc, ids, tuple(part.desc for _, part in batch.parts))
+    """The stored form of a spine batch."""
+    return batch.thin()
 
 
 def thin_merges(spine: Spine) -> dict[SpineId, ThinMerge]:
@@ -38,8 +37,10 @@ def thin_merges(spine: Spine) -> dict[SpineId, ThinMerge]:
             if batch.active_compaction_start_ms is not None:
                 merges[batch.id] = ThinMerge(batch.desc.since, 0, batch.active_compaction_start_ms)
         if level.merge is not None:
-            check(level.merge_id not in merges, f"merge {level.merge_id} appears twice")
-            merges[level.merge_id] = ThinMerge(level.merge.since, level.merge.remaining_work)
+            merge_id = level.merge_id
+            if merge_id in merges:
+                raise InvariantViolated(f"merge {merge_id} appears twice")
+            merges[merge_id] = ThinMerge(level.merge.since, level.merge.remaining_work)
     return merges
 
 
