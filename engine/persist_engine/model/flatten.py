@@ -18,6 +18,9 @@ from persist_engine.model.frontier import Antichain, Description
 from persist_engine.model.spine import Fueling, IdBatch, Level, Sizes, Spine, SpineBatch
 from persist_engine.model.spine_edit import SpineEdit
 
+#: Far above what any number of rows needs (level_for(2**64) is 64), and low enough that a damaged level costs nothing.
+LEVELS_MAX = 128
+
 
 def is_zero_width(batch: HollowBatch) -> bool:
     """Whether exert made it: such batches are not unique by description, so they are stored by id."""
@@ -93,10 +96,6 @@ def unflatten(flat: FlatTrace) -> tuple[Spine, bool]:
     batches = []
     for spine_id in sorted(flat.spine_batches):
         stored = flat.spine_batches[spine_id]
-        check(
-            len(stored.parts) == len(stored.descs),
-            f"spine batch {spine_id} has ids and descriptions of different number",
-        )
         parts = tuple(
             (part_id, _take(part_id, desc, hollow, legacy))
             for part_id, desc in zip(stored.parts, stored.descs, strict=True)
@@ -129,8 +128,10 @@ def assemble(since: Antichain, batches: list[SpineBatch], merges: Mapping[SpineI
     if not batches:
         check(not merges, f"merges in an empty spine: {sorted(merges)[:3]}")
         return Spine(since=since)
+    top = batches[0].level
+    check(0 <= top < LEVELS_MAX, f"spine batch {batches[0].id} lies at level {top} of {LEVELS_MAX}")
     rest = dict(merges)
-    held: list[tuple[SpineBatch, ...]] = [() for _ in range(batches[0].level + 1)]
+    held: list[tuple[SpineBatch, ...]] = [() for _ in range(top + 1)]
     for batch in batches:
         check(0 <= batch.level < len(held), f"spine batch {batch.id} lies above the oldest, at level {batch.level}")
         claim = rest.pop(batch.id, None)

@@ -249,12 +249,13 @@ class Spine:
                     )
                 next_id, upper = batch.id.hi, desc.upper
                 if deep:
-                    _validate_parts(batch)
+                    validate_parts(batch)
         check(next_id == self.next_id, f"spine ids end at {next_id}, not {self.next_id}")
         check(upper == self.upper, f"spine batches end at {upper}, not {self.upper}")
 
 
-def _validate_parts(batch: SpineBatch) -> None:
+def validate_parts(batch: SpineBatch) -> None:
+    """InvariantViolated unless the hollow batches of `batch` tile it. O(parts)."""
     next_id, upper = batch.id.lo, batch.desc.lower
     for part_id, part in batch.parts:
         check(part_id.lo == next_id, f"part {part_id} of spine batch {batch.id} does not follow id {next_id}")

@@ -24,7 +24,7 @@ from persist_engine.model.field_diff import (
 )
 from persist_engine.model.flat_trace import FlatTrace, SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.frontier import Antichain, Description
-from persist_engine.model.spine import IdBatch, Spine, SpineBatch
+from persist_engine.model.spine import IdBatch, Spine, SpineBatch, validate_parts
 from persist_engine.model.trace import Trace
 
 
@@ -193,7 +193,9 @@ def _rebuild(
         check(batch is not None and batch.desc == desc, f"no batch {desc} for part {part_id} of {spine_id}")
         if batch is not None:
             parts.append((part_id, batch))
-    return flatten.built(spine_id, stored, tuple(parts))
+    rebuilt = flatten.built(spine_id, stored, tuple(parts))
+    validate_parts(rebuilt)
+    return rebuilt
 
 
 def _touched(batches: dict[SpineId, SpineBatch], diff: TraceDiff) -> set[SpineId]:
