@@ -158,6 +158,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
         ),
         _counter("gc_deleted_blobs", "Blobs deleted by garbage collection.", kind="part or rollup"),
         _counter("gc_truncated_diffs", "Versions truncated."),
+        _counter("orphans_deleted_blobs", "Blobs that no version named, deleted by orphan scans."),
         _counter("gc_merged", "Requests that another request covered."),
         _gauge("gc_live_diffs", "Versions in consensus when garbage collection last looked.", **_SHARD),
         _gauge("gc_held_parts", "Parts that only older versions name, kept for readers that hold those.", **_SHARD),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from persist_engine.base.wording import counted, sized
-from persist_engine.cli import admin_audit
+from persist_engine.cli import admin_audit, admin_orphans
 from persist_engine.cli.options import (
     GIVE_UP_S,
     AsJson,
@@ -220,3 +220,4 @@ app.command(epilog=admin_audit.HOLDS_EPILOG)(admin_audit.holds)
 app.command(epilog=admin_audit.USAGE_EPILOG)(admin_audit.usage)
 app.command(epilog=admin_audit.VERIFY_EPILOG)(admin_audit.verify)
 app.command(epilog=admin_audit.EXPORT_EPILOG)(admin_audit.export)
+app.command(epilog=admin_orphans.EPILOG)(admin_orphans.orphans)

@@ -85,6 +85,7 @@ class StateDiff:
     hollow_batches: tuple[FieldDiff[SpineId, HollowBatch], ...] = ()
     spine_batches: tuple[FieldDiff[SpineId, ThinSpineBatch], ...] = ()
     merges: tuple[FieldDiff[SpineId, ThinMerge], ...] = ()
+    staging_floor_ms: tuple[FieldDiff[None, int], ...] = ()
     shard_id: ShardId | None = None
 
 
@@ -129,6 +130,7 @@ def between(before: ShardState, after: ShardState) -> StateDiff:
         hollow_batches=trace.hollow_batches,
         spine_batches=trace.spine_batches,
         merges=trace.merges,
+        staging_floor_ms=field_diff(None, before.staging_floor_ms, after.staging_floor_ms),
         shard_id=after.shard_id,
     )
 
@@ -182,6 +184,7 @@ def _applied(state: ShardState, diff: StateDiff, count: Callable[[str], None]) -
             schemas=applied_to_map("schemas", state.schemas, diff.schemas),
             progress=applied_to_map("progress", state.progress, diff.progress),
             trace=_applied_trace(state.trace, diff, count),
+            staging_floor_ms=applied_to_value("staging_floor_ms", state.staging_floor_ms, diff.staging_floor_ms),
         )
     )
 

@@ -97,7 +97,7 @@ def delete_parts(store: PartStore, parts: Iterable[Part]) -> None:
 
 
 def _set_blob(store: PartStore, data: bytes, table: pa.Table, *, schema: Schema, schema_id: int | None) -> HollowPart:
-    key = part_key(APPLIER_VERSION, PartId.from_bytes(store.env.random_bytes(16)))
+    key = part_key(APPLIER_VERSION, PartId.staged_at(store.env.now_ms(), store.env.random_bytes(10)))
     whole_key = blob_key(store.shard_id, key)
     store.retry.external("set part", lambda: store.blob.set(whole_key, data), shard=store.shard_id)
     store.metrics.count("shard_blob_sets", shard=store.shard_id)

@@ -75,7 +75,7 @@ class References:
             return Bucket.ROLLUPS if isinstance(key, RollupKey) else Bucket.CURRENT
         if key.partial in self._any:
             return Bucket.REFERENCED_NOT_CURRENT
-        return Bucket.LEAKED if cannot_be_linked(key, self.newest) else Bucket.NOT_LEAKED_NOT_REFERENCED
+        return Bucket.LEAKED if looks_leaked(key, self.newest) else Bucket.NOT_LEAKED_NOT_REFERENCED
 
     def is_named(self, partial_key: str) -> bool:
         """Whether a version live at the last refresh, or since this was opened, names it."""
@@ -86,16 +86,26 @@ class References:
         self._any |= live_keys(self._walk.state)
 
 
-def cannot_be_linked(key: PartKey | RollupKey, state: ShardState) -> bool:
-    """Whether no command on `state` or any later state names the blob, when `state` does not.
+def is_fenced(key: PartKey | RollupKey, state: ShardState) -> bool:
+    """Whether no command on `state` or on any later state can name the blob, given that `state` does not: a proof, by
+    rules that every command keeps. What is fenced and unnamed may be deleted.
 
-    A rollup: another one of its version is linked, or it is older than all there are. A part: nobody writes tombstones,
-    the code that wrote it can no longer open the shard, or, for the oldest keys, its writer is gone.
+    A rollup: another one of its version is linked, or it is older than all there are. A part: it was staged before the
+    floor, or the shard is a tombstone.
     """
     if isinstance(key, RollupKey):
         return key.seqno in state.rollups or key.seqno < rollup_seqnos(state)[0]
-    if is_tombstone(state):
+    return is_tombstone(state) or key.part_id.staged_ms < (state.staging_floor_ms or 0)
+
+
+def looks_leaked(key: PartKey | RollupKey, state: ShardState) -> bool:
+    """Whether the blob, which nobody names, is fenced, or will hardly be named any more: the code that wrote it can no
+    longer open the shard or, for the oldest keys, its writer is gone. For reports: no reason to delete anything.
+    """
+    if is_fenced(key, state):
         return True
+    if isinstance(key, RollupKey):
+        return False
     if key.version is None:
         return key.writer_id not in state.writers
     return not may_write(key.version, state.applier_version)

@@ -70,7 +70,7 @@ def test_parts_of_code_too_old_to_open_the_shard_are_leaked(shard, monkeypatch):
     shard.blob.set(f"{shard.shard_id}/n0000100/p{UUID}aa", b"x")
     key = parse_blob_key(f"{shard.shard_id}/n0000100/p{UUID}aa")
     assert isinstance(key, PartKey)
-    assert not references.cannot_be_linked(key, shard.client().machine(shard.shard_id).state)
+    assert not references.looks_leaked(key, shard.client().machine(shard.shard_id).state)
     monkeypatch.setattr(references, "may_write", lambda code, state: code > (0, 1, 0))
     assert audited(shard).shards[shard.shard_id].blobs[Bucket.LEAKED] == 1
 
