@@ -156,6 +156,11 @@ class PersistClient:
         """The shard's commands, for maintenance. Shares the state with all handles. ShardNotFound."""
         return Machine(self._applier(shard_id))
 
+    @property
+    def versions(self) -> StateVersions:
+        """The logs of all shards, for tools that work where no state can be opened."""
+        return self._versions
+
     # -- shards -------------------------------------------------------------------------------------------------------
 
     def initialise(self, shard_id: ShardId, schema: Schema) -> None:

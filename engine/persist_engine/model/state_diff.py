@@ -88,6 +88,7 @@ class StateDiff:
     merges: tuple[FieldDiff[SpineId, ThinMerge], ...] = ()
     birth: bytes = b""
     """That of the log it belongs to; empty when older code wrote it."""
+    staging_floor_ms: tuple[FieldDiff[None, int], ...] = ()
     shard_id: ShardId | None = None
 
 
@@ -133,6 +134,7 @@ def between(before: ShardState, after: ShardState) -> StateDiff:
         spine_batches=trace.spine_batches,
         merges=trace.merges,
         birth=after.birth,
+        staging_floor_ms=field_diff(None, before.staging_floor_ms, after.staging_floor_ms),
         shard_id=after.shard_id,
     )
 
@@ -201,6 +203,7 @@ def _applied(state: ShardState, diff: StateDiff, count: Callable[[str], None]) -
             progress=applied_to_map("progress", state.progress, diff.progress),
             trace=_applied_trace(state.trace, diff, count),
             birth=state.birth or diff.birth,
+            staging_floor_ms=applied_to_value("staging_floor_ms", state.staging_floor_ms, diff.staging_floor_ms),
         )
     )
 

@@ -223,6 +223,7 @@ def states() -> st.SearchStrategy[ShardState]:
         progress=_maps(_TEXT, _PROGRESS),
         trace=traces(),
         birth=_BIRTH,
+        staging_floor_ms=st.none() | _COUNT,
     )
 
 
@@ -259,6 +260,7 @@ def state_diffs() -> st.SearchStrategy[StateDiff]:
         spine_batches=_changes(_spine_ids(), _thin_batches()),
         merges=_changes(_spine_ids(), _thin_merges()),
         birth=_BIRTH,
+        staging_floor_ms=_changes(unit, _COUNT),
         shard_id=st.none() | ids(ShardId),
     )
 
