@@ -91,6 +91,49 @@ class SinkOptions:
                 f"memory_limit_bytes {self.memory_limit_bytes} is too little for {self.workers} workers: at least {least}"
             )
 
+    def no_frontiers(self) -> DesiredFrontiers:
+        """Nothing is known yet."""
+        return DesiredFrontiers() if self.errors else DesiredFrontiers.without_errors()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkParts:
+    """A sink without threads: every part, and where events for it go."""
+
+    workers: list[Worker]
+    worker_inboxes: list[Inbox]
+    control: Control
+    control_inbox: Inbox
+    reader: Reader
+
+
+def assemble(
+    options: SinkOptions, *, reader: ReadHandle, writer: WriteHandle, spill_directory: Callable[[int], Path]
+) -> SinkParts:
+    """The parts of a sink on one shard; `spill_directory` makes one for the worker of a number."""
+    share = options.memory_limit_bytes // options.workers
+    as_of = Antichain.of(options.as_of)
+    inboxes = [Inbox(share // _INBOX_SHARE) for _ in range(options.workers)]
+    control_inbox = Inbox(1)
+    mint = Mint(options.no_frontiers(), as_of=as_of, read_only=options.read_only)
+    policy = BufferPolicy(memory_bytes=share)
+
+    def worker(index: int) -> Worker:
+        spill = SpillFiles(partial(spill_directory, index))
+        buffer = CorrectionBuffer(ArrowLaws(), since=as_of, policy=policy, spill=spill)
+        return Worker(index, Write(options.no_frontiers(), buffer), writer, control_inbox)
+
+    def on_upper(upper: Antichain) -> None:
+        control_inbox.put(ShardUpper(upper))
+
+    return SinkParts(
+        workers=[worker(index) for index in range(options.workers)],
+        worker_inboxes=inboxes,
+        control=Control(mint, writer, inboxes),
+        control_inbox=control_inbox,
+        reader=Reader(ReadBack(reader, writer.machine, on_upper=on_upper), inboxes),
+    )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkStatus:
@@ -118,7 +161,7 @@ class SinkInput:
     def __init__(self, sink: Sink, index: int) -> None:
         self._sink = sink
         self._lock = threading.Lock()
-        self._frontiers = sink.no_frontiers()
+        self._frontiers = sink.options.no_frontiers()
         self._index = index
 
     def insert(self, updates: Updates) -> None:
@@ -176,22 +219,13 @@ class Sink:
         self._directory: Path | None = None
         self._read_only = options.read_only
         self._lock = threading.Lock()
-        self._frontiers = [self.no_frontiers() for _ in range(options.workers)]
-        self._desired = self.no_frontiers()
+        self._frontiers = [options.no_frontiers() for _ in range(options.workers)]
+        self._desired = options.no_frontiers()
         self._failure: SinkFailed | None = None
         self._was_raised = False
         self._closed = False
         self._sizes_reported = (0, 0)
-        share = options.memory_limit_bytes // options.workers
-        self._inboxes = [Inbox(share // _INBOX_SHARE) for _ in range(options.workers)]
-        self._control_inbox = Inbox(1)
-        as_of = Antichain.of(options.as_of)
-        self._control = Control(
-            Mint(self.no_frontiers(), as_of=as_of, read_only=options.read_only), writer, self._inboxes
-        )
-        self._workers = [self._worker(index, as_of, share) for index in range(options.workers)]
-        readback = ReadBack(reader, self._machine, on_upper=lambda upper: self._control_inbox.put(ShardUpper(upper)))
-        self._reader = Reader(readback, self._inboxes)
+        self._parts = assemble(options, reader=reader, writer=writer, spill_directory=self._spill_directory)
         self.inputs = tuple(SinkInput(self, index) for index in range(options.workers))
         """As many as workers; any row may come in by any of them."""
         self._threads = [
@@ -208,7 +242,7 @@ class Sink:
         """Leave read-only mode, for good. Idempotent."""
         self._check()
         self._read_only = False
-        self._control_inbox.put(AllowWrites())
+        self._parts.control_inbox.put(AllowWrites())
 
     def status(self) -> SinkStatus:
         """A look at its parts. SinkFailed."""
@@ -218,9 +252,9 @@ class Sink:
         return SinkStatus(
             read_only=self._read_only,
             desired=desired,
-            persist_frontier=self._control.persist_frontier,
-            read_back=reduce(Antichain.meet, [worker.persisted for worker in self._workers]),
-            buffers=tuple(worker.size for worker in self._workers),
+            persist_frontier=self._parts.control.persist_frontier,
+            read_back=reduce(Antichain.meet, [worker.persisted for worker in self._parts.workers]),
+            buffers=tuple(worker.size for worker in self._parts.workers),
         )
 
     def wait_for_upper(self, frontier: Antichain, *, timeout_s: float | None = None) -> bool:
@@ -231,7 +265,7 @@ class Sink:
 
     def take_maintenance(self) -> Maintenance:
         """What appends since the last call left for later; who wants to, performs it."""
-        return self._control.take_maintenance()
+        return self._parts.control.take_maintenance()
 
     def close(self) -> None:
         """Stop, delete what was staged and not appended, and what was spilled; give up reader and writer. What was not
@@ -245,9 +279,9 @@ class Sink:
         self._stop()
         for thread in self._threads:
             thread.join()
-        self._control.close(self._control_inbox)
-        self._reader.close()
-        for worker in self._workers:
+        self._parts.control.close(self._parts.control_inbox)
+        self._parts.reader.close()
+        for worker in self._parts.workers:
             worker.close()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
@@ -268,13 +302,11 @@ class Sink:
                 raise
 
     def __repr__(self) -> str:
-        return f"Sink({self._writer.shard_id}, {self.options.workers} workers, at {self._control.persist_frontier})"
+        return (
+            f"Sink({self._writer.shard_id}, {self.options.workers} workers, at {self._parts.control.persist_frontier})"
+        )
 
     # -- what inputs call ----------------------------------------------------------------------------------------------
-
-    def no_frontiers(self) -> DesiredFrontiers:
-        """Nothing is known yet."""
-        return DesiredFrontiers() if self.options.errors else DesiredFrontiers.without_errors()
 
     def tagged_errors(self, errors: Errors) -> pa.Table:
         """`errors` as updates of the shard."""
@@ -291,7 +323,7 @@ class Sink:
         refresh = self.options.refresh
         shown = updates if refresh is None else refresh.apply(updates)
         self._check()
-        for inbox, share in zip(self._inboxes, deal(shown, len(self._inboxes)), strict=True):
+        for inbox, share in zip(self._parts.worker_inboxes, deal(shown, len(self._parts.worker_inboxes)), strict=True):
             if share.num_rows:
                 inbox.put(Desired(share))
         self._check()
@@ -307,16 +339,10 @@ class Sink:
             if common == self._desired.by_stream[stream]:
                 return
             self._desired.advance(stream, common)
-            for inbox in (*self._inboxes, self._control_inbox):
+            for inbox in (*self._parts.worker_inboxes, self._parts.control_inbox):
                 inbox.put(DesiredFrontier(stream, common))
 
     # -- threads -------------------------------------------------------------------------------------------------------
-
-    def _worker(self, index: int, as_of: Antichain, memory_bytes: int) -> Worker:
-        spill = SpillFiles(partial(self._spill_directory, index))
-        policy = BufferPolicy(memory_bytes=memory_bytes)
-        buffer = CorrectionBuffer(ArrowLaws(), since=as_of, policy=policy, spill=spill)
-        return Worker(index, Write(self.no_frontiers(), buffer), self._writer, self._control_inbox)
 
     def _spill_directory(self, index: int) -> Path:
         """Made when the first worker needs it."""
@@ -340,22 +366,22 @@ class Sink:
         return threading.Thread(target=guarded, name=f"persist-sink-{name.replace(' ', '-')}", daemon=True)
 
     def _work(self, index: int) -> None:
-        worker, inbox = self._workers[index], self._inboxes[index]
+        worker, inbox = self._parts.workers[index], self._parts.worker_inboxes[index]
         while (event := inbox.take()) is not None:
             worker.handle(event)
             self._report()
 
     def _run_control(self) -> None:
-        while (event := self._control_inbox.take()) is not None:
-            self._control.handle(event)
+        while (event := self._parts.control_inbox.take()) is not None:
+            self._parts.control.handle(event)
 
     def _read(self) -> None:
-        while not (self._reader.has_ended or self._stopping):
-            self._reader.step()
+        while not (self._parts.reader.has_ended or self._stopping):
+            self._parts.reader.step()
 
     def _report(self) -> None:
         """Metrics of all buffers, as of their last events (spec 18)."""
-        sizes = [worker.size for worker in self._workers]
+        sizes = [worker.size for worker in self._parts.workers]
         inserted, cancelled = sum(s.inserted_rows for s in sizes), sum(s.cancelled_rows for s in sizes)
         metrics = self._machine.metrics
         with self._lock:
@@ -375,9 +401,9 @@ class Sink:
         return self._closed or self._failure is not None
 
     def _stop(self) -> None:
-        for inbox in (*self._inboxes, self._control_inbox):
+        for inbox in (*self._parts.worker_inboxes, self._parts.control_inbox):
             inbox.close()
-        self._reader.stop()
+        self._parts.reader.stop()
 
     def _fail(self, name: str, error: BaseException) -> None:
         with self._lock:

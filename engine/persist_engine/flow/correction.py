@@ -140,8 +140,9 @@ class CorrectionBuffer:
         Moves what lies before without touching it; what now adds up to nothing is still there until it is
         consolidated.
         """
-        before, self._since = self._since, since
+        before = self._since
         check(before <= since, f"the since of a correction buffer goes back from {before} to {since}")
+        self._since = since
         if before == since:
             return
         if since.is_empty():
