@@ -11,6 +11,7 @@ Expected outcomes (a lost race, a since that moved on) are values, never raised.
     |- Fenced              reopen the handle: its lease ran out, or a newer owner was seen
     |- Incompatible        the durable bytes were written by newer code: upgrade this binary
     |- CorruptData         durable bytes do not decode or do not match their checksum; names the key
+    |- SinkFailed          a worker of a running sink ended; its cause is chained
     |- InvariantViolated   durable bytes or a transition break a rule: stop and page someone
 
 Texts are lower case, without a period, and name the thing and its id. Credentials never stand in a text.
@@ -42,6 +43,7 @@ class ErrorKind(enum.StrEnum):
     STORAGE = "Storage"
     UNAVAILABLE = "Unavailable"
     FENCED = "Fenced"
+    SINK_FAILED = "SinkFailed"
     INCOMPATIBLE = "Incompatible"
     CORRUPT = "Corrupt"
     MISSING_BLOB = "MissingBlob"
@@ -173,6 +175,12 @@ class Fenced(PersistError):
     """This handle lost its right: the lease expired or a newer opaque was seen. Open a new handle."""
 
     kind = ErrorKind.FENCED
+
+
+class SinkFailed(PersistError):
+    """A part of a running sink, named in the text, ended by the chained cause. What was appended stands; open a new sink."""
+
+    kind = ErrorKind.SINK_FAILED
 
 
 class Incompatible(PersistError):

@@ -122,6 +122,18 @@ class ReadHandle:
             )
         return SinceAhead(since=answer.since, as_of=time)
 
+    def whole(self) -> tuple[Snapshot, Antichain]:
+        """Every update before the upper of the newest known version, as of this handle's since, and that upper. No
+        round trip, no wait: unlike `snapshot`, also where the upper is not past since and no time can be read.
+        """
+        self._check_open()
+        since = self.since
+        release = self.pin()
+        trace = self._machine.state.trace
+        as_of = DATA_TIME_MAX if since.time is None else min(since.time, DATA_TIME_MAX)
+        batches = tuple(trace.batches())
+        return Snapshot(source=self._source(), batches=batches, as_of=as_of, release=release), trace.upper
+
     def listen(self, as_of: Antichain | int) -> Listen | SinceAhead:
         """Everything after `as_of`, as it is appended: an endless iterator of Updates and Progress (it ends when the
         shard is closed). Moves this handle's since to `as_of`, and on as the iterator is consumed.

@@ -37,7 +37,7 @@ from persist_engine.model.trace import MergeOutcome, MergeRes
 from persist_engine.shard.applier import NO_MAINTENANCE, Applier, UnknownOutcome
 from persist_engine.shard.retry import Backoff, Retry
 from persist_engine.shard.versions import StateVersions
-from persist_engine.shard.watch import wait_until
+from persist_engine.shard.watch import StateWatch, wait_until
 from persist_engine.storage.blob import Blob
 
 A = TypeVar("A")
@@ -101,6 +101,11 @@ class Machine:
     def metrics(self) -> Metrics:
         """Where to count."""
         return self.versions.metrics
+
+    @property
+    def watch(self) -> StateWatch:
+        """Rings when this process learns of a newer state: for those who wait for more than one thing."""
+        return self._applier.watch
 
     @property
     def schema_id(self) -> int:
