@@ -22,7 +22,7 @@ from persist_engine.model.invariants import check_invariants
 from persist_engine.model.state import ShardState
 from persist_engine.model.state_diff import apply as apply_state_diff
 from persist_engine.model.state_diff import live_blobs
-from persist_engine.model.views import seqno_since
+from persist_engine.model.views import is_tombstone, seqno_since
 from persist_engine.storage.blob import BlobInfo
 from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.storage.consensus_mem import MemConsensus
@@ -234,11 +234,10 @@ class Witness:
 
     def saw_opaque(self, critical_id: CriticalReaderId, opaque: bytes, *, since_seqno: int) -> None:
         """The token was told by a call that began at `since_seqno`: it must have been there at some version since."""
-        known = [
-            reader.opaque
-            for seqno in range(max(1, since_seqno), self.seqno + 1)
-            if (reader := self.states[seqno].critical_readers.get(critical_id)) is not None
-        ]
+        states = [self.states[seqno] for seqno in range(max(1, since_seqno), self.seqno + 1)]
+        if any(is_tombstone(state) for state in states):
+            return  # it has no readers, and agrees with everybody
+        known = [reader.opaque for state in states if (reader := state.critical_readers.get(critical_id)) is not None]
         if opaque not in known:
             self._scheduler.fail(f"token {opaque!r} was told; during the call it was {known}")
 
