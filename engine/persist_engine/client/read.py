@@ -67,6 +67,7 @@ class ReadHandle:
         self._schema = Schema.from_pair(machine.state.schemas[schema_id])
         self.reader_id = reader_id
         self._lock = threading.Lock()
+        self._downgrading = threading.Lock()
         self._since = since
         self._hold = seqno
         self._leases: Counter[SeqNo] = Counter()
@@ -166,13 +167,11 @@ class ReadHandle:
         Blobs that only older versions name are given up too, but for those of open snapshots.
         """
         self._check_open()
-        # Snapshots pin the cached version or a later one, so one that begins while we commit is safe behind this bound.
-        outstanding = self._oldest_lease(self._machine.state.seqno)
-        answer, _ = self._machine.downgrade_since(self.reader_id, outstanding_seqno=outstanding, new_since=since)
+        held = self._downgrade(since)
         with self._lock:
-            self._since = answer.since
+            self._since = held
             self._downgraded_ms = self._machine.env.now_ms()
-        return answer.since
+        return held
 
     def maybe_downgrade_since(self, since: Antichain) -> None:
         """As `downgrade_since`, but at most once in a quarter of the lease: for callers that progress with every
@@ -194,8 +193,9 @@ class ReadHandle:
 
     def pin(self) -> Callable[[], None]:
         """Hold the blobs of the current version until the returned function is called (idempotent)."""
-        seqno = self._machine.state.seqno
         with self._lock:
+            # Read under the lock: a version read before it may be given up by a heartbeat until we hold it.
+            seqno = self._machine.state.seqno
             self._leases[seqno] += 1
         returned = threading.Event()
 
@@ -223,11 +223,19 @@ class ReadHandle:
         """Renew the lease and let go of the versions that no snapshot or listener of ours needs: a handle that is only
         kept must not hold back collection for ever (spec 20, bug 9).
         """
-        outstanding = self._oldest_lease(self._machine.state.seqno)
         with self._lock:
             since = self._since
-        answer, _ = self._machine.downgrade_since(self.reader_id, outstanding_seqno=outstanding, new_since=since)
-        return since.is_empty() or not answer.since.is_empty()
+        return since.is_empty() or not self._downgrade(since).is_empty()
+
+    def _downgrade(self, since: Antichain) -> Antichain:
+        """Renew the lease and give up times before `since` and versions that nobody of ours pins; the reader's since.
+        One call at a time: the second attempt of one must not ask for versions that another has given up meanwhile.
+        """
+        with self._downgrading:
+            # Snapshots pin the cached version or a later one: one that begins while we commit is safe behind this.
+            outstanding = self._oldest_lease(self._machine.state.seqno)
+            answer, _ = self._machine.downgrade_since(self.reader_id, outstanding_seqno=outstanding, new_since=since)
+        return answer.since
 
     def _oldest_lease(self, default: SeqNo) -> SeqNo:
         with self._lock:

@@ -34,13 +34,20 @@ Planting = Callable[[Callable[[object, str, object], None]], None]
 @contextmanager
 def planted(mutant: str) -> Iterator[None]:
     """The engine has the bug `mutant` until the block ends."""
+    with planting(MUTANTS[mutant]):
+        yield
+
+
+@contextmanager
+def planting(plant: Planting) -> Iterator[None]:
+    """What `plant` puts stays until the block ends."""
     undo: list[tuple[Any, str, object]] = []
 
     def put(owner: Any, name: str, value: object) -> None:
         undo.append((owner, name, owner.__dict__[name]))
         setattr(owner, name, value)
 
-    MUTANTS[mutant](put)
+    plant(put)
     try:
         yield
     finally:
@@ -72,10 +79,11 @@ def _no_refetch(put: Callable[[object, str, object], None]) -> None:
         return original(stale, *args, **kwargs)
 
     put(Machine, "compare_and_append", compare_and_append)
-    put(Machine, "_mismatch", _refuse_anyway)
+    put(Machine, "_mismatch", refuse_anyway)
 
 
-def _refuse_anyway(self: Machine, command: commands.CompareAndAppend) -> commands.UpperMismatch:
+def refuse_anyway(self: Machine, command: commands.CompareAndAppend) -> commands.UpperMismatch:
+    """In the place of Machine._mismatch: every refusal stands."""
     upper = self.state.trace.upper
     return commands.UpperMismatch(current=upper, expected=command.batch.desc.lower, writer_upper=upper)
 
