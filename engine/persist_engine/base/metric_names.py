@@ -90,9 +90,8 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
         _seconds("codec", "Encoding and decoding.", op="encode or decode", what="diff, rollup, part or inline"),
         _counter("watch_woken", "Waits for a newer state that were woken.", by="notify or poll"),
         _counter("watch_resolved", "Waits that ended.", by="at_once, notify, poll or timeout"),
-        _counter(
-            "push", "Diffs pushed between processes.", event="sent, send_failed, applied, stale, gap or malformed"
-        ),
+        _counter("push", "Diffs pushed by other processes.", outcome="applied, fetched (after a gap) or foreign"),
+        _counter("push_disconnected", "Times the connection that pushes come by was lost."),
     ),
     "Shards": (
         _gauge("state_seqno", "Version of the newest state this process knows.", **_SHARD),
@@ -145,6 +144,8 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
     "Reading": (
         _counter("fetched_parts", "Parts fetched from blob."),
         _counter("fetched_bytes", "Their bytes."),
+        _counter("stats_skipped_parts", "Parts not fetched because statistics rule their rows out."),
+        _counter("stats_audits", "Parts fetched although statistics ruled them out, to see that they did so rightly."),
         _counter("fetched_good_bytes", "Bytes of the rows that passed the filters, in memory.", **_PATH),
         _counter("fetched_rewritten_rows", "Rows whose times were rewritten.", **_PATH),
         _seconds("fetch", "Of fetching one part.", **_PATH),
@@ -181,6 +182,28 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
         _counter("compaction_schema", "Schema that outputs were written with.", choice="newest_input or handle"),
         _seconds("compaction", "Of one compaction."),
         _seconds("compaction_queued", "From the request to its start."),
+    ),
+    "Upserts": (
+        _counter("upsert_merged_updates", "Updates of the shard merged into upsert state."),
+        _counter("upsert_merged_inserts", "Keys that came to have a value."),
+        _counter("upsert_merged_deletes", "Keys that lost theirs."),
+        _gauge("upsert_state_bytes", "Size of the state.", **_SHARD),
+        _gauge("upsert_rehydration_updates", "Updates read while hydrating.", **_SHARD),
+        _gauge("upsert_rehydration_values", "Values that hydrating came to.", **_SHARD),
+        _gauge("upsert_rehydration_bytes", "Their bytes.", **_SHARD),
+        _gauge("upsert_spilled", "1 once the state has moved to disk.", **_SHARD),
+        _seconds("upsert_store", "Of one call of the state's store.", verb="multi_get or multi_put"),
+        _counter("upsert_store_keys", "Keys got or put.", verb="multi_get or multi_put"),
+    ),
+    "Sinks": (
+        _counter("sink_correction_insertions", "Updates put into correction buffers."),
+        _counter("sink_correction_deletions", "Updates that cancelled there."),
+        _gauge("sink_correction_rows", "Updates held."),
+        _gauge("sink_correction_capacity_rows", "Updates there is room for before the next consolidation."),
+        _gauge("sink_correction_rows_max_per_worker", "Updates held by the worker that holds most."),
+        _gauge("sink_correction_memory_bytes", "Memory of the buffers."),
+        _gauge("sink_correction_spilled_bytes", "Bytes of them on disk."),
+        _counter("sink_append", "Appends of sinks.", outcome="appended or lost (another replica was faster)"),
     ),
     "Stores": (
         _counter(

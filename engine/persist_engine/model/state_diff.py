@@ -86,9 +86,9 @@ class StateDiff:
     hollow_batches: tuple[FieldDiff[SpineId, HollowBatch], ...] = ()
     spine_batches: tuple[FieldDiff[SpineId, ThinSpineBatch], ...] = ()
     merges: tuple[FieldDiff[SpineId, ThinMerge], ...] = ()
+    staging_floor_ms: tuple[FieldDiff[None, int], ...] = ()
     birth: bytes = b""
     """That of the log it belongs to; empty when older code wrote it."""
-    staging_floor_ms: tuple[FieldDiff[None, int], ...] = ()
     shard_id: ShardId | None = None
 
 
@@ -133,8 +133,8 @@ def between(before: ShardState, after: ShardState) -> StateDiff:
         hollow_batches=trace.hollow_batches,
         spine_batches=trace.spine_batches,
         merges=trace.merges,
-        birth=after.birth,
         staging_floor_ms=field_diff(None, before.staging_floor_ms, after.staging_floor_ms),
+        birth=after.birth,
         shard_id=after.shard_id,
     )
 
@@ -202,8 +202,8 @@ def _applied(state: ShardState, diff: StateDiff, count: Callable[[str], None]) -
             schemas=applied_to_map("schemas", state.schemas, diff.schemas),
             progress=applied_to_map("progress", state.progress, diff.progress),
             trace=_applied_trace(state.trace, diff, count),
-            birth=state.birth or diff.birth,
             staging_floor_ms=applied_to_value("staging_floor_ms", state.staging_floor_ms, diff.staging_floor_ms),
+            birth=state.birth or diff.birth,
         )
     )
 

@@ -50,8 +50,8 @@ class Applier:
         self._state = sealed(state)
         self._install_lock = threading.Lock()
         self._turn = threading.Lock()
-        self._catching_up = threading.Lock()
         versions.metrics.watch_shard(state.shard_id, self, lambda applier: shard_gauges(applier.state))
+        self._catching_up = threading.Lock()
 
     @property
     def shard_id(self) -> ShardId:

@@ -146,8 +146,8 @@ class StateVersions:
             "compare_and_set", lambda: self.consensus.compare_and_set(shard_id, expected, new), shard=shard_id
         )
         if result is CasResult.COMMITTED:
-            self.push.publish(shard_id, new)
             self.metrics.count("state_diff_bytes", len(data), shard=shard_id)
+            self.push.publish(shard_id, new)
         return result
 
     # -- fetching -----------------------------------------------------------------------------------------------------
