@@ -86,6 +86,12 @@ class CompactionSettings:
     """A request is worth doing when it has at least this many inputs, or parts, or updates."""
     claim_ms: int = 60 * 60 * 1000
     """A claimed compaction that was not applied within this time is offered again."""
+    claim_percent: int = 100
+    """How many compactions that nobody is at an append takes over when it makes no work itself, in hundredths. Grows with
+    it: how fast a backlog goes down, and the work of writers. 0: never."""
+
+    def __post_init__(self) -> None:
+        _need(self.claim_percent >= 0, "compaction.claim_percent must not be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
