@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from weakref import WeakValueDictionary
 
 from persist_engine.base.env import Env, SystemEnv
@@ -19,8 +20,13 @@ from persist_engine.base.settings import Settings
 from persist_engine.client.location import Location
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.since import SinceHandle
+from persist_engine.client.sink import Sink, SinkOptions
+from persist_engine.client.upsert import Hydration, UpsertHandle
+from persist_engine.client.upsert_stores import SPILL_BYTES, Backend, store_opener
 from persist_engine.client.write import WriteHandle
 from persist_engine.codec.schema import CODECS, Schema
+from persist_engine.codec.tagged import with_errors
+from persist_engine.flow.refresh import Refresh
 from persist_engine.model.commands import SchemaEvolved
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, ShardId
@@ -109,6 +115,36 @@ class PersistClient:
         machine, schema_id = (self.machine(shard_id), None) if schema is None else self._initialised(shard_id, schema)
         return ReadHandle.open(machine, schema_id, purpose=purpose, lease_ms=lease_ms)
 
+    def open_upsert(
+        self,
+        shard_id: ShardId,
+        schema: Schema,
+        *,
+        backend: Backend = "memory",
+        directory: Path | str | None = None,
+        spill_bytes: int = SPILL_BYTES,
+        on_hydration: Callable[[Hydration], None] | None = None,
+        purpose: str,
+    ) -> UpsertHandle:
+        """A handle that upserts into the shard, which is created when it does not exist: one value per key, the last. It
+        registers a writer and a leased reader when it is first used.
+
+        The current values are kept in memory, with `rocksdb` in `directory` (the handle's alone; what lies there is thrown
+        away), or with `auto` there once they take more than `spill_bytes`. `on_hydration` is told how far rebuilding them
+        has come. SchemaMismatch; InvalidUsage for a backend without its directory.
+        """
+        writer = self.open_writer(shard_id, schema, purpose=purpose)
+        machine = writer.machine
+        open_store = store_opener(
+            backend, directory, spill_bytes=spill_bytes, env=machine.env, metrics=machine.metrics, shard=str(shard_id)
+        )
+        return UpsertHandle(
+            writer,
+            lambda: self.open_leased_reader(shard_id, schema, purpose=purpose),
+            open_store,
+            on_hydration=on_hydration,
+        )
+
     def open_critical_since(
         self, shard_id: ShardId, critical_id: CriticalReaderId, *, opaque: bytes, purpose: str = ""
     ) -> SinceHandle:
@@ -119,9 +155,45 @@ class PersistClient:
         answer, _ = machine.register_critical_reader(critical_id, opaque=opaque, purpose=purpose)
         return SinceHandle(machine, critical_id, since=answer.since, opaque=answer.opaque)
 
+    def open_sink(
+        self,
+        shard_id: ShardId,
+        schema: Schema,
+        *,
+        workers: int = 1,
+        as_of: int = 0,
+        read_only: bool = False,
+        errors: bool = False,
+        refresh: Refresh | None = None,
+        memory_limit_bytes: int = 256 << 20,
+        spill_directory: Path | None = None,
+        purpose: str = "sink",
+    ) -> Sink:
+        """A running sink that keeps the shard equal to what its inputs say (see client.sink; `SinkOptions` for the
+        arguments). The shard is created when it does not exist; registers a leased reader (one commit).
+        """
+        options = SinkOptions(
+            workers=workers,
+            as_of=as_of,
+            read_only=read_only,
+            errors=errors,
+            refresh=refresh,
+            memory_limit_bytes=memory_limit_bytes,
+            spill_directory=spill_directory,
+        )
+        tagged = with_errors(schema) if errors else schema
+        writer = self.open_writer(shard_id, tagged, purpose=purpose)
+        reader = self.open_leased_reader(shard_id, tagged, purpose=purpose)
+        return Sink(schema, reader=reader, writer=writer, options=options)
+
     def machine(self, shard_id: ShardId) -> Machine:
         """The shard's commands, for maintenance. Shares the state with all handles. ShardNotFound."""
         return Machine(self._applier(shard_id))
+
+    @property
+    def versions(self) -> StateVersions:
+        """The logs of all shards, for tools that work where no state can be opened."""
+        return self._versions
 
     # -- shards -------------------------------------------------------------------------------------------------------
 
