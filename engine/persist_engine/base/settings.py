@@ -78,6 +78,12 @@ class MaintenanceSettings:
     """Blob deletes in flight."""
     recent_diffs_max: int = 30 * 128
     """Bound of the fast scan on open; beyond it the scan jumps to the newest rollup."""
+    structure_flat_traces: bool = True
+    """Whether a shard whose spine structure was never stored gets it with its next version, to keep it. Off: it stays flat,
+    for as long as every process that writes it leaves it so."""
+    validate_roundtrip: bool = False
+    """Whether every version is, before it is committed, encoded, decoded and applied anew, and compared: twice the work.
+    For tests, and for doubts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
