@@ -79,7 +79,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
         _counter(
             "apply_diff",
             "State diffs by how they were applied.",
-            path="structured, structured_full, fast, lenient, slow, reconstruction; hostname_mismatch comes on top",
+            path="structured(_full), fast_append, fast_empty, fast_compaction, lenient, slow, reconstruction; hostname_mismatch",
         ),
         _counter("update_state", "Refreshes of the cached state.", path="empty, fast or slow"),
         _counter("fetch_recent_diffs", "Scans on open.", path="fast (all diffs) or slow (from the newest rollup)"),
