@@ -162,6 +162,17 @@ def born_rollup() -> Rollup:
     return Rollup(replace(rollup().state, birth=BIRTH), (VersionedData(SeqNo(2), encode_state_diff(born_diff())),))
 
 
+def fenced_diff() -> StateDiff:
+    """What came after: a staging floor."""
+    return replace(born_diff(), staging_floor_ms=(Insert(None, 1_700_000_000_000),))
+
+
+def fenced_rollup() -> Rollup:
+    """As above."""
+    state = replace(born_rollup().state, staging_floor_ms=1_700_000_000_000)
+    return Rollup(state, (VersionedData(SeqNo(2), encode_state_diff(fenced_diff())),))
+
+
 def files() -> dict[str, bytes]:
     """Name of each golden file and what this code would write there."""
     return {
@@ -173,6 +184,8 @@ def files() -> dict[str, bytes]:
         "rollup-2.bin": encode_rollup(rollup()),  # rollup-0.1.0.bin, in format 1, is only read any more
         "diff-born.bin": encode_state_diff(born_diff()),
         "rollup-born.bin": encode_rollup(born_rollup()),
+        "diff-fenced.bin": encode_state_diff(fenced_diff()),
+        "rollup-fenced.bin": encode_rollup(fenced_rollup()),
     }
 
 

@@ -41,6 +41,8 @@ def test_the_stored_messages_decode_to_the_values_they_were_made_of(golden: Modu
         assert decode_rollup(stored(name), key="golden", lazily=True) == golden.rollup()
     assert decode_state_diff(stored("diff-born.bin"), key="golden") == golden.born_diff()
     assert decode_rollup(stored("rollup-born.bin"), key="golden") == golden.born_rollup()
+    assert decode_state_diff(stored("diff-fenced.bin"), key="golden") == golden.fenced_diff()
+    assert decode_rollup(stored("rollup-fenced.bin"), key="golden") == golden.fenced_rollup()
 
 
 @pytest.mark.parametrize(
@@ -52,6 +54,8 @@ def test_the_stored_messages_decode_to_the_values_they_were_made_of(golden: Modu
         "rollup-2.bin",
         "diff-born.bin",
         "rollup-born.bin",
+        "diff-fenced.bin",
+        "rollup-fenced.bin",
     ],
 )
 def test_messages_are_still_written_byte_for_byte(golden: ModuleType, name: str) -> None:

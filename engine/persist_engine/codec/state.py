@@ -110,6 +110,7 @@ def state_to_pb(state: ShardState) -> pb.ShardState:
             for key, progress in state.progress.items()
         ],
         trace=trace_to_pb(state.trace) if state.trace.structured else flat_trace_to_pb(state.trace.flatten()),
+        staging_floor_ms=state.staging_floor_ms,
         birth=state.birth,
     )
 
@@ -145,6 +146,7 @@ def state_from_pb(message: pb.ShardState, *, key: str = "state") -> ShardState:
             if message.trace.stored
             else Trace.unflatten(flat_trace_from_pb(message.trace))
         ),
+        staging_floor_ms=message.staging_floor_ms if message.HasField("staging_floor_ms") else None,
         birth=records.birth_from_pb(message.birth),
     )
 

@@ -21,7 +21,8 @@ class CompareAndAppend:
     """Append `batch` iff the upper is its lower. `token` names the call: a repetition finds that it was already done.
 
     `progress` (sink id, how far its source was read) is committed with the data iff the stored token is
-    `expected_progress` (None: none is stored). `claim_ms`: a claimed compaction older than this may be claimed again.
+    `expected_progress` (None: none is stored). `claim_ms`: a claimed compaction older than this may be claimed again;
+    `claim_percent` / 100: how many of those nobody is at an append takes over that makes no work itself.
     """
 
     batch: HollowBatch
@@ -33,6 +34,7 @@ class CompareAndAppend:
     expected_progress: bytes | None = None
     inline_total_bytes_max: int
     claim_ms: int
+    claim_percent: int = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,28 @@ class UpperMismatch:
     current: Antichain
     expected: Antichain
     writer_upper: Antichain
+
+
+@dataclass(frozen=True, slots=True)
+class StagedTooEarly:
+    """A part of the batch was staged before the shard's floor: its blob may be deleted already."""
+
+    key: str
+    floor_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseStagingFloor:
+    """From now on link no part that was staged before `floor_ms`."""
+
+    floor_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagingFloor:
+    """The floor that stands: it never sinks."""
+
+    floor_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +358,7 @@ Command = (
     | CompareAndEvolveSchema
     | SpineExert
     | ClaimCompactions
+    | RaiseStagingFloor
     | BecomeTombstone
 )
 
@@ -343,6 +368,8 @@ Answer = (
     | UpperMismatch
     | InlineBackpressure
     | ProgressMismatch
+    | StagedTooEarly
+    | StagingFloor
     | Registered
     | HeartbeatSeen
     | SinceDowngraded

@@ -222,6 +222,7 @@ def states() -> st.SearchStrategy[ShardState]:
         schemas=_maps(_COUNT, _SCHEMA_PAIR),
         progress=_maps(_TEXT, _PROGRESS),
         trace=traces(),
+        staging_floor_ms=st.none() | _COUNT,
         birth=_BIRTH,
     )
 
@@ -258,6 +259,7 @@ def state_diffs() -> st.SearchStrategy[StateDiff]:
         hollow_batches=_changes(_spine_ids(), batches()),
         spine_batches=_changes(_spine_ids(), _thin_batches()),
         merges=_changes(_spine_ids(), _thin_merges()),
+        staging_floor_ms=_changes(unit, _COUNT),
         birth=_BIRTH,
         shard_id=st.none() | ids(ShardId),
     )
