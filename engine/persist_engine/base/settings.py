@@ -31,11 +31,15 @@ class BatchSettings:
     """Uploads in flight per builder before adds wait."""
     stats_bytes_max: int = 1024
     """Part statistics are trimmed to about this size."""
+    run_parts_max: int | None = None
+    """Longer runs that are in order are kept as listings in blob, of at most this many entries each; None: never. Grows with
+    it: state; falls: reads and collection fetch listings first. Worth setting (to 1000, say) beyond some thousand parts."""
 
     def __post_init__(self) -> None:
         _need(self.target_part_bytes >= KIB, "batch.target_part_bytes must be at least 1 KiB")
         _need(self.inline_part_bytes_max >= 0, "batch.inline_part_bytes_max must not be negative")
         _need(self.outstanding_parts_max >= 1, "batch.outstanding_parts_max must be at least 1")
+        _need(self.run_parts_max is None or self.run_parts_max >= 2, "batch.run_parts_max must be at least 2, or None")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

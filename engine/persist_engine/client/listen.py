@@ -15,6 +15,7 @@ from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
 from persist_engine.shard.fetch import ListenFilter, PartSource, read_parts
 from persist_engine.shard.machine import Machine
+from persist_engine.shard.runs import expand
 
 if TYPE_CHECKING:
     from persist_engine.client.read import ReadHandle
@@ -97,7 +98,8 @@ class Listen:
         assert lower.time is not None
         try:
             row_filter = ListenFilter(as_of=self._as_of, lower=lower.time)
-            for table in read_parts(self._source, batch, row_filter):
+            (expanded,) = expand(self._source, [batch])
+            for table in read_parts(self._source, expanded, row_filter):
                 if table.num_rows:
                     yield Updates(table)
         finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NoReturn, Self
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
 from persist_engine.shard.fetch import PartSource, SnapshotFilter, read_consolidated, runs_of
+from persist_engine.shard.runs import expand
 
 #: Memory of one streaming read beside, of each run, the bytes of the part at hand and a row group or two.
 READ_MEMORY_BYTES = 256 << 20
@@ -67,7 +69,7 @@ class Snapshot:
         self, *, source: PartSource, batches: tuple[HollowBatch, ...], as_of: int, release: Callable[[], None]
     ) -> None:
         self._source = source
-        self._batches = batches
+        self._named = batches
         self.as_of = as_of
         self._finalizer = weakref.finalize(self, release)
 
@@ -79,12 +81,12 @@ class Snapshot:
     @property
     def rows_estimate(self) -> int:
         """An upper bound of the number of rows, known without reading."""
-        return sum(batch.rows for batch in self._batches)
+        return sum(batch.rows for batch in self._named)
 
     @property
     def bytes_estimate(self) -> int:
         """Bytes that a full read fetches."""
-        return sum(batch.size_bytes for batch in self._batches)
+        return sum(batch.size_bytes for batch in self._named)
 
     def to_table(self) -> pa.Table:
         """Everything at once."""
@@ -128,7 +130,12 @@ class Snapshot:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Snapshot({self._source.shard_id} at {self.as_of}, {len(self._batches)} batches)"
+        return f"Snapshot({self._source.shard_id} at {self.as_of}, {len(self._named)} batches)"
+
+    @cached_property
+    def _batches(self) -> tuple[HollowBatch, ...]:
+        """With their hollow runs expanded; fetched when it is first read."""
+        return expand(self._source, self._named)
 
     def _check_open(self) -> None:
         if not self._finalizer.alive:

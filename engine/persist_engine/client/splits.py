@@ -118,12 +118,8 @@ class SnapshotSplit:
 
 def _without_others(batch: HollowBatch, key_range: KeyRange) -> HollowBatch:
     """`batch` without the parts, and the runs left empty, that cannot hold rows of `key_range`."""
-    runs = [(meta, tuple(part for part in parts if key_range.may_hold(part))) for meta, parts in batch.runs()]
-    kept = [(meta, parts) for meta, parts in runs if parts]
-    parts = tuple(part for _, run in kept for part in run)
-    ends = list(itertools.accumulate(len(run) for _, run in kept))
-    rows = sum(part.rows for part in parts)
-    return HollowBatch(batch.desc, rows, parts, tuple(ends[:-1]), tuple(meta for meta, _ in kept))
+    runs = [(meta, [part for part in parts if key_range.may_hold(part)]) for meta, parts in batch.part_runs()]
+    return HollowBatch.of_runs(batch.desc, sum(part.rows for _, parts in runs for part in parts), runs)
 
 
 def choose_ranges(batches: Sequence[HollowBatch], schema: Schema, count: int) -> list[KeyRange | None]:

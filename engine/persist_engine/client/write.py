@@ -26,7 +26,7 @@ from persist_engine.codec.batch import decode_transmittable
 from persist_engine.codec.ingest import Updates
 from persist_engine.codec.schema import Schema
 from persist_engine.model import commands
-from persist_engine.model.batch import HollowBatch, Part, RunMeta
+from persist_engine.model.batch import HollowBatch, RunMeta, RunPart
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
 from persist_engine.model.ids import RunId, ShardId, WriterId
 from persist_engine.model.maintenance import Maintenance
@@ -359,7 +359,7 @@ def _check_truncation(hollow: HollowBatch, lower: Antichain, upper: Antichain, *
 
 def _joined(batches: Sequence[Batch], desc: Description) -> HollowBatch:
     """The runs of all batches, in their order, under one description; those cut short by it are marked (spec 10.9)."""
-    parts: list[Part] = []
+    parts: list[RunPart] = []
     splits: list[int] = []
     metas: list[RunMeta] = []
     for batch in batches:

@@ -141,7 +141,7 @@ def runs_of(batches: Iterable[HollowBatch], key_range: KeyRange | None = None) -
     """
     runs: list[RunToRead] = []
     for batch in batches:
-        for meta, parts in batch.runs():
+        for meta, parts in batch.part_runs():
             wanted = tuple(part for part in parts if key_range is None or key_range.may_hold(part))
             if meta.order is RunOrder.STRUCTURED and wanted:
                 runs.append(RunToRead(batch.desc, wanted, is_sorted=True))
@@ -175,8 +175,9 @@ def read_consolidated(
 
 def read_parts(source: PartSource, batch: HollowBatch, row_filter: RowFilter) -> Iterator[pa.Table]:
     """The rows of `batch` part by part after the filter, neither sorted nor consolidated across parts."""
-    runs = [RunToRead(batch.desc, batch.parts, is_sorted=True)] if batch.parts else []
-    ahead = _FetchAhead(source, runs, budget_bytes=2 * max((part.hollow_bytes for part in batch.parts), default=0))
+    parts = tuple(part for _, run in batch.part_runs() for part in run)
+    runs = [RunToRead(batch.desc, parts, is_sorted=True)] if parts else []
+    ahead = _FetchAhead(source, runs, budget_bytes=2 * max((part.hollow_bytes for part in parts), default=0))
     try:
         for index in range(len(runs)):
             yield from _tables(ahead, index, row_filter, None)

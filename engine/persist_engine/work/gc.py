@@ -20,11 +20,12 @@ from persist_engine.base.versioned import SeqNo
 from persist_engine.codec.keys import RollupKey, blob_key, parse_blob_key
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.state import ShardState
-from persist_engine.model.state_diff import deleted_blobs, live_blobs
+from persist_engine.model.state_diff import BlobRef, deleted_blobs, live_blobs
 from persist_engine.model.views import rollup_seqnos, seqno_since
 from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.live_states import LiveStates
 from persist_engine.shard.machine import Machine
+from persist_engine.shard.runs import deletion_waves
 from persist_engine.work.outcome import Ending, GcOutcome
 
 #: Told versions done, versions in all, and blobs deleted so far; for progress bars.
@@ -87,20 +88,26 @@ class _Collection:
         """Advance from one rollup to the next, delete what the diffs between let go of, then those diffs."""
         machine = self._machine
         # What the earliest diff itself deleted is gone: whoever truncated to it collected through it first.
-        garbage: set[str] = set()
+        gone: set[BlobRef] = set()
         while live.seqno < to:
             diff = live.advance()
             check(diff is not None, f"diffs of {machine.shard_id} end at {live.seqno}, before rollup {to}")
             assert diff is not None
-            garbage.update(blob.partial_key for blob in deleted_blobs(diff))
-        garbage -= {blob.partial_key for blob in live_blobs(live.state)}
+            gone.update(deleted_blobs(diff))
+        gone.difference_update(live_blobs(live.state))
+        # What listings name goes with them, and before them: a crash in between leaves their names (spec 20, bug 35).
+        runs = [blob.partial_key for blob in gone if blob.kind == "run"]
+        below = deletion_waves(machine, runs)
+        waves = [{blob.partial_key for blob in gone if blob.kind != "run"}, *map(set, below)]
+        garbage = set().union(*waves)
         text = f"GC of {machine.shard_id} to {to} would delete"
         check(garbage.isdisjoint(needed), f"{text} blobs that the newest state names: {sorted(garbage & needed)[:3]}")
         for key in garbage:
             parsed = parse_blob_key(blob_key(machine.shard_id, key))
             early = not isinstance(parsed, RollupKey) or parsed.seqno < to
             check(early, f"{text} rollup {key}, which is not behind it")
-        self._delete(garbage)
+        for wave in waves:
+            self._delete(wave)
         self._diffs_truncated += machine.versions.truncate_diffs(machine.shard_id, to)
         self._truncated_to = to
 
