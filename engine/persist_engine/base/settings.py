@@ -43,6 +43,18 @@ class BatchSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSettings:
+    """How shards are read."""
+
+    stats_audit_percent: int = 0
+    """Of a hundred parts that statistics let a read skip, so many are fetched all the same, to see that they held no row it
+    wanted. Grows with it: what filtered reads fetch; and how soon lying statistics are found."""
+
+    def __post_init__(self) -> None:
+        _need(0 <= self.stats_audit_percent <= 100, "read.stats_audit_percent must be from 0 to 100")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSettings:
     """Permissions with an end."""
 
@@ -121,6 +133,7 @@ class Settings:
     """All of them."""
 
     batch: BatchSettings = field(default_factory=BatchSettings)
+    read: ReadSettings = field(default_factory=ReadSettings)
     lease: LeaseSettings = field(default_factory=LeaseSettings)
     maintenance: MaintenanceSettings = field(default_factory=MaintenanceSettings)
     compaction: CompactionSettings = field(default_factory=CompactionSettings)

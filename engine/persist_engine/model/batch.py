@@ -214,6 +214,10 @@ class HollowBatch:
             check(len(parts) == len(members), f"batch {self.desc} is read before its hollow runs were expanded")
             yield meta, parts
 
+    def part_list(self) -> list[Part]:
+        """The parts of all runs, as `part_runs` gives them."""
+        return [part for _, parts in self.part_runs() for part in parts]
+
     @property
     def has_hollow_runs(self) -> bool:
         """Whether some of its parts are known only to a listing in blob."""

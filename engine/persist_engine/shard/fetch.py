@@ -16,6 +16,7 @@ import pyarrow as pa
 from persist_engine.base.errors import CorruptData, MissingBlob
 from persist_engine.base.metrics import Metrics
 from persist_engine.codec import updates
+from persist_engine.codec.filter import Filter
 from persist_engine.codec.keys import blob_key
 from persist_engine.codec.part import stream_part
 from persist_engine.codec.schema import Schema
@@ -68,7 +69,31 @@ class ListenFilter:
         return updates.time_filter(table, Antichain.of(max(self.as_of + 1, self.lower)), Antichain.empty())
 
 
-RowFilter = CompactionFilter | SnapshotFilter | ListenFilter
+@dataclass(frozen=True, slots=True)
+class ChangesFilter:
+    """Rows after `after` (-1: from the beginning) and at or before `upto`, unchanged."""
+
+    after: int
+    upto: int
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """The rows that pass, with their times as the reader sees them."""
+        return updates.time_filter(table, Antichain.of(self.after + 1), Antichain.of(self.upto + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """What `rows` lets pass and `where` too. Equal rows pass together, so it may stand before consolidation."""
+
+    rows: SnapshotFilter | ListenFilter | ChangesFilter
+    where: Filter
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """The rows that pass, with their times as the reader sees them."""
+        return self.where.apply(self.rows.apply(table))
+
+
+RowFilter = CompactionFilter | SnapshotFilter | ListenFilter | ChangesFilter | Matching
 
 
 @dataclass(frozen=True, slots=True)
