@@ -42,7 +42,7 @@ def comparable_bound(text: str, data_type: pa.DataType) -> Comparable:
     try:
         value = json.loads(text)
         scalar_of(converted := _from_json(value, data_type), data_type)
-    except (ValueError, TypeError, ArithmeticError, pa.ArrowException) as error:
+    except (ValueError, TypeError, ArithmeticError, RecursionError, pa.ArrowException) as error:
         raise CorruptData(f"statistics: {text!r} is no bound of type {data_type}: {error}", key="stats") from error
     return converted
 

@@ -174,7 +174,16 @@ def _decoding(key: str) -> Iterator[None]:
         yield
     except SchemaMismatch:
         raise
-    except (InvalidUsage, pa.ArrowException, OSError, ValueError, KeyError, TypeError, UnicodeError, EOFError) as error:
+    except (
+        InvalidUsage,
+        pa.ArrowException,
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+        EOFError,
+    ) as error:
         raise CorruptData(f"part {key} does not decode: {error}", key=key) from error
 
 

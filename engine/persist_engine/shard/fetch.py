@@ -17,8 +17,9 @@ from persist_engine.base.errors import CorruptData, MissingBlob
 from persist_engine.base.metrics import Metrics
 from persist_engine.codec import updates
 from persist_engine.codec.filter import Filter
+from persist_engine.codec.inline_part import decode_inline
 from persist_engine.codec.keys import blob_key
-from persist_engine.codec.part import stream_part
+from persist_engine.codec.part import StreamedPart, stream_part
 from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import HollowBatch, HollowPart, Part, RunOrder
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
@@ -124,10 +125,12 @@ class PartSource:
         CorruptData names the key.
         """
         if isinstance(part, HollowPart):
-            key, expected_checksum = blob_key(self.shard_id, part.key), part.checksum
+            key = blob_key(self.shard_id, part.key)
+            opened = stream_part(data, key=key, schema=self.schema, expected_checksum=part.checksum)
         else:
-            key, expected_checksum = f"{self.shard_id} inline part of {desc}", None
-        opened = stream_part(data, key=key, schema=self.schema, expected_checksum=expected_checksum)
+            key = f"{self.shard_id} inline part of {desc}"
+            inline = decode_inline(data, format_name=part.format, key=key, schema=self.schema)
+            opened = StreamedPart(inline.desc, inline.table.num_rows, iter([inline.table]))
         if opened.rows != part.rows:
             raise CorruptData(f"{key}: {opened.rows} rows, state says {part.rows}", key=key)
         written = opened.desc

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, Self, TypeVar
 
@@ -21,10 +22,14 @@ import persist_engine.client.read
 import persist_engine.client.write
 import persist_engine.shard.applier
 import persist_engine.shard.fetch
+import persist_engine.shard.versions
 import persist_engine.shard.watch
+import persist_engine.testing.sim_witness
 import persist_engine.work.compact
 import persist_engine.work.gc
 import persist_engine.work.heartbeat
+from persist_engine.codec.part import StreamedPart, stream_part
+from persist_engine.codec.schema import Schema
 from persist_engine.testing.sim_scheduler import NEVER, Killed, Process, Scheduler, Task
 
 T = TypeVar("T")
@@ -39,6 +44,13 @@ _WITH_THREADING: tuple[ModuleType, ...] = (
     persist_engine.shard.applier,
     persist_engine.shard.watch,
     persist_engine.work.heartbeat,
+)
+#: Pure functions of immutable bytes: every simulated process decodes what all others decode too, and need not.
+_REMEMBERED: tuple[tuple[ModuleType, str], ...] = (
+    (persist_engine.shard.versions, "decode_state_diff"),
+    (persist_engine.shard.versions, "decode_rollup"),
+    (persist_engine.testing.sim_witness, "decode_state_diff"),
+    (persist_engine.testing.sim_witness, "decode_rollup"),
 )
 _WITH_POOLS: tuple[ModuleType, ...] = (
     persist_engine.client.batch,
@@ -252,17 +264,46 @@ class SimEnv:
 def simulated_threads(scheduler: Scheduler) -> Iterator[None]:
     """While in force the engine's threads, locks and pools are those of `scheduler`, and its log says nothing."""
     shim = SimThreading(scheduler)
-    replaced = [(module, "threading", shim) for module in _WITH_THREADING]
+    replaced: list[tuple[ModuleType, str, Any]] = [(module, "threading", shim) for module in _WITH_THREADING]
     replaced_pools = [(module, "ThreadPoolExecutor", InlinePool) for module in _WITH_POOLS]
-    before = [(module, name, getattr(module, name)) for module, name, _ in (*replaced, *replaced_pools)]
+    replaced += replaced_pools
+    known: dict[Any, Any] = {}
+    replaced += [(module, name, _remembering(getattr(module, name), known)) for module, name in _REMEMBERED]
+    replaced.append((persist_engine.shard.fetch, "stream_part", _remembering_rows(stream_part)))
+    before = [(module, name, getattr(module, name)) for module, name, _ in replaced]
     logger = logging.getLogger("persist_engine")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
     try:
-        for module, name, value in (*replaced, *replaced_pools):
+        for module, name, value in replaced:
             setattr(module, name, value)
         yield
     finally:
         logger.setLevel(level)
         for module, name, original in before:
             setattr(module, name, original)
+
+
+def _remembering(decode: Callable[..., T], known: dict[Any, T]) -> Callable[..., T]:
+    def remembered(data: bytes, *, key: str) -> T:
+        value = known.get((decode, key, data))
+        if value is None:
+            value = known[decode, key, data] = decode(data, key=key)
+        return value
+
+    return remembered
+
+
+def _remembering_rows(stream: Callable[..., StreamedPart]) -> Callable[..., StreamedPart]:
+    """As `_remembering`, for what gives out its tables once."""
+    known: dict[Any, StreamedPart] = {}
+
+    def remembered(data: bytes, *, schema: Schema, **options: Any) -> StreamedPart:
+        asked = (data, schema.key, schema.val, repr(options))
+        part = known.get(asked)
+        if part is None:
+            part = stream(data, schema=schema, **options)
+            part = known[asked] = replace(part, tables=list(part.tables))  # type: ignore[arg-type]  # to be given out often
+        return replace(part, tables=iter(part.tables))
+
+    return remembered
