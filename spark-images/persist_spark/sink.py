@@ -195,7 +195,7 @@ class _Run:
             blob=self.spec.blob,
             shard_id=self.spec.shard_id,
             schema=self.schema,
-            schema_id=self.writer.machine.schema_id,
+            schema_id=self.writer.schema_id,
             lower=lower,
             upper=end,
             time=time,

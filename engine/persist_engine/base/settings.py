@@ -126,6 +126,10 @@ class WatchSettings:
     initial_ms: float = 20.0
     factor: float = 2.0
     clamp_ms: float = 1_200.0
+    push: bool = True
+    """Whether to hear of others' commits as they happen (where the store can tell). Off: waiting only polls."""
+    pushed_clamp_ms: float = 5_000.0
+    """As `clamp_ms`, while commits are being heard. Grows with it: the delay when a writer's push is off or a message is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,7 +111,7 @@ class Batch:
         inline = [part for part in self._hollow.parts if isinstance(part, InlinePart)]
         if not inline:
             return
-        flush = partial(flush_inline, self._store, schema=self._schema)
+        flush = partial(flush_inline, self._store)
         if len(inline) == 1:  # the usual case is not worth a thread
             flushed = iter([flush(inline[0])])
         else:

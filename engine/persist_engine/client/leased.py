@@ -52,6 +52,7 @@ class LeasedPart:
     number: int
     shard_id: ShardId
     schema: Schema
+    schema_id: int | None
     desc: Description
     part: Part
     rows: Rows
@@ -69,7 +70,7 @@ class LeasedPart:
         Storage errors are retried by `retry` (default: for ever). MissingBlob when it was returned, or its reader expired,
         and the blobs were collected; CorruptData names the key.
         """
-        source = part_source(self.shard_id, self.schema, blob, retry)
+        source = part_source(self.shard_id, self.schema, self.schema_id, blob, retry)
         row_filter: RowFilter = self.rows
         if self.where is not None:
             row_filter = Matching(self.rows, Filter(self.where, self.schema))
@@ -89,6 +90,7 @@ class LeasedPart:
             "shard_id": self.shard_id,
             "key": self.schema.key_ddl,
             "val": self.schema.val_ddl,
+            "schema_id": self.schema_id,
             "part": base64.b64encode(encode_batch(alone)).decode(),
             "rows": [kind, *(getattr(self.rows, name) for name in self.rows.__slots__)],
             "where": None if self.where is None else to_json(self.where),
@@ -110,6 +112,7 @@ class LeasedPart:
                 int(value["number"]),
                 ShardId(value["shard_id"]),
                 Schema.from_ddl(value["key"], value["val"]),
+                value["schema_id"],
                 alone.desc,
                 part,
                 _ROWS[kind](*map(int, times)),
@@ -126,10 +129,13 @@ def decoding_transport(what: str) -> Iterator[None]:
         raise CorruptData(f"{what} does not decode: {error}", key=what) from error
 
 
-def part_source(shard_id: ShardId, schema: Schema, blob: Blob, retry: Retry | None) -> PartSource:
+def part_source(
+    shard_id: ShardId, schema: Schema, schema_id: int | None, blob: Blob, retry: Retry | None
+) -> PartSource:
     """How a process that has nothing but the blob store reads parts; without `retry`, it retries for ever."""
     metrics = NoMetrics()
-    return PartSource(shard_id, blob, schema, retry or Retry(SystemEnv(), RetrySettings(), metrics), metrics)
+    retry = retry or Retry(SystemEnv(), RetrySettings(), metrics)
+    return PartSource(shard_id, blob, schema, retry, metrics, schema_id)
 
 
 class Pin:
@@ -205,8 +211,17 @@ class PartLeases:
         with self._lock:
             number, self._next = self._next, self._next + 1
             self._out[number] = own
-        predicate = None if where is None else where.predicate
-        return LeasedPart(self._reader_id, number, source.shard_id, source.schema, desc, part, rows, predicate)
+        return LeasedPart(
+            reader_id=self._reader_id,
+            number=number,
+            shard_id=source.shard_id,
+            schema=source.schema,
+            schema_id=source.schema_id,
+            desc=desc,
+            part=part,
+            rows=rows,
+            where=None if where is None else where.predicate,
+        )
 
     def give_back(self, part: LeasedPart) -> bool:
         """Let go of its blobs; false when it was given back before. InvalidUsage for a part of another reader."""

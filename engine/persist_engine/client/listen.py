@@ -143,6 +143,13 @@ class Listen:
         )
         return batch, pin
 
+    def skip_to(self, frontier: Antichain) -> None:
+        """Give out nothing before `frontier`: the caller knows those updates, because it appended them itself. Not while
+        events of a batch are outstanding.
+        """
+        if self._frontier < frontier:
+            self._passed, self._frontier, self._started = self._frontier, frontier, True
+
     def _selected(self, batch: HollowBatch) -> tuple[ListenFilter, Selection]:
         lower = self._frontier.time
         assert lower is not None

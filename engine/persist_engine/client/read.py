@@ -42,19 +42,26 @@ class ReadHandle:
     """
 
     @classmethod
-    def open(cls, machine: Machine, schema: Schema, *, purpose: str, lease_ms: int | None = None) -> ReadHandle:
-        """Register a leased reader (one commit) at the shard's since and start its heartbeat."""
+    def open(cls, machine: Machine, schema_id: int | None, *, purpose: str, lease_ms: int | None = None) -> ReadHandle:
+        """Register a leased reader (one commit) at the shard's since and start its heartbeat. It shows rows under the
+        schema `schema_id` (None: the newest), whatever becomes of the shard's later.
+        """
         lease_ms = machine.settings.lease.reader_lease_ms if lease_ms is None else lease_ms
         reader_id = LeasedReaderId.from_bytes(machine.env.random_bytes(16))
         registered, _ = machine.register_leased_reader(reader_id, lease_ms=lease_ms, purpose=purpose)
         return cls(
-            machine, schema, reader_id=reader_id, since=registered.since, seqno=registered.seqno, lease_ms=lease_ms
+            machine,
+            machine.schema_id if schema_id is None else schema_id,
+            reader_id=reader_id,
+            since=registered.since,
+            seqno=registered.seqno,
+            lease_ms=lease_ms,
         )
 
     def __init__(
         self,
         machine: Machine,
-        schema: Schema,
+        schema_id: int,
         *,
         reader_id: LeasedReaderId,
         since: Antichain,
@@ -62,7 +69,8 @@ class ReadHandle:
         lease_ms: int,
     ) -> None:
         self._machine = machine
-        self._schema = schema
+        self._schema_id = schema_id
+        self._schema = Schema.from_pair(machine.state.schemas[schema_id])
         self.reader_id = reader_id
         self._lock = threading.Lock()
         self._since = since
@@ -301,7 +309,7 @@ class ReadHandle:
     def _source(self) -> PartSource:
         machine = self._machine
         retry = machine.versions.retry
-        return PartSource(machine.shard_id, machine.blob, self._schema, retry, machine.metrics)
+        return PartSource(machine.shard_id, machine.blob, self._schema, retry, machine.metrics, self._schema_id)
 
     def _check_open(self) -> None:
         if self._expired:

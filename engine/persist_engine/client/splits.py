@@ -53,6 +53,7 @@ class SnapshotSplit:
     as_of: int
     batches: tuple[HollowBatch, ...]
     key_range: KeyRange | None
+    schema_id: int | None = None
     where: Predicate | None = None
     columns: tuple[str, ...] | None = None
     audits: tuple[Skipped, ...] = ()
@@ -67,6 +68,7 @@ class SnapshotSplit:
             contents.as_of,
             tuple(batch for batch in kept if batch.parts),
             key_range,
+            contents.source.schema_id,
             None if contents.where is None else contents.where.predicate,
             None if contents.projection is None else contents.projection.names,
         )
@@ -85,6 +87,7 @@ class SnapshotSplit:
             "shard_id": self.shard_id,
             "key": self.schema.key_ddl,
             "val": self.schema.val_ddl,
+            "schema_id": self.schema_id,
             "as_of": self.as_of,
             "range": None if self.key_range is None else self.key_range.to_json(),
             "batches": [_batch_text(batch) for batch in self.batches],
@@ -108,6 +111,7 @@ class SnapshotSplit:
                 int(value["as_of"]),
                 tuple(_batch_of_text(batch) for batch in value["batches"]),
                 None if value["range"] is None else KeyRange.from_json(value["range"]),
+                value["schema_id"],
                 None if value["where"] is None else from_json(value["where"]),
                 None if value["columns"] is None else tuple(value["columns"]),
                 tuple(
@@ -127,7 +131,7 @@ class SnapshotSplit:
         snapshot was closed and its blobs were collected.
         """
         contents = Contents(
-            part_source(self.shard_id, self.schema, blob, retry),
+            part_source(self.shard_id, self.schema, self.schema_id, blob, retry),
             self.batches,
             self.as_of,
             where=None if self.where is None else Filter(self.where, self.schema),

@@ -96,6 +96,11 @@ class WriteHandle:
         return self._schema
 
     @property
+    def schema_id(self) -> int:
+        """The id of that schema in the shard."""
+        return self._schema_id
+
+    @property
     def machine(self) -> Machine:
         """The shard's machine, for those who perform the maintenance that appends hand back."""
         return self._machine

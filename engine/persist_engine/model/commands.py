@@ -251,6 +251,30 @@ class SchemaRegistered:
     id: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareAndEvolveSchema:
+    """Make `pair` the newest schema iff the newest is `expected_id`. Whether it may succeed that one is the caller's to
+    know: what an id names never changes.
+    """
+
+    expected_id: int
+    pair: SchemaPair
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaEvolved:
+    """The schema is the newest, under this id."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaIdMismatch:
+    """The newest schema is another; None when the shard takes none any more."""
+
+    current_id: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class SpineExert:
     """Move merges along as if `fuel` updates had been pushed, so that a shard nobody writes ripens too."""
@@ -307,6 +331,7 @@ Command = (
     | RemoveRollups
     | ApplyMergeRes
     | RegisterSchema
+    | CompareAndEvolveSchema
     | SpineExert
     | ClaimCompactions
     | BecomeTombstone
@@ -329,6 +354,8 @@ Answer = (
     | RollupsRemoved
     | MergeApplied
     | SchemaRegistered
+    | SchemaEvolved
+    | SchemaIdMismatch
     | Exerted
     | CompactionsClaimed
     | TombstoneStep

@@ -120,3 +120,5 @@ class ShardState:
     schemas: SharedMap[int, SchemaPair] = field(default_factory=SharedMap)
     progress: SharedMap[str, SourceProgress] = field(default_factory=SharedMap)
     trace: Trace = field(default_factory=Trace)
+    birth: bytes = b""
+    """Random, drawn when the log began: tells this log from one that was wiped and written anew. Empty: older code made it."""

@@ -111,9 +111,10 @@ def initial_state(
     hostname: str,
     applier_version: str,
     rollup: HollowRollup,
+    birth: bytes = b"",
 ) -> tuple[ShardState, StateDiff]:
     """The first version of a shard, v1, with its rollup linked at v1 and its schema as number 0; and the diff from
-    v0.
+    v0. `birth` is to be drawn at random: it tells this log from any other that ever stood in its place.
     """
     nothing = ShardState(
         applier_version=applier_version,
@@ -130,6 +131,7 @@ def initial_state(
         hostname=hostname,
         rollups=SharedMap({SeqNo(1): rollup}),
         schemas=SharedMap({0: schema}),
+        birth=birth,
     )
     check_invariants(None, first, deep=True)
     return first, between(nothing, first)

@@ -70,6 +70,8 @@ def transition(state: ShardState, cmd: c.Command, *, now_ms: int) -> Applied | R
             return _apply_merge_res(state, cmd)
         case c.RegisterSchema():
             return _register_schema(state, cmd)
+        case c.CompareAndEvolveSchema():
+            return _evolve_schema(state, cmd)
         case c.SpineExert():
             return _spine_exert(state, cmd, now_ms)
         case c.ClaimCompactions():
@@ -211,6 +213,17 @@ def _register_schema(state: ShardState, cmd: c.RegisterSchema) -> Applied | Refu
     if state.schemas or is_tombstone(state):
         return Refused(c.SchemaRegistered(None))
     return Applied(replace(state, schemas=state.schemas.set(0, cmd.pair)), c.SchemaRegistered(0))
+
+
+def _evolve_schema(state: ShardState, cmd: c.CompareAndEvolveSchema) -> Applied | Refused:
+    newest = max(state.schemas, default=None)
+    if newest is None or is_tombstone(state):
+        return Refused(c.SchemaIdMismatch(None))
+    if cmd.expected_id != newest:
+        return Refused(c.SchemaIdMismatch(newest))
+    if state.schemas[newest] == cmd.pair:
+        return Refused(c.SchemaEvolved(newest))
+    return Applied(replace(state, schemas=state.schemas.set(newest + 1, cmd.pair)), c.SchemaEvolved(newest + 1))
 
 
 def _spine_exert(state: ShardState, cmd: c.SpineExert, now_ms: int) -> Applied | Refused:

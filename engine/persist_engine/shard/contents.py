@@ -84,7 +84,7 @@ class Contents:
         if len(runs) != 1:
             return None
         desc, meta, parts = runs[0]
-        hollow = tuple(part for part in parts if isinstance(part, HollowPart))
+        hollow = tuple(part for part in parts if isinstance(part, HollowPart) and self._is_plain(part))
         if meta.order is not RunOrder.STRUCTURED or len(hollow) != len(parts):
             return None
         times = {time for part in hollow for time in _times_of(part)}
@@ -92,6 +92,10 @@ class Contents:
         if time is None or time > self.as_of or not desc.lower.less_equal(time) or desc.upper.less_equal(time):
             return None
         return desc, hollow
+
+    def _is_plain(self, part: HollowPart) -> bool:
+        """Whether its rows are those stored: of the schema that is read, at the times that were written."""
+        return part.schema_id == self.source.schema_id and part.ts_rewrite is None
 
     def _columns_of(
         self,
@@ -189,7 +193,7 @@ class Contents:
 
     def _counted(self, desc: Description, meta: RunMeta, part: Part) -> int:
         data = self.source.get(part, desc)
-        if isinstance(part, HollowPart) and not meta.truncated and part.ts_rewrite is None:
+        if isinstance(part, HollowPart) and not meta.truncated and self._is_plain(part):
             return diffs_sum(self._row_filter.apply(self._decoded(data, part, self._needed(()))))
         return sum(diffs_sum(self._row_filter.apply(table)) for table in self.source.decode(data, part, desc))
 

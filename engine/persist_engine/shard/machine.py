@@ -325,6 +325,15 @@ class Machine:
         """The id of `pair`; None when the shard has others and not this one."""
         return self._idempotent(commands.RegisterSchema(pair=pair), commands.SchemaRegistered)
 
+    def compare_and_evolve_schema(
+        self, pair: SchemaPair, *, expected_id: int
+    ) -> tuple[commands.SchemaEvolved | commands.SchemaIdMismatch, Maintenance]:
+        """Make `pair` the newest schema iff the newest is `expected_id`; see `shard.schemas`. A mismatch may come from an
+        attempt of our own whose outcome was unknown, or from a stale state: fetch and look again.
+        """
+        command = commands.CompareAndEvolveSchema(expected_id=expected_id, pair=pair)
+        return self._idempotent(command, (commands.SchemaEvolved, commands.SchemaIdMismatch))
+
     def become_tombstone(self) -> Maintenance:
         """Empty a shard whose since and upper are empty; FinalizationError otherwise. In bounded steps, idempotent."""
         self.refresh()
@@ -397,12 +406,13 @@ class Machine:
             env=self.env,
             settings=self.settings.watch,
             timeout_s=timeout_s,
+            pushed=self._applier,
         )
 
     def _backoff(self, what: str) -> Backoff:
         return self.versions.retry.backoff(what, shard=self.shard_id)
 
-    def _idempotent(self, command: Command, expected: type[A]) -> tuple[A, Maintenance]:
+    def _idempotent(self, command: Command, expected: type[A] | tuple[type[A], ...]) -> tuple[A, Maintenance]:
         """Take `command` until its outcome is known; the last answer counts."""
         return self._take(command, expected, lambda _, known: known)
 

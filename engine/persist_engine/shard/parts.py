@@ -22,7 +22,7 @@ from persist_engine.codec.checksum import checksum
 from persist_engine.codec.inline_part import INLINE_FORMAT_NAME, ROW_BYTES_MIN, decode_inline, encode_inline
 from persist_engine.codec.keys import blob_key, part_key
 from persist_engine.codec.order import key_lower
-from persist_engine.codec.part import PART_FORMAT_NAME, encode_part
+from persist_engine.codec.part import PART_FORMAT_NAME, encode_part, schema_of
 from persist_engine.codec.part_stats import part_stats
 from persist_engine.codec.schema import Schema
 from persist_engine.codec.updates import diffs_sum
@@ -78,9 +78,12 @@ def write_part(
     return _set_blob(store, data, table, schema=schema, schema_id=schema_id)
 
 
-def flush_inline(store: PartStore, part: InlinePart, *, schema: Schema) -> HollowPart:
-    """The same updates as a blob, under a fresh key: same rows, description, rewrite and schema."""
-    opened = decode_inline(part.data, format_name=part.format, key="inline part", schema=schema)
+def flush_inline(store: PartStore, part: InlinePart) -> HollowPart:
+    """The same updates as a blob, under a fresh key: same rows, description, rewrite and schema, whichever of the
+    shard's that is.
+    """
+    opened = decode_inline(part.data, format_name=part.format, key="inline part", schema=None)
+    schema = schema_of(opened.table.schema)
     data = encode_part(opened.table, desc=opened.desc, schema=schema)
     hollow = _set_blob(store, data, opened.table, schema=schema, schema_id=part.schema_id)
     return replace(hollow, ts_rewrite=part.ts_rewrite)

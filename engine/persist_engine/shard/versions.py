@@ -39,6 +39,7 @@ from persist_engine.shard.live_states import LiveStates
 from persist_engine.shard.retry import Retry
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.consensus import Consensus
+from persist_engine.storage.notify import NoPush, Push
 
 _FIRST = SeqNo(1)
 
@@ -67,8 +68,18 @@ class StateVersions:
     CorruptData with their key, bytes of newer code Incompatible.
     """
 
-    def __init__(self, blob: Blob, consensus: Consensus, *, env: Env, settings: Settings, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        blob: Blob,
+        consensus: Consensus,
+        *,
+        env: Env,
+        settings: Settings,
+        metrics: Metrics,
+        push: Push | None = None,
+    ) -> None:
         self.blob, self.consensus = blob, consensus
+        self.push = push or NoPush()
         self.env, self.settings, self.metrics = env, settings, metrics
         self.retry = Retry(env, settings.retry, metrics)
 
@@ -100,6 +111,7 @@ class StateVersions:
             hostname=self.env.hostname(),
             applier_version=APPLIER_VERSION,
             rollup=HollowRollup(key, None),
+            birth=self.env.random_bytes(16),
         )
         self._set_blob(shard_id, key, encode_rollup(Rollup(state, ())))
         new = VersionedData(state.seqno, encode_state_diff(diff))
@@ -133,6 +145,7 @@ class StateVersions:
         )
         if result is CasResult.COMMITTED:
             self.metrics.count("encoded_diff_bytes", len(data))
+            self.push.publish(shard_id, new)
         return result
 
     # -- fetching -----------------------------------------------------------------------------------------------------
