@@ -96,6 +96,8 @@ def hollow_run() -> HollowRun:
         part_bytes_max=1234,
         part_count=2,
         blob_count=2,
+        oldest_key="n0000100/p02020202-0202-0202-0202-020202020202",
+        schema_id=0,
         key_lower=b"",
         ts_rewrite=Antichain(7),
     )
@@ -184,6 +186,17 @@ def born_rollup() -> Rollup:
     return Rollup(replace(rollup().state, birth=BIRTH), (VersionedData(SeqNo(2), encode_state_diff(born_diff())),))
 
 
+def fenced_diff() -> StateDiff:
+    """What came after: a staging floor."""
+    return replace(born_diff(), staging_floor_ms=(Insert(None, 1_700_000_000_000),))
+
+
+def fenced_rollup() -> Rollup:
+    """As above."""
+    state = replace(born_rollup().state, staging_floor_ms=1_700_000_000_000)
+    return Rollup(state, (VersionedData(SeqNo(2), encode_state_diff(fenced_diff())),))
+
+
 def files() -> dict[str, bytes]:
     """Name of each golden file and what this code would write there."""
     return {
@@ -197,6 +210,8 @@ def files() -> dict[str, bytes]:
         "rollup-0.1.0.bin": encode_rollup(rollup()),
         "diff-born.bin": encode_state_diff(born_diff()),
         "rollup-born.bin": encode_rollup(born_rollup()),
+        "diff-fenced.bin": encode_state_diff(fenced_diff()),
+        "rollup-fenced.bin": encode_rollup(fenced_rollup()),
     }
 
 

@@ -29,6 +29,11 @@ class BatchSettings:
     """Bound on inline bytes in one shard's state (exclusive); beyond it writers must flush. Grows with it: cost of opening a shard."""
     outstanding_parts_max: int = 2
     """Uploads in flight per builder before adds wait."""
+    runs_max: int = 1
+    """A builder merges runs while it writes until at most this many are left; below 2 every part stays a run. Grows with
+    it: work of readers and compactions; shrinks with it: work of writers."""
+    combine_inline: bool = True
+    """Whether the inline parts of all batches in one append become one."""
     stats_bytes_max: int = 1024
     """Part statistics are trimmed to about this size."""
     run_parts_max: int | None = None
@@ -38,6 +43,7 @@ class BatchSettings:
     def __post_init__(self) -> None:
         _need(self.target_part_bytes >= KIB, "batch.target_part_bytes must be at least 1 KiB")
         _need(self.inline_part_bytes_max >= 0, "batch.inline_part_bytes_max must not be negative")
+        _need(self.runs_max >= 1, "batch.runs_max must be at least 1")
         _need(self.outstanding_parts_max >= 1, "batch.outstanding_parts_max must be at least 1")
         _need(self.run_parts_max is None or self.run_parts_max >= 2, "batch.run_parts_max must be at least 2, or None")
 

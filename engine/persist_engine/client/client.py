@@ -20,10 +20,13 @@ from persist_engine.base.settings import Settings
 from persist_engine.client.location import Location
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.since import SinceHandle
+from persist_engine.client.sink import Sink, SinkOptions
 from persist_engine.client.upsert import Hydration, UpsertHandle
 from persist_engine.client.upsert_stores import SPILL_BYTES, Backend, store_opener
 from persist_engine.client.write import WriteHandle
 from persist_engine.codec.schema import CODECS, Schema
+from persist_engine.codec.tagged import with_errors
+from persist_engine.flow.refresh import Refresh
 from persist_engine.model.commands import SchemaEvolved
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, ShardId
@@ -152,9 +155,45 @@ class PersistClient:
         answer, _ = machine.register_critical_reader(critical_id, opaque=opaque, purpose=purpose)
         return SinceHandle(machine, critical_id, since=answer.since, opaque=answer.opaque)
 
+    def open_sink(
+        self,
+        shard_id: ShardId,
+        schema: Schema,
+        *,
+        workers: int = 1,
+        as_of: int = 0,
+        read_only: bool = False,
+        errors: bool = False,
+        refresh: Refresh | None = None,
+        memory_limit_bytes: int = 256 << 20,
+        spill_directory: Path | None = None,
+        purpose: str = "sink",
+    ) -> Sink:
+        """A running sink that keeps the shard equal to what its inputs say (see client.sink; `SinkOptions` for the
+        arguments). The shard is created when it does not exist; registers a leased reader (one commit).
+        """
+        options = SinkOptions(
+            workers=workers,
+            as_of=as_of,
+            read_only=read_only,
+            errors=errors,
+            refresh=refresh,
+            memory_limit_bytes=memory_limit_bytes,
+            spill_directory=spill_directory,
+        )
+        tagged = with_errors(schema) if errors else schema
+        writer = self.open_writer(shard_id, tagged, purpose=purpose)
+        reader = self.open_leased_reader(shard_id, tagged, purpose=purpose)
+        return Sink(schema, reader=reader, writer=writer, options=options)
+
     def machine(self, shard_id: ShardId) -> Machine:
         """The shard's commands, for maintenance. Shares the state with all handles. ShardNotFound."""
         return Machine(self._applier(shard_id))
+
+    @property
+    def versions(self) -> StateVersions:
+        """The logs of all shards, for tools that work where no state can be opened."""
+        return self._versions
 
     # -- shards -------------------------------------------------------------------------------------------------------
 

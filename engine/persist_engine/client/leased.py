@@ -10,7 +10,7 @@ import base64
 import json
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -176,8 +176,15 @@ class Pins:
         self._let_go: deque[SeqNo] = deque()
 
     def hold(self, seqno: SeqNo) -> Pin:
-        """Hold `seqno` once more. The caller knows that it is still there: it is the newest, or held already."""
+        """Hold `seqno`, which is held already, once more."""
+        return self.hold_current(lambda: seqno)
+
+    def hold_current(self, newest: Callable[[], SeqNo]) -> Pin:
+        """Hold what `newest` says. It is asked under the lock: a version read before it could be given up, by `oldest`,
+        until we hold it.
+        """
         with self._lock:
+            seqno = newest()
             self._held[seqno] += 1
         return Pin(self, seqno)
 

@@ -73,6 +73,7 @@ class ReadHandle:
         self._schema = Schema.from_pair(machine.state.schemas[schema_id])
         self.reader_id = reader_id
         self._lock = threading.Lock()
+        self._downgrading = threading.Lock()
         self._since = since
         self._hold = seqno
         self._pins = Pins()
@@ -176,6 +177,19 @@ class ReadHandle:
             audited=self.audited,
         )
 
+    def whole(self) -> tuple[Snapshot, Antichain]:
+        """Every update before the upper of the newest known version, as of this handle's since, and that upper. No
+        round trip, no wait: unlike `snapshot`, also where the upper is not past since and no time can be read.
+        """
+        self._check_open()
+        since = self.since
+        pin = self.pin()
+        trace = self._machine.state.trace
+        as_of = DATA_TIME_MAX if since.time is None else min(since.time, DATA_TIME_MAX)
+        batches = tuple(trace.batches())
+        snapshot = Snapshot(source=self._source(), batches=batches, as_of=as_of, pin=pin, leases=self._leases)
+        return snapshot, trace.upper
+
     def listen(self, as_of: Antichain | int, *, where: Where | None = None) -> Listen | SinceAhead:
         """Everything after `as_of` that passes `where` (see `snapshot`), as it is appended: an endless iterator of Updates
         and Progress (it ends when the shard is closed). Moves this handle's since to `as_of`, and on as the iterator is
@@ -229,13 +243,11 @@ class ReadHandle:
         Blobs that only older versions name are given up too, but for those of open snapshots.
         """
         self._check_open()
-        # Snapshots pin the cached version or a later one, so one that begins while we commit is safe behind this bound.
-        outstanding = self._pins.oldest(self._machine.state.seqno)
-        answer, _ = self._machine.downgrade_since(self.reader_id, outstanding_seqno=outstanding, new_since=since)
+        held = self._downgrade(since)
         with self._lock:
-            self._since = answer.since
+            self._since = held
             self._downgraded_ms = self._machine.env.now_ms()
-        return answer.since
+        return held
 
     def maybe_downgrade_since(self, since: Antichain) -> None:
         """As `downgrade_since`, but at most once in a quarter of the lease: for callers that progress with every
@@ -257,7 +269,7 @@ class ReadHandle:
 
     def pin(self) -> Pin:
         """Hold the blobs of the current version."""
-        return self._pins.hold(self._machine.state.seqno)
+        return self._pins.hold_current(lambda: self._machine.state.seqno)
 
     def __enter__(self) -> Self:
         return self
@@ -272,11 +284,19 @@ class ReadHandle:
         """Renew the lease and let go of the versions that no snapshot or listener of ours needs: a handle that is only
         kept must not hold back collection for ever (spec 20, bug 9).
         """
-        outstanding = self._pins.oldest(self._machine.state.seqno)
         with self._lock:
             since = self._since
-        answer, _ = self._machine.downgrade_since(self.reader_id, outstanding_seqno=outstanding, new_since=since)
-        return since.is_empty() or not answer.since.is_empty()
+        return since.is_empty() or not self._downgrade(since).is_empty()
+
+    def _downgrade(self, since: Antichain) -> Antichain:
+        """Renew the lease and give up times before `since` and versions that nobody of ours pins; the reader's since.
+        One call at a time: the second attempt of one must not ask for versions that another has given up meanwhile.
+        """
+        with self._downgrading:
+            # Snapshots pin the cached version or a later one: one that begins while we commit is safe behind this.
+            outstanding = self._pins.oldest(self._machine.state.seqno)
+            answer, _ = self._machine.downgrade_since(self.reader_id, outstanding_seqno=outstanding, new_since=since)
+        return answer.since
 
     def _batches_at(
         self, time: int, *, since: int, timeout_s: float | None

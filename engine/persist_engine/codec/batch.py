@@ -180,6 +180,8 @@ def _run_ref_to_pb(run: HollowRun) -> pb.HollowRun:
         part_bytes_max=run.part_bytes_max,
         part_count=run.part_count,
         blob_count=run.blob_count,
+        oldest_key=run.oldest_key,
+        schema_id=run.schema_id,
         key_lower=run.key_lower,
         ts_rewrite=None if run.ts_rewrite is None else antichain_to_pb(run.ts_rewrite),
     )
@@ -196,6 +198,8 @@ def _run_ref_from_pb(message: pb.HollowRun) -> HollowRun:
         part_bytes_max=message.part_bytes_max,
         part_count=message.part_count,
         blob_count=message.blob_count,
+        oldest_key=message.oldest_key,
+        schema_id=message.schema_id if message.HasField("schema_id") else None,
         key_lower=message.key_lower,
         ts_rewrite=antichain_from_pb(message.ts_rewrite) if message.HasField("ts_rewrite") else None,
     )

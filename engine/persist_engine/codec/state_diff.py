@@ -152,6 +152,7 @@ _FIELDS: tuple[tuple[str, diff_pb2.StateField, _Slice, _Slice], ...] = (
         _SPINE_ID,
         _message(state_pb2.ThinMerge, records.merge_to_pb, records.merge_from_pb),
     ),
+    ("staging_floor_ms", diff_pb2.STATE_FIELD_STAGING_FLOOR_MS, _UNIT, _u64(int)),
 )
 _BY_NUMBER = {number: (name, key, value) for name, number, key, value in _FIELDS}
 

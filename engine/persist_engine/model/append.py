@@ -15,6 +15,7 @@ from persist_engine.model.commands import (
     CompareAndAppend,
     InlineBackpressure,
     ProgressMismatch,
+    StagedTooEarly,
     UpperMismatch,
 )
 from persist_engine.model.frontier import EMPTY
@@ -25,7 +26,7 @@ from persist_engine.model.views import is_tombstone
 
 
 def compare_and_append(state: ShardState, cmd: CompareAndAppend, now_ms: int) -> Applied | Refused:
-    """Applied(Appended), or Refused with AlreadyCommitted, ProgressMismatch, UpperMismatch or InlineBackpressure.
+    """Applied(Appended), or Refused with AlreadyCommitted, StagedTooEarly, ProgressMismatch, UpperMismatch or InlineBackpressure.
 
     Raises InvalidEmptyTimeInterval for data in an empty interval, InvalidUsage for a batch advanced beyond the
     shard's since. Also commits for an empty interval: that is how an idle writer stays registered.
@@ -62,6 +63,9 @@ def _refusal(state: ShardState, writer: Writer, cmd: CompareAndAppend) -> Refuse
         check(desc.upper == writer.most_recent_write_upper, f"token {cmd.token} was used for another upper", desc=desc)
         check(desc.upper <= upper, f"token {cmd.token} got through, but upper is {upper}", desc=desc)
         return Refused(AlreadyCommitted())
+    early = cmd.batch.staged_before(state.staging_floor_ms)
+    if early is not None:
+        return Refused(StagedTooEarly(early, state.staging_floor_ms or 0))
     if cmd.progress is not None:
         stored = state.progress.get(cmd.progress[0])
         if (None if stored is None else stored.token) != cmd.expected_progress:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from persist_engine.base.errors import check
 from persist_engine.model.frontier import Antichain, Description
-from persist_engine.model.ids import RunId
+from persist_engine.model.ids import RunId, staged_ms
 
 
 class RunOrder(enum.Enum):
@@ -129,9 +129,10 @@ class HollowRun:
     """A blob that lists consecutive parts of one run, so that state holds one entry for all of them (spec 2.3).
 
     What it lists may be hollow runs again. `key`, `size_bytes` and `checksum` are the listing's own; all else sums up the
-    parts below it, however deep. `key_lower` bounds their keys from below. `ts_rewrite` holds for every part below it, in
-    the place of what they say themselves. Invariant: a blob that is listed is named by this listing and nothing else, so
-    it comes and goes with it.
+    parts below it, however deep. `oldest_key` is that of the blob that was staged first, of itself and all below.
+    `key_lower` bounds their keys from below; `schema_id` is the newest of theirs. `ts_rewrite` holds for every part below
+    it, in the place of what they say themselves. Invariant: a blob that is listed is named by this listing and nothing
+    else, so it comes and goes with it.
     """
 
     key: str
@@ -143,8 +144,10 @@ class HollowRun:
     part_bytes_max: int
     part_count: int
     blob_count: int
+    oldest_key: str
     key_lower: bytes = b""
     ts_rewrite: Antichain | None = None
+    schema_id: int | None = None
 
     @property
     def hollow_bytes(self) -> int:
@@ -251,6 +254,14 @@ class HollowBatch:
         for part in self.parts:
             if not isinstance(part, InlinePart):
                 yield part.key
+
+    def staged_before(self, floor_ms: int | None) -> str | None:
+        """The key of a part, here or below a hollow run, that was staged before `floor_ms`, if there is one."""
+        if floor_ms is None:
+            return None
+        named = (part for part in self.parts if not isinstance(part, InlinePart))
+        oldest = (part.oldest_key if isinstance(part, HollowRun) else part.key for part in named)
+        return next((key for key in oldest if staged_ms(key) < floor_ms), None)
 
     def with_desc(self, desc: Description) -> HollowBatch:
         """The same parts under another description."""

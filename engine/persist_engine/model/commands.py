@@ -59,6 +59,28 @@ class UpperMismatch:
 
 
 @dataclass(frozen=True, slots=True)
+class StagedTooEarly:
+    """A part of the batch was staged before the shard's floor: its blob may be deleted already."""
+
+    key: str
+    floor_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseStagingFloor:
+    """From now on link no part that was staged before `floor_ms`."""
+
+    floor_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagingFloor:
+    """The floor that stands: it never sinks."""
+
+    floor_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class InlineBackpressure:
     """State holds too much data already: flush inline parts to blob and try again."""
 
@@ -334,6 +356,7 @@ Command = (
     | CompareAndEvolveSchema
     | SpineExert
     | ClaimCompactions
+    | RaiseStagingFloor
     | BecomeTombstone
 )
 
@@ -343,6 +366,8 @@ Answer = (
     | UpperMismatch
     | InlineBackpressure
     | ProgressMismatch
+    | StagedTooEarly
+    | StagingFloor
     | Registered
     | HeartbeatSeen
     | SinceDowngraded

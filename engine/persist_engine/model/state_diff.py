@@ -86,6 +86,7 @@ class StateDiff:
     hollow_batches: tuple[FieldDiff[SpineId, HollowBatch], ...] = ()
     spine_batches: tuple[FieldDiff[SpineId, ThinSpineBatch], ...] = ()
     merges: tuple[FieldDiff[SpineId, ThinMerge], ...] = ()
+    staging_floor_ms: tuple[FieldDiff[None, int], ...] = ()
     birth: bytes = b""
     """That of the log it belongs to; empty when older code wrote it."""
     shard_id: ShardId | None = None
@@ -134,6 +135,7 @@ def between(before: ShardState, after: ShardState) -> StateDiff:
         hollow_batches=trace.hollow_batches,
         spine_batches=trace.spine_batches,
         merges=trace.merges,
+        staging_floor_ms=field_diff(None, before.staging_floor_ms, after.staging_floor_ms),
         birth=after.birth,
         shard_id=after.shard_id,
     )
@@ -202,6 +204,7 @@ def _applied(state: ShardState, diff: StateDiff, count: Callable[[str], None]) -
             schemas=applied_to_map("schemas", state.schemas, diff.schemas),
             progress=applied_to_map("progress", state.progress, diff.progress),
             trace=_applied_trace(state.trace, diff, count),
+            staging_floor_ms=applied_to_value("staging_floor_ms", state.staging_floor_ms, diff.staging_floor_ms),
             birth=state.birth or diff.birth,
         )
     )

@@ -76,6 +76,8 @@ def transition(state: ShardState, cmd: c.Command, *, now_ms: int) -> Applied | R
             return _spine_exert(state, cmd, now_ms)
         case c.ClaimCompactions():
             return _claim_compactions(state, cmd, now_ms)
+        case c.RaiseStagingFloor():
+            return _raise_staging_floor(state, cmd)
         case c.BecomeTombstone():
             return _become_tombstone(state)
         case _:
@@ -201,6 +203,9 @@ def _apply_merge_res(state: ShardState, cmd: c.ApplyMergeRes) -> Applied | Refus
     """Commits whatever the outcome, so that "not applied" is linearized and the output may be deleted."""
     if is_tombstone(state):
         return Refused(c.MergeApplied(MergeOutcome.NOT_APPLIED_NO_MATCH))
+    if cmd.res.output.staged_before(state.staging_floor_ms) is not None:
+        # It took so long that its parts may be taken for orphans: the request is offered again when its claim lapses.
+        return Applied(state, c.MergeApplied(MergeOutcome.NOT_APPLIED_NO_MATCH))
     trace, outcome = state.trace.apply_merge_res(cmd.res)
     return Applied(replace(state, trace=trace), c.MergeApplied(outcome))
 
@@ -245,6 +250,16 @@ def _claim_compactions(state: ShardState, cmd: c.ClaimCompactions, now_ms: int) 
     for request in requests:
         trace = trace.claim(request.id, now_ms)
     return Applied(replace(state, trace=trace), c.CompactionsClaimed(requests))
+
+
+def _raise_staging_floor(state: ShardState, cmd: c.RaiseStagingFloor) -> Applied | Refused:
+    """Commits even when the floor stands higher already: an append that was decided before then loses its race, and is
+    decided again. A tombstone takes no parts, so it needs no floor.
+    """
+    floor_ms = max(state.staging_floor_ms or 0, cmd.floor_ms)
+    if is_tombstone(state):
+        return Refused(c.StagingFloor(floor_ms))
+    return Applied(replace(state, staging_floor_ms=floor_ms), c.StagingFloor(floor_ms))
 
 
 def _become_tombstone(state: ShardState) -> Applied | Refused:

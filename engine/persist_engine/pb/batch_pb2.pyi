@@ -97,7 +97,7 @@ class InlinePart(_message.Message):
     def __init__(self, data: _Optional[bytes] = ..., rows: _Optional[int] = ..., diffs_sum: _Optional[int] = ..., ts_rewrite: _Optional[_Union[Antichain, _Mapping]] = ..., schema_id: _Optional[int] = ..., format: _Optional[str] = ...) -> None: ...
 
 class HollowRun(_message.Message):
-    __slots__ = ("key", "size_bytes", "checksum", "rows", "diffs_sum", "parts_bytes", "part_bytes_max", "part_count", "blob_count", "key_lower", "ts_rewrite")
+    __slots__ = ("key", "size_bytes", "checksum", "rows", "diffs_sum", "parts_bytes", "part_bytes_max", "part_count", "blob_count", "key_lower", "ts_rewrite", "oldest_key", "schema_id")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,8 @@ class HollowRun(_message.Message):
     BLOB_COUNT_FIELD_NUMBER: _ClassVar[int]
     KEY_LOWER_FIELD_NUMBER: _ClassVar[int]
     TS_REWRITE_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_KEY_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_ID_FIELD_NUMBER: _ClassVar[int]
     key: str
     size_bytes: int
     checksum: str
@@ -120,7 +122,9 @@ class HollowRun(_message.Message):
     blob_count: int
     key_lower: bytes
     ts_rewrite: Antichain
-    def __init__(self, key: _Optional[str] = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[str] = ..., rows: _Optional[int] = ..., diffs_sum: _Optional[int] = ..., parts_bytes: _Optional[int] = ..., part_bytes_max: _Optional[int] = ..., part_count: _Optional[int] = ..., blob_count: _Optional[int] = ..., key_lower: _Optional[bytes] = ..., ts_rewrite: _Optional[_Union[Antichain, _Mapping]] = ...) -> None: ...
+    oldest_key: str
+    schema_id: int
+    def __init__(self, key: _Optional[str] = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[str] = ..., rows: _Optional[int] = ..., diffs_sum: _Optional[int] = ..., parts_bytes: _Optional[int] = ..., part_bytes_max: _Optional[int] = ..., part_count: _Optional[int] = ..., blob_count: _Optional[int] = ..., key_lower: _Optional[bytes] = ..., ts_rewrite: _Optional[_Union[Antichain, _Mapping]] = ..., oldest_key: _Optional[str] = ..., schema_id: _Optional[int] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("hollow", "inline", "run")

@@ -21,6 +21,7 @@ from persist_engine.model.state_diff import apply as apply_state_diff
 from persist_engine.model.state_diff import check_birth
 from persist_engine.model.step import Refused, step
 from persist_engine.model.views import sealed
+from persist_engine.shard.gauges import count_commit, shard_gauges
 from persist_engine.shard.news import News
 from persist_engine.shard.versions import StateVersions
 from persist_engine.shard.watch import StateWatch
@@ -49,6 +50,7 @@ class Applier:
         self._state = sealed(state)
         self._install_lock = threading.Lock()
         self._turn = threading.Lock()
+        versions.metrics.watch_shard(state.shard_id, self, lambda applier: shard_gauges(applier.state))
         self._catching_up = threading.Lock()
 
     @property
@@ -76,6 +78,7 @@ class Applier:
         env, metrics = versions.env, versions.metrics
         name = type(command).__name__
         started_s = env.monotonic_s()
+        metrics.count("command_started", name=name)
         while True:
             with self._taking_turns():
                 self._take_news()
@@ -104,6 +107,7 @@ class Applier:
             if result is CasResult.COMMITTED:
                 metrics.count("command", name=name, outcome="committed")
                 metrics.observe_s("command", env.monotonic_s() - started_s, name=name)
+                count_commit(metrics, name, stepped.diff)
                 return stepped.answer, stepped.maintenance
             metrics.count("command", name=name, outcome="cas_mismatch")
             self._fetch_after_lost_race(before)

@@ -123,6 +123,7 @@ class PartSource:
             raise MissingBlob(f"blob {key} is missing though a live state names it (batch {desc})", key=key)
         self.metrics.count("fetched_parts")
         self.metrics.count("fetched_bytes", len(data))
+        self.metrics.count("shard_blob_gets", shard=self.shard_id)
         return data
 
     def decode(self, data: bytes, part: Part, desc: Description) -> Iterator[pa.Table]:

@@ -65,13 +65,17 @@ def write_part(
 
     Inline when the encoded part is smaller than `inline_bytes_max` (0: never), else a blob under a fresh key.
     """
+    started_s = store.env.monotonic_s()
     data, name = None, INLINE_FORMAT_NAME
     if table.num_rows * ROW_BYTES_MIN < inline_bytes_max:
         data = encode_inline(table, desc=desc, schema=schema, bytes_max=inline_bytes_max)
     if data is None:  # too much for the quick form, which does not compress
         data, name = encode_part(table, desc=desc, schema=schema), PART_FORMAT_NAME
+    what = "inline" if name == INLINE_FORMAT_NAME else "part"
+    store.metrics.observe_s("codec", store.env.monotonic_s() - started_s, op="encode", what=what)
     store.metrics.count("part_written", kind="inline" if len(data) < inline_bytes_max else "blob")
     store.metrics.count("part_written_bytes", len(data))
+    store.metrics.count("part_written_good_bytes", table.nbytes)
     if len(data) < inline_bytes_max:
         total = diffs_sum(table)
         return InlinePart(data=data, rows=table.num_rows, diffs_sum=total, schema_id=schema_id, format=name)
@@ -99,9 +103,10 @@ def delete_parts(store: PartStore, parts: Iterable[RunPart]) -> None:
 
 
 def _set_blob(store: PartStore, data: bytes, table: pa.Table, *, schema: Schema, schema_id: int | None) -> HollowPart:
-    key = part_key(APPLIER_VERSION, PartId.from_bytes(store.env.random_bytes(16)))
+    key = part_key(APPLIER_VERSION, PartId.staged_at(store.env.now_ms(), store.env.random_bytes(10)))
     whole_key = blob_key(store.shard_id, key)
     store.retry.external("set part", lambda: store.blob.set(whole_key, data), shard=store.shard_id)
+    store.metrics.count("shard_blob_sets", shard=store.shard_id)
     return HollowPart(
         key=key,
         size_bytes=len(data),

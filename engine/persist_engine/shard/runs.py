@@ -25,7 +25,7 @@ from persist_engine.codec.batch import decode_run_listing, encode_run_listing
 from persist_engine.codec.checksum import checksum, is_known
 from persist_engine.codec.keys import blob_key, part_key
 from persist_engine.model.batch import HollowBatch, HollowRun, InlinePart, Part, RunOrder, RunPart
-from persist_engine.model.ids import PartId, ShardId
+from persist_engine.model.ids import PartId, ShardId, staged_ms
 from persist_engine.model.state_diff import BlobRef
 from persist_engine.shard.retry import Retry
 from persist_engine.storage.blob import Blob
@@ -93,7 +93,7 @@ def _spilled(store: RunWriter, parts: Sequence[RunPart], limit: int, written: li
 
 def _write(store: RunWriter, parts: Sequence[RunPart], written: list[str]) -> HollowRun:
     data = encode_run_listing(store.shard_id, parts)
-    key = part_key(APPLIER_VERSION, PartId.from_bytes(store.env.random_bytes(16)))
+    key = part_key(APPLIER_VERSION, PartId.staged_at(store.env.now_ms(), store.env.random_bytes(10)))
     whole_key = blob_key(store.shard_id, key)
     written.append(key)  # before it is set: an attempt of unknown outcome may have left it
     store.retry.external("set run listing", lambda: store.blob.set(whole_key, data), shard=store.shard_id)
@@ -104,6 +104,11 @@ def listing_of(parts: Sequence[RunPart], *, key: str, data: bytes) -> HollowRun:
     """The pointer to the listing `data` of `parts` under the partial key `key`."""
     sums = [part.diffs_sum for part in parts]
     known = [each for each in sums if each is not None]
+    keys = [
+        part.oldest_key if isinstance(part, HollowRun) else part.key
+        for part in parts
+        if not isinstance(part, InlinePart)
+    ]
     return HollowRun(
         key=key,
         size_bytes=len(data),
@@ -114,6 +119,8 @@ def listing_of(parts: Sequence[RunPart], *, key: str, data: bytes) -> HollowRun:
         part_bytes_max=max(part.part_bytes_max for part in parts),
         part_count=sum(part.part_count for part in parts),
         blob_count=1 + sum(part.blob_count for part in parts),
+        oldest_key=min([key, *keys], key=staged_ms),
+        schema_id=max((part.schema_id for part in parts if part.schema_id is not None), default=None),
         key_lower=min(b"" if isinstance(part, InlinePart) else part.key_lower for part in parts),
     )
 
@@ -197,13 +204,17 @@ def _check_sums(shard_id: ShardId, run: HollowRun, parts: Sequence[Part]) -> Non
 
 
 def with_nested(store: RunStore, refs: Iterable[BlobRef]) -> Iterator[BlobRef]:
-    """`refs` and all blobs below those of them that are listings, each once.
+    """`refs` and then all blobs below those of them that are listings, each once, a listing before what it names. A
+    listing is looked into after it was given out, not before.
 
     A listing that is missing has nothing below it: its children were deleted before it. Storage errors are retried;
     CorruptData and Incompatible name the key.
     """
+    level = list(dict.fromkeys(refs))
+    if not any(ref.kind == "run" for ref in level):
+        yield from level
+        return
     seen: set[BlobRef] = set()
-    level = list(refs)
     with ThreadPoolExecutor(LISTING_THREADS, thread_name_prefix="persist-listing") as pool:
         while level:
             fresh = [ref for ref in dict.fromkeys(level) if ref not in seen]

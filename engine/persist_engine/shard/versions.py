@@ -8,8 +8,9 @@ unless that diff is stale.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from persist_engine.base.env import Env
 from persist_engine.base.errors import (
@@ -42,6 +43,7 @@ from persist_engine.storage.consensus import Consensus
 from persist_engine.storage.notify import NoPush, Push
 
 _FIRST = SeqNo(1)
+T = TypeVar("T")
 
 LiveDiffs = Sequence[VersionedData]
 """Encoded state diffs with consecutive, rising seqnos."""
@@ -137,14 +139,14 @@ class StateVersions:
         """
         if not diff.seqno_to == state.seqno == expected + 1:
             raise InvariantViolated(f"diff to {diff.seqno_to} for state {state.seqno} after {expected}")
-        data = encode_state_diff(diff)
+        data = self._timed("encode", "diff", lambda: encode_state_diff(diff))
         new = VersionedData(state.seqno, data)
         shard_id = state.shard_id
         result = self.retry.determinate(
             "compare_and_set", lambda: self.consensus.compare_and_set(shard_id, expected, new), shard=shard_id
         )
         if result is CasResult.COMMITTED:
-            self.metrics.count("encoded_diff_bytes", len(data))
+            self.metrics.count("state_diff_bytes", len(data), shard=shard_id)
             self.push.publish(shard_id, new)
         return result
 
@@ -273,7 +275,7 @@ class StateVersions:
             f"diffs of {shard_id} between {after} and {state.seqno} are not dense",
         )
         key = rollup_key(state.seqno, RollupId.from_bytes(self.env.random_bytes(16)))
-        data = encode_rollup(Rollup(state, tuple(diffs)))
+        data = self._timed("encode", "rollup", lambda: encode_rollup(Rollup(state, tuple(diffs))))
         self._set_blob(shard_id, key, data)
         self.metrics.count("rollup_write", outcome="written")
         return key, len(data)
@@ -312,6 +314,8 @@ class StateVersions:
         for key in dict.fromkeys(keys):
             data = self._get_blob(shard_id, key)
             if data is not None:
+                if linked is None:
+                    self.metrics.count("rollup_migrated")
                 return self._decode_rollup(shard_id, key, data).state
         return None
 
@@ -330,15 +334,23 @@ class StateVersions:
     def _scan(self, shard_id: ShardId, from_seqno: SeqNo, limit: int) -> LiveDiffs:
         return self.retry.external("scan", lambda: self.consensus.scan(shard_id, from_seqno, limit), shard=shard_id)
 
+    def _timed(self, op: str, what: str, call: Callable[[], T]) -> T:
+        started_s = self.env.monotonic_s()
+        result = call()
+        self.metrics.observe_s("codec", self.env.monotonic_s() - started_s, op=op, what=what)
+        return result
+
     def _get_blob(self, shard_id: ShardId, key: str) -> bytes | None:
+        self.metrics.count("shard_blob_gets", shard=shard_id)
         return self.retry.external("get rollup", lambda: self.blob.get(blob_key(shard_id, key)), shard=shard_id)
 
     def _set_blob(self, shard_id: ShardId, key: str, data: bytes) -> None:
+        self.metrics.count("shard_blob_sets", shard=shard_id)
         self.retry.external("set rollup", lambda: self.blob.set(blob_key(shard_id, key), data), shard=shard_id)
 
     def _decode_rollup(self, shard_id: ShardId, key: str, data: bytes) -> Rollup:
         whole_key = blob_key(shard_id, key)
-        rollup = decode_rollup(data, key=whole_key)
+        rollup = self._timed("decode", "rollup", lambda: decode_rollup(data, key=whole_key))
         state = rollup.state
         if state.shard_id != shard_id or state.seqno != SeqNo.parse(key.split("/", maxsplit=1)[0]):
             text = f"rollup {whole_key} holds {state.seqno} of shard {state.shard_id}"
@@ -347,7 +359,7 @@ class StateVersions:
 
     def _decode_diff(self, shard_id: ShardId, entry: VersionedData) -> StateDiff:
         key = f"{shard_id} {entry.seqno}"
-        diff = decode_state_diff(entry.data, key=key)
+        diff = self._timed("decode", "diff", lambda: decode_state_diff(entry.data, key=key))
         if diff.seqno_to != entry.seqno:
             raise CorruptData(f"diff {key} leads to {diff.seqno_to}", key=key)
         if diff.shard_id not in {None, shard_id}:

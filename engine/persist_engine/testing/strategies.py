@@ -133,6 +133,8 @@ def run_parts() -> st.SearchStrategy[RunPart]:
         part_bytes_max=_COUNT,
         part_count=_COUNT,
         blob_count=_COUNT,
+        oldest_key=ids(PartId).map(lambda part_id: f"n0000100/{part_id}"),
+        schema_id=st.none() | _COUNT,
         key_lower=_BYTES,
         ts_rewrite=st.none() | frontiers(),
     )
@@ -179,9 +181,13 @@ def _spine_ids() -> st.SearchStrategy[SpineId]:
 
 
 def _thin_batches() -> st.SearchStrategy[ThinSpineBatch]:
-    ids_of_parts = st.lists(_spine_ids(), max_size=3).map(tuple)
-    descs = st.lists(descriptions(), max_size=3).map(tuple)
-    return st.builds(ThinSpineBatch, st.integers(0, 40), descriptions(), ids_of_parts, descs)
+    parts = st.lists(st.tuples(_spine_ids(), descriptions()), max_size=3)
+    return st.builds(
+        lambda level, desc, named: ThinSpineBatch(level, desc, tuple(i for i, _ in named), tuple(d for _, d in named)),
+        st.integers(0, 40),
+        descriptions(),
+        parts,
+    )
 
 
 def _thin_merges() -> st.SearchStrategy[ThinMerge]:
@@ -239,6 +245,7 @@ def states() -> st.SearchStrategy[ShardState]:
         schemas=_maps(_COUNT, _SCHEMA_PAIR),
         progress=_maps(_TEXT, _PROGRESS),
         trace=traces(),
+        staging_floor_ms=st.none() | _COUNT,
         birth=_BIRTH,
     )
 
@@ -275,6 +282,7 @@ def state_diffs() -> st.SearchStrategy[StateDiff]:
         hollow_batches=_changes(_spine_ids(), batches()),
         spine_batches=_changes(_spine_ids(), _thin_batches()),
         merges=_changes(_spine_ids(), _thin_merges()),
+        staging_floor_ms=_changes(unit, _COUNT),
         birth=_BIRTH,
         shard_id=st.none() | ids(ShardId),
     )

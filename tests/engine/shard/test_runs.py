@@ -12,7 +12,7 @@ from persist_engine.codec.envelope import Kind, sealed
 from persist_engine.codec.keys import blob_key
 from persist_engine.model.batch import HollowBatch, HollowPart, HollowRun, RunMeta, RunOrder
 from persist_engine.model.frontier import Antichain, Description
-from persist_engine.model.ids import ShardId
+from persist_engine.model.ids import ShardId, staged_ms
 from persist_engine.model.state_diff import BlobRef, live_blobs
 from persist_engine.pb import batch_pb2 as pb
 from persist_engine.shard.parts import delete_parts
@@ -356,9 +356,21 @@ def test_a_refused_compaction_output_leaves_neither_parts_nor_listings(world):
     assert read(other, shard_id, 7) == contents
 
 
+def test_a_run_tells_when_the_first_blob_below_it_was_staged(world, machine):
+    """The floor of an orphan scan holds for what a listing names too: those blobs may be deleted by then."""
+    world.env.advance_ms(1000)
+    spilled = spill_runs(machine, made_up(7))
+    oldest = made_up(7).parts[0].key  # ids of these parts tell small times
+    assert {each.oldest_key for each in spilled.parts[:1]} == {oldest}
+    assert spilled.staged_before(staged_ms(oldest) + 1) == oldest
+    assert spilled.staged_before(staged_ms(oldest)) is None
+    listing = spilled.parts[0]
+    assert staged_ms(listing.key) == world.env.now_ms()
+
+
 def test_part_types_answer_alike():
-    hollow = HollowPart("n0000100/p", 10, 3, None, "crc32:0")
+    hollow = HollowPart(made_up(1).parts[0].key, 10, 3, None, "crc32:0")
     assert (hollow.part_bytes_max, hollow.part_count, hollow.blob_count) == (10, 1, 1)
-    run = listing_of([hollow, hollow], key="k", data=b"12345")
+    run = listing_of([hollow, hollow], key=made_up(1).parts[0].key, data=b"12345")
     assert (run.rows, run.diffs_sum, run.hollow_bytes, run.part_bytes_max) == (6, None, 25, 10)
     assert (run.part_count, run.blob_count, run.inline_bytes) == (2, 3, 0)
