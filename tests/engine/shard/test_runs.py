@@ -4,15 +4,16 @@ import dataclasses
 
 import pytest
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, MissingBlob, Unavailable
+from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, CompactionSettings, RetrySettings, Settings
 from persist_engine.cli import inspect as inspect_command
 from persist_engine.codec.batch import decode_batch, encode_batch, encode_run_listing
 from persist_engine.codec.checksum import checksum
 from persist_engine.codec.envelope import Kind, sealed
-from persist_engine.codec.keys import blob_key
+from persist_engine.codec.keys import blob_key, part_key
 from persist_engine.model.batch import HollowBatch, HollowPart, HollowRun, RunMeta, RunOrder
 from persist_engine.model.frontier import Antichain, Description
-from persist_engine.model.ids import ShardId, staged_ms
+from persist_engine.model.ids import PartId, ShardId, staged_ms
 from persist_engine.model.state_diff import BlobRef, live_blobs
 from persist_engine.pb import batch_pb2 as pb
 from persist_engine.shard.parts import delete_parts
@@ -21,7 +22,12 @@ from persist_engine.testing.states import part
 from persist_engine.testing.world import SCHEMA, World, row
 from persist_engine.work.compact import compact, compact_due
 from persist_engine.work.gc import gc_and_truncate
+from persist_engine.work.orphans import scan_orphans
+from persist_engine.work.references import Bucket
+from persist_engine.work.restore import restore_shard
 from persist_engine.work.rollup import write_rollup
+from persist_engine.work.usage import audit_usage
+from persist_engine.work.verify import verify_shard
 
 at = Antichain.of
 DESC = Description(at(0), at(9), at(0))
@@ -374,3 +380,49 @@ def test_part_types_answer_alike():
     run = listing_of([hollow, hollow], key=made_up(1).parts[0].key, data=b"12345")
     assert (run.rows, run.diffs_sum, run.hollow_bytes, run.part_bytes_max) == (6, None, 25, 10)
     assert (run.part_count, run.blob_count, run.inline_bytes) == (2, 3, 0)
+
+
+# -- audits and administration see behind listings -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def listed_shard(world):
+    client, shard_id = world.process(), world.shard_id()
+    contents = filled(world, client, shard_id)
+    other = compacted(world, shard_id)
+    machine = other.machine(shard_id)
+    machine.refresh()
+    collect(world, other, shard_id)
+    refs_ = list(with_nested(machine, live_blobs(machine.refresh())))
+    below = sorted({ref.partial_key for ref in refs_} - {ref.partial_key for ref in live_blobs(machine.state)})
+    assert below
+    return other, machine, contents, below
+
+
+def test_an_orphan_scan_deletes_nothing_that_a_listing_names(world, listed_shard):
+    client, machine, contents, below = listed_shard
+    stray = blob_key(machine.shard_id, part_key("0.1.0", PartId.staged_at(1, b"0123456789")))
+    machine.blob.set(stray, b"nobody names me")
+    world.env.advance_ms(10**9)
+    write_rollup(machine)  # walltime moves on too
+    found = scan_orphans(machine, older_than_ms=0, commit=True)
+    assert machine.blob.get(stray) is None
+    assert found.deleted >= 1
+    assert all(machine.blob.get(blob_key(machine.shard_id, key)) is not None for key in below)
+    assert read(client, machine.shard_id, 7) == contents
+
+
+def test_what_a_listing_names_counts_as_current_and_is_verified(listed_shard):
+    client, machine, _, below = listed_shard
+    keys = {blob_key(machine.shard_id, key) for key in below}
+    usage = audit_usage(machine.blob, lambda _: machine, retry=machine.retry, metrics=NoMetrics())
+    shard = usage.shards[machine.shard_id]
+    live = {key for key in keys if "/n" in key}
+    assert shard.blobs[Bucket.CURRENT] >= len(live)
+    assert shard.blobs[Bucket.LEAKED] == shard.blobs[Bucket.NOT_LEAKED_NOT_REFERENCED] == 0
+    assert verify_shard(machine).findings == []
+    gone = sorted(keys)[0]
+    machine.blob.delete(gone)
+    assert gone in {finding.key for finding in verify_shard(machine).findings}
+    report = restore_shard(machine.versions, machine.shard_id, commit=False)
+    assert report.missing == [gone]
