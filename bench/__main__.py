@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench import append, commit, history, mirror, sink, snapshot
+from bench import append, commit, history, mirror, sink, snapshot, upsert
 from bench.measure import Row
 
 BENCHES: dict[str, Callable[[Path, bool], list[Row]]] = {
@@ -22,6 +22,7 @@ BENCHES: dict[str, Callable[[Path, bool], list[Row]]] = {
     "history": history.run,
     "mirror": mirror.run,
     "sink": sink.run,
+    "upsert": upsert.run,
 }
 
 

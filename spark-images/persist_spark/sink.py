@@ -195,7 +195,7 @@ class _Run:
             blob=self.spec.blob,
             shard_id=self.spec.shard_id,
             schema=self.schema,
-            schema_id=self.writer.machine.schema_id,
+            schema_id=self.writer.schema_id,
             lower=lower,
             upper=end,
             time=time,
@@ -317,8 +317,7 @@ class _Run:
 
     def _delete(self, stage: _Stage) -> None:
         """Delete what was staged and certainly not appended."""
-        for batch in stage.batches:
-            batch.delete()
+        self.writer.delete_batches(stage.batches)
 
     def _appended(self, lower: Antichain, stage: _Stage) -> SinkReport:
         self.log.event("appended", lower=lower.time, upper=stage.upper.time, updates=stage.updates)

@@ -33,6 +33,7 @@ class ErrorKind(enum.StrEnum):
     UPDATE_BEYOND_UPPER = "UpdateBeyondUpper"
     BATCH_NOT_FROM_THIS_SHARD = "BatchNotFromThisShard"
     INVALID_REWRITE = "InvalidRewrite"
+    BATCH_EXPIRED = "BatchExpired"
     CODEC_MISMATCH = "CodecMismatch"
     SCHEMA_MISMATCH = "SchemaMismatch"
     FINALIZATION_ERROR = "FinalizationError"
@@ -110,6 +111,14 @@ class InvalidRewrite(InvalidUsage):
     """A timestamp rewrite does not fit the batch or its registered bounds."""
 
     kind = ErrorKind.INVALID_REWRITE
+
+
+class BatchExpired(InvalidUsage):
+    """The batch was staged so long ago that the orphan scan may have deleted its blobs: stage it again. Nothing was
+    committed. `detail`: key, staged_ms, floor_ms.
+    """
+
+    kind = ErrorKind.BATCH_EXPIRED
 
 
 class CodecMismatch(InvalidUsage):

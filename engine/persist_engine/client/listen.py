@@ -92,6 +92,15 @@ class Listen:
         )
         return self._give_out(batch, release)
 
+    def skip_to(self, frontier: Antichain) -> None:
+        """Give out nothing before `frontier`: the caller knows those updates, because it appended them itself. Not while
+        events of a batch are outstanding.
+        """
+        lower = self._frontier
+        if lower < frontier:
+            self._frontier, self._started = frontier, True
+            self._handle.maybe_downgrade_since(lower)
+
     def _give_out(self, batch: HollowBatch, release: Callable[[], None]) -> Iterator[Updates | Progress]:
         lower = self._frontier
         assert lower.time is not None
