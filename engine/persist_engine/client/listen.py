@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
-from persist_engine.base.errors import check
+from persist_engine.base.errors import Fenced, InvariantViolated, PersistError
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
 from persist_engine.shard.fetch import ListenFilter, PartSource, read_parts
@@ -85,12 +85,17 @@ class Listen:
             release()
             return None
         since, frontier = batch.desc.since, self._frontier
-        fits = since < frontier or (since == frontier and not self._started)
-        check(
-            fits,
-            f"batch {batch.desc} of {self._machine.shard_id} is advanced beyond the listener at {frontier}",
-        )
+        if not (since < frontier or (since == frontier and not self._started)):
+            release()
+            raise self._advanced_beyond(batch)
         return self._give_out(batch, release)
+
+    def _advanced_beyond(self, batch: HollowBatch) -> PersistError:
+        """What it means that the times of `batch` can no longer be told apart: nobody held them for us, or a broken rule."""
+        what = f"batch {batch.desc} of {self._machine.shard_id} is advanced beyond the listener at {self._frontier}"
+        if self._handle.reader_id in self._machine.state.leased_readers:
+            return InvariantViolated(what)
+        return Fenced(f"{what}: the lease of reader {self._handle.reader_id} ran out, open a new reader")
 
     def _give_out(self, batch: HollowBatch, release: Callable[[], None]) -> Iterator[Updates | Progress]:
         lower = self._frontier
