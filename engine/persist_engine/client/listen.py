@@ -97,6 +97,15 @@ class Listen:
             return InvariantViolated(what)
         return Fenced(f"{what}: the lease of reader {self._handle.reader_id} ran out, open a new reader")
 
+    def skip_to(self, frontier: Antichain) -> None:
+        """Give out nothing before `frontier`: the caller knows those updates, because it appended them itself. Not while
+        events of a batch are outstanding.
+        """
+        lower = self._frontier
+        if lower < frontier:
+            self._frontier, self._started = frontier, True
+            self._handle.maybe_downgrade_since(lower)
+
     def _give_out(self, batch: HollowBatch, release: Callable[[], None]) -> Iterator[Updates | Progress]:
         lower = self._frontier
         assert lower.time is not None

@@ -36,19 +36,26 @@ class ReadHandle:
     """
 
     @classmethod
-    def open(cls, machine: Machine, schema: Schema, *, purpose: str, lease_ms: int | None = None) -> ReadHandle:
-        """Register a leased reader (one commit) at the shard's since and start its heartbeat."""
+    def open(cls, machine: Machine, schema_id: int | None, *, purpose: str, lease_ms: int | None = None) -> ReadHandle:
+        """Register a leased reader (one commit) at the shard's since and start its heartbeat. It shows rows under the
+        schema `schema_id` (None: the newest), whatever becomes of the shard's later.
+        """
         lease_ms = machine.settings.lease.reader_lease_ms if lease_ms is None else lease_ms
         reader_id = LeasedReaderId.from_bytes(machine.env.random_bytes(16))
         registered, _ = machine.register_leased_reader(reader_id, lease_ms=lease_ms, purpose=purpose)
         return cls(
-            machine, schema, reader_id=reader_id, since=registered.since, seqno=registered.seqno, lease_ms=lease_ms
+            machine,
+            machine.schema_id if schema_id is None else schema_id,
+            reader_id=reader_id,
+            since=registered.since,
+            seqno=registered.seqno,
+            lease_ms=lease_ms,
         )
 
     def __init__(
         self,
         machine: Machine,
-        schema: Schema,
+        schema_id: int,
         *,
         reader_id: LeasedReaderId,
         since: Antichain,
@@ -56,7 +63,8 @@ class ReadHandle:
         lease_ms: int,
     ) -> None:
         self._machine = machine
-        self._schema = schema
+        self._schema_id = schema_id
+        self._schema = Schema.from_pair(machine.state.schemas[schema_id])
         self.reader_id = reader_id
         self._lock = threading.Lock()
         self._downgrading = threading.Lock()
@@ -114,6 +122,18 @@ class ReadHandle:
                 upper=upper,
             )
         return SinceAhead(since=answer.since, as_of=time)
+
+    def whole(self) -> tuple[Snapshot, Antichain]:
+        """Every update before the upper of the newest known version, as of this handle's since, and that upper. No
+        round trip, no wait: unlike `snapshot`, also where the upper is not past since and no time can be read.
+        """
+        self._check_open()
+        since = self.since
+        release = self.pin()
+        trace = self._machine.state.trace
+        as_of = DATA_TIME_MAX if since.time is None else min(since.time, DATA_TIME_MAX)
+        batches = tuple(trace.batches())
+        return Snapshot(source=self._source(), batches=batches, as_of=as_of, release=release), trace.upper
 
     def listen(self, as_of: Antichain | int) -> Listen | SinceAhead:
         """Everything after `as_of`, as it is appended: an endless iterator of Updates and Progress (it ends when the
@@ -224,7 +244,7 @@ class ReadHandle:
     def _source(self) -> PartSource:
         machine = self._machine
         retry = machine.versions.retry
-        return PartSource(machine.shard_id, machine.blob, self._schema, retry, machine.metrics)
+        return PartSource(machine.shard_id, machine.blob, self._schema, retry, machine.metrics, self._schema_id)
 
     def _check_open(self) -> None:
         if self._expired:

@@ -143,7 +143,7 @@ def _gc_takes_live_parts(put: Callable[[object, str, object], None]) -> None:
     """Garbage is every part that a diff mentions, as if it had been let go and put back, live or not (6)."""
     gc = persist_engine.work.gc
     put(gc, "deleted_blobs", lambda diff: [*deleted_blobs(diff), *inserted_blobs(diff)])
-    put(gc, "live_blobs", lambda _: iter(()))
+    put(gc, "live_keys", lambda _: set())
 
 
 def _gc_truncates_first(put: Callable[[object, str, object], None]) -> None:
@@ -151,13 +151,13 @@ def _gc_truncates_first(put: Callable[[object, str, object], None]) -> None:
     collection: Any = persist_engine.work.gc._Collection
     original_delete, original_step = collection._delete, collection._step
 
-    def delete(self: Any, keys: Any) -> None:
+    def delete(self: Any, keys: Any, *, kind: str) -> None:
         self._machine.versions.truncate_diffs(self._machine.shard_id, self._mutant_to)
-        original_delete(self, keys)
+        original_delete(self, keys, kind=kind)
 
-    def step(self: Any, live: Any, to: Any, needed: Any) -> None:
+    def step(self: Any, live: Any, to: Any, needed: Any) -> Any:
         self._mutant_to = to
-        original_step(self, live, to, needed)
+        return original_step(self, live, to, needed)
 
     put(collection, "_delete", delete)
     put(collection, "_step", step)
@@ -174,13 +174,13 @@ def _gc_unlinks_rollups_first(put: Callable[[object, str, object], None]) -> Non
     collection: Any = persist_engine.work.gc._Collection
     original_step = collection._step
 
-    def step(self: Any, live: Any, to: Any, needed: Any) -> None:
+    def step(self: Any, live: Any, to: Any, needed: Any) -> Any:
         state = self._machine.state
         original(self._machine, [(seqno, rollup) for seqno, rollup in state.rollups.items() if seqno < to])
         for seqno, rollup in state.rollups.items():
             if seqno < to:
                 self._machine.versions.delete_rollup(self._machine.shard_id, rollup.key)
-        original_step(self, live, to, needed)
+        return original_step(self, live, to, needed)
 
     put(collection, "_step", step)
 
