@@ -78,6 +78,12 @@ class MaintenanceSettings:
     """Blob deletes in flight."""
     recent_diffs_max: int = 30 * 128
     """Bound of the fast scan on open; beyond it the scan jumps to the newest rollup."""
+    structure_flat_traces: bool = True
+    """Whether a shard whose spine structure was never stored gets it with its next version, to keep it. Off: it stays flat,
+    for as long as every process that writes it leaves it so."""
+    validate_roundtrip: bool = False
+    """Whether every version is, before it is committed, encoded, decoded and applied anew, and compared: twice the work.
+    For tests, and for doubts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +98,12 @@ class CompactionSettings:
     """A request is worth doing when it has at least this many inputs, or parts, or updates."""
     claim_ms: int = 60 * 60 * 1000
     """A claimed compaction that was not applied within this time is offered again."""
+    claim_percent: int = 100
+    """How many compactions that nobody is at an append takes over when it makes no work itself, in hundredths. Grows with
+    it: how fast a backlog goes down, and the work of writers. 0: never."""
+
+    def __post_init__(self) -> None:
+        _need(self.claim_percent >= 0, "compaction.claim_percent must not be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

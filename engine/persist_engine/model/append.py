@@ -80,13 +80,17 @@ def _refusal(state: ShardState, writer: Writer, cmd: CompareAndAppend) -> Refuse
 
 def _push_and_claim(trace: Trace, cmd: CompareAndAppend, now_ms: int) -> tuple[Trace, tuple[MergeReq, ...]]:
     """Push and claim what fell due. When that is no work and data came in, also take the oldest compaction that
-    nobody is at: otherwise a request that was lost with its writer would never be done.
+    nobody is at: otherwise a request that was lost with its writer would never be done. `claim_percent` says how many:
+    one for each hundred, and one more with the probability of the rest, which the token decides, so that a retry of
+    the same call claims the same.
     """
     trace, requests = trace.push(cmd.batch)
     if cmd.batch.rows > 0 and all(request.is_empty() for request in requests):
         named = {request.id for request in requests}
-        stale = trace.fueled_requests(claimed_before_ms=now_ms - cmd.claim_ms)
-        requests = (*requests, *[request for request in stale if request.id not in named][:1])
+        stale = trace.fueled_requests(claimed_before_ms=now_ms - cmd.claim_ms, claimed_until_ms=now_ms + cmd.claim_ms)
+        count, rest = divmod(max(cmd.claim_percent, 0), 100)
+        count += int.from_bytes(cmd.token.to_bytes()) % 100 < rest
+        requests = (*requests, *[request for request in stale if request.id not in named][:count])
     for request in requests:
         trace = trace.claim(request.id, now_ms)
     return trace, requests

@@ -21,7 +21,8 @@ class CompareAndAppend:
     """Append `batch` iff the upper is its lower. `token` names the call: a repetition finds that it was already done.
 
     `progress` (sink id, how far its source was read) is committed with the data iff the stored token is
-    `expected_progress` (None: none is stored). `claim_ms`: a claimed compaction older than this may be claimed again.
+    `expected_progress` (None: none is stored). `claim_ms`: a claimed compaction older than this may be claimed again;
+    `claim_percent` / 100: how many of those nobody is at an append takes over that makes no work itself.
     """
 
     batch: HollowBatch
@@ -33,6 +34,7 @@ class CompareAndAppend:
     expected_progress: bytes | None = None
     inline_total_bytes_max: int
     claim_ms: int
+    claim_percent: int = 100
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,8 +148,8 @@ def apply(state: ShardState, diff: StateDiff, *, count: Callable[[str], None] = 
 
     Strict: InvariantViolated when the diff starts elsewhere or an old value is not what stands here; only the host
     name is taken as it comes, since wrong ones were written once (spec 20, bug 24). `count` hears which path was
-    taken: "hostname_mismatch", and for the trace one of "structured", "structured_full", "fast", "lenient", "slow",
-    "reconstruction".
+    taken: "hostname_mismatch", and for the trace one of "structured", "structured_full", "fast_append", "fast_empty",
+    "fast_compaction", "lenient", "slow", "reconstruction".
     """
     if state.seqno == diff.seqno_to:
         return state

@@ -74,6 +74,8 @@ def step(
         applier_version=version,
         **sealed_maps(state),
     )
+    if settings.maintenance.structure_flat_traces and not state.trace.structured and not was_tombstone:
+        clone = replace(clone, trace=replace(state.trace, structured=True))
     outcome = transition(clone, cmd, now_ms=now_ms)
     if isinstance(outcome, Refused):
         return outcome

@@ -244,7 +244,8 @@ def _spine_exert(state: ShardState, cmd: c.SpineExert, now_ms: int) -> Applied |
 
 def _claim_compactions(state: ShardState, cmd: c.ClaimCompactions, now_ms: int) -> Applied | Refused:
     trace = state.trace
-    requests = trace.fueled_requests(claimed_before_ms=now_ms - cmd.claim_ms)[: max(cmd.max_requests, 0)]
+    free = trace.fueled_requests(claimed_before_ms=now_ms - cmd.claim_ms, claimed_until_ms=now_ms + cmd.claim_ms)
+    requests = free[: max(cmd.max_requests, 0)]
     if not requests or is_tombstone(state):
         return Refused(c.CompactionsClaimed())
     for request in requests:

@@ -96,9 +96,7 @@ class Applier:
                     metrics.count("command", name=name, outcome="refused")
                     return stepped.answer, NO_MAINTENANCE
                 try:
-                    result = versions.try_compare_and_set_current(
-                        expected=before.seqno, state=stepped.state, diff=stepped.diff
-                    )
+                    result = versions.try_compare_and_set_current(before=before, state=stepped.state, diff=stepped.diff)
                 except Indeterminate as error:
                     metrics.count("command", name=name, outcome="indeterminate")
                     raise UnknownOutcome(str(error), answer=stepped.answer) from error

@@ -151,6 +151,7 @@ class Machine:
             expected_progress=expected_progress,
             inline_total_bytes_max=self.settings.batch.inline_total_bytes_max,
             claim_ms=self.settings.compaction.claim_ms,
+            claim_percent=self.settings.compaction.claim_percent,
         )
         started_ms = self.env.now_ms()
         backoff: Backoff | None = None  # there was an unknown outcome iff it is not None

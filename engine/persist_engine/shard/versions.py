@@ -38,6 +38,7 @@ from persist_engine.model.step import initial_state
 from persist_engine.model.views import latest_rollup, sealed
 from persist_engine.shard.live_states import LiveStates
 from persist_engine.shard.retry import Retry
+from persist_engine.shard.roundtrip import validate_roundtrip
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.consensus import Consensus
 from persist_engine.storage.notify import NoPush, Push
@@ -131,15 +132,18 @@ class StateVersions:
             self.delete_rollup(shard_id, key)
         return None
 
-    def try_compare_and_set_current(self, *, expected: SeqNo, state: ShardState, diff: StateDiff) -> CasResult:
-        """Append `diff`, which leads to `state`, iff the shard still stands at `expected`. One round trip.
+    def try_compare_and_set_current(self, *, before: ShardState, state: ShardState, diff: StateDiff) -> CasResult:
+        """Append `diff`, which leads to `state`, iff the shard still stands at `before`. One round trip.
 
         Repeats only after Determinate; raises Indeterminate when the outcome is unknown: `shard.machine` knows what
         may follow.
         """
+        expected = before.seqno
         if not diff.seqno_to == state.seqno == expected + 1:
             raise InvariantViolated(f"diff to {diff.seqno_to} for state {state.seqno} after {expected}")
         data = self._timed("encode", "diff", lambda: encode_state_diff(diff))
+        if self.settings.maintenance.validate_roundtrip:
+            validate_roundtrip(before, data, state)
         new = VersionedData(state.seqno, data)
         shard_id = state.shard_id
         result = self.retry.determinate(
