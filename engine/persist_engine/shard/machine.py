@@ -437,6 +437,7 @@ class Machine:
             settings=self.settings.watch,
             timeout_s=timeout_s,
             pushed=self._applier,
+            metrics=self.metrics,
         )
 
     def _backoff(self, what: str) -> Backoff:
