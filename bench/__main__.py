@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench import append, commit, history, mirror, snapshot
+from bench import append, commit, history, mirror, snapshot, upsert
 from bench.measure import Row
 
 BENCHES: dict[str, Callable[[Path, bool], list[Row]]] = {
@@ -21,6 +21,7 @@ BENCHES: dict[str, Callable[[Path, bool], list[Row]]] = {
     "snapshot": snapshot.run,
     "history": history.run,
     "mirror": mirror.run,
+    "upsert": upsert.run,
 }
 
 

@@ -137,6 +137,8 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
         _counter("write_stall", "Additions that waited for an upload."),
         _counter("inline_flushed_parts", "Inline parts rewritten as blobs."),
         _counter("inline_flushed_bytes", "Their bytes."),
+        _counter("inline_combined_parts", "Inline parts of one append put together as one."),
+        _counter("builder_merged_runs", "Runs that builders merged while they wrote."),
         _counter("inline_backpressure", "Appends that had to flush inline parts first."),
         _counter("inline_committed_parts", "Inline parts appended."),
         _counter("inline_committed_bytes", "Their bytes."),

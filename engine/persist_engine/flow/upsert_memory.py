@@ -39,6 +39,7 @@ ENTRY_BYTES = KEY_WORDS * WORD_BYTES + 8 + 8 + 2 * 8
 
 #: Keys looked up at once: bounds what comparing their buckets needs (64 bytes a key, a few times over).
 _FIND_BLOCK = 1 << 15
+_NOTHING_FOUND = (np.zeros((0, KEY_WORDS), np.uint64), np.zeros(0, np.int64))
 _SLOT_BITS = np.uint64(32)
 _SLOT_MASK = np.uint64((1 << 32) - 1)
 _TAG_MASK = np.uint64(((1 << 32) - 1) << 32)
@@ -51,6 +52,7 @@ class MemoryStore:
         self._clear()
 
     def _clear(self) -> None:
+        self._found = _NOTHING_FOUND
         self._count = 0
         self._dead = 0
         self._live_words = 0
@@ -74,6 +76,7 @@ class MemoryStore:
         """See KeyValues."""
         check_keys(keys)
         slots = self._find(keys)
+        self._found = (keys, slots)
         starts, sizes = self._spans(slots)
         return gather(self._arena, starts, np.maximum(sizes, 0)).to_arrow(sizes >= 0)
 
@@ -85,7 +88,9 @@ class MemoryStore:
         present = (
             records.is_valid().to_numpy(zero_copy_only=False) if records.null_count else np.ones(len(keys), np.bool_)
         )
-        slots = self._find(keys)
+        # Whoever puts has mostly just got the very same keys.
+        slots = self._found[1] if self._found[0] is keys else self._find(keys)
+        self._found = _NOTHING_FOUND
         fresh = np.flatnonzero((slots < 0) & present)
         if self._count + len(fresh) > self._slots_max:
             # Building the table anew moves slots and takes those of the dead.
@@ -185,7 +190,7 @@ class MemoryStore:
         buckets = (keys[:, 0] & np.uint64(mask)).astype(np.int64)
         entries = (keys[:, 1] & _TAG_MASK) | (slots + 1).astype(np.uint64)
         while len(entries):
-            order = np.argsort(buckets, kind="stable")
+            order = np.argsort(buckets)
             buckets, entries = buckets[order], entries[order]
             firsts = np.flatnonzero(np.append(True, buckets[1:] != buckets[:-1]))
             counts = np.diff(np.append(firsts, len(buckets)))

@@ -379,7 +379,7 @@ def group(keys: UInt64s) -> tuple[Int64s | None, Int64s]:
         return None, everything
     order, new = _by_key(keys)
     starts = np.flatnonzero(new)
-    firsts = order[starts]  # the sort is stable
+    firsts = np.minimum.reduceat(order, starts)
     rank = np.empty(len(starts), np.int64)
     rank[np.argsort(firsts)] = np.arange(len(starts))
     groups = np.empty(len(keys), np.int64)
@@ -393,12 +393,14 @@ def last_of_each(keys: UInt64s) -> Int64s:
     if not (lead[1:] == lead[:-1]).any():
         return np.arange(len(keys))
     order, new = _by_key(keys)
-    return np.sort(order[np.append(new[1:], True)])
+    return np.sort(np.maximum.reduceat(order, np.flatnonzero(new)))
 
 
 def _by_key(keys: UInt64s) -> tuple[Int64s, Bools]:
-    """Rows so that equal keys are neighbours in their order of coming, and for each whether it begins a new key."""
-    order = np.argsort(keys[:, 0], kind="stable")
+    """Rows so that equal keys are neighbours, and for each whether it begins a new key. Not stable: that takes five times
+    as long.
+    """
+    order = np.argsort(keys[:, 0])
     new = _begins(keys[order])
     if (new[1:] & (keys[order[1:], 0] == keys[order[:-1], 0])).any():
         order = np.lexsort(keys.T)  # different keys share their first word: sort by all of them

@@ -21,7 +21,9 @@ KEY_WORDS = 4
 
 
 class KeyValues(Protocol):
-    """A map from keys, rows of four uint64, to records. One thread at a time."""
+    """A map from keys, rows of four uint64, to records. One thread at a time. Arrays of keys handed over are not changed
+    afterwards.
+    """
 
     @property
     def size_bytes(self) -> int:

@@ -48,6 +48,11 @@ class RocksStore:
         self._write_options = unsafe
 
     @property
+    def driver(self) -> tuple[Rdict, WriteOptions]:
+        """What lies below, and how it is written to: for measuring what this class costs."""
+        return self._open(), self._write_options
+
+    @property
     def size_bytes(self) -> int:
         """Keys and records that were put and not deleted, before compression."""
         return self._size_bytes
