@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -44,6 +45,7 @@ SCHEMA = Schema.from_ddl(
     "id BIGINT NOT NULL, place STRUCT<name: STRING, at: DOUBLE>",
     "b BOOLEAN, i TINYINT, f FLOAT, m DECIMAL(9,2), s STRING, r BINARY, d DATE, t TIMESTAMP, w TIMESTAMP_NTZ",
 )
+BIRTH = b"\x0b" * 16
 DESC = Description(Antichain(0), Antichain(10), Antichain(0))
 _AT = datetime(2013, 1, 1, 5, 17, tzinfo=UTC)
 _FULL = (True, -1, 0.5, Decimal("12.34"), "é", b"\x00\xff", date(2013, 1, 1), _AT, _AT.replace(tzinfo=None))
@@ -150,6 +152,27 @@ def rollup() -> Rollup:
     return Rollup(state, (VersionedData(SeqNo(2), encode_state_diff(diff)),))
 
 
+def born_diff() -> StateDiff:
+    """As `state_diff`, of a log that knows its birth: a field added after 0.1.0."""
+    return replace(state_diff(), birth=BIRTH)
+
+
+def born_rollup() -> Rollup:
+    """As `rollup`, of a log that knows its birth."""
+    return Rollup(replace(rollup().state, birth=BIRTH), (VersionedData(SeqNo(2), encode_state_diff(born_diff())),))
+
+
+def fenced_diff() -> StateDiff:
+    """What came after: a staging floor."""
+    return replace(born_diff(), staging_floor_ms=(Insert(None, 1_700_000_000_000),))
+
+
+def fenced_rollup() -> Rollup:
+    """As above."""
+    state = replace(born_rollup().state, staging_floor_ms=1_700_000_000_000)
+    return Rollup(state, (VersionedData(SeqNo(2), encode_state_diff(fenced_diff())),))
+
+
 def files() -> dict[str, bytes]:
     """Name of each golden file and what this code would write there."""
     return {
@@ -159,6 +182,10 @@ def files() -> dict[str, bytes]:
         "diff-0.1.0.bin": encode_state_diff(state_diff()),
         "diff-of-a-shard.bin": encode_state_diff(state_diff_of_a_shard()),
         "rollup-0.1.0.bin": encode_rollup(rollup()),
+        "diff-born.bin": encode_state_diff(born_diff()),
+        "rollup-born.bin": encode_rollup(born_rollup()),
+        "diff-fenced.bin": encode_state_diff(fenced_diff()),
+        "rollup-fenced.bin": encode_rollup(fenced_rollup()),
     }
 
 

@@ -37,9 +37,25 @@ def test_the_stored_messages_decode_to_the_values_they_were_made_of(golden: Modu
     assert decode_state_diff(stored("diff-0.1.0.bin"), key="golden") == golden.state_diff()
     assert decode_state_diff(stored("diff-of-a-shard.bin"), key="golden") == golden.state_diff_of_a_shard()
     assert decode_rollup(stored("rollup-0.1.0.bin"), key="golden") == golden.rollup()
+    assert decode_state_diff(stored("diff-born.bin"), key="golden") == golden.born_diff()
+    assert decode_rollup(stored("rollup-born.bin"), key="golden") == golden.born_rollup()
+    assert decode_state_diff(stored("diff-fenced.bin"), key="golden") == golden.fenced_diff()
+    assert decode_rollup(stored("rollup-fenced.bin"), key="golden") == golden.fenced_rollup()
 
 
-@pytest.mark.parametrize("name", ["batch-0.1.0.bin", "diff-0.1.0.bin", "diff-of-a-shard.bin", "rollup-0.1.0.bin"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "batch-0.1.0.bin",
+        "diff-0.1.0.bin",
+        "diff-of-a-shard.bin",
+        "rollup-0.1.0.bin",
+        "diff-born.bin",
+        "rollup-born.bin",
+        "diff-fenced.bin",
+        "rollup-fenced.bin",
+    ],
+)
 def test_messages_are_still_written_byte_for_byte(golden: ModuleType, name: str) -> None:
     assert golden.files()[name] == stored(name)
 

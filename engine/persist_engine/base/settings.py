@@ -29,12 +29,18 @@ class BatchSettings:
     """Bound on inline bytes in one shard's state (exclusive); beyond it writers must flush. Grows with it: cost of opening a shard."""
     outstanding_parts_max: int = 2
     """Uploads in flight per builder before adds wait."""
+    runs_max: int = 1
+    """A builder merges runs while it writes until at most this many are left; below 2 every part stays a run. Grows with
+    it: work of readers and compactions; shrinks with it: work of writers."""
+    combine_inline: bool = True
+    """Whether the inline parts of all batches in one append become one."""
     stats_bytes_max: int = 1024
     """Part statistics are trimmed to about this size."""
 
     def __post_init__(self) -> None:
         _need(self.target_part_bytes >= KIB, "batch.target_part_bytes must be at least 1 KiB")
         _need(self.inline_part_bytes_max >= 0, "batch.inline_part_bytes_max must not be negative")
+        _need(self.runs_max >= 1, "batch.runs_max must be at least 1")
         _need(self.outstanding_parts_max >= 1, "batch.outstanding_parts_max must be at least 1")
 
 
@@ -72,6 +78,12 @@ class MaintenanceSettings:
     """Blob deletes in flight."""
     recent_diffs_max: int = 30 * 128
     """Bound of the fast scan on open; beyond it the scan jumps to the newest rollup."""
+    structure_flat_traces: bool = True
+    """Whether a shard whose spine structure was never stored gets it with its next version, to keep it. Off: it stays flat,
+    for as long as every process that writes it leaves it so."""
+    validate_roundtrip: bool = False
+    """Whether every version is, before it is committed, encoded, decoded and applied anew, and compared: twice the work.
+    For tests, and for doubts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +98,12 @@ class CompactionSettings:
     """A request is worth doing when it has at least this many inputs, or parts, or updates."""
     claim_ms: int = 60 * 60 * 1000
     """A claimed compaction that was not applied within this time is offered again."""
+    claim_percent: int = 100
+    """How many compactions that nobody is at an append takes over when it makes no work itself, in hundredths. Grows with
+    it: how fast a backlog goes down, and the work of writers. 0: never."""
+
+    def __post_init__(self) -> None:
+        _need(self.claim_percent >= 0, "compaction.claim_percent must not be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +128,10 @@ class WatchSettings:
     initial_ms: float = 20.0
     factor: float = 2.0
     clamp_ms: float = 1_200.0
+    push: bool = True
+    """Whether to hear of others' commits as they happen (where the store can tell). Off: waiting only polls."""
+    pushed_clamp_ms: float = 5_000.0
+    """As `clamp_ms`, while commits are being heard. Grows with it: the delay when a writer's push is off or a message is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,19 +36,26 @@ class ReadHandle:
     """
 
     @classmethod
-    def open(cls, machine: Machine, schema: Schema, *, purpose: str, lease_ms: int | None = None) -> ReadHandle:
-        """Register a leased reader (one commit) at the shard's since and start its heartbeat."""
+    def open(cls, machine: Machine, schema_id: int | None, *, purpose: str, lease_ms: int | None = None) -> ReadHandle:
+        """Register a leased reader (one commit) at the shard's since and start its heartbeat. It shows rows under the
+        schema `schema_id` (None: the newest), whatever becomes of the shard's later.
+        """
         lease_ms = machine.settings.lease.reader_lease_ms if lease_ms is None else lease_ms
         reader_id = LeasedReaderId.from_bytes(machine.env.random_bytes(16))
         registered, _ = machine.register_leased_reader(reader_id, lease_ms=lease_ms, purpose=purpose)
         return cls(
-            machine, schema, reader_id=reader_id, since=registered.since, seqno=registered.seqno, lease_ms=lease_ms
+            machine,
+            machine.schema_id if schema_id is None else schema_id,
+            reader_id=reader_id,
+            since=registered.since,
+            seqno=registered.seqno,
+            lease_ms=lease_ms,
         )
 
     def __init__(
         self,
         machine: Machine,
-        schema: Schema,
+        schema_id: int,
         *,
         reader_id: LeasedReaderId,
         since: Antichain,
@@ -56,9 +63,11 @@ class ReadHandle:
         lease_ms: int,
     ) -> None:
         self._machine = machine
-        self._schema = schema
+        self._schema_id = schema_id
+        self._schema = Schema.from_pair(machine.state.schemas[schema_id])
         self.reader_id = reader_id
         self._lock = threading.Lock()
+        self._downgrading = threading.Lock()
         self._since = since
         self._hold = seqno
         self._leases: Counter[SeqNo] = Counter()
@@ -114,6 +123,18 @@ class ReadHandle:
             )
         return SinceAhead(since=answer.since, as_of=time)
 
+    def whole(self) -> tuple[Snapshot, Antichain]:
+        """Every update before the upper of the newest known version, as of this handle's since, and that upper. No
+        round trip, no wait: unlike `snapshot`, also where the upper is not past since and no time can be read.
+        """
+        self._check_open()
+        since = self.since
+        release = self.pin()
+        trace = self._machine.state.trace
+        as_of = DATA_TIME_MAX if since.time is None else min(since.time, DATA_TIME_MAX)
+        batches = tuple(trace.batches())
+        return Snapshot(source=self._source(), batches=batches, as_of=as_of, release=release), trace.upper
+
     def listen(self, as_of: Antichain | int) -> Listen | SinceAhead:
         """Everything after `as_of`, as it is appended: an endless iterator of Updates and Progress (it ends when the
         shard is closed). Moves this handle's since to `as_of`, and on as the iterator is consumed.
@@ -146,13 +167,11 @@ class ReadHandle:
         Blobs that only older versions name are given up too, but for those of open snapshots.
         """
         self._check_open()
-        # Snapshots pin the cached version or a later one, so one that begins while we commit is safe behind this bound.
-        outstanding = self._oldest_lease(self._machine.state.seqno)
-        answer, _ = self._machine.downgrade_since(self.reader_id, outstanding_seqno=outstanding, new_since=since)
+        held = self._downgrade(since)
         with self._lock:
-            self._since = answer.since
+            self._since = held
             self._downgraded_ms = self._machine.env.now_ms()
-        return answer.since
+        return held
 
     def maybe_downgrade_since(self, since: Antichain) -> None:
         """As `downgrade_since`, but at most once in a quarter of the lease: for callers that progress with every
@@ -174,8 +193,9 @@ class ReadHandle:
 
     def pin(self) -> Callable[[], None]:
         """Hold the blobs of the current version until the returned function is called (idempotent)."""
-        seqno = self._machine.state.seqno
         with self._lock:
+            # Read under the lock: a version read before it may be given up by a heartbeat until we hold it.
+            seqno = self._machine.state.seqno
             self._leases[seqno] += 1
         returned = threading.Event()
 
@@ -203,11 +223,19 @@ class ReadHandle:
         """Renew the lease and let go of the versions that no snapshot or listener of ours needs: a handle that is only
         kept must not hold back collection for ever (spec 20, bug 9).
         """
-        outstanding = self._oldest_lease(self._machine.state.seqno)
         with self._lock:
             since = self._since
-        answer, _ = self._machine.downgrade_since(self.reader_id, outstanding_seqno=outstanding, new_since=since)
-        return since.is_empty() or not answer.since.is_empty()
+        return since.is_empty() or not self._downgrade(since).is_empty()
+
+    def _downgrade(self, since: Antichain) -> Antichain:
+        """Renew the lease and give up times before `since` and versions that nobody of ours pins; the reader's since.
+        One call at a time: the second attempt of one must not ask for versions that another has given up meanwhile.
+        """
+        with self._downgrading:
+            # Snapshots pin the cached version or a later one: one that begins while we commit is safe behind this.
+            outstanding = self._oldest_lease(self._machine.state.seqno)
+            answer, _ = self._machine.downgrade_since(self.reader_id, outstanding_seqno=outstanding, new_since=since)
+        return answer.since
 
     def _oldest_lease(self, default: SeqNo) -> SeqNo:
         with self._lock:
@@ -216,7 +244,7 @@ class ReadHandle:
     def _source(self) -> PartSource:
         machine = self._machine
         retry = machine.versions.retry
-        return PartSource(machine.shard_id, machine.blob, self._schema, retry, machine.metrics)
+        return PartSource(machine.shard_id, machine.blob, self._schema, retry, machine.metrics, self._schema_id)
 
     def _check_open(self) -> None:
         if self._expired:

@@ -51,6 +51,7 @@ class SnapshotSplit:
     as_of: int
     batches: tuple[HollowBatch, ...]
     key_range: KeyRange | None
+    schema_id: int | None = None
 
     @classmethod
     def of(
@@ -58,7 +59,8 @@ class SnapshotSplit:
     ) -> SnapshotSplit:
         """The piece of `batches` within `key_range`, without the parts that cannot hold any of it."""
         kept = (batch if key_range is None else _without_others(batch, key_range) for batch in batches)
-        return cls(source.shard_id, source.schema, as_of, tuple(batch for batch in kept if batch.parts), key_range)
+        batches = tuple(batch for batch in kept if batch.parts)
+        return cls(source.shard_id, source.schema, as_of, batches, key_range, source.schema_id)
 
     @property
     def bytes_estimate(self) -> int:
@@ -74,6 +76,7 @@ class SnapshotSplit:
             "shard_id": self.shard_id,
             "key": self.schema.key_ddl,
             "val": self.schema.val_ddl,
+            "schema_id": self.schema_id,
             "as_of": self.as_of,
             "range": None if self.key_range is None else self.key_range.to_json(),
             "batches": [base64.b64encode(encode_batch(batch)).decode() for batch in self.batches],
@@ -93,6 +96,7 @@ class SnapshotSplit:
                 int(value["as_of"]),
                 tuple(decode_batch(base64.b64decode(batch)) for batch in value["batches"]),
                 None if value["range"] is None else KeyRange.from_json(value["range"]),
+                value["schema_id"],
             )
         except (ValueError, LookupError, TypeError, RecursionError, OSError, pa.ArrowException) as error:
             raise CorruptData(f"snapshot split does not decode: {error}", key="split") from error
@@ -106,9 +110,8 @@ class SnapshotSplit:
         snapshot was closed and its blobs were collected.
         """
         metrics = NoMetrics()
-        source = PartSource(
-            self.shard_id, blob, self.schema, retry or Retry(SystemEnv(), RetrySettings(), metrics), metrics
-        )
+        retry = retry or Retry(SystemEnv(), RetrySettings(), metrics)
+        source = PartSource(self.shard_id, blob, self.schema, retry, metrics, self.schema_id)
         runs = runs_of(self.batches, self.key_range)
         row_filter = SnapshotFilter(self.as_of)
         tables = read_consolidated(source, runs, row_filter, memory_bytes=memory_bytes, key_range=self.key_range)

@@ -33,6 +33,7 @@ import pyarrow.parquet as pq
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, SchemaMismatch, check
 from persist_engine.codec.checksum import checksum, is_known
 from persist_engine.codec.columns import empty_struct
+from persist_engine.codec.evolution import adapted, needs_adapting
 from persist_engine.codec.order import key_lower
 from persist_engine.codec.part_stats import part_stats
 from persist_engine.codec.schema import CODECS, Schema
@@ -132,39 +133,50 @@ def decode_part(
     schema: Schema,
     columns: Sequence[str] | None = None,
     expected_checksum: str | None = None,
+    may_be_newer: bool = False,
 ) -> DecodedPart:
     """The rows and description of a part; `key` names it in errors.
 
     `columns` picks some of key, val, time, diff, or single fields of the structs as `key.<field>` (the struct then
     holds only these); the table has them in the schema's order. The bytes are verified against `expected_checksum`
     when it is given, else against the check in the file: one of the two, since each costs a pass. Raises CorruptData
-    for any damage, Incompatible for a newer format, SchemaMismatch for a part of another schema.
+    for any damage, Incompatible for a newer format, SchemaMismatch for a part of another schema. Rows of an older version
+    of the schema (with `may_be_newer` of a newer one, too) are shown as `codec.evolution` says.
     """
     verify_part(data, key=key, expected_checksum=expected_checksum)
     picked = _picked(schema, columns)
     with _decoding(key):
-        return _decoded(data, key, schema, picked)
+        return _decoded(data, key, schema, picked, may_be_newer=may_be_newer)
 
 
 def stream_part(
-    data: bytes | memoryview, *, key: str, schema: Schema, expected_checksum: str | None = None
+    data: bytes | memoryview,
+    *,
+    key: str,
+    schema: Schema,
+    expected_checksum: str | None = None,
+    may_be_newer: bool = False,
 ) -> StreamedPart:
     """As `decode_part` of all columns, but one row group at a time: memory is the encoded bytes and one group.
+
+    `may_be_newer`: a part of a schema that succeeded `schema` is shown without what came since; its rows then lie in any
+    order.
 
     The bytes are verified before it returns; `tables` may still raise CorruptData.
     """
     verify_part(data, key=key, expected_checksum=expected_checksum)
     with _decoding(key):
-        file, desc = _opened(data, key, schema)
-    return StreamedPart(desc, file.metadata.num_rows, _groups(file, key, schema))
+        file, desc, written = _opened(data, key, schema, may_be_newer=may_be_newer)
+    return StreamedPart(desc, file.metadata.num_rows, _groups(file, key, written, schema))
 
 
-def _groups(file: pq.ParquetFile, key: str, schema: Schema) -> Iterator[pa.Table]:
-    names = [name for name in _COLUMNS if name != "val" or len(schema.val)]
+def _groups(file: pq.ParquetFile, key: str, written: Schema, schema: Schema) -> Iterator[pa.Table]:
+    names = [name for name in _COLUMNS if name != "val" or len(written.val)]
     for group in range(file.num_row_groups):
         with _decoding(key):
             table = file.read_row_group(group, columns=names)
-        yield _with_empty_structs(table, _COLUMNS, table.num_rows)
+        table = _with_empty_structs(table, _COLUMNS, table.num_rows)
+        yield table if written is schema else adapted(table, asked=schema, key=key)
 
 
 @contextmanager
@@ -185,6 +197,12 @@ def _decoding(key: str) -> Iterator[None]:
         EOFError,
     ) as error:
         raise CorruptData(f"part {key} does not decode: {error}", key=key) from error
+
+
+def part_schema(data: bytes | memoryview, *, key: str) -> Schema:
+    """The schema a part was written with, by its own account; CorruptData naming `key`. Verifies nothing else."""
+    with _decoding(key):
+        return schema_of(pq.read_schema(pa.BufferReader(pa.py_buffer(data))))
 
 
 def verify_part(data: bytes | memoryview, *, key: str, expected_checksum: str | None = None) -> None:
@@ -225,8 +243,10 @@ def _check_digits(data: bytes | bytearray | memoryview, at: int) -> bytes:
     return b"%08x" % crc
 
 
-def _opened(data: bytes | memoryview, key: str, schema: Schema) -> tuple[pq.ParquetFile, Description]:
-    """The file, of a format and schema that fit, and what its metadata promises."""
+def _opened(
+    data: bytes | memoryview, key: str, schema: Schema, *, may_be_newer: bool
+) -> tuple[pq.ParquetFile, Description, Schema]:
+    """The file, of a format and schema that fit, what its metadata promises, and its schema: `schema` itself when equal."""
     file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)), pre_buffer=False)
     stored = file.schema_arrow
     metadata = {
@@ -237,15 +257,26 @@ def _opened(data: bytes | memoryview, key: str, schema: Schema) -> tuple[pq.Parq
             f"part {key} has format {metadata['persist.format']}, this code reads up to {PART_FORMAT}", key=key
         )
     desc = _parsed_desc(metadata["persist.desc"])
-    _check_schema(stored, key, schema)
+    written = schema_of(stored)
+    if not needs_adapting(written, schema, key=key, may_be_newer=may_be_newer):
+        written = schema
+    for name in ("time", "diff"):
+        if stored.field(name).type != pa.int64():
+            raise CorruptData(f"part {key}: column {name} is {stored.field(name).type}, not int64", key=key)
     rows = file.metadata.num_rows
     if rows != int(metadata["persist.rows"]):
         raise CorruptData(f"part {key} has {rows} rows, its metadata says {metadata['persist.rows']}", key=key)
-    return file, desc
+    return file, desc, written
 
 
-def _decoded(data: bytes | memoryview, key: str, schema: Schema, picked: list[str] | None) -> DecodedPart:
-    file, desc = _opened(data, key, schema)
+def _decoded(
+    data: bytes | memoryview, key: str, schema: Schema, picked: list[str] | None, *, may_be_newer: bool
+) -> DecodedPart:
+    file, desc, written = _opened(data, key, schema, may_be_newer=may_be_newer)
+    if written is not schema:
+        groups = [*_groups(file, key, written, schema)]
+        table = pa.concat_tables(groups) if groups else schema.updates_schema.empty_table()
+        return DecodedPart(table if picked is None else _with_picked(table, picked), desc)
     names = [name for name in (_COLUMNS if picked is None else picked) if name != "val" or len(schema.val)]
     table = file.read(columns=names, use_threads=len(data) >= _THREADED_BYTES_MIN)
     rows = file.metadata.num_rows
@@ -275,20 +306,30 @@ def _picked(schema: Schema, columns: Sequence[str] | None) -> list[str] | None:
     return list(columns)
 
 
-def _check_schema(stored: pa.Schema, key: str, schema: Schema) -> None:
+def _with_picked(table: pa.Table, picked: list[str]) -> pa.Table:
+    """Only the columns and single fields `picked`, in the schema's order."""
+    arrays, fields = [], []
+    for name in _COLUMNS:
+        column = table.column(name)
+        inner = [path.partition(".")[2] for path in picked if path.startswith(f"{name}.")]
+        if inner and name not in picked:
+            kind = pa.struct([field for field in column.type if field.name in inner])
+            chunks = [
+                pa.StructArray.from_arrays([chunk.field(field.name) for field in kind], fields=list(kind))
+                for chunk in column.chunks
+            ]
+            column = pa.chunked_array(chunks, kind)
+        elif name not in picked:
+            continue
+        arrays.append(column)
+        fields.append(pa.field(name, column.type))
+    return pa.table(arrays, schema=pa.schema(fields))
+
+
+def schema_of(stored: pa.Schema) -> Schema:
+    """The schema of updates in columns `key` and `val`, the latter left out when it has no fields."""
     sides = {name: stored.field(name).type if name in stored.names else pa.struct([]) for name in ("key", "val")}
-    written = Schema(pa.schema(list(sides["key"])), pa.schema(list(sides["val"])))
-    difference = schema.difference(written)
-    if difference is not None:
-        raise SchemaMismatch(
-            f"part {key} was written with another schema: {difference}",
-            key=key,
-            requested=repr(schema),
-            actual=repr(written),
-        )
-    for name in ("time", "diff"):
-        if stored.field(name).type != pa.int64():
-            raise CorruptData(f"part {key}: column {name} is {stored.field(name).type}, not int64", key=key)
+    return Schema(pa.schema(list(sides["key"])), pa.schema(list(sides["val"])))
 
 
 def _desc_text(desc: Description) -> str:

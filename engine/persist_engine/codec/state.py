@@ -102,6 +102,8 @@ def state_to_pb(state: ShardState) -> pb.ShardState:
             for key, progress in state.progress.items()
         ],
         trace=flat_trace_to_pb(state.trace.flatten()),
+        staging_floor_ms=state.staging_floor_ms,
+        birth=state.birth,
     )
 
 
@@ -132,6 +134,8 @@ def state_from_pb(message: pb.ShardState) -> ShardState:
         schemas=_shared(message.schemas, lambda each: int(each.id), "schema", records.schema_from_pb),
         progress=_shared(message.progress, lambda each: str(each.sink_id), "progress", records.progress_from_pb),
         trace=Trace.unflatten(flat_trace_from_pb(message.trace)),
+        staging_floor_ms=message.staging_floor_ms if message.HasField("staging_floor_ms") else None,
+        birth=records.birth_from_pb(message.birth),
     )
 
 

@@ -152,6 +152,7 @@ _FIELDS: tuple[tuple[str, diff_pb2.StateField, _Slice, _Slice], ...] = (
         _SPINE_ID,
         _message(state_pb2.ThinMerge, records.merge_to_pb, records.merge_from_pb),
     ),
+    ("staging_floor_ms", diff_pb2.STATE_FIELD_STAGING_FLOOR_MS, _UNIT, _u64(int)),
 )
 _BY_NUMBER = {number: (name, key, value) for name, number, key, value in _FIELDS}
 
@@ -183,6 +184,7 @@ def encode_state_diff(diff: StateDiff) -> bytes:
         latest_rollup_key=diff.latest_rollup_key,
         field_diffs=columns,
         walltime_ms=diff.walltime_ms,
+        birth=diff.birth,
         shard_id=None if diff.shard_id is None else diff.shard_id.to_bytes(),
     )
     return sealed(Kind.STATE_DIFF, message)
@@ -203,6 +205,7 @@ def decode_state_diff(data: bytes, *, key: str) -> StateDiff:
             seqno_to=SeqNo(message.seqno_to),
             walltime_ms=message.walltime_ms,
             latest_rollup_key=message.latest_rollup_key,
+            birth=records.birth_from_pb(message.birth),
             shard_id=ShardId.from_bytes(message.shard_id) if message.HasField("shard_id") else None,
             **_collections(message.field_diffs),
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from persist_engine.base.errors import check
 from persist_engine.model.frontier import Antichain, Description
-from persist_engine.model.ids import RunId
+from persist_engine.model.ids import RunId, staged_ms
 
 
 class RunOrder(enum.Enum):
@@ -158,6 +158,12 @@ class HollowBatch:
         for part in self.parts:
             if isinstance(part, HollowPart):
                 yield part.key
+
+    def staged_before(self, floor_ms: int | None) -> str | None:
+        """The key of a part that was staged before `floor_ms`, if there is one."""
+        if floor_ms is None:
+            return None
+        return next((key for key in self.blob_keys() if staged_ms(key) < floor_ms), None)
 
     def with_desc(self, desc: Description) -> HollowBatch:
         """The same parts under another description."""

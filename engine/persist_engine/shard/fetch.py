@@ -81,6 +81,12 @@ class PartSource:
     schema: Schema
     retry: Retry
     metrics: Metrics
+    schema_id: int | None = None
+    """Of `schema`, where parts of newer ones may be met: they are shown without what came since."""
+
+    def is_newer(self, part: Part) -> bool:
+        """Whether `part` was written under a newer schema than the one asked for: its order is then not ours."""
+        return self.schema_id is not None and part.schema_id is not None and part.schema_id > self.schema_id
 
     def get(self, part: Part, desc: Description) -> bytes:
         """The part's bytes as they lie in blob. Retries storage errors; MissingBlob names the key."""
@@ -92,6 +98,7 @@ class PartSource:
             raise MissingBlob(f"blob {key} is missing though a live state names it (batch {desc})", key=key)
         self.metrics.count("fetched_parts")
         self.metrics.count("fetched_bytes", len(data))
+        self.metrics.count("shard_blob_gets", shard=self.shard_id)
         return data
 
     def decode(self, data: bytes, part: Part, desc: Description) -> Iterator[pa.Table]:
@@ -101,10 +108,18 @@ class PartSource:
         """
         if isinstance(part, HollowPart):
             key = blob_key(self.shard_id, part.key)
-            opened = stream_part(data, key=key, schema=self.schema, expected_checksum=part.checksum)
+            opened = stream_part(
+                data,
+                key=key,
+                schema=self.schema,
+                expected_checksum=part.checksum,
+                may_be_newer=self.is_newer(part),
+            )
         else:
             key = f"{self.shard_id} inline part of {desc}"
-            inline = decode_inline(data, format_name=part.format, key=key, schema=self.schema)
+            inline = decode_inline(
+                data, format_name=part.format, key=key, schema=self.schema, may_be_newer=self.is_newer(part)
+            )
             opened = StreamedPart(inline.desc, inline.table.num_rows, iter([inline.table]))
         if opened.rows != part.rows:
             raise CorruptData(f"{key}: {opened.rows} rows, state says {part.rows}", key=key)
@@ -168,12 +183,24 @@ def read_consolidated(
     part at hand and a row group or two. Blobs are fetched in background threads; closing the iterator stops them.
     `on_fetched` is told the bytes of every part as it is taken up, in the reader's thread.
     """
+    runs = _without_newer(source, runs)
     ahead = _FetchAhead(source, runs, budget_bytes=memory_bytes // 4, on_fetched=on_fetched)
     try:
         streams = [_tables(ahead, index, row_filter, key_range) for index in range(len(runs))]
         yield from merge_runs(streams, memory_bytes=memory_bytes // 2)
     finally:
         ahead.close()
+
+
+def _without_newer(source: PartSource, runs: Sequence[RunToRead]) -> list[RunToRead]:
+    """`runs`, those with parts of newer schemas taken apart: without the fields that came since, rows lie in no order."""
+    out: list[RunToRead] = []
+    for run in runs:
+        if run.is_sorted and any(source.is_newer(part) for part in run.parts):
+            out.extend(RunToRead(run.desc, (part,), is_sorted=False) for part in run.parts)
+        else:
+            out.append(run)
+    return out
 
 
 def read_parts(source: PartSource, batch: HollowBatch, row_filter: RowFilter) -> Iterator[pa.Table]:

@@ -21,7 +21,7 @@ from persist_engine.codec.checksum import checksum
 from persist_engine.codec.inline_part import INLINE_FORMAT_NAME, ROW_BYTES_MIN, decode_inline, encode_inline
 from persist_engine.codec.keys import blob_key, part_key
 from persist_engine.codec.order import key_lower
-from persist_engine.codec.part import PART_FORMAT_NAME, encode_part
+from persist_engine.codec.part import PART_FORMAT_NAME, encode_part, schema_of
 from persist_engine.codec.part_stats import part_stats
 from persist_engine.codec.schema import Schema
 from persist_engine.codec.updates import diffs_sum
@@ -63,22 +63,29 @@ def write_part(
 
     Inline when the encoded part is smaller than `inline_bytes_max` (0: never), else a blob under a fresh key.
     """
+    started_s = store.env.monotonic_s()
     data, name = None, INLINE_FORMAT_NAME
     if table.num_rows * ROW_BYTES_MIN < inline_bytes_max:
         data = encode_inline(table, desc=desc, schema=schema, bytes_max=inline_bytes_max)
     if data is None:  # too much for the quick form, which does not compress
         data, name = encode_part(table, desc=desc, schema=schema), PART_FORMAT_NAME
+    what = "inline" if name == INLINE_FORMAT_NAME else "part"
+    store.metrics.observe_s("codec", store.env.monotonic_s() - started_s, op="encode", what=what)
     store.metrics.count("part_written", kind="inline" if len(data) < inline_bytes_max else "blob")
     store.metrics.count("part_written_bytes", len(data))
+    store.metrics.count("part_written_good_bytes", table.nbytes)
     if len(data) < inline_bytes_max:
         total = diffs_sum(table)
         return InlinePart(data=data, rows=table.num_rows, diffs_sum=total, schema_id=schema_id, format=name)
     return _set_blob(store, data, table, schema=schema, schema_id=schema_id)
 
 
-def flush_inline(store: PartStore, part: InlinePart, *, schema: Schema) -> HollowPart:
-    """The same updates as a blob, under a fresh key: same rows, description, rewrite and schema."""
-    opened = decode_inline(part.data, format_name=part.format, key="inline part", schema=schema)
+def flush_inline(store: PartStore, part: InlinePart) -> HollowPart:
+    """The same updates as a blob, under a fresh key: same rows, description, rewrite and schema, whichever of the
+    shard's that is.
+    """
+    opened = decode_inline(part.data, format_name=part.format, key="inline part", schema=None)
+    schema = schema_of(opened.table.schema)
     data = encode_part(opened.table, desc=opened.desc, schema=schema)
     hollow = _set_blob(store, data, opened.table, schema=schema, schema_id=part.schema_id)
     return replace(hollow, ts_rewrite=part.ts_rewrite)
@@ -93,9 +100,10 @@ def delete_parts(store: PartStore, parts: Iterable[Part]) -> None:
 
 
 def _set_blob(store: PartStore, data: bytes, table: pa.Table, *, schema: Schema, schema_id: int | None) -> HollowPart:
-    key = part_key(APPLIER_VERSION, PartId.from_bytes(store.env.random_bytes(16)))
+    key = part_key(APPLIER_VERSION, PartId.staged_at(store.env.now_ms(), store.env.random_bytes(10)))
     whole_key = blob_key(store.shard_id, key)
     store.retry.external("set part", lambda: store.blob.set(whole_key, data), shard=store.shard_id)
+    store.metrics.count("shard_blob_sets", shard=store.shard_id)
     return HollowPart(
         key=key,
         size_bytes=len(data),

@@ -215,6 +215,7 @@ class History:
             "crashes": network.crashes,
             "freezes": network.freezes,
             "steps": self.scheduler.steps,
+            "resurrected blobs": len(witness.resurrected),
             "closed": int(witness.head is not None and witness.head.trace.upper.is_empty()),
             **self.paths.totals,
         }

@@ -158,9 +158,13 @@ def _spine_ids() -> st.SearchStrategy[SpineId]:
 
 
 def _thin_batches() -> st.SearchStrategy[ThinSpineBatch]:
-    ids_of_parts = st.lists(_spine_ids(), max_size=3).map(tuple)
-    descs = st.lists(descriptions(), max_size=3).map(tuple)
-    return st.builds(ThinSpineBatch, st.integers(0, 40), descriptions(), ids_of_parts, descs)
+    parts = st.lists(st.tuples(_spine_ids(), descriptions()), max_size=3)
+    return st.builds(
+        lambda level, desc, named: ThinSpineBatch(level, desc, tuple(i for i, _ in named), tuple(d for _, d in named)),
+        st.integers(0, 40),
+        descriptions(),
+        parts,
+    )
 
 
 def _thin_merges() -> st.SearchStrategy[ThinMerge]:
@@ -191,6 +195,7 @@ _CRITICAL = st.builds(CriticalReader, frontiers(), _BYTES, _DEBUG)
 _WRITER = st.builds(Writer, _COUNT, _COUNT, _DEBUG, ids(IdempotencyToken), frontiers())
 _SCHEMA_PAIR = st.builds(SchemaPair, _BYTES, _BYTES)
 _PROGRESS = st.builds(SourceProgress, _BYTES, frontiers())
+_BIRTH = st.just(b"") | st.binary(min_size=16, max_size=16)
 
 
 def _maps(keys: st.SearchStrategy[Any], values: st.SearchStrategy[Any]) -> st.SearchStrategy[SharedMap[Any, Any]]:
@@ -217,6 +222,8 @@ def states() -> st.SearchStrategy[ShardState]:
         schemas=_maps(_COUNT, _SCHEMA_PAIR),
         progress=_maps(_TEXT, _PROGRESS),
         trace=traces(),
+        staging_floor_ms=st.none() | _COUNT,
+        birth=_BIRTH,
     )
 
 
@@ -252,6 +259,8 @@ def state_diffs() -> st.SearchStrategy[StateDiff]:
         hollow_batches=_changes(_spine_ids(), batches()),
         spine_batches=_changes(_spine_ids(), _thin_batches()),
         merges=_changes(_spine_ids(), _thin_merges()),
+        staging_floor_ms=_changes(unit, _COUNT),
+        birth=_BIRTH,
         shard_id=st.none() | ids(ShardId),
     )
 
@@ -292,6 +301,31 @@ def _fields(least: int, depth: int) -> st.SearchStrategy[list[pa.Field]]:
 def schemas() -> st.SearchStrategy[Schema]:
     """Any schema of allowed types, structs up to two deep, awkward names."""
     return st.builds(lambda key, val: Schema(pa.schema(key), pa.schema(val)), _fields(1, 2), _fields(0, 2))
+
+
+def successors(schema: Schema) -> st.SearchStrategy[Schema]:
+    """Any schema that may succeed `schema`: nullable fields put in anywhere, numbers of the value widened."""
+    keys, vals = _successors(schema.key_type, may_widen=False), _successors(schema.val_type, may_widen=True)
+    return st.builds(lambda key, val: Schema(pa.schema(list(key)), pa.schema(list(val))), keys, vals)
+
+
+_WIDER = {pa.int8(): pa.int16(), pa.int16(): pa.int32(), pa.int32(): pa.int64(), pa.float32(): pa.float64()}
+
+
+@st.composite
+def _successors(draw: st.DrawFn, old: pa.DataType, *, may_widen: bool) -> pa.DataType:
+    fields = []
+    for field in old:
+        kind = field.type
+        if pa.types.is_struct(kind):
+            kind = draw(_successors(kind, may_widen=may_widen))
+        while may_widen and kind in _WIDER and draw(st.booleans()):
+            kind = _WIDER[kind]
+        fields.append(field.with_type(kind))
+    for number in range(draw(st.integers(0, 2))):
+        new = pa.field(f"new {number} beside {len(old)}", draw(_types(1)))
+        fields.insert(draw(st.integers(0, len(fields))), new)
+    return pa.struct(fields)
 
 
 def _values(data_type: pa.DataType) -> st.SearchStrategy[Any]:

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pyarrow as pa
 
 from persist_engine.base.errors import MissingBlob, PersistError
+from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import HollowBatch, Part, RunMeta, RunOrder
 from persist_engine.model.ids import RunId
 from persist_engine.model.plans import CompactionChunk, compaction_chunks, validate_request
@@ -65,7 +66,7 @@ def compact(machine: Machine, req: MergeReq, *, on_read: OnRead | None = None) -
         for chunk in compaction_chunks(req, machine.settings):
             if chunk.over_budget:
                 machine.metrics.count("compaction_memory_exceeded")
-            merged = _merged(machine, req, chunk, total_bytes, on_read)
+            merged = _merged(machine, req, chunk, writer.schema, total_bytes=total_bytes, on_read=on_read)
             writer.write_run(merged, outstanding_parts=chunk.outstanding_parts)
         output = writer.output()
     except MissingBlob as error:
@@ -121,9 +122,15 @@ def _runs(req: MergeReq) -> int:
 
 
 def _merged(
-    machine: Machine, req: MergeReq, chunk: CompactionChunk, total_bytes: int, on_read: OnRead | None
+    machine: Machine,
+    req: MergeReq,
+    chunk: CompactionChunk,
+    schema: Schema,
+    *,
+    total_bytes: int,
+    on_read: OnRead | None,
 ) -> Iterator[pa.Table]:
-    source = PartSource(machine.shard_id, machine.blob, machine.schema, machine.versions.retry, machine.metrics)
+    source = PartSource(machine.shard_id, machine.blob, schema, machine.versions.retry, machine.metrics)
     # The plan gives inputs all but two parts' worth; the merge itself works in what an output part needs.
     memory_bytes = 2 * machine.settings.batch.target_part_bytes
     runs = [RunToRead(run.desc, run.parts, is_sorted=run.meta.order is RunOrder.STRUCTURED) for run in chunk.runs]
@@ -139,8 +146,9 @@ class _RunWriter:
     def __init__(self, machine: Machine, req: MergeReq) -> None:
         self._machine = machine
         self._desc = req.desc
-        self._schema = machine.schema
+        # The newest now: newer than any input's, and never one of them is shown under an older.
         self._schema_id = machine.schema_id
+        self.schema = Schema.from_pair(machine.state.schemas[self._schema_id])
         self._pool = ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="persist-compact")
         self._outstanding: deque[Future[Part]] = deque()
         self._parts: list[Part] = []
@@ -208,7 +216,7 @@ class _RunWriter:
             self._machine,
             table,
             desc=self._desc,
-            schema=self._schema,
+            schema=self.schema,
             schema_id=self._schema_id,
             inline_bytes_max=0,
         )

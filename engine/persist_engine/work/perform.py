@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.plans import compaction_worthwhile
-from persist_engine.model.views import latest_rollup, rollup_at_or_below, rollup_seqnos, seqno_since
+from persist_engine.model.upkeep import collection_target, rollup_wanted
 from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.machine import Machine
 from persist_engine.work.compact import compact, compact_due
 from persist_engine.work.gc import gc_and_truncate
-from persist_engine.work.outcome import Outcome
+from persist_engine.work.outcome import Ending, Outcome
 from persist_engine.work.rollup import write_rollup
 
 #: Follow-up work shrinks with every round; this many rounds mean that commits of others keep handing us theirs.
@@ -40,21 +40,23 @@ def perform(machine: Machine, maintenance: Maintenance) -> list[Outcome]:
         done += [compact(machine, req) for req in left.requests if compaction_worthwhile(req, machine.settings)]
         left = NO_MAINTENANCE
         for outcome in done:
+            if left.gc is not None and outcome.maintenance.gc is not None:
+                machine.metrics.count("gc_merged")
             left = left.merge(outcome.maintenance)
         outcomes += done
     return outcomes
 
 
 def perform_due(machine: Machine) -> list[Outcome]:
-    """Whatever the shard's state says is due, whoever it was assigned to: for shards that nobody maintains."""
+    """Whatever the shard's state says is due, whoever it was assigned to: for shards that nobody maintains.
+
+    What is left undone is not due: a second call finds nothing but what was committed meanwhile. Safe to repeat and
+    to race.
+    """
     # Compactions first: what they let go of is collected in the same round.
     outcomes: list[Outcome] = [*compact_due(machine)]
-    state = machine.refresh()
-    newest, _ = latest_rollup(state)
-    if state.seqno - newest >= machine.settings.maintenance.rollup_threshold:
+    if rollup_wanted(machine.refresh(), machine.settings.maintenance):
         outcomes.append(write_rollup(machine))
-        state = machine.refresh()
-    target = rollup_at_or_below(state, seqno_since(state))
-    if target is not None and target > rollup_seqnos(state)[0]:
+    if collection_target(machine.refresh()) is not None:
         outcomes.append(gc_and_truncate(machine))
-    return outcomes
+    return [outcome for outcome in outcomes if outcome.ending is not Ending.SKIPPED]
