@@ -207,7 +207,7 @@ def files() -> dict[str, bytes]:
         "batch-of-runs-0.1.0.bin": encode_transmittable(SHARD, VERSION, run_batch()),
         "diff-0.1.0.bin": encode_state_diff(state_diff()),
         "diff-of-a-shard.bin": encode_state_diff(state_diff_of_a_shard()),
-        "rollup-0.1.0.bin": encode_rollup(rollup()),
+        "rollup-2.bin": encode_rollup(rollup()),  # rollup-0.1.0.bin, in format 1, is only read any more
         "diff-born.bin": encode_state_diff(born_diff()),
         "rollup-born.bin": encode_rollup(born_rollup()),
         "diff-fenced.bin": encode_state_diff(fenced_diff()),

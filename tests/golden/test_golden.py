@@ -39,7 +39,9 @@ def test_the_stored_messages_decode_to_the_values_they_were_made_of(golden: Modu
     assert listing == golden.run_batch().parts
     assert decode_state_diff(stored("diff-0.1.0.bin"), key="golden") == golden.state_diff()
     assert decode_state_diff(stored("diff-of-a-shard.bin"), key="golden") == golden.state_diff_of_a_shard()
-    assert decode_rollup(stored("rollup-0.1.0.bin"), key="golden") == golden.rollup()
+    for name in ("rollup-0.1.0.bin", "rollup-2.bin"):
+        assert decode_rollup(stored(name), key="golden") == golden.rollup()
+        assert decode_rollup(stored(name), key="golden", lazily=True) == golden.rollup()
     assert decode_state_diff(stored("diff-born.bin"), key="golden") == golden.born_diff()
     assert decode_rollup(stored("rollup-born.bin"), key="golden") == golden.born_rollup()
     assert decode_state_diff(stored("diff-fenced.bin"), key="golden") == golden.fenced_diff()
@@ -54,7 +56,7 @@ def test_the_stored_messages_decode_to_the_values_they_were_made_of(golden: Modu
         "run-0.1.0.bin",
         "diff-0.1.0.bin",
         "diff-of-a-shard.bin",
-        "rollup-0.1.0.bin",
+        "rollup-2.bin",
         "diff-born.bin",
         "rollup-born.bin",
         "diff-fenced.bin",

@@ -99,8 +99,14 @@ def _antichain_to_pb(time: int | None) -> pb.Antichain:
 
 def antichain_from_pb(message: pb.Antichain) -> Antichain:
     """At most one element; whether the message itself is there is the caller's to ask."""
-    check(len(message.elements) <= 1, f"a frontier of {len(message.elements)} times")
-    return Antichain(message.elements[0] if message.elements else None)
+    elements = message.elements
+    if len(elements) > 1:
+        raise InvariantViolated(f"a frontier of {len(elements)} times")
+    return _antichain(elements[0] if elements else None)
+
+
+#: Those of a state are few, and many batches share each.
+_antichain = lru_cache(maxsize=4096)(Antichain)
 
 
 def description_to_pb(desc: Description) -> pb.Description:
@@ -115,7 +121,8 @@ def _description_to_pb(lower: int | None, upper: int | None, since: int | None) 
 
 def description_from_pb(message: pb.Description) -> Description:
     for name in ("lower", "upper", "since"):
-        check(message.HasField(name), f"a description without {name}")
+        if not message.HasField(name):
+            raise InvariantViolated(f"a description without {name}")
     return Description(*(antichain_from_pb(each) for each in (message.lower, message.upper, message.since)))
 
 
