@@ -77,7 +77,7 @@ def validate_request(request: MergeReq) -> None:
 def compaction_worthwhile(request: MergeReq, settings: Settings) -> bool:
     """Whether there are enough inputs, parts or updates to bother (spec 13.2)."""
     least = settings.compaction
-    parts = sum(len(batch.parts) for _, batch in request.inputs)
+    parts = sum(part.part_count for _, batch in request.inputs for part in batch.parts)
     updates = sum(batch.rows for _, batch in request.inputs)
     return len(request.inputs) >= least.inputs_min or parts >= least.parts_min or updates >= least.updates_min
 
@@ -138,7 +138,7 @@ def _chunk(runs: list[InputRun], used: int, budget: int, target: int) -> Compact
 def _input_runs(spine_id: SpineId, batch: HollowBatch) -> list[InputRun]:
     """Its runs; those not in the order we merge by, part by part, since only a part can be sorted when fetched."""
     out = []
-    for meta, parts in batch.runs():
+    for meta, parts in batch.part_runs():
         pieces = [parts] if meta.order is RunOrder.STRUCTURED else [(part,) for part in parts]
         out += [InputRun(spine_id, batch.desc, meta, piece) for piece in pieces if piece]
     return out
