@@ -40,6 +40,7 @@ class Kind(enum.Enum):
     STATE_DIFF = b"D"
     BATCH = b"B"
     TRANSMITTABLE_BATCH = b"T"
+    RUN_LISTING = b"L"
 
 
 def sealed(kind: Kind, message: Message, *, format_version: int | None = None) -> bytes:

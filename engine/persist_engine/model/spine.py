@@ -48,7 +48,8 @@ class Sizes:
     def of(cls, batch: HollowBatch) -> Sizes:
         """Those of one hollow batch; O(its parts)."""
         blob_bytes = sum(part.hollow_bytes for part in batch.parts)
-        return cls(batch.rows, len(batch.parts), len(batch.run_metas), blob_bytes, batch.inline_bytes)
+        part_count = sum(part.part_count for part in batch.parts)
+        return cls(batch.rows, part_count, len(batch.run_metas), blob_bytes, batch.inline_bytes)
 
     @classmethod
     def total(cls, batches: Parts) -> Sizes:
