@@ -12,15 +12,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench import append, commit, history, mirror, snapshot, upsert
+from bench import append, commit, history, mirror, sink, snapshot, throughput, upsert
 from bench.measure import Row
 
 BENCHES: dict[str, Callable[[Path, bool], list[Row]]] = {
     "commit": commit.run,
+    "throughput": throughput.run,
     "append": append.run,
     "snapshot": snapshot.run,
     "history": history.run,
     "mirror": mirror.run,
+    "sink": sink.run,
     "upsert": upsert.run,
 }
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pyarrow as pa
 from persist_engine.base.versioned import SeqNo, VersionedData
-from persist_engine.codec.batch import encode_transmittable
+from persist_engine.codec.batch import encode_run_listing, encode_transmittable
 from persist_engine.codec.inline_part import encode_inline
 from persist_engine.codec.part import checksum, encode_part, key_lower, part_stats
 from persist_engine.codec.schema import CODECS, Schema
 from persist_engine.codec.state import Rollup, encode_rollup
 from persist_engine.codec.state_diff import encode_state_diff
-from persist_engine.model.batch import HollowBatch, HollowPart, HollowRollup, InlinePart, RunMeta, RunOrder
+from persist_engine.model.batch import HollowBatch, HollowPart, HollowRollup, HollowRun, InlinePart, RunMeta, RunOrder
 from persist_engine.model.flat_trace import SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.model.ids import CriticalReaderId, IdempotencyToken, LeasedReaderId, RunId, ShardId, WriterId
@@ -82,6 +82,30 @@ def batch() -> HollowBatch:
     inline = InlinePart(b"inline", 1, -1, ts_rewrite=Antichain(5), schema_id=0)
     run = RunMeta(RunOrder.STRUCTURED, RunId.from_bytes(b"\x03" * 16), 0, 3)
     return HollowBatch(DESC, 4, (hollow, inline), (1,), (run, RunMeta(RunOrder.UNORDERED, truncated=True)))
+
+
+def hollow_run() -> HollowRun:
+    """A pointer to the listing of the batch's parts."""
+    return HollowRun(
+        key="n0000100/p09090909-0909-0909-0909-090909090909",
+        size_bytes=400,
+        checksum=checksum(b"listing"),
+        rows=4,
+        diffs_sum=1,
+        parts_bytes=1234,
+        part_bytes_max=1234,
+        part_count=2,
+        blob_count=2,
+        oldest_key="n0000100/p02020202-0202-0202-0202-020202020202",
+        schema_id=0,
+        key_lower=b"",
+        ts_rewrite=Antichain(7),
+    )
+
+
+def run_batch() -> HollowBatch:
+    """One run: a hollow run, and a part after it."""
+    return HollowBatch(DESC, 7, (hollow_run(), batch().parts[0]), (), (batch().run_metas[0],))
 
 
 def state_diff() -> StateDiff:
@@ -179,9 +203,11 @@ def files() -> dict[str, bytes]:
         "part-0.1.0.parquet": encode_part(table(), desc=DESC, schema=SCHEMA),
         "inline-1.bin": encode_inline(table(), desc=DESC, schema=SCHEMA, bytes_max=1 << 20) or b"",
         "batch-0.1.0.bin": encode_transmittable(SHARD, VERSION, batch()),
+        "run-0.1.0.bin": encode_run_listing(SHARD, run_batch().parts, version=VERSION),
+        "batch-of-runs-0.1.0.bin": encode_transmittable(SHARD, VERSION, run_batch()),
         "diff-0.1.0.bin": encode_state_diff(state_diff()),
         "diff-of-a-shard.bin": encode_state_diff(state_diff_of_a_shard()),
-        "rollup-0.1.0.bin": encode_rollup(rollup()),
+        "rollup-2.bin": encode_rollup(rollup()),  # rollup-0.1.0.bin, in format 1, is only read any more
         "diff-born.bin": encode_state_diff(born_diff()),
         "rollup-born.bin": encode_rollup(born_rollup()),
         "diff-fenced.bin": encode_state_diff(fenced_diff()),

@@ -36,12 +36,28 @@ class BatchSettings:
     """Whether the inline parts of all batches in one append become one."""
     stats_bytes_max: int = 1024
     """Part statistics are trimmed to about this size."""
+    run_parts_max: int | None = None
+    """Longer runs that are in order are kept as listings in blob, of at most this many entries each; None: never. Grows with
+    it: state; falls: reads and collection fetch listings first. Worth setting (to 1000, say) beyond some thousand parts."""
 
     def __post_init__(self) -> None:
         _need(self.target_part_bytes >= KIB, "batch.target_part_bytes must be at least 1 KiB")
         _need(self.inline_part_bytes_max >= 0, "batch.inline_part_bytes_max must not be negative")
         _need(self.runs_max >= 1, "batch.runs_max must be at least 1")
         _need(self.outstanding_parts_max >= 1, "batch.outstanding_parts_max must be at least 1")
+        _need(self.run_parts_max is None or self.run_parts_max >= 2, "batch.run_parts_max must be at least 2, or None")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSettings:
+    """How shards are read."""
+
+    stats_audit_percent: int = 0
+    """Of a hundred parts that statistics let a read skip, so many are fetched all the same, to see that they held no row it
+    wanted. Grows with it: what filtered reads fetch; and how soon lying statistics are found."""
+
+    def __post_init__(self) -> None:
+        _need(0 <= self.stats_audit_percent <= 100, "read.stats_audit_percent must be from 0 to 100")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +155,7 @@ class Settings:
     """All of them."""
 
     batch: BatchSettings = field(default_factory=BatchSettings)
+    read: ReadSettings = field(default_factory=ReadSettings)
     lease: LeaseSettings = field(default_factory=LeaseSettings)
     maintenance: MaintenanceSettings = field(default_factory=MaintenanceSettings)
     compaction: CompactionSettings = field(default_factory=CompactionSettings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage
 
@@ -12,6 +13,7 @@ APPLIER_VERSION = "0.1.0"
 _VERSION = re.compile(r"(0|[1-9]\d{0,1})\.(0|[1-9]\d{0,2})\.(0|[1-9]\d{0,1})", re.ASCII)
 
 
+@lru_cache(maxsize=64)
 def parse_version(text: str) -> tuple[int, int, int]:
     """(major, minor, patch), comparable; the limits are those of the writer key: 99.999.99. InvalidUsage on anything
     else.

@@ -29,7 +29,7 @@ from persist_engine.codec.batch import encode_transmittable
 from persist_engine.codec.ingest import Updates, normalise, time_bounds
 from persist_engine.codec.schema import Schema
 from persist_engine.codec.updates import consolidate, diffs_sum
-from persist_engine.model.batch import HollowBatch, InlinePart, Part, RunMeta, RunOrder
+from persist_engine.model.batch import HollowBatch, InlinePart, Part, RunMeta, RunOrder, RunPart
 from persist_engine.model.frontier import EMPTY, MINIMUM, Antichain, Description
 from persist_engine.model.ids import RunId, ShardId
 from persist_engine.model.rewrite import rewritten
@@ -370,7 +370,7 @@ class BatchBuilder:
             self._pool.shutdown(wait=True)
 
 
-def _names_any(part: Part, keys: Collection[str]) -> bool:
+def _names_any(part: RunPart, keys: Collection[str]) -> bool:
     return not isinstance(part, InlinePart) and part.key in keys
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from persist_engine.client.batch import Batch, BatchBuilder
 from persist_engine.codec.schema import Schema
-from persist_engine.model.batch import HollowBatch, InlinePart, Part, RunMeta
+from persist_engine.model.batch import HollowBatch, InlinePart, RunMeta, RunPart
 from persist_engine.model.frontier import Description
 from persist_engine.shard.fetch import PartSource
 from persist_engine.shard.parts import PartStore
@@ -21,7 +21,7 @@ from persist_engine.shard.parts import PartStore
 
 def joined(batches: Sequence[HollowBatch], desc: Description) -> HollowBatch:
     """The runs of all batches, in their order, under one description; those cut short by it are marked (spec 10.9)."""
-    parts: list[Part] = []
+    parts: list[RunPart] = []
     splits: list[int] = []
     metas: list[RunMeta] = []
     for batch in batches:
@@ -63,7 +63,7 @@ def combined_inline_parts(
 
 def without_inline_parts(batch: HollowBatch) -> HollowBatch:
     """`batch` with its parts in blob only; a run that has none is left out."""
-    parts: list[Part] = []
+    parts: list[RunPart] = []
     splits: list[int] = []
     metas: list[RunMeta] = []
     rows = batch.rows

@@ -38,13 +38,17 @@ def gc_due(state: ShardState, settings: MaintenanceSettings, *, now_ms: int, is_
     writers while there are any, not repeated while somebody is believed to be at it, and bounded beyond the last
     request. Always due on tombstones.
     """
-    upto = min(seqno_since(state), SeqNo(state.last_gc_req + settings.gc_versions_max))
+    rollups = rollup_seqnos(state)
+    # At least to the next rollup: where rollups lie further apart than the bound, or others collected past it, nothing
+    # would ever be due again.
+    bound = max(SeqNo(state.last_gc_req + settings.gc_versions_max), *rollups[1:2], rollups[0])
+    upto = min(seqno_since(state), bound)
     if is_tombstone(state):
         return max(upto, state.last_gc_req)
     if (state.writers and not is_write) or is_live(state.active_gc, now_ms, settings.gc_claim_ms):
         return None
     keep = rollup_at_or_below(state, upto)
-    if keep is None or keep - rollup_seqnos(state)[0] < settings.gc_versions_min:
+    if keep is None or keep - rollups[0] < settings.gc_versions_min:
         return None
     return max(upto, state.last_gc_req)
 
@@ -77,7 +81,7 @@ def validate_request(request: MergeReq) -> None:
 def compaction_worthwhile(request: MergeReq, settings: Settings) -> bool:
     """Whether there are enough inputs, parts or updates to bother (spec 13.2)."""
     least = settings.compaction
-    parts = sum(len(batch.parts) for _, batch in request.inputs)
+    parts = sum(part.part_count for _, batch in request.inputs for part in batch.parts)
     updates = sum(batch.rows for _, batch in request.inputs)
     return len(request.inputs) >= least.inputs_min or parts >= least.parts_min or updates >= least.updates_min
 
@@ -138,7 +142,7 @@ def _chunk(runs: list[InputRun], used: int, budget: int, target: int) -> Compact
 def _input_runs(spine_id: SpineId, batch: HollowBatch) -> list[InputRun]:
     """Its runs; those not in the order we merge by, part by part, since only a part can be sorted when fetched."""
     out = []
-    for meta, parts in batch.runs():
+    for meta, parts in batch.part_runs():
         pieces = [parts] if meta.order is RunOrder.STRUCTURED else [(part,) for part in parts]
         out += [InputRun(spine_id, batch.desc, meta, piece) for piece in pieces if piece]
     return out

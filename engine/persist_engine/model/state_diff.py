@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.base.versioned import SeqNo
-from persist_engine.model.batch import HollowBatch, HollowRollup
+from persist_engine.model.batch import HollowBatch, HollowRollup, HollowRun, InlinePart
 from persist_engine.model.field_diff import (
     Delete,
     FieldDiff,
@@ -94,9 +94,11 @@ class StateDiff:
 
 @dataclass(frozen=True, slots=True)
 class BlobRef:
-    """A blob that state names, by its partial key."""
+    """A blob that state names, by its partial key. Of a "run", a listing, only the blob itself is meant: what it lists
+    is known after a look into it (shard.runs).
+    """
 
-    kind: Literal["part", "rollup"]
+    kind: Literal["part", "run", "rollup"]
     partial_key: str
 
 
@@ -244,7 +246,9 @@ def live_blobs(state: ShardState) -> Iterator[BlobRef]:
 
 
 def _parts_of(batch: HollowBatch) -> Iterator[BlobRef]:
-    return (BlobRef("part", key) for key in batch.blob_keys())
+    for part in batch.parts:
+        if not isinstance(part, InlinePart):
+            yield BlobRef("run" if isinstance(part, HollowRun) else "part", part.key)
 
 
 def _versions_of_rollups(diff: StateDiff) -> Iterator[tuple[HollowRollup | None, HollowRollup | None]]:

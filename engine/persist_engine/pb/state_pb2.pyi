@@ -152,18 +152,52 @@ class MergeEntry(_message.Message):
     def __init__(self, id: _Optional[_Union[SpineId, _Mapping]] = ..., merge: _Optional[_Union[ThinMerge, _Mapping]] = ...) -> None: ...
 
 class FlatTrace(_message.Message):
-    __slots__ = ("since", "legacy_batches", "hollow_batches", "spine_batches", "merges")
+    __slots__ = ("since", "legacy_batches", "hollow_batches", "spine_batches", "merges", "stored")
     SINCE_FIELD_NUMBER: _ClassVar[int]
     LEGACY_BATCHES_FIELD_NUMBER: _ClassVar[int]
     HOLLOW_BATCHES_FIELD_NUMBER: _ClassVar[int]
     SPINE_BATCHES_FIELD_NUMBER: _ClassVar[int]
     MERGES_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     since: _batch_pb2.Antichain
     legacy_batches: _containers.RepeatedCompositeFieldContainer[_batch_pb2.HollowBatch]
     hollow_batches: _containers.RepeatedCompositeFieldContainer[HollowBatchEntry]
     spine_batches: _containers.RepeatedCompositeFieldContainer[SpineBatchEntry]
     merges: _containers.RepeatedCompositeFieldContainer[MergeEntry]
-    def __init__(self, since: _Optional[_Union[_batch_pb2.Antichain, _Mapping]] = ..., legacy_batches: _Optional[_Iterable[_Union[_batch_pb2.HollowBatch, _Mapping]]] = ..., hollow_batches: _Optional[_Iterable[_Union[HollowBatchEntry, _Mapping]]] = ..., spine_batches: _Optional[_Iterable[_Union[SpineBatchEntry, _Mapping]]] = ..., merges: _Optional[_Iterable[_Union[MergeEntry, _Mapping]]] = ...) -> None: ...
+    stored: _containers.RepeatedCompositeFieldContainer[StoredSpineBatch]
+    def __init__(self, since: _Optional[_Union[_batch_pb2.Antichain, _Mapping]] = ..., legacy_batches: _Optional[_Iterable[_Union[_batch_pb2.HollowBatch, _Mapping]]] = ..., hollow_batches: _Optional[_Iterable[_Union[HollowBatchEntry, _Mapping]]] = ..., spine_batches: _Optional[_Iterable[_Union[SpineBatchEntry, _Mapping]]] = ..., merges: _Optional[_Iterable[_Union[MergeEntry, _Mapping]]] = ..., stored: _Optional[_Iterable[_Union[StoredSpineBatch, _Mapping]]] = ...) -> None: ...
+
+class StoredSpineBatch(_message.Message):
+    __slots__ = ("id", "level", "desc", "rows", "parts", "runs", "blob_bytes", "inline_bytes", "count", "batches")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    DESC_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    BLOB_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INLINE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    id: SpineId
+    level: int
+    desc: _batch_pb2.Description
+    rows: int
+    parts: int
+    runs: int
+    blob_bytes: int
+    inline_bytes: int
+    count: int
+    batches: bytes
+    def __init__(self, id: _Optional[_Union[SpineId, _Mapping]] = ..., level: _Optional[int] = ..., desc: _Optional[_Union[_batch_pb2.Description, _Mapping]] = ..., rows: _Optional[int] = ..., parts: _Optional[int] = ..., runs: _Optional[int] = ..., blob_bytes: _Optional[int] = ..., inline_bytes: _Optional[int] = ..., count: _Optional[int] = ..., batches: _Optional[bytes] = ...) -> None: ...
+
+class StoredBatches(_message.Message):
+    __slots__ = ("ids", "batches")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedCompositeFieldContainer[SpineId]
+    batches: _containers.RepeatedCompositeFieldContainer[_batch_pb2.HollowBatch]
+    def __init__(self, ids: _Optional[_Iterable[_Union[SpineId, _Mapping]]] = ..., batches: _Optional[_Iterable[_Union[_batch_pb2.HollowBatch, _Mapping]]] = ...) -> None: ...
 
 class RollupEntry(_message.Message):
     __slots__ = ("seqno", "rollup")

@@ -16,6 +16,7 @@ import pyarrow as pa
 from persist_engine.base.errors import CorruptData, MissingBlob
 from persist_engine.base.metrics import Metrics
 from persist_engine.codec import updates
+from persist_engine.codec.filter import Filter
 from persist_engine.codec.inline_part import decode_inline
 from persist_engine.codec.keys import blob_key
 from persist_engine.codec.part import StreamedPart, stream_part
@@ -69,7 +70,31 @@ class ListenFilter:
         return updates.time_filter(table, Antichain.of(max(self.as_of + 1, self.lower)), Antichain.empty())
 
 
-RowFilter = CompactionFilter | SnapshotFilter | ListenFilter
+@dataclass(frozen=True, slots=True)
+class ChangesFilter:
+    """Rows after `after` (-1: from the beginning) and at or before `upto`, unchanged."""
+
+    after: int
+    upto: int
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """The rows that pass, with their times as the reader sees them."""
+        return updates.time_filter(table, Antichain.of(self.after + 1), Antichain.of(self.upto + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """What `rows` lets pass and `where` too. Equal rows pass together, so it may stand before consolidation."""
+
+    rows: SnapshotFilter | ListenFilter | ChangesFilter
+    where: Filter
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """The rows that pass, with their times as the reader sees them."""
+        return self.where.apply(self.rows.apply(table))
+
+
+RowFilter = CompactionFilter | SnapshotFilter | ListenFilter | ChangesFilter | Matching
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +184,7 @@ def runs_of(batches: Iterable[HollowBatch], key_range: KeyRange | None = None) -
     """
     runs: list[RunToRead] = []
     for batch in batches:
-        for meta, parts in batch.runs():
+        for meta, parts in batch.part_runs():
             wanted = tuple(part for part in parts if key_range is None or key_range.may_hold(part))
             if meta.order is RunOrder.STRUCTURED and wanted:
                 runs.append(RunToRead(batch.desc, wanted, is_sorted=True))
@@ -205,8 +230,9 @@ def _without_newer(source: PartSource, runs: Sequence[RunToRead]) -> list[RunToR
 
 def read_parts(source: PartSource, batch: HollowBatch, row_filter: RowFilter) -> Iterator[pa.Table]:
     """The rows of `batch` part by part after the filter, neither sorted nor consolidated across parts."""
-    runs = [RunToRead(batch.desc, batch.parts, is_sorted=True)] if batch.parts else []
-    ahead = _FetchAhead(source, runs, budget_bytes=2 * max((part.hollow_bytes for part in batch.parts), default=0))
+    parts = tuple(part for _, run in batch.part_runs() for part in run)
+    runs = [RunToRead(batch.desc, parts, is_sorted=True)] if parts else []
+    ahead = _FetchAhead(source, runs, budget_bytes=2 * max((part.hollow_bytes for part in parts), default=0))
     try:
         for index in range(len(runs)):
             yield from _tables(ahead, index, row_filter, None)

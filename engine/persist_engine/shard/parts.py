@@ -6,6 +6,7 @@ loses nothing. Knows nothing of bounds or of how updates are cut into parts.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -25,10 +26,11 @@ from persist_engine.codec.part import PART_FORMAT_NAME, encode_part, schema_of
 from persist_engine.codec.part_stats import part_stats
 from persist_engine.codec.schema import Schema
 from persist_engine.codec.updates import diffs_sum
-from persist_engine.model.batch import HollowPart, InlinePart, Part
+from persist_engine.model.batch import HollowPart, HollowRun, InlinePart, Part, RunPart
 from persist_engine.model.frontier import Description
 from persist_engine.model.ids import PartId, ShardId
 from persist_engine.shard.retry import Retry
+from persist_engine.shard.runs import deletion_waves
 from persist_engine.storage.blob import Blob
 
 
@@ -91,12 +93,13 @@ def flush_inline(store: PartStore, part: InlinePart) -> HollowPart:
     return replace(hollow, ts_rewrite=part.ts_rewrite)
 
 
-def delete_parts(store: PartStore, parts: Iterable[Part]) -> None:
-    """Delete the blobs of parts that no state names or ever will. Idempotent."""
-    for part in parts:
-        if isinstance(part, HollowPart):
-            key = blob_key(store.shard_id, part.key)
-            store.retry.external("delete part", partial(store.blob.delete, key), shard=store.shard_id)
+def delete_parts(store: PartStore, parts: Iterable[RunPart]) -> None:
+    """Delete the blobs of parts, and of all parts below hollow runs, that no state names or ever will. Idempotent."""
+    some = list(parts)
+    waves = deletion_waves(store, [part.key for part in some if isinstance(part, HollowRun)])
+    for key in itertools.chain((part.key for part in some if isinstance(part, HollowPart)), *waves):
+        whole_key = blob_key(store.shard_id, key)
+        store.retry.external("delete part", partial(store.blob.delete, whole_key), shard=store.shard_id)
 
 
 def _set_blob(store: PartStore, data: bytes, table: pa.Table, *, schema: Schema, schema_id: int | None) -> HollowPart:

@@ -354,7 +354,7 @@ class StateVersions:
 
     def _decode_rollup(self, shard_id: ShardId, key: str, data: bytes) -> Rollup:
         whole_key = blob_key(shard_id, key)
-        rollup = self._timed("decode", "rollup", lambda: decode_rollup(data, key=whole_key))
+        rollup = self._timed("decode", "rollup", lambda: decode_rollup(data, key=whole_key, lazily=True))
         state = rollup.state
         if state.shard_id != shard_id or state.seqno != SeqNo.parse(key.split("/", maxsplit=1)[0]):
             text = f"rollup {whole_key} holds {state.seqno} of shard {state.shard_id}"

@@ -19,10 +19,12 @@ from persist_engine.model.batch import (
     HollowBatch,
     HollowPart,
     HollowRollup,
+    HollowRun,
     InlinePart,
     PartStats,
     RunMeta,
     RunOrder,
+    RunPart,
 )
 from persist_engine.model.flat_trace import FlatTrace, SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.frontier import DATA_TIME_MAX, TIME_MAX, Antichain, Description
@@ -118,10 +120,31 @@ def parts() -> st.SearchStrategy[HollowPart | InlinePart]:
     return st.one_of(hollow, inline)
 
 
+def run_parts() -> st.SearchStrategy[RunPart]:
+    """Parts and hollow runs; what they name does not exist."""
+    hollow_run = st.builds(
+        HollowRun,
+        key=ids(PartId).map(lambda part_id: f"n0000100/{part_id}"),
+        size_bytes=_COUNT,
+        checksum=_TEXT,
+        rows=_COUNT,
+        diffs_sum=st.none() | _INT64,
+        parts_bytes=_COUNT,
+        part_bytes_max=_COUNT,
+        part_count=_COUNT,
+        blob_count=_COUNT,
+        oldest_key=ids(PartId).map(lambda part_id: f"n0000100/{part_id}"),
+        schema_id=st.none() | _COUNT,
+        key_lower=_BYTES,
+        ts_rewrite=st.none() | frontiers(),
+    )
+    return st.one_of(parts(), hollow_run)
+
+
 @st.composite
 def batches(draw: st.DrawFn, desc: st.SearchStrategy[Description] | None = None) -> HollowBatch:
-    """Batches of up to four parts in any runs; under any description unless one is given."""
-    some = tuple(draw(st.lists(parts(), max_size=4)))
+    """Batches of up to four parts or hollow runs in any runs; under any description unless one is given."""
+    some = tuple(draw(st.lists(run_parts(), max_size=4)))
     splits = tuple(sorted(draw(st.sets(st.integers(1, max(len(some) - 1, 1)), max_size=3)))) if len(some) > 1 else ()
     meta = st.builds(
         RunMeta,

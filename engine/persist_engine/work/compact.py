@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -25,6 +26,7 @@ from persist_engine.model.state import ShardState
 from persist_engine.shard.fetch import CompactionFilter, PartSource, RunToRead, read_consolidated
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.parts import delete_parts, write_part
+from persist_engine.shard.runs import expand, spill_runs
 from persist_engine.work.outcome import CompactOutcome, Ending
 
 _log = logging.getLogger(__name__)
@@ -63,12 +65,14 @@ def compact(machine: Machine, req: MergeReq, *, on_read: OnRead | None = None) -
     total_bytes = sum(batch.size_bytes for _, batch in req.inputs)
     writer = _RunWriter(machine, req)
     try:
-        for chunk in compaction_chunks(req, machine.settings):
+        inputs = expand(machine, (batch for _, batch in req.inputs))
+        to_read = replace(req, inputs=tuple(zip((spine_id for spine_id, _ in req.inputs), inputs, strict=True)))
+        for chunk in compaction_chunks(to_read, machine.settings):
             if chunk.over_budget:
                 machine.metrics.count("compaction_memory_exceeded")
             merged = _merged(machine, req, chunk, writer.schema, total_bytes=total_bytes, on_read=on_read)
             writer.write_run(merged, outstanding_parts=chunk.outstanding_parts)
-        output = writer.output()
+        output = spill_runs(machine, writer.output())
     except MissingBlob as error:
         writer.abandon()
         if not _is_replaced(machine.refresh(), req):
@@ -102,7 +106,7 @@ def compact(machine: Machine, req: MergeReq, *, on_read: OnRead | None = None) -
         duration_ms=round((machine.env.monotonic_s() - started_s) * 1000),
         bytes_read=total_bytes,
         bytes_written=output.size_bytes,
-        blobs_deleted=0 if answer.applied else len(output.parts),
+        blobs_deleted=0 if answer.applied else sum(part.blob_count for part in output.parts),
         id=req.id,
         applied=int(answer.applied),
         rows_before=rows_before,

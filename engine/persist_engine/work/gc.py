@@ -28,6 +28,7 @@ from persist_engine.model.state_diff import BlobRef, StateDiff, deleted_blobs
 from persist_engine.model.views import rollup_seqnos, seqno_since
 from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.machine import Machine
+from persist_engine.shard.runs import with_nested
 from persist_engine.work.outcome import Ending, GcOutcome
 from persist_engine.work.walk import VersionWalk, live_keys
 
@@ -69,13 +70,13 @@ def collectable(machine: Machine, to: SeqNo) -> Iterator[GcStep]:
     for stop in [*stops, to]:
         if walk.seqno < stop:
             first = walk.seqno
-            garbage = _garbage(walk, stop)
+            garbage = _garbage(machine, walk, stop)
             if garbage is None:
                 return
             yield GcStep(stop, stop - first, tuple(sorted(garbage.values(), key=lambda blob: blob.partial_key)))
 
 
-def _garbage(walk: VersionWalk, to: SeqNo) -> dict[str, BlobRef] | None:
+def _garbage(machine: Machine, walk: VersionWalk, to: SeqNo) -> dict[str, BlobRef] | None:
     """Advance to `to`; what the diffs on the way let go of and the state there does not name. None: overtaken."""
     # What the earliest diff itself deleted is gone: whoever truncated to it collected through it first.
     garbage: dict[str, BlobRef] = {}
@@ -87,7 +88,8 @@ def _garbage(walk: VersionWalk, to: SeqNo) -> dict[str, BlobRef] | None:
     # A late merge result may have brought back what an earlier diff deleted (spec 20, bug 6).
     for key in live_keys(walk.state):
         garbage.pop(key, None)
-    return garbage
+    # What listings name goes with them. In this order, each listing before what it names.
+    return {blob.partial_key: blob for blob in with_nested(machine, garbage.values())}
 
 
 class _Collection:
@@ -159,25 +161,30 @@ class _Collection:
         """
         machine = self._machine
         with self._timed("find_blobs"):
-            garbage = _garbage(walk, to)
+            garbage = _garbage(machine, walk, to)
         self._bytes_read = walk.encoded_bytes
         if garbage is None:
             return False
         text = f"GC of {machine.shard_id} to {to} would delete"
         live = sorted(needed.intersection(garbage))
         check(not live, f"{text} blobs that the newest state names: {live[:3]}")
-        parts, rollups = [], []
+        parts, listings, rollups = [], [], []
         for key, blob in garbage.items():
             if blob.kind == "rollup":
                 parsed = parse_blob_key(blob_key(machine.shard_id, key))
                 check(isinstance(parsed, RollupKey) and parsed.seqno < to, f"{text} rollup {key}, not behind it")
                 rollups.append(key)
+            elif blob.kind == "run":
+                listings.append(key)
             else:
                 parts.append(key)
         with self._timed("delete_rollups"):
             self._delete(rollups, kind="rollup")
         with self._timed("delete_parts"):
             self._delete(parts, kind="part")
+            # Children first: an interrupted deletion must still know what is left (spec 20, bug 35).
+            for key in reversed(listings):
+                self._delete([key], kind="part")
         with self._timed("truncate"):
             truncated = machine.versions.truncate_diffs(machine.shard_id, to)
         machine.metrics.count("gc_truncated_diffs", truncated)

@@ -10,17 +10,18 @@ look as if nobody named it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from persist_engine.base.version import may_write
 from persist_engine.codec.keys import PartKey, RollupKey
 from persist_engine.model.state import ShardState
-from persist_engine.model.state_diff import StateDiff, inserted_blobs
+from persist_engine.model.state_diff import BlobRef, StateDiff, inserted_blobs, live_blobs
 from persist_engine.model.views import is_tombstone, rollup_seqnos
 from persist_engine.shard.machine import Machine
+from persist_engine.shard.runs import with_nested
 from persist_engine.storage.blob import Blob, BlobInfo
-from persist_engine.work.walk import VersionWalk, WalkEnd, live_keys
+from persist_engine.work.walk import VersionWalk, WalkEnd
 
 #: Rows of a listing held at once.
 CHUNK_BLOBS = 10_000
@@ -49,6 +50,7 @@ class References:
         self._machine = machine
         self._any: set[str] = set()
         self._current: set[str] = set()
+        self._below: dict[str, frozenset[str]] = {}
         self._begin()
         self.refresh()
 
@@ -62,12 +64,12 @@ class References:
         while True:
             diff = self._walk.advance()
             if isinstance(diff, StateDiff):
-                self._any.update(blob.partial_key for blob in inserted_blobs(diff))
+                self._any |= self._keys(inserted_blobs(diff))
             elif diff is WalkEnd.OVERTAKEN:
                 self._begin()
             else:
                 break
-        self._current = live_keys(self._walk.state)
+        self._current = self._keys(live_blobs(self._walk.state))
 
     def bucket(self, key: PartKey | RollupKey) -> Bucket:
         """What the blob listed before the last refresh is."""
@@ -83,7 +85,19 @@ class References:
 
     def _begin(self) -> None:
         self._walk = VersionWalk(self._machine)
-        self._any |= live_keys(self._walk.state)
+        self._any |= self._keys(live_blobs(self._walk.state))
+
+    def _keys(self, blobs: Iterable[BlobRef]) -> set[str]:
+        """Partial keys of `blobs` and of all that listings among them name; each listing is looked into once."""
+        keys: set[str] = set()
+        for blob in blobs:
+            keys.add(blob.partial_key)
+            if blob.kind == "run":
+                if blob.partial_key not in self._below:
+                    below = with_nested(self._machine, [blob])
+                    self._below[blob.partial_key] = frozenset(each.partial_key for each in below)
+                keys |= self._below[blob.partial_key]
+        return keys
 
 
 def is_fenced(key: PartKey | RollupKey, state: ShardState) -> bool:

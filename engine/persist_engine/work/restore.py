@@ -18,6 +18,7 @@ from persist_engine.model.ids import ShardId
 from persist_engine.model.state_diff import StateDiff, inserted_blobs, live_blobs
 from persist_engine.shard.applier import Applier
 from persist_engine.shard.machine import Machine
+from persist_engine.shard.runs import with_nested
 from persist_engine.shard.versions import StateVersions
 from persist_engine.work.walk import PAGE_DIFFS, VersionWalk, WalkEnd
 
@@ -130,9 +131,11 @@ class _Restoring:
 
 
 def _named(machine: Machine) -> Iterator[str]:
-    """What live versions name, oldest first; ends early where a collector overtakes: that is then named no more."""
+    """What live versions name, oldest first, and what listings name after them, when they were looked after themselves;
+    ends early where a collector overtakes: that is then named no more.
+    """
     walk = VersionWalk(machine)
-    yield from (blob.partial_key for blob in live_blobs(walk.state))
+    yield from (blob.partial_key for blob in with_nested(machine, live_blobs(walk.state)))
     while not isinstance(diff := walk.advance(), WalkEnd):
         assert isinstance(diff, StateDiff)
-        yield from (blob.partial_key for blob in inserted_blobs(diff))
+        yield from (blob.partial_key for blob in with_nested(machine, inserted_blobs(diff)))

@@ -12,7 +12,7 @@ is a finding, never an exception; storage errors that outlast their retries are 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
@@ -20,13 +20,23 @@ from itertools import islice
 from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, MissingBlob
 from persist_engine.codec.keys import blob_key, shard_prefix
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
-from persist_engine.model.batch import HollowBatch, HollowPart, HollowRollup, RunOrder
+from persist_engine.model.batch import (
+    HollowBatch,
+    HollowPart,
+    HollowRollup,
+    HollowRun,
+    InlinePart,
+    Part,
+    RunOrder,
+    RunPart,
+)
 from persist_engine.model.invariants import check_invariants
 from persist_engine.model.state import ShardState
 from persist_engine.model.state_diff import StateDiff, deleted_blobs, inserted_blobs
 from persist_engine.model.trace import Trace
 from persist_engine.shard.fetch import PartSource
 from persist_engine.shard.machine import Machine
+from persist_engine.shard.runs import listed
 from persist_engine.work.finding import FindingKind, Verification
 from persist_engine.work.references import References
 from persist_engine.work.verify_parts import RunChecked, RunToCheck, check_run
@@ -54,6 +64,7 @@ class _Verifying:
         self._found = Verification(machine.shard_id)
         self._runs: dict[tuple[object, ...], RunToCheck] = {}
         self._sizes: dict[str, int] = {}
+        self._listed: dict[str, tuple[Part, ...]] = {}
 
     def run(self) -> Verification:
         try:
@@ -171,10 +182,33 @@ class _Verifying:
             self._sizes.setdefault(rollup.key, -1)
 
     def _see_batch(self, batch: HollowBatch) -> None:
-        for meta, parts in batch.runs():
+        for meta, members in batch.runs():
+            parts = tuple(self._parts_of(members))
             is_sorted = meta.order is RunOrder.STRUCTURED
             self._runs[(batch.desc, parts)] = RunToCheck(batch.desc, parts, is_sorted)
-            self._sizes.update((part.key, part.size_bytes) for part in parts if isinstance(part, HollowPart))
+
+    def _parts_of(self, members: Iterable[RunPart]) -> Iterator[Part]:
+        """The parts of a run, in order, those behind listings among them; the size of every blob is noted."""
+        for member in members:
+            if not isinstance(member, InlinePart):
+                if self._sizes.get(member.key) == member.size_bytes and isinstance(member, HollowRun):
+                    yield from self._listed.get(member.key, ())
+                    continue
+                self._sizes[member.key] = member.size_bytes
+            if isinstance(member, HollowRun):
+                self._listed[member.key] = tuple(self._parts_of(self._listing(member)))
+                yield from self._listed[member.key]
+            else:
+                yield member
+
+    def _listing(self, run: HollowRun) -> tuple[RunPart, ...]:
+        try:
+            return listed(self._machine, run)
+        except MissingBlob:
+            return ()  # sizes are checked for all blobs, and tell
+        except (CorruptData, Incompatible) as error:
+            self._note(error, run.key, FindingKind.CORRUPT)
+            return ()
 
     def _check_sizes(self) -> list[str]:
         """By one listing, made after all names were known; keys that are missing from it."""
