@@ -53,11 +53,14 @@ _KINDS: dict[str, type[Actor]] = {
     "compactor": Maintainer,
     "collector": Maintainer,
     "roller": Maintainer,
+    "sweeper": Maintainer,
     "downgrader": Downgrader,
     "closer": Closer,
 }
 #: Beside the writers: kind, how many at most, and how many operations each at most.
 _OTHERS = (("reader", 2, 8), ("compactor", 2, 4), ("collector", 2, 4), ("roller", 1, 4), ("downgrader", 2, 3))
+#: Share of histories in which somebody deletes orphans.
+SWEPT = 0.2
 #: Short histories with more faults find most bugs for their time; some need a longer life.
 _LENGTHS = {"short": 0.7, "usual": 0.22, "listening": 0.08}
 
@@ -88,6 +91,10 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
     rng = random.Random(f"plan {seed}")  # noqa: S311 - repeatable on purpose
     length = rng.choices(list(_LENGTHS), weights=list(_LENGTHS.values()))[0]
     actors = _actors(rng, is_short=length == "short")
+    # Drawn apart, so that histories without it are what they were before there was one.
+    sweeping = random.Random(f"sweep {seed}")  # noqa: S311 - repeatable on purpose
+    if sweeping.random() < SWEPT:
+        actors.append(("sweeper1", sweeping.randint(1, 4)))
     fierce = 3 if length == "short" else 1
     stormy = rng.choice([0.0, 0.3, 1.0])
     weather = Weather(

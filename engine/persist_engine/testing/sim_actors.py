@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from persist_engine.base.errors import Fenced, InvariantViolated, MissingBlob, Unavailable
+from persist_engine.base.errors import BatchExpired, Fenced, InvariantViolated, MissingBlob, Unavailable
 from persist_engine.client.client import PersistClient
 from persist_engine.client.listen import Listen, Progress, Updates
 from persist_engine.client.read import ReadHandle
@@ -77,6 +77,8 @@ class Actor(ABC):
                 self.operate()
             except Unavailable as error:
                 self.history.scheduler.note(f"unavailable: {error}")
+            except BatchExpired as error:
+                self.history.scheduler.note(f"too slow: {error}")
         with contextlib.suppress(Unavailable):  # its lease lapses in the end
             self.close()
         self.is_finished = True

@@ -28,6 +28,7 @@ import persist_engine.testing.sim_witness
 import persist_engine.work.compact
 import persist_engine.work.gc
 import persist_engine.work.heartbeat
+import persist_engine.work.orphans
 from persist_engine.codec.part import StreamedPart, stream_part
 from persist_engine.codec.schema import Schema
 from persist_engine.testing.sim_scheduler import NEVER, Killed, Process, Scheduler, Task
@@ -57,6 +58,7 @@ _WITH_POOLS: tuple[ModuleType, ...] = (
     persist_engine.shard.fetch,
     persist_engine.work.compact,
     persist_engine.work.gc,
+    persist_engine.work.orphans,
 )
 
 
