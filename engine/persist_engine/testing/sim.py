@@ -34,6 +34,7 @@ from persist_engine.testing.faults import FaultyBlob, FaultyConsensus
 from persist_engine.testing.sim_actors import Actor, Host, Letter, Reader, Writer
 from persist_engine.testing.sim_final import settle
 from persist_engine.testing.sim_network import Network, Weather
+from persist_engine.testing.sim_push import SimPush
 from persist_engine.testing.sim_scheduler import Process, Scheduler
 from persist_engine.testing.sim_threads import SimEnv, SimEvent, simulated_threads
 from persist_engine.testing.sim_upkeep import Closer, Downgrader, Maintainer
@@ -53,14 +54,12 @@ _KINDS: dict[str, type[Actor]] = {
     "compactor": Maintainer,
     "collector": Maintainer,
     "roller": Maintainer,
-    "sweeper": Maintainer,
     "downgrader": Downgrader,
     "closer": Closer,
+    "sweeper": Maintainer,
 }
 #: Beside the writers: kind, how many at most, and how many operations each at most.
 _OTHERS = (("reader", 2, 8), ("compactor", 2, 4), ("collector", 2, 4), ("roller", 1, 4), ("downgrader", 2, 3))
-#: Share of histories in which somebody deletes orphans.
-SWEPT = 0.2
 #: Short histories with more faults find most bugs for their time; some need a longer life.
 _LENGTHS = {"short": 0.7, "usual": 0.22, "listening": 0.08}
 
@@ -77,6 +76,10 @@ class Plan:
     settings: Settings
     lease_ms: int
     writers_maintain: float
+    pushes: bool
+    """Whether commits are pushed to everybody, more or less."""
+    evolves: bool
+    """Whether writers take the schema on."""
 
     @property
     def may_be_ambiguous(self) -> bool:
@@ -91,10 +94,6 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
     rng = random.Random(f"plan {seed}")  # noqa: S311 - repeatable on purpose
     length = rng.choices(list(_LENGTHS), weights=list(_LENGTHS.values()))[0]
     actors = _actors(rng, is_short=length == "short")
-    # Drawn apart, so that histories without it are what they were before there was one.
-    sweeping = random.Random(f"sweep {seed}")  # noqa: S311 - repeatable on purpose
-    if sweeping.random() < SWEPT:
-        actors.append(("sweeper1", sweeping.randint(1, 4)))
     fierce = 3 if length == "short" else 1
     stormy = rng.choice([0.0, 0.3, 1.0])
     weather = Weather(
@@ -118,7 +117,7 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
         batch=BatchSettings(
             target_part_bytes=1024,
             inline_part_bytes_max=rng.choice([0, 4096]),
-            inline_total_bytes_max=rng.choice([3_000, 1 << 20]),
+            inline_total_bytes_max=rng.choice([1_500, 1 << 20]),
         ),
         lease=LeaseSettings(writer_lease_ms=rng.choice([500, 3_600_000, 3_600_000])),
         maintenance=MaintenanceSettings(
@@ -132,7 +131,7 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
             inputs_min=2, parts_min=2, updates_min=1, memory_bytes_max=8192, claim_ms=rng.choice([20, 300])
         ),
         retry=RetrySettings(initial_ms=2, clamp_ms=60, give_up_ms=rng.choice([None, None, None, 40.0])),
-        watch=WatchSettings(initial_ms=5, clamp_ms=20),
+        watch=WatchSettings(initial_ms=5, clamp_ms=20, pushed_clamp_ms=60),
     )
     return Plan(
         seed=seed,
@@ -142,6 +141,8 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
         settings=settings,
         lease_ms=5_000 if is_long_listening else rng.choice([200, 600, 5_000]),
         writers_maintain=1.0 if is_long_listening else rng.choice([0.0, 0.5, 1.0]),
+        pushes=rng.random() < 0.5 and "push" not in without,
+        evolves=rng.random() < 0.3 and "evolution" not in without,
     )
 
 
@@ -156,6 +157,8 @@ def _actors(rng: random.Random, *, is_short: bool) -> list[tuple[str, int]]:
             actors += [(f"{kind}{index}", rng.randint(1, operations)) for index in range(1, rng.randint(0, most) + 1)]
     if rng.random() < 0.15:
         actors.append(("closer1", rng.randint(2, 6)))
+    if rng.random() < 0.35:
+        actors.append(("sweeper1", rng.randint(1, 5)))
     return actors
 
 
@@ -198,6 +201,7 @@ class History:
         self.mail: list[Letter] = []
         self.rows_written = 0
         self.ambiguous = 0
+        self.staged_too_early = 0
         self.paths = PathCounts()
         self._init = Process("init")
         self._incarnations: dict[int, Host] = {}
@@ -222,6 +226,9 @@ class History:
             "crashes": network.crashes,
             "freezes": network.freezes,
             "steps": self.scheduler.steps,
+            "news": witness.wire.delivered,
+            "evolved": int(witness.head is not None and len(witness.head.schemas) > 1),
+            "staged too early": self.staged_too_early,
             "resurrected blobs": len(witness.resurrected),
             "closed": int(witness.head is not None and witness.head.trace.upper.is_empty()),
             **self.paths.totals,
@@ -248,6 +255,7 @@ class History:
             settings=self.plan.settings,
             env=env,
             metrics=self.paths,
+            push=SimPush(self.witness.wire, process) if self.plan.pushes else None,
         )
         return Host(process, client)
 

@@ -1,4 +1,4 @@
-"""What the processes of a simulated history do beside reading and writing: compact, collect, sweep orphans, roll up, move a critical
+"""What the processes of a simulated history do beside reading and writing: compact, collect, roll up, move a critical
 since, close the shard.
 """
 
@@ -43,9 +43,7 @@ class Maintainer(Actor):
             case "collector":
                 gc_and_truncate(machine)
             case "sweeper":
-                # The first scan brings the shard's clock up to date for the second.
-                for _ in range(self.rng.choice([1, 2, 2])):
-                    scan_orphans(machine, older_than_ms=self.rng.choice([0, 0, 50, 400]), commit=True)
+                scan_orphans(machine, older_than_ms=self.rng.choice([0, 0, 20, 300]), commit=self.rng.random() < 0.9)
             case _ if self.rng.random() < 0.3:
                 perform(machine, machine.spine_exert(self.rng.choice([1, 100]))[1])
             case _:
