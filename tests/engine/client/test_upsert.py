@@ -11,10 +11,19 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
-from persist_engine import Antichain, PersistClient, ProgressMismatch, Schema, ShardId, UpperMismatch
+from persist_engine import (
+    Antichain,
+    Hydration,
+    PersistClient,
+    ProgressMismatch,
+    Schema,
+    ShardId,
+    UpperMismatch,
+    Upserted,
+)
 from persist_engine.base.errors import InvalidUsage, InvariantViolated, SchemaMismatch, Unavailable, UpdateBeyondUpper
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, RetrySettings, Settings
-from persist_engine.client.upsert import Hydration, UpsertHandle
+from persist_engine.client.upsert import UpsertHandle
 from persist_engine.testing.world import SCHEMA, World, row
 from persist_engine.work.perform import perform
 
@@ -202,6 +211,22 @@ def test_a_stream_is_seen_at_once_or_not_at_all(world: World, shard_id: ShardId)
     assert contents(client, shard_id) == {3: "after"}
 
 
+def test_a_stream_is_written_although_the_clock_moves_on_at_every_look(
+    world: World, shard_id: ShardId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ms = world.env.now_ms
+
+    def moving() -> int:
+        world.env.advance_ms(5)
+        return now_ms()
+
+    monkeypatch.setattr(world.env, "now_ms", moving)
+    upserts = opened(world.process(), shard_id)
+    for value in ("a", "b"):
+        assert isinstance(upserts.upsert_stream([commands((1, value)), commands((2, value))]), Upserted)
+    assert contents(world.process(), shard_id) == {1: "b", 2: "b"}
+
+
 def test_bug_31_hydration_chooses_a_time_that_can_be_read(world: World, shard_id: ShardId) -> None:
     """Since is ahead of upper: reading at upper - 1 would give rows that cannot be told apart, or nothing. The frontier is
     moved past since first.
@@ -365,7 +390,7 @@ def test_a_handle_whose_lease_ran_out_hydrates_again(shard_id: ShardId, caplog: 
     client, other = world.process(), world.process()
     one, two = opened(client, shard_id), opened(other, shard_id)
     one.upsert(commands((1, "a"), (2, "b")))
-    other.machine(shard_id).expire_leased_reader(one._reader.reader_id)
+    other.machine(shard_id).expire_leased_reader(one._shard._reader.reader_id)
     two.upsert(commands((1, "x"), (3, "y")))
     two.expire()
     with other.open_leased_reader(shard_id, purpose="moves since") as reader:
@@ -382,6 +407,54 @@ def test_a_handle_whose_lease_ran_out_hydrates_again(shard_id: ShardId, caplog: 
     assert (done.inserted, done.retracted) == (1, 2)
     assert "hydrating again" in caplog.text
     assert contents(client, shard_id) == {1: "c", 2: "b", 4: "z"}
+
+
+def test_a_handle_of_an_outgrown_schema_stops_before_it_retracts_wrongly(world: World, shard_id: ShardId) -> None:
+    """Its values lack a field: what it retracts would not be what was inserted."""
+    client, other = world.process(), world.process()
+    old = opened(client, shard_id)
+    old.upsert(commands((1, "a"), (2, "b")))
+    grown = Schema(key=SCHEMA.key, val=pa.schema([("name", pa.string()), ("size", pa.int64())]))
+    other.evolve_schema(shard_id, grown)
+    new = other.open_upsert(shard_id, grown, purpose="test")
+    vals = pa.array([{"name": "c", "size": 7}, {"name": "d", "size": None}], grown.val_type)
+    assert new.upsert(pa.table({"key": pa.array([{"id": 1}, {"id": 3}], grown.key_type), "val": vals})).retracted == 1
+    with pytest.raises(SchemaMismatch, match="evolved from schema 0 to 1"):
+        old.upsert(commands((1, "e")))
+    with pytest.raises(SchemaMismatch, match="evolved to schema 1"):
+        opened(client, shard_id)
+    with client.open_upsert(shard_id, grown, purpose="again") as again:
+        both = pa.array([{"id": 1}, {"id": 2}], grown.key_type)
+        assert again.upsert(pa.table({"key": both, "val": pa.nulls(2)})).retracted == 2
+    assert contents(client, shard_id) == {3: "d"}
+
+
+def test_a_disk_that_fails_costs_a_hydration_and_nothing_else(
+    world: World, shard_id: ShardId, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    upserts = opened(world.process(), shard_id, backend="rocksdb", directory=tmp_path)
+    upserts.upsert(commands((1, "a"), (2, "b")))
+
+    def break_disk() -> None:
+        upserts._shard._store._inner.driver[0].close()
+
+    break_disk()
+    with pytest.raises(Unavailable, match="upsert state in .* failed"):
+        upserts.upsert(commands((1, "c")))
+    done = upserts.upsert(commands((1, "c")))
+    assert (done.inserted, done.retracted) == (1, 1)
+    client = world.process()
+
+    def failing() -> Any:
+        yield commands((1, "x"))
+        break_disk()
+        yield commands((2, "y"))
+
+    with pytest.raises(Unavailable, match="upsert state in .* failed"):
+        upserts.upsert_stream(failing())
+    assert contents(client, shard_id) == {1: "c", 2: "b"}
+    assert upserts.upsert(commands((1, "d"), (2, None))).retracted == 2
+    assert contents(world.process(), shard_id) == {1: "d"}
 
 
 def test_a_value_of_ten_megabytes(world: World, shard_id: ShardId) -> None:
