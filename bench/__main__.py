@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench import append, commit, history, mirror, snapshot, throughput, upsert
+from bench import append, commit, history, mirror, sink, snapshot, throughput, upsert
 from bench.measure import Row
 
 BENCHES: dict[str, Callable[[Path, bool], list[Row]]] = {
@@ -22,6 +22,7 @@ BENCHES: dict[str, Callable[[Path, bool], list[Row]]] = {
     "snapshot": snapshot.run,
     "history": history.run,
     "mirror": mirror.run,
+    "sink": sink.run,
     "upsert": upsert.run,
 }
 

@@ -52,7 +52,7 @@ from persist_engine.flow.desired import DesiredFrontiers, Stream
 from persist_engine.flow.mint import Mint
 from persist_engine.flow.refresh import Refresh
 from persist_engine.flow.write import Write
-from persist_engine.model.frontier import Antichain
+from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.shard.watch import wait_until
 
@@ -85,6 +85,8 @@ class SinkOptions:
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= WORKERS_MAX:
             raise InvalidUsage(f"a sink has 1 to {WORKERS_MAX} workers, not {self.workers}")
+        if not 0 <= self.as_of <= DATA_TIME_MAX:
+            raise InvalidUsage(f"as_of must be a time in [0, {DATA_TIME_MAX}], not {self.as_of}")
         least = self.workers * WORKER_MEMORY_BYTES_MIN
         if self.memory_limit_bytes < least:
             raise InvalidUsage(

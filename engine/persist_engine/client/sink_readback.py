@@ -26,7 +26,6 @@ from persist_engine.client.read import ReadHandle
 from persist_engine.client.snapshot import SinceAhead, Snapshot
 from persist_engine.model.frontier import MINIMUM, Antichain
 from persist_engine.shard.machine import Machine
-from persist_engine.shard.watch import wait_until
 
 #: Memory of reading a snapshot beside the sink's own (see Snapshot.to_batches).
 SNAPSHOT_MEMORY_BYTES = 64 << 20
@@ -92,19 +91,7 @@ class ReadBack:
                 return False
             return True if frontier < machine.state.trace.upper else None
 
-        found = wait_until(
-            look,
-            refresh=self._refresh,
-            watch=machine.watch,
-            env=machine.env,
-            settings=machine.settings.watch,
-            timeout_s=timeout_s,
-        )
-        return bool(found)
-
-    def _refresh(self) -> None:
-        if not self._stopped.is_set():
-            self._machine.refresh()
+        return bool(machine.wait(look, timeout_s))
 
     def _contents(self) -> Iterator[Updates | Progress]:
         """Instead of what was given out before: all that lies before the upper."""

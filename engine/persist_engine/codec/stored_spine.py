@@ -34,7 +34,7 @@ _KEPT_BYTES_MAX = 32 << 20
 
 def trace_to_pb(trace: Trace) -> pb.FlatTrace:
     """A trace with structure. Costs the spine batches that changed since this process last wrote them."""
-    merges = thin_merges(trace.spine)
+    merges = thin_merges(trace.spine.levels)
     return pb.FlatTrace(
         since=antichain_to_pb(trace.since),
         merges=[

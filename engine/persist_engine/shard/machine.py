@@ -386,7 +386,7 @@ class Machine:
         """
         if frontier.is_empty():
             raise InvalidUsage(f"no upper of {self.shard_id} can be past the closed frontier")
-        return self._wait(lambda: True if frontier < self.state.trace.upper else None, timeout_s) is not None
+        return self.wait(lambda: True if frontier < self.state.trace.upper else None, timeout_s) is not None
 
     def snapshot_batches(
         self, as_of: Antichain, timeout_s: float | None = None
@@ -408,7 +408,7 @@ class Machine:
                 return None
             return tuple(batch for batch in trace.batches() if batch.desc.lower <= as_of)
 
-        return self._wait(check_state, timeout_s)
+        return self.wait(check_state, timeout_s)
 
     def next_listen_batch(self, frontier: Antichain, timeout_s: float | None = None) -> HollowBatch | None:
         """The batch with lower <= `frontier` < upper; waits until it is written (None: `timeout_s` passed first)."""
@@ -424,11 +424,10 @@ class Machine:
                     return batch
             raise InvariantViolated(f"no batch of {self.shard_id} holds {frontier} although its upper is {trace.upper}")
 
-        return self._wait(check_state, timeout_s)
+        return self.wait(check_state, timeout_s)
 
-    # -- private ------------------------------------------------------------------------------------------------------
-
-    def _wait(self, check_state: Callable[[], T], timeout_s: float | None) -> T:
+    def wait(self, check_state: Callable[[], T], timeout_s: float | None = None) -> T:
+        """The first answer of `check_state`, which looks at `state`, that is not None; None when `timeout_s` passed."""
         return wait_until(
             check_state,
             refresh=self._applier.fetch_and_update,
@@ -437,7 +436,10 @@ class Machine:
             settings=self.settings.watch,
             timeout_s=timeout_s,
             pushed=self._applier,
+            metrics=self.metrics,
         )
+
+    # -- private ------------------------------------------------------------------------------------------------------
 
     def _backoff(self, what: str) -> Backoff:
         return self.versions.retry.backoff(what, shard=self.shard_id)

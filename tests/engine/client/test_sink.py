@@ -313,7 +313,7 @@ def test_a_failure_that_nobody_saw_is_told_at_the_end(stores):
 
 def test_misuse_is_refused_before_anything_happens(stores):
     client = stores.client()
-    for wrong in ({"workers": 0}, {"memory_limit_bytes": 10}):
+    for wrong in ({"workers": 0}, {"memory_limit_bytes": 10}, {"as_of": -1}, {"as_of": 2**63}):
         with pytest.raises(InvalidUsage):
             client.open_sink(stores.shard_id, SCHEMA, **wrong)
     with client.open_sink(stores.shard_id, SCHEMA) as sink:
