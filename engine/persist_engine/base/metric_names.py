@@ -201,11 +201,11 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
     "Sinks": (
         _counter("sink_correction_insertions", "Updates put into correction buffers."),
         _counter("sink_correction_deletions", "Updates that cancelled there."),
-        _gauge("sink_correction_rows", "Updates held."),
-        _gauge("sink_correction_capacity_rows", "Updates there is room for before the next consolidation."),
-        _gauge("sink_correction_rows_max_per_worker", "Updates held by the worker that holds most."),
-        _gauge("sink_correction_memory_bytes", "Memory of the buffers."),
-        _gauge("sink_correction_spilled_bytes", "Bytes of them on disk."),
+        _gauge("sink_correction_rows", "Updates held.", **_SHARD),
+        _gauge("sink_correction_capacity_rows", "Updates there is room for before the next consolidation.", **_SHARD),
+        _gauge("sink_correction_rows_max_per_worker", "Updates held by the worker that holds most.", **_SHARD),
+        _gauge("sink_correction_memory_bytes", "Memory of the buffers.", **_SHARD),
+        _gauge("sink_correction_spilled_bytes", "Bytes of them on disk.", **_SHARD),
         _counter("sink_append", "Appends of sinks.", outcome="appended or lost (another replica was faster)"),
     ),
     "Stores": (
