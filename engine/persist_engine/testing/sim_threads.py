@@ -20,7 +20,7 @@ import persist_engine.client.client
 import persist_engine.client.read
 import persist_engine.client.write
 import persist_engine.shard.applier
-import persist_engine.shard.fetch
+import persist_engine.shard.read_ahead
 import persist_engine.shard.watch
 import persist_engine.work.compact
 import persist_engine.work.gc
@@ -42,7 +42,7 @@ _WITH_THREADING: tuple[ModuleType, ...] = (
 )
 _WITH_POOLS: tuple[ModuleType, ...] = (
     persist_engine.client.batch,
-    persist_engine.shard.fetch,
+    persist_engine.shard.read_ahead,
     persist_engine.work.compact,
     persist_engine.work.gc,
 )
