@@ -7,8 +7,9 @@ waits for them.
 
 from __future__ import annotations
 
+from persist_engine.model.compaction_plan import compaction_worthwhile
 from persist_engine.model.maintenance import Maintenance
-from persist_engine.model.plans import compaction_worthwhile
+from persist_engine.model.spine import MergeReq
 from persist_engine.model.views import latest_rollup, rollup_at_or_below, rollup_seqnos, seqno_since
 from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.machine import Machine
@@ -37,12 +38,24 @@ def perform(machine: Machine, maintenance: Maintenance) -> list[Outcome]:
         if left.gc is not None:
             # The assigned seqno was seqno_since when it was assigned; collecting up to today's does it and more.
             done.append(gc_and_truncate(machine))
-        done += [compact(machine, req) for req in left.requests if compaction_worthwhile(req, machine.settings)]
+        done += [compact(machine, req) for req in left.requests if _is_admitted(machine, req)]
         left = NO_MAINTENANCE
         for outcome in done:
             left = left.merge(outcome.maintenance)
         outcomes += done
     return outcomes
+
+
+def _is_admitted(machine: Machine, req: MergeReq) -> bool:
+    """Whether to do `req` (spec 13.2); what is not done is offered again, larger, when its neighbours merge with it."""
+    refusal = None
+    if not machine.settings.compaction.enabled:
+        refusal = "disabled"
+    elif not compaction_worthwhile(req, machine.settings):
+        refusal = "skipped"
+    if refusal is not None:
+        machine.metrics.count("compaction", outcome=refusal)
+    return refusal is None
 
 
 def perform_due(machine: Machine) -> list[Outcome]:
