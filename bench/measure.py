@@ -31,14 +31,21 @@ class Row:
 
 
 def timings_s(
-    call: Callable[[int], object], *, repeat: int, warm: int = 1, between: Callable[[], object] | None = None
+    call: Callable[[int], object],
+    *,
+    repeat: int,
+    warm: int = 1,
+    between: Callable[[], object] | None = None,
+    collect: bool = True,
 ) -> list[float]:
-    """Seconds of each of `repeat` calls after `warm` unmeasured ones; the collector, and `between`, run between, not within."""
+    """Seconds of each of `repeat` calls after `warm` unmeasured ones; `between` runs between, not within, and so does the
+    garbage collector when there are few calls (`collect`).
+    """
     for index in range(warm):
         call(-1 - index)
     out = []
     for index in range(repeat):
-        if repeat <= 50:
+        if collect and repeat <= 50:
             gc.collect()
         began = time.perf_counter()
         call(index)

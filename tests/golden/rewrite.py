@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.codec.batch import encode_transmittable
+from persist_engine.codec.inline_part import encode_inline
 from persist_engine.codec.part import checksum, encode_part, key_lower, part_stats
 from persist_engine.codec.schema import CODECS, Schema
 from persist_engine.codec.state import Rollup, encode_rollup
@@ -113,6 +114,13 @@ def state_diff() -> StateDiff:
     )
 
 
+def state_diff_of_a_shard() -> StateDiff:
+    """What came after 0.1.0: whose diff it is, and inline parts that are no Parquet."""
+    parts = (InlinePart(b"inline", 1, -1, schema_id=0, format="arrow/1"),)
+    held = HollowBatch(DESC, 1, parts, (), (RunMeta(),))
+    return StateDiff(VERSION, SeqNo(1), SeqNo(2), 1, "v1/x", legacy_batches=(Insert(held, None),), shard_id=SHARD)
+
+
 def rollup() -> Rollup:
     """A state with one of everything and the diff that led to it."""
     diff = state_diff()
@@ -146,8 +154,10 @@ def files() -> dict[str, bytes]:
     """Name of each golden file and what this code would write there."""
     return {
         "part-0.1.0.parquet": encode_part(table(), desc=DESC, schema=SCHEMA),
+        "inline-1.bin": encode_inline(table(), desc=DESC, schema=SCHEMA, bytes_max=1 << 20) or b"",
         "batch-0.1.0.bin": encode_transmittable(SHARD, VERSION, batch()),
         "diff-0.1.0.bin": encode_state_diff(state_diff()),
+        "diff-of-a-shard.bin": encode_state_diff(state_diff_of_a_shard()),
         "rollup-0.1.0.bin": encode_rollup(rollup()),
     }
 

@@ -10,6 +10,7 @@ from types import ModuleType
 import pyarrow.parquet as pq
 import pytest
 from persist_engine.codec.batch import decode_transmittable
+from persist_engine.codec.inline_part import decode_inline
 from persist_engine.codec.part import decode_part
 from persist_engine.codec.state import decode_rollup
 from persist_engine.codec.state_diff import decode_state_diff
@@ -34,10 +35,11 @@ def stored(name: str) -> bytes:
 def test_the_stored_messages_decode_to_the_values_they_were_made_of(golden: ModuleType) -> None:
     assert decode_transmittable(stored("batch-0.1.0.bin")) == (golden.SHARD, "0.1.0", golden.batch())
     assert decode_state_diff(stored("diff-0.1.0.bin"), key="golden") == golden.state_diff()
+    assert decode_state_diff(stored("diff-of-a-shard.bin"), key="golden") == golden.state_diff_of_a_shard()
     assert decode_rollup(stored("rollup-0.1.0.bin"), key="golden") == golden.rollup()
 
 
-@pytest.mark.parametrize("name", ["batch-0.1.0.bin", "diff-0.1.0.bin", "rollup-0.1.0.bin"])
+@pytest.mark.parametrize("name", ["batch-0.1.0.bin", "diff-0.1.0.bin", "diff-of-a-shard.bin", "rollup-0.1.0.bin"])
 def test_messages_are_still_written_byte_for_byte(golden: ModuleType, name: str) -> None:
     assert golden.files()[name] == stored(name)
 
@@ -45,6 +47,14 @@ def test_messages_are_still_written_byte_for_byte(golden: ModuleType, name: str)
 def test_the_stored_part_decodes_to_its_rows(golden: ModuleType) -> None:
     """Not byte for byte: Parquet files name the Arrow release that wrote them."""
     part = decode_part(stored("part-0.1.0.parquet"), key="golden", schema=golden.SCHEMA)
+    assert repr(part.table.to_pylist()) == repr(golden.table().to_pylist())
+    assert part.table.schema == golden.table().schema
+    assert part.desc == golden.DESC
+
+
+def test_the_stored_inline_part_decodes_to_its_rows(golden: ModuleType) -> None:
+    """Not byte for byte either: how a record batch is laid out is Arrow's to choose."""
+    part = decode_inline(stored("inline-1.bin"), format_name="arrow/1", key="golden", schema=golden.SCHEMA)
     assert repr(part.table.to_pylist()) == repr(golden.table().to_pylist())
     assert part.table.schema == golden.table().schema
     assert part.desc == golden.DESC

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 
 from persist_engine.base.errors import InvalidUsage
+
+#: At most as many digits as 2**63 - 1 has.
+_SEQNO = re.compile(r"v(0|[1-9]\d{0,18})", re.ASCII)
 
 
 class SeqNo(int):
@@ -25,8 +29,8 @@ class SeqNo(int):
     @classmethod
     def parse(cls, text: str) -> SeqNo:
         """Inverse of str(); InvalidUsage on anything else."""
-        if not text.startswith("v") or not text[1:].isdecimal():
-            raise InvalidUsage(f"not a seqno: {text!r}")
+        if _SEQNO.fullmatch(text) is None:
+            raise InvalidUsage(f"not a seqno: {text[:40]!r}")
         return cls(int(text[1:]))
 
     def __str__(self) -> str:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from persist_engine.base.errors import (
     InvalidBounds,
@@ -25,13 +24,16 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.codec.batch import encode_transmittable
-from persist_engine.codec.ingest import Updates, normalise
+from persist_engine.codec.ingest import Updates, normalise, time_bounds
 from persist_engine.codec.schema import Schema
 from persist_engine.codec.updates import consolidate, diffs_sum
 from persist_engine.model.batch import HollowBatch, InlinePart, Part, RunMeta, RunOrder
 from persist_engine.model.frontier import EMPTY, MINIMUM, Antichain, Description
 from persist_engine.model.ids import RunId, ShardId
 from persist_engine.shard.parts import PartStore, delete_parts, flush_inline, write_part
+
+#: Of tables below this nobody asks how much of their buffers they use.
+_SMALL_BYTES = 16 * 1024
 
 _log = logging.getLogger(__name__)
 
@@ -227,25 +229,26 @@ class BatchBuilder:
             raise InvalidUsage(f"this builder of shard {self._store.shard_id} has ended")
 
     def _check_times(self, table: pa.Table) -> None:
-        bounds = pc.min_max(table.column("time")).as_py()
+        least, greatest = time_bounds(table)
         lower, upper = self._desc.lower, self._desc.upper
-        if not lower.less_equal(bounds["min"]):
-            raise UpdateNotBeyondLower(
-                f"update at time {bounds['min']} is not beyond lower {lower}", ts=bounds["min"], lower=lower
-            )
+        if not lower.less_equal(least):
+            raise UpdateNotBeyondLower(f"update at time {least} is not beyond lower {lower}", ts=least, lower=lower)
         if not upper.is_empty():
             if lower == upper:
                 raise InvalidEmptyTimeInterval(
                     f"updates for the empty interval [{lower}, {upper})", lower=lower, upper=upper
                 )
-            _check_before(bounds["max"], upper)
-        self._time_max = bounds["max"] if self._time_max is None else max(self._time_max, bounds["max"])
+            _check_before(greatest, upper)
+        self._time_max = greatest if self._time_max is None else max(self._time_max, greatest)
 
     def _cut(self, table: pa.Table) -> None:
         """Fill parts up to the target size, slicing tables that reach over it."""
         target = self._settings.target_part_bytes
         while table.num_rows:
-            size_bytes = table.nbytes
+            # The buffers that it shares may be far larger than its rows, but when even they are small it is settled.
+            size_bytes = table.get_total_buffer_size()
+            if size_bytes > _SMALL_BYTES:
+                size_bytes = table.nbytes
             room = target - self._pending_bytes
             if size_bytes < room:
                 self._pending.append(table)

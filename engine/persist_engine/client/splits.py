@@ -94,7 +94,7 @@ class SnapshotSplit:
                 tuple(decode_batch(base64.b64decode(batch)) for batch in value["batches"]),
                 None if value["range"] is None else KeyRange.from_json(value["range"]),
             )
-        except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        except (ValueError, LookupError, TypeError, RecursionError, OSError, pa.ArrowException) as error:
             raise CorruptData(f"snapshot split does not decode: {error}", key="split") from error
 
     def to_batches(

@@ -6,6 +6,8 @@ wrote: run them within `envelope.decoding`, which makes that CorruptData.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.base.version import check_readable
 from persist_engine.codec.envelope import Kind, decoding, opened, sealed
@@ -22,6 +24,9 @@ from persist_engine.model.batch import (
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.model.ids import RunId, ShardId
 from persist_engine.pb import batch_pb2 as pb
+
+#: How inline parts were encoded before their descriptors said so.
+PARQUET_FORMAT = "parquet/1"
 
 _ORDERS = {
     RunOrder.UNORDERED: pb.RUN_ORDER_UNORDERED,
@@ -60,7 +65,13 @@ def decode_transmittable(data: bytes, *, key: str = "transmittable batch") -> tu
 
 
 def antichain_to_pb(frontier: Antichain) -> pb.Antichain:
-    return pb.Antichain(elements=frontier.elements)
+    """To be read or copied, never changed: equal frontiers share it."""
+    return _antichain_to_pb(frontier.time)
+
+
+@lru_cache(maxsize=1024)
+def _antichain_to_pb(time: int | None) -> pb.Antichain:
+    return pb.Antichain(elements=() if time is None else (time,))
 
 
 def antichain_from_pb(message: pb.Antichain) -> Antichain:
@@ -70,9 +81,13 @@ def antichain_from_pb(message: pb.Antichain) -> Antichain:
 
 
 def description_to_pb(desc: Description) -> pb.Description:
-    return pb.Description(
-        lower=antichain_to_pb(desc.lower), upper=antichain_to_pb(desc.upper), since=antichain_to_pb(desc.since)
-    )
+    """To be read or copied, never changed: equal descriptions share it. A diff repeats those of its spine batches."""
+    return _description_to_pb(desc.lower.time, desc.upper.time, desc.since.time)
+
+
+@lru_cache(maxsize=4096)
+def _description_to_pb(lower: int | None, upper: int | None, since: int | None) -> pb.Description:
+    return pb.Description(lower=_antichain_to_pb(lower), upper=_antichain_to_pb(upper), since=_antichain_to_pb(since))
 
 
 def description_from_pb(message: pb.Description) -> Description:
@@ -106,7 +121,12 @@ def _part_to_pb(part: Part) -> pb.Part:
     rewrite = None if part.ts_rewrite is None else antichain_to_pb(part.ts_rewrite)
     if isinstance(part, InlinePart):
         inline = pb.InlinePart(
-            data=part.data, rows=part.rows, diffs_sum=part.diffs_sum, ts_rewrite=rewrite, schema_id=part.schema_id
+            data=part.data,
+            rows=part.rows,
+            diffs_sum=part.diffs_sum,
+            ts_rewrite=rewrite,
+            schema_id=part.schema_id,
+            format=None if part.format == PARQUET_FORMAT else part.format,
         )
         return pb.Part(inline=inline)
     hollow = pb.HollowPart(
@@ -134,6 +154,7 @@ def _part_from_pb(message: pb.Part) -> Part:
             diffs_sum=inline.diffs_sum if inline.HasField("diffs_sum") else None,
             ts_rewrite=antichain_from_pb(inline.ts_rewrite) if inline.HasField("ts_rewrite") else None,
             schema_id=inline.schema_id if inline.HasField("schema_id") else None,
+            format=inline.format if inline.HasField("format") else PARQUET_FORMAT,
         )
     check(which == "hollow", "a part that is neither hollow nor inline")
     hollow = message.hollow

@@ -133,6 +133,8 @@ class _Parser:
         self._field = f"{outer}.{name}" if outer else name
         if not name:
             raise self._refuse("a field name must not be empty")
+        if any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise self._refuse("a field name must not hold a lone surrogate, which no encoding has")
         self._advance()
         if colon:
             self._take_mark(":")

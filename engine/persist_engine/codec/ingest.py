@@ -22,6 +22,8 @@ from persist_engine.codec.schema import Schema
 
 #: Python rows are gathered into tables of this many.
 ROWS_PER_TABLE = 65_536
+#: Up to here Python finds bounds faster than numpy begins to.
+_FEW = 64
 _COLUMNS = ("key", "val", "time", "diff")
 
 Rows = Iterable[tuple[tuple[Any, Any], int, int]]
@@ -50,9 +52,30 @@ def normalise(updates: Updates, schema: Schema) -> Iterator[pa.Table]:
             "or ((key, val), time, diff) rows"
         )
     for table in tables:
-        conforming = _conforming(table, schema)
+        conforming = table if _conforms(table, schema) else _conforming(table, schema)
         if conforming.num_rows:
             yield conforming
+
+
+def time_bounds(table: pa.Table) -> tuple[int, int]:
+    """The least and the greatest time of a table that has rows."""
+    if table.num_rows <= _FEW:
+        few: list[int] = table.column("time").to_pylist()
+        return min(few), max(few)
+    times = table.column("time").to_numpy()
+    return int(times.min()), int(times.max())
+
+
+def _conforms(table: pa.Table, schema: Schema) -> bool:
+    """Whether `table` surely is what `_conforming` would make of it; that one looks closer, and knows what is wrong."""
+    required = schema.required_fields
+    if required is None or not table.schema.equals(schema.updates_schema, check_metadata=True):
+        return False
+    if any(column.null_count for column in table.columns):
+        return False
+    if any(chunk.field(index).null_count for side, index in required for chunk in table.column(side).chunks):
+        return False
+    return table.num_rows == 0 or time_bounds(table)[0] >= 0
 
 
 def _conforming(table: pa.Table, schema: Schema) -> pa.Table:
@@ -168,7 +191,7 @@ def _whole(table: pa.Table, name: str) -> pa.ChunkedArray:
         whole = column.cast(pa.int64())
     except pa.ArrowInvalid as error:
         raise InvalidUsage(f"{name} does not fit int64: {error}") from error
-    if name == "time" and len(whole) and (least := pc.min(whole).as_py()) < 0:
+    if name == "time" and len(whole) and (least := int(whole.to_numpy().min())) < 0:
         raise InvalidUsage(f"time {least} is negative")
     return whole
 

@@ -18,7 +18,6 @@ from persist_engine.base.versioned import SeqNo
 from persist_engine.model.ids import PartId, RollupId, ShardId
 
 _WRITER_KEY = re.compile(r"n(\d{2})(\d{3})(\d{2})", re.ASCII)
-_SEQNO = re.compile(r"v(0|[1-9]\d*)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +84,8 @@ def parse_blob_key(key: str) -> PartKey | RollupKey:
 
 def _parsed(shard_id: ShardId, middle: str, last: str) -> PartKey | RollupKey:
     partial = f"{middle}/{last}"
-    if (found := _SEQNO.fullmatch(middle)) is not None:
-        return RollupKey(shard_id, SeqNo(int(found[1])), RollupId(last), partial)
+    if middle.startswith("v"):
+        return RollupKey(shard_id, SeqNo.parse(middle), RollupId(last), partial)
     if (found := _WRITER_KEY.fullmatch(middle)) is not None:
         return PartKey(shard_id, (int(found[1]), int(found[2]), int(found[3])), PartId(last), partial)
     raise InvalidUsage(f"{middle!r} is neither a seqno nor a writer key")

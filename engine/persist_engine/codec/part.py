@@ -149,6 +149,37 @@ class OpenedPart:
         return {name: value for name, value in only.items() if value is not None}
 
 
+@dataclass(frozen=True, slots=True)
+class PartInMemory:
+    """Rows that are decoded already, to be read as an `OpenedPart` is."""
+
+    desc: Description
+    table: pa.Table
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return int(self.table.num_rows)
+
+    @property
+    def groups(self) -> int:
+        """All rows are one."""
+        return 1
+
+    @property
+    def decoded_bytes(self) -> int:
+        """How large all rows are in memory."""
+        return int(self.table.nbytes)
+
+    def read_group(self, _group: int, *, use_threads: bool = False) -> pa.Table:
+        """All rows."""
+        return self.table
+
+    def stream(self, _table_bytes: int) -> Iterator[pa.Table]:
+        """All rows at once: they are in memory."""
+        return iter([self.table])
+
+
 def encode_part(table: pa.Table, *, desc: Description, schema: Schema) -> bytes:
     """The file's bytes; the same for the same input and Arrow release. `table` has `schema.updates_schema` (rows may
     lie in any order).
@@ -267,7 +298,16 @@ def _decoding(key: str) -> Iterator[None]:
         yield
     except SchemaMismatch:
         raise
-    except (InvalidUsage, pa.ArrowException, OSError, ValueError, KeyError, TypeError, UnicodeError, EOFError) as error:
+    except (
+        InvalidUsage,
+        pa.ArrowException,
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+        EOFError,
+    ) as error:
         raise CorruptData(f"part {key} does not decode: {error}", key=key) from error
 
 

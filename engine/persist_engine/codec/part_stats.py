@@ -46,7 +46,7 @@ def bound(text: str, data_type: pa.DataType) -> pa.Scalar:
     """A bound as a scalar of the column's type; CorruptData when the text is not one."""
     try:
         return _scalar(json.loads(text), data_type)
-    except (ValueError, TypeError, ArithmeticError, pa.ArrowException) as error:
+    except (ValueError, TypeError, ArithmeticError, RecursionError, pa.ArrowException) as error:
         raise CorruptData(f"statistics: {text!r} is no bound of type {data_type}: {error}", key="stats") from error
 
 

@@ -5,6 +5,8 @@ As in `codec.batch`: `*_from_pb` raise for what no encoder wrote; run them withi
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from google.protobuf.message import Message
 
 from persist_engine.base.errors import check
@@ -124,7 +126,13 @@ def rollup_from_pb(message: pb.HollowRollup) -> HollowRollup:
 
 
 def spine_id_to_pb(spine_id: SpineId) -> pb.SpineId:
-    return pb.SpineId(lo=spine_id.lo, hi=spine_id.hi)
+    """To be read or copied, never changed: equal ids share it."""
+    return _spine_id_to_pb(spine_id.lo, spine_id.hi)
+
+
+@lru_cache(maxsize=4096)
+def _spine_id_to_pb(lo: int, hi: int) -> pb.SpineId:
+    return pb.SpineId(lo=lo, hi=hi)
 
 
 def spine_id_from_pb(message: pb.SpineId) -> SpineId:

@@ -7,6 +7,7 @@ int64, diff int64.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -64,32 +65,40 @@ class Schema:
                 raise
             raise InvalidUsage(f"{side} {error}", **error.detail) from error
 
-    @property
+    @cached_property
     def key_ddl(self) -> str:
         """Spark DDL of the key, canonical."""
         return print_ddl(self.key)
 
-    @property
+    @cached_property
     def val_ddl(self) -> str:
         """Spark DDL of the value, canonical; "" when it has no fields."""
         return print_ddl(self.val)
 
-    @property
+    @cached_property
     def key_type(self) -> pa.DataType:
         """The struct that the column `key` holds."""
         return pa.struct(list(self.key))
 
-    @property
+    @cached_property
     def val_type(self) -> pa.DataType:
         """The struct that the column `val` holds; it may have no fields."""
         return pa.struct(list(self.val))
 
-    @property
+    @cached_property
     def updates_schema(self) -> pa.Schema:
         """Schema of a table of updates. None of the four columns holds a null; the door (`normalise`) and the parts
         see to it, so that they are declared nullable here as Arrow does by default, and tables that others build fit.
         """
         return pa.schema([("key", self.key_type), ("val", self.val_type), ("time", pa.int64()), ("diff", pa.int64())])
+
+    @cached_property
+    def required_fields(self) -> tuple[tuple[str, int], ...] | None:
+        """(side, index) of each top-level field that is NOT NULL; None when fields of nested structs are, too."""
+        sides = [(side, list(enumerate(fields))) for side, fields in (("key", self.key), ("val", self.val))]
+        if any(_has_required(field.type) for _, fields in sides for _, field in fields):
+            return None
+        return tuple((side, index) for side, fields in sides for index, field in fields if not field.nullable)
 
     def to_pair(self) -> SchemaPair:
         """As it is registered in state: two serialized Arrow schemas."""
@@ -113,6 +122,12 @@ class Schema:
 
     def __repr__(self) -> str:
         return f"Schema(({self.key_ddl}) -> ({self.val_ddl}))"
+
+
+def _has_required(data_type: pa.DataType) -> bool:
+    if not pa.types.is_struct(data_type):
+        return False
+    return any(not child.nullable or _has_required(child.type) for child in data_type)
 
 
 def _allowed(path: str, fields: list[pa.Field], depth: int) -> list[pa.Field]:

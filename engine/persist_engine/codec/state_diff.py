@@ -18,9 +18,12 @@ from persist_engine.base.versioned import SeqNo
 from persist_engine.codec import records
 from persist_engine.codec.batch import antichain_from_pb, antichain_to_pb, batch_from_pb, batch_to_pb
 from persist_engine.codec.envelope import Kind, decoding, opened, sealed
-from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, WriterId
+from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId, WriterId
 from persist_engine.model.state_diff import Delete, FieldDiff, Insert, StateDiff, Update
 from persist_engine.pb import batch_pb2, diff_pb2, state_pb2
+
+#: Encodings kept per kind of value. Grows with it: memory of the process; a spine batch takes some 30 bytes a batch in it.
+_KEPT_BYTES_MAX = 1 << 20
 
 #: Slices that follow the key: to; from and to; from.
 _SLICES = {diff_pb2.DIFF_TYPE_INSERT: 2, diff_pb2.DIFF_TYPE_UPDATE: 3, diff_pb2.DIFF_TYPE_DELETE: 2}
@@ -40,7 +43,8 @@ def _message(make: type[Message], to_pb: Callable[[Any], Message], from_pb: Call
         message.ParseFromString(raw)
         return from_pb(message)
 
-    return _Slice(lambda value: to_pb(value).SerializeToString(deterministic=True), decode)
+    # Without maps, which none of ours has, every encoding is deterministic.
+    return _Slice(lambda value: to_pb(value).SerializeToString(), decode)
 
 
 def _decode_unit(raw: bytes) -> None:
@@ -55,6 +59,32 @@ def _id(kind: Any) -> _Slice:
 
 def _u64(kind: Callable[[int], Any]) -> _Slice:
     return _message(diff_pb2.U64, lambda value: diff_pb2.U64(value=value), lambda message: kind(message.value))
+
+
+class _Kept:
+    """Encodes values of one kind, and keeps what it encoded: the old value of one diff is the new one of an earlier diff,
+    the same object. Thread-safe; holds `_KEPT_BYTES_MAX` at most.
+    """
+
+    def __init__(self, encode: Callable[[Any], bytes]) -> None:
+        self._encode = encode
+        self._kept: dict[int, tuple[Any, bytes]] = {}
+        self._bytes = 0
+
+    def __call__(self, value: Any) -> bytes:
+        found = self._kept.get(id(value))
+        if found is not None and found[0] is value:
+            return found[1]
+        data = self._encode(value)
+        if self._bytes + len(data) > _KEPT_BYTES_MAX:
+            self._kept, self._bytes = {}, 0
+        self._kept[id(value)] = (value, data)
+        self._bytes += len(data)
+        return data
+
+
+def _kept(plain: _Slice) -> _Slice:
+    return _Slice(_Kept(plain.encode), plain.decode)
 
 
 _UNIT = _Slice(lambda _: b"", _decode_unit)
@@ -93,7 +123,7 @@ _FIELDS: tuple[tuple[str, diff_pb2.StateField, _Slice, _Slice], ...] = (
         "writers",
         diff_pb2.STATE_FIELD_WRITERS,
         _id(WriterId),
-        _message(state_pb2.Writer, records.writer_to_pb, records.writer_from_pb),
+        _kept(_message(state_pb2.Writer, records.writer_to_pb, records.writer_from_pb)),
     ),
     (
         "schemas",
@@ -114,7 +144,7 @@ _FIELDS: tuple[tuple[str, diff_pb2.StateField, _Slice, _Slice], ...] = (
         "spine_batches",
         diff_pb2.STATE_FIELD_SPINE_BATCHES,
         _SPINE_ID,
-        _message(state_pb2.ThinSpineBatch, records.spine_batch_to_pb, records.spine_batch_from_pb),
+        _kept(_message(state_pb2.ThinSpineBatch, records.spine_batch_to_pb, records.spine_batch_from_pb)),
     ),
     (
         "merges",
@@ -128,17 +158,24 @@ _BY_NUMBER = {number: (name, key, value) for name, number, key, value in _FIELDS
 
 def encode_state_diff(diff: StateDiff) -> bytes:
     """The diff's bytes; equal diffs give equal bytes."""
-    columns = diff_pb2.FieldDiffs()
+    fields: list[diff_pb2.StateField] = []
+    types: list[diff_pb2.DiffType] = []
     slices: list[bytes] = []
     for name, number, key, value in _FIELDS:
         for change in getattr(diff, name):
-            kind, values = _sides(change)
-            columns.fields.append(number)
-            columns.types.append(kind)
+            fields.append(number)
             slices.append(key.encode(change.key))
-            slices.extend(value.encode(each) for each in values)
-    columns.lens.extend(map(len, slices))
-    columns.data = b"".join(slices)
+            if isinstance(change, Insert):
+                types.append(diff_pb2.DIFF_TYPE_INSERT)
+            elif isinstance(change, Update):
+                types.append(diff_pb2.DIFF_TYPE_UPDATE)
+                slices.append(value.encode(change.old))
+            else:
+                types.append(diff_pb2.DIFF_TYPE_DELETE)
+            slices.append(value.encode(change.old if isinstance(change, Delete) else change.to))
+    columns = diff_pb2.FieldDiffs(
+        fields=fields, types=types, lens=[len(each) for each in slices], data=b"".join(slices)
+    )
     message = diff_pb2.StateDiff(
         applier_version=diff.applier_version,
         seqno_from=diff.seqno_from,
@@ -146,6 +183,7 @@ def encode_state_diff(diff: StateDiff) -> bytes:
         latest_rollup_key=diff.latest_rollup_key,
         field_diffs=columns,
         walltime_ms=diff.walltime_ms,
+        shard_id=None if diff.shard_id is None else diff.shard_id.to_bytes(),
     )
     return sealed(Kind.STATE_DIFF, message)
 
@@ -165,6 +203,7 @@ def decode_state_diff(data: bytes, *, key: str) -> StateDiff:
             seqno_to=SeqNo(message.seqno_to),
             walltime_ms=message.walltime_ms,
             latest_rollup_key=message.latest_rollup_key,
+            shard_id=ShardId.from_bytes(message.shard_id) if message.HasField("shard_id") else None,
             **_collections(message.field_diffs),
         )
 
@@ -185,16 +224,6 @@ def validate(columns: diff_pb2.FieldDiffs) -> None:
     check(slices == len(columns.lens), f"{len(columns.lens)} slices where {slices} belong")
     total = sum(columns.lens)
     check(total == len(columns.data), f"{len(columns.data)} bytes where slices add up to {total}")
-
-
-def _sides(change: FieldDiff[Any, Any]) -> tuple[diff_pb2.DiffType, tuple[Any, ...]]:
-    match change:
-        case Insert(to=to):
-            return diff_pb2.DIFF_TYPE_INSERT, (to,)
-        case Update(old=old, to=to):
-            return diff_pb2.DIFF_TYPE_UPDATE, (old, to)
-        case Delete(old=old):
-            return diff_pb2.DIFF_TYPE_DELETE, (old,)
 
 
 def _collections(columns: diff_pb2.FieldDiffs) -> dict[str, tuple[FieldDiff[Any, Any], ...]]:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.codec.columns import Bools, Indices, canonical_floats, compare_adjacent, flatten_columns
 from persist_engine.codec.ingest import normalise
+from persist_engine.codec.small import ROWS_MAX, consolidate_small
 from persist_engine.codec.sorting import order_and_equal, order_indices
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 
@@ -56,6 +57,8 @@ def consolidate(table: pa.Table) -> pa.Table:
 
     InvariantViolated when a sum leaves int64. Sorted input without duplicates is recognised in one pass and not sorted.
     """
+    if (few := consolidate_small(table)) is not None:
+        return few
     table = _with_canonical_floats(table)
     columns = flatten_columns(table)
     in_order, equal = compare_adjacent(columns, table.num_rows)
@@ -95,8 +98,11 @@ def _summed(table: pa.Table, order: Indices | None, equal: Bools) -> pa.Table:
 def diffs_sum(table: pa.Table) -> int:
     """Sum of all diffs. InvariantViolated when it leaves int64."""
     diffs = _diffs(table)
-    if len(diffs) == 0:
-        return 0
+    if len(diffs) <= ROWS_MAX:
+        total: int = sum(diffs.tolist())
+        if not -_INT64_MAX - 1 <= total <= _INT64_MAX:
+            raise InvariantViolated("diffs sum to more than int64 holds")
+        return total
     return int(_sums(diffs, np.zeros(1, dtype=np.int64))[0])
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from persist_engine.base.errors import InvalidEmptyTimeInterval, InvalidUsage, check
+from persist_engine.base.errors import InvalidEmptyTimeInterval, InvalidUsage, InvariantViolated, check
 from persist_engine.model.commands import (
     AlreadyCommitted,
     Appended,
@@ -38,12 +38,12 @@ def compare_and_append(state: ShardState, cmd: CompareAndAppend, now_ms: int) ->
     if refusal is not None:
         return refusal
     trace, requests = (state.trace, ()) if desc.lower == desc.upper else _push_and_claim(state.trace, cmd, now_ms)
-    check(
-        writer.most_recent_write_upper <= desc.upper, f"upper of writer {cmd.writer_id} would step back to {desc.upper}"
-    )
-    writer = replace(
-        writer,
+    if not writer.most_recent_write_upper <= desc.upper:
+        raise InvariantViolated(f"upper of writer {cmd.writer_id} would step back to {desc.upper}")
+    writer = Writer(
         last_heartbeat_ms=max(writer.last_heartbeat_ms, now_ms),
+        lease_ms=writer.lease_ms,
+        debug=writer.debug,
         most_recent_write_token=cmd.token,
         most_recent_write_upper=desc.upper,
     )

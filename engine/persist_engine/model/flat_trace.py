@@ -43,6 +43,9 @@ class ThinSpineBatch:
     parts: tuple[SpineId, ...]
     descs: tuple[Description, ...]
 
+    def __post_init__(self) -> None:
+        check(len(self.parts) == len(self.descs), f"{len(self.parts)} ids for {len(self.descs)} descriptions of parts")
+
 
 @dataclass(frozen=True, slots=True)
 class ThinMerge:

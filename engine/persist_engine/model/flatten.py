@@ -11,12 +11,15 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from persist_engine.base.errors import check
+from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.flat_trace import FlatTrace, SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.model.spine import Fueling, IdBatch, Level, Sizes, Spine, SpineBatch
 from persist_engine.model.spine_edit import SpineEdit
+
+#: Far above what any number of rows needs (level_for(2**64) is 64), and low enough that a damaged level costs nothing.
+LEVELS_MAX = 128
 
 
 def is_zero_width(batch: HollowBatch) -> bool:
@@ -25,9 +28,8 @@ def is_zero_width(batch: HollowBatch) -> bool:
 
 
 def thin(batch: SpineBatch) -> ThinSpineBatch:
-    """The stored form of a spine batch; O(its parts)."""
-    ids = tuple(part_id for part_id, _ in batch.parts)
-    return ThinSpineBatch(batch.level, batch.desc, ids, tuple(part.desc for _, part in batch.parts))
+    """The stored form of a spine batch."""
+    return batch.thin()
 
 
 def thin_merges(spine: Spine) -> dict[SpineId, ThinMerge]:
@@ -38,8 +40,10 @@ def thin_merges(spine: Spine) -> dict[SpineId, ThinMerge]:
             if batch.active_compaction_start_ms is not None:
                 merges[batch.id] = ThinMerge(batch.desc.since, 0, batch.active_compaction_start_ms)
         if level.merge is not None:
-            check(level.merge_id not in merges, f"merge {level.merge_id} appears twice")
-            merges[level.merge_id] = ThinMerge(level.merge.since, level.merge.remaining_work)
+            merge_id = level.merge_id
+            if merge_id in merges:
+                raise InvariantViolated(f"merge {merge_id} appears twice")
+            merges[merge_id] = ThinMerge(level.merge.since, level.merge.remaining_work)
     return merges
 
 
@@ -92,10 +96,6 @@ def unflatten(flat: FlatTrace) -> tuple[Spine, bool]:
     batches = []
     for spine_id in sorted(flat.spine_batches):
         stored = flat.spine_batches[spine_id]
-        check(
-            len(stored.parts) == len(stored.descs),
-            f"spine batch {spine_id} has ids and descriptions of different number",
-        )
         parts = tuple(
             (part_id, _take(part_id, desc, hollow, legacy))
             for part_id, desc in zip(stored.parts, stored.descs, strict=True)
@@ -128,8 +128,10 @@ def assemble(since: Antichain, batches: list[SpineBatch], merges: Mapping[SpineI
     if not batches:
         check(not merges, f"merges in an empty spine: {sorted(merges)[:3]}")
         return Spine(since=since)
+    top = batches[0].level
+    check(0 <= top < LEVELS_MAX, f"spine batch {batches[0].id} lies at level {top} of {LEVELS_MAX}")
     rest = dict(merges)
-    held: list[tuple[SpineBatch, ...]] = [() for _ in range(batches[0].level + 1)]
+    held: list[tuple[SpineBatch, ...]] = [() for _ in range(top + 1)]
     for batch in batches:
         check(0 <= batch.level < len(held), f"spine batch {batch.id} lies above the oldest, at level {batch.level}")
         claim = rest.pop(batch.id, None)

@@ -32,7 +32,9 @@ class _Id(str):
         digits = raw.hex()
         if len(digits) != 32:
             raise InvalidUsage(f"a {cls.what} id is made of 16 bytes, not {len(raw)}")
-        return cls(f"{cls.letters}{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}")
+        # Valid by the way it is made.
+        text = f"{cls.letters}{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+        return super().__new__(cls, text)
 
     def to_bytes(self) -> bytes:
         """The 16 bytes; inverse of `from_bytes`."""

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.model.batch import HollowBatch
-from persist_engine.model.flat_trace import SpineId
+from persist_engine.model.flat_trace import SpineId, ThinSpineBatch
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
 from persist_engine.model.ids import RunId
 
@@ -140,6 +140,7 @@ class SpineBatch:
     parts: tuple[IdBatch, ...]
     sizes: Sizes
     active_compaction_start_ms: int | None = None
+    _thin: ThinSpineBatch | None = field(default=None, init=False, compare=False)
 
     @classmethod
     def single(cls, spine_id: SpineId, batch: HollowBatch, *, level: int = 0) -> SpineBatch:
@@ -166,7 +167,18 @@ class SpineBatch:
 
     def at_level(self, level: int) -> SpineBatch:
         """The same, elsewhere."""
-        return self if self.level == level else replace(self, level=level)
+        if self.level == level:
+            return self
+        return SpineBatch(self.id, self.desc, level, self.parts, self.sizes, self.active_compaction_start_ms)
+
+    def thin(self) -> ThinSpineBatch:
+        """Its stored form; O(its parts) once. Made again for every diff it is in, it would be most of a commit."""
+        if self._thin is None:
+            ids = tuple(part_id for part_id, _ in self.parts)
+            thin = ThinSpineBatch(self.level, self.desc, ids, tuple(part.desc for _, part in self.parts))
+            object.__setattr__(self, "_thin", thin)
+            return thin
+        return self._thin
 
     def __repr__(self) -> str:
         return f"{self.id} {self.desc} L{self.level} {len(self.parts)} batches {self.rows} rows"
@@ -223,28 +235,32 @@ class Spine:
 
     def validate(self, *, deep: bool = False) -> None:
         """Raises InvariantViolated unless the invariants hold. O(log n); `deep` also looks into every hollow batch."""
-        next_id, upper = 0, MINIMUM
+        next_id, upper, since = 0, MINIMUM, self.since
         check(not self.levels or bool(self.levels[-1].batches), "the spine's top level is vacant")
-        for index in reversed(range(len(self.levels))):
-            level = self.levels[index]
-            check(len(level.batches) <= 2, f"level {index} holds {len(level.batches)} batches")
-            check((len(level.batches) == 2) == (level.merge is not None), f"level {index} must merge iff it is full")
-            check(level.merge is None or level.merge.remaining_work >= 0, f"level {index} has negative work")
-            for batch in level.batches:
-                follows = batch.id.lo == next_id and batch.desc.lower == upper
-                if not (follows and batch.level == index and batch.desc.since <= self.since):
+        # Runs on every commit: nothing is formatted, and no frontier compared by method, unless a rule is broken.
+        for index in range(len(self.levels) - 1, -1, -1):
+            batches, merge = self.levels[index].batches, self.levels[index].merge
+            if len(batches) > 2 or (len(batches) == 2) != (merge is not None):
+                raise InvariantViolated(f"level {index} holds {len(batches)} batches, and must merge iff it is full")
+            if merge is not None and merge.remaining_work < 0:
+                raise InvariantViolated(f"level {index} has negative work")
+            for batch in batches:
+                desc = batch.desc
+                follows = batch.id.lo == next_id and desc.lower.time == upper.time and batch.level == index
+                if not (follows and (desc.since is since or desc.since <= since)):
                     raise InvariantViolated(
                         f"spine batch {batch} at level {index} does not follow id {next_id} and upper {upper} "
-                        f"with a since not beyond {self.since}"
+                        f"with a since not beyond {since}"
                     )
-                next_id, upper = batch.id.hi, batch.desc.upper
+                next_id, upper = batch.id.hi, desc.upper
                 if deep:
-                    _validate_parts(batch)
+                    validate_parts(batch)
         check(next_id == self.next_id, f"spine ids end at {next_id}, not {self.next_id}")
         check(upper == self.upper, f"spine batches end at {upper}, not {self.upper}")
 
 
-def _validate_parts(batch: SpineBatch) -> None:
+def validate_parts(batch: SpineBatch) -> None:
+    """InvariantViolated unless the hollow batches of `batch` tile it. O(parts)."""
     next_id, upper = batch.id.lo, batch.desc.lower
     for part_id, part in batch.parts:
         check(part_id.lo == next_id, f"part {part_id} of spine batch {batch.id} does not follow id {next_id}")

@@ -7,9 +7,7 @@ call.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from persist_engine.base.errors import check
+from persist_engine.base.errors import InvariantViolated
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.flat_trace import SpineId
 from persist_engine.model.frontier import Description
@@ -36,9 +34,12 @@ class SpineEdit:
 
     def push(self, batch: HollowBatch) -> None:
         """Append `batch`, which must begin where the spine ends and span some time. Amortised O(log n)."""
-        check(batch.desc.lower != batch.desc.upper, f"pushed batch {batch.desc} spans no time")
-        check(batch.desc.lower == self._upper, f"pushed batch {batch.desc} does not begin at upper {self._upper}")
-        check(batch.desc.since <= self._since, f"pushed batch {batch.desc} is beyond since {self._since}")
+        if batch.desc.lower == batch.desc.upper:
+            raise InvariantViolated(f"pushed batch {batch.desc} spans no time")
+        if batch.desc.lower != self._upper:
+            raise InvariantViolated(f"pushed batch {batch.desc} does not begin at upper {self._upper}")
+        if not batch.desc.since <= self._since:
+            raise InvariantViolated(f"pushed batch {batch.desc} is beyond since {self._since}")
         new = SpineBatch.single(self._take_id(), batch)
         self._upper = batch.desc.upper
         if new.is_empty():
@@ -87,7 +88,7 @@ class SpineEdit:
             if level.merge is None:
                 continue
             work = max(level.merge.remaining_work - fuel, 0)
-            self._levels[index] = replace(level, merge=replace(level.merge, remaining_work=work))
+            self._levels[index] = Level(level.batches, Fueling(level.merge.since, work))
             if work == 0:
                 self._insert_at(index + 1, self._complete(index))
 
@@ -115,13 +116,15 @@ class SpineEdit:
         """Put `new` behind what `index` holds; a second batch starts a merge."""
         self._grow(index)
         old = self._levels[index].batches
-        check(len(old) < 2, f"level {index} is full, no place for {new.id}")
+        if len(old) >= 2:
+            raise InvariantViolated(f"level {index} is full, no place for {new.id}")
         batches = (*old, new.at_level(index))
         if not old:
             self._levels[index] = Level(batches)
             return
         first = old[0]
-        check(first.id.hi == new.id.lo and first.desc.upper == new.desc.lower, f"{new} does not follow {first}")
+        if first.id.hi != new.id.lo or first.desc.upper != new.desc.lower:
+            raise InvariantViolated(f"{new} does not follow {first}")
         since = first.desc.since.join(new.desc.since).join(self._since)
         self._levels[index] = Level(batches, Fueling(since, first.rows + new.rows))
 

@@ -25,7 +25,7 @@ from persist_engine.model.field_diff import (
 )
 from persist_engine.model.flat_trace import SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.frontier import Antichain
-from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, WriterId
+from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId, WriterId
 from persist_engine.model.legacy_diff import apply_unstructured
 from persist_engine.model.state import (
     Claim,
@@ -62,7 +62,7 @@ V = TypeVar("V")
 class StateDiff:
     """One version of the log. Scalars use the key None and Update (optional claims: Insert, Update or Delete). Tuples
     are sorted by key. `latest_rollup_key` is the new state's newest rollup, so that a reader of the last diff can
-    start there.
+    start there. `shard_id` is whose log it belongs to; None in diffs of 0.1.0, which did not say.
     """
 
     applier_version: str
@@ -85,6 +85,7 @@ class StateDiff:
     hollow_batches: tuple[FieldDiff[SpineId, HollowBatch], ...] = ()
     spine_batches: tuple[FieldDiff[SpineId, ThinSpineBatch], ...] = ()
     merges: tuple[FieldDiff[SpineId, ThinMerge], ...] = ()
+    shard_id: ShardId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +101,12 @@ def between(before: ShardState, after: ShardState) -> StateDiff:
 
     InvariantViolated when they are not two versions of one shard in order.
     """
-    check(before.shard_id == after.shard_id, f"states of two shards: {before.shard_id} and {after.shard_id}")
-    check(before.codecs == after.codecs, f"codecs of {after.shard_id} changed from {before.codecs} to {after.codecs}")
-    check(before.seqno < after.seqno, f"states out of order: {before.seqno} and {after.seqno}")
+    if before.shard_id != after.shard_id:
+        raise InvariantViolated(f"states of two shards: {before.shard_id} and {after.shard_id}")
+    if before.codecs is not after.codecs and before.codecs != after.codecs:
+        raise InvariantViolated(f"codecs of {after.shard_id} changed from {before.codecs} to {after.codecs}")
+    if not before.seqno < after.seqno:
+        raise InvariantViolated(f"states out of order: {before.seqno} and {after.seqno}")
     trace = changes(before.trace, after.trace)
     return StateDiff(
         applier_version=after.applier_version,
@@ -125,6 +129,7 @@ def between(before: ShardState, after: ShardState) -> StateDiff:
         hollow_batches=trace.hollow_batches,
         spine_batches=trace.spine_batches,
         merges=trace.merges,
+        shard_id=after.shard_id,
     )
 
 
@@ -150,6 +155,7 @@ def apply(state: ShardState, diff: StateDiff, *, count: Callable[[str], None] = 
 
 
 def _applied(state: ShardState, diff: StateDiff, count: Callable[[str], None]) -> ShardState:
+    check(diff.shard_id in {None, state.shard_id}, f"the diff belongs to shard {diff.shard_id}")
     check(state.seqno == diff.seqno_from, f"diff {diff.seqno_from} to {diff.seqno_to} applied to {state.seqno}")
     check(diff.seqno_from < diff.seqno_to, f"diff from {diff.seqno_from} to {diff.seqno_to} goes back")
     hostname = state.hostname

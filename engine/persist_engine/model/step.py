@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from persist_engine.base.errors import check
+from persist_engine.base.errors import InvariantViolated
 from persist_engine.base.settings import Settings
 from persist_engine.base.version import parse_version
 from persist_engine.base.versioned import SeqNo
@@ -31,16 +31,14 @@ from persist_engine.model.shared_map import SharedMap
 from persist_engine.model.state import Claim, CodecNames, SchemaPair, ShardState
 from persist_engine.model.state_diff import StateDiff, between
 from persist_engine.model.transitions import Refused, transition
-from persist_engine.model.views import is_tombstone, sealed
+from persist_engine.model.views import is_tombstone, sealed_maps
 
 __all__ = ["Refused", "Stepped", "initial_state", "step"]
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The successor and the diff to it, to be committed; then `answer` holds and `maintenance` is due. `state` is
-    sealed.
-    """
+    """The successor and the diff to it, to be committed; then `answer` holds and `maintenance` is due."""
 
     state: ShardState
     diff: StateDiff
@@ -74,17 +72,16 @@ def step(
         walltime_ms=max(now_ms, state.walltime_ms + 1),
         hostname=hostname,
         applier_version=version,
+        **sealed_maps(state),
     )
     outcome = transition(clone, cmd, now_ms=now_ms)
     if isinstance(outcome, Refused):
         return outcome
-    check(
-        not was_tombstone or isinstance(cmd, AddRollup | BecomeTombstone),
-        f"shard {state.shard_id} is a tombstone and takes no {type(cmd).__name__}",
-    )
+    if was_tombstone and not isinstance(cmd, AddRollup | BecomeTombstone):
+        raise InvariantViolated(f"shard {state.shard_id} is a tombstone and takes no {type(cmd).__name__}")
     after, maintenance = _with_maintenance(expire_at(outcome.state, now_ms), outcome.answer, now_ms, settings, is_write)
     check_invariants(state, after)
-    return Stepped(sealed(after), between(state, after), outcome.answer, maintenance)
+    return Stepped(after, between(state, after), outcome.answer, maintenance)
 
 
 def _with_maintenance(

@@ -49,7 +49,7 @@ class Trace:
         edit = SpineEdit(self.spine)
         edit.push(batch)
         spine, requests = edit.finish()
-        return replace(self, spine=spine), requests
+        return Trace(spine, self.structured), requests
 
     def push_without_requests(self, batch: HollowBatch) -> Trace:
         """For replay: whoever committed the batch owns the work that came of it."""
@@ -131,7 +131,7 @@ class Trace:
     @property
     def inline_bytes(self) -> int:
         """Bytes of data held in state itself."""
-        return self.sizes.inline_bytes
+        return sum(batch.sizes.inline_bytes for batch in self.spine.batches())
 
     @property
     def rows(self) -> int:

@@ -24,7 +24,7 @@ from persist_engine.model.field_diff import (
 )
 from persist_engine.model.flat_trace import FlatTrace, SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.frontier import Antichain, Description
-from persist_engine.model.spine import IdBatch, Spine, SpineBatch
+from persist_engine.model.spine import IdBatch, Spine, SpineBatch, validate_parts
 from persist_engine.model.trace import Trace
 
 
@@ -68,10 +68,12 @@ def changes(before: Trace, after: Trace) -> TraceDiff:
     )
 
 
-def legacy_diffs(old: set[HollowBatch], new: set[HollowBatch]) -> tuple[FieldDiff[HollowBatch, None], ...]:
+def legacy_diffs(old: list[HollowBatch], new: list[HollowBatch]) -> tuple[FieldDiff[HollowBatch, None], ...]:
     """Deletes and inserts that lead from one set of batches to the other, sorted by batch, deletes first."""
-    deletes: list[FieldDiff[HollowBatch, None]] = [Delete(batch, None) for batch in old - new]
-    inserts: list[FieldDiff[HollowBatch, None]] = [Insert(batch, None) for batch in new - old]
+    if not old and len(new) <= 1:  # the usual append: nothing to compare, nothing to bring in order
+        return tuple(Insert(batch, None) for batch in new)
+    deletes: list[FieldDiff[HollowBatch, None]] = [Delete(batch, None) for batch in set(old) - set(new)]
+    inserts: list[FieldDiff[HollowBatch, None]] = [Insert(batch, None) for batch in set(new) - set(old)]
     return tuple(sorted(deletes + inserts, key=lambda diff: (flatten.legacy_order(diff.key), isinstance(diff, Insert))))
 
 
@@ -83,8 +85,10 @@ def _unshared(before: Trace, after: Trace) -> _Unshared:
 
     Sharing is told by identity, so equal but separately made batches are compared and cancel out later.
     """
-    old = {batch.id: batch for batch in before.spine_batches()}
-    new = {batch.id: batch for batch in after.spine_batches()}
+    olds, news = tuple(before.spine_batches()), tuple(after.spine_batches())
+    shared = {id(batch) for batch in olds} & {id(batch) for batch in news} if before.structured else set()
+    old = {batch.id: batch for batch in olds if id(batch) not in shared}
+    new = {batch.id: batch for batch in news if id(batch) not in shared}
     old_parts: list[IdBatch] = []
     new_parts: list[IdBatch] = []
     old_thin: dict[SpineId, ThinSpineBatch] = {}
@@ -102,11 +106,16 @@ def _unshared(before: Trace, after: Trace) -> _Unshared:
             old_thin[spine_id] = flatten.thin(one)
         if other is not None:
             new_thin[spine_id] = flatten.thin(other)
+    # A merge moves hollow batches from two spine batches to one: what only moved is not worth a closer look.
+    moved = {id(part) for part in old_parts} & {id(part) for part in new_parts}
+    if moved:
+        old_parts = [part for part in old_parts if id(part) not in moved]
+        new_parts = [part for part in new_parts if id(part) not in moved]
     return old_parts, new_parts, old_thin, new_thin
 
 
-def _split(parts: list[IdBatch]) -> tuple[set[HollowBatch], dict[SpineId, HollowBatch]]:
-    legacy = {batch for _, batch in parts if not flatten.is_zero_width(batch)}
+def _split(parts: list[IdBatch]) -> tuple[list[HollowBatch], dict[SpineId, HollowBatch]]:
+    legacy = [batch for _, batch in parts if not flatten.is_zero_width(batch)]
     return legacy, {part_id: batch for part_id, batch in parts if flatten.is_zero_width(batch)}
 
 
@@ -184,7 +193,9 @@ def _rebuild(
         check(batch is not None and batch.desc == desc, f"no batch {desc} for part {part_id} of {spine_id}")
         if batch is not None:
             parts.append((part_id, batch))
-    return flatten.built(spine_id, stored, tuple(parts))
+    rebuilt = flatten.built(spine_id, stored, tuple(parts))
+    validate_parts(rebuilt)
+    return rebuilt
 
 
 def _touched(batches: dict[SpineId, SpineBatch], diff: TraceDiff) -> set[SpineId]:

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import replace
+from typing import Any
 
-from persist_engine.base.errors import check
+from persist_engine.base.errors import InvariantViolated
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.batch import HollowRollup
 from persist_engine.model.frontier import Antichain
@@ -22,15 +23,19 @@ _Rollups = SharedMap[SeqNo, HollowRollup]
 
 def sealed(state: ShardState) -> ShardState:
     """The same state as a starting point: differences to it will cost what is edited from here on."""
-    return replace(
-        state,
-        rollups=state.rollups.sealed(),
-        leased_readers=state.leased_readers.sealed(),
-        critical_readers=state.critical_readers.sealed(),
-        writers=state.writers.sealed(),
-        schemas=state.schemas.sealed(),
-        progress=state.progress.sealed(),
-    )
+    return replace(state, **sealed_maps(state))
+
+
+def sealed_maps(state: ShardState) -> dict[str, Any]:
+    """The state's maps as starting points, by field."""
+    return {
+        "rollups": state.rollups.sealed(),
+        "leased_readers": state.leased_readers.sealed(),
+        "critical_readers": state.critical_readers.sealed(),
+        "writers": state.writers.sealed(),
+        "schemas": state.schemas.sealed(),
+        "progress": state.progress.sealed(),
+    }
 
 
 def seqno_since(state: ShardState) -> SeqNo:
@@ -90,7 +95,8 @@ def _seqnos(rollups: _Rollups) -> tuple[SeqNo, ...]:
 def latest_rollup(state: ShardState) -> tuple[SeqNo, HollowRollup]:
     """The newest rollup. Invariant: there always is one."""
     seqnos = rollup_seqnos(state)
-    check(bool(seqnos), f"state {state.seqno} of {state.shard_id} names no rollup")
+    if not seqnos:
+        raise InvariantViolated(f"state {state.seqno} of {state.shard_id} names no rollup")
     return seqnos[-1], state.rollups[seqnos[-1]]
 
 

@@ -81,18 +81,20 @@ class HollowPart(_message.Message):
     def __init__(self, key: _Optional[str] = ..., size_bytes: _Optional[int] = ..., rows: _Optional[int] = ..., diffs_sum: _Optional[int] = ..., checksum: _Optional[str] = ..., key_lower: _Optional[bytes] = ..., stats: _Optional[_Union[PartStats, _Mapping]] = ..., ts_rewrite: _Optional[_Union[Antichain, _Mapping]] = ..., schema_id: _Optional[int] = ..., format: _Optional[str] = ...) -> None: ...
 
 class InlinePart(_message.Message):
-    __slots__ = ("data", "rows", "diffs_sum", "ts_rewrite", "schema_id")
+    __slots__ = ("data", "rows", "diffs_sum", "ts_rewrite", "schema_id", "format")
     DATA_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     DIFFS_SUM_FIELD_NUMBER: _ClassVar[int]
     TS_REWRITE_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_ID_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     rows: int
     diffs_sum: int
     ts_rewrite: Antichain
     schema_id: int
-    def __init__(self, data: _Optional[bytes] = ..., rows: _Optional[int] = ..., diffs_sum: _Optional[int] = ..., ts_rewrite: _Optional[_Union[Antichain, _Mapping]] = ..., schema_id: _Optional[int] = ...) -> None: ...
+    format: str
+    def __init__(self, data: _Optional[bytes] = ..., rows: _Optional[int] = ..., diffs_sum: _Optional[int] = ..., ts_rewrite: _Optional[_Union[Antichain, _Mapping]] = ..., schema_id: _Optional[int] = ..., format: _Optional[str] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("hollow", "inline")

@@ -82,17 +82,19 @@ class FieldDiffs(_message.Message):
     def __init__(self, fields: _Optional[_Iterable[_Union[StateField, str]]] = ..., types: _Optional[_Iterable[_Union[DiffType, str]]] = ..., lens: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class StateDiff(_message.Message):
-    __slots__ = ("applier_version", "seqno_from", "seqno_to", "latest_rollup_key", "field_diffs", "walltime_ms")
+    __slots__ = ("applier_version", "seqno_from", "seqno_to", "latest_rollup_key", "field_diffs", "walltime_ms", "shard_id")
     APPLIER_VERSION_FIELD_NUMBER: _ClassVar[int]
     SEQNO_FROM_FIELD_NUMBER: _ClassVar[int]
     SEQNO_TO_FIELD_NUMBER: _ClassVar[int]
     LATEST_ROLLUP_KEY_FIELD_NUMBER: _ClassVar[int]
     FIELD_DIFFS_FIELD_NUMBER: _ClassVar[int]
     WALLTIME_MS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_ID_FIELD_NUMBER: _ClassVar[int]
     applier_version: str
     seqno_from: int
     seqno_to: int
     latest_rollup_key: str
     field_diffs: FieldDiffs
     walltime_ms: int
-    def __init__(self, applier_version: _Optional[str] = ..., seqno_from: _Optional[int] = ..., seqno_to: _Optional[int] = ..., latest_rollup_key: _Optional[str] = ..., field_diffs: _Optional[_Union[FieldDiffs, _Mapping]] = ..., walltime_ms: _Optional[int] = ...) -> None: ...
+    shard_id: bytes
+    def __init__(self, applier_version: _Optional[str] = ..., seqno_from: _Optional[int] = ..., seqno_to: _Optional[int] = ..., latest_rollup_key: _Optional[str] = ..., field_diffs: _Optional[_Union[FieldDiffs, _Mapping]] = ..., walltime_ms: _Optional[int] = ..., shard_id: _Optional[bytes] = ...) -> None: ...

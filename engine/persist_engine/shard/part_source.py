@@ -13,8 +13,9 @@ import pyarrow as pa
 from persist_engine.base.errors import CorruptData, MissingBlob
 from persist_engine.base.metrics import Metrics
 from persist_engine.codec import updates
+from persist_engine.codec.inline_part import decode_inline
 from persist_engine.codec.keys import blob_key
-from persist_engine.codec.part import OpenedPart, open_part
+from persist_engine.codec.part import OpenedPart, PartInMemory, open_part
 from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import HollowPart, Part
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
@@ -49,11 +50,14 @@ class PartSource:
         """The part, its bytes verified against the checksum in state (or in the part itself when it is inline) and its
         description against the one its batch registered. CorruptData names the key.
         """
+        opened: OpenedPart | PartInMemory
         if isinstance(part, HollowPart):
-            key, expected_checksum = blob_key(self.shard_id, part.key), part.checksum
+            key = blob_key(self.shard_id, part.key)
+            opened = open_part(data, key=key, schema=self.schema, expected_checksum=part.checksum)
         else:
-            key, expected_checksum = f"{self.shard_id} inline part of {desc}", None
-        opened = open_part(data, key=key, schema=self.schema, expected_checksum=expected_checksum)
+            key = f"{self.shard_id} inline part of {desc}"
+            inline = decode_inline(data, format_name=part.format, key=key, schema=self.schema)
+            opened = PartInMemory(inline.desc, inline.table)
         if opened.rows != part.rows:
             raise CorruptData(f"{key}: {opened.rows} rows, state says {part.rows}", key=key)
         _check_description(opened.desc, desc, part, key)
@@ -72,7 +76,7 @@ class PartToRead:
     Groups may be read in any order and by several threads at once.
     """
 
-    _opened: OpenedPart
+    _opened: OpenedPart | PartInMemory
     _registered: Description
     _ts_rewrite: Antichain | None
 

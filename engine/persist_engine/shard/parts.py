@@ -18,9 +18,10 @@ from persist_engine.base.metrics import Metrics
 from persist_engine.base.settings import Settings
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.codec.checksum import checksum
+from persist_engine.codec.inline_part import INLINE_FORMAT_NAME, ROW_BYTES_MIN, decode_inline, encode_inline
 from persist_engine.codec.keys import blob_key, part_key
 from persist_engine.codec.order import key_lower
-from persist_engine.codec.part import decode_part, encode_part
+from persist_engine.codec.part import PART_FORMAT_NAME, encode_part
 from persist_engine.codec.part_stats import part_stats
 from persist_engine.codec.schema import Schema
 from persist_engine.codec.updates import wrapped_diffs_sum
@@ -62,18 +63,24 @@ def write_part(
 
     Inline when the encoded part is smaller than `inline_bytes_max` (0: never), else a blob under a fresh key.
     """
-    data = encode_part(table, desc=desc, schema=schema)
+    data, name = None, INLINE_FORMAT_NAME
+    if table.num_rows * ROW_BYTES_MIN < inline_bytes_max:
+        data = encode_inline(table, desc=desc, schema=schema, bytes_max=inline_bytes_max)
+    if data is None:  # too much for the quick form, which does not compress
+        data, name = encode_part(table, desc=desc, schema=schema), PART_FORMAT_NAME
     store.metrics.count("part_written", kind="inline" if len(data) < inline_bytes_max else "blob")
     store.metrics.count("part_written_bytes", len(data))
     if len(data) < inline_bytes_max:
-        return InlinePart(data=data, rows=table.num_rows, diffs_sum=wrapped_diffs_sum(table), schema_id=schema_id)
+        total = wrapped_diffs_sum(table)
+        return InlinePart(data=data, rows=table.num_rows, diffs_sum=total, schema_id=schema_id, format=name)
     return _set_blob(store, data, table, schema=schema, schema_id=schema_id)
 
 
 def flush_inline(store: PartStore, part: InlinePart, *, schema: Schema) -> HollowPart:
-    """The same updates as a blob, under a fresh key: same bytes, rewrite and schema."""
-    table = decode_part(part.data, key="inline part", schema=schema).table
-    hollow = _set_blob(store, part.data, table, schema=schema, schema_id=part.schema_id)
+    """The same updates as a blob, under a fresh key: same rows, description, rewrite and schema."""
+    opened = decode_inline(part.data, format_name=part.format, key="inline part", schema=schema)
+    data = encode_part(opened.table, desc=opened.desc, schema=schema)
+    hollow = _set_blob(store, data, opened.table, schema=schema, schema_id=part.schema_id)
     return replace(hollow, ts_rewrite=part.ts_rewrite)
 
 

@@ -123,10 +123,8 @@ class StateVersions:
         Repeats only after Determinate; raises Indeterminate when the outcome is unknown: `shard.machine` knows what
         may follow.
         """
-        check(
-            diff.seqno_to == state.seqno == expected + 1,
-            f"diff to {diff.seqno_to} for state {state.seqno} after {expected}",
-        )
+        if not diff.seqno_to == state.seqno == expected + 1:
+            raise InvariantViolated(f"diff to {diff.seqno_to} for state {state.seqno} after {expected}")
         data = encode_state_diff(diff)
         new = VersionedData(state.seqno, data)
         shard_id = state.shard_id
@@ -339,6 +337,8 @@ class StateVersions:
         diff = decode_state_diff(entry.data, key=key)
         if diff.seqno_to != entry.seqno:
             raise CorruptData(f"diff {key} leads to {diff.seqno_to}", key=key)
+        if diff.shard_id not in {None, shard_id}:
+            raise CorruptData(f"diff {key} belongs to shard {diff.shard_id}", key=key)
         return diff
 
 

@@ -45,7 +45,7 @@ def parse_url(url: str, *, allowed: dict[str, frozenset[str]]) -> StoreUrl:
         raise InvalidUsage(
             "store URL does not parse: check brackets and port, and percent-encode the password"
         ) from None
-    if split.netloc and "@" not in split.netloc and "@" in url:
+    if "@" not in split.netloc and "@" in (url if split.netloc else split.query + split.fragment):
         # A password with a raw /, ? or # ends the host early; showing what follows would show the password.
         raise InvalidUsage("store URL has an @ past its host: percent-encode the password (and @ elsewhere as %40)")
     shown = _without_credentials(split)
@@ -83,4 +83,6 @@ def absolute_path(url: StoreUrl) -> str:
 def _without_credentials(split: SplitResult) -> str:
     host = split.netloc.rpartition("@")[2]
     slashes = "//" if split.netloc or split.path.startswith("/") else ""
-    return f"{split.scheme}:{slashes}{host}{split.path}"
+    # What looks like a path may be credentials: slashes forgotten (redis:/user:password@host), a URL pasted twice.
+    path = "..." + split.path[split.path.rindex("@") :] if "@" in split.path else split.path
+    return f"{split.scheme}:{slashes}{host}{path}"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -30,14 +31,22 @@ from persist_engine.client.client import PersistClient
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.testing.faults import FaultyBlob, FaultyConsensus
-from persist_engine.testing.sim_actors import Actor, Downgrader, Host, Letter, Maintainer, Reader, Writer
+from persist_engine.testing.sim_actors import Actor, Host, Letter, Reader, Writer
 from persist_engine.testing.sim_final import settle
 from persist_engine.testing.sim_network import Network, Weather
 from persist_engine.testing.sim_scheduler import Process, Scheduler
 from persist_engine.testing.sim_threads import SimEnv, SimEvent, simulated_threads
+from persist_engine.testing.sim_upkeep import Closer, Downgrader, Maintainer
 from persist_engine.testing.sim_witness import WatchedBlob, WatchedConsensus, Witness
 
 STEPS_MAX = 60_000
+#: Metrics of paths that are rarely gone, and how a campaign calls them.
+_RARE = {
+    "inline_backpressure": "inline flushes",
+    "compaction": "compactions",
+    "update_state": "updates",
+    "command_turn_timeout": "lost turns",
+}
 _KINDS: dict[str, type[Actor]] = {
     "writer": Writer,
     "reader": Reader,
@@ -45,9 +54,12 @@ _KINDS: dict[str, type[Actor]] = {
     "collector": Maintainer,
     "roller": Maintainer,
     "downgrader": Downgrader,
+    "closer": Closer,
 }
 #: Beside the writers: kind, how many at most, and how many operations each at most.
 _OTHERS = (("reader", 2, 8), ("compactor", 2, 4), ("collector", 2, 4), ("roller", 1, 4), ("downgrader", 2, 3))
+#: Short histories with more faults find most bugs for their time; some need a longer life.
+_LENGTHS = {"short": 0.7, "usual": 0.22, "listening": 0.08}
 
 
 @dataclass(frozen=True)
@@ -74,21 +86,21 @@ class Plan:
 def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
     """The plan of `seed`. Names in `without` are left out: actors ("reader1"), or kinds of weather ("crash")."""
     rng = random.Random(f"plan {seed}")  # noqa: S311 - repeatable on purpose
-    actors = [(f"writer{index}", rng.randint(3, 7)) for index in range(1, rng.randint(2, 4))]
-    for kind, most, operations in _OTHERS:
-        actors += [(f"{kind}{index}", rng.randint(1, operations)) for index in range(1, rng.randint(0, most) + 1)]
+    length = rng.choices(list(_LENGTHS), weights=list(_LENGTHS.values()))[0]
+    actors = _actors(rng, is_short=length == "short")
+    fierce = 3 if length == "short" else 1
     stormy = rng.choice([0.0, 0.3, 1.0])
     weather = Weather(
         happens=1 - stormy * rng.uniform(0, 0.25),
         answers=1 - stormy * rng.uniform(0, 0.25),
         late=rng.choice([0.0, 0.5]),
         slow=rng.choice([0.0, 0.1, 0.3]),
-        crash=rng.choice([0.0, 0.0, 0.01, 0.03]),
-        freeze=rng.choice([0.0, 0.01]),
-        step=rng.choice([0.0, 0.0, 0.01]),
+        crash=fierce * rng.choice([0.0, 0.0, 0.01, 0.03]),
+        freeze=fierce * rng.choice([0.0, 0.01]),
+        step=fierce * rng.choice([0.0, 0.0, 0.01]),
     )
     # Now and then the weather is fine and everybody keeps on listening, so that readers see much of a shard's life.
-    is_long_listening = rng.random() < 0.3
+    is_long_listening = length == "listening"
     if is_long_listening:
         weather = replace(weather, crash=0.0, freeze=0.0, step=0.0)
         actors = [("reader1", 14), *((name, operations) for name, operations in actors if name != "reader1")]
@@ -126,6 +138,32 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
     )
 
 
+def _actors(rng: random.Random, *, is_short: bool) -> list[tuple[str, int]]:
+    """Names and operations."""
+    if is_short:
+        actors = [(f"writer{index}", rng.randint(1, 4)) for index in range(1, rng.randint(1, 3) + 1)]
+        actors += [(f"{kind}1", rng.randint(1, 2)) for kind, _, _ in _OTHERS if rng.random() < 0.4]
+    else:
+        actors = [(f"writer{index}", rng.randint(3, 7)) for index in range(1, rng.randint(2, 4))]
+        for kind, most, operations in _OTHERS:
+            actors += [(f"{kind}{index}", rng.randint(1, operations)) for index in range(1, rng.randint(0, most) + 1)]
+    if rng.random() < 0.15:
+        actors.append(("closer1", rng.randint(2, 6)))
+    return actors
+
+
+class PathCounts(NoMetrics):
+    """Counts the rare paths of the engine, so that a campaign can tell that it went them."""
+
+    def __init__(self) -> None:
+        self.totals: Counter[str] = Counter()
+
+    def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
+        """See Metrics."""
+        if name in _RARE:
+            self.totals[" ".join([_RARE[name], *labels.values()])] += 1
+
+
 @dataclass(frozen=True)
 class Report:
     """How a history ended. `failure`: the first broken rule; `trace`: hash of `events`, equal for equal seeds."""
@@ -153,6 +191,7 @@ class History:
         self.mail: list[Letter] = []
         self.rows_written = 0
         self.ambiguous = 0
+        self.paths = PathCounts()
         self._init = Process("init")
         self._incarnations: dict[int, Host] = {}
         self._started = 0
@@ -176,6 +215,8 @@ class History:
             "crashes": network.crashes,
             "freezes": network.freezes,
             "steps": self.scheduler.steps,
+            "closed": int(witness.head is not None and witness.head.trace.upper.is_empty()),
+            **self.paths.totals,
         }
         return Report(self.plan, self.scheduler.failure, tuple(self.scheduler.events), counts)
 
@@ -198,7 +239,7 @@ class History:
             FaultyConsensus(WatchedConsensus(self.witness), self.network),
             settings=self.plan.settings,
             env=env,
-            metrics=NoMetrics(),
+            metrics=self.paths,
         )
         return Host(process, client)
 

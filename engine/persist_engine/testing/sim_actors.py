@@ -1,4 +1,4 @@
-"""What the processes of a simulated history do: write, read, compact, collect, roll up, move since.
+"""What the processes of a simulated history do with data: write and read (`sim_upkeep` has the rest).
 
 Each actor uses the public handles only, tells the witness what it was answered, and draws all it does from the seed. It
 lives on a `Host`; when that crashes the actor goes on, with fresh handles, on the next incarnation. An actor's loop
@@ -21,25 +21,18 @@ from persist_engine.base.errors import Fenced, InvariantViolated, MissingBlob, U
 from persist_engine.client.client import PersistClient
 from persist_engine.client.listen import Listen, Progress, Updates
 from persist_engine.client.read import ReadHandle
-from persist_engine.client.since import SinceHandle
 from persist_engine.client.snapshot import SinceAhead, Snapshot
-from persist_engine.client.write import Appended, UpperMismatch, WriteHandle
-from persist_engine.model.commands import OpaqueMismatch
+from persist_engine.client.write import Appended, ProgressMismatch, UpperMismatch, WriteHandle
 from persist_engine.model.frontier import Antichain
-from persist_engine.model.ids import CriticalReaderId
 from persist_engine.testing.oracle import Update
 from persist_engine.testing.sim_scheduler import Process
-from persist_engine.testing.sim_witness import Append
+from persist_engine.testing.sim_witness import CLOSED, Append, frontier_of
 from persist_engine.testing.world import SCHEMA, row
-from persist_engine.work.compact import compact_due
-from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.perform import perform
-from persist_engine.work.rollup import write_rollup
 
 if TYPE_CHECKING:
     from persist_engine.testing.sim import History
 
-CRITICAL_ID = CriticalReaderId.from_bytes(b"\xcc" * 16)
 WAIT_S = 0.05
 #: Ids of rows that many writers agree on start here; those of one append lie below.
 _AGREED = 1_000_000
@@ -127,9 +120,11 @@ class Writer(Actor):
             self.handle.expire()
 
     def operate(self) -> None:
-        ways = [self.compare_and_append, self.append, self.stage, self.take, self.ask_upper, self.expire]
+        if self._upper() == CLOSED:
+            return
+        ways = [self.compare_and_append, self.append, self.stage, self.take, self.advance, self.ask_upper, self.expire]
         try:
-            self.rng.choices(ways, weights=[6, 4, 2, 4, 1, 1])[0]()
+            self.rng.choices(ways, weights=[6, 4, 2, 4, 3, 1, 1])[0]()
         except InvariantViolated:
             # The one case in which an append cannot tell what became of it: the documented end is a restart.
             if not self.history.plan.may_be_ambiguous:
@@ -140,16 +135,44 @@ class Writer(Actor):
 
     def compare_and_append(self) -> None:
         lower = max(0, self._upper() + self.rng.choice([0, 0, 0, 0, -1, 1]))
-        upper = lower + self.rng.randint(1, 4)
-        append = self.history.witness.begin(self._own_rows(lower, upper), lower=lower, upper=upper, is_exact=True)
+        self.append_exactly(lower, lower + self.rng.randint(1, 4))
+
+    def append_exactly(
+        self, lower: int, upper: int, *, progress: tuple[str, bytes] | None = None, expected: bytes | None = None
+    ) -> None:
+        """Rows of its own in [lower, upper), CLOSED being an upper too."""
+        if lower >= CLOSED:
+            return
+        updates = self._own_rows(lower, min(upper, lower + 4))
+        append = self.history.witness.begin(updates, lower=lower, upper=upper, is_exact=True)
+        append.progress, append.expected_progress = progress, expected
         with self.history.scheduler.doing(append):
             outcome = self.handle.compare_and_append(
-                _rows(append.updates), expected_upper=Antichain.of(lower), new_upper=Antichain.of(upper)
+                _rows(append.updates),
+                expected_upper=frontier_of(lower),
+                new_upper=frontier_of(upper),
+                progress=progress,
+                expected_progress=expected,
             )
         self._conclude(append, outcome)
 
+    def advance(self) -> None:
+        """Append as a sink does: how far its source was read is swapped in with the data."""
+        begun = self.history.witness.seqno
+        sink = self.rng.choice(["sink1", "sink2"])
+        stored = self.client.progress(self.history.shard_id, sink)
+        token = None if stored is None else stored.token
+        self.history.witness.saw_progress(sink, token, since_seqno=begun)
+        lower = self._upper()
+        progress = (sink, f"{self.name} {self.history.rows_written}".encode())
+        expected = token if self.rng.random() < 0.8 else b"what nobody stored"
+        self.append_exactly(lower, lower + self.rng.randint(1, 3), progress=progress, expected=expected)
+
     def append(self) -> None:
-        lower = max(0, self._upper() - self.rng.randint(0, 4))
+        known = self._upper()
+        if known == CLOSED:
+            return
+        lower = max(0, known - self.rng.randint(0, 4))
         upper = lower + self.rng.randint(1, 6)
         agreed: list[Update] = [((_AGREED + time, "agreed"), time, 1) for time in range(lower, upper)]
         append = self.history.witness.begin(agreed, lower=lower, upper=upper, is_exact=False)
@@ -160,6 +183,8 @@ class Writer(Actor):
     def stage(self) -> None:
         """Write a batch for somebody else to append."""
         lower = self._upper()
+        if lower == CLOSED:
+            return
         upper = lower + self.rng.randint(1, 6)
         updates = self._own_rows(lower, upper)
         batch = self.handle.batch(_rows(updates), lower=Antichain.of(lower), upper=Antichain.of(upper))
@@ -192,7 +217,9 @@ class Writer(Actor):
     def ask_upper(self) -> None:
         begun = self.history.scheduler.steps
         if self.rng.random() < 0.5:
-            self.handle.wait_for_upper_past(self.handle.upper, timeout=WAIT_S)
+            known = self.handle.upper
+            if not known.is_empty():
+                self.handle.wait_for_upper_past(known, timeout=WAIT_S)
             return
         upper = self.history.client_upper(self.client)
         self.history.witness.saw_upper(upper, since_step=begun, what="fetch_recent_upper")
@@ -203,8 +230,7 @@ class Writer(Actor):
 
     def _upper(self) -> int:
         upper = self.handle.fetch_recent_upper() if self.rng.random() < 0.5 else self.handle.shared_upper()
-        assert upper.time is not None, "nobody closes the shard"
-        return upper.time
+        return CLOSED if upper.time is None else upper.time
 
     def _own_rows(self, lower: int, upper: int) -> list[Update]:
         """Rows that no other append has, and now and then one that many have, to be added up."""
@@ -226,6 +252,8 @@ class Writer(Actor):
                     perform(self.handle.machine, maintenance)
             case UpperMismatch(current=current):
                 witness.refused(append, current=current)
+            case ProgressMismatch(current=stored):
+                witness.outdated(append, None if stored is None else stored.token)
             case _:
                 self.history.scheduler.fail(f"{append} answered {outcome}")
 
@@ -278,6 +306,8 @@ class Reader(Actor):
 
     def listen(self) -> None:
         """Start to listen, or go on for a few batches."""
+        if self.listening is not None and self.listening.listen.frontier.is_empty():
+            self.listening = None  # it has heard the last of a closed shard
         if self.listening is None:
             as_of = self._time(earliest=0.6)
             if as_of is None:
@@ -288,6 +318,8 @@ class Reader(Actor):
                 return
             self.listening = _Listening(answer, as_of)
         for _ in range(self.rng.randint(1, 3)):
+            if self.listening.listen.frontier.is_empty():
+                return
             events = self.listening.listen.next_batch(timeout_s=WAIT_S)
             if events is None:
                 return
@@ -325,13 +357,15 @@ class Reader(Actor):
         since = self.handle.since
         upper = self.history.client_upper(self.client)
         if since.time is None:
+            if self.history.witness.is_leased(self.handle.reader_id) and self.history.witness.is_past():
+                return None
             raise Fenced("the handle has lost its lease")
-        assert upper.time is not None, "nobody closes the shard"
-        if upper.time <= since.time:
+        end = since.time + 10 if upper.time is None else upper.time
+        if end <= since.time:
             return None
         if self.rng.random() < earliest:
             return since.time
-        return self.rng.choice([upper.time - 1, self.rng.randrange(since.time, upper.time)])
+        return self.rng.choice([end - 1, self.rng.randrange(since.time, end)])
 
     def _too_late(self, answer: SinceAhead) -> None:
         if self.history.witness.is_leased(self.handle.reader_id):
@@ -342,8 +376,9 @@ class Reader(Actor):
         if self.rng.random() < 0.7:
             return contents(snapshot.to_table())
         found: Counter[Hashable] = Counter()
+        retry = self.client.machine(self.history.shard_id).retry
         for split in snapshot.splits(2):
-            for batch in split.to_batches(self.handle.blob):
+            for batch in split.to_batches(self.handle.blob, retry=retry):
                 found.update(contents(pa.Table.from_batches([batch])))
         return found
 
@@ -359,53 +394,6 @@ class Reader(Actor):
             self.history.witness.listened(
                 found, as_of=listening.as_of, frontier=event.frontier, what=f"listener of {self.name}"
             )
-
-
-class Maintainer(Actor):
-    """Does one kind of maintenance now and then, whatever is due."""
-
-    def open(self) -> None:
-        self.client.initialise(self.history.shard_id, SCHEMA)
-
-    def operate(self) -> None:
-        machine = self.client.machine(self.history.shard_id)
-        self.history.scheduler.pause(self.rng.choice([0, 20, 100]))
-        match self.name.rstrip("0123456789"):
-            case "compactor":
-                compact_due(machine, self.rng.choice([1, 10]))
-            case "collector":
-                gc_and_truncate(machine)
-            case _:
-                write_rollup(machine)
-        self.history.witness.installed(machine.state)
-
-
-class Downgrader(Actor):
-    """Moves a critical since, and takes the fencing token over from its rival."""
-
-    handle: SinceHandle
-
-    def open(self) -> None:
-        self.client.initialise(self.history.shard_id, SCHEMA)
-        opaque = f"{self.name}-{self.left}".encode()
-        self.handle = self.client.open_critical_since(
-            self.history.shard_id, CRITICAL_ID, opaque=opaque, purpose=self.name
-        )
-
-    def operate(self) -> None:
-        witness = self.history.witness
-        expected, new = self.handle.opaque, f"{self.name}-{self.left}".encode()
-        upper = self.history.client_upper(self.client).time
-        since = self.handle.since.time
-        if upper is None or since is None or upper <= since:
-            return
-        begun = witness.seqno
-        target = Antichain.of(self.rng.randrange(since, upper))
-        answer = self.handle.compare_and_downgrade_since(expected, (new, target))
-        told = answer.opaque if isinstance(answer, OpaqueMismatch) else new
-        if isinstance(answer, OpaqueMismatch) and told in {expected, new}:
-            self.history.scheduler.fail(f"{self.name} is fenced by its own token {told!r}")
-        witness.saw_opaque(CRITICAL_ID, told, since_seqno=begun)
 
 
 def _rows(updates: list[Update]) -> list[tuple[tuple[tuple[int], tuple[str]], int, int]]:

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 
 from persist_engine.base.versioned import SeqNo
 from persist_engine.client.snapshot import SinceAhead
+from persist_engine.model.frontier import Antichain
 from persist_engine.testing.sim_actors import contents
+from persist_engine.testing.sim_upkeep import CRITICAL_ID
+from persist_engine.testing.sim_witness import CLOSED, Takeover, time_of
 from persist_engine.testing.world import SCHEMA
 from persist_engine.work.compact import compact_due
 from persist_engine.work.gc import gc_and_truncate
@@ -38,6 +41,8 @@ def settle(history: History) -> None:
     host.client.initialise(history.shard_id, SCHEMA)
     _walk_log(history, host)
     scheduler.pause(2 * plan.lease_ms + 2 * plan.weather.step_ms_max)
+    if history.client_upper(host.client).is_empty():
+        _finalize(history, host)
     _collect(history, host)
     _read_all(history, host)
 
@@ -53,13 +58,28 @@ def _walk_log(history: History, host: Host) -> None:
         history.scheduler.fail(f"the log ends at {live.seqno}, not at {history.witness.seqno}")
 
 
+def _finalize(history: History, host: Host) -> None:
+    """A closed shard that nobody reads any more can be let go of: all that remains is one empty batch."""
+    client, shard_id = host.client, history.shard_id
+    handle = client.open_critical_since(shard_id, CRITICAL_ID, opaque=b"final")
+    with history.scheduler.doing(Takeover(handle.opaque, b"closed")):
+        handle.compare_and_downgrade_since(handle.opaque, (b"closed", Antichain.empty()))
+    client.finalize(shard_id)
+    state = history.witness.head
+    assert state is not None
+    if not client.is_finalized(shard_id) or state.trace.batch_count != 1 or state.writers or state.critical_readers:
+        history.scheduler.fail(f"a finalized shard still has {state.trace.batch_count} batches, or somebody in it")
+    with client.open_leased_reader(shard_id, SCHEMA, purpose="late") as reader:
+        answer = reader.snapshot(0)
+        if not isinstance(answer, SinceAhead):
+            history.scheduler.fail("a finalized shard was read")
+
+
 def _read_all(history: History, host: Host) -> None:
     """Everything that was committed is there once, at any time that can be told."""
     with host.client.open_leased_reader(history.shard_id, SCHEMA, purpose="final") as reader:
-        since, upper = reader.since.time, history.client_upper(host.client).time
-        assert since is not None
-        assert upper is not None
-        times = range(since, upper)
+        since, upper = time_of(reader.since), time_of(history.client_upper(host.client))
+        times = range(since, min(upper, since + 20) if upper == CLOSED else upper)
         for as_of in times[:: max(1, len(times) // TIMES_MAX)]:
             snapshot = reader.snapshot(as_of, timeout_s=1)
             if isinstance(snapshot, SinceAhead):

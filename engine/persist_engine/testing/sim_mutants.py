@@ -6,7 +6,6 @@ the number says which. A mutant replaces code for the whole process while it is 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +15,7 @@ import persist_engine.model.transitions
 import persist_engine.work.gc
 from persist_engine.model import commands
 from persist_engine.model.batch import HollowPart
+from persist_engine.model.frontier import EMPTY
 from persist_engine.model.ids import IdempotencyToken
 from persist_engine.model.outcome import Applied
 from persist_engine.model.state import ShardState
@@ -115,16 +115,16 @@ def _only_the_last_attempt_counts(put: Callable[[object, str, object], None]) ->
 def _initial_rollup_deleted(put: Callable[[object, str, object], None]) -> None:
     """Whoever finds the shard initialised deletes the rollup it wrote, although its own attempt may have won (1a)."""
     original, original_set = StateVersions._try_init_shard, StateVersions._set_blob
-    written = threading.local()
+    written: dict[int, str] = {}
 
     def set_blob(self: StateVersions, shard_id: Any, key: str, data: bytes) -> None:
-        written.key = key
+        written[id(self)] = key
         original_set(self, shard_id, key, data)
 
     def try_init(self: StateVersions, shard_id: Any, codecs: Any, schema: Any) -> Any:
         created = original(self, shard_id, codecs, schema)
         if created is None:
-            self.delete_rollup(shard_id, written.key)
+            self.delete_rollup(shard_id, written[id(self)])
         return created
 
     put(StateVersions, "_set_blob", set_blob)
@@ -212,6 +212,45 @@ def _inputs_deleted(put: Callable[[object, str, object], None]) -> None:
     put(Machine, "apply_merge_res", apply_merge_res)
 
 
+def _asks_what_stands(put: Callable[[object, str, object], None]) -> None:
+    """A sink's progress is swapped whatever stands there."""
+    original = Applier.apply
+
+    def apply(self: Applier, command: Any, *, is_write: bool) -> Any:
+        if isinstance(command, commands.CompareAndAppend) and command.progress is not None:
+            stored = self.state.progress.get(command.progress[0])
+            command = replace(command, expected_progress=None if stored is None else stored.token)
+        return original(self, command, is_write=is_write)
+
+    put(Applier, "apply", apply)
+
+
+def _takes_over_from_anybody(put: Callable[[object, str, object], None]) -> None:
+    """Whoever knows the critical reader may take it over, whatever token it has."""
+    original = Applier.apply
+
+    def apply(self: Applier, command: Any, *, is_write: bool) -> Any:
+        if isinstance(command, commands.CompareAndDowngradeSince):
+            reader = self.state.critical_readers.get(command.reader_id)
+            command = command if reader is None else replace(command, expected_opaque=reader.opaque)
+        return original(self, command, is_write=is_write)
+
+    put(Applier, "apply", apply)
+
+
+def _finalizes_under_readers(put: Callable[[object, str, object], None]) -> None:
+    """A closed shard is emptied although somebody still holds its since."""
+    transitions = persist_engine.model.transitions
+    original = transitions._become_tombstone
+
+    def become_tombstone(state: ShardState) -> Any:
+        if state.trace.upper.is_empty():
+            state = replace(state, trace=state.trace.downgrade_since(EMPTY))
+        return original(state)
+
+    put(transitions, "_become_tombstone", become_tombstone)
+
+
 MUTANTS: dict[str, Planting] = {
     "no token": _no_token,
     "no refetch before a mismatch": _no_refetch,
@@ -226,4 +265,7 @@ MUTANTS: dict[str, Planting] = {
     "gc unlinks rollups before it truncates": _gc_unlinks_rollups_first,
     "expiry moves since": _expiry_moves_since,
     "listen without lower filter": _listen_without_lower,
+    "progress is not compared": _asks_what_stands,
+    "fencing token is not compared": _takes_over_from_anybody,
+    "finalize under readers": _finalizes_under_readers,
 }

@@ -15,16 +15,23 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Self, TypeVar
 
+import pyarrow as pa
+
 import persist_engine.client.batch
 import persist_engine.client.client
 import persist_engine.client.read
 import persist_engine.client.write
 import persist_engine.shard.applier
+import persist_engine.shard.part_source
 import persist_engine.shard.read_ahead
+import persist_engine.shard.versions
 import persist_engine.shard.watch
+import persist_engine.testing.sim_witness
 import persist_engine.work.compact
 import persist_engine.work.gc
 import persist_engine.work.heartbeat
+from persist_engine.codec.part import OpenedPart, PartInMemory, open_part
+from persist_engine.codec.schema import Schema
 from persist_engine.testing.sim_scheduler import NEVER, Killed, Process, Scheduler, Task
 
 T = TypeVar("T")
@@ -39,6 +46,13 @@ _WITH_THREADING: tuple[ModuleType, ...] = (
     persist_engine.shard.applier,
     persist_engine.shard.watch,
     persist_engine.work.heartbeat,
+)
+#: Pure functions of immutable bytes: every simulated process decodes what all others decode too, and need not.
+_REMEMBERED: tuple[tuple[ModuleType, str], ...] = (
+    (persist_engine.shard.versions, "decode_state_diff"),
+    (persist_engine.shard.versions, "decode_rollup"),
+    (persist_engine.testing.sim_witness, "decode_state_diff"),
+    (persist_engine.testing.sim_witness, "decode_rollup"),
 )
 _WITH_POOLS: tuple[ModuleType, ...] = (
     persist_engine.client.batch,
@@ -252,17 +266,47 @@ class SimEnv:
 def simulated_threads(scheduler: Scheduler) -> Iterator[None]:
     """While in force the engine's threads, locks and pools are those of `scheduler`, and its log says nothing."""
     shim = SimThreading(scheduler)
-    replaced = [(module, "threading", shim) for module in _WITH_THREADING]
+    replaced: list[tuple[ModuleType, str, Any]] = [(module, "threading", shim) for module in _WITH_THREADING]
     replaced_pools = [(module, "ThreadPoolExecutor", InlinePool) for module in _WITH_POOLS]
-    before = [(module, name, getattr(module, name)) for module, name, _ in (*replaced, *replaced_pools)]
+    replaced += replaced_pools
+    known: dict[Any, Any] = {}
+    replaced += [(module, name, _remembering(getattr(module, name), known)) for module, name in _REMEMBERED]
+    replaced.append((persist_engine.shard.part_source, "open_part", _remembering_rows(open_part)))
+    before = [(module, name, getattr(module, name)) for module, name, _ in replaced]
     logger = logging.getLogger("persist_engine")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
     try:
-        for module, name, value in (*replaced, *replaced_pools):
+        for module, name, value in replaced:
             setattr(module, name, value)
         yield
     finally:
         logger.setLevel(level)
         for module, name, original in before:
             setattr(module, name, original)
+
+
+def _remembering(decode: Callable[..., T], known: dict[Any, T]) -> Callable[..., T]:
+    def remembered(data: bytes, *, key: str) -> T:
+        value = known.get((decode, key, data))
+        if value is None:
+            value = known[decode, key, data] = decode(data, key=key)
+        return value
+
+    return remembered
+
+
+def _remembering_rows(open_: Callable[..., OpenedPart]) -> Callable[..., PartInMemory]:
+    """As `_remembering`, with all rows decoded."""
+    known: dict[Any, PartInMemory] = {}
+
+    def remembered(data: bytes, *, schema: Schema, **options: Any) -> PartInMemory:
+        asked = (data, schema.key, schema.val, repr(options))
+        part = known.get(asked)
+        if part is None:
+            opened = open_(data, schema=schema, **options)
+            table = pa.concat_tables([opened.read_group(group) for group in range(opened.groups)])
+            part = known[asked] = PartInMemory(opened.desc, table)
+        return part
+
+    return remembered

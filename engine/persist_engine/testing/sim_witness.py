@@ -29,6 +29,27 @@ from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.testing.oracle import Oracle, Update
 from persist_engine.testing.sim_scheduler import Scheduler
 
+#: The closed frontier as a number: beyond every time.
+CLOSED = 1 << 64
+
+
+def frontier_of(time: int) -> Antichain:
+    """The frontier of `time`, CLOSED being one."""
+    return Antichain.empty() if time >= CLOSED else Antichain.of(time)
+
+
+def time_of(frontier: Antichain) -> int:
+    """Inverse of `frontier_of`."""
+    return CLOSED if frontier.time is None else frontier.time
+
+
+@dataclass(frozen=True)
+class Takeover:
+    """One call that swaps the fencing token of the critical reader."""
+
+    expected: bytes
+    new: bytes
+
 
 @dataclass(eq=False)
 class Append:
@@ -43,6 +64,9 @@ class Append:
     invoked_at: int
     answer: str = ""
     commits: list[tuple[int, int]] = field(default_factory=list)
+    progress: tuple[str, bytes] | None = None
+    expected_progress: bytes | None = None
+    invoked_seqno: int = 0
 
     def __repr__(self) -> str:
         return f"append {self.number} [{self.lower},{self.upper})"
@@ -75,6 +99,7 @@ class Witness:
             self._scheduler.fail(f"version {new.seqno} breaks a rule: {error}")
         self._check_blobs(after)
         self._check_since(self.head, after)
+        self._check_tokens(self.head, after)
         self._check_append(self.head, after)
         self.head = after
         self.states[after.seqno] = after
@@ -123,6 +148,7 @@ class Witness:
     def begin(self, updates: list[Update], *, lower: int, upper: int, is_exact: bool) -> Append:
         """An append is about to be called; its store calls must be made `doing` it."""
         append = Append(len(self.appends), updates, lower, upper, is_exact, self._scheduler.steps)
+        append.invoked_seqno = self.seqno
         self.appends.append(append)
         return append
 
@@ -133,7 +159,7 @@ class Witness:
         if append.is_exact and len(append.commits) != 1:
             self._scheduler.fail(f"{append} is acknowledged, but committed {len(append.commits)} times")
         assert self.head is not None
-        if self.head.trace.upper < Antichain.of(append.upper):
+        if self.head.trace.upper < frontier_of(append.upper):
             self._scheduler.fail(f"{append} is acknowledged, but upper is {self.head.trace.upper}")
 
     def refused(self, append: Append, *, current: Antichain) -> None:
@@ -147,6 +173,23 @@ class Witness:
         if append.is_exact and current == Antichain.of(append.lower):
             self._scheduler.fail(f"{append} is refused although the upper is {current}")
         self.saw_upper(current, since_step=append.invoked_at, what=f"refusal of {append}")
+
+    def outdated(self, append: Append, stored: bytes | None) -> None:
+        """`append` was answered with a progress mismatch: nothing of it is in the log, and `stored` stood there."""
+        append.answer = "refused"
+        self._scheduler.note(f"{append} outdated by {stored!r}")
+        if append.commits:
+            self._scheduler.fail(f"{append} is refused, but {append.commits} of it is committed")
+        if append.progress is None or stored == append.expected_progress:
+            self._scheduler.fail(f"{append} is refused for progress {stored!r}, which it expects")
+        self.saw_progress(append.progress[0], stored, since_seqno=append.invoked_seqno)
+
+    def saw_progress(self, sink: str, token: bytes | None, *, since_seqno: int) -> None:
+        """`sink`'s progress was told by a call that began at `since_seqno`."""
+        states = [self.states[seqno] for seqno in range(max(1, since_seqno), self.seqno + 1)]
+        known = [None if (stored := state.progress.get(sink)) is None else stored.token for state in states]
+        if token not in known:
+            self._scheduler.fail(f"progress {token!r} of {sink} was told; during the call it was {known}")
 
     def saw_upper(self, upper: Antichain, *, since_step: int, what: str) -> None:
         """`upper` was told by a call that began at `since_step`: it must have been true at some moment of the call."""
@@ -179,6 +222,10 @@ class Witness:
     def is_leased(self, reader_id: LeasedReaderId) -> bool:
         """Whether the reader is registered now."""
         return self.head is not None and reader_id in self.head.leased_readers
+
+    def is_past(self) -> bool:
+        """Whether no time can be told any more."""
+        return self.head is not None and self.head.trace.since.is_empty()
 
     @property
     def seqno(self) -> int:
@@ -240,15 +287,38 @@ class Witness:
         if not acted:
             self._scheduler.fail(f"since went to {after.trace.since} at {after.seqno} although no reader acted")
 
+    def _check_tokens(self, before: ShardState | None, after: ShardState) -> None:
+        """A fencing token, and the progress of a sink, change in the hands of one call that expected what stood there."""
+        acting = self._scheduler.acting
+        if before is None:
+            return
+        if before.critical_readers is not after.critical_readers:
+            for reader_id, reader in after.critical_readers.items():
+                held = before.critical_readers.get(reader_id)
+                fits = isinstance(acting, Takeover) and held is not None and acting.expected == held.opaque
+                if held is not None and held.opaque != reader.opaque and not fits:
+                    self._scheduler.fail(f"{acting} takes {reader_id} over from {held.opaque!r} at {after.seqno}")
+        if before.progress is after.progress:
+            return
+        for sink, progress in after.progress.items():
+            stored = before.progress.get(sink)
+            token = None if stored is None else stored.token
+            if token == progress.token:
+                continue
+            call = acting if isinstance(acting, Append) else None
+            fits = call is not None and (call.progress, call.expected_progress) == ((sink, progress.token), token)
+            if not fits or before.trace.upper == after.trace.upper:
+                self._scheduler.fail(f"{acting} moves progress of {sink} from {token!r} at {after.seqno}")
+
     def _check_append(self, before: ShardState | None, after: ShardState) -> None:
         lower, upper = MINIMUM if before is None else before.trace.upper, after.trace.upper
         if lower == upper:
             return
         self._uppers.append((self._scheduler.steps, upper))
         append = self._scheduler.acting
-        if not isinstance(append, Append) or upper.time is None or lower.time is None:
+        if not isinstance(append, Append):
             self._scheduler.fail(f"upper went to {upper} at {after.seqno} although nobody appended")
-        piece = (lower.time, upper.time)
+        piece = (time_of(lower), time_of(upper))
         fits = append.lower <= piece[0] and piece[1] <= append.upper
         if not fits or (append.is_exact and piece != (append.lower, append.upper)):
             self._scheduler.fail(f"{append} commits [{lower}, {upper})")

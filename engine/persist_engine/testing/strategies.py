@@ -107,7 +107,13 @@ def parts() -> st.SearchStrategy[HollowPart | InlinePart]:
         format=_TEXT,
     )
     inline = st.builds(
-        InlinePart, data=_BYTES, rows=_COUNT, diffs_sum=diffs_sum, ts_rewrite=rewrite, schema_id=schema_id
+        InlinePart,
+        data=_BYTES,
+        rows=_COUNT,
+        diffs_sum=diffs_sum,
+        ts_rewrite=rewrite,
+        schema_id=schema_id,
+        format=st.sampled_from(["parquet/1", "arrow/1"]),
     )
     return st.one_of(hollow, inline)
 
@@ -246,6 +252,7 @@ def state_diffs() -> st.SearchStrategy[StateDiff]:
         hollow_batches=_changes(_spine_ids(), batches()),
         spine_batches=_changes(_spine_ids(), _thin_batches()),
         merges=_changes(_spine_ids(), _thin_merges()),
+        shard_id=st.none() | ids(ShardId),
     )
 
 

@@ -17,6 +17,7 @@ CRICTL_VERSION=1.36.0
 KIND_VERSION=0.33.0
 HELM_VERSION=3.22.0
 VERSITYGW_VERSION=1.8.0
+GO_VERSION=1.27.3                              # only where the machine has no Go
 BASE_IMAGE=docker.io/library/debian:bookworm-slim
 NODE_IMAGE=localhost/kindest/node:v$KUBERNETES_VERSION
 

@@ -9,6 +9,8 @@ import pytest
 from persist_engine import Antichain, Appended, WriteHandle
 from persist_engine.base.errors import InvalidBounds, InvalidUsage, UpdateBeyondUpper, UpdateNotBeyondLower
 from persist_engine.base.settings import BatchSettings, Settings
+from persist_engine.codec.inline_part import decode_inline
+from persist_engine.codec.part import decode_part
 from persist_engine.model.batch import HollowPart, RunOrder
 from persist_engine.testing.world import SCHEMA, World, row
 
@@ -149,7 +151,12 @@ def test_flushing_keeps_order_rows_and_contents(world: World):
     for old, new in zip(before.parts, batch.hollow.parts, strict=True):
         assert isinstance(new, HollowPart)
         assert (old.rows, old.diffs_sum, old.schema_id) == (new.rows, new.diffs_sum, new.schema_id)
-        assert world.blob.get(f"{writer.shard_id}/{new.key}") == old.data
+        data = world.blob.get(f"{writer.shard_id}/{new.key}")
+        assert data is not None
+        inline = decode_inline(old.data, format_name=old.format, key="inline", schema=SCHEMA)
+        stored = decode_part(data, key=new.key, schema=SCHEMA, expected_checksum=new.checksum)
+        assert stored.table.equals(inline.table)
+        assert stored.desc == inline.desc
 
 
 def test_a_batch_dropped_without_an_end_names_the_blobs_it_leaves(

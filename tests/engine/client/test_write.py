@@ -243,7 +243,7 @@ def test_a_writer_that_never_appended_never_shows_in_state(world: World, client:
 
 
 def test_small_parts_stay_in_state_until_they_are_too_many(shard_id: ShardId):
-    settings = Settings(batch=BatchSettings(inline_part_bytes_max=100_000, inline_total_bytes_max=20_000))
+    settings = Settings(batch=BatchSettings(inline_part_bytes_max=100_000, inline_total_bytes_max=8_000))
     world = World(settings=settings)
     writer = world.process().open_writer(shard_id, SCHEMA, purpose="test")
     kinds = []
@@ -253,7 +253,7 @@ def test_small_parts_stay_in_state_until_they_are_too_many(shard_id: ShardId):
         kinds += [type(part) for part in batch.parts]
     assert kinds.count(InlinePart) >= 2
     assert kinds.count(HollowPart) >= 2
-    assert writer.machine.state.trace.inline_bytes < 20_000
+    assert writer.machine.state.trace.inline_bytes < 8_000
     assert contents(world, shard_id, 19) == [(time, "x", 1) for time in range(20)]
     assert len(world.blob_keys(shard_id, kind="part")) == kinds.count(HollowPart)
 

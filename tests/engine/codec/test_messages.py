@@ -232,7 +232,7 @@ def test_no_field_of_a_durable_value_is_forgotten(value: type, message: type[Mes
 
 
 def test_no_collection_of_a_diff_is_forgotten() -> None:
-    scalars = {"applier_version", "seqno_from", "seqno_to", "walltime_ms", "latest_rollup_key"}
+    scalars = {"applier_version", "seqno_from", "seqno_to", "walltime_ms", "latest_rollup_key", "shard_id"}
     written = {value.name.removeprefix("STATE_FIELD_").lower() for value in diff_pb2.StateField.DESCRIPTOR.values} - {
         "unspecified"
     }

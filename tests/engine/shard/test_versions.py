@@ -8,10 +8,12 @@ import pytest
 from persist_engine import Antichain, PersistClient
 from persist_engine.base.errors import CodecMismatch, CorruptData, InvariantViolated, MissingBlob, ShardNotFound
 from persist_engine.base.settings import MaintenanceSettings, Settings
-from persist_engine.base.versioned import SeqNo, VersionedData
+from persist_engine.base.versioned import SCAN_ALL, SeqNo, VersionedData
 from persist_engine.codec.schema import CODECS
+from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model.batch import HollowRollup
 from persist_engine.model.ids import ShardId
+from persist_engine.model.state_diff import apply
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.versions import LiveDiffBounds
 from persist_engine.testing.world import SCHEMA, World, row
@@ -238,3 +240,26 @@ def test_keys_that_name_no_shard_are_not_listed():
     client.initialise(shard_id, SCHEMA)
     world.consensus.compare_and_set("LIVENESS", None, VersionedData(SeqNo(1), b""))
     assert list(client.shards()) == [shard_id]
+
+
+def test_a_diff_of_another_shard_is_refused():
+    """Diffs name their shard: a log that was copied under another's key is not read as that shard's."""
+    world = World()
+    client = world.process()
+    ours, other = world.shard_id(), world.shard_id()
+    for shard in (ours, other):
+        with client.open_writer(shard, SCHEMA, purpose="test") as writer:
+            writer.append([], lower=Antichain.of(0), upper=Antichain.of(1))
+    foreign = world.consensus.scan(other, SeqNo(0), SCAN_ALL)
+    versions = client.machine(ours).versions
+    head = versions.consensus.head(ours)
+    assert head is not None
+    (successor,) = [entry for entry in foreign if entry.seqno == head.seqno]
+    with pytest.raises(CorruptData, match=f"belongs to shard {other}"):
+        list(versions.decode_diffs_after(ours, SeqNo(0), [successor]))
+    state = client.machine(ours).state
+    diff = decode_state_diff(successor.data, key="foreign")
+    with pytest.raises(InvariantViolated, match=f"belongs to shard {other}"):
+        apply(state, dataclasses.replace(diff, seqno_from=state.seqno, seqno_to=state.seqno.next()))
+    unnamed = dataclasses.replace(diff, shard_id=None)
+    assert decode_state_diff(encode_state_diff(unnamed), key="0.1.0") == unnamed
