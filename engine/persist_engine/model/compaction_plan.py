@@ -25,11 +25,14 @@ from persist_engine.model.spine import IdBatch, MergeReq, MergeRes
 
 #: Target parts' worth of memory set aside for what is being written: one in memory and its encoded bytes.
 WRITING_PARTS = 2
+#: A part more to be written at once costs this many: the allocator keeps about half as much again.
+MORE_WRITING_PARTS = 3
 #: Share of the bound for merging, for blobs fetched ahead, and for what the process holds without any work.
 MERGING_SHARE = 4
-#: A run is decoded in tables: a few of half a MiB at a time, or all of a part that is small.
-DECODED_BYTES_MAX = 2 << 20
-#: Rows in memory are at most about this many times as large as encoded.
+#: A run is decoded in tables: a few of half a MiB and the pages they come from, or all of a part that is small. Measured
+#: as resident memory.
+DECODED_BYTES_MAX = 6 << 20
+#: Rows in memory, and what it takes to decode them, are about this many times as large as encoded.
 DECODED_FACTOR = 4
 
 _MIB = 1 << 20
@@ -203,7 +206,7 @@ class _Plan:
         run_ids: tuple[RunId, ...] | None,
     ) -> CompactionChunk:
         used = sum(run.memory_bytes for run in runs)
-        spare = max(self._budget - used, 0) // (WRITING_PARTS * self._target)
+        spare = max(self._budget - used, 0) // (MORE_WRITING_PARTS * self._target)
         return CompactionChunk(spine_id, desc, batches, tuple(runs), run_ids, 1 + spare, used > self._budget)
 
 

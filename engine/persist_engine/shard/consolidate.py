@@ -126,16 +126,16 @@ def _rounds(cursors: list[_Cursor], budget_bytes: int) -> Iterator[list[_Piece]]
         cursors = [cursor for cursor in cursors if cursor.fill()]
         if not cursors:
             return
-        holding_up = min((cursor for cursor in cursors if cursor.has_more), key=_last_key, default=None)
-        boundary = None if holding_up is None else holding_up.last
+        holding_up = min((cursor for cursor in cursors if cursor.limit is not None), key=_limit, default=None)
+        boundary = None if holding_up is None else holding_up.limit
         yield [piece for cursor in cursors if (piece := cursor.take_before(boundary)) is not None]
         if holding_up is not None:
             spare = budget_bytes - sum(cursor.window_bytes for cursor in cursors)
             holding_up.window_bytes += min(holding_up.window_bytes, max(0, spare))
 
 
-def _last_key(cursor: _Cursor) -> RowKey:
-    return cursor.last
+def _limit(cursor: _Cursor) -> RowKey:
+    return cursor.limit or ()
 
 
 def _merged(pieces: list[_Piece]) -> pa.Table:
@@ -158,16 +158,14 @@ class _Cursor:
         self._behind: pa.Table | None = None
         self._is_begun = False
         self._first: RowKey = ()
+        self._last: RowKey = ()
         self._reached: RowKey = ()
         self._row_bytes = 0.0
         self.window_bytes = 0
-        self.last: RowKey = ()
-        """Key of the window's last row."""
-
-    @property
-    def has_more(self) -> bool:
-        """Whether the run goes on behind the window."""
-        return self._behind is not None
+        self.limit: RowKey | None = None
+        """What a round may not reach: the window's last row, when more lies behind it, or an earlier one, when the
+        window holds more than it should because tables are large.
+        """
 
     def rest(self) -> Iterator[pa.Table]:
         """The whole run, as one that needs no others."""
@@ -205,7 +203,10 @@ class _Cursor:
         if self._window is None or not self._window.num_rows:
             return False
         if is_changed:
-            self._look()
+            self._columns = flatten_columns(self._window)
+            self._first = row_key(self._columns, 0)
+            self._last = row_key(self._columns, self._window.num_rows - 1)
+        self._limit()
         return True
 
     def take_before(self, boundary: RowKey | None) -> _Piece | None:
@@ -214,7 +215,7 @@ class _Cursor:
         assert window is not None
         if boundary is not None and boundary <= self._first:
             return None
-        first, last, end = self._first, self.last, window.num_rows
+        first, last, end = self._first, self._last, window.num_rows
         if boundary is not None and boundary <= last:
             end = lower_bound(self._columns, boundary, 0, end)
             last = row_key(self._columns, end - 1)
@@ -233,11 +234,13 @@ class _Cursor:
             return True
         return bool(window.num_rows * self._row_bytes < self.window_bytes)
 
-    def _look(self) -> None:
+    def _limit(self) -> None:
         assert self._window is not None
-        self._columns = flatten_columns(self._window)
-        self._first = row_key(self._columns, 0)
-        self.last = row_key(self._columns, self._window.num_rows - 1)
+        share = max(2, WINDOW_ROWS_MIN, int(self.window_bytes / max(1.0, self._row_bytes)))
+        if share < self._window.num_rows:
+            self.limit = row_key(self._columns, share)
+        else:
+            self.limit = None if self._behind is None else self._last
 
     def _follows(self, table: pa.Table) -> bool:
         """Whether its first row is the last that was reached. InvariantViolated when it lies before that."""

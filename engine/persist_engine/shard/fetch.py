@@ -14,7 +14,7 @@ import pyarrow as pa
 from persist_engine.codec import updates
 from persist_engine.model.batch import HollowBatch, RunOrder
 from persist_engine.model.frontier import Antichain
-from persist_engine.shard.consolidate import merge_runs, window_bytes
+from persist_engine.shard.consolidate import merge_runs
 from persist_engine.shard.key_range import KeyRange
 from persist_engine.shard.part_source import PartSource
 from persist_engine.shard.read_ahead import FetchAhead, RunReader, RunToRead, Shape, Workers
@@ -33,8 +33,6 @@ __all__ = [
 
 #: Below this many bytes a read is done by the calling thread: handing work to others costs more than it saves.
 THREADED_BYTES_MIN = 1 << 20
-#: Rows are decoded in tables of no less: smaller ones cost more in calls than they save in memory.
-TABLE_BYTES_MIN = 512 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +114,8 @@ def read_consolidated(
         return table if key_range is None else key_range.apply(table)
 
     shape = Shape(filtered)
-    table_bytes = max(TABLE_BYTES_MIN, window_bytes(merge_bytes, len(runs)))
     try:
-        streams = [RunReader(ahead, index, shape, workers.submit, table_bytes) for index in range(len(runs))]
+        streams = [RunReader(ahead, index, shape, workers.submit, merge_bytes) for index in range(len(runs))]
         if workers.are_there:
             for stream in streams:
                 stream.begin()

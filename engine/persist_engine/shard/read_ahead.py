@@ -18,7 +18,7 @@ import pyarrow as pa
 from persist_engine.codec import updates
 from persist_engine.model.batch import HollowPart, Part
 from persist_engine.model.frontier import Description
-from persist_engine.shard.consolidate import Result, Submit, consolidated, later
+from persist_engine.shard.consolidate import Result, Submit, consolidated, later, window_bytes
 from persist_engine.shard.part_source import PartSource, PartToRead
 
 #: Blobs being fetched at once by one reader: enough to hide an object store's latency behind a merge on one core.
@@ -27,8 +27,8 @@ FETCH_THREADS = 4
 WORKER_THREADS_MAX = 8
 #: Row groups of one run decoded at once when there is no other run to decode meanwhile.
 GROUPS_AHEAD = 4
-#: Larger groups, of wide rows in parts of old releases, are decoded piece by piece.
-GROUP_BYTES_MAX = 64 << 20
+#: Rows are decoded in tables of no less: smaller ones cost more in calls than they save in memory.
+TABLE_BYTES_MIN = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,16 @@ class Workers:
 
 class RunReader(Iterator[pa.Table]):
     """The rows of one run, decoded ahead by workers: of a run that is read alone several groups at once, else one table
-    after the other, each of about `table_bytes`.
+    after the other. `memory_bytes` is what the merge of all runs may hold.
     """
 
-    def __init__(self, ahead: FetchAhead, index: int, shape: Shape, submit: Submit, table_bytes: int) -> None:
+    def __init__(self, ahead: FetchAhead, index: int, shape: Shape, submit: Submit, memory_bytes: int) -> None:
         self._ahead, self._index, self._shape = ahead, index, shape
-        self._submit, self._table_bytes = submit, table_bytes
+        self._submit = submit
+        self._table_bytes = max(TABLE_BYTES_MIN, window_bytes(memory_bytes, len(ahead.runs)))
         self._groups_ahead = max(1, GROUPS_AHEAD // len(ahead.runs))
+        # Two more are with the merge.
+        self._group_bytes_max = memory_bytes // (len(ahead.runs) * (self._groups_ahead + 2))
         self._calls_max = 1
         self._is_part_left = False
         self._calls = self._plan()
@@ -123,7 +126,7 @@ class RunReader(Iterator[pa.Table]):
             data = self._ahead.take(self._index, position)
             if self._groups_ahead > 1 and run.is_sorted:
                 opened = self._ahead.source.open(data, part, run.desc)
-                if opened.group_bytes <= GROUP_BYTES_MAX:
+                if opened.group_bytes <= self._group_bytes_max:
                     self._calls_max = self._groups_ahead
                     yield from (partial(self._shape.group, opened, group) for group in range(opened.groups))
                     continue

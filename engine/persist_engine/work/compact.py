@@ -161,7 +161,8 @@ class _Compaction:
             runs += [RunToRead(run.desc, piece, is_sorted=run.is_sorted) for piece in pieces]
         on_read, total_bytes = self._on_read, self._total_bytes
         told = None if on_read is None else (lambda count: on_read(count, total_bytes))
-        memory_bytes = machine.settings.compaction.memory_bytes_max // MERGING_SHARE
+        # The other half of that share is the process itself.
+        memory_bytes = machine.settings.compaction.memory_bytes_max // MERGING_SHARE // 2
         row_filter = CompactionFilter(chunk.desc.since)
         return read_consolidated(source, runs, row_filter, memory_bytes=memory_bytes, on_fetched=told)
 

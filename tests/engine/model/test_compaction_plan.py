@@ -76,7 +76,7 @@ def test_requests_tile_and_never_step_back_in_since() -> None:
 
 def test_everything_fits_in_one_chunk_and_spare_memory_buys_writers() -> None:
     asked = request(runs(0, 100, 100), runs(1, 100), since=1)
-    (chunk,) = compaction_chunks(asked, tight(4 * TARGET + 300))
+    (chunk,) = compaction_chunks(asked, tight(6 * TARGET + 300))
     assert keys((chunk,)) == [["0.0", "0.1", "1.0"]]
     assert (chunk.input, chunk.desc, chunk.run_ids) == (asked.id, asked.desc, None)
     assert chunk.outstanding_parts == 1 + 2
@@ -135,7 +135,7 @@ def test_a_single_run_is_nothing_to_do() -> None:
 
 def test_a_large_part_costs_no_more_decoded_than_a_few_tables() -> None:
     large = replace(batch(0, 1, 1), parts=(part("a", size_bytes=100 << 20),))
-    budget = 2 * ((100 << 20) + (2 << 20))
+    budget = 2 * ((100 << 20) + (6 << 20))
     assert not compaction_chunks(request(large, replace(large, desc=description(1, 2))), tight(budget))[0].over_budget
 
 
