@@ -54,7 +54,7 @@ fuzz: setup ## every decoder under atheris: RUNS=10000 executions each, or one T
 e2e: setup ## on a real kind cluster: bring it up, install, apply, break things, check, tear down (KEEP=1 keeps it)
 	@bash .ci/tools.sh kind helm && bash tests/e2e/run.sh
 bench: setup ## hot paths as ratios against a baseline of the same run
-	@$(RUN) python -m bench $(ARGS)
+	@$(RUN) --group bench python -m bench $(ARGS)
 
 ##@ Ship
 images: ## build persist-engine, persist-operator and persist-spark (docker, else buildah)

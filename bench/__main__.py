@@ -12,17 +12,32 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench import append, commit, compaction, encode, history, mirror, peers, snapshot
+from bench import (
+    append,
+    commit,
+    compaction,
+    encode,
+    history,
+    mirror,
+    peers,
+    sink,
+    snapshot,
+    throughput,
+    upsert,
+)
 from bench.measure import Row
 
 BENCHES: dict[str, Callable[[Path, bool], list[Row]]] = {
     "commit": commit.run,
+    "throughput": throughput.run,
     "append": append.run,
     "encode": encode.run,
     "snapshot": snapshot.run,
     "compaction": compaction.run,
     "history": history.run,
     "mirror": mirror.run,
+    "sink": sink.run,
+    "upsert": upsert.run,
     "peers": peers.run,
 }
 

@@ -72,7 +72,7 @@ def run(folder: Path, quick: bool) -> list[Row]:
     return [Row(what, ms(one), ms(other), one / other, "lower") for what, one, other in rows]
 
 
-def at_times(batch: pa.Table, times: int) -> list[pa.Table]:
-    """`batch` at each time from 0 on."""
-    columns = [pa.array(np.full(batch.num_rows, time, dtype=np.int64)) for time in range(times)]
+def at_times(batch: pa.Table, times: int, *, first: int = 0) -> list[pa.Table]:
+    """`batch` at each of `times` times from `first` on."""
+    columns = [pa.array(np.full(batch.num_rows, time, dtype=np.int64)) for time in range(first, first + times)]
     return [batch.set_column(2, "time", column) for column in columns]

@@ -19,16 +19,24 @@ if TYPE_CHECKING:
     from persist_engine.client.location import Location as Location
     from persist_engine.client.read import ReadHandle as ReadHandle
     from persist_engine.client.since import SinceHandle as SinceHandle
+    from persist_engine.client.sink import Sink as Sink
+    from persist_engine.client.sink import SinkStatus as SinkStatus
     from persist_engine.client.snapshot import SinceAhead as SinceAhead
+    from persist_engine.client.upsert import Hydration as Hydration
+    from persist_engine.client.upsert import Upserted as Upserted
+    from persist_engine.client.upsert import UpsertHandle as UpsertHandle
     from persist_engine.client.write import Appended as Appended
     from persist_engine.client.write import ProgressMismatch as ProgressMismatch
     from persist_engine.client.write import UpperMismatch as UpperMismatch
     from persist_engine.client.write import WriteHandle as WriteHandle
     from persist_engine.codec.schema import Schema as Schema
+    from persist_engine.flow.refresh import Refresh as Refresh
+    from persist_engine.model.commands import SchemaEvolved as SchemaEvolved
     from persist_engine.model.frontier import Antichain as Antichain
     from persist_engine.model.ids import CriticalReaderId as CriticalReaderId
     from persist_engine.model.ids import ShardId as ShardId
     from persist_engine.model.inspection import Inspection as Inspection
+    from persist_engine.shard.schemas import SchemaIncompatible as SchemaIncompatible
 
 _MODULES = {
     "Antichain": "model.frontier",
@@ -37,19 +45,27 @@ _MODULES = {
     "BatchBuilder": "client.batch",
     "CriticalReaderId": "model.ids",
     "Env": "base.env",
+    "Hydration": "client.upsert",
     "Inspection": "model.inspection",
     "Location": "client.location",
     "PersistClient": "client.client",
     "ProgressMismatch": "client.write",
     "ReadHandle": "client.read",
+    "Refresh": "flow.refresh",
     "Schema": "codec.schema",
+    "SchemaEvolved": "model.commands",
+    "SchemaIncompatible": "shard.schemas",
     "SeededEnv": "base.env",
     "Settings": "base.settings",
     "ShardId": "model.ids",
     "SinceAhead": "client.snapshot",
     "SinceHandle": "client.since",
+    "Sink": "client.sink",
+    "SinkStatus": "client.sink",
     "SystemEnv": "base.env",
     "UpperMismatch": "client.write",
+    "UpsertHandle": "client.upsert",
+    "Upserted": "client.upsert",
     "WriteHandle": "client.write",
 }
 

@@ -24,7 +24,7 @@ from persist_engine.client.read import ReadHandle
 from persist_engine.client.snapshot import SinceAhead
 from persist_engine.client.write import Appended, ProgressMismatch, UpperMismatch, WriteHandle
 from persist_engine.codec.schema import Schema
-from persist_engine.flow.append import (
+from persist_engine.flow.append_run import (
     AppendAgain,
     Late,
     Recompute,
@@ -33,7 +33,7 @@ from persist_engine.flow.append import (
     after_progress_mismatch,
     after_upper_mismatch,
 )
-from persist_engine.flow.mint import AlreadyDone, Minted, RaiseUpper, ShardView, mint
+from persist_engine.flow.mint_run import AlreadyDone, Minted, RaiseUpper, ShardView, mint
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.state import SourceProgress
 from pyspark.sql import DataFrame, SparkSession
@@ -195,7 +195,7 @@ class _Run:
             blob=self.spec.blob,
             shard_id=self.spec.shard_id,
             schema=self.schema,
-            schema_id=self.writer.machine.schema_id,
+            schema_id=self.writer.schema_id,
             lower=lower,
             upper=end,
             time=time,
@@ -317,8 +317,7 @@ class _Run:
 
     def _delete(self, stage: _Stage) -> None:
         """Delete what was staged and certainly not appended."""
-        for batch in stage.batches:
-            batch.delete()
+        self.writer.delete_batches(stage.batches)
 
     def _appended(self, lower: Antichain, stage: _Stage) -> SinkReport:
         self.log.event("appended", lower=lower.time, upper=stage.upper.time, updates=stage.updates)

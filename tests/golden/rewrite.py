@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
 from persist_engine.base.versioned import SeqNo, VersionedData
-from persist_engine.codec.batch import encode_transmittable
+from persist_engine.codec.batch import encode_run_listing, encode_transmittable
 from persist_engine.codec.inline_part import encode_inline
 from persist_engine.codec.part import checksum, encode_part, key_lower, part_stats
 from persist_engine.codec.schema import CODECS, Schema
 from persist_engine.codec.state import Rollup, encode_rollup
 from persist_engine.codec.state_diff import encode_state_diff
-from persist_engine.model.batch import HollowBatch, HollowPart, HollowRollup, InlinePart, RunMeta, RunOrder
+from persist_engine.model.batch import HollowBatch, HollowPart, HollowRollup, HollowRun, InlinePart, RunMeta, RunOrder
 from persist_engine.model.flat_trace import SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.model.ids import CriticalReaderId, IdempotencyToken, LeasedReaderId, RunId, ShardId, WriterId
@@ -44,6 +45,7 @@ SCHEMA = Schema.from_ddl(
     "id BIGINT NOT NULL, place STRUCT<name: STRING, at: DOUBLE>",
     "b BOOLEAN, i TINYINT, f FLOAT, m DECIMAL(9,2), s STRING, r BINARY, d DATE, t TIMESTAMP, w TIMESTAMP_NTZ",
 )
+BIRTH = b"\x0b" * 16
 DESC = Description(Antichain(0), Antichain(10), Antichain(0))
 _AT = datetime(2013, 1, 1, 5, 17, tzinfo=UTC)
 _FULL = (True, -1, 0.5, Decimal("12.34"), "é", b"\x00\xff", date(2013, 1, 1), _AT, _AT.replace(tzinfo=None))
@@ -80,6 +82,30 @@ def batch() -> HollowBatch:
     inline = InlinePart(b"inline", 1, -1, ts_rewrite=Antichain(5), schema_id=0)
     run = RunMeta(RunOrder.STRUCTURED, RunId.from_bytes(b"\x03" * 16), 0, 3)
     return HollowBatch(DESC, 4, (hollow, inline), (1,), (run, RunMeta(RunOrder.UNORDERED, truncated=True)))
+
+
+def hollow_run() -> HollowRun:
+    """A pointer to the listing of the batch's parts."""
+    return HollowRun(
+        key="n0000100/p09090909-0909-0909-0909-090909090909",
+        size_bytes=400,
+        checksum=checksum(b"listing"),
+        rows=4,
+        diffs_sum=1,
+        parts_bytes=1234,
+        part_bytes_max=1234,
+        part_count=2,
+        blob_count=2,
+        oldest_key="n0000100/p02020202-0202-0202-0202-020202020202",
+        schema_id=0,
+        key_lower=b"",
+        ts_rewrite=Antichain(7),
+    )
+
+
+def run_batch() -> HollowBatch:
+    """One run: a hollow run, and a part after it."""
+    return HollowBatch(DESC, 7, (hollow_run(), batch().parts[0]), (), (batch().run_metas[0],))
 
 
 def state_diff() -> StateDiff:
@@ -150,15 +176,42 @@ def rollup() -> Rollup:
     return Rollup(state, (VersionedData(SeqNo(2), encode_state_diff(diff)),))
 
 
+def born_diff() -> StateDiff:
+    """As `state_diff`, of a log that knows its birth: a field added after 0.1.0."""
+    return replace(state_diff(), birth=BIRTH)
+
+
+def born_rollup() -> Rollup:
+    """As `rollup`, of a log that knows its birth."""
+    return Rollup(replace(rollup().state, birth=BIRTH), (VersionedData(SeqNo(2), encode_state_diff(born_diff())),))
+
+
+def fenced_diff() -> StateDiff:
+    """What came after: a staging floor."""
+    return replace(born_diff(), staging_floor_ms=(Insert(None, 1_700_000_000_000),))
+
+
+def fenced_rollup() -> Rollup:
+    """As above."""
+    state = replace(born_rollup().state, staging_floor_ms=1_700_000_000_000)
+    return Rollup(state, (VersionedData(SeqNo(2), encode_state_diff(fenced_diff())),))
+
+
 def files() -> dict[str, bytes]:
     """Name of each golden file and what this code would write there."""
     return {
         "part-0.1.0.parquet": encode_part(table(), desc=DESC, schema=SCHEMA),
         "inline-1.bin": encode_inline(table(), desc=DESC, schema=SCHEMA, bytes_max=1 << 20) or b"",
         "batch-0.1.0.bin": encode_transmittable(SHARD, VERSION, batch()),
+        "run-0.1.0.bin": encode_run_listing(SHARD, run_batch().parts, version=VERSION),
+        "batch-of-runs-0.1.0.bin": encode_transmittable(SHARD, VERSION, run_batch()),
         "diff-0.1.0.bin": encode_state_diff(state_diff()),
         "diff-of-a-shard.bin": encode_state_diff(state_diff_of_a_shard()),
-        "rollup-0.1.0.bin": encode_rollup(rollup()),
+        "rollup-2.bin": encode_rollup(rollup()),  # rollup-0.1.0.bin, in format 1, is only read any more
+        "diff-born.bin": encode_state_diff(born_diff()),
+        "rollup-born.bin": encode_rollup(born_rollup()),
+        "diff-fenced.bin": encode_state_diff(fenced_diff()),
+        "rollup-fenced.bin": encode_rollup(fenced_rollup()),
     }
 
 

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pyarrow.parquet as pq
 import pytest
-from persist_engine.codec.batch import decode_transmittable
+from persist_engine.codec.batch import decode_run_listing, decode_transmittable
 from persist_engine.codec.inline_part import decode_inline
 from persist_engine.codec.part import decode_part
 from persist_engine.codec.state import decode_rollup
@@ -34,12 +34,35 @@ def stored(name: str) -> bytes:
 
 def test_the_stored_messages_decode_to_the_values_they_were_made_of(golden: ModuleType) -> None:
     assert decode_transmittable(stored("batch-0.1.0.bin")) == (golden.SHARD, "0.1.0", golden.batch())
+    assert decode_transmittable(stored("batch-of-runs-0.1.0.bin")) == (golden.SHARD, "0.1.0", golden.run_batch())
+    listing = decode_run_listing(stored("run-0.1.0.bin"), key="golden", shard_id=golden.SHARD)
+    assert listing == golden.run_batch().parts
     assert decode_state_diff(stored("diff-0.1.0.bin"), key="golden") == golden.state_diff()
     assert decode_state_diff(stored("diff-of-a-shard.bin"), key="golden") == golden.state_diff_of_a_shard()
-    assert decode_rollup(stored("rollup-0.1.0.bin"), key="golden") == golden.rollup()
+    for name in ("rollup-0.1.0.bin", "rollup-2.bin"):
+        assert decode_rollup(stored(name), key="golden") == golden.rollup()
+        assert decode_rollup(stored(name), key="golden", lazily=True) == golden.rollup()
+    assert decode_state_diff(stored("diff-born.bin"), key="golden") == golden.born_diff()
+    assert decode_rollup(stored("rollup-born.bin"), key="golden") == golden.born_rollup()
+    assert decode_state_diff(stored("diff-fenced.bin"), key="golden") == golden.fenced_diff()
+    assert decode_rollup(stored("rollup-fenced.bin"), key="golden") == golden.fenced_rollup()
 
 
-@pytest.mark.parametrize("name", ["batch-0.1.0.bin", "diff-0.1.0.bin", "diff-of-a-shard.bin", "rollup-0.1.0.bin"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "batch-0.1.0.bin",
+        "batch-of-runs-0.1.0.bin",
+        "run-0.1.0.bin",
+        "diff-0.1.0.bin",
+        "diff-of-a-shard.bin",
+        "rollup-2.bin",
+        "diff-born.bin",
+        "rollup-born.bin",
+        "diff-fenced.bin",
+        "rollup-fenced.bin",
+    ],
+)
 def test_messages_are_still_written_byte_for_byte(golden: ModuleType, name: str) -> None:
     assert golden.files()[name] == stored(name)
 

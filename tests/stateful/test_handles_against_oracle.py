@@ -21,7 +21,7 @@ A = Antichain.of
 PROCESSES = 3
 HOSTILE = Settings(
     batch=BatchSettings(target_part_bytes=1024, inline_part_bytes_max=4096, inline_total_bytes_max=16_000),
-    maintenance=MaintenanceSettings(rollup_threshold=3, recent_diffs_max=4),
+    maintenance=MaintenanceSettings(rollup_threshold=3, recent_diffs_max=4, validate_roundtrip=True),
     compaction=CompactionSettings(inputs_min=2, parts_min=2, updates_min=1, memory_bytes_max=8192),
 )
 

@@ -11,6 +11,7 @@ Expected outcomes (a lost race, a since that moved on) are values, never raised.
     |- Fenced              reopen the handle: its lease ran out, or a newer owner was seen
     |- Incompatible        the durable bytes were written by newer code: upgrade this binary
     |- CorruptData         durable bytes do not decode or do not match their checksum; names the key
+    |- SinkFailed          a worker of a running sink ended; its cause is chained
     |- InvariantViolated   durable bytes or a transition break a rule: stop and page someone
 
 Texts are lower case, without a period, and name the thing and its id. Credentials never stand in a text.
@@ -32,6 +33,7 @@ class ErrorKind(enum.StrEnum):
     UPDATE_BEYOND_UPPER = "UpdateBeyondUpper"
     BATCH_NOT_FROM_THIS_SHARD = "BatchNotFromThisShard"
     INVALID_REWRITE = "InvalidRewrite"
+    BATCH_EXPIRED = "BatchExpired"
     CODEC_MISMATCH = "CodecMismatch"
     SCHEMA_MISMATCH = "SchemaMismatch"
     FINALIZATION_ERROR = "FinalizationError"
@@ -41,6 +43,7 @@ class ErrorKind(enum.StrEnum):
     STORAGE = "Storage"
     UNAVAILABLE = "Unavailable"
     FENCED = "Fenced"
+    SINK_FAILED = "SinkFailed"
     INCOMPATIBLE = "Incompatible"
     CORRUPT = "Corrupt"
     MISSING_BLOB = "MissingBlob"
@@ -110,6 +113,14 @@ class InvalidRewrite(InvalidUsage):
     kind = ErrorKind.INVALID_REWRITE
 
 
+class BatchExpired(InvalidUsage):
+    """The batch was staged so long ago that the orphan scan may have deleted its blobs: stage it again. Nothing was
+    committed. `detail`: key, staged_ms, floor_ms.
+    """
+
+    kind = ErrorKind.BATCH_EXPIRED
+
+
 class CodecMismatch(InvalidUsage):
     """The codecs asked for are not those the shard was made with. `detail`: requested, actual."""
 
@@ -164,6 +175,12 @@ class Fenced(PersistError):
     """This handle lost its right: the lease expired or a newer opaque was seen. Open a new handle."""
 
     kind = ErrorKind.FENCED
+
+
+class SinkFailed(PersistError):
+    """A part of a running sink, named in the text, ended by the chained cause. What was appended stands; open a new sink."""
+
+    kind = ErrorKind.SINK_FAILED
 
 
 class Incompatible(PersistError):

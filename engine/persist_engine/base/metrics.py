@@ -1,18 +1,35 @@
 """The port through which every room counts. `NoMetrics` counts nothing; `PrometheusMetrics` feeds prometheus-client.
 
-Names are given without the `persist_` prefix; label sets are fixed per name by their first use.
+Names are given without the `persist_` prefix and stand, with help and labels, in `base.metric_names`.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import Protocol
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from persist_engine.base.metric_names import CATALOGUE, PREFIX, Kind
+
+O = TypeVar("O")  # noqa: E741 - the owner of a shard's state
+
+#: From a commit in memory to a compaction of minutes.
+BUCKETS_S = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0),
+)
+
+ShardGauges = Mapping[tuple[str, str], float]
+"""(name, value of the label besides `shard`, "" when there is none) -> value."""
 
 
 class Metrics(Protocol):
-    """Counters, gauges and observed seconds. Thread-safe; never raises."""
+    """Counters, gauges and observed seconds. Thread-safe; never raises for names and labels that the catalogue has."""
 
     def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
         """Add to the counter `persist_<name>_total`."""
@@ -22,6 +39,12 @@ class Metrics(Protocol):
 
     def observe_s(self, name: str, seconds: float, /, **labels: str) -> None:
         """Record a duration into the histogram `persist_<name>_seconds`."""
+
+    def watch_shard(self, shard: str, owner: O, read: Callable[[O], ShardGauges], /) -> None:
+        """Show the gauges that `read(owner)` tells, read when they are asked for: a commit pays nothing for them.
+
+        Held weakly: when the last owner of a shard is gone, all series labelled with the shard go too.
+        """
 
 
 class NoMetrics:
@@ -36,39 +59,104 @@ class NoMetrics:
     def observe_s(self, name: str, seconds: float, /, **labels: str) -> None:
         """Nothing."""
 
+    def watch_shard(self, shard: str, owner: O, read: Callable[[O], ShardGauges], /) -> None:
+        """Nothing."""
 
-class PrometheusMetrics:
-    """Metrics on a prometheus-client registry; one collector per name, made at first use."""
+
+class PrometheusMetrics(Collector):
+    """Metrics on a prometheus-client registry; one collector per name, made at first use.
+
+    A name that the catalogue does not know is counted all the same: a missing line in a table must not stop a write.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._lock = threading.Lock()
-        self._counters: dict[str, Counter] = {}
-        self._gauges: dict[str, Gauge] = {}
-        self._histograms: dict[str, Histogram] = {}
+        self._collectors: dict[tuple[Kind, str], Counter | Gauge | Histogram] = {}
+        self._by_shard: list[Counter | Gauge | Histogram] = []
+        #: What a call site found the last time: saves prometheus-client's own look-up, which costs more than counting.
+        self._children: dict[tuple[Any, ...], Any] = {}
+        self._watched: dict[str, list[tuple[weakref.ref[Any], Callable[[Any], ShardGauges]]]] = {}
+        registry.register(self)
 
     def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
         """See Metrics."""
-        with self._lock:
-            if name not in self._counters:
-                self._counters[name] = Counter(f"persist_{name}", name, sorted(labels), registry=self._registry)
-        counter = self._counters[name]
-        (counter.labels(**labels) if labels else counter).inc(amount)
+        key = ("counter", name, *labels.items())
+        child = self._children.get(key)
+        (self._child(key, "counter", name, labels) if child is None else child).inc(amount)
 
     def gauge(self, name: str, value: float, /, **labels: str) -> None:
         """See Metrics."""
-        with self._lock:
-            if name not in self._gauges:
-                self._gauges[name] = Gauge(f"persist_{name}", name, sorted(labels), registry=self._registry)
-        gauge = self._gauges[name]
-        (gauge.labels(**labels) if labels else gauge).set(value)
+        key = ("gauge", name, *labels.items())
+        child = self._children.get(key)
+        (self._child(key, "gauge", name, labels) if child is None else child).set(value)
 
     def observe_s(self, name: str, seconds: float, /, **labels: str) -> None:
         """See Metrics."""
+        key = ("histogram", name, *labels.items())
+        child = self._children.get(key)
+        (self._child(key, "histogram", name, labels) if child is None else child).observe(seconds)
+
+    def watch_shard(self, shard: str, owner: O, read: Callable[[O], ShardGauges], /) -> None:
+        """See Metrics. Of several owners (several clients of one location) the newest speaks."""
         with self._lock:
-            if name not in self._histograms:
-                self._histograms[name] = Histogram(
-                    f"persist_{name}_seconds", name, sorted(labels), registry=self._registry
-                )
-        histogram = self._histograms[name]
-        (histogram.labels(**labels) if labels else histogram).observe(seconds)
+            self._watched.setdefault(shard, []).append((weakref.ref(owner), read))
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauges of watched shards, for the registry. Forgets shards that nobody owns any more."""
+        families: dict[str, GaugeMetricFamily] = {}
+        # SUBTLE: swept here and not by weakref callbacks, which may run anywhere, under our own lock too.
+        for shard, (owner, read) in self._swept().items():
+            for (name, value), number in read(owner).items():
+                family = families.get(name)
+                if family is None:
+                    text, labels = _described("gauge", name, ("shard",))
+                    family = families[name] = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=labels)
+                family.add_metric([shard, value] if value else [shard], number)
+        yield from families.values()
+
+    def _swept(self) -> dict[str, tuple[Any, Callable[[Any], ShardGauges]]]:
+        """The newest owner of every shard that has one; series of the others are removed."""
+        owned: dict[str, tuple[Any, Callable[[Any], ShardGauges]]] = {}
+        with self._lock:
+            for shard, owners in list(self._watched.items()):
+                alive = [(ref, owner, read) for ref, read in owners if (owner := ref()) is not None]
+                if alive:
+                    self._watched[shard] = [(ref, read) for ref, _, read in alive]
+                    owned[shard] = alive[-1][1:]
+                else:
+                    del self._watched[shard]
+                    self._forget(shard)
+        return owned
+
+    def _forget(self, shard: str) -> None:
+        label = ("shard", shard)
+        self._children = {key: child for key, child in self._children.items() if label not in key}
+        for collector in self._by_shard:
+            collector.remove_by_labels(dict([label]))
+
+    def _child(self, key: tuple[Any, ...], kind: Kind, name: str, labels: Mapping[str, str]) -> Any:
+        with self._lock:
+            collector = self._collectors.get((kind, name))
+            if collector is None:
+                text, names = _described(kind, name, tuple(sorted(labels)))
+                collector = self._collectors[kind, name] = self._made(kind, f"{PREFIX}{name}", text, names)
+                if "shard" in names:
+                    self._by_shard.append(collector)
+            child = self._children[key] = collector.labels(**labels) if labels else collector
+        return child
+
+    def _made(self, kind: Kind, name: str, text: str, labels: tuple[str, ...]) -> Counter | Gauge | Histogram:
+        match kind:
+            case "counter":
+                return Counter(name, text, labels, registry=self._registry)
+            case "gauge":
+                return Gauge(name, text, labels, registry=self._registry)
+            case "histogram":
+                return Histogram(f"{name}_seconds", text, labels, registry=self._registry, buckets=BUCKETS_S)
+
+
+def _described(kind: Kind, name: str, labels: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Help and label names, as the catalogue has them."""
+    metric = CATALOGUE.get((kind, name))
+    return (name, labels) if metric is None else (metric.help, tuple(metric.labels))

@@ -29,13 +29,35 @@ class BatchSettings:
     """Bound on inline bytes in one shard's state (exclusive); beyond it writers must flush. Grows with it: cost of opening a shard."""
     outstanding_parts_max: int = 2
     """Uploads in flight per builder before adds wait."""
+    runs_max: int = 1
+    """A builder merges runs while it writes until at most this many are left; below 2 every part stays a run. Grows with
+    it: work of readers and compactions; shrinks with it: work of writers."""
+    combine_inline: bool = True
+    """Whether the inline parts of all batches in one append become one."""
     stats_bytes_max: int = 1024
     """Part statistics are trimmed to about this size."""
+    run_parts_max: int | None = None
+    """Longer runs that are in order are kept as listings in blob, of at most this many entries each; None: never. Grows with
+    it: state; falls: reads and collection fetch listings first. Worth setting (to 1000, say) beyond some thousand parts."""
 
     def __post_init__(self) -> None:
         _need(self.target_part_bytes >= KIB, "batch.target_part_bytes must be at least 1 KiB")
         _need(self.inline_part_bytes_max >= 0, "batch.inline_part_bytes_max must not be negative")
+        _need(self.runs_max >= 1, "batch.runs_max must be at least 1")
         _need(self.outstanding_parts_max >= 1, "batch.outstanding_parts_max must be at least 1")
+        _need(self.run_parts_max is None or self.run_parts_max >= 2, "batch.run_parts_max must be at least 2, or None")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSettings:
+    """How shards are read."""
+
+    stats_audit_percent: int = 0
+    """Of a hundred parts that statistics let a read skip, so many are fetched all the same, to see that they held no row it
+    wanted. Grows with it: what filtered reads fetch; and how soon lying statistics are found."""
+
+    def __post_init__(self) -> None:
+        _need(0 <= self.stats_audit_percent <= 100, "read.stats_audit_percent must be from 0 to 100")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +94,12 @@ class MaintenanceSettings:
     """Blob deletes in flight."""
     recent_diffs_max: int = 30 * 128
     """Bound of the fast scan on open; beyond it the scan jumps to the newest rollup."""
+    structure_flat_traces: bool = True
+    """Whether a shard whose spine structure was never stored gets it with its next version, to keep it. Off: it stays flat,
+    for as long as every process that writes it leaves it so."""
+    validate_roundtrip: bool = False
+    """Whether every version is, before it is committed, encoded, decoded and applied anew, and compared: twice the work.
+    For tests, and for doubts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +119,12 @@ class CompactionSettings:
     """A compaction that takes longer than both, the second times the MiB of its inputs, is given up."""
     claim_ms: int = 60 * 60 * 1000
     """A claimed compaction that was not applied within this time is offered again."""
+    claim_percent: int = 100
+    """How many compactions that nobody is at an append takes over when it makes no work itself, in hundredths. Grows with
+    it: how fast a backlog goes down, and the work of writers. 0: never."""
+
+    def __post_init__(self) -> None:
+        _need(self.claim_percent >= 0, "compaction.claim_percent must not be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +149,10 @@ class WatchSettings:
     initial_ms: float = 20.0
     factor: float = 2.0
     clamp_ms: float = 1_200.0
+    push: bool = True
+    """Whether to hear of others' commits as they happen (where the store can tell). Off: waiting only polls."""
+    pushed_clamp_ms: float = 5_000.0
+    """As `clamp_ms`, while commits are being heard. Grows with it: the delay when a writer's push is off or a message is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +160,7 @@ class Settings:
     """All of them."""
 
     batch: BatchSettings = field(default_factory=BatchSettings)
+    read: ReadSettings = field(default_factory=ReadSettings)
     lease: LeaseSettings = field(default_factory=LeaseSettings)
     maintenance: MaintenanceSettings = field(default_factory=MaintenanceSettings)
     compaction: CompactionSettings = field(default_factory=CompactionSettings)

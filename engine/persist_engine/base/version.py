@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage
 
@@ -12,6 +13,7 @@ APPLIER_VERSION = "0.1.0"
 _VERSION = re.compile(r"(0|[1-9]\d{0,1})\.(0|[1-9]\d{0,2})\.(0|[1-9]\d{0,1})", re.ASCII)
 
 
+@lru_cache(maxsize=64)
 def parse_version(text: str) -> tuple[int, int, int]:
     """(major, minor, patch), comparable; the limits are those of the writer key: 99.999.99. InvalidUsage on anything
     else.
@@ -33,11 +35,21 @@ def check_readable(written_by: str, key: str) -> None:
         major, minor, _ = parse_version(written_by)
     except InvalidUsage as error:
         raise CorruptData(f"{key}: {error}", key=key) from error
-    ours_major, ours_minor, _ = parse_version(APPLIER_VERSION)
-    if major > ours_major or (major == ours_major and minor > ours_minor + 1):
+    if not _reads(parse_version(APPLIER_VERSION), (major, minor)):
         raise Incompatible(
             f"{key}: written by version {written_by}, this is {APPLIER_VERSION}: upgrade it",
             key=key,
             written_by=written_by,
             version=APPLIER_VERSION,
         )
+
+
+def may_write(code: tuple[int, int, int], state_version: str) -> bool:
+    """Whether code of version `code` can still open, and so write, a state tagged `state_version`."""
+    major, minor, _ = parse_version(state_version)
+    return _reads(code, (major, minor))
+
+
+def _reads(code: tuple[int, int, int], written_by: tuple[int, int]) -> bool:
+    """Older data, or at most one minor ahead."""
+    return written_by[0] < code[0] or (written_by[0] == code[0] and written_by[1] <= code[1] + 1)

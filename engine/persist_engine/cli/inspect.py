@@ -4,7 +4,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,8 +24,9 @@ from persist_engine.cli.output import plain, print_json, print_pairs, print_rows
 
 if TYPE_CHECKING:
     from persist_engine.client.client import PersistClient
-    from persist_engine.model.batch import Part
+    from persist_engine.model.batch import RunPart
     from persist_engine.model.ids import ShardId
+    from persist_engine.shard.machine import Machine
 
 EPILOG = """Examples:
 
@@ -213,21 +214,35 @@ def batches(
 
 
 def _part_rows(client: PersistClient, shard_id: ShardId) -> Iterator[tuple[object, ...]]:
-    for spine_batch in client.machine(shard_id).refresh().trace.spine_batches():
+    machine = client.machine(shard_id)
+    for spine_batch in machine.refresh().trace.spine_batches():
         for batch_id, batch in spine_batch.parts:
             where = (str(spine_batch.id), spine_batch.level, f"{batch_id} {batch.desc}")
             if not batch.parts:
                 yield (*where, None, None, batch.rows, 0, None, None)
-            for index, (meta, parts) in enumerate(batch.runs()):
-                for part in parts:
+            for index, (meta, members) in enumerate(batch.runs()):
+                for part in _with_listed(machine, members):
                     size_bytes = part.hollow_bytes + part.inline_bytes
                     yield (*where, index, meta.order.value, part.rows, size_bytes, part.diffs_sum, _place(part))
 
 
-def _place(part: Part) -> str:
-    from persist_engine.model.batch import HollowPart
+def _with_listed(machine: Machine, members: Iterable[RunPart]) -> Iterator[RunPart]:
+    """The parts of a run; behind each hollow run, which sums them up, what it lists."""
+    from persist_engine.model.batch import HollowRun
+    from persist_engine.shard.runs import listed
 
-    return part.key if isinstance(part, HollowPart) else "inline"
+    for member in members:
+        yield member
+        if isinstance(member, HollowRun):
+            yield from _with_listed(machine, listed(machine, member))
+
+
+def _place(part: RunPart) -> str:
+    from persist_engine.model.batch import HollowRun, InlinePart
+
+    if isinstance(part, InlinePart):
+        return "inline"
+    return f"{part.key} lists {part.part_count} parts" if isinstance(part, HollowRun) else part.key
 
 
 @app.command()
@@ -261,18 +276,20 @@ def _blob_rows(client: PersistClient, shard_id: ShardId) -> Iterator[tuple[str, 
     """(key, kind, bytes, named by): the newest state, older live states only (garbage for a later GC), or none."""
     from persist_engine.codec.keys import blob_key, shard_prefix
     from persist_engine.model.state_diff import deleted_blobs, live_blobs
+    from persist_engine.shard.runs import with_nested
 
     machine = client.machine(shard_id)
     # Listed first: what is written and linked meanwhile is then not listed, rather than listed and called unreferenced.
     listed = sorted(machine.blob.list_prefix(shard_prefix(shard_id)), key=lambda info: info.key)
     walk = machine.versions.fetch_all_live_states(shard_id)
     assert walk is not None
-    older = {ref.partial_key for ref in live_blobs(walk.state)}
+    older = set(live_blobs(walk.state))
     while (diff := walk.advance()) is not None:
-        older.update(ref.partial_key for ref in deleted_blobs(diff))
-    named = {blob_key(shard_id, ref.partial_key) for ref in live_blobs(walk.state)}
-    held = {blob_key(shard_id, key) for key in older}
+        older.update(deleted_blobs(diff))
+    named = {blob_key(shard_id, ref.partial_key): ref.kind for ref in with_nested(machine, live_blobs(walk.state))}
+    held = {blob_key(shard_id, ref.partial_key): ref.kind for ref in with_nested(machine, older)}
     for info in listed:
-        kind = "rollup" if info.key.removeprefix(shard_prefix(shard_id)).startswith("v") else "part"
+        is_rollup = info.key.removeprefix(shard_prefix(shard_id)).startswith("v")
+        kind = named.get(info.key) or held.get(info.key) or ("rollup" if is_rollup else "part")
         by = "newest" if info.key in named else "older" if info.key in held else "none"
         yield info.key, kind, info.size_bytes, by

@@ -1,6 +1,6 @@
 """`persist`: looks into shards, maintains them, reads them. What maintenance pods run, and people.
 
-Owns the exit codes and how errors look. Commands live in `inspect`, `maintain` and `read`, and in plugins.
+Owns the exit codes and how errors look. Commands live in `inspect`, `maintain`, `admin` and `read`, and in plugins.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from persist_engine.base.errors import (
     StorageError,
     Unavailable,
 )
-from persist_engine.cli import inspect, maintain, read
+from persist_engine.cli import admin, inspect, maintain, read
 from persist_engine.cli.plugins import PluginGroup
 
 EXIT_USAGE = 64
+EXIT_CORRUPT = 74
 _PARSER_EXIT_USAGE = 2
 #: The first that fits counts; subclasses before their parents.
 EXIT_CODES: tuple[tuple[type[PersistError], int], ...] = (
@@ -34,7 +35,7 @@ EXIT_CODES: tuple[tuple[type[PersistError], int], ...] = (
     (StorageError, 70),
     (Unavailable, 70),
     (Fenced, 71),
-    (CorruptData, 74),
+    (CorruptData, EXIT_CORRUPT),
     (Incompatible, 75),
     (InvariantViolated, 73),
     (PersistError, 1),
@@ -50,24 +51,27 @@ persist read SHARD --as-of latest --format parquet --output out.parquet
 
 persist maintain auto SHARD
 
+persist admin holds SHARD
+
 Exit codes: 0 done, 64 usage, 70 store unavailable, 71 fenced, 73 broken invariant, 74 corrupt data, 75 newer data."""
 
 app = typer.Typer(
     cls=PluginGroup,
     name="persist",
-    help="Durable, versioned, time-varying collections: look into shards, maintain them, read them.",
+    help="Durable, versioned, time-varying collections: look into shards, maintain, administer and read them.",
     epilog=EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 app.add_typer(inspect.app, name="inspect")
 app.add_typer(maintain.app, name="maintain")
+app.add_typer(admin.app, name="admin")
 app.command(name="read", epilog=read.EPILOG)(read.read)
 
 
 @app.callback()
 def persist() -> None:
-    """Durable, versioned, time-varying collections: look into shards, maintain them, read them."""
+    """Durable, versioned, time-varying collections: look into shards, maintain, administer and read them."""
 
 
 def exit_code(error: PersistError) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from persist_engine.base.errors import PersistError
+from persist_engine.base.wording import counted
 from persist_engine.cli.options import (
     GIVE_UP_S,
     AsJson,
@@ -23,7 +24,7 @@ from persist_engine.cli.options import (
     connected,
     one_shard,
 )
-from persist_engine.cli.output import Bar, print_json, print_rows, progress_bar
+from persist_engine.cli.output import Bar, print_json, print_rows, progress_bar, reading
 
 if TYPE_CHECKING:
     from persist_engine.model.ids import ShardId
@@ -86,7 +87,7 @@ def gc(
         from persist_engine.work.gc import gc_and_truncate
 
         def told(done: int, total: int, deleted: int) -> None:
-            bar(done, total, f"{deleted:,} blobs deleted")
+            bar(done, total, f"{counted(deleted, 'blob')} deleted")
 
         return [gc_and_truncate(machine, on_progress=told)]
 
@@ -116,7 +117,7 @@ def compact(
     def work(machine: Machine, bar: Bar) -> list[Outcome]:
         from persist_engine.work.compact import compact_due
 
-        return [*compact_due(machine, max_requests, on_read=_reading(bar))]
+        return [*compact_due(machine, max_requests, on_read=reading(bar))]
 
     shard_id = one_shard(shard_argument, shard)
     claim_ms = round(claim_age * 1000)
@@ -163,17 +164,6 @@ def auto(
         as_json=as_json,
         claim_ms=0,
     )
-
-
-def _reading(bar: Bar) -> Callable[[int, int], None]:
-    read = 0
-
-    def told(count: int, total: int) -> None:
-        nonlocal read
-        read += count
-        bar(read, total, f"{read / 1e6:,.1f} MB read")
-
-    return told
 
 
 def _run(

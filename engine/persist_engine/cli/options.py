@@ -36,11 +36,33 @@ GiveUp = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables, for results and for errors.")]
-ShardArgument = Annotated[str | None, typer.Argument(metavar="[SHARD]", help="Shard id: s and a UUID.")]
-ShardOption = Annotated[str | None, typer.Option("--shard", envvar="PERSIST_SHARD", help="The same, as an option.")]
+
+
+def complete_shard(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Shards of the location at hand that begin so, for the shell; none where there is no answer soon."""
+    from persist_engine.base.errors import PersistError
+
+    try:
+        with connected(ctx.params.get("blob"), ctx.params.get("consensus"), COMPLETION_GIVE_UP_S) as client:
+            return sorted(shard_id for shard_id in client.shards() if shard_id.startswith(incomplete))
+    except PersistError:
+        return []
+
+
+ShardArgument = Annotated[
+    str | None, typer.Argument(metavar="[SHARD]", help="Shard id: s and a UUID.", autocompletion=complete_shard)
+]
+ShardOption = Annotated[
+    str | None,
+    typer.Option("--shard", envvar="PERSIST_SHARD", help="The same, as an option.", autocompletion=complete_shard),
+]
 ReportFile = Annotated[Path | None, typer.Option("--report", help="Also write the report, as JSON, to this file.")]
 
+Commit = Annotated[bool, typer.Option("--commit", help="Do it. Without this nothing is changed: it is only told.")]
+
 GIVE_UP_S = 60.0
+#: Who presses Tab does not wait longer.
+COMPLETION_GIVE_UP_S = 1.0
 
 
 def one_shard(argument: str | None, option: str | None) -> ShardId:

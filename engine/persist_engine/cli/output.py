@@ -8,7 +8,7 @@ import dataclasses
 import enum
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -104,3 +104,26 @@ def progress_bar(label: str, *, quiet: bool) -> Iterator[Bar]:
 
 def _no_bar(done: float, total: float, text: str = "") -> None:
     pass
+
+
+def reading(bar: Bar) -> Callable[[int, int], None]:
+    """What to tell of parts read one by one: the bytes of each, and of all."""
+    read = 0
+
+    def told(count: int, total: int) -> None:
+        nonlocal read
+        read += count
+        bar(read, total, f"{read / 1e6:,.1f} MB read")
+
+    return told
+
+
+def ago(milliseconds: int) -> str:
+    """A duration in its two largest units: `3 d 4 h`, `12 m 5 s`."""
+    left = max(0, milliseconds) // 1000
+    pieces = []
+    for unit, seconds in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, seconds)
+        if count:
+            pieces.append(f"{count} {unit}")
+    return " ".join(pieces[:2]) or "0 s"

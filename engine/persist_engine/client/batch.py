@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from itertools import accumulate
 
 import pyarrow as pa
 
@@ -23,14 +24,20 @@ from persist_engine.base.errors import (
     UpdateNotBeyondLower,
 )
 from persist_engine.base.version import APPLIER_VERSION
+from persist_engine.client.runs import Run, RunGroups
 from persist_engine.codec.batch import encode_transmittable
 from persist_engine.codec.ingest import Updates, normalise, time_bounds
 from persist_engine.codec.schema import Schema
 from persist_engine.codec.updates import consolidate, diffs_sum
-from persist_engine.model.batch import HollowBatch, InlinePart, Part, RunMeta, RunOrder
+from persist_engine.model.batch import HollowBatch, InlinePart, Part, RunMeta, RunOrder, RunPart
 from persist_engine.model.frontier import EMPTY, MINIMUM, Antichain, Description
 from persist_engine.model.ids import RunId, ShardId
+from persist_engine.model.rewrite import rewritten
 from persist_engine.shard.parts import PartStore, delete_parts, flush_inline, write_part
+
+#: Inline parts that are flushed at once, over all batches of an append. They are small: what counts is to wait for the
+#: store's answers together.
+FLUSH_THREADS = 16
 
 #: Of tables below this nobody asks how much of their buffers they use.
 _SMALL_BYTES = 16 * 1024
@@ -53,8 +60,10 @@ class Batch:
         schema: Schema,
         shard_id: ShardId,
         version: str = APPLIER_VERSION,
+        named_keys: Callable[[Batch], Collection[str]] | None = None,
     ) -> None:
         self._store = store
+        self._named_keys = named_keys
         self._schema = schema
         self._hollow = hollow
         self._spent: str | None = None
@@ -98,28 +107,42 @@ class Batch:
         return data
 
     def delete(self) -> None:
-        """Delete the blobs. Only for a batch that nobody appends. Idempotent."""
+        """Delete the blobs; only for a batch that nobody appends, now or later. Idempotent.
+
+        A batch that came from elsewhere may have been appended before, from a copy of its bytes: blobs that a live
+        version of the shard names are left to garbage collection.
+        """
         if self._spent == "deleted":
             return
         self.check_usable()
-        delete_parts(self._store, self._hollow.parts)
+        named = self._named_keys(self) if self._named_keys is not None and any(self._hollow.blob_keys()) else ()
+        self.delete_but(named)
+
+    def delete_but(self, named: Collection[str]) -> None:
+        """Delete the blobs whose partial keys are not among `named`. See `delete`, which knows which these are."""
+        delete_parts(self._store, [part for part in self._hollow.parts if not _names_any(part, named)])
         self.mark_spent("deleted")
 
     def flush_inline_parts(self) -> None:
-        """Rewrite every inline part as a blob, in place: the order of parts, rewrites and schemas stay (spec 10.10)."""
+        """See the function."""
+        flush_inline_parts([self])
+
+    def rewrite_times(self, frontier: Antichain, new_upper: Antichain) -> None:
+        """Advance all times to `frontier` and register the batch up to `new_upper`, without touching its data: for a
+        batch that was staged before its time was known. Idempotent. InvalidRewrite as of `model.rewrite`.
+        """
         self.check_usable()
-        inline = [part for part in self._hollow.parts if isinstance(part, InlinePart)]
-        if not inline:
-            return
-        flush = partial(flush_inline, self._store, schema=self._schema)
-        if len(inline) == 1:  # the usual case is not worth a thread
-            flushed = iter([flush(inline[0])])
-        else:
-            with ThreadPoolExecutor(max_workers=self._store.settings.batch.outstanding_parts_max) as pool:
-                flushed = iter(list(pool.map(flush, inline)))
-        parts = tuple(next(flushed) if isinstance(part, InlinePart) else part for part in self._hollow.parts)
-        self._hollow = replace(self._hollow, parts=parts)
-        self._store.metrics.count("inline_flushed_parts", len(inline))
+        self._hollow = rewritten(self._hollow, frontier, new_upper)
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether `delete` was called."""
+        return self._spent == "deleted"
+
+    @property
+    def may_have_copies(self) -> bool:
+        """Whether it was made from bytes, from which others may have made it too."""
+        return self._named_keys is not None
 
     def check_usable(self) -> None:
         """Raise InvalidUsage when the batch was appended, sent elsewhere or deleted."""
@@ -141,12 +164,38 @@ class Batch:
         return f"Batch({self._hollow.desc} {self.rows} rows {len(self._hollow.parts)} parts of {self.shard_id})"
 
 
+def flush_inline_parts(batches: Sequence[Batch]) -> None:
+    """Rewrite every inline part of every batch as a blob, in place and all at once: the order of parts, their rewrites
+    and their schemas stay (spec 10.10). Every batch must be usable.
+    """
+    inline: list[tuple[Batch, InlinePart]] = []
+    for batch in batches:
+        batch.check_usable()
+        inline += [(batch, part) for part in batch.hollow.parts if isinstance(part, InlinePart)]
+    if not inline:
+        return
+
+    def flush(item: tuple[Batch, InlinePart]) -> Part:
+        return flush_inline(item[0]._store, item[1])
+
+    if len(inline) == 1:  # the usual case is not worth a thread
+        flushed = iter([flush(inline[0])])
+    else:
+        with ThreadPoolExecutor(min(FLUSH_THREADS, len(inline)), thread_name_prefix="persist-flush") as pool:
+            flushed = iter(list(pool.map(flush, inline)))
+    for batch in batches:
+        parts = tuple(next(flushed) if isinstance(part, InlinePart) else part for part in batch.hollow.parts)
+        batch._hollow = replace(batch.hollow, parts=parts)
+    inline[0][0]._store.metrics.count("inline_flushed_parts", len(inline))
+
+
 class BatchBuilder:
     """Takes updates in any order, cuts and uploads parts in the background. Not thread-safe.
 
     Memory: one part being filled and `batch.outstanding_parts_max` on their way, each about
-    `batch.target_part_bytes`, times what sorting needs. Every part is consolidated and sorted by itself and is a run
-    of its own. As a context manager it abandons what was not finished.
+    `batch.target_part_bytes`, times what sorting needs; two more while runs are merged. Every part is consolidated
+    and sorted by itself and is a run of its own; with `batch.runs_max` runs are merged meanwhile. As a context
+    manager it abandons what was not finished.
     """
 
     def __init__(
@@ -162,7 +211,9 @@ class BatchBuilder:
         self._time_max: int | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._in_flight: deque[Future[Part | None]] = deque()
-        self._parts: list[Part] = []
+        self._groups = RunGroups(
+            store, self._desc, schema=schema, schema_id=schema_id, runs_max=self._settings.runs_max
+        )
         self._ended = False
 
     def add(self, updates: Updates) -> None:
@@ -198,25 +249,22 @@ class BatchBuilder:
             self._flush(last=True)
             while self._in_flight:
                 self._collect()
+            runs = self._groups.finish()
         except BaseException:
             self.abandon()
             raise
         self._end()
-        return Batch(self._store, self._hollow(upper), schema=self._schema, shard_id=self._store.shard_id)
+        return Batch(self._store, self._hollow(runs, upper), schema=self._schema, shard_id=self._store.shard_id)
 
     def abandon(self) -> None:
         """Give up: delete the parts written so far. Idempotent; nothing happens after `finish`."""
         if self._ended:
             return
         self._end()
-        for future in self._in_flight:
-            if future.cancelled() or future.exception() is not None:
-                continue
-            part = future.result()
-            if part is not None:
-                self._parts.append(part)
+        done = [future for future in self._in_flight if not future.cancelled() and future.exception() is None]
+        parts = [part for future in done if (part := future.result()) is not None]
         self._in_flight.clear()
-        delete_parts(self._store, self._parts)
+        delete_parts(self._store, [*parts, *(part for run in self._groups.runs() for part in run)])
 
     def __enter__(self) -> BatchBuilder:
         return self
@@ -245,9 +293,9 @@ class BatchBuilder:
         """Fill parts up to the target size, slicing tables that reach over it."""
         target = self._settings.target_part_bytes
         while table.num_rows:
-            # The buffers that it shares may be far larger than its rows, but when even they are small it is settled.
+            # The buffers that a table shares may be far larger than its rows, but when even they are small it is settled.
             size_bytes = table.get_total_buffer_size()
-            if size_bytes > _SMALL_BYTES:
+            if self._pending or size_bytes > _SMALL_BYTES:
                 size_bytes = table.nbytes
             room = target - self._pending_bytes
             if size_bytes < room:
@@ -266,8 +314,8 @@ class BatchBuilder:
         table = pa.concat_tables(self._pending)
         self._pending, self._pending_bytes = [], 0
         if last and self._pool is None:
-            part = self._write(table)
-            self._parts += [part] if part is not None else []
+            if (part := self._write(table)) is not None:
+                self._groups.add(part)
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._settings.outstanding_parts_max, thread_name_prefix="persist-part")
@@ -298,24 +346,21 @@ class BatchBuilder:
         part = self._in_flight[0].result()
         self._in_flight.popleft()
         if part is not None:
-            self._parts.append(part)
+            self._groups.add(part)
 
-    def _hollow(self, upper: Antichain) -> HollowBatch:
+    def _hollow(self, runs: list[Run], upper: Antichain) -> HollowBatch:
         env = self._store.env
+        rows = [sum(part.rows for part in run) for run in runs]
+        metas = [
+            RunMeta(RunOrder.STRUCTURED, RunId.from_bytes(env.random_bytes(16)), self._schema_id, count)
+            for count in rows
+        ]
         return HollowBatch(
             desc=Description(self._desc.lower, upper, MINIMUM),
-            rows=sum(part.rows for part in self._parts),
-            parts=tuple(self._parts),
-            run_splits=tuple(range(1, len(self._parts))),
-            run_metas=tuple(
-                RunMeta(
-                    order=RunOrder.STRUCTURED,
-                    run_id=RunId.from_bytes(env.random_bytes(16)),
-                    schema_id=self._schema_id,
-                    rows=part.rows,
-                )
-                for part in self._parts
-            ),
+            rows=sum(rows),
+            parts=tuple(part for run in runs for part in run),
+            run_splits=tuple(accumulate(len(run) for run in runs[:-1])),
+            run_metas=tuple(metas),
         )
 
     def _end(self) -> None:
@@ -323,6 +368,10 @@ class BatchBuilder:
         self._pending = []
         if self._pool is not None:
             self._pool.shutdown(wait=True)
+
+
+def _names_any(part: RunPart, keys: Collection[str]) -> bool:
+    return not isinstance(part, InlinePart) and part.key in keys
 
 
 def _check_before(time: int, upper: Antichain) -> None:

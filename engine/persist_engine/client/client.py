@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from weakref import WeakValueDictionary
 
 from persist_engine.base.env import Env, SystemEnv
@@ -19,8 +20,14 @@ from persist_engine.base.settings import Settings
 from persist_engine.client.location import Location
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.since import SinceHandle
+from persist_engine.client.sink import Sink, SinkOptions
+from persist_engine.client.upsert import Hydration, UpsertHandle
+from persist_engine.client.upsert_stores import SPILL_BYTES, Backend, store_opener
 from persist_engine.client.write import WriteHandle
 from persist_engine.codec.schema import CODECS, Schema
+from persist_engine.codec.tagged import with_errors
+from persist_engine.flow.refresh import Refresh
+from persist_engine.model.commands import SchemaEvolved
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.inspection import Inspection, inspection_of
@@ -29,10 +36,12 @@ from persist_engine.model.views import is_finalized
 from persist_engine.shard.applier import Applier
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.retry import Retry
+from persist_engine.shard.schemas import SchemaIncompatible, evolve_schema, schema_id_of
 from persist_engine.shard.versions import StateVersions, check_codecs
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.consensus import Consensus
-from persist_engine.storage.open import open_blob, open_consensus
+from persist_engine.storage.notify import NoPush, Push
+from persist_engine.storage.open import open_blob, open_consensus, open_push
 
 #: States kept although no handle uses them, so that looking at many shards in turn does not read a rollup each time.
 _IDLE_STATES_MAX = 64
@@ -66,11 +75,21 @@ class PersistClient:
         except BaseException:
             blob.close()
             raise
-        return cls(blob, consensus, settings=settings, env=env, metrics=metrics)
+        push = open_push(location.consensus, env=env, metrics=metrics) if settings.watch.push else NoPush()
+        return cls(blob, consensus, settings=settings, env=env, metrics=metrics, push=push)
 
-    def __init__(self, blob: Blob, consensus: Consensus, *, settings: Settings, env: Env, metrics: Metrics) -> None:
-        self._blob, self._consensus = blob, consensus
-        self._versions = StateVersions(blob, consensus, env=env, settings=settings, metrics=metrics)
+    def __init__(
+        self,
+        blob: Blob,
+        consensus: Consensus,
+        *,
+        settings: Settings,
+        env: Env,
+        metrics: Metrics,
+        push: Push | None = None,
+    ) -> None:
+        self._blob, self._consensus, self._push = blob, consensus, push or NoPush()
+        self._versions = StateVersions(blob, consensus, env=env, settings=settings, metrics=metrics, push=self._push)
         self._lock = threading.Lock()
         self._appliers: WeakValueDictionary[ShardId, Applier] = WeakValueDictionary()
         self._recent: OrderedDict[ShardId, Applier] = OrderedDict()
@@ -80,20 +99,51 @@ class PersistClient:
     def open_writer(self, shard_id: ShardId, schema: Schema, *, purpose: str) -> WriteHandle:
         """A writer of the shard, which is created when it does not exist. Registers nothing until the first append.
 
-        SchemaMismatch, naming the columns, when the shard has another schema. `purpose` is for people.
+        SchemaMismatch, naming the columns, when the shard has another schema; one that it had before it evolved is still
+        written. `purpose` is for people.
         """
-        machine = self._initialised(shard_id, schema)
-        return WriteHandle(machine, schema, machine.schema_id, purpose=purpose)
+        machine, schema_id = self._initialised(shard_id, schema)
+        return WriteHandle(machine, schema, schema_id, purpose=purpose)
 
     def open_leased_reader(
         self, shard_id: ShardId, schema: Schema | None = None, *, purpose: str, lease_ms: int | None = None
     ) -> ReadHandle:
         """A reader that holds the shard's since while it lives (one commit). Without `schema` it takes the shard's
-        own, and a shard that does not exist is ShardNotFound; with it the shard is created, and another schema is
-        SchemaMismatch.
+        newest, and a shard that does not exist is ShardNotFound; with it the shard is created, and another schema is
+        SchemaMismatch. With a schema that the shard had before it evolved, rows are shown without what came since.
         """
-        machine = self.machine(shard_id) if schema is None else self._initialised(shard_id, schema)
-        return ReadHandle.open(machine, machine.schema, purpose=purpose, lease_ms=lease_ms)
+        machine, schema_id = (self.machine(shard_id), None) if schema is None else self._initialised(shard_id, schema)
+        return ReadHandle.open(machine, schema_id, purpose=purpose, lease_ms=lease_ms)
+
+    def open_upsert(
+        self,
+        shard_id: ShardId,
+        schema: Schema,
+        *,
+        backend: Backend = "memory",
+        directory: Path | str | None = None,
+        spill_bytes: int = SPILL_BYTES,
+        on_hydration: Callable[[Hydration], None] | None = None,
+        purpose: str,
+    ) -> UpsertHandle:
+        """A handle that upserts into the shard, which is created when it does not exist: one value per key, the last. It
+        registers a writer and a leased reader when it is first used.
+
+        The current values are kept in memory, with `rocksdb` in `directory` (the handle's alone; what lies there is thrown
+        away), or with `auto` there once they take more than `spill_bytes`. `on_hydration` is told how far rebuilding them
+        has come. SchemaMismatch; InvalidUsage for a backend without its directory.
+        """
+        writer = self.open_writer(shard_id, schema, purpose=purpose)
+        machine = writer.machine
+        open_store = store_opener(
+            backend, directory, spill_bytes=spill_bytes, env=machine.env, metrics=machine.metrics, shard=str(shard_id)
+        )
+        return UpsertHandle(
+            writer,
+            lambda: self.open_leased_reader(shard_id, schema, purpose=purpose),
+            open_store,
+            on_hydration=on_hydration,
+        )
 
     def open_critical_since(
         self, shard_id: ShardId, critical_id: CriticalReaderId, *, opaque: bytes, purpose: str = ""
@@ -105,9 +155,45 @@ class PersistClient:
         answer, _ = machine.register_critical_reader(critical_id, opaque=opaque, purpose=purpose)
         return SinceHandle(machine, critical_id, since=answer.since, opaque=answer.opaque)
 
+    def open_sink(
+        self,
+        shard_id: ShardId,
+        schema: Schema,
+        *,
+        workers: int = 1,
+        as_of: int = 0,
+        read_only: bool = False,
+        errors: bool = False,
+        refresh: Refresh | None = None,
+        memory_limit_bytes: int = 256 << 20,
+        spill_directory: Path | None = None,
+        purpose: str = "sink",
+    ) -> Sink:
+        """A running sink that keeps the shard equal to what its inputs say (see client.sink; `SinkOptions` for the
+        arguments). The shard is created when it does not exist; registers a leased reader (one commit).
+        """
+        options = SinkOptions(
+            workers=workers,
+            as_of=as_of,
+            read_only=read_only,
+            errors=errors,
+            refresh=refresh,
+            memory_limit_bytes=memory_limit_bytes,
+            spill_directory=spill_directory,
+        )
+        tagged = with_errors(schema) if errors else schema
+        writer = self.open_writer(shard_id, tagged, purpose=purpose)
+        reader = self.open_leased_reader(shard_id, tagged, purpose=purpose)
+        return Sink(schema, reader=reader, writer=writer, options=options)
+
     def machine(self, shard_id: ShardId) -> Machine:
         """The shard's commands, for maintenance. Shares the state with all handles. ShardNotFound."""
         return Machine(self._applier(shard_id))
+
+    @property
+    def versions(self) -> StateVersions:
+        """The logs of all shards, for tools that work where no state can be opened."""
+        return self._versions
 
     # -- shards -------------------------------------------------------------------------------------------------------
 
@@ -116,8 +202,16 @@ class PersistClient:
         self._initialised(shard_id, schema)
 
     def schema(self, shard_id: ShardId) -> Schema:
-        """The shard's schema. ShardNotFound."""
+        """The shard's newest schema, as far as this process knows. ShardNotFound."""
         return self.machine(shard_id).schema
+
+    def evolve_schema(self, shard_id: ShardId, schema: Schema) -> SchemaEvolved | SchemaIncompatible:
+        """Make `schema` the shard's newest: with more nullable fields, or wider numbers in the value. What is stored reads
+        as if it had been written under it, new fields null; handles that are open go on with theirs.
+
+        SchemaIncompatible, a value, names the fields that stand against it. Idempotent, linearized. ShardNotFound.
+        """
+        return evolve_schema(self.machine(shard_id), schema)[0]
 
     def recent_upper(self, shard_id: ShardId) -> Antichain:
         """The shard's upper, never below one acknowledged before the call. ShardNotFound."""
@@ -162,6 +256,7 @@ class PersistClient:
     def close(self) -> None:
         """Close the connections; handles are of no use afterwards. Idempotent."""
         self._recent.clear()
+        self._push.close()
         self._blob.close()
         self._consensus.close()
 
@@ -183,21 +278,22 @@ class PersistClient:
             known = self._share(Applier(self._versions.fetch_current_state(shard_id), self._versions))
         return known
 
-    def _initialised(self, shard_id: ShardId, schema: Schema) -> Machine:
+    def _initialised(self, shard_id: ShardId, schema: Schema) -> tuple[Machine, int]:
+        """The shard, made unless it exists, and the id of `schema` there."""
         with self._lock:
             known = self._appliers.get(shard_id)
         if known is None:
             state = self._versions.maybe_init_shard(shard_id, CODECS, schema.to_pair())
             known = self._share(Applier(state, self._versions))
         machine = Machine(known)
-        difference = machine.schema.difference(schema)
-        if difference is not None:
+        schema_id = schema_id_of(machine, schema)
+        if schema_id is None:
             raise SchemaMismatch(
-                f"shard {shard_id} has another schema: {difference}",
+                f"shard {shard_id} has another schema: {machine.schema.difference(schema)}",
                 requested=repr(schema),
                 actual=repr(machine.schema),
             )
-        return machine
+        return machine, schema_id
 
     def _share(self, loaded: Applier) -> Applier:
         """The one Applier of the shard: `loaded`, unless another thread was faster. CodecMismatch, and it is not kept."""

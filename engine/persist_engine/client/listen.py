@@ -4,17 +4,21 @@ trails it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
 from persist_engine.base.errors import check
+from persist_engine.client.leased import LeasedPart, PartLeases, Pin
+from persist_engine.codec.filter import Filter
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
-from persist_engine.shard.fetch import ListenFilter, PartSource, read_parts
+from persist_engine.shard.fetch import ListenFilter, Matching, PartSource, RowFilter, read_parts
 from persist_engine.shard.machine import Machine
+from persist_engine.shard.runs import expand
+from persist_engine.shard.selection import Selection, Times, audit, select
 
 if TYPE_CHECKING:
     from persist_engine.client.read import ReadHandle
@@ -34,20 +38,41 @@ class Progress:
     frontier: Antichain
 
 
+@dataclass(frozen=True, slots=True)
+class LeasedParts:
+    """What a listener would have given out up to `frontier`, for others to fetch; each is to be returned to the reader."""
+
+    parts: tuple[LeasedPart, ...]
+    frontier: Antichain
+
+
 class Listen:
-    """An iterator of Updates and Progress strictly after `as_of`. Not thread-safe. Ends when the shard is closed.
+    """An iterator of Updates and Progress strictly after `as_of`, of rows that pass `where` if it was given. Not
+    thread-safe. Ends when the shard is closed.
 
     `next` blocks until the shard's upper moves. Blobs of the batch being given out stay pinned; the handle's since
     trails the frontier by one batch, so that the times just given out can still be told apart.
     """
 
-    def __init__(self, handle: ReadHandle, machine: Machine, source: PartSource, *, as_of: int) -> None:
+    def __init__(
+        self,
+        handle: ReadHandle,
+        machine: Machine,
+        source: PartSource,
+        *,
+        as_of: int,
+        leases: PartLeases,
+        where: Filter | None = None,
+    ) -> None:
         self._handle = handle
         self._machine = machine
         self._source = source
         self._as_of = as_of
+        self._leases = leases
+        self._where = where
         self._frontier = Antichain.of(as_of)
         self._started = False
+        self._passed: Antichain | None = None
         self._events: Iterator[Updates | Progress] = iter(())
 
     @property
@@ -75,14 +100,40 @@ class Listen:
         When consuming them raises (Unavailable), the next call gives out the batch from its beginning: what came after
         the last Progress is to be dropped.
         """
-        release = self._handle.pin()
+        found = self._next(timeout_s)
+        return None if found is None else self._give_out(*found)
+
+    def next_parts(self, *, timeout_s: float | None) -> LeasedParts | None:
+        """As `next_batch`, but the parts are handed over for others to fetch (`LeasedPart.fetch`), in any order: the
+        listener moves on at once, and the blobs are kept until the parts are returned to the reader.
+        """
+        found = self._next(timeout_s)
+        if found is None:
+            return None
+        batch, pin = found
         try:
-            batch = self._machine.next_listen_batch(self._frontier, timeout_s=timeout_s)
-        except BaseException:
-            release()
-            raise
+            rows, selection = self._selected(batch)
+            source = self._source
+            parts = tuple(
+                self._leases.lease(pin, source, each.desc, part, rows=rows, where=self._where)
+                for each in selection.batches
+                for part in each.part_list()
+            )
+            for skipped in selection.audits:
+                audit(source, skipped, self._row_filter(rows), self._where)
+        finally:
+            pin.release()
+        return LeasedParts(parts, self._advance(batch).frontier)
+
+    def _next(self, timeout_s: float | None) -> tuple[HollowBatch, Pin] | None:
+        """The batch that holds the frontier, pinned; None when none came within `timeout_s`."""
+        if self._passed is not None:
+            # Not as the frontier moves: an error then would come between rows and the Progress that makes them count.
+            self._handle.maybe_downgrade_since(self._passed)
+        pin = self._handle.pin()
+        batch = self._machine.next_listen_batch(self._frontier, timeout_s=timeout_s)
         if batch is None:
-            release()
+            pin.release()
             return None
         since, frontier = batch.desc.since, self._frontier
         fits = since < frontier or (since == frontier and not self._started)
@@ -90,20 +141,44 @@ class Listen:
             fits,
             f"batch {batch.desc} of {self._machine.shard_id} is advanced beyond the listener at {frontier}",
         )
-        return self._give_out(batch, release)
+        return batch, pin
 
-    def _give_out(self, batch: HollowBatch, release: Callable[[], None]) -> Iterator[Updates | Progress]:
-        lower = self._frontier
-        assert lower.time is not None
+    def skip_to(self, frontier: Antichain) -> None:
+        """Give out nothing before `frontier`: the caller knows those updates, because it appended them itself. Not while
+        events of a batch are outstanding.
+        """
+        if self._frontier < frontier:
+            self._passed, self._frontier, self._started = self._frontier, frontier, True
+
+    def _selected(self, batch: HollowBatch) -> tuple[ListenFilter, Selection]:
+        lower = self._frontier.time
+        assert lower is not None
+        times = Times(first=max(self._as_of + 1, lower))
+        batches = expand(self._source, [batch])
+        selection = select(batches, where=self._where, times=times, audited=self._handle.audited)
+        self._source.metrics.count("stats_skipped_parts", selection.skipped_parts)
+        return ListenFilter(as_of=self._as_of, lower=lower), selection
+
+    def _row_filter(self, rows: ListenFilter) -> RowFilter:
+        return rows if self._where is None else Matching(rows, self._where)
+
+    def _give_out(self, batch: HollowBatch, pin: Pin) -> Iterator[Updates | Progress]:
         try:
-            row_filter = ListenFilter(as_of=self._as_of, lower=lower.time)
-            for table in read_parts(self._source, batch, row_filter):
-                if table.num_rows:
-                    yield Updates(table)
+            rows, selection = self._selected(batch)
+            row_filter = self._row_filter(rows)
+            for skipped in selection.audits:
+                audit(self._source, skipped, row_filter, self._where)
+            for each in selection.batches:
+                for table in read_parts(self._source, each, row_filter):
+                    if table.num_rows:
+                        yield Updates(table)
         finally:
-            release()
+            pin.release()
+        yield self._advance(batch)
+
+    def _advance(self, batch: HollowBatch) -> Progress:
+        if self._frontier < batch.desc.upper:
+            self._passed = self._frontier
         self._started = True  # only now: a batch that failed half-way is given out again
         self._frontier = batch.desc.upper
-        if lower < batch.desc.upper:
-            self._handle.maybe_downgrade_since(lower)
-        yield Progress(self._frontier)
+        return Progress(self._frontier)

@@ -9,21 +9,27 @@ collected.
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Self
 
 import pyarrow as pa
 
-from persist_engine.base.errors import Fenced, InvalidUsage, Unavailable
+from persist_engine.base.errors import Fenced, InvalidBounds, InvalidUsage, Unavailable
 from persist_engine.base.versioned import SeqNo
+from persist_engine.client.changes import Changes, Shape
+from persist_engine.client.leased import LeasedPart, PartLeases, Pin, Pins
 from persist_engine.client.listen import Listen, Progress, Updates
 from persist_engine.client.snapshot import SinceAhead, Snapshot
+from persist_engine.codec.filter import Filter
+from persist_engine.codec.predicate_text import Where, predicate_of
+from persist_engine.codec.projection import Projection
 from persist_engine.codec.schema import Schema
+from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.ids import LeasedReaderId
 from persist_engine.shard.fetch import PartSource
 from persist_engine.shard.machine import Machine
+from persist_engine.shard.selection import sampled
 from persist_engine.storage.blob import Blob
 from persist_engine.work.heartbeat import Heartbeat
 
@@ -36,19 +42,26 @@ class ReadHandle:
     """
 
     @classmethod
-    def open(cls, machine: Machine, schema: Schema, *, purpose: str, lease_ms: int | None = None) -> ReadHandle:
-        """Register a leased reader (one commit) at the shard's since and start its heartbeat."""
+    def open(cls, machine: Machine, schema_id: int | None, *, purpose: str, lease_ms: int | None = None) -> ReadHandle:
+        """Register a leased reader (one commit) at the shard's since and start its heartbeat. It shows rows under the
+        schema `schema_id` (None: the newest), whatever becomes of the shard's later.
+        """
         lease_ms = machine.settings.lease.reader_lease_ms if lease_ms is None else lease_ms
         reader_id = LeasedReaderId.from_bytes(machine.env.random_bytes(16))
         registered, _ = machine.register_leased_reader(reader_id, lease_ms=lease_ms, purpose=purpose)
         return cls(
-            machine, schema, reader_id=reader_id, since=registered.since, seqno=registered.seqno, lease_ms=lease_ms
+            machine,
+            machine.schema_id if schema_id is None else schema_id,
+            reader_id=reader_id,
+            since=registered.since,
+            seqno=registered.seqno,
+            lease_ms=lease_ms,
         )
 
     def __init__(
         self,
         machine: Machine,
-        schema: Schema,
+        schema_id: int,
         *,
         reader_id: LeasedReaderId,
         since: Antichain,
@@ -56,15 +69,20 @@ class ReadHandle:
         lease_ms: int,
     ) -> None:
         self._machine = machine
-        self._schema = schema
+        self._schema_id = schema_id
+        self._schema = Schema.from_pair(machine.state.schemas[schema_id])
         self.reader_id = reader_id
         self._lock = threading.Lock()
+        self._downgrading = threading.Lock()
         self._since = since
         self._hold = seqno
-        self._leases: Counter[SeqNo] = Counter()
+        self._pins = Pins()
+        self._leases = PartLeases(reader_id)
         self._lease_ms = lease_ms
         self._downgraded_ms = machine.env.now_ms()
         self._expired = False
+        self.audited = sampled(machine.env, machine.settings.read.stats_audit_percent)
+        """Drawn for every part that statistics let a read skip: whether to fetch it all the same."""
         self._heartbeat = Heartbeat(
             self._beat, interval_s=lease_ms / 2000, env=machine.env, what=f"reader {reader_id}", shard=machine.shard_id
         )
@@ -85,60 +103,139 @@ class ReadHandle:
         with self._lock:
             return Antichain.empty() if self._heartbeat.is_lost else self._since
 
-    def snapshot(self, as_of: Antichain | int, *, timeout_s: float | None = None) -> Snapshot | SinceAhead:
+    def snapshot(
+        self,
+        as_of: Antichain | int,
+        *,
+        where: Where | None = None,
+        columns: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Snapshot | SinceAhead:
         """The contents at `as_of`: every update at or before it, as of it.
+
+        `where` keeps the rows that pass: a predicate of codec.predicate, its text in SQL (codec.predicate_text), or a list
+        of (column, operator, value). Parts that hold none by their statistics are not fetched. `columns` are the fields of
+        key and val to show; two rows may then look alike. InvalidUsage lists the columns when one is unknown.
 
         Waits until the shard's upper is past `as_of`; Unavailable when that takes longer than `timeout_s` (None: for
         ever). SinceAhead, a value, when `as_of` can no longer be told apart. The snapshot holds blobs back until it
         is closed.
         """
         time = self._time(as_of)
-        since = self.since
-        if not since.less_equal(time):
-            return SinceAhead(since=since, as_of=time)
-        release = self.pin()
-        try:
-            answer = self._machine.snapshot_batches(Antichain.of(time), timeout_s=timeout_s)
-        except BaseException:
-            release()
-            raise
-        if isinstance(answer, tuple):
-            return Snapshot(source=self._source(), batches=answer, as_of=time, release=release)
-        release()
-        if answer is None:
-            upper = self._machine.state.trace.upper
-            raise Unavailable(
-                f"shard {self._machine.shard_id} is not written at {time}: upper is still {upper} after {timeout_s} s",
-                as_of=time,
-                upper=upper,
-            )
-        return SinceAhead(since=answer.since, as_of=time)
+        bound = self._filter(where)
+        projection = None if columns is None else Projection.of(columns, self._schema)
+        found = self._batches_at(time, since=time, timeout_s=timeout_s)
+        if isinstance(found, SinceAhead):
+            return found
+        pin, batches = found
+        return Snapshot(
+            source=self._source(),
+            batches=batches,
+            as_of=time,
+            pin=pin,
+            leases=self._leases,
+            where=bound,
+            projection=projection,
+            audited=self.audited,
+        )
 
-    def listen(self, as_of: Antichain | int) -> Listen | SinceAhead:
-        """Everything after `as_of`, as it is appended: an endless iterator of Updates and Progress (it ends when the
-        shard is closed). Moves this handle's since to `as_of`, and on as the iterator is consumed.
+    def changes(
+        self,
+        since: Antichain | int | None,
+        upto: Antichain | int,
+        *,
+        shape: Shape = "updates",
+        where: Where | None = None,
+        columns: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Changes | SinceAhead:
+        """What happened after `since` (None: from the beginning), at or before `upto`: updates consolidated at their own
+        times. `shape` "rows" says of each row what became of it. `where` and `columns` as in `snapshot`.
+
+        Adding the updates to the contents at `since` gives those at `upto`. Waits as `snapshot` does. SinceAhead when the
+        times right after `since` can no longer be told apart from it. InvalidBounds when `upto` is before `since`.
+        """
+        last = self._time(upto)
+        after = -1 if since is None else self._time(since)
+        if last < after:
+            raise InvalidBounds(f"changes up to {last} are asked for after {after}", lower=after, upper=last)
+        bound = self._filter(where)
+        projection = None if columns is None else Projection.of(columns, self._schema)
+        found = self._batches_at(last, since=max(after, 0), timeout_s=timeout_s)
+        if isinstance(found, SinceAhead):
+            return found
+        pin, batches = found
+        return Changes(
+            source=self._source(),
+            batches=batches,
+            after=after,
+            upto=last,
+            shape=shape,
+            pin=pin,
+            where=bound,
+            projection=projection,
+            audited=self.audited,
+        )
+
+    def whole(self) -> tuple[Snapshot, Antichain]:
+        """Every update before the upper of the newest known version, as of this handle's since, and that upper. No
+        round trip, no wait: unlike `snapshot`, also where the upper is not past since and no time can be read.
+        """
+        self._check_open()
+        since = self.since
+        pin = self.pin()
+        trace = self._machine.state.trace
+        as_of = DATA_TIME_MAX if since.time is None else min(since.time, DATA_TIME_MAX)
+        batches = tuple(trace.batches())
+        snapshot = Snapshot(source=self._source(), batches=batches, as_of=as_of, pin=pin, leases=self._leases)
+        return snapshot, trace.upper
+
+    def listen(self, as_of: Antichain | int, *, where: Where | None = None) -> Listen | SinceAhead:
+        """Everything after `as_of` that passes `where` (see `snapshot`), as it is appended: an endless iterator of Updates
+        and Progress (it ends when the shard is closed). Moves this handle's since to `as_of`, and on as the iterator is
+        consumed.
         """
         time = self._time(as_of)
+        bound = self._filter(where)
         since = self.since
         if not since.less_equal(time):
             return SinceAhead(since=since, as_of=time)
         self.downgrade_since(Antichain.of(time))
-        return Listen(self, self._machine, self._source(), as_of=time)
+        return Listen(self, self._machine, self._source(), as_of=time, leases=self._leases, where=bound)
 
     def subscribe(
-        self, as_of: Antichain | int, *, timeout_s: float | None = None
+        self, as_of: Antichain | int, *, where: Where | None = None, timeout_s: float | None = None
     ) -> Iterator[Updates | Progress] | SinceAhead:
         """The contents at `as_of`, then Progress to the time after it, then everything after `as_of`, with no gap or
-        overlap.
+        overlap; of rows that pass `where` (see `snapshot`).
         """
-        snapshot = self.snapshot(as_of, timeout_s=timeout_s)
+        snapshot = self.snapshot(as_of, where=where, timeout_s=timeout_s)
         if isinstance(snapshot, SinceAhead):
             return snapshot
-        listen = self.listen(as_of)
+        listen = self.listen(as_of, where=where)
         if isinstance(listen, SinceAhead):
             snapshot.close()
             return listen
         return _snapshot_then(snapshot, listen)
+
+    def fetch(self, part: LeasedPart) -> pa.Table:
+        """The rows of a part that a snapshot or a listener of any reader leased, from this process. See
+        `LeasedPart.fetch`, which needs no reader.
+        """
+        return pa.concat_tables(
+            [self._schema.updates_schema.empty_table(), *part.fetch(self.blob, retry=self._machine.retry)]
+        )
+
+    def return_part(self, part: LeasedPart) -> bool:
+        """The part was consumed, by whomever: its blobs need not be kept for it. False when it was returned before.
+        InvalidUsage for a part that another reader leased.
+        """
+        return self._leases.give_back(part)
+
+    @property
+    def leased_parts(self) -> int:
+        """Parts that were leased and not yet returned."""
+        return self._leases.count
 
     def downgrade_since(self, since: Antichain) -> Antichain:
         """Give up the times before `since` (one commit); the handle's since afterwards. Never goes back; idempotent.
@@ -146,13 +243,11 @@ class ReadHandle:
         Blobs that only older versions name are given up too, but for those of open snapshots.
         """
         self._check_open()
-        # Snapshots pin the cached version or a later one, so one that begins while we commit is safe behind this bound.
-        outstanding = self._oldest_lease(self._machine.state.seqno)
-        answer, _ = self._machine.downgrade_since(self.reader_id, outstanding_seqno=outstanding, new_since=since)
+        held = self._downgrade(since)
         with self._lock:
-            self._since = answer.since
+            self._since = held
             self._downgraded_ms = self._machine.env.now_ms()
-        return answer.since
+        return held
 
     def maybe_downgrade_since(self, since: Antichain) -> None:
         """As `downgrade_since`, but at most once in a quarter of the lease: for callers that progress with every
@@ -172,23 +267,9 @@ class ReadHandle:
         self._heartbeat.stop()
         self._machine.expire_leased_reader(self.reader_id)
 
-    def pin(self) -> Callable[[], None]:
-        """Hold the blobs of the current version until the returned function is called (idempotent)."""
-        seqno = self._machine.state.seqno
-        with self._lock:
-            self._leases[seqno] += 1
-        returned = threading.Event()
-
-        def release() -> None:
-            with self._lock:
-                if returned.is_set():
-                    return
-                returned.set()
-                self._leases[seqno] -= 1
-                if not self._leases[seqno]:
-                    del self._leases[seqno]
-
-        return release
+    def pin(self) -> Pin:
+        """Hold the blobs of the current version."""
+        return self._pins.hold_current(lambda: self._machine.state.seqno)
 
     def __enter__(self) -> Self:
         return self
@@ -203,20 +284,52 @@ class ReadHandle:
         """Renew the lease and let go of the versions that no snapshot or listener of ours needs: a handle that is only
         kept must not hold back collection for ever (spec 20, bug 9).
         """
-        outstanding = self._oldest_lease(self._machine.state.seqno)
         with self._lock:
             since = self._since
-        answer, _ = self._machine.downgrade_since(self.reader_id, outstanding_seqno=outstanding, new_since=since)
-        return since.is_empty() or not answer.since.is_empty()
+        return since.is_empty() or not self._downgrade(since).is_empty()
 
-    def _oldest_lease(self, default: SeqNo) -> SeqNo:
-        with self._lock:
-            return min(self._leases, default=default)
+    def _downgrade(self, since: Antichain) -> Antichain:
+        """Renew the lease and give up times before `since` and versions that nobody of ours pins; the reader's since.
+        One call at a time: the second attempt of one must not ask for versions that another has given up meanwhile.
+        """
+        with self._downgrading:
+            # Snapshots pin the cached version or a later one: one that begins while we commit is safe behind this.
+            outstanding = self._pins.oldest(self._machine.state.seqno)
+            answer, _ = self._machine.downgrade_since(self.reader_id, outstanding_seqno=outstanding, new_since=since)
+        return answer.since
+
+    def _batches_at(
+        self, time: int, *, since: int, timeout_s: float | None
+    ) -> tuple[Pin, tuple[HollowBatch, ...]] | SinceAhead:
+        """The batches that hold all updates at or before `time`, pinned, while times from `since` on can be told apart."""
+        own = self.since
+        if not own.less_equal(since):
+            return SinceAhead(since=own, as_of=since)
+        pin = self.pin()
+        answer = self._machine.snapshot_batches(Antichain.of(time), timeout_s=timeout_s)
+        if isinstance(answer, tuple):
+            shard_since = self._machine.state.trace.since
+            if shard_since.less_equal(since):
+                return pin, answer
+            pin.release()
+            return SinceAhead(since=shard_since, as_of=since)
+        pin.release()
+        if answer is None:
+            upper = self._machine.state.trace.upper
+            raise Unavailable(
+                f"shard {self._machine.shard_id} is not written at {time}: upper is still {upper} after {timeout_s} s",
+                as_of=time,
+                upper=upper,
+            )
+        return SinceAhead(since=answer.since, as_of=since)
+
+    def _filter(self, where: Where | None) -> Filter | None:
+        return None if where is None else Filter(predicate_of(where), self._schema)
 
     def _source(self) -> PartSource:
         machine = self._machine
         retry = machine.versions.retry
-        return PartSource(machine.shard_id, machine.blob, self._schema, retry, machine.metrics)
+        return PartSource(machine.shard_id, machine.blob, self._schema, retry, machine.metrics, self._schema_id)
 
     def _check_open(self) -> None:
         if self._expired:

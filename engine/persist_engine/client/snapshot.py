@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NoReturn, Self
 
 import pyarrow as pa
 
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.client.leased import LeasedPart, PartLeases, Pin
 from persist_engine.client.splits import SnapshotSplit, choose_ranges
+from persist_engine.codec.filter import Filter
+from persist_engine.codec.projection import Projection
 from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
-from persist_engine.shard.fetch import PartSource, SnapshotFilter, read_consolidated, runs_of
+from persist_engine.shard.contents import Contents
+from persist_engine.shard.fetch import PartSource, SnapshotFilter
+from persist_engine.shard.runs import expand
+from persist_engine.shard.selection import Times, select
 
 #: Memory of one streaming read beside, of each run, the bytes of the part at hand and a row group or two.
 READ_MEMORY_BYTES = 256 << 20
@@ -52,43 +59,66 @@ class SinceAhead:
         """Raises InvalidUsage naming both frontiers."""
         self.to_table()
 
+    def count(self) -> NoReturn:
+        """Raises InvalidUsage naming both frontiers."""
+        self.to_table()
+
     def __iter__(self) -> NoReturn:
         self.to_table()
 
 
 class Snapshot:
-    """Rows (key, val, time = as_of, diff), sorted by (key, val), each (key, val) once, never with diff 0.
+    """Rows (key, val, time = as_of, diff), sorted by (key, val), each (key, val) once, never with diff 0; of those that
+    pass `where`, and with the fields `columns`, where the reader said so. The rows are those of the whole: two of them may
+    look alike when not all fields are shown.
 
     Reading may be repeated and gives the same rows. The blobs read are held back from collection until `close`, the
     end of the `with` block, or until nobody refers to the snapshot any more.
     """
 
     def __init__(
-        self, *, source: PartSource, batches: tuple[HollowBatch, ...], as_of: int, release: Callable[[], None]
+        self,
+        *,
+        source: PartSource,
+        batches: tuple[HollowBatch, ...],
+        as_of: int,
+        pin: Pin,
+        leases: PartLeases,
+        where: Filter | None = None,
+        projection: Projection | None = None,
+        audited: Callable[[], bool] = lambda: False,
     ) -> None:
         self._source = source
-        self._batches = batches
+        self._named = batches
         self.as_of = as_of
-        self._finalizer = weakref.finalize(self, release)
+        self._pin = pin
+        self._leases = leases
+        self._where, self._projection, self._audited = where, projection, audited
+        self._finalizer = weakref.finalize(self, pin.release)
 
     @property
     def schema(self) -> Schema:
-        """Key and value schema of the rows."""
+        """Key and value schema of the shard's rows."""
         return self._source.schema
 
     @property
+    def updates_schema(self) -> pa.Schema:
+        """Schema of the tables that come out."""
+        return self.schema.updates_schema if self._projection is None else self._projection.updates_schema
+
+    @property
     def rows_estimate(self) -> int:
-        """An upper bound of the number of rows, known without reading."""
-        return sum(batch.rows for batch in self._batches)
+        """An upper bound of the number of rows, known without reading (but for listings of parts, where there are any)."""
+        return sum(batch.rows for batch in self._contents.batches)
 
     @property
     def bytes_estimate(self) -> int:
-        """Bytes that a full read fetches."""
-        return sum(batch.size_bytes for batch in self._batches)
+        """Bytes that a full read fetches; as `rows_estimate`."""
+        return sum(batch.size_bytes for batch in self._contents.batches)
 
     def to_table(self) -> pa.Table:
         """Everything at once."""
-        return pa.Table.from_batches(self.to_batches(), schema=self.schema.updates_schema)
+        return pa.Table.from_batches(self.to_batches(), schema=self.updates_schema)
 
     def to_batches(
         self, *, memory_bytes: int = READ_MEMORY_BYTES, on_fetched: Callable[[int], None] | None = None
@@ -99,11 +129,12 @@ class Snapshot:
         MissingBlob and CorruptData name the key.
         """
         self._check_open()
-        runs = runs_of(self._batches)
-        tables = read_consolidated(
-            self._source, runs, SnapshotFilter(self.as_of), memory_bytes=memory_bytes, on_fetched=on_fetched
-        )
-        return _record_batches(self, tables)
+        return _record_batches(self, self._contents.tables(memory_bytes=memory_bytes, on_fetched=on_fetched))
+
+    def count(self) -> int:
+        """The number of rows, each counted diff times. Reads only what statistics and sums in state do not tell."""
+        self._check_open()
+        return self._contents.count(self._named)
 
     def splits(self, count: int) -> list[SnapshotSplit]:
         """At most `count` (at least one) splits by key range: every row is in exactly one, whatever statistics the
@@ -114,8 +145,27 @@ class Snapshot:
         self._check_open()
         if count < 1:
             raise InvalidUsage(f"a snapshot is cut into at least 1 split, not {count}")
-        ranges = choose_ranges(self._batches, self.schema, count)
-        return [SnapshotSplit.of(self._source, self._batches, self.as_of, key_range) for key_range in ranges]
+        contents = self._contents
+        ranges = choose_ranges(contents.batches, self.schema, count)
+        first, *others = (SnapshotSplit.of(contents, key_range) for key_range in ranges)
+        # What is fetched for an audit only is fetched once.
+        return [replace(first, audits=contents.audits), *others]
+
+    def lease_parts(self) -> list[LeasedPart]:
+        """The parts to read, one by one, for others to fetch: neither sorted nor consolidated across parts, so the same
+        (key, val) may come in several, with diffs that add up.
+
+        Every part keeps its blobs from collection by itself until it is returned to the reader (`ReadHandle.return_part`)
+        or the reader expires; the snapshot may be closed before.
+        """
+        self._check_open()
+        contents = self._contents
+        rows = SnapshotFilter(self.as_of)
+        return [
+            self._leases.lease(self._pin, contents.source, batch.desc, part, rows=rows, where=self._where)
+            for batch in contents.batches
+            for part in batch.part_list()
+        ]
 
     def close(self) -> None:
         """Let go of the blobs. Idempotent."""
@@ -128,7 +178,22 @@ class Snapshot:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Snapshot({self._source.shard_id} at {self.as_of}, {len(self._batches)} batches)"
+        return f"Snapshot({self._source.shard_id} at {self.as_of}, {len(self._named)} batches)"
+
+    @cached_property
+    def _contents(self) -> Contents:
+        """What to read, chosen when it is first asked for: listings of parts are fetched then."""
+        times = Times(last=self.as_of)
+        selection = select(expand(self._source, self._named), where=self._where, times=times, audited=self._audited)
+        self._source.metrics.count("stats_skipped_parts", selection.skipped_parts)
+        return Contents(
+            self._source,
+            selection.batches,
+            self.as_of,
+            where=self._where,
+            projection=self._projection,
+            audits=selection.audits,
+        )
 
     def _check_open(self) -> None:
         if not self._finalizer.alive:

@@ -18,22 +18,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_engine.base.env import SystemEnv
-from persist_engine.base.errors import CorruptData, Incompatible
-from persist_engine.base.metrics import NoMetrics
-from persist_engine.base.settings import RetrySettings
+from persist_engine.base.errors import Incompatible
+from persist_engine.client.leased import decoding_transport, part_source
 from persist_engine.codec.batch import decode_batch, encode_batch
+from persist_engine.codec.filter import Filter
 from persist_engine.codec.part_stats import bound
+from persist_engine.codec.predicate import Predicate, from_json, to_json
+from persist_engine.codec.projection import Projection
 from persist_engine.codec.schema import Schema
-from persist_engine.model.batch import HollowBatch, HollowPart
+from persist_engine.model.batch import HollowBatch, HollowPart, RunMeta
 from persist_engine.model.ids import ShardId
-from persist_engine.shard.fetch import PartSource, SnapshotFilter, read_consolidated, runs_of
+from persist_engine.shard.contents import Contents
 from persist_engine.shard.key_range import KeyRange
 from persist_engine.shard.retry import Retry
+from persist_engine.shard.selection import Skipped
 from persist_engine.storage.blob import Blob
 
 #: Format of `SnapshotSplit.to_bytes`. It crosses processes of one release, nothing durable.
-SPLIT_FORMAT = 1
+SPLIT_FORMAT = 2
 #: Memory of reading one split beside, of each run, the bytes of the part at hand and a row group or two: many run on
 #: one machine.
 SPLIT_MEMORY_BYTES = 64 << 20
@@ -51,14 +53,25 @@ class SnapshotSplit:
     as_of: int
     batches: tuple[HollowBatch, ...]
     key_range: KeyRange | None
+    schema_id: int | None = None
+    where: Predicate | None = None
+    columns: tuple[str, ...] | None = None
+    audits: tuple[Skipped, ...] = ()
 
     @classmethod
-    def of(
-        cls, source: PartSource, batches: Sequence[HollowBatch], as_of: int, key_range: KeyRange | None
-    ) -> SnapshotSplit:
-        """The piece of `batches` within `key_range`, without the parts that cannot hold any of it."""
-        kept = (batch if key_range is None else _without_others(batch, key_range) for batch in batches)
-        return cls(source.shard_id, source.schema, as_of, tuple(batch for batch in kept if batch.parts), key_range)
+    def of(cls, contents: Contents, key_range: KeyRange | None) -> SnapshotSplit:
+        """The piece of `contents` within `key_range`, without the parts that cannot hold any of it, and without audits."""
+        kept = (batch if key_range is None else _without_others(batch, key_range) for batch in contents.batches)
+        return cls(
+            contents.source.shard_id,
+            contents.source.schema,
+            contents.as_of,
+            tuple(batch for batch in kept if batch.parts),
+            key_range,
+            contents.source.schema_id,
+            None if contents.where is None else contents.where.predicate,
+            None if contents.projection is None else contents.projection.names,
+        )
 
     @property
     def bytes_estimate(self) -> int:
@@ -74,28 +87,40 @@ class SnapshotSplit:
             "shard_id": self.shard_id,
             "key": self.schema.key_ddl,
             "val": self.schema.val_ddl,
+            "schema_id": self.schema_id,
             "as_of": self.as_of,
             "range": None if self.key_range is None else self.key_range.to_json(),
-            "batches": [base64.b64encode(encode_batch(batch)).decode() for batch in self.batches],
+            "batches": [_batch_text(batch) for batch in self.batches],
+            "where": None if self.where is None else to_json(self.where),
+            "columns": self.columns,
+            "audits": [_batch_text(HollowBatch(each.desc, 0, (each.part,), (), (RunMeta(),))) for each in self.audits],
         }
         return json.dumps(value).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SnapshotSplit:
         """Inverse of `to_bytes`. Incompatible for another format, CorruptData for anything else."""
-        try:
+        with decoding_transport("snapshot split"):
             value: dict[str, Any] = json.loads(data)
             if value["format"] != SPLIT_FORMAT:
                 raise Incompatible(f"snapshot split of format {value['format']}, this code reads {SPLIT_FORMAT}")
+            audits = [_batch_of_text(text) for text in value["audits"]]
             return cls(
                 ShardId(value["shard_id"]),
                 Schema.from_ddl(value["key"], value["val"]),
                 int(value["as_of"]),
-                tuple(decode_batch(base64.b64decode(batch)) for batch in value["batches"]),
+                tuple(_batch_of_text(batch) for batch in value["batches"]),
                 None if value["range"] is None else KeyRange.from_json(value["range"]),
+                value["schema_id"],
+                None if value["where"] is None else from_json(value["where"]),
+                None if value["columns"] is None else tuple(value["columns"]),
+                tuple(
+                    Skipped(batch.desc, part)
+                    for batch in audits
+                    for part in batch.parts
+                    if isinstance(part, HollowPart)
+                ),
             )
-        except (ValueError, LookupError, TypeError, RecursionError, OSError, pa.ArrowException) as error:
-            raise CorruptData(f"snapshot split does not decode: {error}", key="split") from error
 
     def to_batches(
         self, blob: Blob, *, memory_bytes: int = SPLIT_MEMORY_BYTES, retry: Retry | None = None
@@ -105,25 +130,31 @@ class SnapshotSplit:
         Needs the blob store only. Storage errors are retried by `retry` (default: for ever). MissingBlob when the
         snapshot was closed and its blobs were collected.
         """
-        metrics = NoMetrics()
-        source = PartSource(
-            self.shard_id, blob, self.schema, retry or Retry(SystemEnv(), RetrySettings(), metrics), metrics
+        contents = Contents(
+            part_source(self.shard_id, self.schema, self.schema_id, blob, retry),
+            self.batches,
+            self.as_of,
+            where=None if self.where is None else Filter(self.where, self.schema),
+            projection=None if self.columns is None else Projection.of(self.columns, self.schema),
+            key_range=self.key_range,
+            audits=self.audits,
         )
-        runs = runs_of(self.batches, self.key_range)
-        row_filter = SnapshotFilter(self.as_of)
-        tables = read_consolidated(source, runs, row_filter, memory_bytes=memory_bytes, key_range=self.key_range)
-        for table in tables:
+        for table in contents.tables(memory_bytes=memory_bytes):
             yield from table.to_batches(max_chunksize=BATCH_ROWS)
+
+
+def _batch_text(batch: HollowBatch) -> str:
+    return base64.b64encode(encode_batch(batch)).decode()
+
+
+def _batch_of_text(text: str) -> HollowBatch:
+    return decode_batch(base64.b64decode(text))
 
 
 def _without_others(batch: HollowBatch, key_range: KeyRange) -> HollowBatch:
     """`batch` without the parts, and the runs left empty, that cannot hold rows of `key_range`."""
-    runs = [(meta, tuple(part for part in parts if key_range.may_hold(part))) for meta, parts in batch.runs()]
-    kept = [(meta, parts) for meta, parts in runs if parts]
-    parts = tuple(part for _, run in kept for part in run)
-    ends = list(itertools.accumulate(len(run) for _, run in kept))
-    rows = sum(part.rows for part in parts)
-    return HollowBatch(batch.desc, rows, parts, tuple(ends[:-1]), tuple(meta for meta, _ in kept))
+    runs = [(meta, [part for part in parts if key_range.may_hold(part)]) for meta, parts in batch.part_runs()]
+    return HollowBatch.of_runs(batch.desc, sum(part.rows for _, parts in runs for part in parts), runs)
 
 
 def choose_ranges(batches: Sequence[HollowBatch], schema: Schema, count: int) -> list[KeyRange | None]:
@@ -148,7 +179,7 @@ _Span = tuple[pa.Scalar, pa.Scalar | None, int]
 def _spans(batches: Sequence[HollowBatch], column: pa.Field) -> list[_Span]:
     """(least, greatest if known, rows) of the column for each part whose statistics tell."""
     spans: list[_Span] = []
-    for part in itertools.chain.from_iterable(batch.parts for batch in batches):
+    for part in itertools.chain.from_iterable(batch.part_list() for batch in batches):
         if not isinstance(part, HollowPart) or part.stats is None:
             continue
         stats = dict(part.stats.columns).get(f"key.{column.name}")

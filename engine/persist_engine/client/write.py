@@ -9,29 +9,31 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from persist_engine.base.errors import (
     BatchNotFromThisShard,
-    InvalidBatchBounds,
     InvalidBounds,
-    InvalidRewrite,
     InvalidUsage,
     InvariantViolated,
+    SchemaMismatch,
     Unavailable,
 )
 from persist_engine.base.version import check_readable
-from persist_engine.client.batch import Batch, BatchBuilder
+from persist_engine.client.batch import Batch, BatchBuilder, flush_inline_parts
+from persist_engine.client.joined import combined_inline_parts, joined, without_inline_parts
 from persist_engine.codec.batch import decode_transmittable
 from persist_engine.codec.ingest import Updates
 from persist_engine.codec.schema import Schema
 from persist_engine.model import commands
-from persist_engine.model.batch import HollowBatch, Part, RunMeta
+from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
 from persist_engine.model.ids import RunId, ShardId, WriterId
 from persist_engine.model.maintenance import Maintenance
+from persist_engine.model.rewrite import check_truncation
 from persist_engine.model.state import SourceProgress
 from persist_engine.shard.applier import NO_MAINTENANCE
+from persist_engine.shard.live_blobs import live_part_keys
 from persist_engine.shard.machine import Machine
 
 _log = logging.getLogger(__name__)
@@ -96,6 +98,11 @@ class WriteHandle:
         return self._schema
 
     @property
+    def schema_id(self) -> int:
+        """The id of that schema in the shard."""
+        return self._schema_id
+
+    @property
     def machine(self) -> Machine:
         """The shard's machine, for those who perform the maintenance that appends hand back."""
         return self._machine
@@ -137,7 +144,9 @@ class WriteHandle:
         return builder.finish(upper)
 
     def batch_from_transmittable(self, data: bytes) -> Batch:
-        """The batch that `Batch.to_transmittable` sent. BatchNotFromThisShard, Incompatible, CorruptData."""
+        """The batch that `Batch.to_transmittable` sent. BatchNotFromThisShard, Incompatible, CorruptData; SchemaMismatch
+        for a schema that the shard does not know.
+        """
         shard_id, version, hollow = decode_transmittable(data)
         if shard_id != self.shard_id:
             raise BatchNotFromThisShard(
@@ -146,7 +155,24 @@ class WriteHandle:
                 handle_shard=self.shard_id,
             )
         check_readable(version, f"transmitted batch {hollow.desc} of {shard_id}")
-        return Batch(self._machine, hollow, schema=self._schema, shard_id=shard_id, version=version)
+        self._check_schemas(hollow)
+        return Batch(
+            self._machine,
+            hollow,
+            schema=self._schema,
+            shard_id=shard_id,
+            version=version,
+            named_keys=lambda batch: self._named_keys([batch]),
+        )
+
+    def delete_batches(self, batches: Sequence[Batch]) -> None:
+        """`Batch.delete` of each, with one look at the shard for all. For batches that nobody appends, now or later."""
+        left = [batch for batch in batches if not batch.is_deleted]
+        for batch in left:
+            batch.check_usable()
+        named = self._named_keys(left) if any(batch.may_have_copies for batch in left) else ()
+        for batch in left:
+            batch.delete_but(named)
 
     # -- appending ----------------------------------------------------------------------------------------------------
 
@@ -227,29 +253,31 @@ class WriteHandle:
         self._check_open()
         _check_bounds(expected_upper, new_upper)
         self._check_batches(batches, expected_upper, new_upper)
-        for last_try in (False, True):
-            hollow = _joined(batches, Description(expected_upper, new_upper, MINIMUM))
-            answer, maintenance = self._swap_in(hollow, new_upper, progress, expected_progress)
-            match answer:
-                case commands.Appended():
-                    for batch in batches:
-                        batch.mark_spent("appended")
-                    self._upper = self._upper.join(new_upper)
-                    return Appended(upper=new_upper, maintenance=maintenance)
-                case commands.UpperMismatch(current=current):
-                    self._upper = self._upper.join(current)
-                    return UpperMismatch(current=current, expected=expected_upper)
-                case commands.ProgressMismatch(current=stored):
-                    return ProgressMismatch(current=stored)
-                case commands.InlineBackpressure():
-                    if last_try:
-                        raise InvariantViolated(
-                            f"shard {self.shard_id} refuses inline parts of an append that has none"
-                        )
-                    self._machine.metrics.count("inline_backpressure")
-                    for batch in batches:
-                        batch.flush_inline_parts()
-        raise AssertionError("unreachable")
+        desc = Description(expected_upper, new_upper, MINIMUM)
+        combined = self._combined(batches, desc)
+        try:
+            answer, maintenance = self._append_all(batches, combined, desc, progress, expected_progress)
+        except InvalidUsage:
+            if combined is not None:
+                self._discard(combined)
+            raise
+        if combined is not None:
+            if isinstance(answer, commands.Appended):
+                combined.mark_spent("appended")
+            else:
+                self._discard(combined)
+        match answer:
+            case commands.Appended():
+                for batch in batches:
+                    batch.mark_spent("appended")
+                self._upper = self._upper.join(new_upper)
+                return Appended(upper=new_upper, maintenance=maintenance)
+            case commands.UpperMismatch(current=current):
+                self._upper = self._upper.join(current)
+                return UpperMismatch(current=current, expected=expected_upper)
+            case commands.ProgressMismatch(current=stored):
+                return ProgressMismatch(current=stored)
+        raise InvariantViolated(f"append to {self.shard_id} answered {answer}")
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -285,6 +313,52 @@ class WriteHandle:
             batch.mark_spent("discarded")
             text = "left blobs %s behind: %s"
             _log.warning(text, list(batch.hollow.blob_keys()), unavailable, extra={"shard": self.shard_id})
+
+    def _combined(self, batches: Sequence[Batch], desc: Description) -> Batch | None:
+        if not self._machine.settings.batch.combine_inline or desc.lower == desc.upper:
+            return None
+        return combined_inline_parts(batches, desc, store=self._machine, schema=self._schema, schema_id=self._schema_id)
+
+    def _append_all(
+        self,
+        batches: Sequence[Batch],
+        combined: Batch | None,
+        desc: Description,
+        progress: tuple[str, bytes] | None,
+        expected_progress: bytes | None,
+    ) -> tuple[commands.Answer, Maintenance]:
+        """Swap in the parts of all batches, `combined` in the place of inline ones. When the shard takes no more inline
+        data they are flushed, and the one retry has none.
+        """
+        for last_try in (False, True):
+            hollows = [batch.hollow for batch in batches]
+            if combined is not None:
+                hollows = [*map(without_inline_parts, hollows), combined.hollow]
+            answer, maintenance = self._swap_in(joined(hollows, desc), desc.upper, progress, expected_progress)
+            if not isinstance(answer, commands.InlineBackpressure):
+                return answer, maintenance
+            if last_try:
+                raise InvariantViolated(f"shard {self.shard_id} refuses inline parts of an append that has none")
+            self._machine.metrics.count("inline_backpressure")
+            flush_inline_parts(batches if combined is None else [combined])
+        raise AssertionError("unreachable")
+
+    def _named_keys(self, batches: Sequence[Batch]) -> frozenset[str]:
+        """Partial keys that live versions name, where a copy of one of `batches` may have been appended."""
+        upper = self._machine.refresh().trace.upper
+        if all(upper <= batch.lower for batch in batches):  # nobody has appended anything there
+            return frozenset()
+        return live_part_keys(self._machine.versions, self.shard_id)
+
+    def _check_schemas(self, hollow: HollowBatch) -> None:
+        named = {each.schema_id for each in (*hollow.parts, *hollow.run_metas) if each.schema_id is not None}
+        if not named <= set(self._machine.state.schemas) and not named <= set(self._machine.refresh().schemas):
+            unknown = sorted(named - set(self._machine.state.schemas))
+            raise SchemaMismatch(
+                f"batch {hollow.desc} was written under schema {unknown[0]}, which shard {self.shard_id} does not have",
+                requested=unknown[0],
+                actual=tuple(self._machine.state.schemas),
+            )
 
     def _swap_in(
         self,
@@ -326,48 +400,9 @@ class WriteHandle:
             runs |= own
         rewritten = any(part.ts_rewrite is not None for batch in batches for part in batch.hollow.parts)
         for batch in batches:
-            _check_truncation(batch.hollow, lower, upper, rewritten=rewritten)
+            check_truncation(batch.hollow, lower, upper, any_rewritten=rewritten)
 
 
 def _check_bounds(lower: Antichain, upper: Antichain) -> None:
     if lower.is_empty() or not lower <= upper:
         raise InvalidBounds(f"upper {upper} is before lower {lower}", lower=lower, upper=upper)
-
-
-def _check_truncation(hollow: HollowBatch, lower: Antichain, upper: Antichain, *, rewritten: bool) -> None:
-    """Whether `hollow` may be registered under [lower, upper) (spec 10.6). With any rewrite in the call nothing is
-    cut off: a rewritten update that is cut could not be told from one that was never there.
-    """
-    desc = hollow.desc
-    if rewritten:
-        if upper != desc.upper:
-            raise InvalidRewrite(f"rewritten batch {desc} appended with upper {upper}")
-        for frontier in [part.ts_rewrite or desc.lower for part in hollow.parts]:
-            if not lower <= frontier:
-                raise InvalidRewrite(
-                    f"batch {desc} rewritten to {frontier}, before the lower {lower} it is appended with"
-                )
-    if not (desc.lower <= lower and upper <= desc.upper):
-        raise InvalidBatchBounds(
-            f"batch {desc} does not cover [{lower}, {upper})",
-            batch_lower=desc.lower,
-            batch_upper=desc.upper,
-            append_lower=lower,
-            append_upper=upper,
-        )
-
-
-def _joined(batches: Sequence[Batch], desc: Description) -> HollowBatch:
-    """The runs of all batches, in their order, under one description; those cut short by it are marked (spec 10.9)."""
-    parts: list[Part] = []
-    splits: list[int] = []
-    metas: list[RunMeta] = []
-    for batch in batches:
-        cut = (batch.lower, batch.upper) != (desc.lower, desc.upper)
-        for meta, run in batch.hollow.runs():
-            if parts:
-                splits.append(len(parts))
-            parts += run
-            metas.append(replace(meta, truncated=True) if cut else meta)
-    rows = sum(batch.rows for batch in batches)
-    return HollowBatch(desc=desc, rows=rows, parts=tuple(parts), run_splits=tuple(splits), run_metas=tuple(metas))

@@ -6,20 +6,22 @@ wrote: run them within `envelope.decoding`, which makes that CorruptData.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
-from persist_engine.base.errors import InvariantViolated, check
-from persist_engine.base.version import check_readable
+from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, check
+from persist_engine.base.version import APPLIER_VERSION, check_readable
 from persist_engine.codec.envelope import Kind, decoding, opened, sealed
 from persist_engine.model.batch import (
     ColumnStats,
     HollowBatch,
     HollowPart,
+    HollowRun,
     InlinePart,
-    Part,
     PartStats,
     RunMeta,
     RunOrder,
+    RunPart,
 )
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.model.ids import RunId, ShardId
@@ -64,6 +66,27 @@ def decode_transmittable(data: bytes, *, key: str = "transmittable batch") -> tu
         return ShardId.from_bytes(message.shard_id), message.applier_version, batch_from_pb(message.batch)
 
 
+def encode_run_listing(shard_id: ShardId, parts: Sequence[RunPart], *, version: str = APPLIER_VERSION) -> bytes:
+    """What the blob of a hollow run holds: whose it is, which version of the code wrote it, and `parts` in order."""
+    listing = pb.RunListing(shard_id=shard_id.to_bytes(), applier_version=version, parts=map(_part_to_pb, parts))
+    return sealed(Kind.RUN_LISTING, listing)
+
+
+def decode_run_listing(data: bytes, *, key: str, shard_id: ShardId) -> tuple[RunPart, ...]:
+    """The parts listed, at least one; inverse of `encode_run_listing`. CorruptData (damage, another shard's listing) or
+    Incompatible (newer code), naming `key`.
+    """
+    message = opened(Kind.RUN_LISTING, data, pb.RunListing(), key)
+    check_readable(message.applier_version, key)
+    with decoding("the run listing", key):
+        owner = ShardId.from_bytes(message.shard_id)
+        parts = tuple(_part_from_pb(part) for part in message.parts)
+        check(bool(parts), "a run of no parts")
+    if owner != shard_id:
+        raise CorruptData(f"{key}: the run listing is of shard {owner}, not of {shard_id}", key=key)
+    return parts
+
+
 def antichain_to_pb(frontier: Antichain) -> pb.Antichain:
     """To be read or copied, never changed: equal frontiers share it."""
     return _antichain_to_pb(frontier.time)
@@ -76,8 +99,14 @@ def _antichain_to_pb(time: int | None) -> pb.Antichain:
 
 def antichain_from_pb(message: pb.Antichain) -> Antichain:
     """At most one element; whether the message itself is there is the caller's to ask."""
-    check(len(message.elements) <= 1, f"a frontier of {len(message.elements)} times")
-    return Antichain(message.elements[0] if message.elements else None)
+    elements = message.elements
+    if len(elements) > 1:
+        raise InvariantViolated(f"a frontier of {len(elements)} times")
+    return _antichain(elements[0] if elements else None)
+
+
+#: Those of a state are few, and many batches share each.
+_antichain = lru_cache(maxsize=4096)(Antichain)
 
 
 def description_to_pb(desc: Description) -> pb.Description:
@@ -92,7 +121,8 @@ def _description_to_pb(lower: int | None, upper: int | None, since: int | None) 
 
 def description_from_pb(message: pb.Description) -> Description:
     for name in ("lower", "upper", "since"):
-        check(message.HasField(name), f"a description without {name}")
+        if not message.HasField(name):
+            raise InvariantViolated(f"a description without {name}")
     return Description(*(antichain_from_pb(each) for each in (message.lower, message.upper, message.since)))
 
 
@@ -117,7 +147,7 @@ def batch_from_pb(message: pb.HollowBatch) -> HollowBatch:
     )
 
 
-def _part_to_pb(part: Part) -> pb.Part:
+def _part_to_pb(part: RunPart) -> pb.Part:
     rewrite = None if part.ts_rewrite is None else antichain_to_pb(part.ts_rewrite)
     if isinstance(part, InlinePart):
         inline = pb.InlinePart(
@@ -129,6 +159,8 @@ def _part_to_pb(part: Part) -> pb.Part:
             format=None if part.format == PARQUET_FORMAT else part.format,
         )
         return pb.Part(inline=inline)
+    if isinstance(part, HollowRun):
+        return pb.Part(run=_run_ref_to_pb(part))
     hollow = pb.HollowPart(
         key=part.key,
         size_bytes=part.size_bytes,
@@ -144,7 +176,43 @@ def _part_to_pb(part: Part) -> pb.Part:
     return pb.Part(hollow=hollow)
 
 
-def _part_from_pb(message: pb.Part) -> Part:
+def _run_ref_to_pb(run: HollowRun) -> pb.HollowRun:
+    return pb.HollowRun(
+        key=run.key,
+        size_bytes=run.size_bytes,
+        checksum=run.checksum,
+        rows=run.rows,
+        diffs_sum=run.diffs_sum,
+        parts_bytes=run.parts_bytes,
+        part_bytes_max=run.part_bytes_max,
+        part_count=run.part_count,
+        blob_count=run.blob_count,
+        oldest_key=run.oldest_key,
+        schema_id=run.schema_id,
+        key_lower=run.key_lower,
+        ts_rewrite=None if run.ts_rewrite is None else antichain_to_pb(run.ts_rewrite),
+    )
+
+
+def _run_ref_from_pb(message: pb.HollowRun) -> HollowRun:
+    return HollowRun(
+        key=message.key,
+        size_bytes=message.size_bytes,
+        checksum=message.checksum,
+        rows=message.rows,
+        diffs_sum=message.diffs_sum if message.HasField("diffs_sum") else None,
+        parts_bytes=message.parts_bytes,
+        part_bytes_max=message.part_bytes_max,
+        part_count=message.part_count,
+        blob_count=message.blob_count,
+        oldest_key=message.oldest_key,
+        schema_id=message.schema_id if message.HasField("schema_id") else None,
+        key_lower=message.key_lower,
+        ts_rewrite=antichain_from_pb(message.ts_rewrite) if message.HasField("ts_rewrite") else None,
+    )
+
+
+def _part_from_pb(message: pb.Part) -> RunPart:
     which = message.WhichOneof("part")
     if which == "inline":
         inline = message.inline
@@ -156,7 +224,11 @@ def _part_from_pb(message: pb.Part) -> Part:
             schema_id=inline.schema_id if inline.HasField("schema_id") else None,
             format=inline.format if inline.HasField("format") else PARQUET_FORMAT,
         )
-    check(which == "hollow", "a part that is neither hollow nor inline")
+    if which == "run":
+        return _run_ref_from_pb(message.run)
+    if which is None and message.ByteSize():  # a field that came later
+        raise Incompatible("a part of a kind that this code does not know: upgrade it")
+    check(which == "hollow", "a part of no kind")
     hollow = message.hollow
     return HollowPart(
         key=hollow.key,

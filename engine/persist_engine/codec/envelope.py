@@ -22,6 +22,8 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, InvariantViolated
 
 FORMAT_VERSION = 1
+#: Format of rollups that store a spine batch's hollow batches as bytes (codec.stored_spine).
+STORED_SPINE_VERSION = 2
 
 _MAGIC = b"PST"
 _FRONT = struct.Struct("<4sH")
@@ -38,17 +40,19 @@ class Kind(enum.Enum):
     STATE_DIFF = b"D"
     BATCH = b"B"
     TRANSMITTABLE_BATCH = b"T"
+    RUN_LISTING = b"L"
 
 
-def sealed(kind: Kind, message: Message) -> bytes:
+def sealed(kind: Kind, message: Message, *, format_version: int | None = None) -> bytes:
     """The message in its envelope; the same bytes for the same message. InvariantViolated when a value does not fit
-    the format.
+    the format. `format_version` is the oldest that explains the message (None: FORMAT_VERSION); code that knows only
+    older ones refuses it.
     """
     try:
         payload = message.SerializeToString(deterministic=True)
     except EncodeError as error:
         raise InvariantViolated(f"a {kind.name.lower()} does not encode: {error}") from error
-    front = _FRONT.pack(_MAGIC + kind.value, FORMAT_VERSION)
+    front = _FRONT.pack(_MAGIC + kind.value, FORMAT_VERSION if format_version is None else format_version)
     return front + _CRC.pack(zlib.crc32(payload, zlib.crc32(front))) + payload
 
 
@@ -66,8 +70,9 @@ def opened(kind: Kind, data: bytes, message: M, key: str) -> M:
         raise CorruptData(f"{key}: the {what} does not match its checksum", key=key)
     if magic[3:] != kind.value:
         raise CorruptData(f"{key}: expected a {what}, found the kind {magic[3:]!r}", key=key)
-    if version > FORMAT_VERSION:
-        raise Incompatible(f"{key}: {what} in format {version}, this code reads up to {FORMAT_VERSION}", key=key)
+    newest = STORED_SPINE_VERSION if kind is Kind.ROLLUP else FORMAT_VERSION
+    if version > newest:
+        raise Incompatible(f"{key}: {what} in format {version}, this code reads up to {newest}", key=key)
     try:
         message.ParseFromString(payload)
     except DecodeError as error:

@@ -19,7 +19,8 @@ from functools import lru_cache
 import pyarrow as pa
 
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, InvariantViolated, SchemaMismatch, check
-from persist_engine.codec.part import DecodedPart, decode_part
+from persist_engine.codec.evolution import adapted, needs_adapting
+from persist_engine.codec.part import DecodedPart, decode_part, part_schema
 from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import Antichain, Description
 
@@ -68,13 +69,17 @@ def encode_inline(table: pa.Table, *, desc: Description, schema: Schema, bytes_m
     return front + _CRC.pack(zlib.crc32(rest, zlib.crc32(front))) + rest
 
 
-def decode_inline(data: bytes, *, format_name: str, key: str, schema: Schema) -> DecodedPart:
+def decode_inline(
+    data: bytes, *, format_name: str, key: str, schema: Schema | None, may_be_newer: bool = False
+) -> DecodedPart:
     """The rows and description of an inline part whose descriptor says `format_name`; `key` names it in errors.
 
-    CorruptData for any damage, Incompatible for a newer format, SchemaMismatch for a part of another schema.
+    Rows are shown under `schema` as `decode_part` shows them (None: as they were written). CorruptData for any damage,
+    Incompatible for a newer format, SchemaMismatch for a part of another schema.
     """
     if format_name.startswith("parquet/"):
-        return decode_part(data, key=key, schema=schema)
+        own = part_schema(data, key=key) if schema is None else schema
+        return decode_part(data, key=key, schema=own, may_be_newer=may_be_newer)
     if format_name != INLINE_FORMAT_NAME:
         raise Incompatible(f"part {key}: this code cannot read inline parts of format {format_name!r}", key=key)
     rest = _verified(data, key)
@@ -85,7 +90,7 @@ def decode_inline(data: bytes, *, format_name: str, key: str, schema: Schema) ->
         written = _schema_of(*texts)
         times = [None if closed >> index & 1 else time for index, time in enumerate(bounds)]
         desc = Description(*(Antichain(time) for time in times))
-        _check_schema(written, schema, key)
+        adapts = schema is not None and needs_adapting(written, schema, key=key, may_be_newer=may_be_newer)
         # A copy of its own: Arrow wants its buffers aligned.
         message = pa.py_buffer(bytes(rest[at + val_bytes :]))
         batch = pa.ipc.read_record_batch(message, written.updates_schema)
@@ -95,7 +100,8 @@ def decode_inline(data: bytes, *, format_name: str, key: str, schema: Schema) ->
         raise
     except (InvalidUsage, InvariantViolated, pa.ArrowException, OSError, ValueError, struct.error) as error:
         raise CorruptData(f"part {key} does not decode: {error}", key=key) from error
-    return DecodedPart(pa.Table.from_batches([batch]), desc)
+    table = pa.Table.from_batches([batch])
+    return DecodedPart(adapted(table, asked=schema, key=key) if schema is not None and adapts else table, desc)
 
 
 def _verified(data: bytes, key: str) -> memoryview:
@@ -109,19 +115,6 @@ def _verified(data: bytes, key: str) -> memoryview:
     if version > INLINE_FORMAT:
         raise Incompatible(f"part {key} has inline format {version}, this code reads up to {INLINE_FORMAT}", key=key)
     return rest
-
-
-def _check_schema(written: Schema, schema: Schema, key: str) -> None:
-    if written is schema or written == schema:
-        return
-    difference = schema.difference(written)
-    if difference is not None:
-        raise SchemaMismatch(
-            f"part {key} was written with another schema: {difference}",
-            key=key,
-            requested=repr(schema),
-            actual=repr(written),
-        )
 
 
 @lru_cache(maxsize=64)

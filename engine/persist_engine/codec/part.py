@@ -36,6 +36,7 @@ import pyarrow.parquet as pq
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, SchemaMismatch, check
 from persist_engine.codec.checksum import checksum, is_known
 from persist_engine.codec.columns import empty_struct
+from persist_engine.codec.evolution import adapted, needs_adapting
 from persist_engine.codec.order import key_lower
 from persist_engine.codec.part_stats import part_stats
 from persist_engine.codec.schema import CODECS, Schema
@@ -97,6 +98,8 @@ class OpenedPart:
     _data: memoryview
     _file: pq.ParquetFile
     _names: tuple[str, ...]
+    _asked: Schema | None
+    """Of what schema rows are to be shown, when it is not theirs."""
 
     def read_group(self, group: int, *, use_threads: bool = False) -> pa.Table:
         """The rows of one group, in order. CorruptData when they do not decode."""
@@ -107,7 +110,7 @@ class OpenedPart:
             file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(self._data)), metadata=metadata, pre_buffer=False)
         with _decoding(self._key):
             table = file.read_row_group(group, columns=names, use_threads=use_threads)
-        return _with_columns(table, _COLUMNS, metadata.row_group(group).num_rows, constants)
+        return self._shown(table, metadata.row_group(group).num_rows, constants)
 
     def stream(self, table_bytes: int) -> Iterator[pa.Table]:
         """All rows in order, in tables of about `table_bytes` bytes at most, but no less than a few rows: groups are
@@ -126,7 +129,7 @@ class OpenedPart:
                 batch = next(batches, None)
             if batch is None:
                 return
-            yield _with_columns(pa.Table.from_batches([batch]), _COLUMNS, batch.num_rows, constants)
+            yield self._shown(pa.Table.from_batches([batch]), batch.num_rows, constants)
 
     @property
     def decoded_bytes(self) -> int:
@@ -134,6 +137,10 @@ class OpenedPart:
         # Parquet counts what is encoded before compression: dictionaries and deltas make it too small.
         encoded: int = sum(self._file.metadata.row_group(group).total_byte_size for group in range(self.groups))
         return encoded + self.rows * _ROW_BYTES_MIN
+
+    def _shown(self, table: pa.Table, rows: int, constants: Mapping[str, int]) -> pa.Table:
+        table = _with_columns(table, _COLUMNS, rows, constants)
+        return table if self._asked is None else adapted(table, asked=self._asked, key=self._key)
 
     def _constants(self, groups: Iterable[int]) -> dict[str, int]:
         """Times and diffs that are the same in all rows of `groups`, as the footer knows: they need not be decoded."""
@@ -263,32 +270,42 @@ def decode_part(
     schema: Schema,
     columns: Sequence[str] | None = None,
     expected_checksum: str | None = None,
+    may_be_newer: bool = False,
 ) -> DecodedPart:
     """The rows and description of a part; `key` names it in errors.
 
     `columns` picks some of key, val, time, diff, or single fields of the structs as `key.<field>` (the struct then
     holds only these); the table has them in the schema's order. The bytes are verified against `expected_checksum`
     when it is given, else against the check in the file: one of the two, since each costs a pass. Raises CorruptData
-    for any damage, Incompatible for a newer format, SchemaMismatch for a part of another schema.
+    for any damage, Incompatible for a newer format, SchemaMismatch for a part of another schema. Rows of an older version
+    of the schema (with `may_be_newer` of a newer one, too) are shown as `codec.evolution` says.
     """
     verify_part(data, key=key, expected_checksum=expected_checksum)
     picked = _picked(schema, columns)
     with _decoding(key):
-        return _decoded(data, key, schema, picked)
+        return _decoded(data, key, schema, picked, may_be_newer=may_be_newer)
 
 
 def open_part(
-    data: bytes | memoryview, *, key: str, schema: Schema, expected_checksum: str | None = None
+    data: bytes | memoryview,
+    *,
+    key: str,
+    schema: Schema,
+    expected_checksum: str | None = None,
+    may_be_newer: bool = False,
 ) -> OpenedPart:
     """As `decode_part` of all columns, but rows are decoded when they are asked for: memory is the encoded bytes until
     then. The bytes are verified before it returns.
+
+    `may_be_newer`: a part of a schema that succeeded `schema` is shown without what came since; its rows then lie in any
+    order.
     """
     verify_part(data, key=key, expected_checksum=expected_checksum)
     with _decoding(key):
-        file, desc = _opened(data, key, schema)
-    names = tuple(name for name in _COLUMNS if name != "val" or len(schema.val))
+        file, desc, written = _opened(data, key, schema, may_be_newer=may_be_newer)
+    names = tuple(name for name in _COLUMNS if name != "val" or len(written.val))
     rows, groups = file.metadata.num_rows, file.num_row_groups
-    return OpenedPart(desc, rows, groups, key, memoryview(data), file, names)
+    return OpenedPart(desc, rows, groups, key, memoryview(data), file, names, None if written is schema else schema)
 
 
 @contextmanager
@@ -309,6 +326,12 @@ def _decoding(key: str) -> Iterator[None]:
         EOFError,
     ) as error:
         raise CorruptData(f"part {key} does not decode: {error}", key=key) from error
+
+
+def part_schema(data: bytes | memoryview, *, key: str) -> Schema:
+    """The schema a part was written with, by its own account; CorruptData naming `key`. Verifies nothing else."""
+    with _decoding(key):
+        return schema_of(pq.read_schema(pa.BufferReader(pa.py_buffer(data))))
 
 
 def verify_part(data: bytes | memoryview, *, key: str, expected_checksum: str | None = None) -> None:
@@ -349,8 +372,10 @@ def _check_digits(data: bytes | bytearray | memoryview, at: int) -> bytes:
     return b"%08x" % crc
 
 
-def _opened(data: bytes | memoryview, key: str, schema: Schema) -> tuple[pq.ParquetFile, Description]:
-    """The file, of a format and schema that fit, and what its metadata promises."""
+def _opened(
+    data: bytes | memoryview, key: str, schema: Schema, *, may_be_newer: bool
+) -> tuple[pq.ParquetFile, Description, Schema]:
+    """The file, of a format and schema that fit, what its metadata promises, and its schema: `schema` itself when equal."""
     file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)), pre_buffer=False)
     stored = file.schema_arrow
     metadata = {
@@ -361,15 +386,28 @@ def _opened(data: bytes | memoryview, key: str, schema: Schema) -> tuple[pq.Parq
             f"part {key} has format {metadata['persist.format']}, this code reads up to {PART_FORMAT}", key=key
         )
     desc = _parsed_desc(metadata["persist.desc"])
-    _check_schema(stored, key, schema)
+    written = schema
+    if not _is_of(stored, schema):
+        written = schema_of(stored)
+        if not needs_adapting(written, schema, key=key, may_be_newer=may_be_newer):
+            written = schema
+    for name in ("time", "diff"):
+        if stored.field(name).type != pa.int64():
+            raise CorruptData(f"part {key}: column {name} is {stored.field(name).type}, not int64", key=key)
     rows = file.metadata.num_rows
     if rows != int(metadata["persist.rows"]):
         raise CorruptData(f"part {key} has {rows} rows, its metadata says {metadata['persist.rows']}", key=key)
-    return file, desc
+    return file, desc, written
 
 
-def _decoded(data: bytes | memoryview, key: str, schema: Schema, picked: list[str] | None) -> DecodedPart:
-    file, desc = _opened(data, key, schema)
+def _decoded(
+    data: bytes | memoryview, key: str, schema: Schema, picked: list[str] | None, *, may_be_newer: bool
+) -> DecodedPart:
+    file, desc, written = _opened(data, key, schema, may_be_newer=may_be_newer)
+    if written is not schema:
+        whole = file.read(columns=[name for name in _COLUMNS if name != "val" or len(written.val)])
+        table = adapted(_with_columns(whole, _COLUMNS, file.metadata.num_rows, {}), asked=schema, key=key)
+        return DecodedPart(table if picked is None else _with_picked(table, picked), desc)
     names = [name for name in (_COLUMNS if picked is None else picked) if name != "val" or len(schema.val)]
     table = file.read(columns=names, use_threads=len(data) >= _THREADED_BYTES_MIN)
     rows = file.metadata.num_rows
@@ -406,21 +444,36 @@ def _picked(schema: Schema, columns: Sequence[str] | None) -> list[str] | None:
     return list(columns)
 
 
-def _check_schema(stored: pa.Schema, key: str, schema: Schema) -> None:
+def _with_picked(table: pa.Table, picked: list[str]) -> pa.Table:
+    """Only the columns and single fields `picked`, in the schema's order."""
+    arrays, fields = [], []
+    for name in _COLUMNS:
+        column = table.column(name)
+        inner = [path.partition(".")[2] for path in picked if path.startswith(f"{name}.")]
+        if inner and name not in picked:
+            kind = pa.struct([field for field in column.type if field.name in inner])
+            chunks = [
+                pa.StructArray.from_arrays([chunk.field(field.name) for field in kind], fields=list(kind))
+                for chunk in column.chunks
+            ]
+            column = pa.chunked_array(chunks, kind)
+        elif name not in picked:
+            continue
+        arrays.append(column)
+        fields.append(pa.field(name, column.type))
+    return pa.table(arrays, schema=pa.schema(fields))
+
+
+def _is_of(stored: pa.Schema, schema: Schema) -> bool:
+    """Whether columns are plainly those of `schema`: much cheaper than to make the schema that they are of."""
+    key = stored.field("key").type
+    return bool(key == schema.key_type and "val" in stored.names and stored.field("val").type == schema.val_type)
+
+
+def schema_of(stored: pa.Schema) -> Schema:
+    """The schema of updates in columns `key` and `val`, the latter left out when it has no fields."""
     sides = {name: stored.field(name).type if name in stored.names else pa.struct([]) for name in ("key", "val")}
-    if sides != {"key": schema.key_type, "val": schema.val_type}:
-        written = Schema(pa.schema(list(sides["key"])), pa.schema(list(sides["val"])))
-        difference = schema.difference(written)
-        if difference is not None:
-            raise SchemaMismatch(
-                f"part {key} was written with another schema: {difference}",
-                key=key,
-                requested=repr(schema),
-                actual=repr(written),
-            )
-    for name in ("time", "diff"):
-        if stored.field(name).type != pa.int64():
-            raise CorruptData(f"part {key}: column {name} is {stored.field(name).type}, not int64", key=key)
+    return Schema(pa.schema(list(sides["key"])), pa.schema(list(sides["val"])))
 
 
 def _desc_text(desc: Description) -> str:

@@ -12,12 +12,11 @@ from __future__ import annotations
 import json
 import math
 from decimal import Decimal
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_engine.base.errors import CorruptData
+from persist_engine.codec.comparable import comparable_bound, scalar_of
 from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import ColumnStats, PartStats
 
@@ -26,13 +25,19 @@ from persist_engine.model.batch import ColumnStats, PartStats
 _TEXT_MAX = 64
 #: Bytes that a column's entry costs besides its texts, about.
 _ENTRY_BYTES = 8
+#: Columns that nearly every filter names, when rows came or changed, or whether they are any good: their bounds stay when
+#: all others are trimmed (spec 15.7), up to `_KEPT_BYTES_MAX`.
+_KEPT_NAMES = {"err", "ts", "receivedat", "createdat", "_fivetran_deleted"}
+_KEPT_PREFIX = "last_"
+_KEPT_SUFFIXES = ("timestamp", "time", "_at", "_tstamp")
+_KEPT_BYTES_MAX = 16 << 10
 _LAST_CODE_POINT = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
 
 
 def part_stats(table: pa.Table, schema: Schema, bytes_max: int) -> PartStats:
-    """Statistics of the rows, trimmed to about `bytes_max` bytes: the bounds of values go first, the widest first,
-    times never.
+    """Statistics of the rows, trimmed to about `bytes_max` bytes: the bounds of values go first, the widest first, then
+    those of keys, and those of columns that filters live by only past a greater bound; times never.
     """
     columns: list[tuple[str, ColumnStats]] = []
     for side, fields in (("key", schema.key), ("val", schema.val)):
@@ -44,24 +49,7 @@ def part_stats(table: pa.Table, schema: Schema, bytes_max: int) -> PartStats:
 
 def bound(text: str, data_type: pa.DataType) -> pa.Scalar:
     """A bound as a scalar of the column's type; CorruptData when the text is not one."""
-    try:
-        return _scalar(json.loads(text), data_type)
-    except (ValueError, TypeError, ArithmeticError, RecursionError, pa.ArrowException) as error:
-        raise CorruptData(f"statistics: {text!r} is no bound of type {data_type}: {error}", key="stats") from error
-
-
-def _scalar(value: Any, data_type: pa.DataType) -> pa.Scalar:
-    if pa.types.is_decimal(data_type):
-        return pa.scalar(Decimal(value), data_type)
-    if pa.types.is_floating(data_type):
-        return pa.scalar(float(value), data_type)
-    if pa.types.is_binary(data_type):
-        return pa.scalar(bytes.fromhex(value), data_type)
-    if pa.types.is_timestamp(data_type):
-        return pa.scalar(value, pa.int64()).cast(data_type)
-    if pa.types.is_date32(data_type):
-        return pa.scalar(value, pa.int32()).cast(data_type)
-    return pa.scalar(value, data_type)
+    return scalar_of(comparable_bound(text, data_type), data_type).cast(data_type)
 
 
 def _column_stats(column: pa.ChunkedArray) -> ColumnStats:
@@ -123,16 +111,21 @@ def _trimmed(columns: list[tuple[str, ColumnStats]], bytes_max: int) -> tuple[tu
     kept = dict(columns)
     size = sum(_size(name, stats) for name, stats in columns)
     for name, stats in sorted(columns, key=lambda item: (item[0].startswith("key."), -_size(*item))):
-        if size <= bytes_max:
-            break
-        bare = ColumnStats(stats.null_count, None, None)
-        size -= _size(name, stats) - _size(name, bare)
-        kept[name] = bare
+        if size > _limit(name, bytes_max):
+            bare = ColumnStats(stats.null_count, None, None)
+            size -= _size(name, stats) - _size(name, bare)
+            kept[name] = bare
     for name, _ in reversed(columns):
-        if size <= bytes_max:
-            break
-        size -= _size(name, kept.pop(name))
+        if size > _limit(name, bytes_max):
+            size -= _size(name, kept.pop(name))
     return tuple(kept.items())
+
+
+def _limit(column: str, bytes_max: int) -> int:
+    """Size of all statistics beyond which those of `column` are trimmed."""
+    name = column.split(".", 1)[1].lower()
+    is_kept = name in _KEPT_NAMES or name.startswith(_KEPT_PREFIX) or name.endswith(_KEPT_SUFFIXES)
+    return max(bytes_max, _KEPT_BYTES_MAX) if is_kept else bytes_max
 
 
 def _size(name: str, stats: ColumnStats) -> int:

@@ -33,6 +33,11 @@ def need(message: Message, *names: str) -> None:
         check(message.HasField(name), f"{message.DESCRIPTOR.name} without {name}")
 
 
+def birth_from_pb(raw: bytes) -> bytes:
+    check(len(raw) in {0, 16}, f"a birth of {len(raw)} bytes")
+    return raw
+
+
 def debug_to_pb(debug: DebugInfo) -> pb.DebugInfo:
     return pb.DebugInfo(hostname=debug.hostname, purpose=debug.purpose)
 

@@ -11,7 +11,8 @@ from persist_engine.base.version import check_readable
 from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.codec import records
 from persist_engine.codec.batch import antichain_from_pb, antichain_to_pb, batch_from_pb, batch_to_pb
-from persist_engine.codec.envelope import Kind, decoding, opened, sealed
+from persist_engine.codec.envelope import STORED_SPINE_VERSION, Kind, decoding, opened, sealed
+from persist_engine.codec.stored_spine import trace_from_pb, trace_to_pb
 from persist_engine.model.flat_trace import FlatTrace
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId, WriterId
 from persist_engine.model.shared_map import SharedMap
@@ -45,17 +46,24 @@ def encode_rollup(rollup: Rollup) -> bytes:
         state=state_to_pb(rollup.state),
         diffs=[pb.VersionedData(seqno=diff.seqno, data=diff.data) for diff in rollup.diffs],
     )
-    return sealed(Kind.ROLLUP, message)
+    return sealed(Kind.ROLLUP, message, format_version=STORED_SPINE_VERSION if message.state.trace.stored else None)
 
 
-def decode_rollup(data: bytes, *, key: str) -> Rollup:
-    """Inverse of `encode_rollup`. CorruptData or Incompatible (format or writing code too new) naming `key`."""
+def decode_rollup(data: bytes, *, key: str, lazily: bool = False) -> Rollup:
+    """Inverse of `encode_rollup`. CorruptData or Incompatible (format or writing code too new) naming `key`.
+
+    `lazily`: hollow batches are decoded when somebody looks at them, and CorruptData for what is wrong with them comes
+    then. The checksum over all of it is verified either way.
+    """
     message = opened(Kind.ROLLUP, data, pb.Rollup(), key)
     check_readable(message.state.applier_version, key)
     with decoding("the rollup", key):
         records.need(message, "state")
         diffs = tuple(VersionedData(SeqNo(diff.seqno), diff.data) for diff in message.diffs)
-        rollup = Rollup(state_from_pb(message.state), diffs)
+        state = state_from_pb(message.state, key=key)
+        if not lazily:
+            state.trace.validate(deep=True)
+        rollup = Rollup(state, diffs)
         _check_diffs(rollup)
         return rollup
 
@@ -101,11 +109,13 @@ def state_to_pb(state: ShardState) -> pb.ShardState:
             pb.ProgressEntry(sink_id=key, progress=records.progress_to_pb(progress))
             for key, progress in state.progress.items()
         ],
-        trace=flat_trace_to_pb(state.trace.flatten()),
+        trace=trace_to_pb(state.trace) if state.trace.structured else flat_trace_to_pb(state.trace.flatten()),
+        staging_floor_ms=state.staging_floor_ms,
+        birth=state.birth,
     )
 
 
-def state_from_pb(message: pb.ShardState) -> ShardState:
+def state_from_pb(message: pb.ShardState, *, key: str = "state") -> ShardState:
     records.need(message, "codecs", "trace")
     codecs = message.codecs
     return ShardState(
@@ -131,7 +141,13 @@ def state_from_pb(message: pb.ShardState) -> ShardState:
         writers=_shared(message.writers, lambda e: WriterId.from_bytes(e.id), "writer", records.writer_from_pb),
         schemas=_shared(message.schemas, lambda each: int(each.id), "schema", records.schema_from_pb),
         progress=_shared(message.progress, lambda each: str(each.sink_id), "progress", records.progress_from_pb),
-        trace=Trace.unflatten(flat_trace_from_pb(message.trace)),
+        trace=(
+            trace_from_pb(message.trace, key=key)
+            if message.trace.stored
+            else Trace.unflatten(flat_trace_from_pb(message.trace))
+        ),
+        staging_floor_ms=message.staging_floor_ms if message.HasField("staging_floor_ms") else None,
+        birth=records.birth_from_pb(message.birth),
     )
 
 

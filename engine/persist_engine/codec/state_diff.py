@@ -18,6 +18,7 @@ from persist_engine.base.versioned import SeqNo
 from persist_engine.codec import records
 from persist_engine.codec.batch import antichain_from_pb, antichain_to_pb, batch_from_pb, batch_to_pb
 from persist_engine.codec.envelope import Kind, decoding, opened, sealed
+from persist_engine.codec.kept import Kept
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId, WriterId
 from persist_engine.model.state_diff import Delete, FieldDiff, Insert, StateDiff, Update
 from persist_engine.pb import batch_pb2, diff_pb2, state_pb2
@@ -61,30 +62,8 @@ def _u64(kind: Callable[[int], Any]) -> _Slice:
     return _message(diff_pb2.U64, lambda value: diff_pb2.U64(value=value), lambda message: kind(message.value))
 
 
-class _Kept:
-    """Encodes values of one kind, and keeps what it encoded: the old value of one diff is the new one of an earlier diff,
-    the same object. Thread-safe; holds `_KEPT_BYTES_MAX` at most.
-    """
-
-    def __init__(self, encode: Callable[[Any], bytes]) -> None:
-        self._encode = encode
-        self._kept: dict[int, tuple[Any, bytes]] = {}
-        self._bytes = 0
-
-    def __call__(self, value: Any) -> bytes:
-        found = self._kept.get(id(value))
-        if found is not None and found[0] is value:
-            return found[1]
-        data = self._encode(value)
-        if self._bytes + len(data) > _KEPT_BYTES_MAX:
-            self._kept, self._bytes = {}, 0
-        self._kept[id(value)] = (value, data)
-        self._bytes += len(data)
-        return data
-
-
 def _kept(plain: _Slice) -> _Slice:
-    return _Slice(_Kept(plain.encode), plain.decode)
+    return _Slice(Kept(plain.encode, bytes_max=_KEPT_BYTES_MAX), plain.decode)
 
 
 _UNIT = _Slice(lambda _: b"", _decode_unit)
@@ -152,6 +131,7 @@ _FIELDS: tuple[tuple[str, diff_pb2.StateField, _Slice, _Slice], ...] = (
         _SPINE_ID,
         _message(state_pb2.ThinMerge, records.merge_to_pb, records.merge_from_pb),
     ),
+    ("staging_floor_ms", diff_pb2.STATE_FIELD_STAGING_FLOOR_MS, _UNIT, _u64(int)),
 )
 _BY_NUMBER = {number: (name, key, value) for name, number, key, value in _FIELDS}
 
@@ -183,6 +163,7 @@ def encode_state_diff(diff: StateDiff) -> bytes:
         latest_rollup_key=diff.latest_rollup_key,
         field_diffs=columns,
         walltime_ms=diff.walltime_ms,
+        birth=diff.birth,
         shard_id=None if diff.shard_id is None else diff.shard_id.to_bytes(),
     )
     return sealed(Kind.STATE_DIFF, message)
@@ -203,6 +184,7 @@ def decode_state_diff(data: bytes, *, key: str) -> StateDiff:
             seqno_to=SeqNo(message.seqno_to),
             walltime_ms=message.walltime_ms,
             latest_rollup_key=message.latest_rollup_key,
+            birth=records.birth_from_pb(message.birth),
             shard_id=ShardId.from_bytes(message.shard_id) if message.HasField("shard_id") else None,
             **_collections(message.field_diffs),
         )

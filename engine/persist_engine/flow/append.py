@@ -1,79 +1,136 @@
-"""Append: what a refused append of a batch sink means. Pure. A lost append is normal: somebody else wrote; nothing
-of ours was linked.
+"""Append: gather what all workers staged under one description and commit it at once (spec 17.4). One machine a sink.
+Pure: events in, instructions out. A batch is whatever the shell calls one; the machine only hands it on.
 
-The staged batches may still be right (their rows are all at or past the new upper): then they are appended again,
-joined there. Or they are not, and the run is computed anew or ends.
+                    newer lower: delete what is stashed                    appended
+     ┌────────────┐ ─────────────────────────────────▶ ┌──────────┐  ───────────────────▶ wait for a newer lower
+     │ gathering  │                                    │committing│  upper < lower: raise it, commit again
+     └────────────┘ ◀───────────────────────────────── └──────────┘  upper > lower: another replica won, delete
+                    frontier past lower, described: Commit
+
+Losing is no error: what is still missing shows as desired minus persisted, and is written by the next description.
+Every batch that comes in goes out exactly once: appended, or deleted.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from persist_engine.base.errors import InvalidUsage, check
-from persist_engine.flow.mint import AlreadyDone
-from persist_engine.model.frontier import Antichain
-from persist_engine.model.state import SourceProgress
+from persist_engine.base.errors import check
+from persist_engine.flow.mint import Describe
+from persist_engine.model.frontier import MINIMUM, Antichain
+
+B = TypeVar("B")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Staged:
-    """The batches that the write tasks staged, as one. `least_time` is None when they hold no update."""
+@dataclass(frozen=True, slots=True)
+class Commit(Generic[B]):
+    """Compare-and-append `batches`; answer with `on_appended` or `on_mismatch`. With `raise_first`, append nothing
+    until the shard's upper is at or past `lower` before: it is behind, and nothing belongs in between.
+    """
 
     lower: Antichain
     upper: Antichain
-    least_time: int | None
-    reads_back: bool
-    """Their contents depend on what the shard held below `lower`."""
-    own_times: bool
-    """Their times come from the rows: a new time cannot be chosen for them."""
+    batches: tuple[B, ...]
+    raise_first: bool = False
+
+    def __str__(self) -> str:
+        raised = "raise upper, " if self.raise_first else ""
+        return f"{raised}commit [{self.lower}, {self.upper}) {_names(self.batches)}"
 
 
 @dataclass(frozen=True, slots=True)
-class AppendAgain:
-    """The same batches fit at [lower, upper)."""
+class Delete(Generic[B]):
+    """Delete these batches: nobody will append them."""
 
-    lower: Antichain
-    upper: Antichain
+    batches: tuple[B, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class Recompute:
-    """Delete the batches, mint and write again."""
+    def __str__(self) -> str:
+        return f"delete {_names(self.batches)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Late:
-    """Rows carry times before the shard's upper: they can never be written. Delete the batches, tell the user."""
-
-    current: Antichain
+def _names(batches: tuple[B, ...]) -> str:
+    return " ".join(map(str, batches)) or "nothing"
 
 
-@dataclass(frozen=True, slots=True)
-class Superseded:
-    """Another run of this sink committed meanwhile. Delete the batches, stop."""
+class Append(Generic[B]):
+    """State: the greatest lower seen, its description and batches as far as they came, and the commit under way."""
 
-    current: SourceProgress | None
+    def __init__(self) -> None:
+        self._lower = MINIMUM
+        self._described: Describe | None = None
+        self._stash: list[B] = []
+        self._staged_before = MINIMUM
+        self._committing: Commit[B] | None = None
 
+    @property
+    def lower(self) -> Antichain:
+        """Older descriptions and batches are stale."""
+        return self._lower
 
-def after_upper_mismatch(staged: Staged, current: Antichain) -> AppendAgain | Recompute | Late:
-    """The shard's upper was `current`, not the batches' lower."""
-    if current.is_empty():
-        raise InvalidUsage("the shard was closed while the sink was writing: nothing can be appended any more")
-    check(
-        staged.lower < current,
-        f"the shard's upper went back from {staged.lower} to {current}",
-        lower=staged.lower,
-        current=current,
-    )
-    if staged.reads_back:
-        return Recompute()
-    if current < staged.upper and (staged.least_time is None or current.less_equal(staged.least_time)):
-        return AppendAgain(current, staged.upper)
-    return Late(current) if staged.own_times else Recompute()
+    def on_description(self, described: Describe) -> list[Commit[B] | Delete[B]]:
+        """Mint described a batch."""
+        out = self._see(described.lower)
+        if described.lower == self._lower:
+            self._described = described
+        return out + self._commit()
 
+    def on_batch(self, lower: Antichain, batch: B) -> list[Commit[B] | Delete[B]]:
+        """A worker staged `batch` under the description with this lower."""
+        out = self._see(lower)
+        if lower < self._lower:
+            # (seed) Stale batches were skipped here and their blobs leaked (bug 30).
+            return [*out, Delete((batch,))]
+        self._stash.append(batch)
+        return out + self._commit()
 
-def after_progress_mismatch(current: SourceProgress | None, *, run: bytes) -> AlreadyDone | Superseded:
-    """The sink's committed progress is `current`, not what it was when the run began."""
-    if current is not None and current.token == run:
-        return AlreadyDone(current.upper)
-    return Superseded(current)
+    def on_batches_frontier(self, frontier: Antichain) -> list[Commit[B] | Delete[B]]:
+        """No worker will stage a batch with a lower before `frontier` any more."""
+        self._staged_before = self._staged_before.join(frontier)
+        return self._commit()
+
+    def on_appended(self) -> list[Commit[B] | Delete[B]]:
+        """The commit under way is part of the shard."""
+        self._taken()
+        return self._commit()
+
+    def on_mismatch(self, current: Antichain) -> list[Commit[B] | Delete[B]]:
+        """The commit under way found the shard's upper at `current`; nothing was appended."""
+        commit = self._taken()
+        check(current != commit.lower, f"an append at {commit.lower} was refused by the upper it expected")
+        if current < commit.lower and commit.lower == self._lower:
+            self._committing = Commit(commit.lower, commit.upper, commit.batches, raise_first=True)
+            return [self._committing]
+        out: list[Commit[B] | Delete[B]] = [Delete(commit.batches)] if commit.batches else []
+        if not current < commit.lower:
+            out += self._see(current)
+        return out + self._commit()
+
+    def on_close(self) -> list[Commit[B] | Delete[B]]:
+        """The sink ends: what is stashed will not be appended. What is being committed is on its way."""
+        return self._discard()
+
+    def _see(self, lower: Antichain) -> list[Commit[B] | Delete[B]]:
+        """A newer lower makes everything gathered so far stale."""
+        if not self._lower < lower:
+            return []
+        self._lower = lower
+        return self._discard()
+
+    def _discard(self) -> list[Commit[B] | Delete[B]]:
+        stale, self._stash, self._described = tuple(self._stash), [], None
+        return [Delete(stale)] if stale else []
+
+    def _commit(self) -> list[Commit[B] | Delete[B]]:
+        described = self._described
+        if self._committing is not None or described is None or not described.lower < self._staged_before:
+            return []
+        self._committing = Commit(described.lower, described.upper, tuple(self._stash))
+        self._stash, self._described = [], None
+        return [self._committing]
+
+    def _taken(self) -> Commit[B]:
+        commit, self._committing = self._committing, None
+        check(commit is not None, "an append was answered that nobody asked for")
+        assert commit is not None
+        return commit

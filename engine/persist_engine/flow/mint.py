@@ -1,90 +1,101 @@
-"""Mint: choose the times a batch sink writes at. Pure: facts in, a decision out. The shell (Spark driver, thread,
-test) does the rest.
+"""Mint: at which times a running sink writes. One machine a sink, however many workers (spec 17.2). Pure: events in,
+instructions out.
 
-A run of a batch sink goes mint -> write -> append. Here the run is given its lower (the shard's upper: where its
-batch must join) and its time; `append.py` decides what a refusal of the append means.
+      desired frontier ─┐                        ┌─▶ RaiseUpper(to)         only while the shard is behind as_of
+                        ├─▶ persist < desired? ──┤
+     the shard's upper ─┘     lower is new?      └─▶ Describe(lower, upper)  to every worker, and to append
+
+It watches the shard's upper, not what was read back of it: the two differ while reading lags, and where the shard's
+since is beyond its upper nothing can be read at all.
+
+Invariants: lowers rise strictly, uppers never fall; so at most one description can still be appended, the newest.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from persist_engine.base.errors import InvalidUsage
-from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
-from persist_engine.model.state import SourceProgress
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardView:
-    """What the driver saw of the shard, from one state."""
-
-    since: Antichain
-    upper: Antichain
-    progress: SourceProgress | None
-    """What this sink committed last."""
+from persist_engine.base.errors import check
+from persist_engine.flow.desired import DesiredFrontiers, Stream
+from persist_engine.model.frontier import EMPTY, MINIMUM, TIME_MAX, Antichain
 
 
 @dataclass(frozen=True, slots=True)
-class Minted:
-    """Write at `time`, join at `lower`; the batch covers [lower, time + 1) unless its rows carry their own times.
-
-    `as_of` is the time at which the persisted collection must be read to be corrected; None: nothing was ever
-    written, it is empty.
-    """
+class Describe:
+    """Write what must change at [lower, upper). Supersedes every description before it."""
 
     lower: Antichain
-    time: int
-    as_of: int | None
+    upper: Antichain
 
-    @property
-    def upper(self) -> Antichain:
-        """The end of the batch when all its updates are at `time`."""
-        return Antichain.of(self.time + 1)
+    def __str__(self) -> str:
+        return f"describe [{self.lower}, {self.upper})"
 
 
 @dataclass(frozen=True, slots=True)
 class RaiseUpper:
-    """First append nothing at [lower, upper), then look again: the persisted collection is not readable before (see
-    `mint`).
+    """Append nothing until the shard's upper is at or past `to`, whoever raises it. Idempotent.
+
+    Then there is nothing below `to` that anybody could still write, and reading back gets there (spec 17.9).
     """
 
-    lower: Antichain
-    upper: Antichain
+    to: Antichain
+
+    def __str__(self) -> str:
+        return f"raise upper to {self.to}"
 
 
-@dataclass(frozen=True, slots=True)
-class AlreadyDone:
-    """The very same run was appended before; its data end at `upper`."""
-
-    upper: Antichain
+MintInstruction = Describe | RaiseUpper
 
 
-def mint(view: ShardView, *, run: bytes, now_ms: int, reads_back: bool) -> Minted | RaiseUpper | AlreadyDone:
-    """Choose for the run named `run`; `reads_back` when it corrects the persisted collection instead of adding to it.
+class Mint:
+    """State: the two frontiers, the lower minted last, whether writing is allowed."""
 
-    Raises InvalidUsage when the shard is closed. Never chooses a time before the shard's upper, whatever the clock
-    says.
-    """
-    if view.progress is not None and view.progress.token == run:
-        return AlreadyDone(view.progress.upper)
-    lower = view.upper.time
-    if lower is None:
-        raise InvalidUsage("the shard is closed: its upper is empty, nothing can be written any more")
-    time = max(now_ms, lower)
-    if time >= DATA_TIME_MAX:
-        raise InvalidUsage(f"the shard's upper {view.upper} leaves no time to write at")
-    if not reads_back:
-        return Minted(view.upper, time, None)
-    if view.since.time is None:
-        raise InvalidUsage(
-            "the shard's since is empty: its contents can no longer be read, so they cannot be corrected"
+    def __init__(self, desired: DesiredFrontiers, *, as_of: Antichain, read_only: bool) -> None:
+        """Nothing is written before `as_of`: desired updates before it count as of it."""
+        check(not as_of.is_empty(), "a sink without a time to begin at has nothing to write")
+        self._desired = desired
+        self._as_of = as_of
+        self._shard_upper = MINIMUM
+        self._last_lower: Antichain | None = None
+        self._read_only = read_only
+
+    @property
+    def persist_frontier(self) -> Antichain:
+        """Where the next batch must join: the shard's upper, or `as_of` while that is beyond it."""
+        return self._as_of.join(self._shard_upper)
+
+    @property
+    def output_frontier(self) -> Antichain:
+        """No description with a lower before it will come any more."""
+        return (
+            self.persist_frontier if self._last_lower is None else self.persist_frontier.join(after(self._last_lower))
         )
-    if lower == 0:
-        return Minted(view.upper, time, None)
-    as_of = lower - 1
-    if view.since.time > as_of:
-        # SUBTLE: since may be at or beyond upper. Times below since are no longer distinguishable, so the last
-        # written time cannot be read;
-        # since can, once upper is past it. Nothing but the frontier changes: there is no data at [upper, since].
-        return RaiseUpper(view.upper, Antichain.of(view.since.time + 1))
-    return Minted(view.upper, time, as_of)
+
+    def on_desired_frontier(self, stream: Stream, frontier: Antichain) -> list[MintInstruction]:
+        """No more desired updates of `stream` before `frontier`. InvalidUsage when it goes back."""
+        self._desired.advance(stream, frontier)
+        return self._mint()
+
+    def on_shard_upper(self, upper: Antichain) -> list[MintInstruction]:
+        """The shard's upper was `upper` at some time. An older one than was seen before says nothing."""
+        self._shard_upper = self._shard_upper.join(upper)
+        return self._mint()
+
+    def allow_writes(self) -> list[MintInstruction]:
+        """From now on descriptions are minted; there is no way back. Idempotent."""
+        self._read_only = False
+        return self._mint()
+
+    def _mint(self) -> list[MintInstruction]:
+        lower, upper = self.persist_frontier, self._desired.frontier
+        is_new = self._last_lower is None or self._last_lower < lower
+        if self._read_only or not is_new or not lower < upper:
+            return []
+        self._last_lower = lower
+        described = Describe(lower, upper)
+        return [described] if self._shard_upper == lower else [RaiseUpper(lower), described]
+
+
+def after(frontier: Antichain) -> Antichain:
+    """The next frontier: one past its time; closed after the last time there is."""
+    return EMPTY if frontier.time is None or frontier.time == TIME_MAX else Antichain.of(frontier.time + 1)

@@ -15,6 +15,7 @@ from persist_engine.model.commands import (
     CompareAndAppend,
     InlineBackpressure,
     ProgressMismatch,
+    StagedTooEarly,
     UpperMismatch,
 )
 from persist_engine.model.frontier import EMPTY
@@ -25,7 +26,7 @@ from persist_engine.model.views import is_tombstone
 
 
 def compare_and_append(state: ShardState, cmd: CompareAndAppend, now_ms: int) -> Applied | Refused:
-    """Applied(Appended), or Refused with AlreadyCommitted, ProgressMismatch, UpperMismatch or InlineBackpressure.
+    """Applied(Appended), or Refused with AlreadyCommitted, StagedTooEarly, ProgressMismatch, UpperMismatch or InlineBackpressure.
 
     Raises InvalidEmptyTimeInterval for data in an empty interval, InvalidUsage for a batch advanced beyond the
     shard's since. Also commits for an empty interval: that is how an idle writer stays registered.
@@ -62,6 +63,9 @@ def _refusal(state: ShardState, writer: Writer, cmd: CompareAndAppend) -> Refuse
         check(desc.upper == writer.most_recent_write_upper, f"token {cmd.token} was used for another upper", desc=desc)
         check(desc.upper <= upper, f"token {cmd.token} got through, but upper is {upper}", desc=desc)
         return Refused(AlreadyCommitted())
+    early = cmd.batch.staged_before(state.staging_floor_ms)
+    if early is not None:
+        return Refused(StagedTooEarly(early, state.staging_floor_ms or 0))
     if cmd.progress is not None:
         stored = state.progress.get(cmd.progress[0])
         if (None if stored is None else stored.token) != cmd.expected_progress:
@@ -76,13 +80,17 @@ def _refusal(state: ShardState, writer: Writer, cmd: CompareAndAppend) -> Refuse
 
 def _push_and_claim(trace: Trace, cmd: CompareAndAppend, now_ms: int) -> tuple[Trace, tuple[MergeReq, ...]]:
     """Push and claim what fell due. When that is no work and data came in, also take the oldest compaction that
-    nobody is at: otherwise a request that was lost with its writer would never be done.
+    nobody is at: otherwise a request that was lost with its writer would never be done. `claim_percent` says how many:
+    one for each hundred, and one more with the probability of the rest, which the token decides, so that a retry of
+    the same call claims the same.
     """
     trace, requests = trace.push(cmd.batch)
     if cmd.batch.rows > 0 and all(request.is_empty() for request in requests):
         named = {request.id for request in requests}
-        stale = trace.fueled_requests(claimed_before_ms=now_ms - cmd.claim_ms)
-        requests = (*requests, *[request for request in stale if request.id not in named][:1])
+        stale = trace.fueled_requests(claimed_before_ms=now_ms - cmd.claim_ms, claimed_until_ms=now_ms + cmd.claim_ms)
+        count, rest = divmod(max(cmd.claim_percent, 0), 100)
+        count += int.from_bytes(cmd.token.to_bytes()) % 100 < rest
+        requests = (*requests, *[request for request in stale if request.id not in named][:count])
     for request in requests:
         trace = trace.claim(request.id, now_ms)
     return trace, requests

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from persist_engine.base.errors import check
 from persist_engine.model.frontier import Antichain, Description
-from persist_engine.model.ids import RunId
+from persist_engine.model.ids import RunId, staged_ms
 
 
 class RunOrder(enum.Enum):
@@ -68,6 +69,21 @@ class HollowPart:
         """Bytes in state."""
         return 0
 
+    @property
+    def part_bytes_max(self) -> int:
+        """Bytes of the largest part it stands for: itself."""
+        return self.size_bytes
+
+    @property
+    def part_count(self) -> int:
+        """Parts it stands for: itself."""
+        return 1
+
+    @property
+    def blob_count(self) -> int:
+        """Blobs it stands for: itself."""
+        return 1
+
 
 @dataclass(frozen=True, slots=True)
 class InlinePart:
@@ -92,8 +108,62 @@ class InlinePart:
         """Bytes in state."""
         return len(self.data)
 
+    @property
+    def part_bytes_max(self) -> int:
+        """Bytes of the largest part it stands for: itself."""
+        return len(self.data)
 
+    @property
+    def part_count(self) -> int:
+        """Parts it stands for: itself."""
+        return 1
+
+    @property
+    def blob_count(self) -> int:
+        """Blobs it stands for: none."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class HollowRun:
+    """A blob that lists consecutive parts of one run, so that state holds one entry for all of them (spec 2.3).
+
+    What it lists may be hollow runs again. `key`, `size_bytes` and `checksum` are the listing's own; all else sums up the
+    parts below it, however deep. `oldest_key` is that of the blob that was staged first, of itself and all below.
+    `key_lower` bounds their keys from below; `schema_id` is the newest of theirs. `ts_rewrite` holds for every part below
+    it, in the place of what they say themselves. Invariant: a blob that is listed is named by this listing and nothing
+    else, so it comes and goes with it.
+    """
+
+    key: str
+    size_bytes: int
+    checksum: str
+    rows: int
+    diffs_sum: int | None
+    parts_bytes: int
+    part_bytes_max: int
+    part_count: int
+    blob_count: int
+    oldest_key: str
+    key_lower: bytes = b""
+    ts_rewrite: Antichain | None = None
+    schema_id: int | None = None
+
+    @property
+    def hollow_bytes(self) -> int:
+        """Bytes in blob: of the listing and of all below it."""
+        return self.size_bytes + self.parts_bytes
+
+    @property
+    def inline_bytes(self) -> int:
+        """Bytes in state."""
+        return 0
+
+
+#: What holds rows.
 Part = HollowPart | InlinePart
+#: What a run in state is made of.
+RunPart = Part | HollowRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +179,7 @@ class RunMeta:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class HollowBatch:
-    """An ordered list of parts cut into runs, under one description.
+    """An ordered list of parts, or listings of them, cut into runs, under one description.
 
     `rows` bounds the number of updates from above. `run_splits` are sorted indices into `parts` with a run boundary before each;
     `run_metas` has one entry per run. No parts: no runs. Prints as `[3,7)@2 2 parts`.
@@ -117,7 +187,7 @@ class HollowBatch:
 
     desc: Description
     rows: int
-    parts: tuple[Part, ...] = ()
+    parts: tuple[RunPart, ...] = ()
     run_splits: tuple[int, ...] = ()
     run_metas: tuple[RunMeta, ...] = ()
     _hash: int = field(default=0, init=False, repr=False, compare=False)
@@ -137,11 +207,37 @@ class HollowBatch:
         """Whether there are no parts. NB: the spine's emptiness is rows == 0 (spec 11.14); the two can differ."""
         return not self.parts
 
-    def runs(self) -> Iterator[tuple[RunMeta, tuple[Part, ...]]]:
+    def runs(self) -> Iterator[tuple[RunMeta, tuple[RunPart, ...]]]:
         """The runs in order, each with its parts."""
         bounds = (0, *self.run_splits, len(self.parts))
         for index, meta in enumerate(self.run_metas):
             yield meta, self.parts[bounds[index] : bounds[index + 1]]
+
+    def part_runs(self) -> Iterator[tuple[RunMeta, tuple[Part, ...]]]:
+        """As `runs`, of a batch whose hollow runs were expanded (shard.runs); InvariantViolated when one was not."""
+        for meta, members in self.runs():
+            parts = tuple(member for member in members if not isinstance(member, HollowRun))
+            check(len(parts) == len(members), f"batch {self.desc} is read before its hollow runs were expanded")
+            yield meta, parts
+
+    def part_list(self) -> list[Part]:
+        """The parts of all runs, as `part_runs` gives them."""
+        return [part for _, parts in self.part_runs() for part in parts]
+
+    @property
+    def has_hollow_runs(self) -> bool:
+        """Whether some of its parts are known only to a listing in blob."""
+        return any(isinstance(part, HollowRun) for part in self.parts)
+
+    @classmethod
+    def of_runs(cls, desc: Description, rows: int, runs: Iterable[tuple[RunMeta, Sequence[RunPart]]]) -> HollowBatch:
+        """Of runs with their parts; those without any are left out."""
+        kept = [(meta, tuple(parts)) for meta, parts in runs if parts]
+        ends = itertools.accumulate(len(parts) for _, parts in kept)
+        splits = tuple(ends)[:-1]
+        return cls(
+            desc, rows, tuple(itertools.chain(*(run for _, run in kept))), splits, tuple(meta for meta, _ in kept)
+        )
 
     @property
     def size_bytes(self) -> int:
@@ -154,10 +250,18 @@ class HollowBatch:
         return sum(part.inline_bytes for part in self.parts)
 
     def blob_keys(self) -> Iterator[str]:
-        """Partial keys of all blobs that this batch names."""
+        """Partial keys of all blobs that this batch itself names; what hollow runs list is theirs (shard.runs)."""
         for part in self.parts:
-            if isinstance(part, HollowPart):
+            if not isinstance(part, InlinePart):
                 yield part.key
+
+    def staged_before(self, floor_ms: int | None) -> str | None:
+        """The key of a part, here or below a hollow run, that was staged before `floor_ms`, if there is one."""
+        if floor_ms is None:
+            return None
+        named = (part for part in self.parts if not isinstance(part, InlinePart))
+        oldest = (part.oldest_key if isinstance(part, HollowRun) else part.key for part in named)
+        return next((key for key in oldest if staged_ms(key) < floor_ms), None)
 
     def with_desc(self, desc: Description) -> HollowBatch:
         """The same parts under another description."""

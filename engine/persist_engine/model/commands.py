@@ -21,7 +21,8 @@ class CompareAndAppend:
     """Append `batch` iff the upper is its lower. `token` names the call: a repetition finds that it was already done.
 
     `progress` (sink id, how far its source was read) is committed with the data iff the stored token is
-    `expected_progress` (None: none is stored). `claim_ms`: a claimed compaction older than this may be claimed again.
+    `expected_progress` (None: none is stored). `claim_ms`: a claimed compaction older than this may be claimed again;
+    `claim_percent` / 100: how many of those nobody is at an append takes over that makes no work itself.
     """
 
     batch: HollowBatch
@@ -33,6 +34,7 @@ class CompareAndAppend:
     expected_progress: bytes | None = None
     inline_total_bytes_max: int
     claim_ms: int
+    claim_percent: int = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,28 @@ class UpperMismatch:
     current: Antichain
     expected: Antichain
     writer_upper: Antichain
+
+
+@dataclass(frozen=True, slots=True)
+class StagedTooEarly:
+    """A part of the batch was staged before the shard's floor: its blob may be deleted already."""
+
+    key: str
+    floor_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseStagingFloor:
+    """From now on link no part that was staged before `floor_ms`."""
+
+    floor_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagingFloor:
+    """The floor that stands: it never sinks."""
+
+    floor_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +275,30 @@ class SchemaRegistered:
     id: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareAndEvolveSchema:
+    """Make `pair` the newest schema iff the newest is `expected_id`. Whether it may succeed that one is the caller's to
+    know: what an id names never changes.
+    """
+
+    expected_id: int
+    pair: SchemaPair
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaEvolved:
+    """The schema is the newest, under this id."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaIdMismatch:
+    """The newest schema is another; None when the shard takes none any more."""
+
+    current_id: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class SpineExert:
     """Move merges along as if `fuel` updates had been pushed, so that a shard nobody writes ripens too."""
@@ -307,8 +355,10 @@ Command = (
     | RemoveRollups
     | ApplyMergeRes
     | RegisterSchema
+    | CompareAndEvolveSchema
     | SpineExert
     | ClaimCompactions
+    | RaiseStagingFloor
     | BecomeTombstone
 )
 
@@ -318,6 +368,8 @@ Answer = (
     | UpperMismatch
     | InlineBackpressure
     | ProgressMismatch
+    | StagedTooEarly
+    | StagingFloor
     | Registered
     | HeartbeatSeen
     | SinceDowngraded
@@ -329,6 +381,8 @@ Answer = (
     | RollupsRemoved
     | MergeApplied
     | SchemaRegistered
+    | SchemaEvolved
+    | SchemaIdMismatch
     | Exerted
     | CompactionsClaimed
     | TombstoneStep

@@ -11,8 +11,6 @@ and planned again.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from persist_engine.base.errors import InvalidUsage
@@ -21,7 +19,7 @@ from persist_engine.model.batch import HollowBatch, Part, RunMeta, RunOrder
 from persist_engine.model.flat_trace import SpineId
 from persist_engine.model.frontier import Description
 from persist_engine.model.ids import RunId
-from persist_engine.model.spine import IdBatch, MergeReq, MergeRes
+from persist_engine.model.spine import IdBatch, MergeReq
 
 #: Target parts' worth of memory set aside for what is being written: one in memory and its encoded bytes.
 WRITING_PARTS = 2
@@ -56,7 +54,7 @@ def validate_request(request: MergeReq) -> None:
 def compaction_worthwhile(request: MergeReq, settings: Settings) -> bool:
     """Whether there are enough inputs, parts or updates to bother (spec 13.2)."""
     least = settings.compaction
-    parts = sum(len(batch.parts) for _, batch in request.inputs)
+    parts = sum(part.part_count for _, batch in request.inputs for part in batch.parts)
     updates = sum(batch.rows for _, batch in request.inputs)
     return len(request.inputs) >= least.inputs_min or parts >= least.parts_min or updates >= least.updates_min
 
@@ -67,13 +65,16 @@ def compaction_timeout_ms(request: MergeReq, settings: CompactionSettings) -> in
     return max(settings.timeout_ms_min, settings.timeout_ms_per_mib * size_bytes // _MIB)
 
 
-def newest_schema_id(request: MergeReq, known: Sequence[int]) -> int | None:
-    """The newest schema among the inputs: output is never written in an older one (spec 13.9). None when they do not
-    say.
-    """
-    metas = [meta.schema_id for _, batch in request.inputs for meta in batch.run_metas]
-    parts = [part.schema_id for _, batch in request.inputs for part in batch.parts]
-    return max((found for found in (*metas, *parts) if found is not None and found in known), default=None)
+def newest_schema_id(request: MergeReq) -> int | None:
+    """The newest schema among the inputs: output is never written in an older one (spec 13.9). None when one does not say."""
+    found = {
+        meta.schema_id if part.schema_id is None else part.schema_id
+        for _, batch in request.inputs
+        for meta, parts in batch.runs()
+        for part in parts
+    }
+    known = [each for each in found if each is not None]
+    return max(known) if known and len(known) == len(found) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,32 +106,27 @@ class InputRun:
 class CompactionChunk:
     """Runs to merge at once, into one run of a batch under `desc`.
 
-    `input`: the id range that the output replaces, all of it or, with `run_ids`, these runs of it. `batches` are what is
-    replaced. `outstanding_parts`: parts that leftover memory allows to be written at once. `over_budget`: two runs that
-    do not fit were put together anyway, since a chunk of one run merges nothing.
+    `input`: the id range that the output replaces, all of it or, with `run_ids`, these runs of it. `outstanding_parts`:
+    parts that leftover memory allows to be written at once. `over_budget`: two runs that do not fit were put together
+    anyway, since a chunk of one run merges nothing.
     """
 
     input: SpineId
     desc: Description
-    batches: tuple[HollowBatch, ...]
     runs: tuple[InputRun, ...]
     run_ids: tuple[RunId, ...] | None
     outstanding_parts: int
     over_budget: bool
 
-    @property
-    def rows(self) -> int:
-        """Updates that it replaces, an upper bound."""
-        return sum(batch.rows for batch in self.batches)
-
-    @property
-    def size_bytes(self) -> int:
-        """Encoded bytes that it reads."""
-        return sum(batch.size_bytes for batch in self.batches)
-
-    def result(self, output: HollowBatch) -> MergeRes:
-        """`output` as the answer to this chunk."""
-        return MergeRes(output, self.input, self.batches, self.run_ids)
+    def replaced(self, request: MergeReq) -> tuple[HollowBatch, ...]:
+        """What of `request` it replaces: whole inputs, or one of only some runs. They may name parts through hollow runs
+        where the request that was planned had them expanded.
+        """
+        covered = tuple(batch for spine_id, batch in request.inputs if self.input.covers(spine_id))
+        if self.run_ids is None:
+            return covered
+        runs = [run for run in covered[0].runs() if run[0].run_id in self.run_ids]
+        return (HollowBatch.of_runs(self.desc, sum(part.rows for _, parts in runs for part in parts), runs),)
 
 
 def compaction_chunks(request: MergeReq, settings: Settings) -> tuple[CompactionChunk, ...]:
@@ -180,8 +176,7 @@ class _Plan:
         elif len(inputs) > 1 or len(runs) > 1:
             (first, oldest), (last, newest) = inputs[0], inputs[-1]
             desc = Description(oldest.desc.lower, newest.desc.upper, self._request.desc.since)
-            batches = tuple(batch for _, batch in inputs)
-            self.chunks.append(self._chunk(SpineId(first.lo, last.hi), desc, batches, runs, None))
+            self.chunks.append(self._chunk(SpineId(first.lo, last.hi), desc, runs, None))
 
     def _close_runs(self, item: IdBatch, runs: list[InputRun]) -> None:
         """Chunks of the runs of one input that does not fit."""
@@ -192,7 +187,7 @@ class _Plan:
             if run is None or (len(held) > 1 and used + run.memory_bytes > self._budget):
                 if len(held) > 1:
                     ids = tuple(each.meta.run_id for each in held if each.meta.run_id is not None)
-                    self.chunks.append(self._chunk(spine_id, batch.desc, (_batch_of(batch.desc, held),), held, ids))
+                    self.chunks.append(self._chunk(spine_id, batch.desc, held, ids))
                 held = []
             if run is not None:
                 held.append(run)
@@ -201,28 +196,19 @@ class _Plan:
         self,
         spine_id: SpineId,
         desc: Description,
-        batches: tuple[HollowBatch, ...],
         runs: list[InputRun],
         run_ids: tuple[RunId, ...] | None,
     ) -> CompactionChunk:
         used = sum(run.memory_bytes for run in runs)
         spare = max(self._budget - used, 0) // (MORE_WRITING_PARTS * self._target)
-        return CompactionChunk(spine_id, desc, batches, tuple(runs), run_ids, 1 + spare, used > self._budget)
+        return CompactionChunk(spine_id, desc, tuple(runs), run_ids, 1 + spare, used > self._budget)
 
 
 def _runs_of(batch: HollowBatch) -> list[InputRun]:
-    return [InputRun(batch.desc, meta, parts) for meta, parts in batch.runs() if parts]
+    return [InputRun(batch.desc, meta, parts) for meta, parts in batch.part_runs() if parts]
 
 
 def _are_named(runs: list[InputRun]) -> bool:
     """Whether each can be told by its id."""
     ids = {run.meta.run_id for run in runs}
     return len(ids) == len(runs) and None not in ids
-
-
-def _batch_of(desc: Description, runs: list[InputRun]) -> HollowBatch:
-    """The batch of just these runs."""
-    parts = tuple(part for run in runs for part in run.parts)
-    ends = tuple(itertools.accumulate(len(run.parts) for run in runs))
-    rows = sum(part.rows for part in parts)
-    return HollowBatch(desc, rows, parts, ends[:-1], tuple(run.meta for run in runs))

@@ -24,7 +24,7 @@ def expires_after_ms(holder: LeasedReader | Writer) -> int:
 def expire_at(state: ShardState, now_ms: int) -> ShardState:
     """Without the leased readers and writers whose lease ended before `now_ms`; the same state when there is none.
 
-    Costs O(1) unless somebody may have expired, and then one walk, amortised over the leases that end.
+    Costs what ends, not what is held.
     """
     readers = _unexpired(state.leased_readers, now_ms)
     writers = _unexpired(state.writers, now_ms)
@@ -34,15 +34,8 @@ def expire_at(state: ShardState, now_ms: int) -> ShardState:
 
 
 def _unexpired(holders: SharedMap[_Id, _Leased], now_ms: int) -> SharedMap[_Id, _Leased]:
-    bound = holders.lower_bound(expires_after_ms)
-    if bound is None or now_ms <= bound:
-        return holders
-    bound = holders.tightened(expires_after_ms)
-    if bound is None or now_ms <= bound:
-        return holders
-    for holder_id, holder in holders.items():
-        if expires_after_ms(holder) < now_ms:
-            holders = holders.remove(holder_id)
+    for holder_id in holders.keys_below(expires_after_ms, now_ms):
+        holders = holders.remove(holder_id)
     return holders
 
 

@@ -1,7 +1,8 @@
 """Applying diffs to a trace whose structure was never stored (spec 8.5 c, 8.6, 8.7).
 
 Owns the heuristics: without structure two replicas may group empty batches differently, so a diff that names batches
-exactly may not fit, although it means something here too. Paths, each counted: fast, lenient, slow, reconstruction.
+exactly may not fit, although it means something here too. Paths, each counted: fast_append, fast_empty,
+fast_compaction, lenient, slow, reconstruction.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ def _apply_batches(trace: Trace, diffs: _Diffs, count: _Count) -> Trace:
     if appended is not None:
         diffs = [diff for diff in diffs if diff is not appended]
         if not diffs:
-            count("fast")
+            count("fast_append")
             return trace.push_without_requests(appended.key)
         # NB: a commit that appended may also have merged empties; the append goes first, as it did where it was made.
         trace = trace.push_without_requests(appended.key)
     extended = _extended_empty(diffs)
     if extended is not None and extended.lower == trace.upper:
-        count("fast")
+        count("fast_empty")
         return trace.push_without_requests(HollowBatch.empty(extended))
     inserts = [diff.key for diff in diffs if isinstance(diff, Insert)]
     if len(inserts) == 1:
@@ -73,7 +74,7 @@ def _apply_compaction(trace: Trace, output: HollowBatch, count: _Count) -> Trace
     """One insert, otherwise deletes: somebody's merge result."""
     trace, outcome = trace.apply_merge_res(MergeRes(output, None), checked=False)
     if outcome.applied:
-        count("fast")
+        count("fast_compaction")
         return trace
     batches = lenient_replacement(list(trace.batches()), output)
     count("lenient")

@@ -7,12 +7,11 @@ only leaks: whatever is unclear is refused before any change.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from persist_engine.base.errors import check
-from persist_engine.model.batch import HollowBatch, Part, RunMeta
+from persist_engine.model.batch import HollowBatch, RunMeta, RunPart
 from persist_engine.model.flat_trace import SpineId
 from persist_engine.model.frontier import Description
 from persist_engine.model.ids import RunId
@@ -85,11 +84,19 @@ def _apply_to_runs(
     return spine, MergeOutcome.NOT_APPLIED_NO_MATCH
 
 
-def _of_runs(batch: HollowBatch, runs: Sequence[tuple[RunMeta, tuple[Part, ...]]]) -> HollowBatch:
+def _of_runs(batch: HollowBatch, runs: Sequence[tuple[RunMeta, tuple[RunPart, ...]]]) -> HollowBatch:
     """The batch of only `runs`, under the description of `batch`."""
-    parts = tuple(part for _, run in runs for part in run)
-    ends = tuple(itertools.accumulate(len(run) for _, run in runs))
-    return HollowBatch(batch.desc, sum(part.rows for part in parts), parts, ends[:-1], tuple(meta for meta, _ in runs))
+    return HollowBatch.of_runs(batch.desc, sum(part.rows for _, parts in runs for part in parts), runs)
+
+
+def wrapped_sum(sums: Iterable[int | None]) -> int | None:
+    """Modulo 2**64, as the sums of parts are: together they may be more than int64 counts. None when one is unknown."""
+    total = 0
+    for each in sums:
+        if each is None:
+            return None
+        total += each
+    return (total + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def empty_out(spine: Spine, desc: Description) -> Spine:
@@ -146,19 +153,9 @@ def _check_diff_sums(replaced: tuple[IdBatch, ...], output: HollowBatch) -> None
     batches = [batch for _, batch in replaced]
     if any(meta.truncated for batch in (*batches, output) for meta in batch.run_metas):
         return
-    old, new = _wrapped_sum(batches), _wrapped_sum([output])
+    old = wrapped_sum(part.diffs_sum for batch in batches for part in batch.parts)
+    new = wrapped_sum(part.diffs_sum for part in output.parts)
     if new is None:
         check(old is None, f"compaction of {output.desc} lost the known sum of diffs {old}")
     elif old is not None:
         check(old == new, f"compaction of {output.desc} changed the sum of diffs from {old} to {new}")
-
-
-def _wrapped_sum(batches: list[HollowBatch]) -> int | None:
-    """Modulo 2**64, as the sums of parts are: a part may hold more than int64 counts."""
-    total = 0
-    for batch in batches:
-        for part in batch.parts:
-            if part.diffs_sum is None:
-                return None
-            total += part.diffs_sum
-    return (total + (1 << 63)) % (1 << 64) - (1 << 63)

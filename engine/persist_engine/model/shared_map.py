@@ -2,8 +2,8 @@
 
 Built on rpds (hash array mapped trie, structural sharing). `sealed()` marks a state as committed: edits made after it
 are remembered, and `changes_since(ancestor)` looks only at those keys when `ancestor` is the sealed map they were
-made on; otherwise it falls back to walking both maps. `derived` keeps what was computed of the whole map,
-`lower_bound` carries a minimum over edits, so that a commit does not walk what it leaves alone.
+made on; otherwise it falls back to walking both maps. `derived` keeps what was computed of the whole map, `least`
+carries a minimum over edits, so that a commit does not walk what it leaves alone.
 """
 
 from __future__ import annotations
@@ -13,9 +13,14 @@ from typing import Any, Generic, TypeVar
 
 from rpds import HashTrieMap
 
+from persist_engine.model.min_tree import MinTree
+
 K = TypeVar("K", bound=Any)
 V = TypeVar("V")
 R = TypeVar("R")
+
+#: Up to so many values are simply looked at.
+_SMALL = 64
 
 
 class SharedMap(Generic[K, V]):
@@ -23,14 +28,14 @@ class SharedMap(Generic[K, V]):
     stable.
     """
 
-    __slots__ = ("_base", "_bounds", "_derived", "_edited", "_map")
+    __slots__ = ("_base", "_derived", "_edited", "_map", "_trees")
 
     def __init__(self, items: Mapping[K, V] | Iterable[tuple[K, V]] = ()) -> None:
         self._map: HashTrieMap[K, V] = HashTrieMap(dict(items))
         self._base: object = None
         self._edited: frozenset[K] = frozenset()
         self._derived: dict[Callable[..., Any], Any] = {}
-        self._bounds: dict[Callable[[V], int], int] = {}
+        self._trees: dict[Callable[[V], Any], tuple[MinTree[K], frozenset[K]]] = {}
 
     def _edit(self, new_map: HashTrieMap[K, V], key: K) -> SharedMap[K, V]:
         out: SharedMap[K, V] = SharedMap.__new__(SharedMap)
@@ -38,16 +43,14 @@ class SharedMap(Generic[K, V]):
         out._base = self._base if self._edited else self._map
         out._edited = self._edited | {key}
         out._derived = {}
-        out._bounds = self._bounds
+        out._trees = {measure: (tree, late | {key}) for measure, (tree, late) in self._trees.items()}
         return out
 
     def set(self, key: K, value: V) -> SharedMap[K, V]:
         """With `key` -> `value`; O(log n). Returns self when nothing changes."""
         if key in self._map and self._map[key] == value:
             return self
-        out = self._edit(self._map.insert(key, value), key)
-        out._bounds = {measure: min(bound, measure(value)) for measure, bound in self._bounds.items()}
-        return out
+        return self._edit(self._map.insert(key, value), key)
 
     def remove(self, key: K) -> SharedMap[K, V]:
         """Without `key`; self when it was absent."""
@@ -59,7 +62,7 @@ class SharedMap(Generic[K, V]):
             return self
         out: SharedMap[K, V] = SharedMap.__new__(SharedMap)
         out._map, out._base, out._edited = self._map, None, frozenset()
-        out._derived, out._bounds = self._derived, self._bounds
+        out._derived, out._trees = self._derived, self._trees
         return out
 
     def derived(self, compute: Callable[[SharedMap[K, V]], R]) -> R:
@@ -69,22 +72,30 @@ class SharedMap(Generic[K, V]):
         out: R = self._derived[compute]
         return out
 
-    def lower_bound(self, measure: Callable[[V], int]) -> int | None:
-        """A bound at or below `measure` of every value; None for an empty map. O(n) once, then O(1) per edit: edits
-        keep it valid but may leave it loose, `tightened` makes it the minimum again. `measure` must be a pure
-        module-level function.
+    def least(self, measure: Callable[[V], Any]) -> Any:
+        """The minimum of `measure` over all values; None for an empty map. O(n) once, then about the same for every edit,
+        however large the map. `measure` must be a pure module-level function.
         """
-        if not len(self._map):
-            return None
-        return self._bounds[measure] if measure in self._bounds else self.tightened(measure)
+        if len(self._map) <= _SMALL:
+            return min(map(measure, self._map.values()), default=None)
+        return self._tree(measure).least
 
-    def tightened(self, measure: Callable[[V], int]) -> int | None:
-        """The minimum of `measure` over all values, remembered as their `lower_bound`; O(n)."""
-        if not len(self._map):
-            return None
-        bound = min(measure(value) for value in self._map.values())
-        self._bounds = {**self._bounds, measure: bound}
-        return bound
+    def keys_below(self, measure: Callable[[V], Any], bound: Any) -> list[K]:
+        """The keys whose value measures less than `bound`, sorted. Costs what it finds, beyond what `least` costs."""
+        if len(self._map) <= _SMALL:
+            return sorted(key for key, value in self._map.items() if measure(value) < bound)
+        return sorted(self._tree(measure).below(bound, self._map))
+
+    def _tree(self, measure: Callable[[V], Any]) -> MinTree[K]:
+        known = self._trees.get(measure)
+        if known is None:
+            tree = MinTree.of(self._map, measure)
+        elif known[1]:
+            tree = known[0].edited(known[1], self._map)
+        else:
+            return known[0]
+        self._trees = {**self._trees, measure: (tree, frozenset())}
+        return tree
 
     def changes_since(self, ancestor: SharedMap[K, V]) -> list[tuple[K, V | None, V | None]]:
         """(key, old, new) for every difference, sorted by key; None stands for absent. O(edits) for a sealed

@@ -24,9 +24,12 @@ from persist_engine.model.batch import HollowBatch
 from persist_engine.model.flat_trace import SpineId, ThinSpineBatch
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
 from persist_engine.model.ids import RunId
+from persist_engine.model.lazy_parts import LazyParts
 
 #: A hollow batch and its place in the order of arrival.
 IdBatch = tuple[SpineId, HollowBatch]
+#: Those of one spine batch, oldest first.
+Parts = tuple[IdBatch, ...] | LazyParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +49,11 @@ class Sizes:
     def of(cls, batch: HollowBatch) -> Sizes:
         """Those of one hollow batch; O(its parts)."""
         blob_bytes = sum(part.hollow_bytes for part in batch.parts)
-        return cls(batch.rows, len(batch.parts), len(batch.run_metas), blob_bytes, batch.inline_bytes)
+        part_count = sum(part.part_count for part in batch.parts)
+        return cls(batch.rows, part_count, len(batch.run_metas), blob_bytes, batch.inline_bytes)
 
     @classmethod
-    def total(cls, batches: tuple[IdBatch, ...]) -> Sizes:
+    def total(cls, batches: Parts) -> Sizes:
         """Those of several; O(all their parts)."""
         out = cls()
         for _, batch in batches:
@@ -85,7 +89,7 @@ class MergeReq:
 
     id: SpineId
     desc: Description
-    inputs: tuple[IdBatch, ...]
+    inputs: Parts
 
     def covers(self, other: MergeReq) -> bool:
         """Whether doing this one makes `other` superfluous."""
@@ -137,7 +141,7 @@ class SpineBatch:
     id: SpineId
     desc: Description
     level: int
-    parts: tuple[IdBatch, ...]
+    parts: Parts
     sizes: Sizes
     active_compaction_start_ms: int | None = None
     _thin: ThinSpineBatch | None = field(default=None, init=False, compare=False)
@@ -263,8 +267,10 @@ def validate_parts(batch: SpineBatch) -> None:
     """InvariantViolated unless the hollow batches of `batch` tile it. O(parts)."""
     next_id, upper = batch.id.lo, batch.desc.lower
     for part_id, part in batch.parts:
-        check(part_id.lo == next_id, f"part {part_id} of spine batch {batch.id} does not follow id {next_id}")
-        check(part.desc.lower == upper, f"part {part_id} {part.desc} of spine batch {batch.id} does not follow {upper}")
+        if part_id.lo != next_id:
+            raise InvariantViolated(f"part {part_id} of spine batch {batch.id} does not follow id {next_id}")
+        if part.desc.lower != upper:
+            raise InvariantViolated(f"part {part_id} {part.desc} of spine batch {batch.id} does not follow {upper}")
         next_id, upper = part_id.hi, part.desc.upper
     check(next_id == batch.id.hi, f"parts of spine batch {batch.id} end at id {next_id}")
     check(upper == batch.desc.upper, f"parts of spine batch {batch.id} {batch.desc} end at {upper}")

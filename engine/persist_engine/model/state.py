@@ -120,3 +120,7 @@ class ShardState:
     schemas: SharedMap[int, SchemaPair] = field(default_factory=SharedMap)
     progress: SharedMap[str, SourceProgress] = field(default_factory=SharedMap)
     trace: Trace = field(default_factory=Trace)
+    staging_floor_ms: int | None = None
+    """Parts whose ids tell an earlier time are never linked any more, so that the orphan scan may delete them."""
+    birth: bytes = b""
+    """Random, drawn when the log began: tells this log from one that was wiped and written anew. Empty: older code made it."""

@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.base.versioned import SeqNo
-from persist_engine.model.batch import HollowBatch, HollowRollup
+from persist_engine.model.batch import HollowBatch, HollowRollup, HollowRun, InlinePart
 from persist_engine.model.field_diff import (
     Delete,
     FieldDiff,
@@ -49,6 +49,7 @@ __all__ = [
     "Update",
     "apply",
     "between",
+    "check_birth",
     "deleted_blobs",
     "inserted_blobs",
     "live_blobs",
@@ -85,14 +86,19 @@ class StateDiff:
     hollow_batches: tuple[FieldDiff[SpineId, HollowBatch], ...] = ()
     spine_batches: tuple[FieldDiff[SpineId, ThinSpineBatch], ...] = ()
     merges: tuple[FieldDiff[SpineId, ThinMerge], ...] = ()
+    staging_floor_ms: tuple[FieldDiff[None, int], ...] = ()
+    birth: bytes = b""
+    """That of the log it belongs to; empty when older code wrote it."""
     shard_id: ShardId | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BlobRef:
-    """A blob that state names, by its partial key."""
+    """A blob that state names, by its partial key. Of a "run", a listing, only the blob itself is meant: what it lists
+    is known after a look into it (shard.runs).
+    """
 
-    kind: Literal["part", "rollup"]
+    kind: Literal["part", "run", "rollup"]
     partial_key: str
 
 
@@ -129,6 +135,8 @@ def between(before: ShardState, after: ShardState) -> StateDiff:
         hollow_batches=trace.hollow_batches,
         spine_batches=trace.spine_batches,
         merges=trace.merges,
+        staging_floor_ms=field_diff(None, before.staging_floor_ms, after.staging_floor_ms),
+        birth=after.birth,
         shard_id=after.shard_id,
     )
 
@@ -142,8 +150,8 @@ def apply(state: ShardState, diff: StateDiff, *, count: Callable[[str], None] = 
 
     Strict: InvariantViolated when the diff starts elsewhere or an old value is not what stands here; only the host
     name is taken as it comes, since wrong ones were written once (spec 20, bug 24). `count` hears which path was
-    taken: "hostname_mismatch", and for the trace one of "structured", "structured_full", "fast", "lenient", "slow",
-    "reconstruction".
+    taken: "hostname_mismatch", and for the trace one of "structured", "structured_full", "fast_append", "fast_empty",
+    "fast_compaction", "lenient", "slow", "reconstruction".
     """
     if state.seqno == diff.seqno_to:
         return state
@@ -151,13 +159,27 @@ def apply(state: ShardState, diff: StateDiff, *, count: Callable[[str], None] = 
         return _applied(state, diff, count)
     except InvariantViolated as error:
         text = f"diff {diff.seqno_to} does not apply to {state.seqno} of shard {state.shard_id}: {error}"
-        raise InvariantViolated(text, shard_id=state.shard_id, seqno=diff.seqno_to) from error
+        raise InvariantViolated(text, shard_id=state.shard_id, seqno=diff.seqno_to, **error.detail) from error
+
+
+def check_birth(state: ShardState, birth: bytes) -> None:
+    """InvariantViolated naming both births unless `birth` is that of `state`'s log. What older code wrote tells none,
+    and is believed.
+    """
+    check(
+        not (state.birth and birth) or state.birth == birth,
+        f"the log of shard {state.shard_id} that this process knows was born as {state.birth.hex()}, what it meets was "
+        f"born as {birth.hex()}: the log was wiped and written anew, what was acknowledged up to {state.seqno} is lost",
+        known_birth=state.birth.hex(),
+        found_birth=birth.hex(),
+    )
 
 
 def _applied(state: ShardState, diff: StateDiff, count: Callable[[str], None]) -> ShardState:
     check(diff.shard_id in {None, state.shard_id}, f"the diff belongs to shard {diff.shard_id}")
     check(state.seqno == diff.seqno_from, f"diff {diff.seqno_from} to {diff.seqno_to} applied to {state.seqno}")
     check(diff.seqno_from < diff.seqno_to, f"diff from {diff.seqno_from} to {diff.seqno_to} goes back")
+    check_birth(state, diff.birth)
     hostname = state.hostname
     for change in diff.hostname:
         if isinstance(change, Update):
@@ -182,6 +204,8 @@ def _applied(state: ShardState, diff: StateDiff, count: Callable[[str], None]) -
             schemas=applied_to_map("schemas", state.schemas, diff.schemas),
             progress=applied_to_map("progress", state.progress, diff.progress),
             trace=_applied_trace(state.trace, diff, count),
+            staging_floor_ms=applied_to_value("staging_floor_ms", state.staging_floor_ms, diff.staging_floor_ms),
+            birth=state.birth or diff.birth,
         )
     )
 
@@ -222,7 +246,9 @@ def live_blobs(state: ShardState) -> Iterator[BlobRef]:
 
 
 def _parts_of(batch: HollowBatch) -> Iterator[BlobRef]:
-    return (BlobRef("part", key) for key in batch.blob_keys())
+    for part in batch.parts:
+        if not isinstance(part, InlinePart):
+            yield BlobRef("run" if isinstance(part, HollowRun) else "part", part.key)
 
 
 def _versions_of_rollups(diff: StateDiff) -> Iterator[tuple[HollowRollup | None, HollowRollup | None]]:

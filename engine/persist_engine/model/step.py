@@ -74,6 +74,8 @@ def step(
         applier_version=version,
         **sealed_maps(state),
     )
+    if settings.maintenance.structure_flat_traces and not state.trace.structured and not was_tombstone:
+        clone = replace(clone, trace=replace(state.trace, structured=True))
     outcome = transition(clone, cmd, now_ms=now_ms)
     if isinstance(outcome, Refused):
         return outcome
@@ -111,9 +113,10 @@ def initial_state(
     hostname: str,
     applier_version: str,
     rollup: HollowRollup,
+    birth: bytes = b"",
 ) -> tuple[ShardState, StateDiff]:
     """The first version of a shard, v1, with its rollup linked at v1 and its schema as number 0; and the diff from
-    v0.
+    v0. `birth` is to be drawn at random: it tells this log from any other that ever stood in its place.
     """
     nothing = ShardState(
         applier_version=applier_version,
@@ -130,6 +133,7 @@ def initial_state(
         hostname=hostname,
         rollups=SharedMap({SeqNo(1): rollup}),
         schemas=SharedMap({0: schema}),
+        birth=birth,
     )
     check_invariants(None, first, deep=True)
     return first, between(nothing, first)

@@ -87,15 +87,20 @@ class Trace:
                 return replace(self, spine=self.spine.with_batch(replace(batch, active_compaction_start_ms=start_ms)))
         return self
 
-    def fueled_requests(self, *, claimed_before_ms: int) -> tuple[MergeReq, ...]:
+    def fueled_requests(self, *, claimed_before_ms: int, claimed_until_ms: int | None = None) -> tuple[MergeReq, ...]:
         """What is worth compacting, oldest first: spine batches that are not compact and that nobody claimed after
-        `claimed_before_ms`.
+        `claimed_before_ms`. A claim past `claimed_until_ms` is some broken clock, not a claim.
         """
+
+        def is_free(start_ms: int | None) -> bool:
+            if start_ms is None or start_ms <= claimed_before_ms:
+                return True
+            return claimed_until_ms is not None and start_ms > claimed_until_ms
+
         return tuple(
             batch.request()
             for batch in self.spine.batches()
-            if not batch.is_compact
-            and (batch.active_compaction_start_ms is None or batch.active_compaction_start_ms <= claimed_before_ms)
+            if not batch.is_compact and is_free(batch.active_compaction_start_ms)
         )
 
     def exert(self, fuel: int) -> tuple[Trace, tuple[MergeReq, ...], bool]:

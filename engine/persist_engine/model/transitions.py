@@ -70,10 +70,14 @@ def transition(state: ShardState, cmd: c.Command, *, now_ms: int) -> Applied | R
             return _apply_merge_res(state, cmd)
         case c.RegisterSchema():
             return _register_schema(state, cmd)
+        case c.CompareAndEvolveSchema():
+            return _evolve_schema(state, cmd)
         case c.SpineExert():
             return _spine_exert(state, cmd, now_ms)
         case c.ClaimCompactions():
             return _claim_compactions(state, cmd, now_ms)
+        case c.RaiseStagingFloor():
+            return _raise_staging_floor(state, cmd)
         case c.BecomeTombstone():
             return _become_tombstone(state)
         case _:
@@ -199,6 +203,9 @@ def _apply_merge_res(state: ShardState, cmd: c.ApplyMergeRes) -> Applied | Refus
     """Commits whatever the outcome, so that "not applied" is linearized and the output may be deleted."""
     if is_tombstone(state):
         return Refused(c.MergeApplied(MergeOutcome.NOT_APPLIED_NO_MATCH))
+    if cmd.res.output.staged_before(state.staging_floor_ms) is not None:
+        # It took so long that its parts may be taken for orphans: the request is offered again when its claim lapses.
+        return Applied(state, c.MergeApplied(MergeOutcome.NOT_APPLIED_NO_MATCH))
     trace, outcome = state.trace.apply_merge_res(cmd.res)
     return Applied(replace(state, trace=trace), c.MergeApplied(outcome))
 
@@ -211,6 +218,17 @@ def _register_schema(state: ShardState, cmd: c.RegisterSchema) -> Applied | Refu
     if state.schemas or is_tombstone(state):
         return Refused(c.SchemaRegistered(None))
     return Applied(replace(state, schemas=state.schemas.set(0, cmd.pair)), c.SchemaRegistered(0))
+
+
+def _evolve_schema(state: ShardState, cmd: c.CompareAndEvolveSchema) -> Applied | Refused:
+    newest = max(state.schemas, default=None)
+    if newest is None or is_tombstone(state):
+        return Refused(c.SchemaIdMismatch(None))
+    if cmd.expected_id != newest:
+        return Refused(c.SchemaIdMismatch(newest))
+    if state.schemas[newest] == cmd.pair:
+        return Refused(c.SchemaEvolved(newest))
+    return Applied(replace(state, schemas=state.schemas.set(newest + 1, cmd.pair)), c.SchemaEvolved(newest + 1))
 
 
 def _spine_exert(state: ShardState, cmd: c.SpineExert, now_ms: int) -> Applied | Refused:
@@ -226,12 +244,23 @@ def _spine_exert(state: ShardState, cmd: c.SpineExert, now_ms: int) -> Applied |
 
 def _claim_compactions(state: ShardState, cmd: c.ClaimCompactions, now_ms: int) -> Applied | Refused:
     trace = state.trace
-    requests = trace.fueled_requests(claimed_before_ms=now_ms - cmd.claim_ms)[: max(cmd.max_requests, 0)]
+    free = trace.fueled_requests(claimed_before_ms=now_ms - cmd.claim_ms, claimed_until_ms=now_ms + cmd.claim_ms)
+    requests = free[: max(cmd.max_requests, 0)]
     if not requests or is_tombstone(state):
         return Refused(c.CompactionsClaimed())
     for request in requests:
         trace = trace.claim(request.id, now_ms)
     return Applied(replace(state, trace=trace), c.CompactionsClaimed(requests))
+
+
+def _raise_staging_floor(state: ShardState, cmd: c.RaiseStagingFloor) -> Applied | Refused:
+    """Commits even when the floor stands higher already: an append that was decided before then loses its race, and is
+    decided again. A tombstone takes no parts, so it needs no floor.
+    """
+    floor_ms = max(state.staging_floor_ms or 0, cmd.floor_ms)
+    if is_tombstone(state):
+        return Refused(c.StagingFloor(floor_ms))
+    return Applied(replace(state, staging_floor_ms=floor_ms), c.StagingFloor(floor_ms))
 
 
 def _become_tombstone(state: ShardState) -> Applied | Refused:

@@ -12,12 +12,9 @@ from persist_engine.base.errors import InvariantViolated
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.batch import HollowRollup
 from persist_engine.model.frontier import Antichain
-from persist_engine.model.ids import CriticalReaderId, LeasedReaderId
 from persist_engine.model.shared_map import SharedMap
 from persist_engine.model.state import CriticalReader, LeasedReader, ShardState
 
-_Leased = SharedMap[LeasedReaderId, LeasedReader]
-_Critical = SharedMap[CriticalReaderId, CriticalReader]
 _Rollups = SharedMap[SeqNo, HollowRollup]
 
 
@@ -40,17 +37,17 @@ def sealed_maps(state: ShardState) -> dict[str, Any]:
 
 def seqno_since(state: ShardState) -> SeqNo:
     """The lowest version that somebody may still read: the least seqno hold of leased readers, or the current seqno."""
-    hold = state.leased_readers.derived(_least_hold)
+    hold = state.leased_readers.least(_hold)
     return state.seqno if hold is None else min(hold, state.seqno)
 
 
-def _least_hold(readers: _Leased) -> SeqNo | None:
-    return min((reader.seqno for reader in readers.values()), default=None)
+def _hold(reader: LeasedReader) -> SeqNo:
+    return reader.seqno
 
 
 def readers_since(state: ShardState) -> Antichain | None:
     """The meet of all readers' sinces; None without readers."""
-    leased = state.leased_readers.derived(_leased_meet)
+    leased: Antichain | None = state.leased_readers.least(_since)
     critical = critical_since(state)
     if leased is None or critical is None:
         return critical if leased is None else leased
@@ -59,15 +56,12 @@ def readers_since(state: ShardState) -> Antichain | None:
 
 def critical_since(state: ShardState) -> Antichain | None:
     """The meet of the critical readers' sinces; None without any."""
-    return state.critical_readers.derived(_critical_meet)
+    least: Antichain | None = state.critical_readers.least(_since)
+    return least
 
 
-def _leased_meet(readers: _Leased) -> Antichain | None:
-    return min((reader.since for reader in readers.values()), default=None)
-
-
-def _critical_meet(readers: _Critical) -> Antichain | None:
-    return min((reader.since for reader in readers.values()), default=None)
+def _since(reader: LeasedReader | CriticalReader) -> Antichain:
+    return reader.since
 
 
 def is_tombstone(state: ShardState) -> bool:

@@ -96,13 +96,45 @@ class InlinePart(_message.Message):
     format: str
     def __init__(self, data: _Optional[bytes] = ..., rows: _Optional[int] = ..., diffs_sum: _Optional[int] = ..., ts_rewrite: _Optional[_Union[Antichain, _Mapping]] = ..., schema_id: _Optional[int] = ..., format: _Optional[str] = ...) -> None: ...
 
+class HollowRun(_message.Message):
+    __slots__ = ("key", "size_bytes", "checksum", "rows", "diffs_sum", "parts_bytes", "part_bytes_max", "part_count", "blob_count", "key_lower", "ts_rewrite", "oldest_key", "schema_id")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    DIFFS_SUM_FIELD_NUMBER: _ClassVar[int]
+    PARTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PART_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    PART_COUNT_FIELD_NUMBER: _ClassVar[int]
+    BLOB_COUNT_FIELD_NUMBER: _ClassVar[int]
+    KEY_LOWER_FIELD_NUMBER: _ClassVar[int]
+    TS_REWRITE_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_KEY_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_ID_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    size_bytes: int
+    checksum: str
+    rows: int
+    diffs_sum: int
+    parts_bytes: int
+    part_bytes_max: int
+    part_count: int
+    blob_count: int
+    key_lower: bytes
+    ts_rewrite: Antichain
+    oldest_key: str
+    schema_id: int
+    def __init__(self, key: _Optional[str] = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[str] = ..., rows: _Optional[int] = ..., diffs_sum: _Optional[int] = ..., parts_bytes: _Optional[int] = ..., part_bytes_max: _Optional[int] = ..., part_count: _Optional[int] = ..., blob_count: _Optional[int] = ..., key_lower: _Optional[bytes] = ..., ts_rewrite: _Optional[_Union[Antichain, _Mapping]] = ..., oldest_key: _Optional[str] = ..., schema_id: _Optional[int] = ...) -> None: ...
+
 class Part(_message.Message):
-    __slots__ = ("hollow", "inline")
+    __slots__ = ("hollow", "inline", "run")
     HOLLOW_FIELD_NUMBER: _ClassVar[int]
     INLINE_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     hollow: HollowPart
     inline: InlinePart
-    def __init__(self, hollow: _Optional[_Union[HollowPart, _Mapping]] = ..., inline: _Optional[_Union[InlinePart, _Mapping]] = ...) -> None: ...
+    run: HollowRun
+    def __init__(self, hollow: _Optional[_Union[HollowPart, _Mapping]] = ..., inline: _Optional[_Union[InlinePart, _Mapping]] = ..., run: _Optional[_Union[HollowRun, _Mapping]] = ...) -> None: ...
 
 class RunMeta(_message.Message):
     __slots__ = ("order", "run_id", "schema_id", "rows", "truncated")
@@ -141,3 +173,13 @@ class TransmittableBatch(_message.Message):
     applier_version: str
     batch: HollowBatch
     def __init__(self, shard_id: _Optional[bytes] = ..., applier_version: _Optional[str] = ..., batch: _Optional[_Union[HollowBatch, _Mapping]] = ...) -> None: ...
+
+class RunListing(_message.Message):
+    __slots__ = ("shard_id", "applier_version", "parts")
+    SHARD_ID_FIELD_NUMBER: _ClassVar[int]
+    APPLIER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    shard_id: bytes
+    applier_version: str
+    parts: _containers.RepeatedCompositeFieldContainer[Part]
+    def __init__(self, shard_id: _Optional[bytes] = ..., applier_version: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...

@@ -25,6 +25,7 @@ class StateField(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STATE_FIELD_HOLLOW_BATCHES: _ClassVar[StateField]
     STATE_FIELD_SPINE_BATCHES: _ClassVar[StateField]
     STATE_FIELD_MERGES: _ClassVar[StateField]
+    STATE_FIELD_STAGING_FLOOR_MS: _ClassVar[StateField]
 
 class DiffType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -47,6 +48,7 @@ STATE_FIELD_LEGACY_BATCHES: StateField
 STATE_FIELD_HOLLOW_BATCHES: StateField
 STATE_FIELD_SPINE_BATCHES: StateField
 STATE_FIELD_MERGES: StateField
+STATE_FIELD_STAGING_FLOOR_MS: StateField
 DIFF_TYPE_INSERT: DiffType
 DIFF_TYPE_UPDATE: DiffType
 DIFF_TYPE_DELETE: DiffType
@@ -82,7 +84,7 @@ class FieldDiffs(_message.Message):
     def __init__(self, fields: _Optional[_Iterable[_Union[StateField, str]]] = ..., types: _Optional[_Iterable[_Union[DiffType, str]]] = ..., lens: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class StateDiff(_message.Message):
-    __slots__ = ("applier_version", "seqno_from", "seqno_to", "latest_rollup_key", "field_diffs", "walltime_ms", "shard_id")
+    __slots__ = ("applier_version", "seqno_from", "seqno_to", "latest_rollup_key", "field_diffs", "walltime_ms", "shard_id", "birth")
     APPLIER_VERSION_FIELD_NUMBER: _ClassVar[int]
     SEQNO_FROM_FIELD_NUMBER: _ClassVar[int]
     SEQNO_TO_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +92,7 @@ class StateDiff(_message.Message):
     FIELD_DIFFS_FIELD_NUMBER: _ClassVar[int]
     WALLTIME_MS_FIELD_NUMBER: _ClassVar[int]
     SHARD_ID_FIELD_NUMBER: _ClassVar[int]
+    BIRTH_FIELD_NUMBER: _ClassVar[int]
     applier_version: str
     seqno_from: int
     seqno_to: int
@@ -97,4 +100,5 @@ class StateDiff(_message.Message):
     field_diffs: FieldDiffs
     walltime_ms: int
     shard_id: bytes
-    def __init__(self, applier_version: _Optional[str] = ..., seqno_from: _Optional[int] = ..., seqno_to: _Optional[int] = ..., latest_rollup_key: _Optional[str] = ..., field_diffs: _Optional[_Union[FieldDiffs, _Mapping]] = ..., walltime_ms: _Optional[int] = ..., shard_id: _Optional[bytes] = ...) -> None: ...
+    birth: bytes
+    def __init__(self, applier_version: _Optional[str] = ..., seqno_from: _Optional[int] = ..., seqno_to: _Optional[int] = ..., latest_rollup_key: _Optional[str] = ..., field_diffs: _Optional[_Union[FieldDiffs, _Mapping]] = ..., walltime_ms: _Optional[int] = ..., shard_id: _Optional[bytes] = ..., birth: _Optional[bytes] = ...) -> None: ...

@@ -152,18 +152,52 @@ class MergeEntry(_message.Message):
     def __init__(self, id: _Optional[_Union[SpineId, _Mapping]] = ..., merge: _Optional[_Union[ThinMerge, _Mapping]] = ...) -> None: ...
 
 class FlatTrace(_message.Message):
-    __slots__ = ("since", "legacy_batches", "hollow_batches", "spine_batches", "merges")
+    __slots__ = ("since", "legacy_batches", "hollow_batches", "spine_batches", "merges", "stored")
     SINCE_FIELD_NUMBER: _ClassVar[int]
     LEGACY_BATCHES_FIELD_NUMBER: _ClassVar[int]
     HOLLOW_BATCHES_FIELD_NUMBER: _ClassVar[int]
     SPINE_BATCHES_FIELD_NUMBER: _ClassVar[int]
     MERGES_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     since: _batch_pb2.Antichain
     legacy_batches: _containers.RepeatedCompositeFieldContainer[_batch_pb2.HollowBatch]
     hollow_batches: _containers.RepeatedCompositeFieldContainer[HollowBatchEntry]
     spine_batches: _containers.RepeatedCompositeFieldContainer[SpineBatchEntry]
     merges: _containers.RepeatedCompositeFieldContainer[MergeEntry]
-    def __init__(self, since: _Optional[_Union[_batch_pb2.Antichain, _Mapping]] = ..., legacy_batches: _Optional[_Iterable[_Union[_batch_pb2.HollowBatch, _Mapping]]] = ..., hollow_batches: _Optional[_Iterable[_Union[HollowBatchEntry, _Mapping]]] = ..., spine_batches: _Optional[_Iterable[_Union[SpineBatchEntry, _Mapping]]] = ..., merges: _Optional[_Iterable[_Union[MergeEntry, _Mapping]]] = ...) -> None: ...
+    stored: _containers.RepeatedCompositeFieldContainer[StoredSpineBatch]
+    def __init__(self, since: _Optional[_Union[_batch_pb2.Antichain, _Mapping]] = ..., legacy_batches: _Optional[_Iterable[_Union[_batch_pb2.HollowBatch, _Mapping]]] = ..., hollow_batches: _Optional[_Iterable[_Union[HollowBatchEntry, _Mapping]]] = ..., spine_batches: _Optional[_Iterable[_Union[SpineBatchEntry, _Mapping]]] = ..., merges: _Optional[_Iterable[_Union[MergeEntry, _Mapping]]] = ..., stored: _Optional[_Iterable[_Union[StoredSpineBatch, _Mapping]]] = ...) -> None: ...
+
+class StoredSpineBatch(_message.Message):
+    __slots__ = ("id", "level", "desc", "rows", "parts", "runs", "blob_bytes", "inline_bytes", "count", "batches")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    DESC_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    BLOB_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INLINE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    id: SpineId
+    level: int
+    desc: _batch_pb2.Description
+    rows: int
+    parts: int
+    runs: int
+    blob_bytes: int
+    inline_bytes: int
+    count: int
+    batches: bytes
+    def __init__(self, id: _Optional[_Union[SpineId, _Mapping]] = ..., level: _Optional[int] = ..., desc: _Optional[_Union[_batch_pb2.Description, _Mapping]] = ..., rows: _Optional[int] = ..., parts: _Optional[int] = ..., runs: _Optional[int] = ..., blob_bytes: _Optional[int] = ..., inline_bytes: _Optional[int] = ..., count: _Optional[int] = ..., batches: _Optional[bytes] = ...) -> None: ...
+
+class StoredBatches(_message.Message):
+    __slots__ = ("ids", "batches")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedCompositeFieldContainer[SpineId]
+    batches: _containers.RepeatedCompositeFieldContainer[_batch_pb2.HollowBatch]
+    def __init__(self, ids: _Optional[_Iterable[_Union[SpineId, _Mapping]]] = ..., batches: _Optional[_Iterable[_Union[_batch_pb2.HollowBatch, _Mapping]]] = ...) -> None: ...
 
 class RollupEntry(_message.Message):
     __slots__ = ("seqno", "rollup")
@@ -214,7 +248,7 @@ class ProgressEntry(_message.Message):
     def __init__(self, sink_id: _Optional[str] = ..., progress: _Optional[_Union[SourceProgress, _Mapping]] = ...) -> None: ...
 
 class ShardState(_message.Message):
-    __slots__ = ("applier_version", "shard_id", "codecs", "seqno", "walltime_ms", "hostname", "last_gc_req", "active_rollup", "active_gc", "rollups", "leased_readers", "critical_readers", "writers", "schemas", "progress", "trace")
+    __slots__ = ("applier_version", "shard_id", "codecs", "seqno", "walltime_ms", "hostname", "last_gc_req", "active_rollup", "active_gc", "rollups", "leased_readers", "critical_readers", "writers", "schemas", "progress", "trace", "staging_floor_ms", "birth")
     APPLIER_VERSION_FIELD_NUMBER: _ClassVar[int]
     SHARD_ID_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +265,8 @@ class ShardState(_message.Message):
     SCHEMAS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    STAGING_FLOOR_MS_FIELD_NUMBER: _ClassVar[int]
+    BIRTH_FIELD_NUMBER: _ClassVar[int]
     applier_version: str
     shard_id: bytes
     codecs: CodecNames
@@ -247,7 +283,9 @@ class ShardState(_message.Message):
     schemas: _containers.RepeatedCompositeFieldContainer[SchemaEntry]
     progress: _containers.RepeatedCompositeFieldContainer[ProgressEntry]
     trace: FlatTrace
-    def __init__(self, applier_version: _Optional[str] = ..., shard_id: _Optional[bytes] = ..., codecs: _Optional[_Union[CodecNames, _Mapping]] = ..., seqno: _Optional[int] = ..., walltime_ms: _Optional[int] = ..., hostname: _Optional[str] = ..., last_gc_req: _Optional[int] = ..., active_rollup: _Optional[_Union[Claim, _Mapping]] = ..., active_gc: _Optional[_Union[Claim, _Mapping]] = ..., rollups: _Optional[_Iterable[_Union[RollupEntry, _Mapping]]] = ..., leased_readers: _Optional[_Iterable[_Union[LeasedReaderEntry, _Mapping]]] = ..., critical_readers: _Optional[_Iterable[_Union[CriticalReaderEntry, _Mapping]]] = ..., writers: _Optional[_Iterable[_Union[WriterEntry, _Mapping]]] = ..., schemas: _Optional[_Iterable[_Union[SchemaEntry, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[ProgressEntry, _Mapping]]] = ..., trace: _Optional[_Union[FlatTrace, _Mapping]] = ...) -> None: ...
+    staging_floor_ms: int
+    birth: bytes
+    def __init__(self, applier_version: _Optional[str] = ..., shard_id: _Optional[bytes] = ..., codecs: _Optional[_Union[CodecNames, _Mapping]] = ..., seqno: _Optional[int] = ..., walltime_ms: _Optional[int] = ..., hostname: _Optional[str] = ..., last_gc_req: _Optional[int] = ..., active_rollup: _Optional[_Union[Claim, _Mapping]] = ..., active_gc: _Optional[_Union[Claim, _Mapping]] = ..., rollups: _Optional[_Iterable[_Union[RollupEntry, _Mapping]]] = ..., leased_readers: _Optional[_Iterable[_Union[LeasedReaderEntry, _Mapping]]] = ..., critical_readers: _Optional[_Iterable[_Union[CriticalReaderEntry, _Mapping]]] = ..., writers: _Optional[_Iterable[_Union[WriterEntry, _Mapping]]] = ..., schemas: _Optional[_Iterable[_Union[SchemaEntry, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[ProgressEntry, _Mapping]]] = ..., trace: _Optional[_Union[FlatTrace, _Mapping]] = ..., staging_floor_ms: _Optional[int] = ..., birth: _Optional[bytes] = ...) -> None: ...
 
 class VersionedData(_message.Message):
     __slots__ = ("seqno", "data")

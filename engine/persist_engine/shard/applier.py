@@ -10,16 +10,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from persist_engine.base.errors import Indeterminate, InvariantViolated
+from persist_engine.base.errors import CorruptData, Incompatible, Indeterminate, InvariantViolated
 from persist_engine.base.version import APPLIER_VERSION
-from persist_engine.base.versioned import CasResult, SeqNo
+from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
 from persist_engine.model.commands import Answer, Command
 from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.state import ShardState
 from persist_engine.model.state_diff import apply as apply_state_diff
+from persist_engine.model.state_diff import check_birth
 from persist_engine.model.step import Refused, step
 from persist_engine.model.views import sealed
+from persist_engine.shard.gauges import count_commit, shard_gauges
+from persist_engine.shard.news import News
 from persist_engine.shard.versions import StateVersions
 from persist_engine.shard.watch import StateWatch
 
@@ -43,9 +46,12 @@ class Applier:
     def __init__(self, state: ShardState, versions: StateVersions) -> None:
         self.versions = versions
         self.watch = StateWatch()
+        self._news = News(self.watch)
         self._state = sealed(state)
         self._install_lock = threading.Lock()
         self._turn = threading.Lock()
+        versions.metrics.watch_shard(state.shard_id, self, lambda applier: shard_gauges(applier.state))
+        self._catching_up = threading.Lock()
 
     @property
     def shard_id(self) -> ShardId:
@@ -72,8 +78,10 @@ class Applier:
         env, metrics = versions.env, versions.metrics
         name = type(command).__name__
         started_s = env.monotonic_s()
+        metrics.count("command_started", name=name)
         while True:
             with self._taking_turns():
+                self._take_news()
                 before = self._state
                 stepped = step(
                     before,
@@ -88,9 +96,7 @@ class Applier:
                     metrics.count("command", name=name, outcome="refused")
                     return stepped.answer, NO_MAINTENANCE
                 try:
-                    result = versions.try_compare_and_set_current(
-                        expected=before.seqno, state=stepped.state, diff=stepped.diff
-                    )
+                    result = versions.try_compare_and_set_current(before=before, state=stepped.state, diff=stepped.diff)
                 except Indeterminate as error:
                     metrics.count("command", name=name, outcome="indeterminate")
                     raise UnknownOutcome(str(error), answer=stepped.answer) from error
@@ -99,6 +105,7 @@ class Applier:
             if result is CasResult.COMMITTED:
                 metrics.count("command", name=name, outcome="committed")
                 metrics.observe_s("command", env.monotonic_s() - started_s, name=name)
+                count_commit(metrics, name, stepped.diff)
                 return stepped.answer, stepped.maintenance
             metrics.count("command", name=name, outcome="cas_mismatch")
             self._fetch_after_lost_race(before)
@@ -129,6 +136,51 @@ class Applier:
         self._install(versions.fetch_current_state(current.shard_id, hinted))
         versions.metrics.count("update_state", path="slow")
 
+    def subscribe(self) -> None:
+        """See watch.Pushed."""
+        self.versions.push.subscribe(self.shard_id, self._news)
+
+    def is_live(self) -> bool:
+        """See watch.Pushed."""
+        return self.versions.push.is_live(self.shard_id)
+
+    def catch_up(self) -> None:
+        """See watch.Pushed."""
+        self._take_news()
+        if self._news.is_beyond(self._state.seqno):
+            self.versions.metrics.count("push", outcome="fetched")
+            self.fetch_and_update()
+
+    def _take_news(self) -> None:
+        """Apply what was pushed and follows the cached state. Only an entry of this very log is believed: consensus has
+        the last word on everything else, when it is fetched.
+        """
+        if self._news.is_empty():
+            return
+        with self._catching_up:
+            state = self._state
+            for entry in self._news.take_after(state.seqno):
+                successor = self._pushed_successor(state, entry)
+                if successor is None:
+                    self._news.doubt()
+                    break
+                state = successor
+            self._install(state)
+
+    def _pushed_successor(self, state: ShardState, entry: VersionedData) -> ShardState | None:
+        metrics = self.versions.metrics
+        try:
+            (diff,) = self.versions.decode_diffs_after(state.shard_id, state.seqno, [entry])
+            if not state.birth or diff.birth != state.birth:
+                metrics.count("push", outcome="foreign")
+                return None
+            after = sealed(apply_state_diff(state, diff, count=self.versions.count_apply))
+        except (CorruptData, Incompatible, InvariantViolated):
+            metrics.count("push", outcome="foreign")
+            return None
+        metrics.count("push", outcome="applied")
+        return after
+
     def _fetch_after_lost_race(self, before: ShardState) -> None:
         self.fetch_and_update(before.seqno)
         if self._state.seqno <= before.seqno:
@@ -142,6 +194,7 @@ class Applier:
 
     def _install(self, state: ShardState) -> None:
         with self._install_lock:
+            check_birth(self._state, state.birth)
             if state.seqno <= self._state.seqno:
                 return
             self._state = state

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from persist_engine.codec import updates
+from persist_engine.codec.filter import Filter
 from persist_engine.model.batch import HollowBatch, RunOrder
 from persist_engine.model.frontier import Antichain
 from persist_engine.shard.consolidate import merge_runs
@@ -20,8 +21,10 @@ from persist_engine.shard.part_source import PartSource
 from persist_engine.shard.read_ahead import FetchAhead, RunReader, RunToRead, Shape, Workers
 
 __all__ = [
+    "ChangesFilter",
     "CompactionFilter",
     "ListenFilter",
+    "Matching",
     "PartSource",
     "RowFilter",
     "RunToRead",
@@ -71,7 +74,31 @@ class ListenFilter:
         return updates.time_filter(table, Antichain.of(max(self.as_of + 1, self.lower)), Antichain.empty())
 
 
-RowFilter = CompactionFilter | SnapshotFilter | ListenFilter
+@dataclass(frozen=True, slots=True)
+class ChangesFilter:
+    """Rows after `after` (-1: from the beginning) and at or before `upto`, unchanged."""
+
+    after: int
+    upto: int
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """The rows that pass, with their times as the reader sees them."""
+        return updates.time_filter(table, Antichain.of(self.after + 1), Antichain.of(self.upto + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """What `rows` lets pass and `where` too. Equal rows pass together, so it may stand before consolidation."""
+
+    rows: SnapshotFilter | ListenFilter | ChangesFilter
+    where: Filter
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """The rows that pass, with their times as the reader sees them."""
+        return self.where.apply(self.rows.apply(table))
+
+
+RowFilter = CompactionFilter | SnapshotFilter | ListenFilter | ChangesFilter | Matching
 
 
 def runs_of(batches: Iterable[HollowBatch], key_range: KeyRange | None = None) -> list[RunToRead]:
@@ -80,7 +107,7 @@ def runs_of(batches: Iterable[HollowBatch], key_range: KeyRange | None = None) -
     """
     runs: list[RunToRead] = []
     for batch in batches:
-        for meta, parts in batch.runs():
+        for meta, parts in batch.part_runs():
             wanted = tuple(part for part in parts if key_range is None or key_range.may_hold(part))
             if meta.order is RunOrder.STRUCTURED and wanted:
                 runs.append(RunToRead(batch.desc, wanted, is_sorted=True))
@@ -105,6 +132,7 @@ def read_consolidated(
     closing the iterator stops them. `on_fetched` is told the bytes of every part as it is taken up, in the reader's
     thread.
     """
+    runs = _without_newer(source, runs)
     ahead = FetchAhead(source, runs, budget_bytes=memory_bytes // 4, on_fetched=on_fetched)
     workers = Workers(is_worthwhile=_bytes_of(runs) >= THREADED_BYTES_MIN)
     merge_bytes = memory_bytes // 2
@@ -125,12 +153,24 @@ def read_consolidated(
         workers.close()
 
 
+def _without_newer(source: PartSource, runs: Sequence[RunToRead]) -> list[RunToRead]:
+    """`runs`, those with parts of newer schemas taken apart: without the fields that came since, rows lie in no order."""
+    out: list[RunToRead] = []
+    for run in runs:
+        if run.is_sorted and any(source.is_newer(part) for part in run.parts):
+            out.extend(RunToRead(run.desc, (part,), is_sorted=False) for part in run.parts)
+        else:
+            out.append(run)
+    return out
+
+
 def read_parts(source: PartSource, batch: HollowBatch, row_filter: RowFilter) -> Iterator[pa.Table]:
     """The rows of `batch` part by part after the filter, neither sorted nor consolidated across parts."""
-    runs = [RunToRead(batch.desc, batch.parts, is_sorted=True)] if batch.parts else []
-    ahead = FetchAhead(source, runs, budget_bytes=2 * max((part.hollow_bytes for part in batch.parts), default=0))
+    parts = tuple(part for _, run in batch.part_runs() for part in run)
+    runs = [RunToRead(batch.desc, parts, is_sorted=True)] if parts else []
+    ahead = FetchAhead(source, runs, budget_bytes=2 * max((part.hollow_bytes for part in parts), default=0))
     try:
-        for position, part in enumerate(batch.parts):
+        for position, part in enumerate(parts):
             for table in source.decode(ahead.take(0, position), part, batch.desc):
                 yield row_filter.apply(table)
     finally:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from persist_engine.base.env import Env
-from persist_engine.base.errors import InvalidUsage, InvariantViolated, check
+from persist_engine.base.errors import BatchExpired, InvalidUsage, InvariantViolated, check
 from persist_engine.base.metrics import Metrics
 from persist_engine.base.settings import Settings
 from persist_engine.base.versioned import SeqNo
@@ -23,14 +23,21 @@ from persist_engine.model import commands
 from persist_engine.model.batch import HollowBatch, HollowRollup
 from persist_engine.model.commands import Command
 from persist_engine.model.frontier import MINIMUM, Antichain
-from persist_engine.model.ids import CriticalReaderId, IdempotencyToken, LeasedReaderId, ShardId, WriterId
+from persist_engine.model.ids import (
+    CriticalReaderId,
+    IdempotencyToken,
+    LeasedReaderId,
+    ShardId,
+    WriterId,
+    staged_ms,
+)
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.state import DebugInfo, SchemaPair, ShardState, SourceProgress
 from persist_engine.model.trace import MergeOutcome, MergeRes
 from persist_engine.shard.applier import NO_MAINTENANCE, Applier, UnknownOutcome
 from persist_engine.shard.retry import Backoff, Retry
 from persist_engine.shard.versions import StateVersions
-from persist_engine.shard.watch import wait_until
+from persist_engine.shard.watch import StateWatch, wait_until
 from persist_engine.storage.blob import Blob
 
 A = TypeVar("A")
@@ -96,6 +103,11 @@ class Machine:
         return self.versions.metrics
 
     @property
+    def watch(self) -> StateWatch:
+        """Rings when this process learns of a newer state: for those who wait for more than one thing."""
+        return self._applier.watch
+
+    @property
     def schema_id(self) -> int:
         """Id of the newest registered schema."""
         return max(self.state.schemas)
@@ -125,7 +137,7 @@ class Machine:
     ) -> tuple[AppendAnswer, Maintenance]:
         """Append `batch` iff the shard's upper is exactly its lower (and the stored progress is the expected one).
 
-        Takes effect exactly once or, with a refusal or InvalidUsage, not at all. A mismatch is given only after a
+        Takes effect exactly once or, with a refusal or InvalidUsage (BatchExpired among them), not at all. A mismatch is given only after a
         fetch that began during the call. One writer must not append concurrently with itself: its later token would
         hide the outcome of the earlier one. Unavailable: the outcome is unknown.
         """
@@ -139,6 +151,7 @@ class Machine:
             expected_progress=expected_progress,
             inline_total_bytes_max=self.settings.batch.inline_total_bytes_max,
             claim_ms=self.settings.compaction.claim_ms,
+            claim_percent=self.settings.compaction.claim_percent,
         )
         started_ms = self.env.now_ms()
         backoff: Backoff | None = None  # there was an unknown outcome iff it is not None
@@ -151,12 +164,19 @@ class Machine:
                 continue
             match answer:
                 case commands.Appended():
+                    self._count_inline(batch)
                     return answer, maintenance
                 case commands.AlreadyCommitted():
                     check(backoff is not None, f"{command.token} of {self.shard_id} was known before its first use")
+                    self.metrics.count("append_already_committed")
                     return commands.Appended(requests=()), NO_MAINTENANCE
                 case commands.InlineBackpressure():
                     return answer, NO_MAINTENANCE
+                case commands.StagedTooEarly():
+                    # Only later versions know the floor, so an earlier attempt that got through would show.
+                    if backoff is not None:
+                        self._check_surely_refused(command, started_ms)
+                    raise _expired(self.shard_id, answer)
                 case commands.UpperMismatch() | commands.ProgressMismatch():
                     if backoff is not None:
                         self._check_surely_refused(command, started_ms)
@@ -167,6 +187,12 @@ class Machine:
                         return mismatch, NO_MAINTENANCE
                 case _:
                     raise InvariantViolated(f"compare_and_append of {self.shard_id} answered {answer}")
+
+    def _count_inline(self, batch: HollowBatch) -> None:
+        inline_bytes = batch.inline_bytes
+        if inline_bytes:
+            self.metrics.count("inline_committed_parts", sum(part.inline_bytes > 0 for part in batch.parts))
+            self.metrics.count("inline_committed_bytes", inline_bytes)
 
     def _mismatch(
         self, command: commands.CompareAndAppend
@@ -321,9 +347,22 @@ class Machine:
         """Spend `fuel` on merges in progress, for shards that nobody writes."""
         return self._idempotent(commands.SpineExert(fuel=fuel), commands.Exerted)
 
+    def raise_staging_floor(self, floor_ms: int) -> tuple[commands.StagingFloor, Maintenance]:
+        """Let no part that was staged before `floor_ms` be linked any more, by anybody, ever. The floor that stands."""
+        return self._idempotent(commands.RaiseStagingFloor(floor_ms), commands.StagingFloor)
+
     def register_schema(self, pair: SchemaPair) -> tuple[commands.SchemaRegistered, Maintenance]:
         """The id of `pair`; None when the shard has others and not this one."""
         return self._idempotent(commands.RegisterSchema(pair=pair), commands.SchemaRegistered)
+
+    def compare_and_evolve_schema(
+        self, pair: SchemaPair, *, expected_id: int
+    ) -> tuple[commands.SchemaEvolved | commands.SchemaIdMismatch, Maintenance]:
+        """Make `pair` the newest schema iff the newest is `expected_id`; see `shard.schemas`. A mismatch may come from an
+        attempt of our own whose outcome was unknown, or from a stale state: fetch and look again.
+        """
+        command = commands.CompareAndEvolveSchema(expected_id=expected_id, pair=pair)
+        return self._idempotent(command, (commands.SchemaEvolved, commands.SchemaIdMismatch))
 
     def become_tombstone(self) -> Maintenance:
         """Empty a shard whose since and upper are empty; FinalizationError otherwise. In bounded steps, idempotent."""
@@ -347,7 +386,7 @@ class Machine:
         """
         if frontier.is_empty():
             raise InvalidUsage(f"no upper of {self.shard_id} can be past the closed frontier")
-        return self._wait(lambda: True if frontier < self.state.trace.upper else None, timeout_s) is not None
+        return self.wait(lambda: True if frontier < self.state.trace.upper else None, timeout_s) is not None
 
     def snapshot_batches(
         self, as_of: Antichain, timeout_s: float | None = None
@@ -369,7 +408,7 @@ class Machine:
                 return None
             return tuple(batch for batch in trace.batches() if batch.desc.lower <= as_of)
 
-        return self._wait(check_state, timeout_s)
+        return self.wait(check_state, timeout_s)
 
     def next_listen_batch(self, frontier: Antichain, timeout_s: float | None = None) -> HollowBatch | None:
         """The batch with lower <= `frontier` < upper; waits until it is written (None: `timeout_s` passed first)."""
@@ -385,11 +424,10 @@ class Machine:
                     return batch
             raise InvariantViolated(f"no batch of {self.shard_id} holds {frontier} although its upper is {trace.upper}")
 
-        return self._wait(check_state, timeout_s)
+        return self.wait(check_state, timeout_s)
 
-    # -- private ------------------------------------------------------------------------------------------------------
-
-    def _wait(self, check_state: Callable[[], T], timeout_s: float | None) -> T:
+    def wait(self, check_state: Callable[[], T], timeout_s: float | None = None) -> T:
+        """The first answer of `check_state`, which looks at `state`, that is not None; None when `timeout_s` passed."""
         return wait_until(
             check_state,
             refresh=self._applier.fetch_and_update,
@@ -397,12 +435,15 @@ class Machine:
             env=self.env,
             settings=self.settings.watch,
             timeout_s=timeout_s,
+            pushed=self._applier,
         )
+
+    # -- private ------------------------------------------------------------------------------------------------------
 
     def _backoff(self, what: str) -> Backoff:
         return self.versions.retry.backoff(what, shard=self.shard_id)
 
-    def _idempotent(self, command: Command, expected: type[A]) -> tuple[A, Maintenance]:
+    def _idempotent(self, command: Command, expected: type[A] | tuple[type[A], ...]) -> tuple[A, Maintenance]:
         """Take `command` until its outcome is known; the last answer counts."""
         return self._take(command, expected, lambda _, known: known)
 
@@ -437,3 +478,14 @@ class Machine:
     def _expect(self, command: Command, answer: object, expected: type[A] | tuple[type[A], ...]) -> A:
         check(isinstance(answer, expected), f"{type(command).__name__} of {self.shard_id} answered {answer}")
         return cast(A, answer)
+
+
+def _expired(shard_id: ShardId, answer: commands.StagedTooEarly) -> BatchExpired:
+    staged = staged_ms(answer.key)
+    return BatchExpired(
+        f"part {answer.key} of shard {shard_id} was staged at {staged}, before the floor {answer.floor_ms} that an orphan "
+        f"scan set: stage the batch again (or set the clock of the machine that staged it)",
+        key=answer.key,
+        staged_ms=staged,
+        floor_ms=answer.floor_ms,
+    )

@@ -33,6 +33,12 @@ class PartSource:
     schema: Schema
     retry: Retry
     metrics: Metrics
+    schema_id: int | None = None
+    """Of `schema`, where parts of newer ones may be met: they are shown without what came since."""
+
+    def is_newer(self, part: Part) -> bool:
+        """Whether `part` was written under a newer schema than the one asked for: its order is then not ours."""
+        return self.schema_id is not None and part.schema_id is not None and part.schema_id > self.schema_id
 
     def get(self, part: Part, desc: Description) -> bytes:
         """The part's bytes as they lie in blob. Retries storage errors; MissingBlob names the key."""
@@ -44,6 +50,7 @@ class PartSource:
             raise MissingBlob(f"blob {key} is missing though a live state names it (batch {desc})", key=key)
         self.metrics.count("fetched_parts")
         self.metrics.count("fetched_bytes", len(data))
+        self.metrics.count("shard_blob_gets", shard=self.shard_id)
         return data
 
     def open(self, data: bytes, part: Part, desc: Description) -> PartToRead:
@@ -53,10 +60,18 @@ class PartSource:
         opened: OpenedPart | PartInMemory
         if isinstance(part, HollowPart):
             key = blob_key(self.shard_id, part.key)
-            opened = open_part(data, key=key, schema=self.schema, expected_checksum=part.checksum)
+            opened = open_part(
+                data,
+                key=key,
+                schema=self.schema,
+                expected_checksum=part.checksum,
+                may_be_newer=self.is_newer(part),
+            )
         else:
             key = f"{self.shard_id} inline part of {desc}"
-            inline = decode_inline(data, format_name=part.format, key=key, schema=self.schema)
+            inline = decode_inline(
+                data, format_name=part.format, key=key, schema=self.schema, may_be_newer=self.is_newer(part)
+            )
             opened = PartInMemory(inline.desc, inline.table)
         if opened.rows != part.rows:
             raise CorruptData(f"{key}: {opened.rows} rows, state says {part.rows}", key=key)

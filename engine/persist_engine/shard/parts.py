@@ -6,6 +6,7 @@ loses nothing. Knows nothing of bounds or of how updates are cut into parts.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -21,14 +22,15 @@ from persist_engine.codec.checksum import checksum
 from persist_engine.codec.inline_part import INLINE_FORMAT_NAME, ROW_BYTES_MIN, decode_inline, encode_inline
 from persist_engine.codec.keys import blob_key, part_key
 from persist_engine.codec.order import key_lower
-from persist_engine.codec.part import PART_FORMAT_NAME, encode_part
+from persist_engine.codec.part import PART_FORMAT_NAME, encode_part, schema_of
 from persist_engine.codec.part_stats import part_stats
 from persist_engine.codec.schema import Schema
 from persist_engine.codec.updates import wrapped_diffs_sum
-from persist_engine.model.batch import HollowPart, InlinePart, Part
+from persist_engine.model.batch import HollowPart, HollowRun, InlinePart, Part, RunPart
 from persist_engine.model.frontier import Description
 from persist_engine.model.ids import PartId, ShardId
 from persist_engine.shard.retry import Retry
+from persist_engine.shard.runs import deletion_waves
 from persist_engine.storage.blob import Blob
 
 
@@ -63,39 +65,48 @@ def write_part(
 
     Inline when the encoded part is smaller than `inline_bytes_max` (0: never), else a blob under a fresh key.
     """
+    started_s = store.env.monotonic_s()
     data, name = None, INLINE_FORMAT_NAME
     if table.num_rows * ROW_BYTES_MIN < inline_bytes_max:
         data = encode_inline(table, desc=desc, schema=schema, bytes_max=inline_bytes_max)
     if data is None:  # too much for the quick form, which does not compress
         data, name = encode_part(table, desc=desc, schema=schema), PART_FORMAT_NAME
+    what = "inline" if name == INLINE_FORMAT_NAME else "part"
+    store.metrics.observe_s("codec", store.env.monotonic_s() - started_s, op="encode", what=what)
     store.metrics.count("part_written", kind="inline" if len(data) < inline_bytes_max else "blob")
     store.metrics.count("part_written_bytes", len(data))
+    store.metrics.count("part_written_good_bytes", table.nbytes)
     if len(data) < inline_bytes_max:
         total = wrapped_diffs_sum(table)
         return InlinePart(data=data, rows=table.num_rows, diffs_sum=total, schema_id=schema_id, format=name)
     return _set_blob(store, data, table, schema=schema, schema_id=schema_id)
 
 
-def flush_inline(store: PartStore, part: InlinePart, *, schema: Schema) -> HollowPart:
-    """The same updates as a blob, under a fresh key: same rows, description, rewrite and schema."""
-    opened = decode_inline(part.data, format_name=part.format, key="inline part", schema=schema)
+def flush_inline(store: PartStore, part: InlinePart) -> HollowPart:
+    """The same updates as a blob, under a fresh key: same rows, description, rewrite and schema, whichever of the
+    shard's that is.
+    """
+    opened = decode_inline(part.data, format_name=part.format, key="inline part", schema=None)
+    schema = schema_of(opened.table.schema)
     data = encode_part(opened.table, desc=opened.desc, schema=schema)
     hollow = _set_blob(store, data, opened.table, schema=schema, schema_id=part.schema_id)
     return replace(hollow, ts_rewrite=part.ts_rewrite)
 
 
-def delete_parts(store: PartStore, parts: Iterable[Part]) -> None:
-    """Delete the blobs of parts that no state names or ever will. Idempotent."""
-    for part in parts:
-        if isinstance(part, HollowPart):
-            key = blob_key(store.shard_id, part.key)
-            store.retry.external("delete part", partial(store.blob.delete, key), shard=store.shard_id)
+def delete_parts(store: PartStore, parts: Iterable[RunPart]) -> None:
+    """Delete the blobs of parts, and of all parts below hollow runs, that no state names or ever will. Idempotent."""
+    some = list(parts)
+    waves = deletion_waves(store, [part.key for part in some if isinstance(part, HollowRun)])
+    for key in itertools.chain((part.key for part in some if isinstance(part, HollowPart)), *waves):
+        whole_key = blob_key(store.shard_id, key)
+        store.retry.external("delete part", partial(store.blob.delete, whole_key), shard=store.shard_id)
 
 
 def _set_blob(store: PartStore, data: bytes, table: pa.Table, *, schema: Schema, schema_id: int | None) -> HollowPart:
-    key = part_key(APPLIER_VERSION, PartId.from_bytes(store.env.random_bytes(16)))
+    key = part_key(APPLIER_VERSION, PartId.staged_at(store.env.now_ms(), store.env.random_bytes(10)))
     whole_key = blob_key(store.shard_id, key)
     store.retry.external("set part", lambda: store.blob.set(whole_key, data), shard=store.shard_id)
+    store.metrics.count("shard_blob_sets", shard=store.shard_id)
     return HollowPart(
         key=key,
         size_bytes=len(data),

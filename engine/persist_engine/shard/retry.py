@@ -24,21 +24,26 @@ T = TypeVar("T")
 class Backoff:
     """The sleeps of one retry loop: initial, doubling, clamped, jittered. Not thread-safe: one per loop."""
 
-    def __init__(self, env: Env, settings: RetrySettings, metrics: Metrics, *, what: str, shard: str) -> None:
+    def __init__(
+        self, env: Env, settings: RetrySettings, metrics: Metrics, *, what: str, shard: str, kind: str
+    ) -> None:
         self._env, self._settings, self._metrics = env, settings, metrics
+        self._labels = {"kind": kind, "op": what}
         self._what, self._shard = what, shard
         self._subject = f"{what} of {shard}" if shard else what
         self._next_ms = settings.initial_ms
         self._started_s = env.monotonic_s()
         self.attempts = 0
+        metrics.count("retry_started", **self._labels)
 
     def wait(self, error: StorageError) -> None:
         """Sleep before the next attempt. Raises Unavailable, chained to `error`, when `give_up_ms` have passed."""
         self.attempts += 1
-        self._metrics.count("retry", op=self._what)
+        self._metrics.count("retry_attempts", **self._labels)
         elapsed_ms = (self._env.monotonic_s() - self._started_s) * 1000
         give_up_ms = self._settings.give_up_ms
         if give_up_ms is not None and elapsed_ms >= give_up_ms:
+            self._metrics.count("retry_finished", **self._labels, outcome="gave_up")
             raise Unavailable(
                 f"{self._subject} gave up after {self.attempts} attempts in {elapsed_ms:.0f} ms: {error}",
                 operation=self._what,
@@ -50,8 +55,13 @@ class Backoff:
         pause_ms = self._next_ms * self._env.uniform(1 - jitter, 1 + jitter)
         if give_up_ms is not None:
             pause_ms = min(pause_ms, give_up_ms - elapsed_ms)  # one last attempt at the deadline, not long after it
+        self._metrics.count("retry_sleep_seconds", pause_ms / 1000, **self._labels)
         self._env.sleep(pause_ms / 1000)
         self._next_ms = min(self._next_ms * self._settings.factor, self._settings.clamp_ms)
+
+    def answered(self) -> None:
+        """An attempt answered: the loop is over."""
+        self._metrics.count("retry_finished", **self._labels, outcome="answered")
 
     def _log(self, error: StorageError) -> None:
         level = logging.DEBUG
@@ -69,9 +79,9 @@ class Retry:
     def __init__(self, env: Env, settings: RetrySettings, metrics: Metrics) -> None:
         self._env, self._settings, self._metrics = env, settings, metrics
 
-    def backoff(self, what: str, *, shard: str) -> Backoff:
+    def backoff(self, what: str, *, shard: str, kind: str = "command") -> Backoff:
         """A fresh backoff for a loop of the caller's own."""
-        return Backoff(self._env, self._settings, self._metrics, what=what, shard=shard)
+        return Backoff(self._env, self._settings, self._metrics, what=what, shard=shard, kind=kind)
 
     def external(self, what: str, call: Callable[[], T], *, shard: str = "") -> T:
         """Call until it answers, on both kinds of storage error; for idempotent calls only. Unavailable at the
@@ -80,17 +90,25 @@ class Retry:
         backoff: Backoff | None = None
         while True:
             try:
-                return call()
+                answer = call()
             except StorageError as error:
-                backoff = backoff or self.backoff(what, shard=shard)
+                backoff = backoff or self.backoff(what, shard=shard, kind="external")
                 backoff.wait(error)
+            else:
+                if backoff is not None:
+                    backoff.answered()
+                return answer
 
     def determinate(self, what: str, call: Callable[[], T], *, shard: str = "") -> T:
         """Call until it answers, repeating only after Determinate; an Indeterminate outcome is raised to the caller."""
         backoff: Backoff | None = None
         while True:
             try:
-                return call()
+                answer = call()
             except Determinate as error:
-                backoff = backoff or self.backoff(what, shard=shard)
+                backoff = backoff or self.backoff(what, shard=shard, kind="determinate")
                 backoff.wait(error)
+            else:
+                if backoff is not None:
+                    backoff.answered()
+                return answer

@@ -8,8 +8,9 @@ unless that diff is stale.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from persist_engine.base.env import Env
 from persist_engine.base.errors import (
@@ -37,10 +38,13 @@ from persist_engine.model.step import initial_state
 from persist_engine.model.views import latest_rollup, sealed
 from persist_engine.shard.live_states import LiveStates
 from persist_engine.shard.retry import Retry
+from persist_engine.shard.roundtrip import validate_roundtrip
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.consensus import Consensus
+from persist_engine.storage.notify import NoPush, Push
 
 _FIRST = SeqNo(1)
+T = TypeVar("T")
 
 LiveDiffs = Sequence[VersionedData]
 """Encoded state diffs with consecutive, rising seqnos."""
@@ -67,8 +71,18 @@ class StateVersions:
     CorruptData with their key, bytes of newer code Incompatible.
     """
 
-    def __init__(self, blob: Blob, consensus: Consensus, *, env: Env, settings: Settings, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        blob: Blob,
+        consensus: Consensus,
+        *,
+        env: Env,
+        settings: Settings,
+        metrics: Metrics,
+        push: Push | None = None,
+    ) -> None:
         self.blob, self.consensus = blob, consensus
+        self.push = push or NoPush()
         self.env, self.settings, self.metrics = env, settings, metrics
         self.retry = Retry(env, settings.retry, metrics)
 
@@ -100,6 +114,7 @@ class StateVersions:
             hostname=self.env.hostname(),
             applier_version=APPLIER_VERSION,
             rollup=HollowRollup(key, None),
+            birth=self.env.random_bytes(16),
         )
         self._set_blob(shard_id, key, encode_rollup(Rollup(state, ())))
         new = VersionedData(state.seqno, encode_state_diff(diff))
@@ -117,22 +132,26 @@ class StateVersions:
             self.delete_rollup(shard_id, key)
         return None
 
-    def try_compare_and_set_current(self, *, expected: SeqNo, state: ShardState, diff: StateDiff) -> CasResult:
-        """Append `diff`, which leads to `state`, iff the shard still stands at `expected`. One round trip.
+    def try_compare_and_set_current(self, *, before: ShardState, state: ShardState, diff: StateDiff) -> CasResult:
+        """Append `diff`, which leads to `state`, iff the shard still stands at `before`. One round trip.
 
         Repeats only after Determinate; raises Indeterminate when the outcome is unknown: `shard.machine` knows what
         may follow.
         """
+        expected = before.seqno
         if not diff.seqno_to == state.seqno == expected + 1:
             raise InvariantViolated(f"diff to {diff.seqno_to} for state {state.seqno} after {expected}")
-        data = encode_state_diff(diff)
+        data = self._timed("encode", "diff", lambda: encode_state_diff(diff))
+        if self.settings.maintenance.validate_roundtrip:
+            validate_roundtrip(before, data, state)
         new = VersionedData(state.seqno, data)
         shard_id = state.shard_id
         result = self.retry.determinate(
             "compare_and_set", lambda: self.consensus.compare_and_set(shard_id, expected, new), shard=shard_id
         )
         if result is CasResult.COMMITTED:
-            self.metrics.count("encoded_diff_bytes", len(data))
+            self.metrics.count("state_diff_bytes", len(data), shard=shard_id)
+            self.push.publish(shard_id, new)
         return result
 
     # -- fetching -----------------------------------------------------------------------------------------------------
@@ -260,7 +279,7 @@ class StateVersions:
             f"diffs of {shard_id} between {after} and {state.seqno} are not dense",
         )
         key = rollup_key(state.seqno, RollupId.from_bytes(self.env.random_bytes(16)))
-        data = encode_rollup(Rollup(state, tuple(diffs)))
+        data = self._timed("encode", "rollup", lambda: encode_rollup(Rollup(state, tuple(diffs))))
         self._set_blob(shard_id, key, data)
         self.metrics.count("rollup_write", outcome="written")
         return key, len(data)
@@ -299,6 +318,8 @@ class StateVersions:
         for key in dict.fromkeys(keys):
             data = self._get_blob(shard_id, key)
             if data is not None:
+                if linked is None:
+                    self.metrics.count("rollup_migrated")
                 return self._decode_rollup(shard_id, key, data).state
         return None
 
@@ -317,15 +338,23 @@ class StateVersions:
     def _scan(self, shard_id: ShardId, from_seqno: SeqNo, limit: int) -> LiveDiffs:
         return self.retry.external("scan", lambda: self.consensus.scan(shard_id, from_seqno, limit), shard=shard_id)
 
+    def _timed(self, op: str, what: str, call: Callable[[], T]) -> T:
+        started_s = self.env.monotonic_s()
+        result = call()
+        self.metrics.observe_s("codec", self.env.monotonic_s() - started_s, op=op, what=what)
+        return result
+
     def _get_blob(self, shard_id: ShardId, key: str) -> bytes | None:
+        self.metrics.count("shard_blob_gets", shard=shard_id)
         return self.retry.external("get rollup", lambda: self.blob.get(blob_key(shard_id, key)), shard=shard_id)
 
     def _set_blob(self, shard_id: ShardId, key: str, data: bytes) -> None:
+        self.metrics.count("shard_blob_sets", shard=shard_id)
         self.retry.external("set rollup", lambda: self.blob.set(blob_key(shard_id, key), data), shard=shard_id)
 
     def _decode_rollup(self, shard_id: ShardId, key: str, data: bytes) -> Rollup:
         whole_key = blob_key(shard_id, key)
-        rollup = decode_rollup(data, key=whole_key)
+        rollup = self._timed("decode", "rollup", lambda: decode_rollup(data, key=whole_key, lazily=True))
         state = rollup.state
         if state.shard_id != shard_id or state.seqno != SeqNo.parse(key.split("/", maxsplit=1)[0]):
             text = f"rollup {whole_key} holds {state.seqno} of shard {state.shard_id}"
@@ -334,7 +363,7 @@ class StateVersions:
 
     def _decode_diff(self, shard_id: ShardId, entry: VersionedData) -> StateDiff:
         key = f"{shard_id} {entry.seqno}"
-        diff = decode_state_diff(entry.data, key=key)
+        diff = self._timed("decode", "diff", lambda: decode_state_diff(entry.data, key=key))
         if diff.seqno_to != entry.seqno:
             raise CorruptData(f"diff {key} leads to {diff.seqno_to}", key=key)
         if diff.shard_id not in {None, shard_id}:

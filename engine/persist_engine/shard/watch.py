@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from persist_engine.base.env import Env
 from persist_engine.base.settings import WatchSettings
@@ -41,6 +41,19 @@ class StateWatch:
                 self._events.discard(event)
 
 
+class Pushed(Protocol):
+    """News that others push. An optimisation: without it, or when it breaks, waiting polls."""
+
+    def subscribe(self) -> None:
+        """From now on news rings the watch."""
+
+    def catch_up(self) -> None:
+        """Take in what was told, fetching what it leaves out; no round trip when nothing was."""
+
+    def is_live(self) -> bool:
+        """Whether everything is being told, so that polling may be rare."""
+
+
 def wait_until(
     check: Callable[[], T],
     *,
@@ -49,12 +62,13 @@ def wait_until(
     env: Env,
     settings: WatchSettings,
     timeout_s: float | None,
+    pushed: Pushed | None = None,
 ) -> T:
     """The first answer of `check` that is not None; None when `timeout_s` passed without one (None waits forever).
 
-    `check` looks at local state only. It runs at once, then after one `refresh`, then after every notify (no
-    refresh) and every poll (with refresh), so a timeout of 0 still sees what other processes had done before the
-    call.
+    `check` looks at local state only. It runs at once, then after one `refresh`, then after every notify (with what was
+    pushed, if anything was) and every poll (with refresh), so a timeout of 0 still sees what other processes had done
+    before the call.
     """
     deadline_s = None if timeout_s is None else env.monotonic_s() + timeout_s
     poll_ms = settings.initial_ms
@@ -62,12 +76,17 @@ def wait_until(
         answer = check()
         if answer is not None:
             return answer
+        if pushed is not None:
+            pushed.subscribe()
         refresh()
         while True:
-            event.clear()  # before the check, so that a notify in between is not lost
+            event.clear()  # before looking at news and state, so that a notify in between is not lost
+            if pushed is not None:
+                pushed.catch_up()
             answer = check()
             if answer is not None:
                 return answer
+            poll_ms = min(poll_ms, settings.pushed_clamp_ms if pushed and pushed.is_live() else settings.clamp_ms)
             pause_s = poll_ms / 1000
             if deadline_s is not None:
                 remaining_s = deadline_s - env.monotonic_s()
@@ -76,4 +95,4 @@ def wait_until(
                 pause_s = min(pause_s, remaining_s)
             if not env.wait(event, pause_s):
                 refresh()
-                poll_ms = min(poll_ms * settings.factor, settings.clamp_ms)
+                poll_ms *= settings.factor

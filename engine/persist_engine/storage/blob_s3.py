@@ -42,6 +42,8 @@ CONNECTIONS_MAX = 64
 PROBE_RACERS = 16
 #: A round without a winner (all answers 409, "conflict, try again") is repeated this often.
 PROBE_ROUNDS_MAX = 5
+#: What servers without versions of objects answer when asked for them.
+NOT_IMPLEMENTED = 501
 #: Where probes write; not part of any listing.
 PROBE_FOLDER = ".persist-probe/"
 
@@ -137,10 +139,27 @@ class S3Blob:
             raise self._mapped("list", prefix, error) from error
 
     def restore(self, key: str) -> None:
-        """See Blob. Objects deleted from a versioned bucket are not brought back by this version."""
+        """See Blob. In a bucket that keeps versions a deleted object comes back: its delete markers are removed.
+
+        Which of several versions is the newest does not matter: the content under a key is fixed.
+        """
         check_blob_key(key)
-        if self._size(key, "restore") is None:
-            raise Determinate(f"restore {key} at {self._address}: it does not exist", key=key)
+        if self._size(key, "restore") is not None:
+            return
+        bucket, name = self._bucket, self._prefix + key
+        markers: list[str] = []
+        kept = 0
+        try:
+            for page in self._client.get_paginator("list_object_versions").paginate(Bucket=bucket, Prefix=name):
+                kept += sum(row["Key"] == name for row in page.get("Versions", ()))
+                markers += [row["VersionId"] for row in page.get("DeleteMarkers", ()) if row["Key"] == name]
+            for marker in markers if kept else ():
+                self._client.delete_object(Bucket=bucket, Key=name, VersionId=marker)
+        except _DRIVER_ERRORS as error:
+            if _status(error) != NOT_IMPLEMENTED:
+                raise self._mapped("restore", key, error) from error
+        if not kept or self._size(key, "restore") is None:
+            raise Determinate(f"restore {key} at {self._address}: the bucket keeps no version of it", key=key)
 
     def address(self) -> str:
         """See Blob."""

@@ -27,8 +27,10 @@ from redis.retry import Retry
 from persist_engine.base.errors import CorruptData, Determinate, Fenced, Indeterminate, InvalidUsage, PersistError
 from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
 from persist_engine.storage.checks import check_append, check_log_key, check_scan, refuse_truncate
+from persist_engine.storage.notify import NEWS_BYTES_MAX
+from persist_engine.storage.notify_redis import news_channel
 from persist_engine.storage.redis_durability import check_durability
-from persist_engine.storage.urls import StoreUrl
+from persist_engine.storage.urls import StoreUrl, pushes
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +66,8 @@ def open_redis_consensus(url: StoreUrl) -> RedisConsensus:
     """Connect and, but for `unsafe=true`, check that Redis keeps what it acknowledges; errors as of open_consensus."""
     if (ack := url.params.get("ack", "redis")) != "redis":
         raise InvalidUsage(f"{url.shown}: acknowledgement mode {ack!r} is not known; use ack=redis")
-    consensus = RedisConsensus(_pool(url), prefix=url.params.get("prefix", ""), address=url.shown)
+    prefix = url.params.get("prefix", "")
+    consensus = RedisConsensus(redis_pool(url), prefix=prefix, address=url.shown, push=pushes(url))
     try:
         if not url.flag("unsafe", default=False):
             for note in check_durability(consensus.ask, address=url.shown):
@@ -78,12 +81,13 @@ def open_redis_consensus(url: StoreUrl) -> RedisConsensus:
 class RedisConsensus:
     """See the module. Thread-safe, and linearizable as long as one primary serves."""
 
-    def __init__(self, pool: redis.BlockingConnectionPool, *, prefix: str, address: str) -> None:
+    def __init__(self, pool: redis.BlockingConnectionPool, *, prefix: str, address: str, push: bool = True) -> None:
         if "{" in prefix or "}" in prefix:
             raise InvalidUsage(f"{address}: prefix {prefix!r} must not contain braces")
         self._pool = pool
         self._prefix = prefix
         self._address = address
+        self._push = push
         self._seen: dict[str, SeqNo] = {}
         self._seen_lock = threading.Lock()
 
@@ -98,7 +102,9 @@ class RedisConsensus:
     def compare_and_set(self, key: str, expected: SeqNo | None, new: VersionedData) -> CasResult:
         """See Consensus."""
         check_append(key, expected, new)
-        answer = self._run(_COMPARE_AND_SET, key, "" if expected is None else int(expected), int(new.seqno), new.data)
+        channel = news_channel(self._prefix, key) if self._push else ""
+        before = "" if expected is None else int(expected)
+        answer = self._run(_COMPARE_AND_SET, key, before, int(new.seqno), new.data, channel, NEWS_BYTES_MAX)
         if answer[0] == b"MISMATCH":
             if answer[1]:
                 self._see(key, answer[1])
@@ -252,7 +258,8 @@ class _Credentials(redis.CredentialProvider):
         return (self._user, password) if self._user else (password,)
 
 
-def _pool(url: StoreUrl) -> redis.BlockingConnectionPool:
+def redis_pool(url: StoreUrl) -> redis.BlockingConnectionPool:
+    """Connections to `url`, made when they are needed. InvalidUsage for parameters that make no sense together."""
     database = url.path.strip("/") or "0"
     if not url.host or not database.isdecimal():
         raise InvalidUsage(f"{url.shown}: expected {url.scheme}://host[:port][/database number]")

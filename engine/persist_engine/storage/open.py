@@ -13,17 +13,18 @@ from persist_engine.storage.consensus import Consensus
 from persist_engine.storage.consensus_mem import shared_mem_consensus
 from persist_engine.storage.consensus_sqlite import SqliteConsensus
 from persist_engine.storage.metered import MeteredBlob, MeteredConsensus
-from persist_engine.storage.urls import absolute_path, parse_url
+from persist_engine.storage.notify import LocalPush, NoPush, Push, shared_local_push
+from persist_engine.storage.urls import absolute_path, parse_url, pushes
 
 _BLOB_URLS = {
     "mem": frozenset[str](),
     "file": frozenset[str](),
     "s3": frozenset({"region", "endpoint", "path_style", "ca_file", "probe"}),
 }
-_REDIS_PARAMS = frozenset({"prefix", "password_file", "ca_file", "unsafe", "ack"})
+_REDIS_PARAMS = frozenset({"prefix", "password_file", "ca_file", "unsafe", "ack", "push"})
 _CONSENSUS_URLS = {
-    "mem": frozenset[str](),
-    "sqlite": frozenset[str](),
+    "mem": frozenset({"push"}),
+    "sqlite": frozenset({"push"}),
     "redis": _REDIS_PARAMS,
     "rediss": _REDIS_PARAMS,
 }
@@ -52,6 +53,7 @@ def open_blob(url: str, *, env: Env, metrics: Metrics) -> Blob:
 def open_consensus(url: str, *, env: Env, metrics: Metrics) -> Consensus:
     """Open `mem:[name]`, `sqlite:///file` or `redis[s]://[user[:password]@]host[:port][/db]`, metered.
 
+    All take push=off: tell nobody of commits, and hear of nobody's (see storage.notify).
     Redis takes the parameters prefix, password_file, ca_file, unsafe (true accepts settings that can lose commits) and
     ack (redis: acknowledged when Redis has it).
     Errors as of open_blob.
@@ -68,3 +70,23 @@ def open_consensus(url: str, *, env: Env, metrics: Metrics) -> Consensus:
 
             consensus = open_redis_consensus(parsed)
     return MeteredConsensus(consensus, env=env, metrics=metrics)
+
+
+def open_push(url: str, *, env: Env, metrics: Metrics) -> Push:
+    """What carries news of commits to the store at `url`, as of open_consensus; connects when somebody listens.
+    InvalidUsage as of open_consensus.
+    """
+    parsed = parse_url(url, allowed=_CONSENSUS_URLS)
+    if not pushes(parsed):
+        return NoPush()
+    match parsed.scheme:
+        case "mem":
+            return shared_local_push(parsed.shown) if parsed.path else LocalPush()
+        case "sqlite":
+            return shared_local_push(parsed.shown)
+        case _:
+            from persist_engine.storage.consensus_redis import redis_pool
+            from persist_engine.storage.notify_redis import RedisPush
+
+            prefix = parsed.params.get("prefix", "")
+            return RedisPush(redis_pool(parsed), prefix=prefix, address=parsed.shown, env=env, metrics=metrics)

@@ -73,6 +73,14 @@ def parse_url(url: str, *, allowed: dict[str, frozenset[str]]) -> StoreUrl:
     )
 
 
+def pushes(url: StoreUrl) -> bool:
+    """Whether commits are told and heard of as they happen: but for `push=off`. InvalidUsage on any other word."""
+    word = url.params.get("push", "on")
+    if word not in ("on", "off"):
+        raise InvalidUsage(f"{url.shown}: parameter push must be on or off")
+    return word == "on"
+
+
 def absolute_path(url: StoreUrl) -> str:
     """The path of a `scheme:///path` URL; InvalidUsage when it names a host or is not absolute."""
     if url.host not in ("", "localhost") or not url.path.startswith("/"):

@@ -1,6 +1,6 @@
 """Scripts as tests: `directive name=value ...`, lines of input, `----`, the expected answer, a blank line.
 
-Owns parsing and comparing; what directives mean is the caller's. `# ` lines are comments and survive a rewrite.
+Owns parsing, comparing and rewriting; what directives mean is the caller's. `# ` lines are comments and survive a rewrite.
 
     push-batch lower=0 upper=10 rows=100
     ----
@@ -49,10 +49,28 @@ def parse(text: str) -> list[Case]:
     return cases
 
 
-def run(path: Path, answer: Callable[[Case], str]) -> None:
-    """Assert that every case of the script at `path` is answered as it says."""
-    for case in parse(path.read_text()):
+def run(path: Path, answer: Callable[[Case], str], *, rewrite: bool = False) -> None:
+    """Assert that every case of the script at `path` is answered as it says; with `rewrite`, make it say so."""
+    text = path.read_text()
+    answers: list[str] = []
+    for case in parse(text):
         got = answer(case).strip("\n")
-        assert got == case.expected, (
+        answers.append(got)
+        assert rewrite or got == case.expected, (
             f"{path.name}:{case.line} {case.directive}\n--- got\n{got}\n--- expected\n{case.expected}"
         )
+    if rewrite:
+        path.write_text(rewritten(text, answers))
+
+
+def rewritten(text: str, answers: list[str]) -> str:
+    """The script with these answers, one for each case; everything else stays."""
+    out: list[str] = []
+    left = iter(answers)
+    in_answer = False
+    for line in text.splitlines():
+        if in_answer and line.strip():
+            continue
+        in_answer = line == "----"
+        out += [line, *next(left).splitlines()] if in_answer else [line]
+    return "\n".join(out) + "\n"

@@ -277,7 +277,9 @@ def _url(data: bytes) -> bool:
     except InvalidUsage as error:
         need("hunter2" not in str(error) or b":hunter2@" not in data, f"a message shows the password: {error}")
         return False
-    need(not url.password or len(url.password) < 7 or url.password not in url.shown, f"shows the password: {url.shown}")
+    secret = url.password or ""
+    told = len(secret) > 6 and secret in url.shown and secret not in url.host + url.path + url.scheme
+    need(not told, f"shows the password: {url.shown}")
     return True
 
 

@@ -168,8 +168,11 @@ class S3Server(Server):
 
     region = "us-east-1"
 
-    def __init__(self, folder: Path, *, bucket: str) -> None:
+    def __init__(self, folder: Path, *, bucket: str, versioned: bool = False) -> None:
         program = _versitygw()
+        versions = folder / "versions"
+        versions.mkdir()
+        backend = ["posix", *(["--versioning-dir", str(versions)] if versioned else [])]
         self.bucket = bucket
         self.access_key = "persist"
         self.secret_key = secrets.token_hex(16)
@@ -189,7 +192,7 @@ class S3Server(Server):
                     "/health",
                     "--quiet",
                 ],
-                *["posix", str(self._data)],
+                *[*backend, str(self._data)],
             ],
             _is_healthy,
             folder,
@@ -230,10 +233,10 @@ def redis_server(
 
 
 @contextmanager
-def s3_server(*, bucket: str = "persist") -> Iterator[S3Server]:
-    """A versitygw with one bucket."""
+def s3_server(*, bucket: str = "persist", versioned: bool = False) -> Iterator[S3Server]:
+    """A versitygw with one bucket. `versioned`: it can keep versions, once the bucket is told to."""
     with tempfile.TemporaryDirectory(prefix="persist-s3-") as folder:
-        server = S3Server(Path(folder), bucket=bucket)
+        server = S3Server(Path(folder), bucket=bucket, versioned=versioned)
         try:
             yield server
         finally:

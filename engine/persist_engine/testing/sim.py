@@ -111,7 +111,7 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
         batch=BatchSettings(
             target_part_bytes=1024,
             inline_part_bytes_max=rng.choice([0, 4096]),
-            inline_total_bytes_max=rng.choice([8_000, 1 << 20]),
+            inline_total_bytes_max=rng.choice([3_000, 1 << 20]),
         ),
         lease=LeaseSettings(writer_lease_ms=rng.choice([500, 3_600_000, 3_600_000])),
         maintenance=MaintenanceSettings(
@@ -215,6 +215,7 @@ class History:
             "crashes": network.crashes,
             "freezes": network.freezes,
             "steps": self.scheduler.steps,
+            "resurrected blobs": len(witness.resurrected),
             "closed": int(witness.head is not None and witness.head.trace.upper.is_empty()),
             **self.paths.totals,
         }

@@ -134,7 +134,10 @@ class Writer(Actor):
         self.history.witness.installed(self.handle.machine.state)
 
     def compare_and_append(self) -> None:
-        lower = max(0, self._upper() + self.rng.choice([0, 0, 0, 0, -1, 1]))
+        known = self._upper()
+        if known == CLOSED:
+            return
+        lower = max(0, known + self.rng.choice([0, 0, 0, 0, -1, 1]))
         self.append_exactly(lower, lower + self.rng.randint(1, 4))
 
     def append_exactly(
@@ -225,8 +228,10 @@ class Writer(Actor):
         self.history.witness.saw_upper(upper, since_step=begun, what="fetch_recent_upper")
 
     def expire(self) -> None:
-        self.handle.expire()
-        self._open()
+        try:
+            self.handle.expire()
+        finally:
+            self._open()
 
     def _upper(self) -> int:
         upper = self.handle.fetch_recent_upper() if self.rng.random() < 0.5 else self.handle.shared_upper()
@@ -343,12 +348,16 @@ class Reader(Actor):
 
     def downgrade(self) -> None:
         as_of = self._time()
+        if self.listening is not None and as_of is not None and self.listening.listen.frontier.time is not None:
+            as_of = min(as_of, max(0, self.listening.listen.frontier.time - 1))  # else it could not go on
         if as_of is not None:
             self.handle.downgrade_since(Antichain.of(as_of))
 
     def expire(self) -> None:
-        self.handle.expire()
-        self._open()
+        try:
+            self.handle.expire()
+        finally:
+            self._open()
 
     def _time(self, earliest: float = 0.2) -> int | None:
         """A time that this reader should be able to tell, with probability `earliest` its since; None before anything

@@ -34,13 +34,20 @@ Planting = Callable[[Callable[[object, str, object], None]], None]
 @contextmanager
 def planted(mutant: str) -> Iterator[None]:
     """The engine has the bug `mutant` until the block ends."""
+    with planting(MUTANTS[mutant]):
+        yield
+
+
+@contextmanager
+def planting(plant: Planting) -> Iterator[None]:
+    """What `plant` puts stays until the block ends."""
     undo: list[tuple[Any, str, object]] = []
 
     def put(owner: Any, name: str, value: object) -> None:
         undo.append((owner, name, owner.__dict__[name]))
         setattr(owner, name, value)
 
-    MUTANTS[mutant](put)
+    plant(put)
     try:
         yield
     finally:
@@ -72,10 +79,11 @@ def _no_refetch(put: Callable[[object, str, object], None]) -> None:
         return original(stale, *args, **kwargs)
 
     put(Machine, "compare_and_append", compare_and_append)
-    put(Machine, "_mismatch", _refuse_anyway)
+    put(Machine, "_mismatch", refuse_anyway)
 
 
-def _refuse_anyway(self: Machine, command: commands.CompareAndAppend) -> commands.UpperMismatch:
+def refuse_anyway(self: Machine, command: commands.CompareAndAppend) -> commands.UpperMismatch:
+    """In the place of Machine._mismatch: every refusal stands."""
     upper = self.state.trace.upper
     return commands.UpperMismatch(current=upper, expected=command.batch.desc.lower, writer_upper=upper)
 
@@ -135,7 +143,7 @@ def _gc_takes_live_parts(put: Callable[[object, str, object], None]) -> None:
     """Garbage is every part that a diff mentions, as if it had been let go and put back, live or not (6)."""
     gc = persist_engine.work.gc
     put(gc, "deleted_blobs", lambda diff: [*deleted_blobs(diff), *inserted_blobs(diff)])
-    put(gc, "live_blobs", lambda _: iter(()))
+    put(gc, "live_keys", lambda _: set())
 
 
 def _gc_truncates_first(put: Callable[[object, str, object], None]) -> None:
@@ -143,13 +151,13 @@ def _gc_truncates_first(put: Callable[[object, str, object], None]) -> None:
     collection: Any = persist_engine.work.gc._Collection
     original_delete, original_step = collection._delete, collection._step
 
-    def delete(self: Any, keys: Any) -> None:
+    def delete(self: Any, keys: Any, *, kind: str) -> None:
         self._machine.versions.truncate_diffs(self._machine.shard_id, self._mutant_to)
-        original_delete(self, keys)
+        original_delete(self, keys, kind=kind)
 
-    def step(self: Any, live: Any, to: Any, needed: Any) -> None:
+    def step(self: Any, live: Any, to: Any, needed: Any) -> Any:
         self._mutant_to = to
-        original_step(self, live, to, needed)
+        return original_step(self, live, to, needed)
 
     put(collection, "_delete", delete)
     put(collection, "_step", step)
@@ -166,13 +174,13 @@ def _gc_unlinks_rollups_first(put: Callable[[object, str, object], None]) -> Non
     collection: Any = persist_engine.work.gc._Collection
     original_step = collection._step
 
-    def step(self: Any, live: Any, to: Any, needed: Any) -> None:
+    def step(self: Any, live: Any, to: Any, needed: Any) -> Any:
         state = self._machine.state
         original(self._machine, [(seqno, rollup) for seqno, rollup in state.rollups.items() if seqno < to])
         for seqno, rollup in state.rollups.items():
             if seqno < to:
                 self._machine.versions.delete_rollup(self._machine.shard_id, rollup.key)
-        original_step(self, live, to, needed)
+        return original_step(self, live, to, needed)
 
     put(collection, "_step", step)
 

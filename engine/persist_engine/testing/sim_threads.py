@@ -287,10 +287,11 @@ def simulated_threads(scheduler: Scheduler) -> Iterator[None]:
 
 
 def _remembering(decode: Callable[..., T], known: dict[Any, T]) -> Callable[..., T]:
-    def remembered(data: bytes, *, key: str) -> T:
-        value = known.get((decode, key, data))
+    def remembered(data: bytes, *, key: str, **how: Any) -> T:
+        asked = (decode, key, data, *how.items())
+        value = known.get(asked)
         if value is None:
-            value = known[decode, key, data] = decode(data, key=key)
+            value = known[asked] = decode(data, key=key, **how)
         return value
 
     return remembered

@@ -22,7 +22,7 @@ from persist_engine.model.invariants import check_invariants
 from persist_engine.model.state import ShardState
 from persist_engine.model.state_diff import apply as apply_state_diff
 from persist_engine.model.state_diff import live_blobs
-from persist_engine.model.views import seqno_since
+from persist_engine.model.views import is_tombstone, seqno_since
 from persist_engine.storage.blob import BlobInfo
 from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.storage.consensus_mem import MemConsensus
@@ -87,6 +87,8 @@ class Witness:
         self._uppers: list[tuple[int, Antichain]] = [(0, MINIMUM)]
         self._named: frozenset[str] = frozenset()
         self._dropped_at: dict[str, SeqNo] = {}
+        self._deleted: set[str] = set()
+        self.resurrected: set[str] = set()
 
     # -- what happens in the stores -----------------------------------------------------------------------------------
 
@@ -110,6 +112,7 @@ class Witness:
         partial = parse_blob_key(key).partial
         if partial in self._named:
             self._scheduler.fail(f"live blob {partial} is deleted")
+        self._deleted.add(partial)
         dropped = self._dropped_at.get(partial)
         if self.head is not None and dropped is not None and dropped > seqno_since(self.head):
             held = seqno_since(self.head)
@@ -118,6 +121,10 @@ class Witness:
     def writing(self, key: str, value: bytes) -> None:
         """A blob is about to be written. A rollup must be the very state that the diffs lead to."""
         parsed = parse_blob_key(key)
+        if parsed.partial in self._deleted:
+            # An attempt that was given up long ago, carried out after the blob's whole life: a leak that nobody can
+            # help, and that the scan for orphans finds.
+            self.resurrected.add(parsed.partial)
         if (
             not isinstance(parsed, RollupKey) or parsed.seqno == 1
         ):  # of the first, each of those who race writes its own
@@ -234,11 +241,10 @@ class Witness:
 
     def saw_opaque(self, critical_id: CriticalReaderId, opaque: bytes, *, since_seqno: int) -> None:
         """The token was told by a call that began at `since_seqno`: it must have been there at some version since."""
-        known = [
-            reader.opaque
-            for seqno in range(max(1, since_seqno), self.seqno + 1)
-            if (reader := self.states[seqno].critical_readers.get(critical_id)) is not None
-        ]
+        states = [self.states[seqno] for seqno in range(max(1, since_seqno), self.seqno + 1)]
+        if any(is_tombstone(state) for state in states):
+            return  # it has no readers, and agrees with everybody
+        known = [reader.opaque for state in states if (reader := state.critical_readers.get(critical_id)) is not None]
         if opaque not in known:
             self._scheduler.fail(f"token {opaque!r} was told; during the call it was {known}")
 
@@ -249,6 +255,7 @@ class Witness:
         if below is None:
             below = self.consensus.scan(str(self._shard_id), SeqNo(0), 1)[0].seqno
         there = {parse_blob_key(info.key).partial for info in self.blob.list_prefix(f"{self._shard_id}/")}
+        there -= self.resurrected
         return {key for key, dropped in self._dropped_at.items() if key in there and dropped <= below}
 
     # -- private ------------------------------------------------------------------------------------------------------

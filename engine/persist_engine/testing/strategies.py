@@ -19,10 +19,12 @@ from persist_engine.model.batch import (
     HollowBatch,
     HollowPart,
     HollowRollup,
+    HollowRun,
     InlinePart,
     PartStats,
     RunMeta,
     RunOrder,
+    RunPart,
 )
 from persist_engine.model.flat_trace import FlatTrace, SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.frontier import DATA_TIME_MAX, TIME_MAX, Antichain, Description
@@ -118,10 +120,31 @@ def parts() -> st.SearchStrategy[HollowPart | InlinePart]:
     return st.one_of(hollow, inline)
 
 
+def run_parts() -> st.SearchStrategy[RunPart]:
+    """Parts and hollow runs; what they name does not exist."""
+    hollow_run = st.builds(
+        HollowRun,
+        key=ids(PartId).map(lambda part_id: f"n0000100/{part_id}"),
+        size_bytes=_COUNT,
+        checksum=_TEXT,
+        rows=_COUNT,
+        diffs_sum=st.none() | _INT64,
+        parts_bytes=_COUNT,
+        part_bytes_max=_COUNT,
+        part_count=_COUNT,
+        blob_count=_COUNT,
+        oldest_key=ids(PartId).map(lambda part_id: f"n0000100/{part_id}"),
+        schema_id=st.none() | _COUNT,
+        key_lower=_BYTES,
+        ts_rewrite=st.none() | frontiers(),
+    )
+    return st.one_of(parts(), hollow_run)
+
+
 @st.composite
 def batches(draw: st.DrawFn, desc: st.SearchStrategy[Description] | None = None) -> HollowBatch:
-    """Batches of up to four parts in any runs; under any description unless one is given."""
-    some = tuple(draw(st.lists(parts(), max_size=4)))
+    """Batches of up to four parts or hollow runs in any runs; under any description unless one is given."""
+    some = tuple(draw(st.lists(run_parts(), max_size=4)))
     splits = tuple(sorted(draw(st.sets(st.integers(1, max(len(some) - 1, 1)), max_size=3)))) if len(some) > 1 else ()
     meta = st.builds(
         RunMeta,
@@ -158,9 +181,13 @@ def _spine_ids() -> st.SearchStrategy[SpineId]:
 
 
 def _thin_batches() -> st.SearchStrategy[ThinSpineBatch]:
-    ids_of_parts = st.lists(_spine_ids(), max_size=3).map(tuple)
-    descs = st.lists(descriptions(), max_size=3).map(tuple)
-    return st.builds(ThinSpineBatch, st.integers(0, 40), descriptions(), ids_of_parts, descs)
+    parts = st.lists(st.tuples(_spine_ids(), descriptions()), max_size=3)
+    return st.builds(
+        lambda level, desc, named: ThinSpineBatch(level, desc, tuple(i for i, _ in named), tuple(d for _, d in named)),
+        st.integers(0, 40),
+        descriptions(),
+        parts,
+    )
 
 
 def _thin_merges() -> st.SearchStrategy[ThinMerge]:
@@ -191,6 +218,7 @@ _CRITICAL = st.builds(CriticalReader, frontiers(), _BYTES, _DEBUG)
 _WRITER = st.builds(Writer, _COUNT, _COUNT, _DEBUG, ids(IdempotencyToken), frontiers())
 _SCHEMA_PAIR = st.builds(SchemaPair, _BYTES, _BYTES)
 _PROGRESS = st.builds(SourceProgress, _BYTES, frontiers())
+_BIRTH = st.just(b"") | st.binary(min_size=16, max_size=16)
 
 
 def _maps(keys: st.SearchStrategy[Any], values: st.SearchStrategy[Any]) -> st.SearchStrategy[SharedMap[Any, Any]]:
@@ -217,6 +245,8 @@ def states() -> st.SearchStrategy[ShardState]:
         schemas=_maps(_COUNT, _SCHEMA_PAIR),
         progress=_maps(_TEXT, _PROGRESS),
         trace=traces(),
+        staging_floor_ms=st.none() | _COUNT,
+        birth=_BIRTH,
     )
 
 
@@ -252,6 +282,8 @@ def state_diffs() -> st.SearchStrategy[StateDiff]:
         hollow_batches=_changes(_spine_ids(), batches()),
         spine_batches=_changes(_spine_ids(), _thin_batches()),
         merges=_changes(_spine_ids(), _thin_merges()),
+        staging_floor_ms=_changes(unit, _COUNT),
+        birth=_BIRTH,
         shard_id=st.none() | ids(ShardId),
     )
 
@@ -292,6 +324,31 @@ def _fields(least: int, depth: int) -> st.SearchStrategy[list[pa.Field]]:
 def schemas() -> st.SearchStrategy[Schema]:
     """Any schema of allowed types, structs up to two deep, awkward names."""
     return st.builds(lambda key, val: Schema(pa.schema(key), pa.schema(val)), _fields(1, 2), _fields(0, 2))
+
+
+def successors(schema: Schema) -> st.SearchStrategy[Schema]:
+    """Any schema that may succeed `schema`: nullable fields put in anywhere, numbers of the value widened."""
+    keys, vals = _successors(schema.key_type, may_widen=False), _successors(schema.val_type, may_widen=True)
+    return st.builds(lambda key, val: Schema(pa.schema(list(key)), pa.schema(list(val))), keys, vals)
+
+
+_WIDER = {pa.int8(): pa.int16(), pa.int16(): pa.int32(), pa.int32(): pa.int64(), pa.float32(): pa.float64()}
+
+
+@st.composite
+def _successors(draw: st.DrawFn, old: pa.DataType, *, may_widen: bool) -> pa.DataType:
+    fields = []
+    for field in old:
+        kind = field.type
+        if pa.types.is_struct(kind):
+            kind = draw(_successors(kind, may_widen=may_widen))
+        while may_widen and kind in _WIDER and draw(st.booleans()):
+            kind = _WIDER[kind]
+        fields.append(field.with_type(kind))
+    for number in range(draw(st.integers(0, 2))):
+        new = pa.field(f"new {number} beside {len(old)}", draw(_types(1)))
+        fields.insert(draw(st.integers(0, len(fields))), new)
+    return pa.struct(fields)
 
 
 def _values(data_type: pa.DataType) -> st.SearchStrategy[Any]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -28,12 +29,13 @@ from persist_engine.model.compaction_plan import (
 )
 from persist_engine.model.frontier import Description
 from persist_engine.model.ids import RunId
-from persist_engine.model.spine import MergeReq
+from persist_engine.model.spine import IdBatch, MergeReq, MergeRes
 from persist_engine.model.state import ShardState
 from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.fetch import CompactionFilter, PartSource, RunToRead, read_consolidated
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.parts import delete_parts, write_part
+from persist_engine.shard.runs import expand, spill_runs
 from persist_engine.work.outcome import CompactOutcome, Ending
 
 _log = logging.getLogger(__name__)
@@ -74,7 +76,14 @@ def compact(machine: Machine, req: MergeReq, *, on_read: OnRead | None = None) -
     was nothing to merge.
     """
     validate_request(req)
-    return _Compaction(machine, req, on_read).run()
+    machine.metrics.count("compaction_started")
+    try:
+        outcome = _Compaction(machine, req, on_read).run()
+    except BaseException:
+        machine.metrics.count("compaction_failed")
+        raise
+    machine.metrics.observe_s("compaction", outcome.duration_ms / 1000)
+    return outcome
 
 
 class _TimedOut(Exception):
@@ -88,8 +97,10 @@ class _Compaction:
         self._machine, self._req, self._on_read = machine, req, on_read
         self._started_s = machine.env.monotonic_s()
         self._timeout_ms = compaction_timeout_ms(req, machine.settings.compaction)
-        schema_id = newest_schema_id(req, tuple(machine.state.schemas))
+        # As new as the inputs, so that none is shown under an older schema; the shard's where they do not say.
+        schema_id = newest_schema_id(req)
         self._schema_id = machine.schema_id if schema_id is None else schema_id
+        machine.metrics.count("compaction_schema", choice="handle" if schema_id is None else "newest_input")
         self._schema = Schema.from_pair(machine.state.schemas[self._schema_id])
         self._total_bytes = 0
         self._bytes_read = self._bytes_written = self._blobs_deleted = 0
@@ -101,25 +112,45 @@ class _Compaction:
         """All passes; see `compact`."""
         left: MergeReq | None = self._req
         for _ in range(PASSES_MAX):
-            chunks = compaction_chunks(left, self._machine.settings) if left is not None else ()
+            if left is None:
+                break
+            try:
+                chunks = compaction_chunks(self._expanded(left), self._machine.settings)
+            except MissingBlob as error:
+                return self._outcome(*self._late(left.inputs, error))
             if not chunks:
                 break
-            self._total_bytes += sum(chunk.size_bytes for chunk in chunks)
-            for chunk in chunks:
+            replaced = [chunk.replaced(left) for chunk in chunks]
+            self._total_bytes += sum(batch.size_bytes for batches in replaced for batch in batches)
+            for chunk, batches in zip(chunks, replaced, strict=True):
                 try:
-                    refusal = self._do(chunk)
+                    refusal = self._do(chunk, batches)
                 except _TimedOut:
-                    seconds = self._timeout_ms / 1000
-                    return self._outcome("timed_out", Ending.FAILED, f"given up after {seconds:.0f} s")
+                    self._machine.metrics.count("compaction_timed_out")
+                    return self._outcome(Ending.FAILED, f"given up after {self._timeout_ms / 1000:.0f} s")
                 if refusal is not None:
-                    return self._outcome(refusal[0], Ending.CONFLICT, refusal[1])
+                    return self._outcome(*refusal)
             left = self._left()
         if not self._applied:
-            return self._outcome("noop", Ending.SKIPPED, "nothing to merge")
-        return self._outcome("applied", Ending.SUCCEEDED, "")
+            return self._outcome(Ending.SKIPPED, "nothing to merge")
+        return self._outcome(Ending.SUCCEEDED, "")
 
-    def _do(self, chunk: CompactionChunk) -> tuple[str, str] | None:
-        """Merge, write and swap in one chunk; None, or why it was not applied (for metrics and for people)."""
+    def _expanded(self, req: MergeReq) -> MergeReq:
+        """`req` with the parts that its inputs name through hollow runs."""
+        ids, batches = [spine_id for spine_id, _ in req.inputs], (batch for _, batch in req.inputs)
+        return replace(req, inputs=tuple(zip(ids, expand(self._machine, batches), strict=True)))
+
+    def _late(self, inputs: Iterable[IdBatch], error: MissingBlob) -> tuple[Ending, str]:
+        """What to say when a blob of `inputs` is missing because others compacted them, and it is collected: no lease
+        holds them. Then we are late, and nothing is lost; else `error` is raised.
+        """
+        if not _is_replaced(self._machine.refresh(), inputs):
+            raise error
+        self._machine.metrics.count("compaction", outcome="inputs_replaced")
+        return Ending.CONFLICT, f"others replaced the inputs meanwhile: {error}"
+
+    def _do(self, chunk: CompactionChunk, replaced: tuple[HollowBatch, ...]) -> tuple[Ending, str] | None:
+        """Merge, write and swap in one chunk in the place of `replaced`; None, or why it was not applied."""
         machine = self._machine
         machine.metrics.count("compaction_chunks")
         machine.metrics.count("compaction_runs", len(chunk.runs))
@@ -128,28 +159,24 @@ class _Compaction:
         writer = _RunWriter(machine, chunk.desc, self._schema, self._schema_id)
         try:
             writer.write_run(self._in_time(self._merged(chunk)), outstanding_parts=chunk.outstanding_parts)
-            output = writer.output()
+            output = spill_runs(machine, writer.output())
         except MissingBlob as error:
             writer.abandon()
-            if not _is_replaced(machine.refresh(), chunk):
-                raise
-            # No lease holds the inputs: others compacted them, and their blobs are collected. We are late, nothing is
-            # lost.
-            return "inputs_replaced", f"others replaced the inputs meanwhile: {error}"
+            return self._late(((chunk.input, batch) for batch in replaced), error)
         except BaseException:
             writer.abandon()
             raise
-        self._bytes_read += chunk.size_bytes
-        answer, maintenance = machine.apply_merge_res(chunk.result(output))
+        self._bytes_read += sum(batch.size_bytes for batch in replaced)
+        answer, maintenance = machine.apply_merge_res(MergeRes(output, chunk.input, replaced, chunk.run_ids))
         self._maintenance = self._maintenance.merge(maintenance)
         self._bytes_written += output.size_bytes
-        machine.metrics.count("compaction_result", outcome=answer.value)
+        machine.metrics.count("compaction", outcome=answer.value)
         if not answer.applied:
             delete_parts(machine, output.parts)
-            self._blobs_deleted += len(output.parts)
-            return "not_applied", f"not applied, {answer.value}"
+            self._blobs_deleted += sum(part.blob_count for part in output.parts)
+            return Ending.CONFLICT, f"not applied, {answer.value}"
         self._applied += 1
-        self._rows_gone += chunk.rows - output.rows
+        self._rows_gone += sum(batch.rows for batch in replaced) - output.rows
         return None
 
     def _merged(self, chunk: CompactionChunk) -> Iterator[pa.Table]:
@@ -179,9 +206,8 @@ class _Compaction:
                 return batch.request()
         return None
 
-    def _outcome(self, label: str, ending: Ending, text: str) -> CompactOutcome:
+    def _outcome(self, ending: Ending, text: str) -> CompactOutcome:
         req, machine = self._req, self._machine
-        machine.metrics.count("compaction", outcome=label)
         rows_before = sum(batch.rows for _, batch in req.inputs)
         rows_after = rows_before - self._rows_gone
         runs = sum(len(batch.run_metas) for _, batch in req.inputs)
@@ -203,10 +229,10 @@ class _Compaction:
         )
 
 
-def _is_replaced(state: ShardState, chunk: CompactionChunk) -> bool:
-    """Whether some part that `chunk` reads is no longer named by `state`, hence by no later one."""
+def _is_replaced(state: ShardState, inputs: Iterable[IdBatch]) -> bool:
+    """Whether some blob that `inputs` name is no longer named by `state`, hence by no later one."""
     live = {key for batch in state.trace.batches() for key in batch.blob_keys()}
-    return any(key not in live for batch in chunk.batches for key in batch.blob_keys())
+    return any(key not in live for _, batch in inputs for key in batch.blob_keys())
 
 
 class _RunWriter:

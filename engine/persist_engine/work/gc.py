@@ -12,23 +12,39 @@ neither the state there nor the newest known state names it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from persist_engine.base.errors import InvalidUsage, check
 from persist_engine.base.versioned import SeqNo
+from persist_engine.base.wording import counted
 from persist_engine.codec.keys import RollupKey, blob_key, parse_blob_key
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.state import ShardState
-from persist_engine.model.state_diff import deleted_blobs, live_blobs
+from persist_engine.model.state_diff import BlobRef, StateDiff, deleted_blobs
 from persist_engine.model.views import rollup_seqnos, seqno_since
 from persist_engine.shard.applier import NO_MAINTENANCE
-from persist_engine.shard.live_states import LiveStates
 from persist_engine.shard.machine import Machine
+from persist_engine.shard.runs import with_nested
 from persist_engine.work.outcome import Ending, GcOutcome
+from persist_engine.work.walk import VersionWalk, live_keys
+
+_log = logging.getLogger(__name__)
 
 #: Told versions done, versions in all, and blobs deleted so far; for progress bars.
 OnProgress = Callable[[int, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class GcStep:
+    """What one step would take away: the versions below `to`, and these blobs."""
+
+    to: SeqNo
+    versions: int
+    blobs: tuple[BlobRef, ...]
 
 
 def gc_and_truncate(machine: Machine, upto: SeqNo | None = None, *, on_progress: OnProgress | None = None) -> GcOutcome:
@@ -36,10 +52,44 @@ def gc_and_truncate(machine: Machine, upto: SeqNo | None = None, *, on_progress:
     holds).
 
     Safe to repeat, to race and to kill at any point: the next run completes what this one left. A request that is
-    behind what was already collected does nothing (spec 20, bug 5). InvalidUsage when `upto` is past seqno_since:
-    readers are still there.
+    behind what was already collected does nothing (spec 20, bug 5), nor does a run that others overtake. Memory is
+    bounded by the versions between two rollups at most, not by how long nothing was collected. InvalidUsage when
+    `upto` is past seqno_since: readers are still there.
     """
-    return _Collection(machine, on_progress).run(upto)
+    run = _Collection(machine, on_progress)
+    outcome = run.run(upto)
+    machine.metrics.count("gc", outcome=outcome.ending.value)
+    return outcome
+
+
+def collectable(machine: Machine, to: SeqNo) -> Iterator[GcStep]:
+    """The steps that collecting up to the version `to` would take, were there a rollup at it; changes nothing."""
+    state = machine.refresh()
+    stops = [seqno for seqno in rollup_seqnos(state) if seqno < to]
+    walk = VersionWalk(machine)
+    for stop in [*stops, to]:
+        if walk.seqno < stop:
+            first = walk.seqno
+            garbage = _garbage(machine, walk, stop)
+            if garbage is None:
+                return
+            yield GcStep(stop, stop - first, tuple(sorted(garbage.values(), key=lambda blob: blob.partial_key)))
+
+
+def _garbage(machine: Machine, walk: VersionWalk, to: SeqNo) -> dict[str, BlobRef] | None:
+    """Advance to `to`; what the diffs on the way let go of and the state there does not name. None: overtaken."""
+    # What the earliest diff itself deleted is gone: whoever truncated to it collected through it first.
+    garbage: dict[str, BlobRef] = {}
+    while walk.seqno < to:
+        diff = walk.advance(through=to)
+        if not isinstance(diff, StateDiff):
+            return None
+        garbage.update((blob.partial_key, blob) for blob in deleted_blobs(diff))
+    # A late merge result may have brought back what an earlier diff deleted (spec 20, bug 6).
+    for key in live_keys(walk.state):
+        garbage.pop(key, None)
+    # What listings name goes with them. In this order, each listing before what it names.
+    return {blob.partial_key: blob for blob in with_nested(machine, garbage.values())}
 
 
 class _Collection:
@@ -56,55 +106,93 @@ class _Collection:
 
     def run(self, upto: SeqNo | None) -> GcOutcome:
         machine = self._machine
-        state = machine.refresh()
-        held = seqno_since(state)
-        if upto is None:
-            upto = held
-        if upto > held:
-            text = f"cannot collect {machine.shard_id} up to {upto}: readers hold {held}"
-            raise InvalidUsage(text, seqno=upto, held=held)
-        rollups = [seqno for seqno in rollup_seqnos(state) if seqno <= upto]
+        with self._timed("find_rollups"):
+            state = machine.state
+            if upto is None or upto > seqno_since(state):
+                state = machine.refresh()
+            held = seqno_since(state)
+            upto = held if upto is None else upto
+            if upto > held:
+                text = f"cannot collect {machine.shard_id} up to {upto}: readers hold {held}"
+                raise InvalidUsage(text, seqno=upto, held=held)
+            rollups = [seqno for seqno in rollup_seqnos(state) if seqno <= upto]
         removable = rollups[:-1]
         if not removable:
             return self._ended(state, Ending.SKIPPED, f"no rollup at or below {upto} beyond the earliest version", 0)
-        live = machine.versions.fetch_all_live_states(machine.shard_id, through=rollups[-1])
-        check(live is not None, f"shard {machine.shard_id} vanished from consensus")
-        assert live is not None
-        self._bytes_read = live.encoded_bytes
-        first = live.seqno
-        needed = {blob.partial_key for blob in live_blobs(state)}
+        reached = self._collect(state, rollups)
+        if reached < rollups[-1]:
+            return self._ended(state, self._ending(0), f"others collect: they are past {reached}", 0)
+        with self._timed("remove_rollups"):
+            answer, maintenance = machine.remove_rollups([(seqno, state.rollups[seqno]) for seqno in removable])
+        message = (
+            f"truncated to {reached}: {counted(self._diffs_truncated, 'version')}, "
+            f"{counted(self._blobs_deleted, 'blob')} deleted"
+        )
+        removed = len(answer.seqnos)
+        return self._ended(state, self._ending(removed), message, removed, maintenance)
+
+    def _ending(self, rollups_removed: int) -> Ending:
+        did = self._diffs_truncated or self._blobs_deleted or rollups_removed
+        return Ending.SUCCEEDED if did else Ending.SKIPPED
+
+    def _collect(self, state: ShardState, rollups: Sequence[SeqNo]) -> SeqNo:
+        """Step from rollup to rollup; the version that the log now begins at, or where others overtook us."""
+        with self._timed("find_blobs"):
+            walk = VersionWalk(self._machine)
+        first, last = walk.seqno, rollups[-1]
+        if first not in state.rollups and first not in self._machine.refresh().rollups:
+            text = "the earliest version %s of shard %s has no rollup in its newest state"
+            _log.error(text, first, self._machine.shard_id, extra={"shard": self._machine.shard_id})
         for seqno in rollups:
-            if live.seqno < seqno:
-                self._step(live, seqno, needed)
+            if walk.seqno < seqno:
+                # Read anew for every step: nothing that anybody linked meanwhile may go.
+                needed = live_keys(self._machine.refresh())
+                if not self._step(walk, seqno, needed):
+                    return walk.seqno
                 if self._on_progress is not None:
-                    self._on_progress(seqno - first, max(1, rollups[-1] - first), self._blobs_deleted)
-        entries = [(seqno, state.rollups[seqno]) for seqno in removable]
-        answer, maintenance = machine.remove_rollups(entries)
-        message = f"truncated to {live.seqno}: {self._diffs_truncated} versions, {self._blobs_deleted} blobs deleted"
-        return self._ended(state, Ending.SUCCEEDED, message, len(answer.seqnos), maintenance)
+                    self._on_progress(seqno - first, max(1, last - first), self._blobs_deleted)
+        if walk.seqno == last:
+            self._count_held(walk.state)
+        return walk.seqno
 
-    def _step(self, live: LiveStates, to: SeqNo, needed: set[str]) -> None:
-        """Advance from one rollup to the next, delete what the diffs between let go of, then those diffs."""
+    def _step(self, walk: VersionWalk, to: SeqNo, needed: set[str]) -> bool:
+        """Advance from one rollup to the next, delete what the diffs between let go of, then those diffs. False:
+        overtaken, and nothing was deleted.
+        """
         machine = self._machine
-        # What the earliest diff itself deleted is gone: whoever truncated to it collected through it first.
-        garbage: set[str] = set()
-        while live.seqno < to:
-            diff = live.advance()
-            check(diff is not None, f"diffs of {machine.shard_id} end at {live.seqno}, before rollup {to}")
-            assert diff is not None
-            garbage.update(blob.partial_key for blob in deleted_blobs(diff))
-        garbage -= {blob.partial_key for blob in live_blobs(live.state)}
+        with self._timed("find_blobs"):
+            garbage = _garbage(machine, walk, to)
+        self._bytes_read = walk.encoded_bytes
+        if garbage is None:
+            return False
         text = f"GC of {machine.shard_id} to {to} would delete"
-        check(garbage.isdisjoint(needed), f"{text} blobs that the newest state names: {sorted(garbage & needed)[:3]}")
-        for key in garbage:
-            parsed = parse_blob_key(blob_key(machine.shard_id, key))
-            early = not isinstance(parsed, RollupKey) or parsed.seqno < to
-            check(early, f"{text} rollup {key}, which is not behind it")
-        self._delete(garbage)
-        self._diffs_truncated += machine.versions.truncate_diffs(machine.shard_id, to)
+        live = sorted(needed.intersection(garbage))
+        check(not live, f"{text} blobs that the newest state names: {live[:3]}")
+        parts, listings, rollups = [], [], []
+        for key, blob in garbage.items():
+            if blob.kind == "rollup":
+                parsed = parse_blob_key(blob_key(machine.shard_id, key))
+                check(isinstance(parsed, RollupKey) and parsed.seqno < to, f"{text} rollup {key}, not behind it")
+                rollups.append(key)
+            elif blob.kind == "run":
+                listings.append(key)
+            else:
+                parts.append(key)
+        with self._timed("delete_rollups"):
+            self._delete(rollups, kind="rollup")
+        with self._timed("delete_parts"):
+            self._delete(parts, kind="part")
+            # Children first: an interrupted deletion must still know what is left (spec 20, bug 35).
+            for key in reversed(listings):
+                self._delete([key], kind="part")
+        with self._timed("truncate"):
+            truncated = machine.versions.truncate_diffs(machine.shard_id, to)
+        machine.metrics.count("gc_truncated_diffs", truncated)
+        self._diffs_truncated += truncated
         self._truncated_to = to
+        return True
 
-    def _delete(self, partial_keys: Iterable[str]) -> None:
+    def _delete(self, partial_keys: Sequence[str], *, kind: str) -> None:
         """Delete blobs, a few at a time; every one is gone when it returns. What was gone already counts too."""
         machine = self._machine
 
@@ -112,14 +200,30 @@ class _Collection:
             key = blob_key(machine.shard_id, partial_key)
             machine.versions.retry.external("delete_garbage", lambda: machine.blob.delete(key), shard=machine.shard_id)
 
-        keys = sorted(partial_keys)
-        if not keys:
+        if not partial_keys:
             return
-        workers = min(len(keys), machine.settings.maintenance.gc_delete_concurrency)
+        workers = min(len(partial_keys), machine.settings.maintenance.gc_delete_concurrency)
         with ThreadPoolExecutor(workers, thread_name_prefix="persist-gc") as pool:
-            for _ in pool.map(delete, keys):
+            for _ in pool.map(delete, sorted(partial_keys)):
                 self._blobs_deleted += 1
-        machine.metrics.count("gc_deleted_blobs", len(keys))
+        machine.metrics.count("gc_deleted_blobs", len(partial_keys), kind=kind)
+
+    def _count_held(self, reached: ShardState) -> None:
+        """What readers of older versions still keep: parts that the earliest version names and the newest does not."""
+        machine = self._machine
+        newest = machine.state
+        held = live_keys(reached) - live_keys(newest)
+        parts = sum(1 for key in held if not key.startswith("v"))
+        machine.metrics.gauge("gc_held_parts", parts, shard=machine.shard_id)
+        machine.metrics.gauge("gc_live_diffs", newest.seqno - reached.seqno + 1, shard=machine.shard_id)
+
+    @contextmanager
+    def _timed(self, step: str) -> Iterator[None]:
+        started_s = self._machine.env.monotonic_s()
+        try:
+            yield
+        finally:
+            self._machine.metrics.observe_s("gc_step", self._machine.env.monotonic_s() - started_s, step=step)
 
     def _ended(
         self,

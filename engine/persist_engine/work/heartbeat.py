@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from persist_engine.base.env import Env
 from persist_engine.base.errors import PersistError
+from persist_engine.base.metrics import Metrics, NoMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -25,8 +26,18 @@ INTERVAL_S_MIN = 0.05
 class Heartbeat:
     """Calls `beat` (True: still registered) every `interval_s` in a daemon thread, from construction until `stop`."""
 
-    def __init__(self, beat: Callable[[], bool], *, interval_s: float, env: Env, what: str, shard: str) -> None:
+    def __init__(
+        self,
+        beat: Callable[[], bool],
+        *,
+        interval_s: float,
+        env: Env,
+        what: str,
+        shard: str,
+        metrics: Metrics | None = None,
+    ) -> None:
         self._beat = beat
+        self._metrics = metrics or NoMetrics()
         self._interval_s = max(INTERVAL_S_MIN, interval_s)
         self._env = env
         self._what, self._shard = what, shard
@@ -58,10 +69,12 @@ class Heartbeat:
             try:
                 registered = self._beat()
             except PersistError as error:
+                self._metrics.count("heartbeat", outcome="failed")
                 # The store was away for longer than its retries: the lease may yet be renewed by the next beat.
                 text = "heartbeat of %s on shard %s failed: %s"
                 _log.warning(text, self._what, self._shard, error, extra={"shard": self._shard})
                 continue
+            self._metrics.count("heartbeat", outcome="renewed" if registered else "lost")
             if not registered:
                 self._lost.set()
                 text = "%s on shard %s has expired: its lease was not renewed in time"

@@ -10,12 +10,12 @@ from __future__ import annotations
 from persist_engine.model.compaction_plan import compaction_worthwhile
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.spine import MergeReq
-from persist_engine.model.views import latest_rollup, rollup_at_or_below, rollup_seqnos, seqno_since
+from persist_engine.model.upkeep import collection_target, rollup_wanted
 from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.machine import Machine
 from persist_engine.work.compact import compact, compact_due
 from persist_engine.work.gc import gc_and_truncate
-from persist_engine.work.outcome import Outcome
+from persist_engine.work.outcome import Ending, Outcome
 from persist_engine.work.rollup import write_rollup
 
 #: Follow-up work shrinks with every round; this many rounds mean that commits of others keep handing us theirs.
@@ -41,6 +41,8 @@ def perform(machine: Machine, maintenance: Maintenance) -> list[Outcome]:
         done += [compact(machine, req) for req in left.requests if _is_admitted(machine, req)]
         left = NO_MAINTENANCE
         for outcome in done:
+            if left.gc is not None and outcome.maintenance.gc is not None:
+                machine.metrics.count("gc_merged")
             left = left.merge(outcome.maintenance)
         outcomes += done
     return outcomes
@@ -48,26 +50,27 @@ def perform(machine: Machine, maintenance: Maintenance) -> list[Outcome]:
 
 def _is_admitted(machine: Machine, req: MergeReq) -> bool:
     """Whether to do `req` (spec 13.2); what is not done is offered again, larger, when its neighbours merge with it."""
-    refusal = None
+    machine.metrics.count("compaction_requested")
+    reason = None
     if not machine.settings.compaction.enabled:
-        refusal = "disabled"
+        reason = "disabled"
     elif not compaction_worthwhile(req, machine.settings):
-        refusal = "skipped"
-    if refusal is not None:
-        machine.metrics.count("compaction", outcome=refusal)
-    return refusal is None
+        reason = "small"
+    if reason is not None:
+        machine.metrics.count("compaction_skipped", reason=reason)
+    return reason is None
 
 
 def perform_due(machine: Machine) -> list[Outcome]:
-    """Whatever the shard's state says is due, whoever it was assigned to: for shards that nobody maintains."""
+    """Whatever the shard's state says is due, whoever it was assigned to: for shards that nobody maintains.
+
+    What is left undone is not due: a second call finds nothing but what was committed meanwhile. Safe to repeat and
+    to race.
+    """
     # Compactions first: what they let go of is collected in the same round.
     outcomes: list[Outcome] = [*compact_due(machine)]
-    state = machine.refresh()
-    newest, _ = latest_rollup(state)
-    if state.seqno - newest >= machine.settings.maintenance.rollup_threshold:
+    if rollup_wanted(machine.refresh(), machine.settings.maintenance):
         outcomes.append(write_rollup(machine))
-        state = machine.refresh()
-    target = rollup_at_or_below(state, seqno_since(state))
-    if target is not None and target > rollup_seqnos(state)[0]:
+    if collection_target(machine.refresh()) is not None:
         outcomes.append(gc_and_truncate(machine))
-    return outcomes
+    return [outcome for outcome in outcomes if outcome.ending is not Ending.SKIPPED]

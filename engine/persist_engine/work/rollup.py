@@ -20,7 +20,9 @@ def write_rollup(machine: Machine) -> RollupOutcome:
     state = machine.refresh()
 
     def ended(ending: Ending, message: str, **more: object) -> RollupOutcome:
-        duration_ms = round((machine.env.monotonic_s() - started_s) * 1000)
+        duration_s = machine.env.monotonic_s() - started_s
+        machine.metrics.observe_s("rollup", duration_s)
+        duration_ms = round(duration_s * 1000)
         fields = {"ending": ending, "message": message, "duration_ms": duration_ms, **more}
         return RollupOutcome(shard_id=machine.shard_id, seqno=state.seqno, **fields)  # type: ignore[arg-type]  # by name
 

@@ -34,6 +34,7 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
 from persist_engine.base.version import APPLIER_VERSION
+from persist_engine.client import write
 from persist_engine.codec.batch import decode_transmittable, encode_transmittable
 from persist_engine.model.batch import HollowPart, InlinePart
 from persist_engine.model.frontier import EMPTY
@@ -262,14 +263,14 @@ def test_batches_flushed_for_an_append_that_then_lost_are_deleted(shard_id: Shar
     settings = Settings(batch=BatchSettings(inline_part_bytes_max=100_000, inline_total_bytes_max=1))
     world = World(settings=settings)
     writer, rival = (world.process().open_writer(shard_id, SCHEMA, purpose="test") for _ in range(2))
-    flush = Batch.flush_inline_parts
+    flush = write.flush_inline_parts
 
-    def flush_then_lose(batch: Batch) -> None:
-        flush(batch)
+    def flush_then_lose(batches: list[Batch]) -> None:
+        flush(batches)
         rival.append([], lower=A(0), upper=A(1))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Batch, "flush_inline_parts", flush_then_lose)
+        patch.setattr(write, "flush_inline_parts", flush_then_lose)
         outcome = writer.compare_and_append([row(1, "a", 0)], expected_upper=A(0), new_upper=A(1))
     assert outcome == UpperMismatch(current=A(1), expected=A(0))
     assert world.blob_keys(shard_id, kind="part") == set()

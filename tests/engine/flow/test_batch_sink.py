@@ -2,7 +2,7 @@
 
 import pytest
 from persist_engine.base.errors import InvalidUsage, InvariantViolated
-from persist_engine.flow.append import (
+from persist_engine.flow.append_run import (
     AppendAgain,
     Late,
     Recompute,
@@ -11,7 +11,7 @@ from persist_engine.flow.append import (
     after_progress_mismatch,
     after_upper_mismatch,
 )
-from persist_engine.flow.mint import AlreadyDone, Minted, RaiseUpper, ShardView, mint
+from persist_engine.flow.mint_run import AlreadyDone, Minted, RaiseUpper, ShardView, mint
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.state import SourceProgress
 

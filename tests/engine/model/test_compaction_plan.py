@@ -98,12 +98,14 @@ def test_a_chunk_never_holds_a_single_run_when_another_follows() -> None:
 
 
 def test_an_input_that_does_not_fit_is_merged_run_by_run_under_its_own_description() -> None:
-    chunks = compaction_chunks(request(runs(0, 100), runs(1, *[100] * 5), runs(2, 100), since=9), tight(200))
+    asked = request(runs(0, 100), runs(1, *[100] * 5), runs(2, 100), since=9)
+    chunks = compaction_chunks(asked, tight(200))
     assert keys(chunks) == [["1.0", "1.1"], ["1.2", "1.3"]]
     assert [chunk.input for chunk in chunks] == [SpineId(1, 2)] * 2
     assert chunks[0].desc == description(1, 2), "the runs that stay were not advanced"
     assert chunks[0].run_ids == (run_id(1, 0), run_id(1, 1))
-    assert [part.key for part in chunks[0].batches[0].parts] == ["1.0", "1.1"]
+    (replaced,) = chunks[0].replaced(asked)
+    assert ([part.key for part in replaced.parts], replaced.desc) == (["1.0", "1.1"], description(1, 2))
 
 
 def test_runs_without_names_can_only_go_all_at_once() -> None:
@@ -152,13 +154,13 @@ def test_more_time_for_more_bytes() -> None:
     assert compaction_timeout_ms(request(large, runs(1, 100)), least) == 100_000
 
 
-def test_the_newest_schema_among_the_inputs_that_is_known() -> None:
+def test_the_newest_schema_among_the_inputs_when_all_say() -> None:
     def written(lower: int, schema_id: int | None) -> HollowBatch:
         return replace(batch(lower, lower + 1, 1), run_metas=(RunMeta(schema_id=schema_id),))
 
-    asked = request(written(0, 1), written(1, 2), written(2, None), written(3, 9))
-    assert newest_schema_id(asked, (0, 1, 2)) == 2
-    assert newest_schema_id(request(written(0, None)), (0, 1)) is None
+    assert newest_schema_id(request(written(0, 1), written(1, 2), batch(2, 3))) == 2
+    assert newest_schema_id(request(written(0, 1), written(1, None))) is None
+    assert newest_schema_id(request(batch(0, 1), batch(1, 2))) is None
 
 
 SIZES = st.lists(st.lists(st.sampled_from([0, 100, 400, 5000]), max_size=5), min_size=1, max_size=6)
@@ -177,7 +179,7 @@ def test_chunks_are_disjoint_and_repeating_them_ends_with_one_run(sizes: list[li
         seen = [run for chunk in chunks for run in chunk.runs]
         assert len({id(part) for run in seen for part in run.parts}) == sum(len(run.parts) for run in seen)
         for chunk in chunks:
-            assert len(chunk.runs) >= 2 or len(chunk.batches) >= 2
+            assert len(chunk.runs) >= 2 or len(chunk.replaced(asked)) >= 2
             cost = sum(run.memory_bytes for run in chunk.runs)
             assert chunk.over_budget == (cost > budget)
             assert not chunk.over_budget or len(chunk.runs) <= 2, "only ever two that do not fit"

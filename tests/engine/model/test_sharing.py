@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from persist_engine.model import flatten, trace_diff
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.leases import expires_after_ms
@@ -152,19 +154,43 @@ def test_edits_of_a_sealed_map_are_all_that_is_compared() -> None:
     assert base.set(3, 30).set(3, 3).changes_since(base) == []
 
 
-def test_bounds_stay_valid_over_edits_and_tighten_on_demand() -> None:
-    """`expires_after_ms` of every value is at or past the bound; tightening gives the minimum."""
-    holders: SharedMap[int, Writer] = SharedMap({n: Writer(n, 10, DEBUG) for n in range(5, 9)})
-    assert holders.lower_bound(expires_after_ms) == 15
-    assert holders.set(1, Writer(1, 10, DEBUG)).lower_bound(expires_after_ms) == 11
-    fewer = holders.remove(5)
-    assert fewer.lower_bound(expires_after_ms) == 15
-    assert fewer.tightened(expires_after_ms) == 16
-    assert fewer.sealed().lower_bound(expires_after_ms) == 16
-    assert holders.lower_bound(expires_after_ms) == 15
-    empty: SharedMap[int, Writer] = SharedMap()
-    assert empty.lower_bound(expires_after_ms) is None
-    assert empty.set(1, Writer(1, 10, DEBUG)).lower_bound(expires_after_ms) == 11
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 300), st.lists(st.tuples(st.integers(0, 400), st.none() | st.integers(0, 50)), max_size=60))
+def test_the_least_is_the_least_whatever_was_edited(size: int, edits: list[tuple[int, int | None]]) -> None:
+    """Also of maps that are kept while others are made of them."""
+    holders: SharedMap[int, Writer] = SharedMap({n: Writer(n, 10, DEBUG) for n in range(size)})
+    made = [holders]
+    for number, (key, beat) in enumerate(edits):
+        holders = holders.remove(key) if beat is None else holders.set(key, Writer(beat, 10, DEBUG))
+        if number % 3 == 0:
+            assert holders.least(expires_after_ms) == min(map(expires_after_ms, holders.values()), default=None)
+        if number % 5 == 0:
+            holders = holders.sealed()
+        made.append(holders)
+    for each in made:
+        ends = {key: expires_after_ms(value) for key, value in each.items()}
+        assert each.least(expires_after_ms) == min(ends.values(), default=None)
+        for bound in (0, 30, 1000):
+            assert each.keys_below(expires_after_ms, bound) == sorted(key for key, end in ends.items() if end < bound)
+
+
+def test_an_edit_among_100_000_looks_at_few() -> None:
+    looked: list[int] = []
+
+    def measure(value: int) -> int:
+        looked.append(value)
+        return value
+
+    many: SharedMap[int, int] = SharedMap({n: n for n in range(100_000)})
+    assert many.least(measure) == 0
+    looked.clear()
+    for beat in range(100):
+        many = many.set(beat, 100_000 + beat).sealed()
+        assert many.least(measure) == beat + 1
+    assert len(looked) < 100 * 60
+    looked.clear()
+    assert many.keys_below(measure, 103) == [100, 101, 102]
+    assert len(looked) < 200
 
 
 def test_what_was_derived_is_forgotten_by_an_edit_and_kept_by_a_seal() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from persist_engine.base.errors import InvariantViolated
+from persist_engine.base.settings import MaintenanceSettings, Settings
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model import commands as c
 from persist_engine.model.batch import HollowBatch
@@ -174,13 +175,13 @@ def delete(content: HollowBatch) -> Delete[HollowBatch, None]:
 def test_fast_an_append() -> None:
     trace, counted = applied(bare(batch(0, 1, 5)), insert(batch(1, 2, 7)))
     assert list(trace.batches()) == [batch(0, 1, 5), batch(1, 2, 7)]
-    assert counted == ["fast"]
+    assert counted == ["fast_append"]
 
 
 def test_fast_an_empty_batch_made_longer() -> None:
     trace, counted = applied(bare(batch(0, 1, 100), batch(1, 2)), delete(batch(1, 2)), insert(batch(1, 3)))
     assert list(trace.batches()) == [batch(0, 1, 100), batch(1, 3)]
-    assert counted == ["fast"]
+    assert counted == ["fast_empty"]
 
 
 def test_fast_a_compaction() -> None:
@@ -188,7 +189,7 @@ def test_fast_a_compaction() -> None:
     output = batch(0, 2, 9)
     trace, counted = applied(before, delete(batch(0, 1, 5)), delete(batch(1, 2, 5)), insert(output))
     assert list(trace.batches()) == [output, batch(2, 3, 5)]
-    assert counted == ["fast"]
+    assert counted == ["fast_compaction"]
 
 
 def test_fast_an_append_together_with_a_compaction() -> None:
@@ -198,7 +199,7 @@ def test_fast_an_append_together_with_a_compaction() -> None:
         before, delete(batch(0, 1, 5)), delete(batch(1, 2, 5)), insert(output), insert(batch(3, 4, 2))
     )
     assert list(trace.batches()) == [output, batch(2, 3, 5), batch(3, 4, 2)]
-    assert counted == ["fast"]
+    assert counted == ["fast_compaction"]
 
 
 def test_lenient_a_compaction_of_empties_grouped_otherwise() -> None:
@@ -273,8 +274,11 @@ def test_since_moves_without_structure_too() -> None:
         apply_unstructured(out, TraceDiff(since=(Update(None, MINIMUM, frontier(4)),)), lambda _: None)
 
 
+FLAT = Settings(maintenance=MaintenanceSettings(structure_flat_traces=False))
+
+
 def test_a_trace_without_structure_diffs_and_applies_without_it() -> None:
-    shard = Stepper()
+    shard = Stepper(settings=FLAT)
     shard.do(c.RegisterLeasedReader(reader_id=leased_id(1), lease_ms=100, debug=DEBUG))
     shard.state = replace(shard.state, trace=bare(batch(0, 1, 5)))
     replica = shard.state
@@ -283,6 +287,21 @@ def test_a_trace_without_structure_diffs_and_applies_without_it() -> None:
         replica = apply(replica, shard.diffs[-1])
         assert shard.diffs[-1].spine_batches == ()
         assert replica.trace == replace(shard.state.trace, spine=unclaimed(shard.state.trace))
+
+
+def test_a_flat_trace_gets_its_structure_with_the_next_version_and_keeps_it() -> None:
+    """Whatever the next command is, and whoever is still told to leave traces flat."""
+    shard = Stepper()
+    shard.state = replace(shard.state, trace=bare(batch(0, 1, 5), batch(1, 2, 5)))
+    replica = shard.state
+    shard.do(c.RegisterLeasedReader(reader_id=leased_id(1), lease_ms=100, debug=DEBUG))
+    assert shard.state.trace.structured
+    shard.settings = FLAT
+    shard.do(append(batch(2, 3, 5), token_number=1))
+    for diff in shard.diffs:
+        replica = apply(replica, diff)
+    assert replica == shard.state
+    assert replica.trace.structured
 
 
 def unclaimed(trace: Trace) -> Spine:
@@ -298,7 +317,7 @@ def test_a_trace_becomes_structured_by_a_diff_that_carries_structure() -> None:
     after = Trace(before.spine).push_without_requests(batch(2, 3, 5))
     counted: list[str] = []
     assert apply_unstructured(before, changes(before, after), counted.append) == after
-    assert counted == ["fast"]
+    assert counted == ["fast_append"]
     with pytest.raises(InvariantViolated, match="lost its structure"):
         changes(after, before)
 

@@ -206,6 +206,38 @@ def test_append_takes_over_a_compaction_that_nobody_finished(now_ms: int, rows: 
     assert [str(request.id) for request in answer.requests] == taken
 
 
+@pytest.mark.parametrize(
+    ("percent", "token_number", "taken"),
+    [(0, 3, 0), (100, 3, 1), (300, 3, 3), (150, 49, 2), (150, 50, 1), (30, 29, 1), (30, 30, 0), (1000, 3, 4)],
+)
+def test_how_many_abandoned_compactions_an_append_takes_over_is_decided_by_percent_and_token(
+    percent: int, token_number: int, taken: int
+) -> None:
+    """One for each hundred, and one more when the token falls into the rest: a retry of the call takes the same."""
+    shard = Stepper()
+    trace = shard.state.trace
+    for upper, size in enumerate((4096, 256, 16, 4)):
+        trace, _ = trace.push(batch(upper, upper + 1, size, keys=(f"{size}a", f"{size}b"), runs=2))
+    shard.state = replace(shard.state, trace=trace)
+    open_requests = trace.fueled_requests(claimed_before_ms=0)
+    assert len(open_requests) == 4
+    cmd = replace(append(batch(4, 5, 1), token_number=token_number), claim_percent=percent)
+    answer = committed(shard, cmd)
+    assert isinstance(answer, c.Appended)
+    assert answer.requests == open_requests[:taken], "oldest first"
+
+
+@pytest.mark.parametrize(("start_ms", "free"), [(5_000, False), (6_000, False), (6_001, True), (10**12, True)])
+def test_a_claim_from_the_far_future_is_a_broken_clock_and_no_claim(start_ms: int, free: bool) -> None:
+    shard = Stepper(now_ms=5_000)
+    committed(shard, append(batch(0, 1, 64, keys=("a", "b"), runs=2), token_number=1))
+    (held,) = shard.state.trace.spine_batches()
+    shard.state = replace(shard.state, trace=shard.state.trace.claim(held.id, start_ms))
+    answer = shard.do(c.ClaimCompactions(max_requests=5, claim_ms=1000))
+    assert isinstance(answer, c.CompactionsClaimed)
+    assert bool(answer.requests) is free
+
+
 # --- leased readers
 
 

@@ -78,3 +78,36 @@ def test_notify_wakes_a_waiter_long_before_its_next_poll():
     assert not waiter.is_alive()
     assert answers == [7]
     watch.notify()  # nobody is left to wake
+
+
+def test_news_that_come_while_older_news_are_taken_in_are_not_slept_through():
+    """Regression: the bell was cleared after looking at the news, so what came meanwhile waited for the next poll."""
+    env, watch, settings = SeededEnv(), StateWatch(), WatchSettings(initial_ms=60_000, clamp_ms=60_000)
+    mailbox, state = ["first"], []
+
+    class Pushed:
+        def subscribe(self):
+            watch.notify()
+
+        def catch_up(self):
+            taken = mailbox.copy()
+            mailbox.clear()
+            state.extend(taken)
+            if taken == ["first"]:  # while this was looked at, the next one comes
+                mailbox.append("second")
+                watch.notify()
+
+        def is_live(self):
+            return False
+
+    answer = wait_until(
+        lambda: "both" if len(state) == 2 else None,
+        refresh=lambda: None,
+        watch=watch,
+        env=env,
+        settings=settings,
+        timeout_s=None,
+        pushed=Pushed(),
+    )
+    assert answer == "both"
+    assert env.monotonic_s() == 0

@@ -1,4 +1,5 @@
 -- ARGV[3]: expected head or ''. ARGV[4]: the new seqno. ARGV[5]: its data.
+-- ARGV[6]: channel to tell it on, or ''. ARGV[7]: more bytes than these are not told, only the seqno.
 if (head or '') ~= ARGV[3] then
   return {'MISMATCH', head or ''}
 end
@@ -8,6 +9,10 @@ local info = redis.pcall('INFO', 'server')
 local here = type(info) == 'string' and string.match(info, 'run_id:(%x+)') or ''
 
 redis.call('RPUSH', list, ARGV[5])
+if ARGV[6] ~= '' then
+  -- pcall: an ACL may forbid it, and a commit must not fail for want of news.
+  redis.pcall('PUBLISH', ARGV[6], #ARGV[5] > tonumber(ARGV[7]) and ARGV[4] or ARGV[4] .. ' ' .. ARGV[5])
+end
 if not exists then
   redis.call('HSET', meta, 'e', ARGV[1], 'run', here, 'h', ARGV[4], 'l', ARGV[4])
   return {'OK', 0}

@@ -1,0 +1,87 @@
+"""Commits per second against what the bare script does in the same set-up: one writer of one shard, and eight processes
+with a shard each.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+from persist_engine import Antichain, Location, PersistClient, ShardId
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.metrics import NoMetrics
+from persist_engine.base.versioned import SeqNo, VersionedData
+from persist_engine.storage.open import open_consensus
+from persist_engine.testing.servers import redis_server
+
+from bench.commit import at_times
+from bench.data import SCHEMA, updates
+from bench.measure import Row, median
+
+WARM = 50
+
+#: Redis, folder, "ours" or "bare", commits, bytes of a bare one.
+_Job = tuple[str, str, str, int, int]
+
+
+def run(folder: Path, quick: bool) -> list[Row]:
+    """10 rows a commit; no maintenance meanwhile, which would be done elsewhere. Ours and the baseline take turns, and
+    the medians of three rounds are compared.
+    """
+    commits = 100 if quick else 1_000
+    rows = []
+    with redis_server(appendonly=True) as redis:
+        for writers in (1, 8):
+            size = 2_500  # about what a commit of 10 rows writes; `bench commit` says exactly
+            rates: dict[str, list[float]] = {"ours": [], "bare": []}
+            for turn in range(3):
+                for kind, found in rates.items():
+                    job = (redis.url, f"{folder}/{kind}-{writers}-{turn}", kind, commits, size)
+                    found.append(writers * commits / _slowest_s(job, writers))
+            ours, bare = median(rates["ours"]), median(rates["bare"])
+            what = f"commits per second, {writers} {'writer' if writers == 1 else 'processes, a shard each'}"
+            rows.append(Row(what, f"{ours:.0f}", f"{bare:.0f}", ours / bare, "higher"))
+    return rows
+
+
+def _slowest_s(job: _Job, writers: int) -> float:
+    """Seconds from the common start to the end of the last of `writers` processes that do `job`."""
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(writers)
+    queue: Any = context.Queue()
+    workers = [context.Process(target=_work, args=(job, index, barrier, queue)) for index in range(writers)]
+    for worker in workers:
+        worker.start()
+    spans = [queue.get(timeout=600) for _ in workers]
+    for worker in workers:
+        worker.join()
+    return float(max(end for _, end in spans) - min(start for start, _ in spans))
+
+
+def _work(job: _Job, index: int, barrier: Barrier, queue: Any) -> None:
+    url, folder, kind, commits, size = job
+    if kind == "bare":
+        consensus = open_consensus(url, env=SystemEnv(), metrics=NoMetrics())
+        payload, key = b"x" * size, f"{folder}-{index}"
+
+        def commit(at: int) -> None:
+            expected = SeqNo(at) if at else None
+            consensus.compare_and_set(key, expected, VersionedData(SeqNo(at + 1), payload))
+    else:
+        client = PersistClient.open(Location(blob=f"file://{folder}", consensus=url))
+        writer = client.open_writer(ShardId.new(), SCHEMA, purpose="bench")
+        batches = at_times(updates(10, time=0), WARM + commits)
+
+        def commit(at: int) -> None:
+            writer.compare_and_append(batches[at], expected_upper=Antichain.of(at), new_upper=Antichain.of(at + 1))
+
+    for at in range(WARM):
+        commit(at)
+    barrier.wait()
+    start = time.monotonic()  # one clock for all processes of a machine
+    for at in range(WARM, WARM + commits):
+        commit(at)
+    queue.put((start, time.monotonic()))

@@ -1,0 +1,96 @@
+"""Ending a shard: closing both frontiers, and finalizing what is closed (spec 9.16, B.4). For administration.
+
+Finalizing needs since and upper to be empty and never forces it. `close_shard` empties them by the ordinary commands:
+an append of the empty upper, and readers that give up their hold. It takes no hold away from anybody who was not named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from persist_engine.base.errors import Fenced, FinalizationError
+from persist_engine.client.client import PersistClient
+from persist_engine.client.write import Appended
+from persist_engine.model.commands import OpaqueMismatch
+from persist_engine.model.frontier import EMPTY
+from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId
+from persist_engine.model.leases import expires_after_ms
+from persist_engine.model.state import ShardState
+from persist_engine.work.outcome import Outcome
+from persist_engine.work.perform import perform
+
+_PURPOSE = "persist admin finalize"
+#: The own reader that moves since lives for one command; a crash must not leave it for long.
+_LEASE_MS = 60_000
+
+
+def obstacles(
+    state: ShardState, *, now_ms: int, close: bool = False, give_up: Sequence[CriticalReaderId] = ()
+) -> list[str]:
+    """What keeps `state` from being finalized, one line each; none: it may be. `close`: as if `close_shard` were to be
+    called with `give_up` first.
+    """
+    upper, since = state.trace.upper, state.trace.since
+    open_upper = [] if upper.is_empty() or close else [f"upper is {upper}: somebody may still write"]
+    if since.is_empty():
+        return open_upper
+    held = []
+    for critical_id, critical in state.critical_readers.items():
+        if not critical.since.is_empty() and not (close and critical_id in give_up):
+            text = f"since is held at {critical.since} by critical reader {critical_id}"
+            held.append(f"{text} ({critical.debug.purpose or 'no purpose told'})")
+    for reader_id, reader in state.leased_readers.items():
+        if not reader.since.is_empty() and now_ms <= expires_after_ms(reader):
+            ends = f"its lease ends in {(expires_after_ms(reader) - now_ms) / 1000:.0f} s"
+            held.append(f"since is held at {reader.since} by reader {reader_id} ({reader.debug.purpose}), {ends}")
+    if not held and not close:
+        held.append(f"since is {since} although no reader holds it: nobody has moved it on")
+    return open_upper + held
+
+
+def close_shard(client: PersistClient, shard_id: ShardId, *, give_up: Sequence[CriticalReaderId] = ()) -> None:
+    """Append the empty upper and let since become empty. `give_up`: critical readers whose hold ends with this.
+
+    FinalizationError, before anything is changed, while anybody else holds since; Fenced when the owner of a critical
+    reader moves it at the same time. May be repeated after either.
+    """
+    machine = client.machine(shard_id)
+    found = obstacles(machine.refresh(), now_ms=machine.env.now_ms(), close=True, give_up=give_up)
+    if found:
+        raise FinalizationError(f"cannot close {shard_id}: {'; '.join(found)}", obstacles=found)
+    with client.open_writer(shard_id, machine.schema, purpose=_PURPOSE) as writer:
+        while not (upper := writer.fetch_recent_upper()).is_empty():
+            if isinstance(writer.compare_and_append([], expected_upper=upper, new_upper=EMPTY), Appended):
+                break
+    for critical_id in give_up:
+        critical = machine.refresh().critical_readers.get(critical_id)
+        if critical is None:
+            continue
+        answer, _ = machine.compare_and_downgrade_since(
+            critical_id, expected_opaque=critical.opaque, new_opaque=critical.opaque, new_since=EMPTY
+        )
+        if isinstance(answer, OpaqueMismatch):
+            raise Fenced(f"critical reader {critical_id} of {shard_id} was moved by its owner", reader_id=critical_id)
+    if not machine.refresh().trace.since.is_empty():
+        reader_id = LeasedReaderId.from_bytes(machine.env.random_bytes(16))
+        machine.register_leased_reader(reader_id, lease_ms=_LEASE_MS, purpose=_PURPOSE)
+        machine.downgrade_since(reader_id, outstanding_seqno=None, new_since=EMPTY)
+        machine.expire_leased_reader(reader_id)
+
+
+def finalize_shard(client: PersistClient, shard_id: ShardId) -> list[Outcome]:
+    """Make the closed shard a tombstone and do all maintenance that follows: no part is left, and two versions.
+
+    Idempotent. FinalizationError, telling what is in the way, unless since and upper are empty.
+    """
+    machine = client.machine(shard_id)
+    state = machine.refresh()
+    found = obstacles(state, now_ms=machine.env.now_ms())
+    if found:
+        raise FinalizationError(
+            f"cannot finalize {shard_id}: {'; '.join(found)}",
+            since=state.trace.since,
+            upper=state.trace.upper,
+            obstacles=found,
+        )
+    return perform(machine, machine.become_tombstone())

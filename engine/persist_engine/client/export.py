@@ -1,0 +1,193 @@
+"""Export: a whole shard as a directory of Parquet files and a manifest that proves them complete.
+
+    <directory>/_manifest.json           written last; without it the export is not complete
+    <directory>/part-00000.parquet ...   columns key, val, time, diff; sorted by (key, val, time) over all files
+
+Either the contents at one time, or every update that can still be told apart, from since to upper. Any Parquet reader
+reads the files, `sha256sum` checks them, and the shard they came from is left as it was but for a reader's lease.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.version import APPLIER_VERSION
+from persist_engine.client.client import PersistClient
+from persist_engine.client.snapshot import SinceAhead
+from persist_engine.codec.schema import Schema
+from persist_engine.model.frontier import DATA_TIME_MAX
+from persist_engine.model.ids import ShardId
+from persist_engine.shard.fetch import CompactionFilter, PartSource, read_consolidated, runs_of
+
+#: Readers of directories pass over names that begin so.
+MANIFEST = "_manifest.json"
+#: Format of the manifest.
+FORMAT = 1
+#: A file is closed when it holds this many bytes in memory form; smaller on disk.
+FILE_BYTES = 256 << 20
+MEMORY_BYTES = 256 << 20
+
+#: Told bytes read of how many; for progress bars.
+OnRead = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedFile:
+    """One file: its rows, its size on disk, and the SHA-256 of its bytes."""
+
+    name: str
+    rows: int
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What was exported. `as_of`: contents at that time (all rows carry it); None: the updates in [since, upper).
+    Frontiers are times, None when closed. Schemas are DDL.
+    """
+
+    format: int
+    shard_id: str
+    engine_version: str
+    seqno: int
+    since: int | None
+    upper: int | None
+    as_of: int | None
+    key_schema: str
+    val_schema: str
+    rows: int
+    size_bytes: int
+    files: tuple[ExportedFile, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in the file."""
+        return asdict(self)
+
+
+def export_shard(
+    client: PersistClient,
+    shard_id: ShardId,
+    directory: Path,
+    *,
+    as_of: int | Literal["latest"] | None,
+    on_read: OnRead | None = None,
+) -> Manifest:
+    """Write the shard's contents at `as_of` (latest: the newest complete time), or its history (None), into
+    `directory`, which must not exist or be empty; it appears complete or not at all.
+
+    InvalidUsage when `as_of` is before since or not yet complete, or the directory cannot be written. Streams in
+    bounded memory; a lease keeps the data while it is read.
+    """
+    if as_of == "latest":
+        upper = client.recent_upper(shard_id)
+        if upper.time == 0:
+            raise InvalidUsage(f"shard {shard_id} has no complete time yet: nothing was appended")
+        as_of = DATA_TIME_MAX if upper.time is None else upper.time - 1
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise InvalidUsage(f"{directory} exists and is not an empty directory")
+    partial = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir(parents=True)
+        manifest = _export(client, shard_id, partial, as_of, on_read)
+        _write_durably(partial / MANIFEST, json.dumps(manifest.to_json(), indent=2, ensure_ascii=False).encode())
+        if directory.exists():
+            directory.rmdir()
+        partial.replace(directory)
+    except OSError as error:
+        raise InvalidUsage(f"cannot write {directory}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return manifest
+
+
+def _export(
+    client: PersistClient, shard_id: ShardId, directory: Path, as_of: int | None, on_read: OnRead | None
+) -> Manifest:
+    with client.open_leased_reader(shard_id, purpose="persist admin export") as reader:
+        # Registered first: whatever version is the newest from here on, its blobs stay while the lease does.
+        machine = client.machine(shard_id)
+        state, schema = machine.refresh(), machine.schema
+        batches = tuple(state.trace.batches())
+        total_bytes = max(1, sum(batch.size_bytes for batch in batches))
+        read = 0
+
+        def told(count: int) -> None:
+            nonlocal read
+            read += count
+            if on_read is not None:
+                on_read(read, total_bytes)
+
+        if as_of is None:
+            source = PartSource(shard_id, machine.blob, schema, machine.retry, machine.metrics)
+            row_filter = CompactionFilter(reader.since)
+            tables = read_consolidated(source, runs_of(batches), row_filter, memory_bytes=MEMORY_BYTES, on_fetched=told)
+            files = _files(tables, directory, schema)
+        else:
+            answer = reader.snapshot(as_of, timeout_s=0)
+            if isinstance(answer, SinceAhead):
+                raise InvalidUsage(f"cannot export {shard_id} at {as_of}: since is {answer.since}", as_of=as_of)
+            with answer as snapshot:
+                rows = (pa.Table.from_batches([batch]) for batch in snapshot.to_batches(on_fetched=told))
+                files = _files(rows, directory, schema)
+    return Manifest(
+        format=FORMAT,
+        shard_id=str(shard_id),
+        engine_version=APPLIER_VERSION,
+        seqno=int(state.seqno),
+        since=state.trace.since.time,
+        upper=state.trace.upper.time,
+        as_of=as_of,
+        key_schema=schema.key_ddl,
+        val_schema=schema.val_ddl,
+        rows=sum(file.rows for file in files),
+        size_bytes=sum(file.size_bytes for file in files),
+        files=tuple(files),
+    )
+
+
+def _files(tables: Iterator[pa.Table], directory: Path, schema: Schema) -> list[ExportedFile]:
+    """Cut the stream into files. At least one, so that an empty shard's schema can be read too."""
+    stored = _storable(schema.updates_schema)
+    files: list[ExportedFile] = []
+    table = next(tables, None)
+    while table is not None or not files:
+        path = directory / f"part-{len(files):05}.parquet"
+        rows = size_bytes = 0
+        with pq.ParquetWriter(path, stored, compression="zstd") as writer:
+            while table is not None and (rows == 0 or size_bytes + table.nbytes <= FILE_BYTES):
+                writer.write_table(table.select(stored.names).cast(stored))
+                rows, size_bytes = rows + table.num_rows, size_bytes + table.nbytes
+                table = next(tables, None)
+        files.append(_finished(path, rows))
+    return files
+
+
+def _storable(schema: pa.Schema) -> pa.Schema:
+    """Without a struct of no fields, which Parquet cannot hold: a shard without values has no column val."""
+    return pa.schema([field for field in schema if not pa.types.is_struct(field.type) or field.type.num_fields])
+
+
+def _finished(path: Path, rows: int) -> ExportedFile:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        os.fsync(file.fileno())
+        return ExportedFile(path.name, rows, file.tell(), digest)
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,80 @@
+"""Many staged batches as the one that an append puts into state (spec 9.5, 10.9).
+
+Owns which parts become which runs, and the joining of small inline parts. Decides nothing about whether the append may
+happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from persist_engine.client.batch import Batch, BatchBuilder
+from persist_engine.codec.schema import Schema
+from persist_engine.model.batch import HollowBatch, InlinePart, RunMeta, RunPart
+from persist_engine.model.frontier import Description
+from persist_engine.shard.fetch import PartSource
+from persist_engine.shard.parts import PartStore
+
+
+def joined(batches: Sequence[HollowBatch], desc: Description) -> HollowBatch:
+    """The runs of all batches, in their order, under one description; those cut short by it are marked (spec 10.9)."""
+    parts: list[RunPart] = []
+    splits: list[int] = []
+    metas: list[RunMeta] = []
+    for batch in batches:
+        cut = (batch.desc.lower, batch.desc.upper) != (desc.lower, desc.upper)
+        for meta, run in batch.runs():
+            if parts:
+                splits.append(len(parts))
+            parts += run
+            metas.append(replace(meta, truncated=True) if cut else meta)
+    rows = sum(batch.rows for batch in batches)
+    return HollowBatch(desc=desc, rows=rows, parts=tuple(parts), run_splits=tuple(splits), run_metas=tuple(metas))
+
+
+def combined_inline_parts(
+    batches: Sequence[Batch], desc: Description, *, store: PartStore, schema: Schema, schema_id: int
+) -> Batch | None:
+    """A new batch of [desc.lower, desc.upper) with the rows of all inline parts of `batches`: appended in their place
+    it leaves one part in state, or one in blob, where they would leave many.
+
+    `batches` stay untouched, and the new one is the caller's to append or to delete. None when there are fewer than
+    two inline parts, or some of another schema. Rows are cut to `desc`, after their times were rewritten.
+    """
+    small = [
+        (part, batch.hollow.desc.since)
+        for batch in batches
+        for part in batch.hollow.parts
+        if isinstance(part, InlinePart)
+    ]
+    if len(small) < 2 or any(part.schema_id != schema_id for part, _ in small):
+        return None
+    source = PartSource(store.shard_id, store.blob, schema, store.retry, store.metrics)
+    with BatchBuilder(store, desc.lower, schema=schema, schema_id=schema_id, upper=desc.upper) as builder:
+        for part, since in small:
+            bounds = Description(desc.lower, desc.upper, since)
+            builder.add(pa.concat_tables(source.decode(part.data, part, bounds)))
+        store.metrics.count("inline_combined_parts", len(small))
+        return builder.finish(desc.upper)
+
+
+def without_inline_parts(batch: HollowBatch) -> HollowBatch:
+    """`batch` with its parts in blob only; a run that has none is left out."""
+    parts: list[RunPart] = []
+    splits: list[int] = []
+    metas: list[RunMeta] = []
+    rows = batch.rows
+    for meta, run in batch.runs():
+        kept = [part for part in run if not isinstance(part, InlinePart)]
+        gone = sum(part.rows for part in run if isinstance(part, InlinePart))
+        rows -= gone
+        if not kept:
+            continue
+        if parts:
+            splits.append(len(parts))
+        parts += kept
+        metas.append(meta if meta.rows is None or not gone else replace(meta, rows=meta.rows - gone))
+    return HollowBatch(batch.desc, max(rows, 0), tuple(parts), tuple(splits), tuple(metas))

@@ -1,0 +1,88 @@
+"""Where upsert state is kept: which store a handle asked for, wired to the port of `flow.upsert_store`, and its meter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+
+from persist_engine.base.env import Env
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.metrics import Metrics
+from persist_engine.base.settings import MIB
+from persist_engine.flow.upsert_memory import MemoryStore
+from persist_engine.flow.upsert_store import KeyValues, SpillingStore
+from persist_engine.flow.upsert_words import Int64s, UInt64s
+
+Backend = Literal["memory", "rocksdb", "auto"]
+OpenStore = Callable[[str], KeyValues]
+"""Opens an empty store, named apart from others of the same handle."""
+
+#: With `auto`, state larger than this goes to disk: half a million keys with short values.
+SPILL_BYTES = 64 * MIB
+
+
+def store_opener(
+    backend: str, directory: Path | str | None, *, spill_bytes: int, env: Env, metrics: Metrics, shard: str
+) -> OpenStore:
+    """What opens the stores of one handle. InvalidUsage for a backend that there is not, or a disk without a directory."""
+    if backend not in ("memory", "rocksdb", "auto"):
+        raise InvalidUsage(f"no upsert backend is called {backend!r}: there are memory, rocksdb and auto")
+    if backend == "memory":
+        return lambda _: MeteredStore(MemoryStore(), env, metrics)
+    if directory is None:
+        raise InvalidUsage(f"the upsert backend {backend} needs a directory of its own on a local disk")
+    folder = Path(directory)
+
+    def on_disk(name: str) -> KeyValues:
+        from persist_engine.storage.upsert_rocks import RocksStore
+
+        return RocksStore(folder / name)
+
+    def spilling(name: str) -> KeyValues:
+        def spill() -> KeyValues:
+            disk = on_disk(name)
+            metrics.gauge("upsert_spilled", 1, shard=shard)
+            return disk
+
+        metrics.gauge("upsert_spilled", 0, shard=shard)
+        return SpillingStore(MemoryStore(), spill, spill_bytes=spill_bytes)
+
+    open_store = on_disk if backend == "rocksdb" else spilling
+    return lambda name: MeteredStore(open_store(name), env, metrics)
+
+
+class MeteredStore:
+    """A store whose gets and puts are counted and timed."""
+
+    def __init__(self, inner: KeyValues, env: Env, metrics: Metrics) -> None:
+        self._inner, self._env, self._metrics = inner, env, metrics
+
+    @property
+    def size_bytes(self) -> int:
+        """See KeyValues."""
+        return self._inner.size_bytes
+
+    def multi_get(self, keys: UInt64s) -> pa.LargeBinaryArray:
+        """See KeyValues."""
+        began_s = self._env.monotonic_s()
+        records = self._inner.multi_get(keys)
+        self._done("multi_get", len(keys), began_s)
+        return records
+
+    def multi_put(self, keys: UInt64s, records: pa.LargeBinaryArray, previous: Int64s) -> int:
+        """See KeyValues."""
+        began_s = self._env.monotonic_s()
+        changed = self._inner.multi_put(keys, records, previous)
+        self._done("multi_put", len(keys), began_s)
+        return changed
+
+    def close(self) -> None:
+        """See KeyValues."""
+        self._inner.close()
+
+    def _done(self, verb: str, keys: int, began_s: float) -> None:
+        self._metrics.observe_s("upsert_store", self._env.monotonic_s() - began_s, verb=verb)
+        self._metrics.count("upsert_store_keys", keys, verb=verb)

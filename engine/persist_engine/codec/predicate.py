@@ -1,0 +1,163 @@
+"""Predicates over the fields of key and val, as values: what users build, send to other processes and write as text.
+
+    And((Compare("val.delay", ">", 30), Or((In("key.carrier", ("AA", "UA")), IsNull("val.tail")))))
+
+Owns the tree and its forms. What it means, and whether it fits a schema, is codec.filter's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Literal, get_args
+
+from persist_engine.base.errors import InvalidUsage
+
+Op = Literal["=", "!=", "<", "<=", ">", ">="]
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """`column op value`. Numbers compare by value whatever their types; dates and times may be ISO 8601 texts."""
+
+    column: str
+    op: Op
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class In:
+    """`column` is one of `values`, none of which is null."""
+
+    column: str
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull:
+    """`column` is null."""
+
+    column: str
+
+
+@dataclass(frozen=True, slots=True)
+class And:
+    """Every term is true; so without any."""
+
+    terms: tuple[Predicate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Or:
+    """Some term is true."""
+
+    terms: tuple[Predicate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """The term is false: not true, nor unknown for nulls."""
+
+    term: Predicate
+
+
+Predicate = Compare | In | IsNull | And | Or | Not
+
+_ALIASES: dict[str, Op] = {**{op: op for op in get_args(Op)}, "==": "=", "<>": "!="}
+
+
+def from_tuples(terms: Sequence[Any]) -> Predicate:
+    """The predicate of `[(column, op, value), ...]`, which all must hold, or of a list of such lists, of which one must.
+    Operators are those of Compare, `in` and `not in`. InvalidUsage names what is none of this.
+    """
+    if not isinstance(terms, list | tuple) or not terms:
+        raise InvalidUsage("a filter is a list of (column, operator, value), or a list of such lists; it is not empty")
+    if all(isinstance(term, list) for term in terms):
+        return Or(tuple(And(tuple(map(_from_tuple, each))) for each in terms))
+    return And(tuple(map(_from_tuple, terms)))
+
+
+def _from_tuple(term: Any) -> Predicate:
+    if not isinstance(term, tuple) or len(term) != 3 or not all(isinstance(text, str) for text in term[:2]):
+        raise InvalidUsage(f"a term of a filter is (column, operator, value), not {term!r}")
+    column, op, value = term
+    if op in ("in", "not in"):
+        if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+            raise InvalidUsage(f"filter on {column}: {op} takes a list of values, not {value!r}", column=column)
+        within = In(column, tuple(value))
+        return within if op == "in" else Not(within)
+    if op not in _ALIASES:
+        raise InvalidUsage(
+            f"filter on {column}: {op!r} is none of {', '.join((*_ALIASES, 'in', 'not in'))}", column=column
+        )
+    return Compare(column, _ALIASES[op], value)
+
+
+def to_json(predicate: Predicate) -> dict[str, Any]:
+    """Plain values; inverse of `from_json`. InvalidUsage for a literal of a type that no column has."""
+    match predicate:
+        case Compare(column, op, value):
+            return {"column": column, "op": op, "value": _value_to_json(column, value)}
+        case In(column, values):
+            return {"column": column, "in": [_value_to_json(column, value) for value in values]}
+        case IsNull(column):
+            return {"column": column, "is": "null"}
+        case And(terms):
+            return {"and": [to_json(term) for term in terms]}
+        case Or(terms):
+            return {"or": [to_json(term) for term in terms]}
+        case Not(term):
+            return {"not": to_json(term)}
+
+
+def from_json(value: dict[str, Any]) -> Predicate:
+    """Inverse of `to_json`; ValueError, KeyError or TypeError for anything else."""
+    match value:
+        case {"column": str(column), "op": str(op), "value": literal}:
+            return Compare(column, _ALIASES[op], _value_from_json(literal))
+        case {"column": str(column), "in": list(values)}:
+            return In(column, tuple(map(_value_from_json, values)))
+        case {"column": str(column), "is": "null"}:
+            return IsNull(column)
+        case {"and": list(terms)}:
+            return And(tuple(map(from_json, terms)))
+        case {"or": list(terms)}:
+            return Or(tuple(map(from_json, terms)))
+        case {"not": dict(term)}:
+            return Not(from_json(term))
+    raise ValueError(f"no predicate: {value!r}")
+
+
+def _value_to_json(column: str, value: Any) -> Any:
+    match value:
+        case bool() | int() | str():
+            return value
+        case float():
+            return {"float": repr(value)}
+        case Decimal():
+            return {"decimal": str(value)}
+        case bytes():
+            return {"binary": value.hex()}
+        case datetime():  # before date: it is one
+            return {"datetime": value.isoformat()}
+        case date():
+            return {"date": value.isoformat()}
+    raise InvalidUsage(f"filter on {column}: {value!r} is no value of any column", column=column)
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "float": float,
+    "decimal": Decimal,
+    "binary": bytes.fromhex,
+    "datetime": datetime.fromisoformat,
+    "date": date.fromisoformat,
+}
+
+
+def _value_from_json(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, text),) = value.items()
+    return _READERS[kind](text)

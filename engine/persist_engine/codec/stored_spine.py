@@ -1,0 +1,118 @@
+"""A trace with structure <-> protobuf as rollups hold it since format 2: a head per spine batch, its hollow batches as
+bytes beside it.
+
+Opening a shard reads the heads, of which there are O(log n); what lies in a spine batch is decoded when somebody looks
+(`LazyParts`), and written again as the bytes it came from while nobody changes it. So opening a shard, and its next
+rollup, cost what changed and not what lives.
+"""
+
+from __future__ import annotations
+
+from persist_engine.base.errors import check
+from persist_engine.codec import records
+from persist_engine.codec.batch import (
+    antichain_from_pb,
+    antichain_to_pb,
+    batch_from_pb,
+    batch_to_pb,
+    description_from_pb,
+    description_to_pb,
+)
+from persist_engine.codec.envelope import decoding
+from persist_engine.codec.kept import Kept
+from persist_engine.model.flat_trace import SpineId, ThinMerge
+from persist_engine.model.flatten import assemble, thin_merges
+from persist_engine.model.lazy_parts import LazyParts
+from persist_engine.model.spine import IdBatch, Parts, Sizes, Spine, SpineBatch, validate_parts
+from persist_engine.model.trace import Trace
+from persist_engine.pb import state_pb2 as pb
+
+#: Encoded hollow batches kept for the next rollup. Grows with it: memory of a process that writes rollups; with some 300
+#: bytes a batch this is a hundred thousand of them.
+_KEPT_BYTES_MAX = 32 << 20
+
+
+def trace_to_pb(trace: Trace) -> pb.FlatTrace:
+    """A trace with structure. Costs the spine batches that changed since this process last wrote them."""
+    merges = thin_merges(trace.spine)
+    return pb.FlatTrace(
+        since=antichain_to_pb(trace.since),
+        merges=[
+            pb.MergeEntry(id=records.spine_id_to_pb(key), merge=records.merge_to_pb(merges[key]))
+            for key in sorted(merges)
+        ],
+        stored=[_stored(batch) for batch in trace.spine_batches()],
+    )
+
+
+def trace_from_pb(message: pb.FlatTrace, *, key: str) -> Trace:
+    """Inverse of `trace_to_pb`; `key` names the rollup in errors, then and when hollow batches are loaded."""
+    records.need(message, "since")
+    check(
+        not (message.legacy_batches or message.hollow_batches or message.spine_batches),
+        "spine batches are stored in two ways",
+    )
+    merges: dict[SpineId, ThinMerge] = {}
+    for entry in message.merges:
+        records.need(entry, "id", "merge")
+        spine_id = records.spine_id_from_pb(entry.id)
+        check(spine_id not in merges, f"{spine_id} comes twice")
+        merges[spine_id] = records.merge_from_pb(entry.merge)
+    batches = [_opened(stored, key) for stored in message.stored]
+    spine: Spine = assemble(antichain_from_pb(message.since), batches, merges)
+    spine.validate()
+    return Trace(spine, structured=True)
+
+
+def _stored(batch: SpineBatch) -> pb.StoredSpineBatch:
+    sizes = batch.sizes
+    return pb.StoredSpineBatch(
+        id=records.spine_id_to_pb(batch.id),
+        level=batch.level,
+        desc=description_to_pb(batch.desc),
+        rows=sizes.rows,
+        parts=sizes.parts,
+        runs=sizes.runs,
+        blob_bytes=sizes.blob_bytes,
+        inline_bytes=sizes.inline_bytes,
+        count=len(batch.parts),
+        batches=_encoded(batch.parts),
+    )
+
+
+def _encode(parts: tuple[IdBatch, ...]) -> bytes:
+    ids = [records.spine_id_to_pb(part_id) for part_id, _ in parts]
+    message = pb.StoredBatches(ids=ids, batches=[batch_to_pb(batch) for _, batch in parts])
+    return message.SerializeToString(deterministic=True)
+
+
+_kept = Kept(_encode, bytes_max=_KEPT_BYTES_MAX)
+
+
+def _encoded(parts: Parts) -> bytes:
+    return parts.source if isinstance(parts, LazyParts) else _kept(parts)
+
+
+def _opened(stored: pb.StoredSpineBatch, key: str) -> SpineBatch:
+    records.need(stored, "id", "desc")
+    spine_id, desc = records.spine_id_from_pb(stored.id), description_from_pb(stored.desc)
+    sizes = Sizes(stored.rows, stored.parts, stored.runs, stored.blob_bytes, stored.inline_bytes)
+    level, count = stored.level, stored.count
+    check(count > 0, f"spine batch {spine_id} holds nothing")
+
+    def load(source: bytes) -> tuple[IdBatch, ...]:
+        with decoding(f"spine batch {spine_id}", key):
+            message = pb.StoredBatches()
+            message.ParseFromString(source)
+            check(
+                len(message.ids) == len(message.batches) == count,
+                f"{len(message.batches)} batches with {len(message.ids)} ids, where {count} belong",
+            )
+            parts = tuple(
+                (records.spine_id_from_pb(part_id), batch_from_pb(batch))
+                for part_id, batch in zip(message.ids, message.batches, strict=True)
+            )
+            validate_parts(SpineBatch(spine_id, desc, level, parts, sizes))
+            return parts
+
+    return SpineBatch(spine_id, desc, level, LazyParts(count, stored.batches, load), sizes)

@@ -1,0 +1,55 @@
+"""How far the desired collection is known. It comes in two streams, rows and errors, and is known only as far as both
+are. Pure.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.model.frontier import EMPTY, MINIMUM, Antichain
+
+
+class Stream(enum.Enum):
+    """The two halves of a desired collection."""
+
+    OK = "ok"
+    ERR = "err"
+
+
+@dataclass(slots=True)
+class DesiredFrontiers:
+    """A frontier for each stream; `frontier` is the lesser (spec 17.1). Invariant: none goes back.
+
+    A stream that does not exist is one that has ended: its frontier is empty from the beginning.
+    """
+
+    _of: dict[Stream, Antichain] = field(default_factory=lambda: dict.fromkeys(Stream, MINIMUM))
+
+    @classmethod
+    def without_errors(cls) -> DesiredFrontiers:
+        """For a collection that has no errors."""
+        return cls({Stream.OK: MINIMUM, Stream.ERR: EMPTY})
+
+    @property
+    def frontier(self) -> Antichain:
+        """Every desired update before it is known, of both streams."""
+        return self._of[Stream.OK].meet(self._of[Stream.ERR])
+
+    @property
+    def by_stream(self) -> MappingProxyType[Stream, Antichain]:
+        """A view."""
+        return MappingProxyType(self._of)
+
+    def advance(self, stream: Stream, frontier: Antichain) -> bool:
+        """No more updates of `stream` before `frontier`; whether that moved the common frontier. InvalidUsage when it
+        goes back. Idempotent.
+        """
+        current = self._of[stream]
+        if not current <= frontier:
+            raise InvalidUsage(f"the {stream.value} frontier of a sink goes back from {current} to {frontier}")
+        before = self.frontier
+        self._of[stream] = frontier
+        return self.frontier != before

@@ -1,0 +1,80 @@
+"""Refresh schedules: a sink that shows its input only at certain times (spec 17.7). Pure.
+
+Every time and every frontier is rounded up to the next refresh. Invariants: rounding is monotone and never goes down,
+so that rounded frontiers still bound rounded times; a time that is a refresh stays. Past the last refresh the frontier
+is empty: the collection is complete.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.model.frontier import DATA_TIME_MAX, EMPTY, Antichain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refresh:
+    """Refreshes at `aligned_to`, and every `every` before and after it (`every` None: not at all), and at each of
+    `at`. Times are those of the collection: milliseconds, unless the sink says otherwise.
+    """
+
+    every: int | None = None
+    aligned_to: int = 0
+    at: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.every is None and not self.at:
+            raise InvalidUsage("a refresh schedule needs `every` or `at`")
+        if self.every is not None and not 1 <= self.every <= DATA_TIME_MAX:
+            raise InvalidUsage(f"refresh every {self.every}: expected a period in [1, {DATA_TIME_MAX}]")
+        for time in (self.aligned_to, *self.at):
+            if not 0 <= time <= DATA_TIME_MAX:
+                raise InvalidUsage(f"refresh at {time}: expected a time in [0, {DATA_TIME_MAX}]")
+        object.__setattr__(self, "at", tuple(sorted(set(self.at))))
+
+    @property
+    def last(self) -> int | None:
+        """The last refresh; None when they never end."""
+        return self.at[-1] if self.every is None else None
+
+    def round_up(self, time: int) -> int | None:
+        """The first refresh at or past `time`; None when there is none at a time that data can have."""
+        candidates = [at for at in self.at if at >= time]
+        if self.every is not None:
+            candidates.append(time + (self.aligned_to - time) % self.every)
+        rounded = min(candidates, default=None)
+        return None if rounded is None or rounded > DATA_TIME_MAX else rounded
+
+    def frontier(self, frontier: Antichain) -> Antichain:
+        """No rounded time is before it when no time is before `frontier`."""
+        rounded = None if frontier.time is None else self.round_up(frontier.time)
+        return EMPTY if rounded is None else Antichain.of(rounded)
+
+    def apply(self, updates: pa.Table) -> pa.Table:
+        """The updates at the refreshes that show them. What no refresh will ever show is left out."""
+        if not updates.num_rows:
+            return updates
+        index = updates.schema.get_field_index("time")
+        rounded = self._rounded(updates.column(index).to_numpy())
+        shown = rounded >= 0
+        out = updates.set_column(index, updates.schema.field(index), pa.chunked_array([pa.array(rounded)]))
+        return out if shown.all() else out.filter(pa.array(shown))
+
+    def _rounded(self, times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """-1 for a time past the last refresh."""
+        never = np.int64(-1)
+        rounded = np.full(len(times), never)
+        if self.at:
+            at = np.array([*self.at, never], dtype=np.int64)
+            rounded = at[np.searchsorted(at[:-1], times, side="left")]
+        if self.every is not None:
+            step = (np.int64(self.aligned_to) - times) % np.int64(self.every)
+            periodic = np.where(step <= DATA_TIME_MAX - times, times + step, never)
+            both = (rounded >= 0) & ((periodic < 0) | (rounded < periodic))
+            rounded = np.where(both, rounded, periodic)
+        return rounded

@@ -1,0 +1,325 @@
+"""The upsert operator, fed back (spec 16.9): commands (key, value or nothing, order) at times become updates of the shard,
+decided against what the shard itself holds. Pure: events in, emissions out. A thread, a Spark task and a test are three
+shells of it.
+
+State comes from the persisted output only, whoever wrote it, and is exact when the persisted frontier is: what is emitted
+changes nothing until it comes back. An emission covers [persisted frontier, input frontier): it is to be appended at
+exactly its lower, or not at all; when somebody else was faster, his output comes in, commands at times he has written are
+dropped, and the rest is decided anew. So replicas of one input may run side by side, restarts need no recovery of their
+own, and hydrating is only catching up.
+
+Partial mode (spec 16.8): when commands of one time are too many to wait for, `drain_partially` decides those that are there
+while the time is still open. What it decided is provisional: kept aside, with order keys and tombstones, so that a later
+command of that time with a lower or equal order key changes nothing; and forgotten when the time is written.
+
+Columns: `hash` (32 bytes, the hash of the key), `key` (anything; carried along), `value` (whole words; null deletes),
+`time`, and `order` (int64; a null sorts lowest) of commands or `diff` of updates. Errors as values (spec 16.10) have no
+place in a typed shard: a key or value that does not fit the schema is refused before it comes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_engine.base.errors import InvariantViolated, check
+from persist_engine.flow.upsert_state import Kind, MergeStats, Records, UpsertState
+from persist_engine.flow.upsert_store import KEY_WORDS
+from persist_engine.flow.upsert_words import Bools, Int64s, UInt64s, Words
+from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What the commands come to in [lower, upper): append it at `lower`, or not at all. `updates` may have no rows: then
+    there is only the frontier to move.
+    """
+
+    lower: Antichain
+    upper: Antichain
+    updates: pa.Table
+
+
+class UpsertMachine:
+    """One instance per shard and shell. Not thread-safe. `frontier` is where `state` begins: what lies before it is in
+    there, or nothing does. `provisional` opens a state for partial mode.
+    """
+
+    def __init__(
+        self, state: UpsertState, *, frontier: Antichain, provisional: Callable[[], UpsertState] | None = None
+    ) -> None:
+        self._state = state
+        self._persisted = self._input = frontier
+        self._is_whole = True
+        self._stash: list[pa.Table] = []
+        self._open_provisional = provisional
+        self._provisional: UpsertState | None = None
+        """Of the time at the persisted frontier."""
+
+    @property
+    def persisted_frontier(self) -> Antichain:
+        """All that was persisted before it is in the state."""
+        return self._persisted
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the state is that of the persisted frontier: no updates past it were handed in."""
+        return self._is_whole
+
+    @property
+    def stashed(self) -> int:
+        """Commands that wait."""
+        return sum(int(table.num_rows) for table in self._stash)
+
+    # -- what was persisted -------------------------------------------------------------------------------------------
+
+    def on_persisted(self, updates: pa.Table) -> MergeStats:
+        """Updates of the shard at or past the persisted frontier. Until `on_persisted_frontier` moves past all of them,
+        nothing is decided.
+        """
+        self._is_whole = False
+        return self._state.merge(*columns_of(updates))
+
+    def on_snapshot(self, updates: pa.Table, *, completed: bool) -> MergeStats:
+        """As `on_persisted`, for the contents that hydrating begins with."""
+        self._is_whole = False
+        return self._state.merge_snapshot_chunk(*columns_of(updates), completed=completed)
+
+    def on_persisted_frontier(self, frontier: Antichain) -> int:
+        """All updates before `frontier` were handed in. How many commands are dropped because their time is written.
+
+        InvariantViolated when a key then holds neither one value nor none: the shard was not written by upserts.
+        """
+        check(self._persisted <= frontier, f"the persisted frontier went back from {self._persisted} to {frontier}")
+        self._state.check_settled()
+        self._is_whole = True
+        if frontier == self._persisted:
+            return 0
+        self._persisted = frontier
+        self._input = self._input.join(frontier)
+        self._forget_provisional()
+        before = self.stashed
+        self._stash = _not_before(self._stash, frontier)
+        return before - self.stashed
+
+    # -- what comes in ------------------------------------------------------------------------------------------------
+
+    def on_commands(self, commands: pa.Table) -> int:
+        """Commands at times not yet closed; of equal (key, time, order) the one that comes first counts. How many are
+        dropped because their time is written.
+        """
+        kept = _not_before([commands], self._persisted)
+        self._stash += kept
+        return int(commands.num_rows - sum(table.num_rows for table in kept))
+
+    def on_input_frontier(self, frontier: Antichain) -> None:
+        """No more commands come before `frontier`. One that lies behind is ignored: a replica may be slower."""
+        self._input = self._input.join(frontier)
+
+    def forget_commands(self) -> None:
+        """Drop what is stashed or provisional and take back the input frontier: none of it will be appended."""
+        self._stash = []
+        self._input = self._persisted
+        self._forget_provisional()
+
+    # -- what goes out ------------------------------------------------------------------------------------------------
+
+    def drain(self) -> Emission | None:
+        """What all complete commands come to; None while nothing is complete or persisted updates are half handed in.
+
+        Changes nothing, so it may be asked again; commands are dropped when their time comes back as written.
+        """
+        if not self._is_whole or self._input <= self._persisted:
+            return None
+        ready = _before(self._stash, self._input)
+        if ready is None:
+            return Emission(self._persisted, self._input, _NO_UPDATES)
+        _, updates = self._decide(ready)
+        return Emission(self._persisted, self._input, updates)
+
+    def drain_partially(self) -> pa.Table | None:
+        """What the commands at the persisted frontier come to so far, while more may come at that very time. They leave
+        the stash; their updates and those of later drains of this time are to be appended together. None when persisted
+        updates are half handed in or there is nothing to decide.
+        """
+        check(self._open_provisional is not None, "partial draining needs a provisional state")
+        time = self._persisted.time
+        if not self._is_whole or time is None or self._input != self._persisted:
+            return None
+        now = Antichain.of(time + 1)
+        ready = _before(self._stash, now)
+        if ready is None:
+            return None
+        self._stash = _not_before(self._stash, now)
+        if self._provisional is None:
+            assert self._open_provisional is not None
+            self._provisional = self._open_provisional()
+        decided, updates = self._decide(ready)
+        self._remember(decided)
+        return updates
+
+    # -- deciding -----------------------------------------------------------------------------------------------------
+
+    def _decide(self, commands: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """(the commands that count, by (key, time); the updates they come to)."""
+        winners, first_of_key = _winners(commands)
+        if winners is not None:
+            commands = commands.take(pa.array(winners))
+        heads = np.flatnonzero(first_of_key)
+        keys = hashes_of(commands)
+        known, outdated = self._known(keys, heads, commands)
+        if outdated.any():
+            # The rest of its key goes on from what is known: drop the row, and the next of the key becomes its head.
+            kept = np.flatnonzero(~outdated)
+            numbers = (np.cumsum(first_of_key) - 1)[kept]
+            commands = commands.take(pa.array(kept))
+            first_of_key = np.append(True, numbers[1:] != numbers[:-1])[: len(kept)]
+            known = known.take(pa.array(numbers[first_of_key]))
+        return commands, _corrections(commands, first_of_key, known)
+
+    def _known(self, keys: UInt64s, heads: Int64s, commands: pa.Table) -> tuple[pa.LargeBinaryArray, Bools]:
+        """(the value of each head's key before these commands, whether each command is outdated by a provisional one)."""
+        outdated = np.zeros(len(keys), np.bool_)
+        if self._provisional is None:
+            return self._read(keys[heads], commands, heads), outdated
+        provisional = self._provisional.multi_get(keys[heads])
+        open_time = self._persisted.time
+        at_open_time = commands.column("time").to_numpy()[heads] == open_time
+        orders, ordered = _orders(commands)
+        outdated[heads] = at_open_time & provisional.present & _at_least(provisional, orders[heads], ordered[heads])
+        base = self._read(keys[heads], commands, heads)
+        values = provisional.payloads.to_arrow(provisional.kinds == Kind.VALUE)
+        return pc.if_else(pa.array(provisional.present), values, base), outdated
+
+    def _read(self, keys: UInt64s, commands: pa.Table, heads: Int64s) -> pa.LargeBinaryArray:
+        try:
+            return self._state.read(keys)
+        except InvariantViolated as error:
+            rows = [int(heads[row]) for row in error.detail.get("rows", ())]
+            names = "; ".join(str(commands.column("key")[row].as_py()) for row in rows)
+            raise InvariantViolated(f"{error} (keys {names})", **error.detail) from error
+
+    def _forget_provisional(self) -> None:
+        if self._provisional is not None:
+            self._provisional.store.close()
+            self._provisional = None
+
+    def _remember(self, decided: pa.Table) -> None:
+        assert self._provisional is not None
+        keys = hashes_of(decided)
+        orders, ordered = _orders(decided)
+        records = self._provisional.ordered_records(decided.column("value").combine_chunks(), orders, ordered)
+        self._provisional.multi_put(keys, records, self._provisional.multi_get(keys))
+
+
+def hashes_of(table: pa.Table) -> UInt64s:
+    """The column `hash` as four words a row, without a copy when it lies in one piece."""
+    column = table.column("hash").combine_chunks()
+    buffer = column.buffers()[1]
+    if buffer is None or not len(column):
+        return np.zeros((0, KEY_WORDS), np.uint64)
+    words = np.frombuffer(buffer, np.uint64, count=(column.offset + len(column)) * KEY_WORDS)
+    return words.reshape(-1, KEY_WORDS)[column.offset :]
+
+
+def columns_of(updates: pa.Table) -> tuple[UInt64s, Words, Int64s]:
+    """Updates as `UpsertState.merge` takes them."""
+    values = Words.from_arrow(updates.column("value").combine_chunks())
+    return hashes_of(updates), values, updates.column("diff").to_numpy()
+
+
+_NO_UPDATES = pa.table(
+    {
+        "hash": pa.array([], pa.binary(KEY_WORDS * 8)),
+        "key": pa.array([], pa.null()),
+        "value": pa.array([], pa.large_binary()),
+        "time": pa.array([], pa.int64()),
+        "diff": pa.array([], pa.int64()),
+    }
+)
+
+
+def _winners(commands: pa.Table) -> tuple[Int64s | None, Bools]:
+    """(the rows that count, by (key, time): the greatest order, of equal ones the first; whether each begins a key). No
+    rows when all keys are distinct, so that every row counts as it lies.
+    """
+    keys, times = hashes_of(commands), commands.column("time").to_numpy()
+    lead = np.sort(keys[:, 0])
+    if not (lead[1:] == lead[:-1]).any():
+        return None, np.ones(len(keys), np.bool_)
+    orders, ordered = _orders(commands)
+    by_rank = (~orders, ~ordered, times)  # greatest first, nulls last; the sort is stable
+    order = np.lexsort((*by_rank, keys[:, 0]))
+    ranked = keys[order]
+    new_key = np.append(True, (ranked[1:] != ranked[:-1]).any(axis=1))
+    if (new_key[1:] & (ranked[1:, 0] == ranked[:-1, 0])).any():
+        order = np.lexsort((*by_rank, *keys.T))
+        ranked = keys[order]
+        new_key = np.append(True, (ranked[1:] != ranked[:-1]).any(axis=1))
+    new_time = np.append(True, times[order][1:] != times[order][:-1])
+    wins = new_key | new_time
+    return order[wins], new_key[wins]
+
+
+def _orders(commands: pa.Table) -> tuple[Int64s, Bools]:
+    column = commands.column("order").combine_chunks()
+    ordered = column.is_valid().to_numpy(zero_copy_only=False)
+    return pc.fill_null(column, 0).to_numpy(zero_copy_only=False), ordered
+
+
+def _at_least(known: Records, orders: Int64s, ordered: Bools) -> Bools:
+    """Whether the known order key is greater than or equal to the command's: equal ones are skipped, or a replay would
+    flip values (spec 20, bug 32).
+    """
+    known_order, known_ordered = known.header(1), known.ordered
+    return (
+        (known_ordered & ~ordered) | (known_ordered & ordered & (known_order >= orders)) | (~known_ordered & ~ordered)
+    )
+
+
+def _corrections(commands: pa.Table, first_of_key: Bools, known: pa.LargeBinaryArray) -> pa.Table:
+    """Retract what each command replaces (the value known of its key, or that of the command before), insert what it
+    brings; nothing where both are the same. `known` has one entry for each row that begins a key.
+    """
+    values = commands.column("value").combine_chunks()
+    before = np.arange(-1, len(values) - 1) + len(known)
+    before[first_of_key] = np.arange(len(known))
+    replaced = pa.concat_arrays([known, values]).take(pa.array(before))
+    same = pc.fill_null(pc.equal(replaced, values), False)  # noqa: FBT003
+    parts = []
+    for value, diff in ((replaced, -1), (values, 1)):
+        rows = pc.indices_nonzero(pc.and_not(value.is_valid(), same))
+        picked = commands.select(["hash", "key", "time"]).take(rows)
+        diffs = pa.array(np.full(len(rows), diff, np.int64))
+        parts.append(picked.add_column(2, "value", value.take(rows)).append_column("diff", diffs))
+    return pa.concat_tables(parts)
+
+
+def _before(tables: list[pa.Table], frontier: Antichain) -> pa.Table | None:
+    """The rows with times before `frontier`, in one piece; None when there are none."""
+    if not tables:
+        return None
+    table = pa.concat_tables(tables).combine_chunks()
+    if _is_past_all(frontier):
+        return table
+    early = pc.less(table.column("time"), pa.scalar(frontier.time, pa.int64()))
+    if not pc.all(early).as_py():
+        table = table.filter(early)
+    return table if table.num_rows else None
+
+
+def _not_before(tables: list[pa.Table], frontier: Antichain) -> list[pa.Table]:
+    """The rows with times at or past `frontier`."""
+    if _is_past_all(frontier):
+        return []
+    bound = pa.scalar(frontier.time, pa.int64())
+    kept = (table.filter(pc.greater_equal(table.column("time"), bound)) for table in tables)
+    return [table for table in kept if table.num_rows]
+
+
+def _is_past_all(frontier: Antichain) -> bool:
+    return frontier.time is None or frontier.time > DATA_TIME_MAX

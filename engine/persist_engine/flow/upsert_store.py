@@ -1,0 +1,107 @@
+"""What upsert state asks of the thing that holds it: a batched map from 32-byte keys to bytes. The port, and the store
+that begins in memory and moves to disk when it grows.
+
+A store knows nothing of state values: a record is bytes (whole 64-bit words). It is a cache of what the shard holds:
+losing it loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from persist_engine.base.errors import check
+from persist_engine.flow.upsert_words import Int64s, UInt64s
+
+#: 64-bit words of a key: it is a 32-byte hash.
+KEY_WORDS = 4
+
+
+class KeyValues(Protocol):
+    """A map from keys, rows of four uint64, to records. One thread at a time. Arrays of keys handed over are not changed
+    afterwards.
+    """
+
+    @property
+    def size_bytes(self) -> int:
+        """What all records take, as this store keeps them, by its own estimate."""
+
+    def multi_get(self, keys: UInt64s) -> pa.LargeBinaryArray:
+        """The record of each key, null where there is none."""
+
+    def multi_put(self, keys: UInt64s, records: pa.LargeBinaryArray, previous: Int64s) -> int:
+        """Put each record, or delete the key where it is null; keys are distinct. `previous` is each key's record now, in
+        bytes, -1 for none. Returns how much `size_bytes` has changed.
+        """
+
+    def close(self) -> None:
+        """Throw everything away. Idempotent."""
+
+
+class MovableKeyValues(KeyValues, Protocol):
+    """One that can be emptied into another."""
+
+    def items(self) -> Iterator[tuple[UInt64s, pa.LargeBinaryArray]]:
+        """All keys with their records, in chunks of bounded size."""
+
+
+class SpillingStore:
+    """A store in memory until it takes more than `spill_bytes`, then one on disk for ever (spec 16.7).
+
+    The move happens within the put that crosses the limit; `open_disk` is called once. When the move fails the store in
+    memory is whole, and the next put that crosses the limit tries again.
+    """
+
+    def __init__(self, memory: MovableKeyValues, open_disk: Callable[[], KeyValues], *, spill_bytes: int) -> None:
+        self._memory: MovableKeyValues | None = memory
+        self._store: KeyValues = memory
+        self._open_disk = open_disk
+        self._spill_bytes = spill_bytes
+
+    @property
+    def is_spilled(self) -> bool:
+        """Whether it is on disk."""
+        return self._memory is None
+
+    @property
+    def size_bytes(self) -> int:
+        """See KeyValues."""
+        return self._store.size_bytes
+
+    def multi_get(self, keys: UInt64s) -> pa.LargeBinaryArray:
+        """See KeyValues."""
+        return self._store.multi_get(keys)
+
+    def multi_put(self, keys: UInt64s, records: pa.LargeBinaryArray, previous: Int64s) -> int:
+        """See KeyValues. The change includes that of moving."""
+        changed = self._store.multi_put(keys, records, previous)
+        if self._memory is not None and self._memory.size_bytes > self._spill_bytes:
+            changed += self._move(self._memory)
+        return changed
+
+    def close(self) -> None:
+        """See KeyValues."""
+        self._store.close()
+
+    def _move(self, memory: MovableKeyValues) -> int:
+        disk = self._open_disk()
+        try:
+            for keys, records in memory.items():
+                disk.multi_put(keys, records, np.full(len(keys), -1, np.int64))
+        except BaseException:
+            disk.close()
+            raise
+        self._store, self._memory = disk, None
+        changed = disk.size_bytes - memory.size_bytes
+        memory.close()
+        return changed
+
+
+def check_keys(keys: UInt64s, records: pa.LargeBinaryArray | None = None) -> None:
+    """Whether these can be keys, and as many as there are records."""
+    check(keys.ndim == 2 and keys.shape[1] == KEY_WORDS, f"upsert keys have the shape {keys.shape}")
+    if records is not None:
+        check(len(keys) == len(records), f"{len(keys)} upsert keys for {len(records)} records")

@@ -1,0 +1,57 @@
+"""The schemas of a shard: which is which, and how one succeeds another. What may succeed what is `codec.evolution`'s."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.codec.evolution import incompatibilities
+from persist_engine.codec.schema import Schema
+from persist_engine.model.commands import SchemaEvolved
+from persist_engine.model.maintenance import Maintenance
+from persist_engine.shard.applier import NO_MAINTENANCE
+from persist_engine.shard.machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaIncompatible:
+    """The shard's `current` schema cannot become the one asked for; `reasons` name the fields."""
+
+    reasons: tuple[str, ...]
+    current: Schema
+
+
+def schema_id_of(machine: Machine, schema: Schema) -> int | None:
+    """The id under which `schema` is registered, the newest if there are several; None when it is not. No round trip
+    when it is known here; otherwise linearized.
+    """
+    found = _known_id(machine, schema)
+    if found is None:
+        machine.refresh()
+        found = _known_id(machine, schema)
+    return found
+
+
+def _known_id(machine: Machine, schema: Schema) -> int | None:
+    pairs = machine.state.schemas.items()
+    return next((schema_id for schema_id, pair in reversed(pairs) if Schema.from_pair(pair) == schema), None)
+
+
+def evolve_schema(machine: Machine, schema: Schema) -> tuple[SchemaEvolved | SchemaIncompatible, Maintenance]:
+    """Make `schema` the shard's newest; commits nothing when it is already. SchemaIncompatible: it cannot succeed the one
+    that stands. Idempotent; linearized, also among several that evolve. InvalidUsage once the shard is finalized.
+    """
+    while True:
+        state = machine.refresh()
+        current_id = max(state.schemas)
+        current = Schema.from_pair(state.schemas[current_id])
+        if current == schema:
+            return SchemaEvolved(current_id), NO_MAINTENANCE
+        reasons = incompatibilities(current, schema)
+        if reasons:
+            return SchemaIncompatible(reasons, current), NO_MAINTENANCE
+        answer, maintenance = machine.compare_and_evolve_schema(schema.to_pair(), expected_id=current_id)
+        if isinstance(answer, SchemaEvolved):
+            return answer, maintenance
+        if answer.current_id is None:
+            raise InvalidUsage(f"shard {machine.shard_id} is finalized: its schema stays")

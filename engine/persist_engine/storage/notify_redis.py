@@ -1,0 +1,157 @@
+"""News of commits through Redis: the script that commits also publishes, here they are heard.
+
+One connection and one thread for a location, started by the first subscription. Channel of key K under prefix P:
+`P{K}:n`; message: the seqno, and for entries that are not too large a space and their bytes. What else stands on a
+channel is dropped. When the connection fails it is made again, ever more slowly, and all listeners are told that they
+may have missed something; meanwhile nothing is live and everybody polls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from weakref import WeakSet
+
+import redis
+
+from persist_engine.base.env import Env
+from persist_engine.base.metrics import Metrics
+from persist_engine.base.versioned import SEQNO_MAX, SeqNo, VersionedData
+from persist_engine.storage.notify import Listener
+
+logger = logging.getLogger(__name__)
+
+#: How long the thread waits for a message before it looks whether it is to end, or whether Redis is still there.
+_IDLE_S = 1.0
+#: Idle rounds until Redis is asked for a sign of life; as many more without one, and the connection counts as lost.
+_PING_ROUNDS = 5
+_RECONNECT_S, _RECONNECT_MAX_S = 0.1, 5.0
+_CLOSE_S = 2.0
+
+
+def news_channel(prefix: str, key: str) -> str:
+    """Where commits to `key` are told."""
+    return f"{prefix}{{{key}}}:n"
+
+
+class RedisPush:
+    """See the module and Push. Listens only: committing publishes."""
+
+    def __init__(self, pool: redis.ConnectionPool, *, prefix: str, address: str, env: Env, metrics: Metrics) -> None:
+        self._pool, self._prefix, self._address = pool, prefix, address
+        self._env, self._metrics = env, metrics
+        self._lock = threading.Lock()  # guards what follows, and sending
+        self._listeners: dict[str, WeakSet[Listener]] = {}
+        self._heard: set[str] = set()
+        self._connection: redis.Connection | None = None
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+
+    def subscribe(self, key: str, listener: Listener) -> None:
+        """See Push."""
+        channel = news_channel(self._prefix, key)
+        with self._lock:
+            if self._closing.is_set():
+                return
+            is_new = channel not in self._listeners
+            self._listeners.setdefault(channel, WeakSet()).add(listener)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="persist-push", daemon=True)
+                self._thread.start()
+            elif is_new:
+                self._send("SUBSCRIBE", channel)
+
+    def publish(self, key: str, new: VersionedData) -> None:
+        """Nothing: the script that committed it has told it."""
+
+    def is_live(self, key: str) -> bool:
+        """See Push."""
+        return news_channel(self._prefix, key) in self._heard
+
+    def close(self) -> None:
+        """See Push. Waits for the thread, shortly: it may be in the middle of connecting to a Redis that does not
+        answer, and then ends by itself.
+        """
+        self._closing.set()
+        with self._lock:
+            thread = self._thread
+            self._send("PING")  # the answer wakes it
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_CLOSE_S)
+
+    def _send(self, *command: str) -> None:
+        """Under the lock. A connection that fails is noticed, and made again, by the thread."""
+        if self._connection is not None:
+            with contextlib.suppress(redis.RedisError, OSError):
+                self._connection.send_command(*command)  # type: ignore[no-untyped-call]  # unannotated in redis-py
+
+    def _run(self) -> None:
+        pause_s = _RECONNECT_S
+        while not self._closing.is_set():
+            connection = self._pool.connection_class(**self._pool.connection_kwargs)
+            try:
+                self._listen(connection)
+            except (redis.RedisError, OSError, AttributeError) as error:
+                # AttributeError: when sending fails in another thread, the driver drops its buffers under this one.
+                if self._heard:
+                    pause_s = _RECONNECT_S  # it had worked
+                self._metrics.count("push_disconnected")
+                logger.info("push from %s failed: %s", self._address, error, extra={"address": self._address})
+            finally:
+                with self._lock:
+                    self._connection, self._heard = None, set()
+                    everybody = [listener for some in self._listeners.values() for listener in some]
+                connection.disconnect()
+            for listener in everybody:
+                listener.hear(None)
+            self._env.wait(self._closing, pause_s)
+            pause_s = min(2 * pause_s, _RECONNECT_MAX_S)
+
+    def _listen(self, connection: redis.Connection) -> None:
+        connection.connect()  # type: ignore[no-untyped-call]  # unannotated in redis-py
+        with self._lock:
+            self._connection = connection
+            if self._listeners:
+                self._send("SUBSCRIBE", *self._listeners)
+        idle_rounds = 0
+        while not self._closing.is_set():
+            if connection.can_read(timeout=_IDLE_S):
+                idle_rounds = 0
+                self._take(connection.read_response())
+                continue
+            idle_rounds += 1
+            if idle_rounds == 2 * _PING_ROUNDS:
+                raise redis.ConnectionError("no sign of life")
+            if idle_rounds == _PING_ROUNDS:
+                with self._lock:
+                    self._send("PING")
+
+    def _take(self, reply: object) -> None:
+        match reply:
+            case [b"message", bytes() as name, bytes() as message]:
+                self._tell(name.decode(errors="replace"), message)
+            case [b"subscribe", bytes() as name, _]:
+                channel = name.decode()
+                self._heard = self._heard | {channel}
+                for listener in self._listeners_of(channel):
+                    listener.hear(None)  # what was committed until now was not heard
+
+    def _tell(self, channel: str, message: bytes) -> None:
+        seqno, _, data = message.partition(b" ")
+        if not (seqno.isdigit() and len(seqno) <= 19 and int(seqno) <= SEQNO_MAX):
+            self._metrics.count("push", outcome="foreign")
+            return
+        listeners = self._listeners_of(channel)
+        for listener in listeners:
+            listener.hear(VersionedData(SeqNo(int(seqno)), data))
+        if not listeners:
+            with self._lock:
+                if not self._listeners.get(channel):
+                    self._listeners.pop(channel, None)
+                    self._heard = self._heard - {channel}
+                    self._send("UNSUBSCRIBE", channel)
+
+    def _listeners_of(self, channel: str) -> list[Listener]:
+        with self._lock:
+            return list(self._listeners.get(channel, ()))

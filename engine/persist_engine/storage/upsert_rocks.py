@@ -1,0 +1,117 @@
+"""A batched map from fixed-size keys to bytes on local disk, over RocksDB: where upsert state goes when memory is not
+enough. Has never heard of upsert: keys are rows of uint64, records are bytes.
+
+Scratch, not storage: nothing is fsynced, there is no write-ahead log, what a process left behind is thrown away by the
+next one that opens the folder, and `close` removes it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteBatch, WriteOptions
+
+from persist_engine.base.errors import InvalidUsage
+
+_WRITE_BUFFER_BYTES = 64 << 20
+_CACHE_BYTES = 64 << 20
+#: Bits of the filter per key: most keys of a first load are absent, and should be found so without reading.
+_BLOOM_BITS = 10
+#: What RocksDB takes per record besides key and value (internal key, block index), by its own documentation.
+_RECORD_BYTES = 16
+
+
+class RocksStore:
+    """One RocksDB in a folder of its own. One thread at a time.
+
+    Opening empties the folder's database. InvalidUsage when the folder cannot be used or another process has it open.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._size_bytes = 0
+        options = _options()
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            Rdict.destroy(str(directory), options)
+            self._db: Rdict | None = Rdict(str(directory), options)
+        except Exception as error:  # the driver raises bare Exception
+            raise InvalidUsage(f"upsert state cannot be kept in {directory}: {error}") from error
+        unsafe = WriteOptions()
+        unsafe.disable_wal = True  # type: ignore[assignment, method-assign]  # a property, whatever its stub says
+        self._db.set_write_options(unsafe)
+        self._write_options = unsafe
+
+    @property
+    def driver(self) -> tuple[Rdict, WriteOptions]:
+        """What lies below, and how it is written to: for measuring what this class costs."""
+        return self._open(), self._write_options
+
+    @property
+    def size_bytes(self) -> int:
+        """Keys and records that were put and not deleted, before compression."""
+        return self._size_bytes
+
+    def multi_get(self, keys: npt.NDArray[np.uint64]) -> pa.LargeBinaryArray:
+        """The record of each key, null where there is none."""
+        if not len(keys):
+            return pa.array([], pa.large_binary())
+        return pa.array(self._open().get(_as_bytes(keys)), pa.large_binary())
+
+    def multi_put(
+        self, keys: npt.NDArray[np.uint64], records: pa.LargeBinaryArray, previous: npt.NDArray[np.int64]
+    ) -> int:
+        """Put each record, delete where it is null, in one write; `previous` is the size of each key's record before, -1
+        for none. Returns how much `size_bytes` has changed.
+        """
+        batch = WriteBatch(raw_mode=True)
+        names = _as_bytes(keys)
+        if records.null_count:
+            absent = records.is_null().to_numpy(zero_copy_only=False)
+            deleted = keys[absent & (previous >= 0)]
+            deque(map(batch.delete, _as_bytes(deleted)), maxlen=0)
+            names, records = _as_bytes(keys[~absent]), records.drop_null()
+        deque(map(batch.put, names, records.to_pylist()), maxlen=0)
+        self._open().write(batch, self._write_options)
+        per_record = 8 * keys.shape[1] + _RECORD_BYTES
+        lengths = int(
+            np.diff(np.frombuffer(records.buffers()[1], np.int64)[records.offset :][: len(records) + 1]).sum()
+        )
+        known = previous[previous >= 0]
+        changed: int = lengths + per_record * len(records) - int(known.sum()) - per_record * len(known)
+        self._size_bytes += changed
+        return changed
+
+    def close(self) -> None:
+        """Remove the database. Idempotent."""
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+            self._size_bytes = 0
+            Rdict.destroy(str(self._directory), _options())
+
+    def _open(self) -> Rdict:
+        if self._db is None:
+            raise InvalidUsage(f"the upsert state in {self._directory} was closed")
+        return self._db
+
+
+def _as_bytes(keys: npt.NDArray[np.uint64]) -> Any:
+    """Each row as one `bytes`, in a list."""
+    return np.ascontiguousarray(keys).view(f"V{8 * keys.shape[1]}").ravel().tolist()
+
+
+def _options() -> Options:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)  # noqa: FBT003 - the driver's own signature
+    options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
+    table = BlockBasedOptions()
+    table.set_bloom_filter(_BLOOM_BITS, False)  # noqa: FBT003
+    table.set_block_cache(Cache(_CACHE_BYTES))
+    options.set_block_based_table_factory(table)
+    return options

@@ -1,0 +1,83 @@
+"""What an audit found wrong, as values; and what it looked at."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from persist_engine.model.ids import ShardId
+
+
+class Severity(enum.StrEnum):
+    """How bad it is."""
+
+    ERROR = "error"
+    """Data or a version cannot be read as it was written, or a bound hides rows: somebody has to act."""
+    WARNING = "warning"
+    """Nothing is lost and nothing is read wrongly, but it should not be so."""
+
+
+class FindingKind(enum.StrEnum):
+    """Machine-readable codes. Append-only."""
+
+    MISSING_BLOB = "MissingBlob"
+    CORRUPT = "Corrupt"
+    INCOMPATIBLE = "Incompatible"
+    WRONG_SIZE = "WrongSize"
+    WRONG_SUM = "WrongSum"
+    STATS_NOT_CONSERVATIVE = "StatsNotConservative"
+    OUT_OF_ORDER = "OutOfOrder"
+    ROLLUP_DIFFERS = "RollupDiffers"
+    DIFF_DOES_NOT_APPLY = "DiffDoesNotApply"
+    REFERENCES_DIFFER = "ReferencesDiffer"
+    INVARIANT = "Invariant"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong with the blob or version `key`."""
+
+    severity: Severity
+    kind: FindingKind
+    key: str
+    message: str
+
+
+@dataclass(slots=True)
+class Verification:
+    """Of one shard: what was looked at, and what is wrong. `collected`: blobs that a collector took away meanwhile, as
+    it may.
+    """
+
+    shard_id: ShardId
+    versions: int = 0
+    rollups: int = 0
+    parts: int = 0
+    parts_read: int = 0
+    rows: int = 0
+    bytes_read: int = 0
+    collected: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def is_corrupt(self) -> bool:
+        """Whether anything is lost or wrong, not only odd."""
+        return any(finding.severity is Severity.ERROR for finding in self.findings)
+
+    def error(self, kind: FindingKind, key: str, message: str) -> None:
+        """Note an error."""
+        self.findings.append(Finding(Severity.ERROR, kind, key, message))
+
+    def warning(self, kind: FindingKind, key: str, message: str) -> None:
+        """Note something odd."""
+        self.findings.append(Finding(Severity.WARNING, kind, key, message))
+
+    def to_json(self) -> dict[str, Any]:
+        """Findings as objects with severity, kind, key and message."""
+        numbers = {name: getattr(self, name) for name in self.__slots__ if name not in {"shard_id", "findings"}}
+        found = [
+            {"severity": each.severity.value, "kind": each.kind.value, "key": each.key, "message": each.message}
+            for each in self.findings
+        ]
+        return {"shard_id": str(self.shard_id), "corrupt": self.is_corrupt, **numbers, "findings": found}

@@ -1,0 +1,141 @@
+"""Who holds a shard back: every reader and writer, what it holds, since when, and whether it is the one that blocks.
+
+`since` is blocked by the readers whose own since is the shard's; collection by those whose version is the least held.
+Reads only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from persist_engine.model.field_diff import Delete, Insert, Update
+from persist_engine.model.leases import expires_after_ms
+from persist_engine.model.state import CriticalReader, LeasedReader, ShardState, Writer
+from persist_engine.model.state_diff import StateDiff
+from persist_engine.model.views import seqno_since
+from persist_engine.shard.machine import Machine
+from persist_engine.work.walk import VersionWalk, WalkEnd
+
+Holder = LeasedReader | CriticalReader | Writer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """One holder. `since` and `upper` are times, None when closed (or when its kind has none: see `kind`).
+
+    `held_from_ms`: when it last moved what it holds; `is_older`: it did so before the live versions begin, at that time
+    or earlier. `lease_ends_ms`: None for critical readers, who never lapse; `has_lapsed`: the next command removes it.
+    """
+
+    id: str
+    kind: Literal["leased", "critical", "writer"]
+    purpose: str
+    hostname: str
+    since: int | None
+    upper: int | None
+    seqno: int | None
+    blocks_since: bool
+    blocks_collection: bool
+    held_from_ms: int
+    is_older: bool
+    last_heartbeat_ms: int | None
+    lease_ends_ms: int | None
+    has_lapsed: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Keys as the fields are named."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holds:
+    """All holders, oldest hold first, and what the shard stands at."""
+
+    shard_id: str
+    seqno: int
+    seqno_since: int
+    since: int | None
+    upper: int | None
+    now_ms: int
+    holds: tuple[Hold, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Keys as the fields are named."""
+        return asdict(self) | {"holds": [hold.to_json() for hold in self.holds]}
+
+
+def holds_of(machine: Machine) -> Holds:
+    """Everybody who is registered now. Linearized; walks all live versions to tell since when."""
+    moved: dict[str, int] = {}
+    walk, end = VersionWalk(machine), None
+    begun_ms = walk.state.walltime_ms
+    while end is not WalkEnd.NEWEST:
+        diff = walk.advance()
+        if isinstance(diff, StateDiff):
+            moved.update((holder_id, diff.walltime_ms) for holder_id in _moved_by(diff))
+        elif diff is WalkEnd.OVERTAKEN:
+            walk = VersionWalk(machine)
+            begun_ms = walk.state.walltime_ms
+        else:
+            end = diff
+    state, now_ms = walk.state, machine.env.now_ms()
+    holds = [
+        _hold(state, holder_id, holder, moved, begun_ms=begun_ms, now_ms=now_ms)
+        for holder_id, holder in _holders(state)
+    ]
+    return Holds(
+        shard_id=str(state.shard_id),
+        seqno=int(state.seqno),
+        seqno_since=int(seqno_since(state)),
+        since=state.trace.since.time,
+        upper=state.trace.upper.time,
+        now_ms=now_ms,
+        holds=tuple(sorted(holds, key=lambda hold: (hold.held_from_ms, not hold.is_older, hold.id))),
+    )
+
+
+def _holders(state: ShardState) -> list[tuple[str, Holder]]:
+    return [*state.leased_readers.items(), *state.critical_readers.items(), *state.writers.items()]
+
+
+def _moved_by(diff: StateDiff) -> list[str]:
+    """Whose hold the diff moved: a heartbeat alone moves none."""
+    out: list[str] = []
+    for leased in diff.leased_readers:
+        match leased:
+            case Insert():
+                out.append(leased.key)
+            case Update(old=old, to=to) if (old.since, old.seqno) != (to.since, to.seqno):
+                out.append(leased.key)
+    for critical in diff.critical_readers:
+        match critical:
+            case Insert():
+                out.append(critical.key)
+            case Update(old=before, to=after) if before.since != after.since:
+                out.append(critical.key)
+    return out + [writer.key for writer in diff.writers if not isinstance(writer, Delete)]
+
+
+def _hold(
+    state: ShardState, holder_id: str, holder: Holder, moved: dict[str, int], *, begun_ms: int, now_ms: int
+) -> Hold:
+    ends_ms = None if isinstance(holder, CriticalReader) else expires_after_ms(holder)
+    seqno = holder.seqno if isinstance(holder, LeasedReader) else None
+    since = None if isinstance(holder, Writer) else holder.since
+    return Hold(
+        id=str(holder_id),
+        kind="writer" if since is None else "critical" if seqno is None else "leased",
+        purpose=holder.debug.purpose,
+        hostname=holder.debug.hostname,
+        since=None if since is None else since.time,
+        upper=holder.most_recent_write_upper.time if isinstance(holder, Writer) else None,
+        seqno=None if seqno is None else int(seqno),
+        blocks_since=since is not None and since == state.trace.since and not since.is_empty(),
+        blocks_collection=seqno is not None and seqno == seqno_since(state) and seqno < state.seqno,
+        held_from_ms=moved.get(holder_id, begun_ms),
+        is_older=holder_id not in moved,
+        last_heartbeat_ms=None if isinstance(holder, CriticalReader) else holder.last_heartbeat_ms,
+        lease_ends_ms=ends_ms,
+        has_lapsed=ends_ms is not None and ends_ms < now_ms,
+    )

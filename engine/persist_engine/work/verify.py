@@ -1,0 +1,269 @@
+"""Verification: everything that a shard's live versions name exists, decodes, and says what the versions say of it.
+
+    log      diffs decode and apply one after the other from the earliest rollup; every state keeps the invariants;
+             the blobs that each diff adds and lets go of account exactly for those that the states name
+    rollups  each named one decodes to the very state that the diffs lead to
+    parts    every one exists in the right size; of a sample also bytes, rows, sums, order and statistics
+
+Reads only, beside writers and collectors: what is gone because it was collected meanwhile is no finding. What is wrong
+is a finding, never an exception; storage errors that outlast their retries are raised.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import islice
+
+from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, MissingBlob
+from persist_engine.codec.keys import blob_key, shard_prefix
+from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
+from persist_engine.model.batch import (
+    HollowBatch,
+    HollowPart,
+    HollowRollup,
+    HollowRun,
+    InlinePart,
+    Part,
+    RunOrder,
+    RunPart,
+)
+from persist_engine.model.invariants import check_invariants
+from persist_engine.model.state import ShardState
+from persist_engine.model.state_diff import StateDiff, deleted_blobs, inserted_blobs
+from persist_engine.model.trace import Trace
+from persist_engine.shard.fetch import PartSource
+from persist_engine.shard.machine import Machine
+from persist_engine.shard.runs import listed
+from persist_engine.work.finding import FindingKind, Verification
+from persist_engine.work.references import References
+from persist_engine.work.verify_parts import RunChecked, RunToCheck, check_run
+from persist_engine.work.walk import VersionWalk, WalkEnd, live_keys
+
+#: Runs checked at once; each holds one part.
+CHECK_THREADS = 4
+
+#: Told runs checked, runs in all, and bytes read; for progress bars.
+OnChecked = Callable[[int, int, int], None]
+
+
+def verify_shard(machine: Machine, *, sample: float = 1.0, on_checked: OnChecked | None = None) -> Verification:
+    """Look at everything; read the contents of about `sample` (0 to 1) of the parts, the same ones every time."""
+    return _Verifying(machine, sample, on_checked).run()
+
+
+class _Verifying:
+    """One run."""
+
+    def __init__(self, machine: Machine, sample: float, on_checked: OnChecked | None) -> None:
+        self._machine = machine
+        self._sample = sample
+        self._on_checked = on_checked
+        self._found = Verification(machine.shard_id)
+        self._runs: dict[tuple[object, ...], RunToCheck] = {}
+        self._sizes: dict[str, int] = {}
+        self._listed: dict[str, tuple[Part, ...]] = {}
+
+    def run(self) -> Verification:
+        try:
+            self._walk()
+        except (CorruptData, Incompatible, InvariantViolated) as error:
+            # An unreadable version hides those behind it: what can still be reached is checked all the same.
+            self._note(error, f"{self._machine.shard_id} versions", FindingKind.DIFF_DOES_NOT_APPLY)
+            newest = self._machine.state
+            self._see(newest)
+        missing = self._check_sizes() + self._check_runs()
+        self._settle(missing)
+        return self._found
+
+    # -- the log and its rollups --------------------------------------------------------------------------------------
+
+    def _walk(self) -> None:
+        """Walk all live versions, gathering what they name; begins again when a collector overtakes."""
+        while True:
+            named = self._machine.refresh().rollups
+            walk = VersionWalk(self._machine)
+            self._found.versions, self._found.rollups = 1, 0
+            self._see(walk.state)
+            self._check_state(walk.state, None)
+            references = live_keys(walk.state)
+            self._check_rollup(named.get(walk.seqno), walk.state)
+            while isinstance(diff := walk.advance(), StateDiff):
+                self._found.versions += 1
+                references -= {blob.partial_key for blob in deleted_blobs(diff)}
+                references |= {blob.partial_key for blob in inserted_blobs(diff)}
+                self._check_references(references, walk.state)
+                self._see_diff(diff)
+                self._check_rollup(named.get(walk.seqno), walk.state)
+            if diff is WalkEnd.NEWEST:
+                self._check_state(walk.state, None)
+                return
+
+    def _check_state(self, state: ShardState, before: ShardState | None) -> None:
+        try:
+            check_invariants(before, state, deep=True)
+        except InvariantViolated as error:
+            self._found.error(FindingKind.INVARIANT, f"{state.shard_id} {state.seqno}", str(error))
+
+    def _check_references(self, references: set[str], state: ShardState) -> None:
+        named = live_keys(state)
+        if references != named:
+            odd = sorted(references ^ named)[:3]
+            text = f"the diffs up to {state.seqno} account for other blobs than the state names: {odd}"
+            self._found.error(FindingKind.REFERENCES_DIFFER, f"{state.shard_id} {state.seqno}", text)
+            references.clear()
+            references |= named
+
+    def _check_rollup(self, rollup: HollowRollup | None, state: ShardState) -> None:
+        """The rollup of `state`, if the newest version names one."""
+        if rollup is None:
+            return
+        machine = self._machine
+        key = blob_key(machine.shard_id, rollup.key)
+        data = machine.retry.external("verify rollup", lambda: machine.blob.get(key), shard=machine.shard_id)
+        if data is None:
+            return  # sizes are checked for all blobs, and tell
+        self._found.rollups += 1
+        self._found.bytes_read += len(data)
+        try:
+            decoded = decode_rollup(data, key=key)
+        except (CorruptData, Incompatible, InvariantViolated) as error:
+            self._note(error, key, FindingKind.CORRUPT)
+            return
+        if encode_rollup(Rollup(decoded.state)) == encode_rollup(Rollup(state)):
+            return
+        # Levels may be rebuilt differently from older diffs (spec 20, bug 25): then the batches are still the same.
+        bare = replace(state, trace=Trace())
+        same = tuple(decoded.state.trace.batches()) == tuple(state.trace.batches())
+        if same and encode_rollup(Rollup(replace(decoded.state, trace=Trace()))) == encode_rollup(Rollup(bare)):
+            self._found.warning(FindingKind.ROLLUP_DIFFERS, key, "holds the same batches in other levels than the log")
+        else:
+            self._found.error(
+                FindingKind.ROLLUP_DIFFERS, key, f"is not the state that the diffs lead to at {state.seqno}"
+            )
+
+    def _note(self, error: Exception, key: str, otherwise: FindingKind) -> None:
+        key = getattr(error, "detail", {}).get("key", key)
+        match error:
+            case MissingBlob():
+                kind = FindingKind.MISSING_BLOB
+            case CorruptData():
+                kind = FindingKind.CORRUPT
+            case Incompatible():
+                kind = FindingKind.INCOMPATIBLE
+            case _:
+                kind = otherwise
+        self._found.error(kind, str(key), str(error))
+
+    # -- what they name -----------------------------------------------------------------------------------------------
+
+    def _see(self, state: ShardState) -> None:
+        for rollup in state.rollups.values():
+            self._see_rollup(rollup)
+        for batch in state.trace.batches():
+            self._see_batch(batch)
+
+    def _see_diff(self, diff: StateDiff) -> None:
+        for change in (*diff.rollups, *diff.hollow_batches):
+            added = getattr(change, "to", None)
+            if isinstance(added, HollowRollup):
+                self._see_rollup(added)
+            elif isinstance(added, HollowBatch):
+                self._see_batch(added)
+        for legacy in diff.legacy_batches:
+            self._see_batch(legacy.key)
+
+    def _see_rollup(self, rollup: HollowRollup) -> None:
+        if rollup.size_bytes is not None:
+            self._sizes[rollup.key] = rollup.size_bytes
+        else:
+            self._sizes.setdefault(rollup.key, -1)
+
+    def _see_batch(self, batch: HollowBatch) -> None:
+        for meta, members in batch.runs():
+            parts = tuple(self._parts_of(members))
+            is_sorted = meta.order is RunOrder.STRUCTURED
+            self._runs[(batch.desc, parts)] = RunToCheck(batch.desc, parts, is_sorted)
+
+    def _parts_of(self, members: Iterable[RunPart]) -> Iterator[Part]:
+        """The parts of a run, in order, those behind listings among them; the size of every blob is noted."""
+        for member in members:
+            if not isinstance(member, InlinePart):
+                if self._sizes.get(member.key) == member.size_bytes and isinstance(member, HollowRun):
+                    yield from self._listed.get(member.key, ())
+                    continue
+                self._sizes[member.key] = member.size_bytes
+            if isinstance(member, HollowRun):
+                self._listed[member.key] = tuple(self._parts_of(self._listing(member)))
+                yield from self._listed[member.key]
+            else:
+                yield member
+
+    def _listing(self, run: HollowRun) -> tuple[RunPart, ...]:
+        try:
+            return listed(self._machine, run)
+        except MissingBlob:
+            return ()  # sizes are checked for all blobs, and tell
+        except (CorruptData, Incompatible) as error:
+            self._note(error, run.key, FindingKind.CORRUPT)
+            return ()
+
+    def _check_sizes(self) -> list[str]:
+        """By one listing, made after all names were known; keys that are missing from it."""
+        machine, prefix = self._machine, shard_prefix(self._machine.shard_id)
+        expected = dict(self._sizes)
+        self._found.parts = sum(1 for key in expected if not key.startswith("v"))
+        for info in machine.retry.external("list", lambda: list(machine.blob.list_prefix(prefix))):
+            size = expected.pop(info.key.removeprefix(prefix), None)
+            if size is not None and size >= 0 and size != info.size_bytes:
+                text = f"has {info.size_bytes} bytes, state says {size}"
+                self._found.error(FindingKind.WRONG_SIZE, info.key, text)
+        return sorted(expected)
+
+    def _check_runs(self) -> list[str]:
+        """Read what the sample picks; keys that turned out to be missing."""
+        runs = [run for run in map(self._sampled, self._runs.values()) if run.parts]
+        missing: list[str] = []
+        for done, checked in enumerate(self._checked(runs), start=1):
+            self._found.findings += [
+                replace(finding, key=blob_key(self._machine.shard_id, finding.key)) for finding in checked.findings
+            ]
+            self._found.parts_read += checked.parts
+            self._found.rows += checked.rows
+            self._found.bytes_read += checked.bytes_read
+            missing += checked.missing
+            if self._on_checked is not None:
+                self._on_checked(done, len(runs), self._found.bytes_read)
+        return missing
+
+    def _checked(self, runs: list[RunToCheck]) -> Iterator[RunChecked]:
+        machine = self._machine
+        source = PartSource(machine.shard_id, machine.blob, machine.schema, machine.retry, machine.metrics)
+        left = iter(runs)
+        with ThreadPoolExecutor(CHECK_THREADS, thread_name_prefix="persist-verify") as pool:
+            while window := list(islice(left, CHECK_THREADS * 4)):
+                yield from pool.map(lambda run: check_run(source, run), window)
+
+    def _sampled(self, run: RunToCheck) -> RunToCheck:
+        picked = tuple(part for part in run.parts if not isinstance(part, HollowPart) or self._is_picked(part.key))
+        return replace(run, parts=picked)
+
+    def _is_picked(self, key: str) -> bool:
+        return zlib.crc32(key.encode()) < self._sample * 2**32
+
+    def _settle(self, missing: list[str]) -> None:
+        """A blob that is missing and still named is lost; one that no live version names any more was collected."""
+        if not missing:
+            return
+        try:
+            still_named = References(self._machine)
+        except (CorruptData, Incompatible, InvariantViolated):
+            still_named = None  # the versions themselves are broken, which was told
+        for key in sorted(set(missing)):
+            if still_named is None or still_named.is_named(key):
+                text = "a live version names it and it does not exist"
+                self._found.error(FindingKind.MISSING_BLOB, blob_key(self._machine.shard_id, key), text)
+            else:
+                self._found.collected += 1

@@ -1,0 +1,282 @@
+"""`persist admin`: dry runs change nothing and tell the truth, commits do what was told, reports are JSON when asked."""
+
+import hashlib
+import json
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+from persist_engine.base.wording import counted, sized
+from persist_engine.cli import main as cli
+from persist_engine.cli.options import complete_shard
+from persist_engine.cli.output import ago
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.ids import CriticalReaderId, ShardId
+from persist_engine.testing.disk import SETTINGS, Disk, contents, write
+from persist_engine.testing.world import SCHEMA
+
+at = Antichain.of
+
+
+@pytest.fixture
+def disk(tmp_path):
+    made = Disk(tmp_path)
+    made.shard_id = ShardId.new()
+    with made.client() as client:
+        write(client, made.shard_id, range(20))
+    return made
+
+
+@pytest.fixture
+def admin(monkeypatch, capfd, disk):
+    """Runs `persist admin ARGS` in this process; (exit code, stdout, stderr)."""
+
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["persist", "admin", *map(str, args), *disk.args])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capfd.readouterr()
+        return ended.value.code, out, err
+
+    return run
+
+
+def ok(result):
+    code, out, err = result
+    assert code == 0, (out, err)
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("command", ["force-compaction", "force-gc", "restore"])
+def test_without_commit_nothing_changes_and_what_would_is_told(admin, disk, command):
+    before = disk.everything(disk.shard_id)
+    code, out, err = admin(command, disk.shard_id)
+    assert (code, disk.everything(disk.shard_id)) == (0, before)
+    assert out.strip()
+    assert command == "restore" or "--commit" in err
+    told = ok(admin(command, disk.shard_id, "--json"))
+    assert told["committed"] is False
+    assert disk.everything(disk.shard_id) == before
+
+
+def test_force_compaction_does_the_merges_it_told(admin, disk):
+    plan = ok(admin("force-compaction", disk.shard_id, "--json"))["plan"]
+    assert plan
+    done = ok(admin("force-compaction", disk.shard_id, "--commit", "--json"))["done"]
+    assert len(done) == len(plan)
+    assert all(each["outcome"] == "Succeeded" for each in done)
+    assert [each["what"].split()[0] for each in plan] == [each["message"].split()[0] for each in done]
+    assert ok(admin("force-compaction", disk.shard_id, "--json"))["plan"] == []
+    with disk.client() as client:
+        assert len(contents(client, disk.shard_id, 19)) == 20
+
+
+def test_full_compaction_leaves_one_batch_with_rows(admin, disk):
+    (planned,) = ok(admin("force-compaction", disk.shard_id, "--full", "--json"))["plan"]
+    assert "20 rows" in planned["what"]
+    ok(admin("force-compaction", disk.shard_id, "--full", "--commit", "--json"))
+    with disk.client() as client:
+        batches = [b for b in client.machine(disk.shard_id).refresh().trace.spine_batches() if b.sizes.rows]
+        assert [batch.sizes.runs for batch in batches] == [1]
+        assert len(contents(client, disk.shard_id, 19)) == 20
+
+
+def test_force_gc_deletes_exactly_the_blobs_it_told(admin, disk):
+    ok(admin("force-compaction", disk.shard_id, "--commit", "--json"))
+    before = set(disk.files())
+    plan = ok(admin("force-gc", disk.shard_id, "--json"))["plan"]
+    told = {each["what"] for each in plan if each["do"].startswith("delete")}
+    assert told
+    assert all(each["size_bytes"] > 0 for each in plan if each["do"].startswith("delete"))
+    assert plan[0]["do"] == "write rollup"
+    done = ok(admin("force-gc", disk.shard_id, "--commit", "--json"))["done"]
+    assert [each["type"] for each in done] == ["Rollup", "GC"]
+    assert before - set(disk.files()) == told
+    assert done[1]["diffs_truncated"] == sum(int(e["what"].split()[0]) for e in plan if e["do"] == "truncate")
+
+
+def test_force_gc_stops_where_a_reader_holds_and_holds_names_it(admin, disk):
+    with disk.client() as client, client.open_leased_reader(disk.shard_id, SCHEMA, purpose="nightly report"):
+        write(client, disk.shard_id, range(20, 24))
+        ok(admin("force-compaction", disk.shard_id, "--commit", "--json"))
+        assert [each for each in ok(admin("force-gc", disk.shard_id, "--json"))["plan"] if "delete" in each["do"]] == []
+        seen = ok(admin("holds", disk.shard_id, "--json"))
+        (reader,) = [hold for hold in seen["holds"] if hold["kind"] == "leased"]
+        assert reader["purpose"] == "nightly report"
+        assert (reader["blocks_since"], reader["blocks_collection"]) == (True, True)
+        assert reader["seqno"] == seen["seqno_since"] < seen["seqno"]
+        _, out, _ = admin("holds", disk.shard_id)
+        assert "nightly report" in out
+        assert "since gc" in out
+
+
+def test_holds_are_listed_oldest_first_and_say_since_when(admin, disk):
+    with disk.client() as client:
+        critical = CriticalReaderId.new()
+        client.open_critical_since(disk.shard_id, critical, opaque=b"1", purpose="archive")
+        with client.open_leased_reader(disk.shard_id, SCHEMA, purpose="late") as reader:
+            reader.downgrade_since(at(5))
+            seen = ok(admin("holds", disk.shard_id, "--json"))
+    assert [hold["purpose"] for hold in seen["holds"]] == ["archive", "late"], "the writer has expired"
+    archive, late = seen["holds"]
+    assert (archive["blocks_since"], late["blocks_since"]) == (True, False)
+    assert archive["held_from_ms"] <= late["held_from_ms"] <= seen["now_ms"]
+    assert (archive["lease_ends_ms"], archive["has_lapsed"]) == (None, False)
+    assert late["lease_ends_ms"] > seen["now_ms"]
+
+
+def test_finalize_refuses_with_what_is_in_the_way(admin, disk):
+    before = disk.everything(disk.shard_id)
+    for flags in ([], ["--commit"]):
+        code, out, _ = admin("finalize", disk.shard_id, "--json", *flags)
+        assert code == 64
+        assert json.loads(out)["kind"] == "FinalizationError"
+        assert "upper is {20}" in out
+        assert "since is {0} although no reader holds it" in out
+    assert disk.everything(disk.shard_id) == before
+
+
+def test_finalize_closes_only_what_nobody_holds(admin, disk):
+    critical = CriticalReaderId.new()
+    with disk.client() as client:
+        client.open_critical_since(disk.shard_id, critical, opaque=b"1", purpose="archive")
+    code, out, _ = admin("finalize", disk.shard_id, "--close", "--commit", "--json")
+    assert code == 64
+    assert critical in out
+    assert "archive" in out
+    with disk.client() as client, client.open_leased_reader(disk.shard_id, SCHEMA, purpose="report"):
+        code, out, _ = admin("finalize", disk.shard_id, "--close", "--release", critical, "--commit", "--json")
+        assert (code, "report" in out) == (64, True)
+        assert client.recent_upper(disk.shard_id) == at(20), "refused before anything was closed"
+
+
+def test_finalize_leaves_no_data_and_two_versions(admin, disk):
+    critical = CriticalReaderId.new()
+    with disk.client() as client:
+        client.open_critical_since(disk.shard_id, critical, opaque=b"1", purpose="archive")
+    ok(admin("force-compaction", disk.shard_id, "--commit", "--json"))
+    args = ("finalize", disk.shard_id, "--close", "--release", critical, "--json")
+    before = disk.everything(disk.shard_id)
+    plan = ok(admin(*args))["plan"]
+    assert [each["do"] for each in plan] == ["close", "release", "delete", "make a tombstone of"]
+    assert disk.everything(disk.shard_id) == before
+    ok(admin(*args, "--commit"))
+    with disk.client() as client:
+        assert client.is_finalized(disk.shard_id)
+    assert disk.paths(disk.shard_id, kind="part") == []
+    assert len(disk.diffs(disk.shard_id)) <= 2
+    again = ok(admin("finalize", disk.shard_id, "--commit", "--json"))
+    assert [each for each in again["done"] if each["outcome"] == "Succeeded"] == []
+
+
+def test_usage_of_one_and_of_all_shards(admin, disk):
+    stray = f"{disk.shard_id}/n0000100/p00000000-0000-0000-0000-000000000000"
+    (disk.blobs / stray).write_bytes(b"stray")
+    everything = ok(admin("usage", "--json"))
+    (only,) = everything["shards"]
+    assert only["bytes"]["not_leaked_not_referenced"] == 5
+    assert everything["total_bytes"] == sum(len(data) for data in disk.files().values())
+    assert ok(admin("usage", disk.shard_id, "--json"))["shards"] == [only]
+    (billed,) = ok(admin("usage", "--referenced", "--json"))
+    assert billed["parts_bytes"] == only["bytes"]["current"]
+    code, out, _ = admin("usage")
+    assert (code, disk.shard_id in out) == (0, True)
+
+
+def test_verify_ends_with_74_and_the_key_of_what_is_broken(admin, disk):
+    sound = ok(admin("verify", disk.shard_id, "--json"))
+    assert (sound["corrupt"], sound["parts_read"], sound["rows"]) == (False, 20, 20)
+    assert len(ok(admin("verify", "--json"))) == 1
+    part = disk.paths(disk.shard_id, kind="part")[3]
+    part.write_bytes(part.read_bytes()[:-1])
+    code, out, _ = admin("verify", disk.shard_id, "--json")
+    assert code == 74
+    assert {finding["key"] for finding in json.loads(out)["findings"]} == {disk.key(part)}
+    code, out, _ = admin("verify")
+    assert (code, disk.key(part) in out) == (74, True)
+    (rollup,) = disk.paths(disk.shard_id, kind="rollup")
+    rollup.unlink()
+    code, out, _ = admin("verify", disk.shard_id, "--json")
+    assert code == 74
+    assert disk.key(rollup) in out
+
+
+def test_restore_reports_what_the_store_did_not_keep(admin, disk):
+    assert ok(admin("restore", disk.shard_id, "--commit", "--json"))["missing"] == []
+    part = disk.paths(disk.shard_id, kind="part")[3]
+    part.unlink()
+    for flags in ([], ["--commit"]):
+        code, out, _ = admin("restore", disk.shard_id, "--json", *flags)
+        report = json.loads(out)
+        assert (code, report["missing"]) == (74, [disk.key(part)])
+        assert [each["key"] for each in report["lost"]] == ([disk.key(part)] if flags else [])
+    code, out, _ = admin("restore", ShardId.new(), "--json")
+    assert (code, json.loads(out)["kind"]) == (64, "ShardNotFound")
+
+
+@pytest.mark.parametrize(("flags", "times"), [([], {19}), (["--as-of", "4"], {4}), (["--history"], set(range(20)))])
+def test_export_writes_files_that_the_manifest_proves(admin, disk, tmp_path, flags, times):
+    to = tmp_path / "out"
+    told = ok(admin("export", disk.shard_id, "--to", to, "--json", *flags))
+    manifest = json.loads((to / "_manifest.json").read_text())
+    assert manifest == told
+    assert {path.name for path in to.iterdir()} == {"_manifest.json", *(file["name"] for file in manifest["files"])}
+    table = pq.read_table(to, columns=["key", "val", "time", "diff"])
+    assert table.num_rows == manifest["rows"] == (5 if "4" in flags else 20)
+    assert set(table["time"].to_pylist()) == times
+    for file in manifest["files"]:
+        data = (to / file["name"]).read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (file["size_bytes"], file["sha256"])
+    code, out, _ = admin("export", disk.shard_id, "--to", to, "--json")
+    assert (code, "not an empty directory" in out) == (64, True)
+
+
+def test_export_of_a_time_that_is_not_to_be_told_leaves_no_directory(admin, disk, tmp_path):
+    for time in ("100", "yesterday"):
+        code, _, _ = admin("export", disk.shard_id, "--to", tmp_path / "out", "--as-of", time, "--json")
+        assert code in (64, 70)
+    assert {path.name for path in tmp_path.iterdir()} == {"blobs", "consensus.db"} | {
+        path.name for path in tmp_path.glob("consensus.db*")
+    }
+
+
+def test_an_export_is_cut_into_files_and_of_an_empty_shard_there_is_one(disk, tmp_path, monkeypatch):
+    from persist_engine.client import export
+
+    monkeypatch.setattr(export, "FILE_BYTES", 1)
+    empty = ShardId.new()
+    with disk.client(SETTINGS) as client:
+        manifest = export.export_shard(client, disk.shard_id, tmp_path / "cut", as_of=19)
+        assert [file.rows for file in manifest.files] == [1] * 20
+        assert pq.read_table(tmp_path / "cut")["key"].to_pylist() == [{"id": i} for i in range(20)]
+        client.initialise(empty, SCHEMA)
+        manifest = export.export_shard(client, empty, tmp_path / "none", as_of=None)
+    assert (manifest.rows, len(manifest.files)) == (0, 1)
+    assert pq.read_schema(tmp_path / "none" / "part-00000.parquet").names == ["key", "val", "time", "diff"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["force-compaction", "force-gc", "finalize", "restore", "export", "usage", "verify", "holds"],
+)
+def test_help_shows_an_example(admin, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, _ = admin(command, "--help")
+    assert (code, f"persist admin {command}" in out) == (0, True)
+
+
+def test_tab_completes_shards(disk):
+    class Context:
+        params = {"blob": disk.location.blob, "consensus": disk.location.consensus}  # noqa: RUF012
+
+    assert complete_shard(Context, disk.shard_id[:3]) == [disk.shard_id]
+    assert complete_shard(Context, "x") == []
+    Context.params = {}
+    assert complete_shard(Context, "s") == []
+
+
+def test_numbers_are_told_in_words_that_fit():
+    assert [counted(n, "blob") for n in (0, 1, 2, 12_345)] == ["0 blobs", "1 blob", "2 blobs", "12,345 blobs"]
+    assert [counted(2, noun) for noun in ("batch", "entry", "key")] == ["2 batches", "2 entries", "2 keys"]
+    assert [sized(n) for n in (0, 999, 1_000, 1_500_000, 2 * 10**12)] == ["0 B", "999 B", "1.0 kB", "1.5 MB", "2.0 TB"]
+    assert [ago(ms) for ms in (0, 61_000, 90_061_000)] == ["0 s", "1 m 1 s", "1 d 1 h"]

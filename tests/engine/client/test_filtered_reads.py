@@ -1,0 +1,467 @@
+"""Reads of less than everything: filters, columns and counts give what the whole would, and fetch less."""
+
+import collections
+import dataclasses
+import random
+from datetime import date
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from persist_engine.base.errors import CorruptData, InvalidUsage, InvariantViolated
+from persist_engine.base.metrics import NoMetrics
+from persist_engine.base.settings import BatchSettings, CompactionSettings, ReadSettings, RetrySettings, Settings
+from persist_engine.client.client import PersistClient
+from persist_engine.client.listen import Updates
+from persist_engine.client.splits import SnapshotSplit
+from persist_engine.codec.filter import Filter
+from persist_engine.codec.predicate import And, Compare, In, IsNull, Not, Or
+from persist_engine.codec.predicate_text import parse_predicate
+from persist_engine.codec.schema import Schema
+from persist_engine.model.batch import HollowBatch, PartStats
+from persist_engine.model.frontier import Antichain
+from persist_engine.shard.contents import Contents
+from persist_engine.shard.machine import Machine
+from persist_engine.testing.world import World
+from persist_engine.work.compact import compact_due
+
+SCHEMA = Schema.from_ddl("id BIGINT, tag STRING", "x DOUBLE, d DATE, place STRUCT<a: INT>, `o.dd` INT")
+at = Antichain.of
+
+
+def settings(*, audit=0, **batch):
+    given = {"target_part_bytes": 2048, "inline_part_bytes_max": 0, **batch}
+    return Settings(
+        batch=BatchSettings(**given),
+        read=ReadSettings(stats_audit_percent=audit),
+        compaction=CompactionSettings(claim_ms=0),
+        retry=RetrySettings(give_up_ms=100),
+    )
+
+
+class Counted(NoMetrics):
+    def __init__(self):
+        self.counts = collections.Counter()
+
+    def count(self, name, amount=1, /, **labels):
+        self.counts[name] += amount
+
+
+def client_of(world, *, audit=0):
+    metrics = Counted()
+    client = PersistClient(world.blob, world.consensus, settings=settings(audit=audit), env=world.env, metrics=metrics)
+    return client, metrics.counts
+
+
+def update(i, j, rng):
+    key = (rng.choice([None, *range(100 * i, 100 * i + 50)]), rng.choice([None, "", "a", "é"]))
+    day = rng.choice([None, date(2013, 1, 1 + i)])
+    val = (rng.choice([None, 0.5, -0.0, float("nan"), 2.0]), day, rng.choice([None, {"a": None}, {"a": i}]), j % 3)
+    return (key, val), 10 * i + rng.randrange(10), rng.choice([1, 1, 1, -1])
+
+
+def fill(world, *, appends=8, rows=60, seed=0):
+    rng = random.Random(seed)
+    client, shard_id = client_of(world)[0], world.shard_id()
+    with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
+        for i in range(appends):
+            updates = [update(i, j, rng) for j in range(rows)]
+            writer.compare_and_append(updates, expected_upper=at(10 * i), new_upper=at(10 * i + 10))
+    return shard_id
+
+
+def compact(world, shard_id):
+    client, _ = client_of(world)
+    for _ in range(4):
+        client.machine(shard_id).spine_exert(10**6)
+    while any(outcome.applied for outcome in compact_due(client.machine(shard_id))):
+        pass
+
+
+@pytest.fixture(scope="module")
+def world():
+    made = World(settings=settings())
+    made.shard = fill(made)
+    made.compacted = fill(made, seed=1)
+    with client_of(made)[0].open_leased_reader(made.compacted, purpose="t") as reader:
+        reader.downgrade_since(at(79))
+    compact(made, made.compacted)
+    return made
+
+
+FILTERS = [
+    "key.id < 120",
+    "id >= 300 AND tag = 'a'",
+    "val.x > 1 OR id IS NULL",
+    "NOT (id BETWEEN 100 AND 500)",
+    "d = DATE '2013-01-03'",
+    "place.a = 2",
+    "place IS NULL AND id > 10",
+    "`o.dd` IN (1, 2) AND x <> 0",
+    "x = 0",
+    "id > 10000",
+    [("key.tag", "in", ["é", ""]), ("id", "<=", 200)],
+    [[("id", "=", 3)], [("id", ">", 650), ("tag", "!=", "a")]],
+    Or((IsNull("tag"), In("id", (1, 2, 3, 401)))),
+]
+
+
+@pytest.mark.parametrize("where", FILTERS, ids=str)
+@pytest.mark.parametrize("shard", ["shard", "compacted"])
+def test_a_filtered_read_is_the_filtered_whole(world, where, shard):
+    client, _ = client_of(world, audit=50)
+    shard_id = getattr(world, shard)
+    with client.open_leased_reader(shard_id, purpose="test") as reader:
+        with reader.snapshot(79) as snapshot:
+            whole = snapshot.to_table()
+            assert whole.num_rows
+            assert snapshot.count() == sum(whole.column("diff").to_pylist())
+        with reader.snapshot(79, where=where) as snapshot:
+            got = snapshot.to_table()
+            expected = Filter(_predicate(where), SCHEMA).apply(whole)
+            assert repr(got.to_pylist()) == repr(expected.to_pylist())
+            assert snapshot.count() == sum(got.column("diff").to_pylist())
+            pieces = [
+                b
+                for split in snapshot.splits(3)
+                for b in SnapshotSplit.from_bytes(split.to_bytes()).to_batches(reader.blob)
+            ]
+            together = pa.Table.from_batches(pieces, schema=got.schema)
+            assert repr(together.to_pylist()) == repr(got.to_pylist())
+            parts = snapshot.lease_parts()
+            fetched = pa.concat_tables([reader.fetch(part) for part in parts] or [got.slice(0, 0)])
+            assert summed(fetched) == summed(got)
+            assert [reader.return_part(part) for part in parts] == [True] * len(parts)
+
+
+def _predicate(where):
+    from persist_engine.codec.predicate_text import predicate_of
+
+    return predicate_of(where)
+
+
+def summed(table, *, at_times=False):
+    sums = collections.Counter()
+    for row in table.to_pylist():
+        sums[repr((row["key"], row["val"], row["time"] if at_times else 0))] += row["diff"]
+    return {key: diff for key, diff in sums.items() if diff}
+
+
+@pytest.mark.parametrize("columns", [["id"], ["key.tag", "val.x"], ["val"], ["x", "d"], [], ["key", "o.dd"]])
+@pytest.mark.parametrize("where", [None, "id < 120", "x = 0.5 AND tag IS NOT NULL"])
+@pytest.mark.parametrize("shard", ["shard", "compacted"])
+def test_columns_are_cut_from_the_rows_of_the_whole(world, columns, where, shard):
+    client, _ = client_of(world)
+    with client.open_leased_reader(getattr(world, shard), purpose="test") as reader:
+        whole = reader.snapshot(79, where=where).to_table()
+        with reader.snapshot(79, where=where, columns=columns) as snapshot:
+            got = snapshot.to_table()
+            assert got.schema == snapshot.updates_schema
+            pieces = [
+                b
+                for split in snapshot.splits(3)
+                for b in SnapshotSplit.from_bytes(split.to_bytes()).to_batches(reader.blob)
+            ]
+            assert repr(pa.Table.from_batches(pieces, schema=got.schema).to_pylist()) == repr(got.to_pylist())
+    tops = {"id": "key", "tag": "key", "x": "val", "d": "val", "place": "val", "o.dd": "val"}
+    shown = {
+        side: [n for n, s in tops.items() if s == side and ({n, f"{side}.{n}", side} & set(columns))]
+        for side in ("key", "val")
+    }
+    expected = [
+        {
+            "key": {n: r["key"][n] for n in shown["key"]},
+            "val": {n: r["val"][n] for n in shown["val"]},
+            "time": r["time"],
+            "diff": r["diff"],
+        }
+        for r in whole.to_pylist()
+    ]
+    assert repr(got.to_pylist()) == repr(expected)
+
+
+def test_a_lone_compacted_run_is_read_by_column(world, monkeypatch):
+    """All rows are at one time in one run: nothing has to be merged, so only what is shown is decoded."""
+    client, _ = client_of(world)
+    with client.open_leased_reader(world.compacted, purpose="test") as reader:
+        whole = reader.snapshot(79).to_table()
+        monkeypatch.setattr("persist_engine.shard.contents.read_consolidated", None)
+        got = reader.snapshot(79, columns=["id"]).to_table()
+        assert got.column("key").to_pylist() == [{"id": row["id"]} for row in whole.column("key").to_pylist()]
+        assert got.column("diff") == whole.column("diff")
+
+
+def test_parts_that_cannot_hold_a_row_are_not_fetched(world):
+    client, counts = client_of(world)
+    with client.open_leased_reader(world.shard, purpose="test") as reader:
+        reader.snapshot(79).to_table()
+        everything = counts["fetched_parts"]
+        counts.clear()
+        with reader.snapshot(79, where="id >= 700 AND d IS NOT NULL") as snapshot:
+            assert snapshot.to_table().num_rows
+        assert 0 < counts["fetched_parts"] < everything / 4
+        assert counts["stats_skipped_parts"] == everything - counts["fetched_parts"]
+        assert counts["stats_audits"] == 0
+        counts.clear()
+        assert reader.snapshot(79, where="id > 5000").to_table().num_rows == 0
+        assert counts["fetched_parts"] == 0
+
+
+def test_a_count_fetches_nothing_that_state_can_tell(world):
+    client, counts = client_of(world)
+    with client.open_leased_reader(world.shard, purpose="test") as reader:
+        expected = sum(reader.snapshot(79).to_table().column("diff").to_pylist())
+        counts.clear()
+        assert reader.snapshot(79).count() == expected
+        assert counts["fetched_parts"] == 0
+        for as_of in (0, 5, 34, 78):
+            part_way = sum(reader.snapshot(as_of).to_table().column("diff").to_pylist())
+            counts.clear()
+            assert reader.snapshot(as_of).count() == part_way
+        assert counts["fetched_parts"] < 8
+        counts.clear()
+        assert reader.snapshot(79, where="id IS NOT NULL OR id IS NULL").count() == expected
+        assert counts["fetched_parts"] <= len(list(reader.blob.list_prefix(f"{world.shard}/n")))
+        assert reader.snapshot(79, where=Not(And((Compare("id", ">", 10**9),)))).count() >= 0
+
+
+def test_a_count_leaves_out_what_truncation_hides():
+    """Sums of diffs count rows that a narrower append never shows (bug 20)."""
+    world = World(settings=settings())
+    client, _ = client_of(world)
+    shard_id = world.shard_id()
+    schema = Schema.from_ddl("id INT")
+    with client.open_writer(shard_id, schema, purpose="test") as writer:
+        batch = writer.batch([(((i,), ()), i, 1) for i in range(10)], lower=at(0), upper=at(10))
+        writer.compare_and_append([], expected_upper=at(0), new_upper=at(4))
+        writer.compare_and_append_batch([batch], expected_upper=at(4), new_upper=at(7))
+    with client.open_leased_reader(shard_id, purpose="test") as reader:
+        for as_of in (3, 4, 5, 6):
+            snapshot = reader.snapshot(as_of)
+            assert snapshot.count() == snapshot.to_table().num_rows == max(0, as_of - 3)
+            assert snapshot.count() == reader.snapshot(as_of, columns=[]).to_table().num_rows
+
+
+def lying(monkeypatch, mend):
+    """Statistics of every part as `mend` changes them, as if they had been written so."""
+    real = Machine.snapshot_batches
+
+    def snapshot_batches(self, *args, **kwargs):
+        answer = real(self, *args, **kwargs)
+        return tuple(
+            HollowBatch.of_runs(
+                batch.desc,
+                batch.rows,
+                [
+                    (meta, [dataclasses.replace(part, stats=mend(part.stats)) for part in parts])
+                    for meta, parts in batch.part_runs()
+                ],
+            )
+            for batch in answer
+        )
+
+    monkeypatch.setattr(Machine, "snapshot_batches", snapshot_batches)
+
+
+def test_an_audit_finds_statistics_that_lie_and_names_part_and_column(world, monkeypatch):
+    def mend(stats):
+        columns = [
+            (n, dataclasses.replace(c, upper="-5", lower="-9") if n == "key.id" else c) for n, c in stats.columns
+        ]
+        return PartStats(tuple(columns), stats.time_min, stats.time_max)
+
+    lying(monkeypatch, mend)
+    for audit, is_found in ((0, False), (100, True)):
+        client, counts = client_of(world, audit=audit)
+        with client.open_leased_reader(world.shard, purpose="test") as reader:
+            snapshot = reader.snapshot(79, where="id > 100")
+            splits = [SnapshotSplit.from_bytes(split.to_bytes()) for split in snapshot.splits(2)]
+            if not is_found:
+                assert snapshot.to_table().num_rows == 0  # this is why there are audits
+                continue
+            keys = {f"{world.shard}/{part.key}" for batch in snapshot._named for part in batch.parts}
+            for read in (
+                snapshot.to_table,
+                snapshot.count,
+                lambda s=splits: [list(s_.to_batches(reader.blob)) for s_ in s],
+            ):
+                with pytest.raises(InvariantViolated, match=r"was skipped by its statistics.*key\.id") as caught:
+                    read()
+                assert f"{world.shard}/{caught.value.detail['key']}" in keys
+                assert caught.value.detail["columns"] == ["key.id"]
+            assert counts["stats_audits"]
+
+
+def test_an_audit_of_times_names_the_time(world, monkeypatch):
+    lying(monkeypatch, lambda stats: PartStats(stats.columns, 500, 600))
+    client, _ = client_of(world, audit=100)
+    with (
+        client.open_leased_reader(world.shard, purpose="test") as reader,
+        pytest.raises(InvariantViolated, match="those of time do not hold"),
+    ):
+        reader.snapshot(79).to_table()
+
+
+def test_an_audited_read_of_honest_statistics_is_silent(world):
+    client, counts = client_of(world, audit=100)
+    with client.open_leased_reader(world.shard, purpose="test") as reader:
+        reader.snapshot(79, where="id >= 700").to_table()
+        assert counts["stats_audits"] == counts["stats_skipped_parts"] > 0
+        for event in reader.listen(0, where="id >= 700").next_batch(timeout_s=0):
+            assert event
+    with pytest.raises(InvalidUsage, match="stats_audit_percent"):
+        ReadSettings(stats_audit_percent=101)
+
+
+def test_bad_statistics_in_state_are_corrupt_not_guessed(world, monkeypatch):
+    lying(
+        monkeypatch, lambda stats: PartStats((("key.id", dataclasses.replace(stats.columns[0][1], lower="nonsense")),))
+    )
+    client, _ = client_of(world)
+    with client.open_leased_reader(world.shard, purpose="test") as reader, pytest.raises(CorruptData, match="nonsense"):
+        reader.snapshot(79, where="id > 100").to_table()
+
+
+def test_a_filtered_listener_gives_the_filtered_updates_and_all_progress(world):
+    client, counts = client_of(world)
+
+    def events(where):
+        with client.open_leased_reader(world.shard, purpose="test") as reader:
+            listen = reader.listen(25, where=where)
+            out, progress = [], []
+            while listen.frontier != at(80):
+                for event in listen.next_batch(timeout_s=0):
+                    (out.append(event.table) if isinstance(event, Updates) else progress.append(event))
+        return pa.concat_tables(out), progress
+
+    whole, all_progress = events(None)
+    counts.clear()
+    got, progress = events("id >= 500 AND x IS NOT NULL")
+    assert progress == all_progress
+    assert summed(got, at_times=True) == summed(
+        Filter(parse_predicate("id >= 500 AND x IS NOT NULL"), SCHEMA).apply(whole), at_times=True
+    )
+    assert counts["stats_skipped_parts"]
+
+
+def test_a_filtered_subscription_is_snapshot_and_listener_filtered(world):
+    client, _ = client_of(world)
+    sums = collections.Counter()
+    with client.open_leased_reader(world.shard, purpose="test") as reader:
+        expected = summed(reader.snapshot(79, where="id < 300").to_table())
+        for event in reader.subscribe(35, where="id < 300"):
+            if not isinstance(event, Updates):
+                if event.frontier == at(80):
+                    break
+                continue
+            for key, diff in summed(event.table).items():
+                sums[key] += diff
+    assert {key: diff for key, diff in sums.items() if diff} == expected
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("nope = 1", r"no column nope; there are key.id, key.tag, val.x, val.d, val.place, val.o.dd"),
+        ("key.x = 1", r"no column key.x; there are key.id"),
+        ("val.place.b = 1", "no column val.place.b"),
+        ("id = 'a'", r"key.id.*'a' is no value to compare int64 with"),
+        ("id = NULL", "IS NULL"),
+        ("id IN (1, NULL)", "IS NULL"),
+        ("tag > 5", "no value to compare string with"),
+        ("d = 'yesterday'", "val.d"),
+        ("place = 1", "val.place"),
+        ("id >", "not complete"),
+        ("", "empty"),
+        ("1 = 1", "where a column is expected"),
+        ("f(id) = 1", "where a column is expected"),
+        ("id LIKE '1%'", "cannot say"),
+        ("id IN (SELECT 1)", "cannot say"),
+        ("id = 1; DROP TABLE x", "id = 1; DROP TABLE x"),
+        ("(" * 3000 + "id = 1" + ")" * 3000, "too deep|not complete"),
+        ("id = 1 OR " * 20000 + "id = 2", "more than 100000"),
+        ([], "not empty"),
+        ([("id", "~", 1)], "'~' is none of"),
+        ([("id", "in", "abc")], "takes a list"),
+        (["id"], "a term of a filter"),
+        (7, "a list of"),
+        (And(()), "at least one term"),
+        (Compare(7, "=", 1), "named by a text"),
+        (Compare("id", "=", float("nan")), "nan"),
+        (Compare("id", "=", True), "True"),
+    ],
+)
+def test_a_filter_that_makes_no_sense_is_refused_before_anything_is_read(world, where, said):
+    client, _ = client_of(world)
+    with client.open_leased_reader(world.shard, purpose="test") as reader:
+        for read in (lambda: reader.snapshot(79, where=where), lambda: reader.listen(79, where=where)):
+            with pytest.raises(InvalidUsage, match=said):
+                read()
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        (["nope"], "there are key.id"),
+        (["val.place.a"], "lies within val.place"),
+        ("id", "not the text"),
+        ([7], "named by a text"),
+    ],
+)
+def test_columns_that_make_no_sense_are_refused(world, columns, said):
+    client, _ = client_of(world)
+    with client.open_leased_reader(world.shard, purpose="test") as reader, pytest.raises(InvalidUsage, match=said):
+        reader.snapshot(79, columns=columns)
+
+
+def test_a_name_on_both_sides_needs_its_side():
+    schema = Schema.from_ddl("id INT, `a.b` INT, a STRUCT<b: INT>", "id INT")
+    for text, said in (("id = 1", "key.id, val.id"), ("key.a.b = 1", "may be any of")):
+        with pytest.raises(InvalidUsage, match=said):
+            Filter(parse_predicate(text), schema)
+    assert Filter(parse_predicate("val.id = 1"), schema).columns == ("val.id",)
+
+
+def test_literals_beyond_a_column_are_before_or_past_all_its_values():
+    schema = Schema.from_ddl("i TINYINT, m DECIMAL(4,2)")
+    table = pa.table(
+        {
+            "key": pa.array(
+                [{"i": v, "m": Decimal(v)} for v in (-128, 0, 127)][1:2] + [{"i": None, "m": None}], schema.key_type
+            ),
+        }
+    )
+    answers = {
+        "i < 1000": [True, False],
+        "i > 1000": [False, False],
+        "i > -1e99999": [True, False],
+        "i <> 1e40": [True, False],
+        "i = 0.5": [False, False],
+        "NOT (i = 0.5)": [True, False],
+        "i < 0.5": [True, False],
+        "i >= 0.5": [False, False],
+        "i > -0.5": [True, False],
+        "m <= 0.001": [True, False],
+        "m < 0": [False, False],
+        "m = 0": [True, False],
+        "m > -100000": [True, False],
+    }
+    for text, expected in answers.items():
+        assert Filter(parse_predicate(text), schema).mask(table).to_pylist() == expected, text
+
+
+def test_contents_are_a_value_that_reads_again():
+    world = World(settings=settings())
+    shard_id = fill(world, appends=2)
+    client, _ = client_of(world)
+    with (
+        client.open_leased_reader(shard_id, purpose="test") as reader,
+        reader.snapshot(19, where="id < 40") as snapshot,
+    ):
+        assert isinstance(snapshot._contents, Contents)
+        assert repr(snapshot.to_table().to_pylist()) == repr(snapshot.to_table().to_pylist())
+        assert snapshot.rows_estimate >= snapshot.to_table().num_rows
+    with pytest.raises(InvalidUsage, match="closed"):
+        snapshot.count()
+    with pytest.raises(InvalidUsage, match="closed"):
+        snapshot.lease_parts()

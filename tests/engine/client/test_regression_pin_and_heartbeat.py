@@ -1,0 +1,70 @@
+"""Found by simulation: a snapshot that begins while the handle's own heartbeat lets old versions go."""
+
+from __future__ import annotations
+
+import threading
+
+from persist_engine.model.frontier import Antichain
+from persist_engine.testing.world import SCHEMA, World, row
+
+
+class LockWithHeartbeat:
+    """The handle's lock, before which, once, its heartbeat gets in."""
+
+    def __init__(self, beat):
+        self._inner = threading.Lock()
+        self._beat = beat
+
+    def __enter__(self):
+        beat, self._beat = self._beat, None
+        if beat is not None:
+            beat()
+        self._inner.acquire()
+
+    def __exit__(self, *_):
+        self._inner.release()
+
+
+def test_a_pin_never_holds_a_version_that_a_heartbeat_has_just_given_up():
+    world = World()
+    shard_id = world.shard_id()
+    client = world.process()
+    writer = client.open_writer(shard_id, SCHEMA, purpose="test")
+    with client.open_leased_reader(shard_id, SCHEMA, purpose="test") as reader:
+
+        def beat() -> None:
+            writer.append([row(1, "x", 0)], lower=Antichain(0), upper=Antichain(1))
+            assert reader._beat()
+
+        reader._lock = LockWithHeartbeat(beat)
+        release = reader.pin()
+        held = world.process().machine(shard_id).state.leased_readers[reader.reader_id].seqno
+        assert min(reader._leases) >= held
+        assert reader._beat()  # names the pinned version, which must still be its own
+        release()
+
+
+def test_the_retry_of_a_downgrade_asks_for_nothing_that_a_heartbeat_has_given_up():
+    """The first attempt's outcome is unknown; before the second a heartbeat of the same handle would give up more."""
+    world = World()
+    shard_id = world.shard_id()
+    client = world.process()
+    writer = client.open_writer(shard_id, SCHEMA, purpose="test")
+    with client.open_leased_reader(shard_id, SCHEMA, purpose="test") as reader:
+        beats: list[threading.Thread] = []
+        original = world.env.sleep
+
+        def sleep(seconds: float) -> None:
+            """The backoff between the attempts."""
+            if not beats:
+                beats.append(threading.Thread(target=reader._beat))
+                writer.append([row(1, "x", 0)], lower=Antichain(0), upper=Antichain(5))
+                beats[0].start()
+                beats[0].join(0.3)  # done at once, or waiting for its turn
+            original(seconds)
+
+        world.env.sleep = sleep
+        world.faults.fail_next("compare_and_set", happened=True)
+        assert reader.downgrade_since(Antichain(3)) == Antichain(3)
+        beats[0].join()
+        assert len(beats) == 1

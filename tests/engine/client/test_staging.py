@@ -1,0 +1,343 @@
+"""Staged batches before and around their append: runs, rewrites, joining of inline parts, flushing, deletion."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from persist_engine import Antichain, Appended, PersistClient, UpperMismatch, WriteHandle
+from persist_engine.base.errors import InvalidRewrite, InvalidUsage, SchemaMismatch
+from persist_engine.base.settings import BatchSettings, Settings
+from persist_engine.base.version import APPLIER_VERSION
+from persist_engine.client.batch import Batch
+from persist_engine.codec.batch import decode_transmittable, encode_transmittable
+from persist_engine.model.batch import HollowBatch, HollowPart, InlinePart, RunMeta
+from persist_engine.model.frontier import MINIMUM, Description
+from persist_engine.model.ids import ShardId
+from persist_engine.model.rewrite import rewritten
+from persist_engine.testing.world import SCHEMA, World, row
+from persist_engine.work.compact import compact
+
+A = Antichain.of
+
+
+def opened(**batch: int | bool) -> tuple[World, WriteHandle]:
+    world = World(settings=Settings(batch=BatchSettings(**batch)))
+    return world, world.process().open_writer(world.shard_id(), SCHEMA, purpose="test")
+
+
+def contents(world: World, shard_id: ShardId, as_of: int) -> list[tuple[int, str, int]]:
+    with world.process().open_leased_reader(shard_id, purpose="check") as reader:
+        rows = reader.snapshot(A(as_of)).to_table().to_pylist()
+    return [(each["key"]["id"], each["val"]["name"], each["diff"]) for each in rows]
+
+
+def part_kinds(writer: WriteHandle) -> list[type]:
+    return [type(part) for batch in writer.machine.state.trace.batches() for part in batch.parts]
+
+
+def named_keys(writer: WriteHandle) -> set[str]:
+    state = writer.machine.refresh()
+    return {f"{writer.shard_id}/{key}" for batch in state.trace.batches() for key in batch.blob_keys()}
+
+
+# -- runs ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("runs_max", [2, 3, 5])
+def test_a_builder_leaves_no_more_runs_than_it_may(runs_max: int):
+    world, writer = opened(runs_max=runs_max, inline_part_bytes_max=0, target_part_bytes=1024)
+    keys = [(number * 7919) % 1009 for number in range(1009)]
+    batch = writer.batch([row(key, "x", 0) for key in keys], lower=A(0), upper=A(1))
+    runs = list(batch.hollow.runs())
+    assert len(batch.hollow.parts) > 1
+    assert len(runs) <= runs_max
+    assert sum(part.rows for part in batch.hollow.parts) == batch.rows == 1009
+    assert [meta.rows for meta, _ in runs] == [sum(part.rows for part in parts) for _, parts in runs]
+    whole = {f"{writer.shard_id}/{key}" for key in batch.hollow.blob_keys()}
+    assert world.blob_keys(writer.shard_id, kind="part") == whole, "what was merged away is deleted"
+    assert isinstance(writer.append_batch(batch, A(0), A(1)), Appended)
+    assert contents(world, writer.shard_id, 0) == [(key, "x", 1) for key in range(1009)]
+
+
+def test_runs_that_cancel_leave_nothing():
+    world, writer = opened(runs_max=2, inline_part_bytes_max=0, target_part_bytes=1024)
+    updates = [row(key, "x", 0, diff) for diff in (1, -1) for key in range(300)]
+    batch = writer.batch(updates, lower=A(0), upper=A(1))
+    assert isinstance(writer.append_batch(batch, A(0), A(1)), Appended)
+    assert contents(world, writer.shard_id, 0) == []
+    assert batch.rows < 600
+    assert world.blob_keys(writer.shard_id, kind="part") == named_keys(writer)
+
+
+def test_a_builder_that_fails_while_merging_leaves_no_blob():
+    world, writer = opened(runs_max=2, inline_part_bytes_max=0, target_part_bytes=1024)
+    get, calls = world.blob.get, []
+
+    def fails_later(key: str) -> bytes | None:
+        calls.append(key)
+        if len(calls) == 4:
+            raise RuntimeError("disk on fire")
+        return get(key)
+
+    world.blob.get = fails_later  # type: ignore[method-assign]  # an error that no adapter maps
+    with pytest.raises(RuntimeError, match="disk on fire"):
+        writer.batch([row(key, "x", 0) for key in range(1000)], lower=A(0), upper=A(1))
+    assert world.blob_keys(writer.shard_id, kind="part") == set()
+
+
+# -- rewrites ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inline", [0, 4096])
+def test_a_rewritten_batch_is_read_at_its_new_times(inline: int):
+    world, writer = opened(inline_part_bytes_max=inline)
+    batch = writer.batch([row(1, "a", 2), row(1, "a", 3), row(2, "b", 4, -1)], lower=A(0), upper=A(5))
+    batch.rewrite_times(A(4), A(9))
+    batch.rewrite_times(A(4), A(9))
+    batch.rewrite_times(A(7), A(9))
+    assert (batch.lower, batch.upper) == (A(0), A(9))
+    assert isinstance(writer.append([], lower=A(0), upper=A(6)), Appended)
+    assert isinstance(writer.append_batch(batch, A(6), A(9)), Appended)
+    assert contents(world, writer.shard_id, 6) == []
+    assert contents(world, writer.shard_id, 7) == [(1, "a", 2), (2, "b", -1)]
+    answer, _ = writer.machine.spine_exert(1000)
+    assert [compact(writer.machine, request).applied for request in answer.requests] == [1]
+    assert contents(world, writer.shard_id, 8) == [(1, "a", 2), (2, "b", -1)]
+
+
+def test_rewrites_that_would_change_what_was_promised_are_refused():
+    desc = Description(A(3), A(9), MINIMUM)
+    part = InlinePart(b"", 1, 1, ts_rewrite=A(5))
+    batch = HollowBatch(desc, 1, (part,), (), (RunMeta(),))
+    for frontier, upper, text in [
+        (A(9), A(9), "at or past its new upper"),
+        (A(6), A(8), "before its own"),
+        (A(2), A(9), "before its lower"),
+        (A(4), A(9), "before an earlier {5}"),
+        (Antichain.empty(), A(9), "at or past"),
+    ]:
+        with pytest.raises(InvalidRewrite, match=text.replace("{", r"\{")):
+            rewritten(batch, frontier, upper)
+    with pytest.raises(InvalidRewrite, match="compacted"):
+        rewritten(batch.with_desc(Description(A(3), A(9), A(1))), A(6), A(9))
+    closed = rewritten(batch, A(6), Antichain.empty())
+    assert closed.desc.upper.is_empty()
+    assert rewritten(closed, A(6), Antichain.empty()) == closed
+
+
+# -- inline parts of many batches ----------------------------------------------------------------------------------------
+
+
+def test_small_batches_of_one_append_become_one_part():
+    world, writer = opened()
+    staged = [writer.batch([row(n, "x", n)], lower=A(0), upper=A(9)) for n in range(8)]
+    staged.append(writer.batch([row(0, "x", 0, -1)], lower=A(0), upper=A(9)))
+    outcome = writer.compare_and_append_batch(staged, expected_upper=A(0), new_upper=A(9))
+    assert isinstance(outcome, Appended)
+    assert part_kinds(writer) == [InlinePart]
+    assert contents(world, writer.shard_id, 8) == [(n, "x", 1) for n in range(1, 8)]
+    for batch in staged:
+        with pytest.raises(InvalidUsage, match="already appended"):
+            batch.delete()
+
+
+def test_small_batches_are_cut_and_rewritten_as_they_are_joined():
+    world, writer = opened()
+    assert isinstance(writer.append([], lower=A(0), upper=A(3)), Appended)
+    one = writer.batch([row(1, "early", 1), row(2, "in", 4), row(3, "late", 7)], lower=A(0), upper=A(9))
+    two = writer.batch([row(4, "in", 5)], lower=A(2), upper=A(6))
+    outcome = writer.compare_and_append_batch([one, two], expected_upper=A(3), new_upper=A(6))
+    assert isinstance(outcome, Appended)
+    (meta,) = [meta for batch in writer.machine.state.trace.batches() for meta in batch.run_metas]
+    assert not meta.truncated, "what is joined holds nothing that is not seen"
+    assert contents(world, writer.shard_id, 5) == [(2, "in", 1), (4, "in", 1)]
+    moved = [writer.batch([row(n, "moved", 2)], lower=A(2), upper=A(8)) for n in (5, 6)]
+    for batch in moved:
+        batch.rewrite_times(A(7), A(8))
+    assert isinstance(writer.compare_and_append_batch(moved, expected_upper=A(6), new_upper=A(8)), Appended)
+    assert contents(world, writer.shard_id, 6) == [(2, "in", 1), (4, "in", 1)]
+    assert contents(world, writer.shard_id, 7) == [(2, "in", 1), (4, "in", 1), (5, "moved", 1), (6, "moved", 1)]
+
+
+def test_small_batches_that_are_large_together_become_a_blob_which_a_lost_append_deletes():
+    world, writer = opened()
+    rival = world.process().open_writer(writer.shard_id, SCHEMA, purpose="rival")
+
+    def stage() -> list[Batch]:
+        rng = random.Random(1)
+        return [
+            writer.batch([row(n * 50 + m, rng.randbytes(16).hex(), 0) for m in range(40)], lower=A(0), upper=A(9))
+            for n in range(6)
+        ]
+
+    staged = stage()
+    assert all(type(part) is InlinePart for batch in staged for part in batch.hollow.parts)
+    rival.append([], lower=A(0), upper=A(1))
+    outcome = writer.compare_and_append_batch(staged, expected_upper=A(0), new_upper=A(9))
+    assert outcome == UpperMismatch(current=A(1), expected=A(0))
+    assert world.blob_keys(writer.shard_id, kind="part") == set()
+    again = [writer.batch([row(n, "y" * 1500, 3) for n in (k, k + 1)], lower=A(1), upper=A(9)) for k in range(0, 8, 2)]
+    assert isinstance(writer.compare_and_append_batch(again, expected_upper=A(1), new_upper=A(9)), Appended)
+    assert len(part_kinds(writer)) == 1
+    assert len(contents(world, writer.shard_id, 8)) == 8
+
+
+def test_joining_can_be_switched_off():
+    _, writer = opened(combine_inline=False)
+    staged = [writer.batch([row(n, "x", 0)], lower=A(0), upper=A(1)) for n in range(3)]
+    assert isinstance(writer.compare_and_append_batch(staged, expected_upper=A(0), new_upper=A(1)), Appended)
+    assert part_kinds(writer) == [InlinePart] * 3
+
+
+def test_parts_of_all_batches_are_flushed_at_once(monkeypatch: pytest.MonkeyPatch):
+    world, writer = opened(combine_inline=False, inline_total_bytes_max=1)
+    staged = [writer.batch([row(n, "x", 0)], lower=A(0), upper=A(1)) for n in range(4)]
+    together = threading.Barrier(4)
+    put = world.blob.set
+
+    def meets_the_others(key: str, value: bytes) -> None:
+        together.wait(10)
+        put(key, value)
+
+    world.blob.set = meets_the_others  # type: ignore[method-assign]  # watch the uploads
+    assert isinstance(writer.compare_and_append_batch(staged, expected_upper=A(0), new_upper=A(1)), Appended)
+    assert part_kinds(writer) == [HollowPart] * 4
+    assert contents(world, writer.shard_id, 0) == [(n, "x", 1) for n in range(4)]
+
+
+def test_a_joined_part_is_flushed_as_one_when_state_takes_no_more():
+    world, writer = opened(inline_total_bytes_max=1)
+    staged = [writer.batch([row(n, "x", 0)], lower=A(0), upper=A(1)) for n in range(4)]
+    assert isinstance(writer.compare_and_append_batch(staged, expected_upper=A(0), new_upper=A(1)), Appended)
+    assert part_kinds(writer) == [HollowPart]
+    assert len(world.blob_keys(writer.shard_id, kind="part")) == 1
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_an_append_of_many_batches_is_all_their_updates(data: st.DataObject):
+    """However the updates are spread over batches, whatever is inline, joined, cut or rewritten."""
+    world, writer = opened(
+        inline_part_bytes_max=data.draw(st.sampled_from([0, 1100, 4096])),
+        combine_inline=data.draw(st.booleans()),
+        runs_max=data.draw(st.sampled_from([1, 2])),
+        target_part_bytes=1024,
+    )
+    update = st.tuples(st.integers(0, 5), st.integers(0, 9), st.sampled_from([-1, 1, 2]))
+    groups = data.draw(st.lists(st.lists(update, max_size=40), min_size=1, max_size=4))
+    staged = [
+        writer.batch([row(key, "x", time, diff) for key, time, diff in group], lower=A(0), upper=A(10))
+        for group in groups
+    ]
+    lower, upper = sorted(data.draw(st.lists(st.integers(0, 10), min_size=2, max_size=2, unique=True)))
+    writer.append([], lower=A(0), upper=A(lower)) if lower else None
+    outcome = writer.compare_and_append_batch(staged, expected_upper=A(lower), new_upper=A(upper))
+    assert isinstance(outcome, Appended)
+    sums: dict[int, int] = {}
+    for key, time, diff in [each for group in groups for each in group]:
+        if lower <= time < upper:
+            sums[key] = sums.get(key, 0) + diff
+    expected = [(key, "x", total) for key, total in sorted(sums.items()) if total]
+    assert contents(world, writer.shard_id, upper - 1) == expected
+    assert world.blob_keys(writer.shard_id, kind="part") == named_keys(writer)
+
+
+# -- deletion ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def twins() -> tuple[World, PersistClient, ShardId, bytes]:
+    world, writer = opened(inline_part_bytes_max=0)
+    data = writer.batch([row(1, "a", 0)], lower=A(0), upper=A(1)).to_transmittable()
+    return world, world.process(), writer.shard_id, data
+
+
+def test_regression_deleting_a_copy_of_an_appended_batch_keeps_its_blobs(
+    twins: tuple[World, PersistClient, ShardId, bytes],
+):
+    """Two processes made a batch of the same bytes; one appended it, the other had no use for its copy."""
+    world, client, shard_id, data = twins
+    ours = client.open_writer(shard_id, SCHEMA, purpose="ours")
+    theirs = world.process().open_writer(shard_id, SCHEMA, purpose="theirs")
+    copy = ours.batch_from_transmittable(data)
+    assert isinstance(theirs.append_batch(theirs.batch_from_transmittable(data), A(0), A(1)), Appended)
+    copy.delete()
+    assert contents(world, shard_id, 0) == [(1, "a", 1)]
+    with pytest.raises(InvalidUsage, match="already deleted"):
+        copy.check_usable()
+
+
+def test_regression_appending_a_second_copy_keeps_the_blobs_of_the_first(
+    twins: tuple[World, PersistClient, ShardId, bytes],
+):
+    """The second append finds everything written, and lets go of its copy."""
+    world, client, shard_id, data = twins
+    for _ in range(2):
+        with world.process().open_writer(shard_id, SCHEMA, purpose="driver") as driver:
+            assert isinstance(driver.append_batch(driver.batch_from_transmittable(data), A(0), A(1)), Appended)
+    assert contents(world, shard_id, 0) == [(1, "a", 1)]
+
+
+def test_blobs_that_only_an_older_version_names_are_kept_too(twins: tuple[World, PersistClient, ShardId, bytes]):
+    """The copy was appended and compacted away; a reader that holds the version before still reads its blobs."""
+    world, client, shard_id, data = twins
+    writer = client.open_writer(shard_id, SCHEMA, purpose="driver")
+    assert isinstance(writer.append_batch(writer.batch_from_transmittable(data), A(0), A(1)), Appended)
+    writer.append([row(2, "b", 1)], lower=A(1), upper=A(2))
+    before = world.blob_keys(shard_id, kind="part")
+    answer, _ = writer.machine.spine_exert(1000)
+    for request in answer.requests:
+        compact(writer.machine, request)
+    assert not before & named_keys(writer)
+    copy = writer.batch_from_transmittable(data)
+    writer.delete_batches([copy])
+    assert before <= world.blob_keys(shard_id, kind="part")
+
+
+def test_copies_that_nobody_appended_are_deleted_with_one_look():
+    world, writer = opened(inline_part_bytes_max=0)
+    copies = [
+        writer.batch_from_transmittable(writer.batch([row(n, "a", 0)], lower=A(0), upper=A(1)).to_transmittable())
+        for n in range(5)
+    ]
+    writer.append([row(9, "other", 0)], lower=A(0), upper=A(1))
+    scans = world.consensus.calls["scan"]
+    writer.delete_batches(copies)
+    writer.delete_batches(copies)
+    assert world.consensus.calls["scan"] - scans <= 6
+    assert world.blob_keys(writer.shard_id, kind="part") == named_keys(writer)
+
+
+def test_a_transmitted_batch_of_an_unknown_schema_is_refused():
+    _, writer = opened()
+    shard_id, _, hollow = decode_transmittable(
+        writer.batch([row(1, "a", 0)], lower=A(0), upper=A(1)).to_transmittable()
+    )
+    foreign = replace(hollow, parts=tuple(replace(part, schema_id=7) for part in hollow.parts))
+    with pytest.raises(SchemaMismatch, match=f"schema 7, which shard {shard_id} does not have"):
+        writer.batch_from_transmittable(encode_transmittable(shard_id, APPLIER_VERSION, foreign))
+
+
+def test_arrow_readers_are_staged_in_bounded_memory():
+    """A reader of many batches is cut into parts as it goes; no more than the target and what is on its way is held."""
+    world, writer = opened(inline_part_bytes_max=0, target_part_bytes=4096)
+    table = pa.table(
+        {
+            "key": pa.StructArray.from_arrays([pa.array(range(1000), pa.int64())], ["id"]),
+            "val": pa.StructArray.from_arrays([pa.array(["x"] * 1000)], ["name"]),
+            "time": pa.array([0] * 1000, pa.int64()),
+            "diff": pa.array([1] * 1000, pa.int64()),
+        }
+    )
+    reader = pa.RecordBatchReader.from_batches(table.schema, table.to_batches(max_chunksize=100))
+    batch = writer.batch(reader, lower=A(0), upper=A(1))
+    row_bytes = table.nbytes / 1000
+    assert max(part.rows for part in batch.hollow.parts) <= 4096 / row_bytes + 1
+    assert isinstance(writer.append_batch(batch, A(0), A(1)), Appended)
+    assert len(contents(world, writer.shard_id, 0)) == 1000

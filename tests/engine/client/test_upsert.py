@@ -1,0 +1,457 @@
+"""UpsertHandle: what the shard holds after upserts by one handle, by several at once, and after things went wrong."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+from persist_engine import Antichain, PersistClient, ProgressMismatch, Schema, ShardId, UpperMismatch
+from persist_engine.base.errors import InvalidUsage, InvariantViolated, SchemaMismatch, Unavailable, UpdateBeyondUpper
+from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, RetrySettings, Settings
+from persist_engine.client.upsert import Hydration, UpsertHandle
+from persist_engine.testing.world import SCHEMA, World, row
+from persist_engine.work.perform import perform
+
+A = Antichain.of
+Row = tuple[int, str | None]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def shard_id(world: World) -> ShardId:
+    return world.shard_id()
+
+
+def commands(*rows: Row, **more: list[Any]) -> pa.Table:
+    keys = pa.array([{"id": key} for key, _ in rows], SCHEMA.key_type)
+    vals = pa.array([None if name is None else {"name": name} for _, name in rows], SCHEMA.val_type)
+    return pa.table({"key": keys, "val": vals, **{k: pa.array(v, pa.int64()) for k, v in more.items()}})
+
+
+def opened(client: PersistClient, shard_id: ShardId, **more: Any) -> UpsertHandle:
+    return client.open_upsert(shard_id, SCHEMA, purpose="test", **more)
+
+
+def contents(client: PersistClient, shard_id: ShardId, as_of: int | None = None) -> dict[int, str]:
+    """What the shard holds; fails unless every key has one value or none."""
+    as_of = client.recent_upper(shard_id).time - 1 if as_of is None else as_of
+    if as_of < 0:
+        return {}
+    with client.open_leased_reader(shard_id, purpose="check") as reader:
+        rows = reader.snapshot(as_of).to_table().to_pylist()
+    assert {r["diff"] for r in rows} <= {1}
+    assert len({r["key"]["id"] for r in rows}) == len(rows)
+    return {r["key"]["id"]: r["val"]["name"] for r in rows}
+
+
+def test_the_last_value_of_a_key_stands_and_null_deletes(world: World, shard_id: ShardId) -> None:
+    client = world.process()
+    with opened(client, shard_id) as upserts:
+        done = upserts.upsert(commands((1, "a"), (2, "b"), (1, "c")))
+        assert (done.inserted, done.retracted, done.late) == (2, 0, 0)
+        assert contents(client, shard_id) == {1: "c", 2: "b"}
+        done = upserts.upsert(commands((1, None), (2, "b"), (3, "d"), (4, None)))
+        assert (done.inserted, done.retracted) == (1, 1)
+        assert done.upper == upserts.upper == client.recent_upper(shard_id)
+    assert contents(client, shard_id) == {2: "b", 3: "d"}
+    state = client.machine(shard_id).refresh()
+    assert not state.writers
+    assert not state.leased_readers
+
+
+def test_the_greatest_order_key_stands(world: World, shard_id: ShardId) -> None:
+    client = world.process()
+    with opened(client, shard_id) as upserts:
+        upserts.upsert(commands((1, "a"), (1, "b"), (1, "c"), (2, "n"), (2, "m"), order=[3, 3, 1, None, -5]))
+        assert contents(client, shard_id) == {1: "a", 2: "m"}
+        upserts.upsert(commands((1, "lower order, later time"), order=[0]))
+        assert contents(client, shard_id)[1] == "lower order, later time"
+
+
+@pytest.mark.parametrize("backend", ["memory", "rocksdb", "auto"])
+def test_a_new_handle_knows_what_was_written_before(
+    world: World, shard_id: ShardId, backend: str, tmp_path: Path
+) -> None:
+    more: dict[str, Any] = {"backend": backend, "directory": tmp_path / "state", "spill_bytes": 2000}
+    with opened(world.process(), shard_id, **more) as upserts:
+        upserts.upsert(commands(*((key, f"first {key}") for key in range(100))))
+        upserts.upsert(commands(*((key, f"second {key}") for key in range(50, 150))))
+        assert upserts.state_bytes > 2000
+    told: list[Hydration] = []
+    with opened(world.process(), shard_id, on_hydration=told.append, **more) as upserts:
+        assert upserts.hydrate() == world.process().recent_upper(shard_id)
+        assert [told[0].rows, told[-1].rows] == [0, 150]
+        assert told[-1].rows_max >= 150
+        upserts.upsert(commands(*((key, None) for key in range(0, 150, 2)), (1, "third")))
+    expected = {key: f"{'second' if key >= 50 else 'first'} {key}" for key in range(1, 150, 2)} | {1: "third"}
+    assert contents(world.process(), shard_id) == expected
+    assert not any((tmp_path / "state").glob("*/*.sst")), "the state is thrown away"
+
+
+def test_one_emission_covers_many_times(world: World, shard_id: ShardId) -> None:
+    client = world.process()
+    with client.open_leased_reader(shard_id, SCHEMA, purpose="holds since"), opened(client, shard_id) as upserts:
+        before = client.machine(shard_id).state.seqno
+        done = upserts.upsert_at(commands((1, "a"), (1, "b"), (2, "c"), (1, None), time=[3, 5, 5, 9]), upper=A(20))
+        assert (done.upper, done.inserted, done.retracted) == (A(20), 3, 2)
+        assert client.machine(shard_id).refresh().seqno - before <= 3, "register, append, listen"
+        at = {time: contents(client, shard_id, time) for time in (2, 3, 5, 9, 19)}
+    assert at == {2: {}, 3: {1: "a"}, 5: {1: "b", 2: "c"}, 9: {2: "c"}, 19: {2: "c"}}
+
+
+def test_replicas_of_one_input_write_each_time_once(world: World, shard_id: ShardId) -> None:
+    """Two replicas, one behind the other: what is written is dropped, what is not is decided on what the other wrote."""
+    one, two = opened(world.process(), shard_id), opened(world.process(), shard_id)
+    two.hydrate()
+    whole = commands((1, "a"), (2, "b"), (1, "c"), (3, "d"), time=[1, 2, 3, 4])
+    assert one.upsert_at(whole.slice(0, 2), upper=A(3)).late == 0
+    done = two.upsert_at(whole, upper=A(5))
+    assert (done.late, done.inserted, done.retracted) == (2, 2, 1)
+    again = one.upsert_at(whole, upper=A(5))
+    assert (again.late, again.inserted, again.retracted, again.upper) == (4, 0, 0, A(5))
+    assert contents(world.process(), shard_id) == {1: "c", 2: "b", 3: "d"}
+
+
+def test_a_lost_race_is_decided_anew(world: World, shard_id: ShardId) -> None:
+    one, two = opened(world.process(), shard_id), opened(world.process(), shard_id)
+    one.upsert(commands((1, "one"), (2, "one")))
+    two.upsert(commands((1, "two"), (3, "two")))
+    done = one.upsert(commands((1, "three"), (3, None)))
+    assert (done.inserted, done.retracted) == (1, 2)
+    assert contents(world.process(), shard_id) == {1: "three", 2: "one"}
+
+
+def test_handles_that_race_in_threads_converge(world: World, shard_id: ShardId) -> None:
+    handles = [opened(world.process(), shard_id) for _ in range(3)]
+
+    def work(number: int) -> None:
+        for turn in range(8):
+            handles[number].upsert(commands(*((key, f"{number}/{turn}") for key in range(turn, turn + 5)), (99, None)))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = contents(world.process(), shard_id)
+    assert found.keys() == set(range(12))
+    uppers = {handle.hydrate() for handle in handles}
+    assert len(uppers) == 1
+    for handle in handles:  # each knows the same: deleting everything leaves nothing and retracts everything
+        handle.upsert(commands((0, "last")))
+    done = handles[0].upsert(commands(*((key, None) for key in range(12))))
+    assert done.retracted == 12
+    assert contents(world.process(), shard_id) == {}
+
+
+def test_progress_is_committed_with_the_commands(world: World, shard_id: ShardId) -> None:
+    client = world.process()
+    upserts = opened(client, shard_id)
+    upserts.upsert(commands((1, "a")), progress=("sink", b"1"))
+    assert client.progress(shard_id, "sink").token == b"1"
+    refused = upserts.upsert(commands((1, "b")), progress=("sink", b"2"), expected_progress=b"0")
+    assert isinstance(refused, ProgressMismatch)
+    assert upserts.upsert(commands((2, "c"))).inserted == 1
+    assert contents(client, shard_id) == {1: "a", 2: "c"}
+
+
+def test_a_stream_is_seen_at_once_or_not_at_all(world: World, shard_id: ShardId) -> None:
+    client = world.process()
+    upserts, other = opened(client, shard_id), opened(world.process(), shard_id)
+    upserts.upsert(commands((1, "a"), (2, "b")))
+    before = client.recent_upper(shard_id)
+    tables = [commands((1, "x"), (3, "y")), commands((1, None), (2, "z"), (3, "y2")), commands((1, "w"))]
+
+    def watched() -> Any:
+        for table in tables:
+            yield table
+            assert contents(client, shard_id) == {1: "a", 2: "b"}
+
+    done = upserts.upsert_stream(watched())
+    assert before < done.upper
+    assert contents(client, shard_id) == {1: "w", 2: "z", 3: "y2"}
+    assert upserts.upsert(commands((1, "w"), (2, None))).retracted == 1
+
+    def disturbed() -> Any:
+        yield tables[0]
+        other.upsert(commands((1, "disturbed")))
+        yield tables[1]
+
+    refused = upserts.upsert_stream(disturbed())
+    assert isinstance(refused, UpperMismatch)
+    assert contents(client, shard_id) == {1: "disturbed", 3: "y2"}
+    assert upserts.upsert(commands((1, None), (3, None))).retracted == 2
+
+    def failing() -> Any:
+        yield tables[0]
+        raise RuntimeError("the input broke")
+
+    with pytest.raises(RuntimeError, match="the input broke"):
+        upserts.upsert_stream(failing())
+    assert upserts.upsert(commands((3, "after"))).retracted == 0
+    assert contents(client, shard_id) == {3: "after"}
+
+
+def test_bug_31_hydration_chooses_a_time_that_can_be_read(world: World, shard_id: ShardId) -> None:
+    """Since is ahead of upper: reading at upper - 1 would give rows that cannot be told apart, or nothing. The frontier is
+    moved past since first.
+    """
+    client = world.process()
+    with opened(client, shard_id) as upserts:
+        upserts.upsert_at(commands((1, "a"), (2, "b"), time=[0, 1]), upper=A(5))
+    with client.open_leased_reader(shard_id, purpose="ahead") as reader:
+        reader.downgrade_since(A(50))
+    with opened(client, shard_id) as upserts:
+        assert upserts.hydrate() == A(51)
+        done = upserts.upsert_at(commands((1, "c"), (2, None), (9, "late"), time=[60, 61, 50]), upper=A(62))
+        assert (done.inserted, done.retracted, done.late) == (1, 2, 1)
+    assert contents(client, shard_id) == {1: "c"}
+
+
+def test_bug_31_a_shard_that_upserts_did_not_write_is_refused_with_its_sums(world: World, shard_id: ShardId) -> None:
+    client = world.process()
+    with client.open_writer(shard_id, SCHEMA, purpose="appends") as writer:
+        writer.append([row(1, "a", 0), row(1, "a", 1), row(2, "b", 1), row(3, "c", 0)], lower=A(0), upper=A(2))
+    upserts = opened(client, shard_id)
+    for _ in range(2):
+        with pytest.raises(InvariantViolated, match=r"^1 keys .*diff_sum 2"):
+            upserts.upsert(commands((3, "d")))
+    with client.open_writer(shard_id, SCHEMA, purpose="repairs") as writer:
+        writer.append([row(1, "a", 2, -1)], lower=A(2), upper=A(3))
+    assert upserts.upsert(commands((1, "d"))).retracted == 1
+    with client.open_writer(shard_id, SCHEMA, purpose="breaks") as writer:
+        upper = writer.fetch_recent_upper()
+        writer.append([row(3, "e", upper.time)], lower=upper, upper=A(upper.time + 1))
+    with pytest.raises(InvariantViolated, match=r"^1 keys .*diff_sum 2"):
+        upserts.upsert(commands((1, "e")))
+
+
+def test_keys_and_values_of_a_schema_without_values(world: World, shard_id: ShardId) -> None:
+    schema = Schema(key=pa.schema([("id", pa.float64())]), val=pa.schema([]))
+    client = world.process()
+    empty = pa.StructArray.from_buffers(pa.struct([]), 3, [None], children=[])
+    keys = pa.array([{"id": 0.0}, {"id": float("nan")}, {"id": 2.0}], schema.key_type)
+    with client.open_upsert(shard_id, schema, purpose="test") as upserts:
+        assert upserts.upsert(pa.table({"key": keys, "val": empty})).inserted == 3
+        again = pa.array([{"id": -0.0}, {"id": float("nan")}, {"id": None}], schema.key_type)
+        assert upserts.upsert(pa.table({"key": again, "val": empty})).inserted == 1
+        deleted = upserts.upsert(pa.table({"key": again, "val": pa.nulls(3)}))
+        assert (deleted.inserted, deleted.retracted) == (0, 3)
+    with client.open_leased_reader(shard_id, purpose="check") as reader:
+        rows = reader.snapshot(client.recent_upper(shard_id).time - 1).to_table().to_pylist()
+    assert [r["key"]["id"] for r in rows] == [2.0]
+
+
+def test_misuse_is_refused_by_name_before_anything_happens(world: World, shard_id: ShardId, tmp_path: Path) -> None:
+    client = world.process()
+    upserts = opened(client, shard_id)
+    good = commands((1, "a"))
+    keys, vals = good["key"], good["val"]
+    refusals: list[tuple[type[Exception], str, Any]] = [
+        (InvalidUsage, "list", [(1, "a")]),
+        (SchemaMismatch, "columns key; expected key, val", good.select(["key"])),
+        (SchemaMismatch, "key, val, diff", good.append_column("diff", pa.array([1]))),
+        (SchemaMismatch, "key, val, time", good.append_column("time", pa.array([1]))),
+        (SchemaMismatch, "key is null in 1 rows", pa.table({"key": pa.nulls(1, SCHEMA.key_type), "val": vals})),
+        (
+            SchemaMismatch,
+            "val.name is BIGINT, the shard's is STRING",
+            pa.table({"key": keys, "val": pa.array([{"name": 1}])}),
+        ),
+        (SchemaMismatch, "key.id is STRING", pa.table({"key": pa.array([{"id": "1"}]), "val": pa.nulls(1)})),
+        (InvalidUsage, "order is string", good.append_column("order", pa.array(["1"]))),
+        (InvalidUsage, "order does not fit", good.append_column("order", pa.array([2**64 - 1], pa.uint64()))),
+    ]
+    for kind, text, given in refusals:
+        with pytest.raises(kind, match=text):
+            upserts.upsert(given)
+    with pytest.raises(InvalidUsage, match="null or negative"):
+        upserts.upsert_at(commands((1, "a"), time=[-1]), upper=A(5))
+    with pytest.raises(InvalidUsage, match="null or negative"):
+        upserts.upsert_at(commands((1, "a"), time=[None]), upper=A(5))
+    with pytest.raises(UpdateBeyondUpper, match="time 5"):
+        upserts.upsert_at(commands((1, "a"), time=[5]), upper=A(5))
+    assert client.recent_upper(shard_id) == A(0)
+    with pytest.raises(InvalidUsage, match="no upsert backend"):
+        opened(client, shard_id, backend="disk")
+    with pytest.raises(InvalidUsage, match="needs a directory"):
+        opened(client, shard_id, backend="auto")
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(InvalidUsage, match="cannot be kept in"):
+        opened(client, shard_id, backend="rocksdb", directory=tmp_path / "file").hydrate()
+    upserts.expire()
+    upserts.expire()
+    with pytest.raises(InvalidUsage, match="expired"):
+        upserts.upsert(good)
+
+
+def test_a_directory_serves_one_handle(world: World, shard_id: ShardId, tmp_path: Path) -> None:
+    with opened(world.process(), shard_id, backend="rocksdb", directory=tmp_path) as first:
+        first.upsert(commands((1, "a")))
+        with pytest.raises(InvalidUsage, match="cannot be kept in"):
+            opened(world.process(), shard_id, backend="rocksdb", directory=tmp_path).upsert(commands((1, "b")))
+        assert first.upsert(commands((1, "c"))).retracted == 1
+
+
+def test_a_closed_shard_takes_no_upserts(world: World, shard_id: ShardId) -> None:
+    client = world.process()
+    upserts = opened(client, shard_id)
+    done = upserts.upsert_at(commands((1, "a"), time=[3]), upper=Antichain.empty())
+    assert done.upper.is_empty()
+    assert upserts.upsert_at(commands((1, "b"), time=[4]), upper=Antichain.empty()).late == 1
+    with pytest.raises(InvalidUsage, match="closed"):
+        upserts.upsert(commands((1, "b")))
+    with pytest.raises(InvalidUsage, match="its upper is empty"):
+        opened(world.process(), shard_id).upsert(commands((1, "b")))
+
+
+def test_the_last_time_that_can_be_written(world: World, shard_id: ShardId) -> None:
+    client = world.process()
+    last = 2**63 - 2
+    upserts = opened(client, shard_id)
+    assert upserts.upsert_at(commands((1, "a"), (1, "b"), time=[0, last]), upper=A(last + 1)).upper == A(last + 1)
+    assert contents(client, shard_id, last) == {1: "b"}
+    with pytest.raises(InvalidUsage, match="leaves no time"):
+        upserts.upsert(commands((1, "c")))
+
+
+def test_a_handle_goes_on_after_its_stores_were_away(shard_id: ShardId) -> None:
+    """Calls fail while the stores do, whether the append happened or not; afterwards nothing is doubled or lost."""
+    impatient = Settings(retry=RetrySettings(give_up_ms=50), batch=BatchSettings(inline_part_bytes_max=0))
+    world = World(settings=impatient)
+    client, other = world.process(), world.process()
+    one, two = opened(client, shard_id), opened(other, shard_id)
+    one.upsert(commands((1, "a"), (2, "b")))
+    two.upsert(commands((2, "c"), (3, "d")))
+    for happened in (True, False):
+        world.faults.fail_next("compare_and_set", happened=happened, times=1)
+        world.faults.break_down()
+        with pytest.raises(Unavailable):
+            one.upsert(commands((1, None), (4, "e")))
+        world.faults.heal()
+        two.upsert(commands((3, "f")))
+        one.upsert(commands((5, f"g {happened}")))
+        found = contents(world.process(), shard_id)
+        assert found in ({2: "c", 3: "f", 4: "e", 5: f"g {happened}"}, {1: "a", 2: "c", 3: "f", 5: f"g {happened}"})
+        one.upsert(commands((1, "a"), (4, None)))
+    two.upsert(commands((6, "h"), (7, "i")))
+    world.faults.fail_next("get", happened=False, matching="/n", times=1000)
+    with pytest.raises(Unavailable):
+        one.upsert(commands((6, "j")))
+    world.faults.heal()
+    assert one.upsert(commands((6, "j"), (7, None))).retracted == 2
+
+
+def test_a_handle_whose_lease_ran_out_hydrates_again(shard_id: ShardId, caplog: pytest.LogCaptureFixture) -> None:
+    """A machine that slept and has not noticed: since has moved past it, and what it was to read next was merged with what
+    it had read.
+    """
+    eager = Settings(
+        batch=BatchSettings(inline_part_bytes_max=0),
+        compaction=CompactionSettings(inputs_min=2, parts_min=2, updates_min=1),
+        maintenance=MaintenanceSettings(rollup_threshold=2),
+    )
+    world = World(settings=eager)
+    client, other = world.process(), world.process()
+    one, two = opened(client, shard_id), opened(other, shard_id)
+    one.upsert(commands((1, "a"), (2, "b")))
+    other.machine(shard_id).expire_leased_reader(one._reader.reader_id)
+    two.upsert(commands((1, "x"), (3, "y")))
+    two.expire()
+    with other.open_leased_reader(shard_id, purpose="moves since") as reader:
+        reader.downgrade_since(A(other.recent_upper(shard_id).time + 5))
+    with opened(other, shard_id) as three:
+        three.upsert(commands((4, "z")))
+    machine = other.machine(shard_id)
+    while len(list(machine.refresh().trace.batches())) > 1:
+        _, maintenance = machine.spine_exert(1000)
+        perform(machine, maintenance)
+    (batch,) = machine.state.trace.batches()
+    assert one.upper <= batch.desc.since
+    done = one.upsert(commands((1, "c"), (3, None)))
+    assert (done.inserted, done.retracted) == (1, 2)
+    assert "hydrating again" in caplog.text
+    assert contents(client, shard_id) == {1: "c", 2: "b", 4: "z"}
+
+
+def test_a_value_of_ten_megabytes(world: World, shard_id: ShardId) -> None:
+    client = world.process()
+    big = "x" * 10_000_000
+    with opened(client, shard_id) as upserts:
+        upserts.upsert(commands((1, big), (2, "small")))
+        upserts.upsert(commands((1, big + "y")))
+        assert upserts.upsert(commands((1, None))).retracted == 1
+        assert upserts.state_bytes < 1000
+    assert contents(client, shard_id) == {2: "small"}
+
+
+class Upserts(RuleBasedStateMachine):
+    """Several handles, of several backends, restarted now and then, over stores that fail; and a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.shard_id = self.world.shard_id()
+        self.clients = [self.world.process() for _ in range(3)]
+        self.handles = [opened(client, self.shard_id) for client in self.clients]
+        self.paper: dict[int, str] = {}
+        self.world.faults.set_rates(happens=0.9, answers=0.9)
+
+    rows_ = st.lists(st.tuples(st.integers(0, 6), st.none() | st.sampled_from(["", "a", "bb", "c" * 30])), max_size=6)
+
+    @rule(number=st.integers(0, 2), rows=rows_)
+    def upsert(self, number: int, rows: list[Row]) -> None:
+        self.handles[number].upsert(commands(*rows))
+        self._apply(rows)
+
+    @rule(number=st.integers(0, 2), tables=st.lists(rows_, max_size=3))
+    def upsert_stream(self, number: int, tables: list[list[Row]]) -> None:
+        outcome = self.handles[number].upsert_stream([commands(*rows) for rows in tables])
+        while isinstance(outcome, UpperMismatch):
+            outcome = self.handles[number].upsert_stream([commands(*rows) for rows in tables])
+        for rows in tables:
+            self._apply(rows)
+
+    @rule(number=st.integers(0, 2), rows=rows_, ahead=st.integers(1, 5))
+    def upsert_at(self, number: int, rows: list[Row], ahead: int) -> None:
+        upper = self.clients[number].recent_upper(self.shard_id).time
+        times = [upper + at % ahead for at in range(len(rows))]
+        self.handles[number].upsert_at(commands(*rows, time=times), upper=A(upper + ahead))
+        for _, one in sorted(zip(times, rows, strict=True), key=lambda pair: pair[0]):
+            self._apply([one])
+
+    @rule(number=st.integers(0, 2))
+    def restart(self, number: int) -> None:
+        self.clients[number] = self.world.process()
+        self.handles[number] = opened(self.clients[number], self.shard_id)
+
+    @rule(number=st.integers(0, 2))
+    def check(self, number: int) -> None:
+        assert contents(self.clients[number], self.shard_id) == self.paper
+
+    def teardown(self) -> None:
+        self.world.faults.heal()
+        assert contents(self.world.process(), self.shard_id) == self.paper
+
+    def _apply(self, rows: list[Row]) -> None:
+        for key, name in rows:
+            if name is None:
+                self.paper.pop(key, None)
+            else:
+                self.paper[key] = name
+
+
+Upserts.TestCase.settings = settings(
+    max_examples=15, stateful_step_count=15, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestUpserts = Upserts.TestCase

@@ -1,0 +1,186 @@
+"""Rollups of format 2: hollow batches are decoded when somebody looks, and not before; and all damage is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from persist_engine.base.errors import CorruptData, Incompatible
+from persist_engine.codec import envelope, stored_spine
+from persist_engine.codec.envelope import STORED_SPINE_VERSION, Kind, sealed
+from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
+from persist_engine.model.lazy_parts import LazyParts
+from persist_engine.model.state import ShardState
+from persist_engine.model.state_diff import apply
+from persist_engine.model.trace import Trace
+from persist_engine.pb import state_pb2
+from persist_engine.testing import strategies
+from persist_engine.testing.states import Stepper, append, batch
+
+
+def state_of(batches: int) -> ShardState:
+    trace = Trace()
+    for index in range(batches):
+        trace = trace.push_without_requests(batch(index, index + 1, 1))
+    return replace(Stepper().state, trace=trace)
+
+
+STATE = state_of(37)
+DATA = encode_rollup(Rollup(STATE))
+
+
+class Loads:
+    """Counts the hollow batches that are decoded and encoded."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.decoded = self.encoded = 0
+        decode, encode = stored_spine.batch_from_pb, stored_spine.batch_to_pb
+
+        def counted_decode(message):
+            self.decoded += 1
+            return decode(message)
+
+        def counted_encode(content):
+            self.encoded += 1
+            return encode(content)
+
+        monkeypatch.setattr(stored_spine, "batch_from_pb", counted_decode)
+        monkeypatch.setattr(stored_spine, "batch_to_pb", counted_encode)
+
+
+def test_opening_looks_at_no_hollow_batch_and_the_next_append_at_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = Loads(monkeypatch)
+    state = decode_rollup(DATA, key="k", lazily=True).state
+    assert (state.trace.rows, state.trace.batch_count, state.trace.part_count) == (37, 37, 37)
+    assert state.trace.upper == STATE.trace.upper
+    state.trace.validate()
+    assert loads.decoded == 0
+    shard = Stepper()
+    shard.state = state
+    shard.do(append(batch(37, 38, 1), token_number=1))
+    assert loads.decoded < 8
+    again = encode_rollup(Rollup(shard.state))
+    assert loads.decoded < 8
+    assert loads.encoded < 16, "what nobody changed is written as the bytes it came from"
+    assert decode_rollup(again, key="k").state == shard.state
+    assert loads.decoded > 37
+
+
+def test_a_second_rollup_encodes_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = Stepper()
+    shard.state = state_of(512)
+    encode_rollup(Rollup(shard.state))
+    loads = Loads(monkeypatch)
+    monkeypatch.setattr(stored_spine._kept, "_encode", stored_spine._encode)
+    for index in range(8):
+        shard.do(append(batch(512 + index, 513 + index, 1), token_number=1 + index))
+    encode_rollup(Rollup(shard.state))
+    assert loads.encoded <= 64
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_lazily_and_at_once_give_the_same_and_come_back(data: st.DataObject) -> None:
+    state = replace(STATE, trace=data.draw(strategies.traces()))
+    stored = encode_rollup(Rollup(state))
+    lazy, eager = decode_rollup(stored, key="k", lazily=True), decode_rollup(stored, key="k")
+    assert encode_rollup(lazy) == encode_rollup(eager) == stored
+    assert lazy == eager == Rollup(state)
+    assert list(lazy.state.trace.batches()) == list(state.trace.batches())
+
+
+def test_diffs_apply_to_what_was_not_looked_at() -> None:
+    shard = Stepper()
+    shard.state = STATE
+    replica = decode_rollup(DATA, key="k", lazily=True).state
+    for index in range(40):
+        shard.do(append(batch(37 + index, 38 + index, 1), token_number=1 + index))
+    for diff in shard.diffs:
+        replica = apply(replica, diff)
+    assert replica == shard.state
+
+
+def test_lazy_parts_are_the_tuple_they_stand_for() -> None:
+    items = tuple(part for each in STATE.trace.spine_batches() for part in each.parts)
+    lazy = LazyParts(len(items), b"", lambda _: items)
+    assert (len(lazy), tuple(lazy), lazy[0], lazy[-3:]) == (len(items), items, items[0], items[-3:])
+    assert lazy == items
+    assert items == lazy
+    assert lazy == LazyParts(len(items), b"", lambda _: items)
+    assert lazy != items[1:]
+    assert (lazy + items, items + lazy, lazy + lazy) == (items * 2, items * 2, items * 2)
+    assert hash(lazy) == hash(items)
+
+
+def damaged(change: Callable[[state_pb2.FlatTrace], None]) -> bytes:
+    message = state_pb2.Rollup()
+    message.ParseFromString(DATA[10:])
+    change(message.state.trace)
+    return sealed(Kind.ROLLUP, message, format_version=STORED_SPINE_VERSION)
+
+
+def _other_batches(trace: state_pb2.FlatTrace) -> None:
+    trace.stored[0].batches = trace.stored[1].batches
+
+
+def _fewer(trace: state_pb2.FlatTrace) -> None:
+    held = state_pb2.StoredBatches()
+    held.ParseFromString(trace.stored[0].batches)
+    del held.batches[0]
+    trace.stored[0].batches = held.SerializeToString()
+
+
+def _a_merge_twice(trace: state_pb2.FlatTrace) -> None:
+    for _ in range(2):
+        entry = trace.merges.add(id=trace.stored[0].id)
+        entry.merge.since.elements.append(0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda trace: trace.stored[0].ClearField("id"), "without id"),
+        (lambda trace: trace.stored[0].ClearField("desc"), "without desc"),
+        (lambda trace: trace.stored.pop(0), "does not follow|above the oldest|merges? of no"),
+        (lambda trace: setattr(trace.stored[0], "count", 0), "holds nothing"),
+        (lambda trace: trace.legacy_batches.add(), "stored in two ways"),
+        (_a_merge_twice, "comes twice"),
+    ],
+)
+def test_heads_that_break_a_rule_are_refused_on_opening(
+    change: Callable[[state_pb2.FlatTrace], None], message: str
+) -> None:
+    data = damaged(change)
+    with pytest.raises(CorruptData, match=f"the-key.*({message})"):
+        decode_rollup(data, key="the-key", lazily=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda trace: setattr(trace.stored[0], "batches", b"\xff"), "does not decode|rule"),
+        (lambda trace: setattr(trace.stored[0], "rows", 1), "sums of spine batch"),
+        (lambda trace: setattr(trace.stored[0], "count", 5), "where 5 belong"),
+        (_other_batches, "where|follow"),
+        (_fewer, "batches with"),
+    ],
+)
+def test_hollow_batches_that_break_a_rule_are_refused_when_they_are_looked_at(
+    change: Callable[[state_pb2.FlatTrace], None], message: str
+) -> None:
+    data = damaged(change)
+    with pytest.raises(CorruptData, match=f"the-key.*({message})"):
+        decode_rollup(data, key="the-key")
+    state = decode_rollup(data, key="the-key", lazily=True).state
+    for _ in range(2):
+        with pytest.raises(CorruptData, match=f"the-key.*({message})"):
+            list(state.trace.batches())
+
+
+def test_code_that_knows_only_format_1_refuses_such_a_rollup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(envelope, "STORED_SPINE_VERSION", 1)
+    with pytest.raises(Incompatible, match="the-key: rollup in format 2, this code reads up to 1"):
+        decode_rollup(DATA, key="the-key")

@@ -1,0 +1,82 @@
+"""A log that was wiped and written anew is not taken for the one a process knows."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from persist_engine import Antichain, PersistClient, ShardId
+from persist_engine.base.errors import InvariantViolated
+from persist_engine.model.state_diff import apply, between
+from persist_engine.storage.consensus_mem import MemConsensus
+from persist_engine.testing.states import Stepper, append, batch
+from persist_engine.testing.world import SCHEMA, CountedConsensus, World, row
+
+A = Antichain.of
+
+
+def appended(client: PersistClient, shard_id: ShardId, upto: int) -> None:
+    """Write one row at each time below `upto` that is not written yet."""
+    with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
+        for time in range(writer.fetch_recent_upper().time or 0, upto):
+            writer.append([row(time, "a", time)], lower=A(time), upper=A(time + 1))
+
+
+def regrown(versions: int) -> tuple[PersistClient, PersistClient, ShardId]:
+    """A client that knows a log of 3 appends, and one on the log that stands in its place and is longer."""
+    world = World()
+    shard_id = world.shard_id()
+    stale = world.process()
+    appended(stale, shard_id, 3)
+    world.consensus = CountedConsensus(MemConsensus())
+    fresh = world.process()
+    appended(fresh, shard_id, versions)
+    stale._consensus._inner = stale._versions.consensus._inner = world.consensus
+    return stale, fresh, shard_id
+
+
+@pytest.mark.parametrize("versions", [12, 5000], ids=["diff by diff", "from a rollup"])
+def test_a_process_that_knows_the_wiped_log_is_stopped_and_told_both_births(versions: int) -> None:
+    stale, fresh, shard_id = regrown(min(versions, 12))
+    if versions > 12:
+        stale._versions.settings = dataclasses.replace(
+            stale._versions.settings,
+            maintenance=dataclasses.replace(stale._versions.settings.maintenance, recent_diffs_max=4),
+        )
+    births = [client.machine(shard_id).state.birth.hex() for client in (stale, fresh)]
+    with pytest.raises(InvariantViolated, match="was wiped and written anew") as caught:
+        stale.machine(shard_id).refresh()
+    assert all(birth in str(caught.value) for birth in births)
+    assert [caught.value.detail[name] for name in ("known_birth", "found_birth")] == births
+    with pytest.raises(InvariantViolated, match="was wiped and written anew"):
+        appended(stale, shard_id, 20)
+    appended(fresh, shard_id, 20)  # those who know the new log go on
+
+
+def test_what_older_code_wrote_tells_no_birth_and_is_believed() -> None:
+    shard = Stepper()
+    before = dataclasses.replace(shard.state, birth=b"\x0b" * 16)
+    shard.do(append(batch(0, 1, 1), token_number=1))
+    (diff,) = shard.diffs
+    assert diff.birth == b""
+    after = apply(before, diff)
+    assert after.birth == before.birth
+    # A rollup of older code lost the birth; the next diff of newer code tells it again.
+    assert apply(shard_before := Stepper().state, dataclasses.replace(diff, birth=before.birth)).birth == before.birth
+    assert shard_before.birth == b""
+
+
+def test_the_birth_stands_in_every_diff() -> None:
+    world = World()
+    shard_id = world.shard_id()
+    client = world.process()
+    appended(client, shard_id, 3)
+    versions = client.machine(shard_id).versions
+    states = versions.fetch_all_live_states(shard_id)
+    assert states is not None
+    births = {states.initial_diff.birth}
+    while (diff := states.advance()) is not None:
+        births.add(diff.birth)
+    assert births == {client.machine(shard_id).state.birth}
+    assert len(*births) == 16
+    assert between(states.state, dataclasses.replace(states.state, seqno=states.seqno.next())).birth in births

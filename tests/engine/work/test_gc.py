@@ -1,0 +1,171 @@
+"""Garbage collection on in-memory stores: contents never change, whoever is killed wherever."""
+
+import itertools
+import threading
+
+import pytest
+from persist_engine.base.errors import InvalidUsage, InvariantViolated
+from persist_engine.model.state_diff import live_blobs
+from persist_engine.model.views import rollup_seqnos, seqno_since
+from persist_engine.testing.faults import Faults, FaultyBlob, FaultyConsensus
+from persist_engine.testing.recorded import Killed, Mortality, RecordedShard, aged, connect
+from persist_engine.work.compact import compact_due
+from persist_engine.work.gc import gc_and_truncate
+from persist_engine.work.outcome import Ending
+from persist_engine.work.rollup import write_rollup
+from persist_engine.work.walk import live_keys
+
+
+@pytest.fixture
+def stores():
+    made = RecordedShard()
+    made.append(times=5)
+    return made
+
+
+def test_gc_truncates_to_the_newest_rollup_and_leaves_exactly_what_is_named():
+    stores, since = aged()
+    before = len(stores.blobs())
+    outcome = gc_and_truncate(stores.client().machine(stores.shard_id))
+    assert outcome.ending is Ending.SUCCEEDED
+    assert outcome.diffs_truncated > 10
+    assert outcome.rollups_removed >= 2
+    assert outcome.blobs_deleted == before - len(stores.blobs())
+    stores.check_nothing_lost()
+    stores.check_contents(since)
+    state = stores.client().machine(stores.shard_id).state
+    assert len(rollup_seqnos(state)) == 1
+    # Rollups whose entries this run removed are the next run's garbage.
+    write_rollup(stores.client().machine(stores.shard_id))
+    second = gc_and_truncate(stores.client().machine(stores.shard_id))
+    assert second.blobs_deleted >= outcome.rollups_removed
+    assert stores.blobs() == stores.named_by_live_states()
+    stores.check_contents(since)
+
+
+def test_gc_without_a_newer_rollup_does_nothing(stores):
+    machine = stores.client().machine(stores.shard_id)
+    blobs = stores.blobs()
+    outcome = gc_and_truncate(machine)
+    assert outcome.ending is Ending.SKIPPED
+    assert stores.blobs() == blobs
+    assert outcome.to_json()["diffs_truncated"] == 0
+
+
+def test_gc_keeps_every_version_that_a_reader_holds():
+    stores, since = aged()
+    with stores.client().open_leased_reader(stores.shard_id, purpose="slow") as reader:
+        snapshot = reader.snapshot(stores.upper - 1)
+        expected = snapshot.to_table()
+        machine = stores.client().machine(stores.shard_id)
+        for _ in range(3):
+            stores.append(times=8)
+            compact_due(machine)
+            write_rollup(machine)
+            gc_and_truncate(machine)
+        assert snapshot.to_table() == expected
+        held = seqno_since(machine.refresh())
+        with pytest.raises(InvalidUsage, match="readers hold"):
+            gc_and_truncate(machine, held.next())
+        snapshot.close()
+    outcome = gc_and_truncate(machine)
+    assert outcome.diffs_truncated > 0
+    stores.check_contents(since)
+
+
+def test_regression_5_a_request_behind_what_was_collected_does_nothing():
+    """Regression for bug 5."""
+    stores, since = aged()
+    machine = stores.client().machine(stores.shard_id)
+    requests = rollup_seqnos(machine.state)
+    gc_and_truncate(machine)
+    for seqno in requests:
+        assert gc_and_truncate(machine, seqno).diffs_truncated == 0
+    stores.check_nothing_lost()
+    stores.check_contents(since)
+
+
+def test_a_worker_with_a_stale_state_and_one_that_runs_at_the_same_time_are_harmless():
+    stores, since = aged()
+    machines = [stores.client().machine(stores.shard_id) for _ in range(4)]
+    for machine in machines:
+        machine.refresh()
+    gc_and_truncate(stores.client().machine(stores.shard_id))
+    errors = []
+
+    def work(machine):
+        try:
+            for _ in range(5):
+                write_rollup(machine)
+                gc_and_truncate(machine)
+        except Exception as error:  # noqa: BLE001 - handed to the test's thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(machine,)) for machine in machines]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    stores.check_nothing_lost()
+    stores.check_contents(since)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_regression_4_gc_killed_at_any_call_is_completed_by_the_next(after):
+    """Regression for bug 4 among others: whatever the call after which the process dies, one more run collects everything."""
+    finished = False
+    prepared, since = aged(seed=1)
+    for dies_at in itertools.count(1):
+        stores = prepared.copy()
+        mortality = Mortality(dies_at, after=after)
+        try:
+            client = connect(mortality.wrap(stores.blob), mortality.wrap(stores.consensus))
+            gc_and_truncate(client.machine(stores.shard_id))
+            finished = True
+        except Killed:
+            pass
+        stores.check_nothing_lost()
+        machine = stores.client().machine(stores.shard_id)
+        gc_and_truncate(machine)
+        write_rollup(machine)
+        gc_and_truncate(machine)
+        assert stores.blobs() == stores.named_by_live_states()
+        stores.check_nothing_lost()
+        if dies_at % 7 == 0 or finished:
+            stores.check_contents(since)
+        if finished:
+            break
+    assert dies_at > 20
+
+
+def test_gc_survives_unknown_outcomes():
+    for seed in range(5):
+        stores, since = aged(seed)
+        faults = Faults(seed)
+        client = connect(FaultyBlob(stores.blob, faults), FaultyConsensus(stores.consensus, faults))
+        machine = client.machine(stores.shard_id)
+        faults.set_rates(happens=0.8, answers=0.7)
+        for _ in range(3):
+            write_rollup(machine)
+            gc_and_truncate(machine)
+        faults.heal()
+        assert faults.injected
+        stores.check_nothing_lost()
+        stores.check_contents(since)
+
+
+def test_gc_refuses_to_delete_what_the_newest_state_names(monkeypatch):
+    stores, since = aged()
+    machine = stores.client().machine(stores.shard_id)
+    named = next(iter(live_blobs(machine.state)))
+    monkeypatch.setattr("persist_engine.work.gc.deleted_blobs", lambda _diff: iter([named]))
+    newest = machine.state.seqno
+    monkeypatch.setattr(
+        "persist_engine.work.gc.live_keys", lambda state: live_keys(state) if state.seqno >= newest else set()
+    )
+    blobs = stores.blobs()
+    with pytest.raises(InvariantViolated, match="would delete"):
+        gc_and_truncate(machine)
+    assert stores.blobs() == blobs
+    stores.check_contents(since)

@@ -1,0 +1,227 @@
+"""Verification finds each kind of damage under its name, and nothing where nothing is wrong."""
+
+import dataclasses
+
+import pytest
+from persist_engine.base.settings import Settings
+from persist_engine.base.versioned import VersionedData
+from persist_engine.codec.checksum import checksum
+from persist_engine.codec.keys import blob_key
+from persist_engine.codec.part import decode_part, encode_part
+from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
+from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
+from persist_engine.model.batch import ColumnStats
+from persist_engine.model.views import latest_rollup
+from persist_engine.testing.recorded import SCHEMA, RecordedShard, aged
+from persist_engine.work import verify, verify_parts
+from persist_engine.work.finding import FindingKind, Severity
+from persist_engine.work.gc import gc_and_truncate
+from persist_engine.work.verify import verify_shard
+
+
+def verified(shard, **how):
+    return verify_shard(shard.client().machine(shard.shard_id), **how)
+
+
+def kinds(found):
+    return {finding.kind for finding in found.findings}
+
+
+def some_part(shard):
+    """The first part that the newest state names, with its batch."""
+    state = shard.client().machine(shard.shard_id).refresh()
+    return next((part, batch) for batch in state.trace.batches() for part in batch.parts)
+
+
+@pytest.fixture(scope="module")
+def prepared():
+    return aged()[0]
+
+
+@pytest.fixture
+def shard(prepared):
+    return prepared.copy()
+
+
+def test_a_sound_shard_has_no_findings_before_and_after_collection(shard):
+    first = verified(shard)
+    assert (first.findings, first.is_corrupt) == ([], False)
+    assert first.parts == first.parts_read > 20
+    assert first.rollups >= 3
+    bounds = shard.client().machine(shard.shard_id).versions.live_diff_bounds(shard.shard_id)
+    assert first.versions == bounds.count
+    gc_and_truncate(shard.client().machine(shard.shard_id))
+    second = verified(shard)
+    assert second.findings == []
+    assert second.versions < first.versions
+
+
+def test_a_sample_reads_less_but_always_the_same_and_misses_no_missing_part(shard):
+    tenth, again, none = (verified(shard, sample=share) for share in (0.3, 0.3, 0.0))
+    assert 0 < tenth.parts_read < tenth.parts
+    assert tenth == again
+    assert none.parts_read == 0
+    part, _ = some_part(shard)
+    shard.blob.delete(blob_key(shard.shard_id, part.key))
+    found = verified(shard, sample=0.0)
+    (finding,) = found.findings
+    assert (finding.kind, finding.key) == (FindingKind.MISSING_BLOB, blob_key(shard.shard_id, part.key))
+    assert finding.severity is Severity.ERROR
+
+
+def test_flipped_bytes_and_cut_parts_are_found_by_key(shard):
+    part, _ = some_part(shard)
+    key = blob_key(shard.shard_id, part.key)
+    data = shard.blob.get(key)
+    shard.blob.set(key, data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    found = verified(shard)
+    assert [(each.kind, each.key) for each in found.findings] == [(FindingKind.CORRUPT, key)]
+    shard.blob.set(key, data[:-1])
+    assert kinds(verified(shard)) == {FindingKind.WRONG_SIZE, FindingKind.CORRUPT}
+
+
+@pytest.mark.parametrize("which", ["newest", "earliest"])
+def test_a_damaged_or_missing_rollup_is_found(shard, which):
+    state = shard.client().machine(shard.shard_id).refresh()
+    seqno = max(state.rollups) if which == "newest" else min(state.rollups)
+    key = blob_key(shard.shard_id, state.rollups[seqno].key)
+    machine = shard.client().machine(shard.shard_id)
+    data = shard.blob.get(key)
+    shard.blob.set(key, data[:-4] + b"\0\0\0\0")
+    assert FindingKind.CORRUPT in kinds(verify_shard(machine))
+    shard.blob.delete(key)
+    machine = shard.copy().client().machine(shard.shard_id) if which == "earliest" else machine
+    found = verify_shard(machine)
+    assert FindingKind.MISSING_BLOB in kinds(found)
+    assert found.is_corrupt
+
+
+def test_a_rollup_of_another_history_is_found(shard):
+    state = shard.client().machine(shard.shard_id).refresh()
+    seqno, rollup = latest_rollup(state)
+    key = blob_key(shard.shard_id, rollup.key)
+    decoded = decode_rollup(shard.blob.get(key), key=key)
+    forged = dataclasses.replace(decoded.state, hostname="elsewhere")
+    machine = shard.client().machine(shard.shard_id)
+    shard.blob.set(key, encode_rollup(Rollup(forged, decoded.diffs)))
+    assert FindingKind.ROLLUP_DIFFERS in kinds(verify_shard(machine))
+
+
+def test_a_diff_that_does_not_apply_is_found_and_the_rest_is_checked_all_the_same(shard):
+    log = shard.consensus.scan(shard.shard_id, 0, 10_000)
+    entry = next(entry for entry in log[2:] if decode_state_diff(entry.data, key="").legacy_batches)
+    forged = dataclasses.replace(decode_state_diff(entry.data, key=""), legacy_batches=())
+    other = shard.copy()
+    other.consensus = type(shard.consensus)()
+    expected = None
+    for each in log:
+        data = encode_state_diff(forged) if each.seqno == entry.seqno else each.data
+        other.consensus.compare_and_set(shard.shard_id, expected, VersionedData(each.seqno, data))
+        expected = each.seqno
+    found = verify_shard(other.client().machine(shard.shard_id))
+    assert found.is_corrupt
+    assert kinds(found) & {FindingKind.DIFF_DOES_NOT_APPLY, FindingKind.CORRUPT}
+    assert found.parts_read > 0
+
+
+def rewritten(shard, monkeypatch, edit):
+    """Verify with one part's descriptor, and its blob, as `edit` changes them: what a faulty writer would have left."""
+    target, _ = some_part(shard)
+    real = verify.RunToCheck
+
+    def to_check(desc, parts, is_sorted):
+        return real(desc, tuple(edit(part) if part.key == target.key else part for part in parts), is_sorted)
+
+    monkeypatch.setattr(verify, "RunToCheck", to_check)
+    return verified(shard), blob_key(shard.shard_id, target.key)
+
+
+@pytest.mark.parametrize(
+    "what", ["upper", "lower", "nulls", "time_min", "time_max", "key_lower", "sum", "unknown column"]
+)
+def test_bounds_that_would_hide_rows_are_found(shard, monkeypatch, what):
+    def edit(part):
+        columns = dict(part.stats.columns)
+        stats = columns["val.x"]
+        match what:
+            case "upper":
+                columns["val.x"] = ColumnStats(stats.null_count, stats.lower, "-1")
+            case "lower":
+                columns["val.x"] = ColumnStats(stats.null_count, "2", stats.upper)
+            case "nulls":
+                columns["val.x"] = ColumnStats(stats.null_count + 1, stats.lower, stats.upper)
+            case "unknown column":
+                columns["val.y"] = stats
+        changed = dataclasses.replace(part.stats, columns=tuple(columns.items()))
+        match what:
+            case "time_min":
+                changed = dataclasses.replace(changed, time_min=changed.time_max + 1)
+            case "time_max":
+                changed = dataclasses.replace(changed, time_max=changed.time_min - 1)
+            case "key_lower":
+                return dataclasses.replace(part, key_lower=b"\xff")
+            case "sum":
+                return dataclasses.replace(part, diffs_sum=part.diffs_sum + 1)
+        return dataclasses.replace(part, stats=changed)
+
+    found, key = rewritten(shard, monkeypatch, edit)
+    expected = FindingKind.WRONG_SUM if what == "sum" else FindingKind.STATS_NOT_CONSERVATIVE
+    assert {(each.kind, each.key) for each in found.findings} == {(expected, key)}
+
+
+def test_rows_out_of_order_in_a_sorted_run_are_found(shard, monkeypatch):
+    target, batch = some_part(shard)
+    key = blob_key(shard.shard_id, target.key)
+    part = decode_part(shard.blob.get(key), key=key, schema=SCHEMA)
+    backwards = part.table.take(list(range(part.table.num_rows))[::-1])
+    data = encode_part(backwards, desc=part.desc, schema=SCHEMA)
+    shard.blob.set(key, data)
+
+    def edit(old):
+        return dataclasses.replace(old, checksum=checksum(data), size_bytes=len(data))
+
+    found, key = rewritten(shard, monkeypatch, edit)
+    assert FindingKind.OUT_OF_ORDER in {each.kind for each in found.findings if each.key == key}
+
+
+def test_diffs_that_let_go_of_other_blobs_than_the_state_does_are_found(shard, monkeypatch):
+    real = verify.deleted_blobs
+    dropped = []
+
+    def forgetful(diff):
+        gone = list(real(diff))
+        dropped.extend(gone[:1])
+        return gone[1:]
+
+    monkeypatch.setattr(verify, "deleted_blobs", forgetful)
+    assert FindingKind.REFERENCES_DIFFER in kinds(verified(shard))
+    assert dropped
+
+
+def test_what_a_collector_takes_meanwhile_is_no_finding(shard, monkeypatch):
+    machine = shard.client().machine(shard.shard_id)
+    real = verify._Verifying._check_sizes
+
+    def late(self):
+        gc_and_truncate(shard.client().machine(shard.shard_id))
+        return real(self)
+
+    monkeypatch.setattr(verify._Verifying, "_check_sizes", late)
+    found = verify_shard(machine)
+    assert found.findings == []
+    assert found.collected > 0
+
+
+def test_an_empty_shard_is_sound():
+    shard = RecordedShard()
+    shard.client(Settings()).initialise(shard.shard_id, SCHEMA)
+    found = verified(shard)
+    assert (found.findings, found.versions, found.parts) == ([], 1, 0)
+
+
+def test_float_bounds_do_not_hide_nan():
+    import pyarrow as pa
+
+    values = pa.chunked_array([pa.array([1.0, float("nan")])])
+    assert list(verify_parts._beyond_bounds(values, ColumnStats(0, "1.0", "2.0"), "val.x", is_whole=True))
+    assert not list(verify_parts._beyond_bounds(values, ColumnStats(0, "1.0", None), "val.x", is_whole=True))

@@ -1,0 +1,252 @@
+"""Laws of filters: statistics never deny what a part holds, rows pass exactly as three-valued logic says, and parts may be
+skipped before consolidation.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.codec import updates
+from persist_engine.codec.comparable import comparable_bound, scalar_of
+from persist_engine.codec.filter import Filter
+from persist_engine.codec.part_stats import part_stats
+from persist_engine.codec.predicate import And, Compare, In, IsNull, Not, Or, Predicate, from_json, to_json
+from persist_engine.codec.schema import Schema
+from persist_engine.model.batch import HollowPart
+from persist_engine.testing.strategies import schemas, updates_table
+from persist_engine.testing.strategies import updates as updates_of
+
+OPS = ["=", "!=", "<", "<=", ">", ">="]
+
+
+def leaves(schema: Schema) -> list[tuple[tuple[str, ...], pa.DataType]]:
+    """Every field, at any depth."""
+    found: list[tuple[tuple[str, ...], pa.DataType]] = []
+
+    def walk(path: tuple[str, ...], fields: Any) -> None:
+        for field in fields:
+            found.append(((*path, field.name), field.type))
+            if pa.types.is_struct(field.type):
+                walk((*path, field.name), field.type)
+
+    walk(("key",), schema.key)
+    walk(("val",), schema.val)
+    return found
+
+
+def value_at(row: dict[str, Any], path: tuple[str, ...]) -> Any:
+    value: Any = row
+    for name in path:
+        value = None if value is None else value[name]
+    return value
+
+
+def near(value: Any) -> list[Any]:
+    """`value` and some beside it."""
+    match value:
+        case bool():
+            return [value]
+        case int():
+            return [value, value - 1, value + 1, value + 0.5, Decimal(value) - Decimal("0.25"), 10**40, -(10**40)]
+        case float():
+            beside = [] if math.isnan(value) else [math.nextafter(value, math.inf), math.nextafter(value, -math.inf)]
+            return [value, math.nan, math.inf, *beside]
+        case Decimal():
+            return [value, value + Decimal("0.001"), value - 1, int(value), Decimal("1e50"), float("inf")]
+        case str():
+            return [value, value + "\x00", value[:-1], "\U0010ffff" * 70]
+        case bytes():
+            return [value, value + b"\x00", value[:-1], b"\xff" * 70]
+    return [value]
+
+
+def columns_of(schema: Schema) -> list[tuple[str, tuple[str, ...], pa.DataType]]:
+    """Fields that a text names without doubt."""
+    named: dict[str, list[Any]] = {}
+    for path, data_type in leaves(schema):
+        named.setdefault(".".join(path), []).append((path, data_type))
+    return [(text, *some[0]) for text, some in named.items() if len(some) == 1]
+
+
+@st.composite
+def predicates(draw: st.DrawFn, schema: Schema, rows: list[dict[str, Any]], depth: int = 2) -> Predicate:
+    """Predicates whose values are those of the rows, or lie beside them."""
+    if depth and draw(st.booleans()):
+        terms = tuple(draw(predicates(schema, rows, depth - 1)) for _ in range(draw(st.integers(1, 3))))
+        return draw(st.sampled_from([And(terms), Or(terms), Not(terms[0])]))
+    text, path, data_type = draw(st.sampled_from(columns_of(schema)))
+    values = [value for row in rows if (value := value_at(row, path)) is not None]
+    if pa.types.is_struct(data_type) or not values or draw(st.integers(0, 4)) == 0:
+        return IsNull(text)
+    pool = [literal for value in values for literal in near(value)]
+    if draw(st.booleans()):
+        return In(text, tuple(draw(st.lists(st.sampled_from(pool), max_size=4))))
+    return Compare(text, draw(st.sampled_from(OPS)), draw(st.sampled_from(pool)))
+
+
+def order(value: Any) -> Any:
+    """As rows are ordered: NaN past all numbers, one zero."""
+    if isinstance(value, float):
+        return (1, 0.0) if math.isnan(value) else (0, value)
+    return value
+
+
+def compared(value: Any, op: str, literal: Any) -> bool:
+    """Two values by mathematics: exact, whatever their types."""
+    if isinstance(value, float):
+        literal = float(literal)
+    elif isinstance(value, int | Decimal) and not isinstance(value, bool):
+        value = Decimal(value)
+        literal = Decimal(repr(literal)) if isinstance(literal, float) else Decimal(literal)
+    one, other = order(value), order(literal)
+    return {"=": one == other, "!=": one != other, "<": one < other, "<=": one <= other, ">": one > other}.get(
+        op, one >= other
+    )
+
+
+def truth(predicate: Predicate, row: dict[str, Any], paths: dict[str, tuple[str, ...]]) -> bool | None:
+    """SQL's answer, by the book."""
+    match predicate:
+        case Compare(column, op, literal):
+            value = value_at(row, paths[column])
+            return None if value is None else compared(value, op, literal)
+        case In(column, values):
+            value = value_at(row, paths[column])
+            return None if value is None else any(compared(value, "=", literal) for literal in values)
+        case IsNull(column):
+            return value_at(row, paths[column]) is None
+        case Not(term):
+            inner = truth(term, row, paths)
+            return None if inner is None else not inner
+        case And(terms):
+            some = [truth(term, row, paths) for term in terms]
+            return False if False in some else None if None in some else True
+        case Or(terms):
+            some = [truth(term, row, paths) for term in terms]
+            return True if True in some else None if None in some else False
+
+
+@st.composite
+def filtered(draw: st.DrawFn) -> tuple[Schema, pa.Table, Filter]:
+    schema = draw(schemas().filter(lambda each: bool(columns_of(each))))
+    table = draw(updates_of(schema))
+    predicate = draw(predicates(schema, table.to_pylist()))
+    return schema, table, Filter(predicate, schema)
+
+
+def part_of(table: pa.Table, schema: Schema, bytes_max: int) -> HollowPart:
+    stats = part_stats(table, schema, bytes_max)
+    return HollowPart("n0000100/p", 100, table.num_rows, None, "crc32:0", stats=stats)
+
+
+@given(filtered(), st.sampled_from([0, 40, 100_000]))
+@settings(max_examples=80, deadline=None)
+def test_rows_pass_as_logic_says_and_statistics_never_deny_them(
+    case: tuple[Schema, pa.Table, Filter], bytes_max: int
+) -> None:
+    schema, table, filter_ = case
+    paths = {text: path for text, path, _ in columns_of(schema)}
+    rows = [_python(table, at) for at in range(table.num_rows)]
+    expected = [truth(filter_.predicate, row, paths) is True for row in rows]
+    assert filter_.mask(table).to_pylist() == expected
+    assert filter_.apply(table).num_rows == sum(expected)
+    if table.num_rows:
+        part = part_of(table, schema, bytes_max)
+        assert filter_.may_pass(part) or not any(expected)
+        assert not filter_.must_pass(part) or all(expected)
+        assert filter_.outside(table, part) == []
+
+
+def _python(table: pa.Table, at: int) -> dict[str, Any]:
+    return {side: _plain(table.column(side)[at]) for side in ("key", "val")}
+
+
+def _plain(scalar: pa.Scalar) -> Any:
+    if not scalar.is_valid:
+        return None
+    if pa.types.is_struct(scalar.type):
+        return {field.name: _plain(scalar[at]) for at, field in enumerate(scalar.type)}
+    return scalar.as_py()
+
+
+@given(filtered(), st.lists(st.integers(0, 12), max_size=3))
+@settings(max_examples=40, deadline=None)
+def test_skipping_parts_before_consolidation_is_filtering_after_it(
+    case: tuple[Schema, pa.Table, Filter], cuts: list[int]
+) -> None:
+    """Equal (key, val) pass together, so parts and rows may be dropped before diffs are added."""
+    schema, table, filter_ = case
+    bounds = [0, *sorted(min(cut, table.num_rows) for cut in cuts), table.num_rows]
+    pieces = [table.slice(low, high - low) for low, high in zip(bounds, bounds[1:], strict=False) if high > low]
+    parts = [(piece, part_of(updates.consolidate(piece), schema, 100_000)) for piece in pieces]
+    kept = [filter_.apply(updates.consolidate(piece)) for piece, part in parts if filter_.may_pass(part)]
+    before = updates.consolidate(pa.concat_tables([table.slice(0, 0), *kept]))
+    after = filter_.apply(updates.consolidate(table))
+    assert str(before.to_pylist()) == str(after.to_pylist())
+
+
+@given(filtered())
+@settings(max_examples=20, deadline=None)
+def test_a_predicate_survives_the_way_to_another_process(case: tuple[Schema, pa.Table, Filter]) -> None:
+    schema, table, filter_ = case
+    again = Filter(from_json(to_json(filter_.predicate)), schema)
+    assert again.mask(table) == filter_.mask(table)
+    assert again.columns == filter_.columns
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_bounds_in_statistics_hold_every_value_in_comparable_form_and_as_scalars(data: st.DataObject) -> None:
+    schema = data.draw(schemas())
+    table = data.draw(updates_of(schema))
+    if not table.num_rows:
+        return
+    known = dict(part_stats(table, schema, 100_000).columns)
+    for side, fields in (("key", schema.key), ("val", schema.val)):
+        for field, column in zip(fields, table.column(side).flatten(), strict=True):
+            stats = known[f"{side}.{field.name}"]
+            assert stats.null_count == column.null_count
+            if stats.lower is None:
+                continue
+            lower = comparable_bound(stats.lower, field.type)
+            assert scalar_of(lower, field.type).is_valid
+            if len(columns_of(schema)) == len(leaves(schema)):
+                below = Filter(Compare(f"{side}.{field.name}", "<", _literal(lower, field.type)), schema)
+                assert below.apply(table).num_rows == 0
+
+
+def _literal(value: Any, data_type: pa.DataType) -> Any:
+    if pa.types.is_floating(data_type):
+        return value[1]
+    scalar = scalar_of(value, data_type)
+    return scalar.as_py()
+
+
+def test_a_column_that_every_filter_names_keeps_its_bounds_when_others_are_trimmed() -> None:
+    schema = Schema.from_ddl("id STRING", "updated_at BIGINT, ts INT, last_seen INT, text STRING, `time` INT, rate INT")
+    row = {"updated_at": 1, "ts": 2, "last_seen": 3, "text": "x" * 60, "time": 4, "rate": 5}
+    table = updates_table(schema, [({"id": "y" * 60}, row, 1, 1)])
+    known = dict(part_stats(table, schema, 100).columns)
+    kept = {name for name, stats in known.items() if stats.lower is not None}
+    assert {"val.updated_at", "val.ts", "val.last_seen", "val.time"} <= kept
+    assert "val.text" not in kept
+
+
+def test_even_those_columns_are_trimmed_past_their_own_limit() -> None:
+    schema = Schema.from_ddl("id INT", ", ".join(f"c{at}_at STRING" for at in range(500)))
+    table = updates_table(schema, [({"id": 1}, {f"c{at}_at": "é" * 60 for at in range(500)}, 1, 1)])
+    stats = part_stats(table, schema, 1024)
+    assert sum(len(each.lower or "") + len(each.upper or "") for _, each in stats.columns) < 20_000
+
+
+@pytest.mark.parametrize("bad", [None, [1], object(), {"a": 1}])
+def test_a_value_of_no_type_is_refused(bad: Any) -> None:
+    with pytest.raises(InvalidUsage, match="key.id"):
+        Filter(Compare("id", "=", bad), Schema.from_ddl("id INT"))

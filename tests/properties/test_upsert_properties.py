@@ -1,0 +1,319 @@
+"""Laws of upsert state: rows as bytes, XOR consolidation in any order, and stores that are all the same map."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from persist_engine.base.errors import CorruptData, InvariantViolated
+from persist_engine.codec.rows import RowCodec
+from persist_engine.codec.updates import consolidate
+from persist_engine.flow import upsert_memory
+from persist_engine.flow.upsert_memory import MemoryStore
+from persist_engine.flow.upsert_state import HEADER_WORDS, Records, UpsertState, decode, group, last_of_each, merged
+from persist_engine.flow.upsert_store import KEY_WORDS, KeyValues, SpillingStore
+from persist_engine.flow.upsert_words import Words, hash_rows
+from persist_engine.storage.upsert_rocks import RocksStore
+from persist_engine.testing import strategies
+
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+quick = settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
+SEED = np.array([11, 22, 33, 44], np.uint64)
+
+#: Encoded values: whole words, some of them sharing words or ending in zeros.
+values = st.lists(st.sampled_from([0, 1, 2, 2**63, 2**64 - 1]), max_size=4).map(
+    lambda words: np.array(words, np.uint64).tobytes()
+)
+
+
+def words(rows: list[bytes]) -> Words:
+    return Words.from_arrow(pa.array(rows, pa.large_binary()))
+
+
+def keys(numbers: list[int]) -> np.ndarray:
+    """Keys as their hashes: small numbers share buckets, some share a first word."""
+    column = pa.array([np.array([n], np.uint64).tobytes() for n in numbers], pa.large_binary())
+    hashes = hash_rows(Words.from_arrow(column), SEED)
+    hashes[:, 0] = np.array([n // 2 for n in numbers], np.uint64)
+    return hashes
+
+
+def fold(updates: list[tuple[bytes, int]]) -> Records:
+    """What merging these updates of one key, in this order, in one go, comes to."""
+    none = Records.from_arrow(pa.nulls(1, pa.large_binary()))
+    diffs = np.array([diff for _, diff in updates], np.int64)
+    return merged(none, np.zeros(len(updates), np.int64), words([value for value, _ in updates]), diffs, SEED[:1])
+
+
+# -- rows as bytes ---------------------------------------------------------------------------------------------------
+
+
+@quick
+@given(st.data())
+def test_rows_decode_to_what_was_encoded_and_equal_rows_alone_have_equal_bytes(data: Any) -> None:
+    schema = data.draw(strategies.schemas())
+    table = data.draw(strategies.updates(schema))
+    codec = RowCodec(schema.key_type)
+    encoded = codec.encode(table["key"])
+    assert not encoded.null_count
+    assert all(len(row) % 8 == 0 for row in encoded.to_pylist())
+    alone = table.select(["key"]).append_column("val", pa.array([{}] * len(table), pa.struct([])))
+    alone = alone.append_column("time", pa.array([0] * len(table), pa.int64()))
+    alone = alone.append_column("diff", pa.array([1] * len(table), pa.int64()))
+    assert len(set(encoded.to_pylist())) == consolidate(alone).num_rows
+    decoded = codec.decode(encoded)
+    assert decoded.type == schema.key_type
+    canonical = repr(table["key"].to_pylist()).replace("-0.0", "0.0")
+    assert repr(decoded.to_pylist()).replace("-0.0", "0.0") == canonical
+    assert codec.encode(decoded).to_pylist() == encoded.to_pylist()
+
+
+@quick
+@given(st.data())
+def test_the_bytes_of_a_row_do_not_depend_on_its_neighbours(data: Any) -> None:
+    schema = data.draw(strategies.schemas())
+    table = data.draw(strategies.updates(schema))
+    assume(table.num_rows > 1)
+    codec = RowCodec(schema.key_type)
+    cut = data.draw(st.integers(0, table.num_rows))
+    together = codec.encode(table["key"])
+    apart = [codec.encode(table["key"].slice(0, cut)), codec.encode(table["key"].slice(cut).combine_chunks())]
+    assert pa.concat_arrays(apart).to_pylist() == together.to_pylist()
+    hashes = [hash_rows(Words.from_arrow(piece), SEED) for piece in (*apart, together.slice(cut), together)]
+    assert np.array_equal(np.concatenate(hashes[:2]), hashes[3])
+    assert np.array_equal(hashes[2], hashes[1])
+
+
+@given(st.lists(values, max_size=20))
+def test_a_hash_is_the_same_whether_rows_are_alike_in_size_or_not(rows: list[bytes]) -> None:
+    """Rows of one size take another path."""
+    together = hash_rows(words(rows), SEED)
+    for index, row in enumerate(rows):
+        assert np.array_equal(hash_rows(words([row]), SEED)[0], together[index])
+    assert len({bytes(hashed.tobytes()) for hashed in together}) == len(set(rows))
+
+
+@given(st.binary(max_size=40))
+def test_bytes_that_cannot_be_rows_are_refused(raw: bytes) -> None:
+    codec = RowCodec(pa.struct([("a", pa.string()), ("b", pa.int64())]))
+    try:
+        codec.decode(pa.array([raw], pa.large_binary()))
+    except CorruptData:
+        return
+    assert len(raw) >= 16
+
+
+def test_values_under_nulls_do_not_show() -> None:
+    """Two columns with the same values and nulls, and other bytes below the nulls, encode alike."""
+    kind = pa.struct([("a", pa.int64()), ("b", pa.string()), ("c", pa.struct([("d", pa.int32())]))])
+    mask = pa.array([True, False])
+
+    def build(hidden: int) -> pa.Array:
+        inner = pa.StructArray.from_arrays([pa.array([hidden, 7], pa.int32())], fields=list(kind[2].type), mask=mask)
+        ints = pa.array(np.array([hidden, 5]), mask=np.array([True, False]))
+        texts = pa.Array.from_buffers(
+            pa.string(),
+            2,
+            [pa.py_buffer(b"\x02"), pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(f"{hidden}x".encode())],
+        )
+        return pa.StructArray.from_arrays([ints, texts, inner], fields=list(kind))
+
+    codec = RowCodec(kind)
+    one, two = codec.encode(build(1)), codec.encode(build(2))
+    assert one.to_pylist() == two.to_pylist()
+    assert codec.decode(one).to_pylist() == [{"a": None, "b": None, "c": None}, {"a": 5, "b": "x", "c": {"d": 7}}]
+
+
+# -- XOR consolidation -----------------------------------------------------------------------------------------------
+
+
+@quick
+@given(
+    st.lists(st.tuples(values, st.integers(1, 4)), max_size=6),
+    st.none() | values,
+    st.randoms(use_true_random=False),
+    st.lists(st.integers(0, 20), max_size=3),
+)
+def test_balanced_updates_come_to_the_same_value_in_any_order_and_any_chunks(
+    noise: list[tuple[bytes, int]], last: bytes | None, random: Any, cuts: list[int]
+) -> None:
+    updates = [(value, sign * diff) for value, diff in noise for sign in (1, -1)]
+    updates += [] if last is None else [(last, 1)]
+    random.shuffle(updates)
+    state = UpsertState(MemoryStore(), seed=SEED)
+    key = keys([1])
+    edges = sorted({0, len(updates), *(cut for cut in cuts if cut < len(updates))})
+    for start, end in zip(edges, edges[1:], strict=False):
+        chunk = updates[start:end]
+        state.merge(
+            key[[0] * len(chunk)], words([value for value, _ in chunk]), np.array([d for _, d in chunk], np.int64)
+        )
+    state.check_settled()
+    assert state.read(key).to_pylist() == [last]
+    assert state.unsettled == 0
+    assert (state.store.size_bytes == 0) == (last is None)
+
+
+@quick
+@given(st.lists(st.tuples(values, st.integers(-3, 3)), max_size=8))
+def test_anything_else_is_caught(updates: list[tuple[bytes, int]]) -> None:
+    """The sums of a multiset that is neither empty nor one value never decode."""
+    sums: dict[bytes, int] = {}
+    for value, diff in updates:
+        sums[value] = sums.get(value, 0) + diff
+    left = {value: diff for value, diff in sums.items() if diff}
+    records = fold(updates)
+    if not left:
+        assert not records.present[0]
+    elif list(left.values()) == [1]:
+        assert decode(keys([1]), records, SEED[:1]).to_pylist() == list(left)
+    else:
+        with pytest.raises(InvariantViolated):
+            decode(keys([1]), records, SEED[:1])
+
+
+@given(values.filter(len), st.integers(1, HEADER_WORDS + 2), st.integers(1, 2**63 - 1))
+def test_a_record_that_was_changed_does_not_decode(value: bytes, word: int, flip: int) -> None:
+    records = fold([(value, 1)])
+    data = records.words.data.copy()
+    assume(word < len(data))
+    data[word] ^= np.uint64(flip)
+    with pytest.raises(InvariantViolated, match=r"1 keys hold neither.*diff_sum.*len_sum.*checksum_sum"):
+        decode(keys([1]), Records(Words(records.words.offsets, data), records.present), SEED[:1])
+
+
+def test_sums_wrap_around() -> None:
+    """2**62 copies, four times: the diff sum comes back to 0, and so does everything else."""
+    value = np.array([7], np.uint64).tobytes()
+    assert not fold([(value, 2**62)] * 4).present[0]
+    assert fold([(value, 2**62)] * 3).present[0]
+
+
+@given(st.lists(st.integers(0, 12), max_size=30))
+def test_grouping_keeps_the_order_of_coming(numbers: list[int]) -> None:
+    found = keys(numbers)
+    firsts, groups = group(found)
+    distinct = list(dict.fromkeys(numbers))
+    assert [distinct[number] for number in groups.tolist()] == numbers
+    assert [numbers[row] for row in (range(len(numbers)) if firsts is None else firsts)] == distinct
+    last = {number: row for row, number in enumerate(numbers)}
+    assert last_of_each(found).tolist() == sorted(last.values())
+
+
+# -- stores ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def opened(kind: str) -> Iterator[KeyValues]:
+    with tempfile.TemporaryDirectory() as folder:
+        store: KeyValues
+        if kind == "memory":
+            store = MemoryStore()
+        elif kind == "rocksdb":
+            store = RocksStore(Path(folder) / "db")
+        else:
+            store = SpillingStore(MemoryStore(), lambda: RocksStore(Path(folder) / "db"), spill_bytes=600)
+        yield store
+        store.close()
+
+
+puts = st.lists(
+    st.lists(st.tuples(st.integers(0, 25), st.none() | values), max_size=12, unique_by=lambda put: put[0]), max_size=8
+)
+
+
+@pytest.mark.parametrize(("kind", "examples"), [("memory", 200), ("rocksdb", 8), ("spilling", 12)])
+def test_a_store_is_a_map(kind: str, examples: int) -> None:
+    @settings(max_examples=examples, deadline=None, suppress_health_check=SLOW)
+    @given(puts)
+    def check(batches: list[list[tuple[int, bytes | None]]]) -> None:
+        with opened(kind) as store:
+            paper: dict[int, bytes] = {}
+            size = 0
+            for batch in batches:
+                numbers = [number for number, _ in batch]
+                before = np.array([len(paper[n]) if n in paper else -1 for n in numbers], np.int64)
+                records = pa.array([record for _, record in batch], pa.large_binary())
+                size += store.multi_put(keys(numbers), records, before)
+                for number, record in batch:
+                    if record is None:
+                        paper.pop(number, None)
+                    else:
+                        paper[number] = record
+                asked = list(range(30))
+                assert store.multi_get(keys(asked)).to_pylist() == [paper.get(number) for number in asked]
+                assert size == store.size_bytes
+            assert (store.size_bytes == 0) == (not paper)
+
+    check()
+
+
+def test_the_table_in_memory_grows_and_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many generations of keys through a table that is built anew, compacts its arena and reuses the room of the dead."""
+    rng = np.random.default_rng(5)
+    monkeypatch.setattr(upsert_memory, "_ITEMS_CHUNK", 100)
+    store = MemoryStore()
+    paper: dict[bytes, bytes] = {}
+    for _ in range(60):
+        some = rng.integers(0, 4000, 700).astype(np.uint64)
+        some = np.unique(some)
+        found = hash_rows(Words(np.arange(len(some) + 1), some), SEED)
+        records = [None if rng.random() < 0.4 else rng.integers(0, 9, rng.integers(0, 40)).tobytes() for _ in some]
+        store.multi_put(found, pa.array(records, pa.large_binary()), np.full(len(some), -1, np.int64))
+        for name, record in zip(found, records, strict=True):
+            if record is None:
+                paper.pop(name.tobytes(), None)
+            else:
+                paper[name.tobytes()] = record
+        asked = np.array([np.frombuffer(name, np.uint64) for name in paper]).reshape(-1, KEY_WORDS)
+        assert store.multi_get(asked).to_pylist() == list(paper.values())
+        assert len(store) == len(paper)
+    listed = {k.tobytes(): r for some, records in store.items() for k, r in zip(some, records.to_pylist(), strict=True)}
+    assert listed == paper
+
+
+def test_a_bucket_that_overflows_sends_its_keys_on() -> None:
+    """Hundreds of keys that all begin in one bucket."""
+    store = MemoryStore()
+    found = np.zeros((300, KEY_WORDS), np.uint64)
+    found[:, 3] = np.arange(300)
+    records = pa.array([np.array([n], np.uint64).tobytes() for n in range(300)], pa.large_binary())
+    for part in range(0, 300, 50):
+        store.multi_put(found[part : part + 50], records.slice(part, 50), np.full(50, -1, np.int64))
+    assert store.multi_get(found).to_pylist() == records.to_pylist()
+    missing = found.copy()
+    missing[:, 2] = 1
+    assert store.multi_get(missing).null_count == 300
+
+
+def test_a_store_that_cannot_move_stays_whole_and_tries_again() -> None:
+    opened_disks: list[MemoryStore] = []
+
+    class Failing(MemoryStore):
+        def multi_put(self, found: Any, records: Any, previous: Any) -> int:
+            raise OSError("disk full")
+
+    def open_disk() -> MemoryStore:
+        opened_disks.append(Failing() if not opened_disks else MemoryStore())
+        return opened_disks[-1]
+
+    store = SpillingStore(MemoryStore(), open_disk, spill_bytes=10)
+    record, nothing = pa.array([b"x" * 16], pa.large_binary()), np.full(1, -1, np.int64)
+    with pytest.raises(OSError, match="disk full"):
+        store.multi_put(keys([1]), record, nothing)
+    assert not store.is_spilled
+    assert store.multi_get(keys([1])).to_pylist() == [b"x" * 16]
+    store.multi_put(keys([2]), record, nothing)
+    assert store.is_spilled
+    store.multi_put(keys([1, 2]), pa.nulls(2, pa.large_binary()), np.full(2, 16, np.int64))
+    assert store.is_spilled, "what is on disk stays there, however small it becomes"
+    assert len(opened_disks) == 2
+    assert store.size_bytes == 0
