@@ -23,6 +23,7 @@ from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.flat_trace import SpineId, ThinSpineBatch
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
+from persist_engine.model.ids import RunId
 from persist_engine.model.lazy_parts import LazyParts
 
 #: A hollow batch and its place in the order of arrival.
@@ -102,19 +103,23 @@ class MergeReq:
 @dataclass(frozen=True, slots=True)
 class MergeRes:
     """`output` may stand for what it was made of. `input` is the id range that was compacted; None matches by
-    description. `inputs`, where the compactor knows them, are what it read: only they may be replaced.
+    description. `inputs`, where the compactor knows them, are what it read: only they may be replaced. With `runs`,
+    the output stands for these runs of the one hollow batch `input` (spec 12.4), and `inputs` is one batch of just
+    them.
     """
 
     output: HollowBatch
     input: SpineId | None
     inputs: tuple[HollowBatch, ...] | None = None
+    runs: tuple[RunId, ...] | None = None
 
 
 class MergeOutcome(enum.Enum):
-    """What became of a merge result. Only the two APPLIED_* link the output's blobs."""
+    """What became of a merge result. Only the APPLIED_* link the output's blobs."""
 
     APPLIED_EXACT = "applied exact"
     APPLIED_SUBSET = "applied subset"
+    APPLIED_PARTIAL = "applied partial"
     NOT_APPLIED_NO_MATCH = "no match"
     NOT_APPLIED_INVALID_SINCE = "invalid since"
     NOT_APPLIED_TOO_MANY_UPDATES = "too many updates"
@@ -122,7 +127,7 @@ class MergeOutcome(enum.Enum):
     @property
     def applied(self) -> bool:
         """Whether the output is part of the state now."""
-        return self in (MergeOutcome.APPLIED_EXACT, MergeOutcome.APPLIED_SUBSET)
+        return self in (MergeOutcome.APPLIED_EXACT, MergeOutcome.APPLIED_SUBSET, MergeOutcome.APPLIED_PARTIAL)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
