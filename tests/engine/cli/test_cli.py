@@ -325,7 +325,7 @@ def test_rows_are_filtered_cut_and_counted(persist, shop):
     code, out, _ = persist("read", shop.shard_id, *shop.args, "--count", "--json", "--where", "id = 7")
     assert (code, json.loads(out)) == (0, {"rows": 2})
     code, _, err = persist("read", shop.shard_id, *shop.args, "--where", "nope = 1")
-    assert code == 2
+    assert code == 64
     assert "no column nope; there are key.id, key.name, val.x" in err
 
 
