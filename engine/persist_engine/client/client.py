@@ -131,9 +131,9 @@ class PersistClient:
         registers a writer and a leased reader when it is first used.
 
         The current values are kept in memory, with `rocksdb` in `directory` (the handle's alone; what lies there is thrown
-        away), or with `auto` there once they take more than `spill_bytes`. `on_hydration` is told how far rebuilding them
-        has come. SchemaMismatch, also for a schema that the shard has outgrown; InvalidUsage for a backend without its
-        directory.
+        away), or with `auto` there once they take more than `spill_bytes`. `on_hydration` is told, in the thread that
+        waits, how far rebuilding them has come. SchemaMismatch, also for a schema that the shard has outgrown;
+        InvalidUsage for a backend without its directory.
         """
         writer = self.open_writer(shard_id, schema, purpose=purpose)
         machine = writer.machine

@@ -385,16 +385,16 @@ class Sink:
         """Metrics of all buffers, as of their last events (spec 18)."""
         sizes = [worker.size for worker in self._parts.workers]
         inserted, cancelled = sum(s.inserted_rows for s in sizes), sum(s.cancelled_rows for s in sizes)
-        metrics = self._machine.metrics
+        metrics, shard = self._machine.metrics, self._writer.shard_id
         with self._lock:
             before, self._sizes_reported = self._sizes_reported, (inserted, cancelled)
         metrics.count("sink_correction_insertions", max(0, inserted - before[0]))
         metrics.count("sink_correction_deletions", max(0, cancelled - before[1]))
-        metrics.gauge("sink_correction_rows", sum(s.rows for s in sizes))
-        metrics.gauge("sink_correction_capacity_rows", sum(s.capacity_rows for s in sizes))
-        metrics.gauge("sink_correction_rows_max_per_worker", max(s.rows for s in sizes))
-        metrics.gauge("sink_correction_memory_bytes", sum(s.memory_bytes for s in sizes))
-        metrics.gauge("sink_correction_spilled_bytes", sum(s.spilled_bytes for s in sizes))
+        metrics.gauge("sink_correction_rows", sum(s.rows for s in sizes), shard=shard)
+        metrics.gauge("sink_correction_capacity_rows", sum(s.capacity_rows for s in sizes), shard=shard)
+        metrics.gauge("sink_correction_rows_max_per_worker", max(s.rows for s in sizes), shard=shard)
+        metrics.gauge("sink_correction_memory_bytes", sum(s.memory_bytes for s in sizes), shard=shard)
+        metrics.gauge("sink_correction_spilled_bytes", sum(s.spilled_bytes for s in sizes), shard=shard)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

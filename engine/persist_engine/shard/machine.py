@@ -334,6 +334,8 @@ class Machine:
             commands.MergeApplied,
             lambda unknown, known: unknown if unknown.outcome.applied else known,
         )
+        if answer.outcome.applied:
+            self.metrics.count("shard_compactions_applied", shard=self.shard_id)
         return answer.outcome, maintenance
 
     def claim_compactions(self, *, max_requests: int) -> tuple[commands.CompactionsClaimed, Maintenance]:

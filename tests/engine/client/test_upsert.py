@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ from persist_engine import (
     Upserted,
 )
 from persist_engine.base.errors import InvalidUsage, InvariantViolated, SchemaMismatch, Unavailable, UpdateBeyondUpper
+from persist_engine.base.metrics import PrometheusMetrics
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, RetrySettings, Settings
 from persist_engine.client.upsert import UpsertHandle
 from persist_engine.testing.world import SCHEMA, World, row
 from persist_engine.work.perform import perform
+from prometheus_client import CollectorRegistry
 
 A = Antichain.of
 Row = tuple[int, str | None]
@@ -141,25 +144,25 @@ def test_a_lost_race_is_decided_anew(world: World, shard_id: ShardId) -> None:
 
 
 def test_handles_that_race_in_threads_converge(world: World, shard_id: ShardId) -> None:
-    handles = [opened(world.process(), shard_id) for _ in range(3)]
+    handles = [opened(world.process(), shard_id) for _ in range(2)]
 
     def work(number: int) -> None:
-        for turn in range(8):
+        for turn in range(6):
             handles[number].upsert(commands(*((key, f"{number}/{turn}") for key in range(turn, turn + 5)), (99, None)))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     found = contents(world.process(), shard_id)
-    assert found.keys() == set(range(12))
+    assert found.keys() == set(range(10))
     uppers = {handle.hydrate() for handle in handles}
     assert len(uppers) == 1
     for handle in handles:  # each knows the same: deleting everything leaves nothing and retracts everything
         handle.upsert(commands((0, "last")))
-    done = handles[0].upsert(commands(*((key, None) for key in range(12))))
-    assert done.retracted == 12
+    done = handles[0].upsert(commands(*((key, None) for key in range(10))))
+    assert done.retracted == 10
     assert contents(world.process(), shard_id) == {}
 
 
@@ -457,6 +460,35 @@ def test_a_disk_that_fails_costs_a_hydration_and_nothing_else(
     assert contents(world.process(), shard_id) == {1: "d"}
 
 
+def test_metrics_show_the_state_and_where_it_is(world: World, shard_id: ShardId, tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    client = PersistClient(
+        world.blob, world.consensus, settings=Settings(), env=world.env, metrics=PrometheusMetrics(registry)
+    )
+    labels = {"shard": str(shard_id)}
+
+    def shown(name: str, **more: str) -> float | None:
+        return registry.get_sample_value(f"persist_upsert_{name}", more or None)
+
+    with opened(client, shard_id, backend="auto", directory=tmp_path, spill_bytes=5000) as upserts:
+        upserts.upsert(commands((1, "a"), (2, "b")))
+        assert (shown("spilled", **labels), shown("state_bytes", **labels)) == (0, upserts.state_bytes)
+        upserts.upsert(commands(*((key, "c" * 100) for key in range(100))))
+        assert (shown("spilled", **labels), shown("state_bytes", **labels)) == (1, upserts.state_bytes)
+        assert (tmp_path / "state" / "CURRENT").exists()
+        upserts.upsert(commands(*((key, None) for key in range(100))))
+        assert (shown("spilled", **labels), upserts.state_bytes) == (1, 0)
+    assert shown("merged_updates_total") == 2 + 102 + 100
+    assert (shown("merged_inserts_total"), shown("merged_deletes_total")) == (102, 102)
+    assert shown("store_keys_total", verb="multi_put") == 2 + 100 + 100
+    with opened(client, shard_id) as upserts:
+        upserts.upsert(commands((1, "a"), (2, "b")))
+    with opened(client, shard_id) as upserts:
+        upserts.hydrate()
+        assert (shown("rehydration_updates", **labels), shown("rehydration_values", **labels)) == (2, 2)
+        assert shown("rehydration_bytes", **labels) == upserts.state_bytes
+
+
 def test_a_value_of_ten_megabytes(world: World, shard_id: ShardId) -> None:
     client = world.process()
     big = "x" * 10_000_000
@@ -476,7 +508,8 @@ class Upserts(RuleBasedStateMachine):
         self.world = World()
         self.shard_id = self.world.shard_id()
         self.clients = [self.world.process() for _ in range(3)]
-        self.handles = [opened(client, self.shard_id) for client in self.clients]
+        self.folder = tempfile.TemporaryDirectory()
+        self.handles = [self._opened(number) for number in range(3)]
         self.paper: dict[int, str] = {}
         self.world.faults.set_rates(happens=0.9, answers=0.9)
 
@@ -506,7 +539,8 @@ class Upserts(RuleBasedStateMachine):
     @rule(number=st.integers(0, 2))
     def restart(self, number: int) -> None:
         self.clients[number] = self.world.process()
-        self.handles[number] = opened(self.clients[number], self.shard_id)
+        self.handles[number].expire()
+        self.handles[number] = self._opened(number)
 
     @rule(number=st.integers(0, 2))
     def check(self, number: int) -> None:
@@ -515,6 +549,14 @@ class Upserts(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.world.faults.heal()
         assert contents(self.world.process(), self.shard_id) == self.paper
+        for handle in self.handles:
+            handle.expire()
+        self.folder.cleanup()
+
+    def _opened(self, number: int) -> UpsertHandle:
+        backend = ("memory", "auto", "rocksdb")[number]
+        directory = Path(self.folder.name) / str(number)
+        return opened(self.clients[number], self.shard_id, backend=backend, directory=directory, spill_bytes=300)
 
     def _apply(self, rows: list[Row]) -> None:
         for key, name in rows:
@@ -525,6 +567,6 @@ class Upserts(RuleBasedStateMachine):
 
 
 Upserts.TestCase.settings = settings(
-    max_examples=15, stateful_step_count=15, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=12, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestUpserts = Upserts.TestCase
