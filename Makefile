@@ -11,8 +11,8 @@ ARGS ?=
 ##@ Setup
 help: ## this list
 	@awk 'BEGIN{FS=":.*## "} /^##@/{printf "\n%s\n",substr($$0,5)} /^[a-z0-9-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n",$$1,$$2}' $(MAKEFILE_LIST)
-setup: ## all that demo and tests need: uv, Python packages, Java 17, redis-server, versitygw, helm; says what it could not get
-	@bash .ci/tools.sh uv java redis versitygw helm
+setup: ## all that demo and tests need: uv, Python packages, Java 17, redis-server, versitygw, the histories' checker, helm; says what it could not get
+	@bash .ci/tools.sh uv java redis versitygw checker helm
 	@uv sync --frozen --quiet
 clean: ## remove what the targets below leave in the tree
 	rm -rf .persist build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis examples/flights/data
@@ -48,6 +48,8 @@ test: setup ## everything that needs no cluster
 	@$(PYTEST) -n $(or $(JOBS),2) --dist loadfile -m "not kind" $(ARGS)
 sim: setup ## the engine under seeded schedules and faults: SEEDS=2000 [FIRST= JOBS=], or SEED=17 [WITHOUT=] to see one again
 	@$(RUN) python -m persist_engine.testing.sim_main --seeds $(or $(SEEDS),200) --first $(or $(FIRST),0) --jobs $(or $(JOBS),1) $(if $(SEED),--seed $(SEED)) $(if $(WITHOUT),--without $(WITHOUT))
+linearizability: setup ## list-append histories over processes on real servers behind a fault proxy: HISTORIES=20 [FIRST=0 KEEP=folder]
+	@$(RUN) python -m persist_engine.testing.linearizability --histories $(or $(HISTORIES),20) --first $(or $(FIRST),0) $(if $(KEEP),--keep $(KEEP))
 fuzz: setup ## every decoder under atheris: RUNS=10000 executions each, or one TARGET=state_diff
 	@for target in $(or $(TARGET),$$($(RUN) python -m persist_engine.testing.fuzz_targets)); do echo "== $$target"; \
 	  $(RUN) --group fuzz python -m persist_engine.testing.fuzz_main $$target --corpus tests/fuzz/corpus --runs $(or $(RUNS),10000) $(if $(GROWN),--grown $(GROWN)) || exit 1; done
@@ -66,4 +68,4 @@ cluster-down: ## remove it
 
 ##@ Gates
 check: setup lint types rooms tidy proto-check crds-check ## all that reads the code
-.PHONY: help setup clean demo fmt lint types rooms tidy proto proto-check crds crds-check test sim fuzz e2e bench images cluster-up cluster-down check
+.PHONY: help setup clean demo fmt lint types rooms tidy proto proto-check crds crds-check test sim linearizability fuzz e2e bench images cluster-up cluster-down check

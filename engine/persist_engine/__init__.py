@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from persist_engine.client.sink import Sink as Sink
     from persist_engine.client.sink import SinkStatus as SinkStatus
     from persist_engine.client.snapshot import SinceAhead as SinceAhead
-    from persist_engine.client.upsert import Hydration as Hydration
     from persist_engine.client.upsert import Upserted as Upserted
     from persist_engine.client.upsert import UpsertHandle as UpsertHandle
+    from persist_engine.client.upsert_follow import Hydration as Hydration
     from persist_engine.client.write import Appended as Appended
     from persist_engine.client.write import ProgressMismatch as ProgressMismatch
     from persist_engine.client.write import UpperMismatch as UpperMismatch
@@ -45,7 +45,7 @@ _MODULES = {
     "BatchBuilder": "client.batch",
     "CriticalReaderId": "model.ids",
     "Env": "base.env",
-    "Hydration": "client.upsert",
+    "Hydration": "client.upsert_follow",
     "Inspection": "model.inspection",
     "Location": "client.location",
     "PersistClient": "client.client",

@@ -9,10 +9,13 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
+import pyarrow as pa
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, Settings
 from persist_engine.base.versioned import SCAN_ALL, SeqNo
 from persist_engine.codec.batch import encode_batch
+from persist_engine.codec.inline_part import encode_inline
 from persist_engine.codec.part import encode_part
+from persist_engine.codec.rows import RowCodec
 from persist_engine.codec.state import Rollup, encode_rollup
 from persist_engine.codec.state_diff import decode_state_diff
 from persist_engine.model.frontier import Antichain
@@ -77,6 +80,9 @@ def seeds() -> dict[str, list[bytes]]:
     history = lived()
     tables = made.table().slice(0, 1)
     narrow = encode_part(SCHEMA.updates_schema.empty_table(), desc=made.DESC, schema=SCHEMA)
+    short = pa.table(
+        [pa.array([{"id": 7}]), pa.array([{"name": "x"}]), pa.array([3]), pa.array([1])], schema=SCHEMA.updates_schema
+    )
     split = make_split()
     schema = made.SCHEMA.to_pair()
     return {
@@ -90,6 +96,16 @@ def seeds() -> dict[str, list[bytes]]:
         "batch": [encode_batch(made.batch())[HEAD_BYTES:]],
         "transmittable": [files["batch-0.1.0.bin"][HEAD_BYTES:]],
         "part": [narrow, encode_part(tables, desc=made.DESC, schema=made.SCHEMA)],
+        "inline": [
+            encode_inline(tables, desc=made.DESC, schema=made.SCHEMA, bytes_max=1 << 20) or b"",
+            encode_inline(short, desc=made.DESC, schema=SCHEMA, bytes_max=1 << 20) or b"",
+        ],
+        "rows": [
+            row.as_py()
+            for table, schema in ((tables, made.SCHEMA), (short, SCHEMA))
+            for side, kind in (("key", schema.key_type), ("val", schema.val_type))
+            for row in RowCodec(kind).encode(table.column(side))
+        ],
         "ddl": [
             made.SCHEMA.key_ddl.encode(),
             made.SCHEMA.val_ddl.encode(),

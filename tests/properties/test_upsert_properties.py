@@ -18,7 +18,16 @@ from persist_engine.codec.rows import RowCodec
 from persist_engine.codec.updates import consolidate
 from persist_engine.flow import upsert_memory
 from persist_engine.flow.upsert_memory import MemoryStore
-from persist_engine.flow.upsert_state import HEADER_WORDS, Records, UpsertState, decode, group, last_of_each, merged
+from persist_engine.flow.upsert_state import (
+    HEADER_WORDS,
+    Kind,
+    Records,
+    UpsertState,
+    decode,
+    group,
+    last_of_each,
+    merged,
+)
 from persist_engine.flow.upsert_store import KEY_WORDS, KeyValues, SpillingStore
 from persist_engine.flow.upsert_words import Words, hash_rows
 from persist_engine.storage.upsert_rocks import RocksStore
@@ -190,6 +199,83 @@ def test_a_record_that_was_changed_does_not_decode(value: bytes, word: int, flip
         decode(keys([1]), Records(Words(records.words.offsets, data), records.present), SEED[:1])
 
 
+def record(diff_sum: int, len_sum: int, checksum_sum: int, payload: list[int]) -> Records:
+    """A Snapshotting record as it may lie in a damaged store."""
+    header = np.array([Kind.SNAPSHOTTING, diff_sum, len_sum, checksum_sum], np.int64).view(np.uint64)
+    row = np.concatenate([header, np.array(payload, np.uint64)])
+    return Records(Words(np.array([0, len(row)]), row), np.ones(1, np.bool_))
+
+
+def checksum_of(payload: list[int]) -> int:
+    return int(
+        hash_rows(Words(np.array([0, len(payload)]), np.array(payload, np.uint64)), SEED[:1])[0, 0].view(np.int64)
+    )
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        pytest.param(record(1, 16, checksum_of([0]), [0]), id="longer than its bytes"),
+        pytest.param(record(1, -8, checksum_of([]), [0]), id="negative length"),
+        pytest.param(record(1, 4, checksum_of([]), [0]), id="half a word"),
+        pytest.param(record(1, 8, checksum_of([1]), [1, 5]), id="more than its length"),
+        pytest.param(record(1, 8, checksum_of([2]), [1]), id="another checksum"),
+        pytest.param(record(0, 8, 0, [0]), id="none, with a length"),
+        pytest.param(record(0, 0, 1, [0]), id="none, with a checksum"),
+        pytest.param(record(0, 0, 0, [1]), id="none, with bytes"),
+        pytest.param(record(2, 8, checksum_of([1]), [1]), id="two"),
+        pytest.param(record(-1, -8, -checksum_of([1]), [1]), id="less than none"),
+    ],
+)
+def test_each_check_of_a_record(damaged: Records) -> None:
+    with pytest.raises(
+        InvariantViolated, match=r"^1 keys hold neither one value nor none: key [0-9a-f]{64} with diff_sum"
+    ):
+        decode(keys([1]), damaged, SEED[:1])
+
+
+def test_a_key_whose_sums_are_zero_stays_while_its_bytes_are_not() -> None:
+    """Taking away what was never there may bring the sums to zero; the bytes tell."""
+    value = [3]
+    merging = Words(np.array([0, 1]), np.array(value, np.uint64)), np.array([1]), SEED[:1]
+    exact = merged(record(-1, -8, -checksum_of(value), value), np.array([0]), *merging)
+    assert not exact.present[0]
+    other = merged(record(-1, -8, -checksum_of(value), [4]), np.array([0]), *merging)
+    assert other.present[0]
+    with pytest.raises(InvariantViolated):
+        decode(keys([1]), other, SEED[:1])
+
+
+def test_what_was_decoded_is_not_merged_into() -> None:
+    state = UpsertState(MemoryStore(), seed=SEED)
+    decoded = state.ordered_records(pa.array([b"8 bytes."], pa.large_binary()), np.array([1]), np.array([True]))
+    state.multi_put(keys([1]), decoded, state.multi_get(keys([1])))
+    with pytest.raises(InvariantViolated, match="decoded before"):
+        state.merge(keys([1]), words([b"8 bytes."]), np.array([1]))
+
+
+def test_what_puts_changed_is_counted() -> None:
+    state = UpsertState(MemoryStore(), seed=SEED)
+    some = keys([1, 2, 3, 1])
+    nothing = state.multi_get(some)
+    made = state.ordered_records(
+        pa.array([b"8 bytes.", b"x" * 16, None, b"y" * 24], pa.large_binary()), np.arange(4), np.ones(4, np.bool_)
+    )
+    first = state.multi_put(some, made, nothing)  # of the repeated key the last counts
+    assert (first.processed, first.inserts, first.updates, first.deletes) == (3, 2, 0, 0)
+    assert (first.values_diff, first.tombstones_diff, first.size_diff) == (2, 1, state.store.size_bytes)
+    assert state.read(some).to_pylist() == [b"y" * 24, b"x" * 16, None, b"y" * 24]
+    some = keys([1, 2, 3, 4])
+    before = state.multi_get(some)
+    made = state.ordered_records(
+        pa.array([b"z" * 8, None, b"z" * 8, None], pa.large_binary()), np.arange(4), np.ones(4, np.bool_)
+    )
+    second = state.multi_put(some, made, before)
+    assert (second.processed, second.inserts, second.updates, second.deletes) == (4, 1, 1, 1)
+    assert (second.values_diff, second.tombstones_diff) == (0, 1)
+    assert first.size_diff + second.size_diff == state.store.size_bytes
+
+
 def test_sums_wrap_around() -> None:
     """2**62 copies, four times: the diff sum comes back to 0, and so does everything else."""
     value = np.array([7], np.uint64).tobytes()
@@ -278,6 +364,19 @@ def test_the_table_in_memory_grows_and_forgets(monkeypatch: pytest.MonkeyPatch) 
         assert len(store) == len(paper)
     listed = {k.tobytes(): r for some, records in store.items() for k, r in zip(some, records.to_pylist(), strict=True)}
     assert listed == paper
+
+
+def test_slots_that_were_looked_up_are_not_used_after_the_table_was_built_anew() -> None:
+    store = MemoryStore()
+    some, none = keys([1, 2, 3]), np.full(3, -1, np.int64)
+    store.multi_get(some)
+    store.multi_put(some, pa.array([b"first..."] * 3, pa.large_binary()), none)
+    store.multi_put(some, pa.nulls(3, pa.large_binary()), none)
+    many = keys(list(range(10, 2000)))
+    store.multi_put(many, pa.array([b"many...."] * 1990, pa.large_binary()), np.full(1990, -1, np.int64))
+    store.multi_put(some, pa.array([b"second.."] * 3, pa.large_binary()), none)
+    assert store.multi_get(many).to_pylist() == [b"many...."] * 1990
+    assert store.multi_get(some).to_pylist() == [b"second.."] * 3
 
 
 def test_a_bucket_that_overflows_sends_its_keys_on() -> None:

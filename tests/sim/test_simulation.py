@@ -38,21 +38,12 @@ def test_the_same_seed_is_the_same_history_in_any_process() -> None:
 def test_histories_contain_what_they_are_for() -> None:
     """A quiet simulation proves nothing: faults, crashes, sleeping machines, late calls and refusals all occur."""
     totals: dict[str, int] = {}
-    for seed in range(SEEDS, SEEDS + 60):
+    for seed in range(SEEDS, SEEDS + 90):
         for name, count in simulate(seed).counts.items():
             totals[name] = totals.get(name, 0) + count
-    happened = [
-        "appends",
-        "refusals",
-        "unknown",
-        "faults",
-        "late calls",
-        "crashes",
-        "freezes",
-        "closed",
-        "inline flushes",
-    ]
-    for name in [*happened, "compactions applied exact", "compactions applied subset", "updates slow"]:
+    happened = ["appends", "refusals", "unknown", "faults", "late calls", "crashes", "freezes", "closed", "evolved"]
+    paths = ["news", "inline flushes", "compactions applied exact", "compactions applied subset", "updates slow"]
+    for name in [*happened, *paths]:
         assert totals.get(name, 0) > 0, totals
 
 

@@ -187,8 +187,9 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
     ),
     "Upserts": (
         _counter("upsert_merged_updates", "Updates of the shard merged into upsert state."),
-        _counter("upsert_merged_inserts", "Keys that came to have a value."),
-        _counter("upsert_merged_deletes", "Keys that lost theirs."),
+        _counter("upsert_merged_inserts", "Of those, updates with a positive diff."),
+        _counter("upsert_merged_deletes", "Of those, updates with a negative diff."),
+        _seconds("upsert_merge", "Of merging one chunk."),
         _gauge("upsert_state_bytes", "Size of the state.", **_SHARD),
         _gauge("upsert_rehydration_updates", "Updates read while hydrating.", **_SHARD),
         _gauge("upsert_rehydration_values", "Values that hydrating came to.", **_SHARD),

@@ -79,21 +79,22 @@ def orphans(
     one = None if shard_argument is None and shard is None else one_shard(shard_argument, shard)
     after = None if resume_after is None else ShardId(resume_after)
     found: list[Orphans] = []
-    next_after: str | None = None
+    done = resume_after
     with connected(blob, consensus, give_up) as client:
         shard_ids = [one] if one is not None else sorted(client.shards())
         left = max_deletes
+        stopped = False
         for shard_id in (each for each in shard_ids if after is None or each > after):
-            scanned = _scanned(client, shard_id, older_than_s * 1000, left, commit=commit, quiet=as_json)
-            found.append(scanned)
-            left = None if left is None else left - scanned.deleted
-            if not scanned.is_complete or left == 0:
+            stopped = left == 0
+            if not stopped:
+                scanned = _scanned(client, shard_id, older_than_s * 1000, left, commit=commit, quiet=as_json)
+                found.append(scanned)
+                left = None if left is None else left - scanned.deleted
+                stopped = not scanned.is_complete
+            if stopped:
                 break
-            next_after = shard_id
-    _show(found, older_than_s, commit=commit, as_json=as_json)
-    if found and not found[-1].is_complete:
-        again = "the same again" if one is not None or next_after is None else f"--resume-after {next_after}"
-        typer.echo(f"stopped after {counted(max_deletes or 0, 'delete')}: go on with {again}", err=True)
+            done = shard_id
+    _show(found, older_than_s, commit=commit, stopped=stopped, resume_after=done, as_json=as_json)
 
 
 def _scanned(
@@ -113,9 +114,14 @@ def _scanned(
         )
 
 
-def _show(found: list[Orphans], older_than_s: int, *, commit: bool, as_json: bool) -> None:
+def _show(
+    found: list[Orphans], older_than_s: int, *, commit: bool, stopped: bool, resume_after: str | None, as_json: bool
+) -> None:
     if as_json:
-        print_json({"committed": commit, "older_than_s": older_than_s, "shards": [each.to_json() for each in found]})
+        shards = [each.to_json() for each in found]
+        again = resume_after if stopped else None
+        report = {"committed": commit, "older_than_s": older_than_s, "stopped": stopped, "resume_after": again}
+        print_json(report | {"shards": shards})
         return
     rows: list[tuple[object, ...]] = [
         (orphan.key, orphan.kind, sized(orphan.size_bytes)) for each in found for orphan in each.orphans
@@ -124,5 +130,8 @@ def _show(found: list[Orphans], older_than_s: int, *, commit: bool, as_json: boo
         print_rows(("orphan", "kind", "size"), rows)
     columns = ("shard", "orphans", "size", "deleted", "too young")
     print_rows(columns, [(s.shard_id, s.found, sized(s.found_bytes), s.deleted, s.young) for s in found])
+    if stopped:
+        again = "the same again" if resume_after is None else f"--resume-after {resume_after}"
+        typer.echo(f"stopped at the limit of deletes: go on with {again}", err=True)
     if not commit:
         typer.echo("nothing was changed: say --commit to delete them", err=True)

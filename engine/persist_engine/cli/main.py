@@ -9,7 +9,8 @@ import json
 import logging
 import os
 import sys
-from typing import NoReturn
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -24,6 +25,7 @@ from persist_engine.base.errors import (
     Unavailable,
 )
 from persist_engine.cli import admin, inspect, maintain, read
+from persist_engine.cli.options import METRICS_FILE
 from persist_engine.cli.plugins import PluginGroup
 
 EXIT_USAGE = 64
@@ -70,8 +72,18 @@ app.command(name="read", epilog=read.EPILOG)(read.read)
 
 
 @app.callback()
-def persist() -> None:
+def persist(
+    metrics: Annotated[
+        Path | None,
+        typer.Option(
+            "--metrics",
+            envvar="PERSIST_METRICS",
+            help="Write what was counted to this file, in Prometheus' text format.",
+        ),
+    ] = None,
+) -> None:
     """Durable, versioned, time-varying collections: look into shards, maintain, administer and read them."""
+    METRICS_FILE.set(metrics)
 
 
 def exit_code(error: PersistError) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,6 +61,8 @@ ReportFile = Annotated[Path | None, typer.Option("--report", help="Also write th
 
 Commit = Annotated[bool, typer.Option("--commit", help="Do it. Without this nothing is changed: it is only told.")]
 
+#: Where `persist --metrics` wants what the command counts; None: nowhere.
+METRICS_FILE: ContextVar[Path | None] = ContextVar("METRICS_FILE", default=None)
 GIVE_UP_S = 60.0
 #: Who presses Tab does not wait longer.
 COMPLETION_GIVE_UP_S = 1.0
@@ -87,6 +90,9 @@ def connected(
     """
     from dataclasses import replace
 
+    from prometheus_client import CollectorRegistry, write_to_textfile
+
+    from persist_engine.base.metrics import NoMetrics, PrometheusMetrics
     from persist_engine.base.settings import RetrySettings, Settings
     from persist_engine.client.client import PersistClient
     from persist_engine.client.location import Location
@@ -99,8 +105,14 @@ def connected(
     settings = Settings(retry=RetrySettings(give_up_ms=give_up_s * 1000))
     if claim_ms is not None:
         settings = replace(settings, compaction=replace(settings.compaction, claim_ms=claim_ms))
-    with PersistClient.open(Location(blob=blob, consensus=consensus), settings=settings) as client:
+    path, registry = METRICS_FILE.get(), CollectorRegistry()
+    counting = NoMetrics() if path is None else PrometheusMetrics(registry)
+    with PersistClient.open(Location(blob=blob, consensus=consensus), settings=settings, metrics=counting) as client:
         try:
             yield client
         except ShardNotFound as error:
             raise ShardNotFound(f"{error}; `persist inspect shards` lists what there is", **error.detail) from error
+        finally:
+            # Before the client closes: with it the shards' own series go.
+            if path is not None:
+                write_to_textfile(str(path), registry)

@@ -21,7 +21,8 @@ from persist_engine.client.location import Location
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.since import SinceHandle
 from persist_engine.client.sink import Sink, SinkOptions
-from persist_engine.client.upsert import Hydration, UpsertHandle
+from persist_engine.client.upsert import UpsertHandle
+from persist_engine.client.upsert_follow import Hydration
 from persist_engine.client.upsert_stores import SPILL_BYTES, Backend, store_opener
 from persist_engine.client.write import WriteHandle
 from persist_engine.codec.schema import CODECS, Schema
@@ -130,11 +131,18 @@ class PersistClient:
         registers a writer and a leased reader when it is first used.
 
         The current values are kept in memory, with `rocksdb` in `directory` (the handle's alone; what lies there is thrown
-        away), or with `auto` there once they take more than `spill_bytes`. `on_hydration` is told how far rebuilding them
-        has come. SchemaMismatch; InvalidUsage for a backend without its directory.
+        away), or with `auto` there once they take more than `spill_bytes`. `on_hydration` is told, in the thread that
+        waits, how far rebuilding them has come. SchemaMismatch, also for a schema that the shard has outgrown;
+        InvalidUsage for a backend without its directory.
         """
         writer = self.open_writer(shard_id, schema, purpose=purpose)
         machine = writer.machine
+        if writer.schema_id != machine.schema_id:
+            raise SchemaMismatch(
+                f"shard {shard_id} has evolved to schema {machine.schema_id}: upserts need the newest",
+                requested=repr(schema),
+                actual=repr(machine.schema),
+            )
         open_store = store_opener(
             backend, directory, spill_bytes=spill_bytes, env=machine.env, metrics=machine.metrics, shard=str(shard_id)
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
-from persist_engine.base.errors import check
+from persist_engine.base.errors import Fenced, InvariantViolated, PersistError
 from persist_engine.client.leased import LeasedPart, PartLeases, Pin
 from persist_engine.codec.filter import Filter
 from persist_engine.model.batch import HollowBatch
@@ -131,17 +131,25 @@ class Listen:
             # Not as the frontier moves: an error then would come between rows and the Progress that makes them count.
             self._handle.maybe_downgrade_since(self._passed)
         pin = self._handle.pin()
-        batch = self._machine.next_listen_batch(self._frontier, timeout_s=timeout_s)
-        if batch is None:
+        try:
+            batch = self._machine.next_listen_batch(self._frontier, timeout_s=timeout_s)
+            if batch is not None:
+                since, frontier = batch.desc.since, self._frontier
+                if not (since < frontier or (since == frontier and not self._started)):
+                    raise self._advanced_beyond(batch)
+                return batch, pin
+        except BaseException:
             pin.release()
-            return None
-        since, frontier = batch.desc.since, self._frontier
-        fits = since < frontier or (since == frontier and not self._started)
-        check(
-            fits,
-            f"batch {batch.desc} of {self._machine.shard_id} is advanced beyond the listener at {frontier}",
-        )
-        return batch, pin
+            raise
+        pin.release()
+        return None
+
+    def _advanced_beyond(self, batch: HollowBatch) -> PersistError:
+        """What it means that the times of `batch` can no longer be told apart: nobody held them for us, or a broken rule."""
+        what = f"batch {batch.desc} of {self._machine.shard_id} is advanced beyond the listener at {self._frontier}"
+        if self._handle.reader_id in self._machine.state.leased_readers:
+            return InvariantViolated(what)
+        return Fenced(f"{what}: the lease of reader {self._handle.reader_id} ran out, open a new reader")
 
     def skip_to(self, frontier: Antichain) -> None:
         """Give out nothing before `frontier`: the caller knows those updates, because it appended them itself. Not while

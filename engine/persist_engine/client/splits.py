@@ -106,7 +106,7 @@ class SnapshotSplit:
                 raise Incompatible(f"snapshot split of format {value['format']}, this code reads {SPLIT_FORMAT}")
             audits = [_batch_of_text(text) for text in value["audits"]]
             return cls(
-                ShardId(value["shard_id"]),
+                ShardId(str(value["shard_id"])),
                 Schema.from_ddl(value["key"], value["val"]),
                 int(value["as_of"]),
                 tuple(_batch_of_text(batch) for batch in value["batches"]),

@@ -22,37 +22,23 @@ import numpy as np
 import pyarrow as pa
 
 from persist_engine.base.errors import (
-    Fenced,
     InvalidUsage,
-    InvariantViolated,
-    MissingBlob,
     PersistError,
     Unavailable,
     UpdateBeyondUpper,
 )
-from persist_engine.client.listen import Listen, Updates
 from persist_engine.client.read import ReadHandle
-from persist_engine.client.snapshot import SinceAhead
+from persist_engine.client.upsert_follow import Hydration, UpsertFollower
 from persist_engine.client.upsert_rows import UpsertRows
 from persist_engine.client.upsert_stores import OpenStore
 from persist_engine.client.write import Appended, AppendOutcome, ProgressMismatch, UpperMismatch, WriteHandle
 from persist_engine.flow.upsert import Emission, UpsertMachine
-from persist_engine.flow.upsert_state import MergeStats, UpsertState
 from persist_engine.model.frontier import DATA_TIME_MAX, MINIMUM, Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.shard.applier import NO_MAINTENANCE
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Hydration:
-    """How far rebuilding the state has come: of at most `rows_max` rows at `as_of`, `rows` are merged."""
-
-    as_of: int
-    rows: int
-    rows_max: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +62,8 @@ class UpsertHandle:
 
     Any number of handles, in any processes, may upsert into one shard; each key has one value or none at every time. The
     state is hydrated when first needed, and again after a failure that left it half way or a lease that ran out: a handle
-    that raised Unavailable, Fenced or MissingBlob may be used on.
+    that raised Unavailable, Fenced or MissingBlob may be used on. Every call raises SchemaMismatch once the shard's schema
+    has evolved past the handle's.
     """
 
     def __init__(
@@ -87,18 +74,11 @@ class UpsertHandle:
         *,
         on_hydration: Callable[[Hydration], None] | None = None,
     ) -> None:
-        env = writer.machine.env
+        seed = np.frombuffer(writer.machine.env.random_bytes(32), np.uint64)
         self._writer = writer
-        self._open_reader = open_reader
-        self._open_store = open_store
-        self._on_hydration = on_hydration
-        self._seed = np.frombuffer(env.random_bytes(32), np.uint64)
-        self._rows = UpsertRows(writer.schema, self._seed)
+        self._rows = UpsertRows(writer.schema, seed)
+        self._shard = UpsertFollower(writer, open_reader, open_store, self._rows, seed=seed, on_hydration=on_hydration)
         self._lock = threading.Lock()
-        self._reader: ReadHandle | None = None
-        self._listen: Listen | None = None
-        self._state: UpsertState | None = None
-        self._machine: UpsertMachine | None = None
         self._closed = False
 
     @property
@@ -109,22 +89,20 @@ class UpsertHandle:
     @property
     def upper(self) -> Antichain:
         """Everything before it is in the handle's state; no round trip. {0} before the first hydration."""
-        machine = self._machine
-        return MINIMUM if machine is None else machine.persisted_frontier
+        return self._shard.upper
 
     @property
     def state_bytes(self) -> int:
         """What the state takes, by its store's estimate; 0 before the first hydration."""
-        state = self._state
-        return 0 if state is None else state.store.size_bytes
+        return self._shard.state_bytes
 
     def hydrate(self) -> Antichain:
         """Bring the state up to all that was acknowledged before the call; the shard's upper. Every other call does so by
         itself: this one tells when the waiting is over. InvariantViolated, with the number of bad keys and their sums,
         when the shard was not written by upserts only.
         """
-        with self._lock, self._undone_on_error():
-            return self._current(self._writer.fetch_recent_upper()).persisted_frontier
+        with self._turn():
+            return self._shard.current(self._writer.fetch_recent_upper()).persisted_frontier
 
     def upsert(
         self, commands: Any, *, progress: tuple[str, bytes] | None = None, expected_progress: bytes | None = None
@@ -137,7 +115,7 @@ class UpsertHandle:
         in `WriteHandle.compare_and_append`; ProgressMismatch: nothing was written.
         """
         rows = self._rows.commands(commands, has_time=False)
-        with self._lock, self._undone_on_error():
+        with self._turn():
             return self._write(rows, None, progress, expected_progress)
 
     def upsert_at(
@@ -158,7 +136,7 @@ class UpsertHandle:
         last = max(rows.column("time").to_numpy().max(initial=-1), -1)
         if upper.less_equal(int(last)):
             raise UpdateBeyondUpper(f"command at time {last} is beyond upper {upper}", ts=int(last), upper=upper)
-        with self._lock, self._undone_on_error():
+        with self._turn():
             return self._write(rows, upper, progress, expected_progress)
 
     def upsert_stream(self, commands: Iterable[Any]) -> Upserted | UpperMismatch:
@@ -168,17 +146,14 @@ class UpsertHandle:
         UpperMismatch: somebody else wrote meanwhile, and nothing was; the commands were consumed, so bring them again.
         Without an `order` column each table counts after those before it.
         """
-        with self._lock, self._undone_on_error():
+        with self._turn():
             return self._write_stream(commands)
 
     def expire(self) -> None:
         """Give up reader, writer and state. Idempotent."""
         with self._lock:
             self._closed = True
-            self._drop_state()
-            if self._reader is not None:
-                self._reader.expire()
-                self._reader = None
+            self._shard.expire()
             self._writer.expire()
 
     def __enter__(self) -> Self:
@@ -190,10 +165,20 @@ class UpsertHandle:
         except Unavailable as unavailable:
             if error is None:
                 raise
-            text = (
-                "could not expire the upsert handle: %s"  # its leases will lapse; what matters is the error under way
-            )
-            _log.warning(text, unavailable, extra={"shard": self.shard_id})
+            # Its leases will lapse by themselves; what matters is the error under way.
+            _log.warning("could not expire the upsert handle: %s", unavailable, extra={"shard": self.shard_id})
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One call at a time, none after the end, and nothing left behind by one that fails."""
+        with self._lock:
+            if self._closed:
+                raise InvalidUsage(f"the upsert handle of shard {self.shard_id} was expired by its owner")
+            try:
+                yield
+            except BaseException:
+                self._shard.tidy_up()
+                raise
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -206,7 +191,7 @@ class UpsertHandle:
     ) -> Upserted | ProgressMismatch:
         shared = self._writer.shared_upper()
         while True:
-            machine = self._current(shared)
+            machine = self._shard.current(shared)
             machine.forget_commands()
             if upper is None:
                 time = self._choose_time(machine)
@@ -243,11 +228,11 @@ class UpsertHandle:
         )
         if isinstance(outcome, Appended):
             try:
-                self._take_in(emission)
+                self._shard.take_in(emission)
             except PersistError as error:  # the append stands: only the state has to be made anew
                 text = "upsert state did not take in what was appended, it will be hydrated again: %s"
                 _log.warning(text, error, extra={"shard": self.shard_id})
-                self._drop_state()
+                self._shard.drop_state()
         return outcome
 
     def _write_stream(self, commands: Iterable[Any]) -> Upserted | UpperMismatch:
@@ -276,10 +261,12 @@ class UpsertHandle:
     def _open_time(self) -> tuple[UpsertMachine, Antichain]:
         """A time to write at, to which the shard's upper was brought."""
         shared = self._writer.shared_upper()
+        at = MINIMUM
         while True:
-            machine = self._current(shared)
+            machine = self._shard.current(shared)
             machine.forget_commands()
-            at = Antichain.of(self._choose_time(machine))
+            # Chosen once: the clock moves on while the frontier is brought there.
+            at = machine.persisted_frontier.join(at if at > MINIMUM else Antichain.of(self._choose_time(machine)))
             machine.on_input_frontier(at)
             ahead = machine.drain()
             if ahead is None:
@@ -295,167 +282,6 @@ class UpsertHandle:
         if time >= DATA_TIME_MAX:
             raise InvalidUsage(f"the upper {{{lower}}} of shard {self.shard_id} leaves no time to upsert at")
         return time
-
-    # -- following the shard ------------------------------------------------------------------------------------------
-
-    def _current(self, target: Antichain) -> UpsertMachine:
-        """The machine, with all that was persisted before `target` in its state."""
-        if self._closed:
-            raise InvalidUsage(f"the upsert handle of shard {self.shard_id} was expired by its owner")
-        if self._reader is not None and self._reader.since.is_empty():
-            self._forget_reader()
-        while True:
-            machine = self._machine
-            if machine is None or (self._listen is None and machine.persisted_frontier < target):
-                machine = self._hydrate()
-            if target <= machine.persisted_frontier:
-                return machine
-            try:
-                self._follow(machine)
-            except (Fenced, InvariantViolated, MissingBlob) as error:
-                # What a lease that ran out unnoticed looks like. If it is something else, a new reader finds it too.
-                text = "following the shard from %s failed, hydrating again: %s"
-                _log.warning(text, machine.persisted_frontier, error, extra={"shard": self.shard_id})
-                self._forget_reader()
-                self._hydrate()
-
-    def _forget_reader(self) -> None:
-        """The lease ran out: others may have moved since past us, or collected what we were to read."""
-        self._drop_state()
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.expire()
-
-    def _hydrate(self) -> UpsertMachine:
-        """A new state from the shard's contents at a time at which they can be read."""
-        self._drop_state()
-        try:
-            machine = self._hydrated()
-        except Fenced:
-            self._forget_reader()
-            machine = self._hydrated()
-        self._machine = machine
-        return machine
-
-    def _hydrated(self) -> UpsertMachine:
-        if self._reader is None:
-            self._reader = self._open_reader()
-        as_of = self._readable_time(self._reader)
-        self._state = state = self._open_state("state")
-        machine = UpsertMachine(state, frontier=MINIMUM, provisional=lambda: self._open_state("provisional"))
-        if as_of is not None:
-            self._read_snapshot(machine, self._reader, as_of)
-            self._listen = self._listen_from(as_of)
-        return machine
-
-    def _readable_time(self, reader: ReadHandle) -> int | None:
-        """The last time written, or since when that is later; None when nothing was ever written."""
-        while True:
-            upper, since = self._writer.fetch_recent_upper().time, reader.since.time
-            if upper is None or since is None:
-                end = "upper" if upper is None else "since"
-                raise InvalidUsage(f"shard {self.shard_id} cannot be upserted into: its {end} is empty")
-            if upper == since == 0:
-                return None
-            as_of = max(since, upper - 1)
-            if as_of < upper:
-                return as_of
-            # SUBTLE: since is at or past upper. Times before since cannot be told apart, so the contents are read at since,
-            # once upper is past it: nothing but the frontier is appended (spec 20, bug 31).
-            self._writer.compare_and_append([], expected_upper=Antichain.of(upper), new_upper=Antichain.of(as_of + 1))
-
-    def _read_snapshot(self, machine: UpsertMachine, reader: ReadHandle, as_of: int) -> None:
-        snapshot = reader.snapshot(as_of)
-        if isinstance(snapshot, SinceAhead):
-            raise Fenced(f"shard {self.shard_id} can no longer be read at {as_of}: its since is {snapshot.since}")
-        with snapshot:
-            rows, rows_max = 0, snapshot.rows_estimate
-            self._tell(Hydration(as_of, rows, rows_max))
-            for batch in snapshot.to_batches():
-                self._count(machine.on_snapshot(self._rows.updates(pa.Table.from_batches([batch])), completed=False))
-                rows += batch.num_rows
-                self._tell(Hydration(as_of, rows, rows_max))
-        nothing = self._rows.updates(self._writer.schema.updates_schema.empty_table())
-        self._count(machine.on_snapshot(nothing, completed=True))
-        machine.on_persisted_frontier(Antichain.of(as_of + 1))
-
-    def _listen_from(self, as_of: int) -> Listen:
-        assert self._reader is not None
-        listen = self._reader.listen(as_of)
-        if isinstance(listen, SinceAhead):
-            raise Fenced(f"shard {self.shard_id} can no longer be followed from {as_of}: its since is {listen.since}")
-        return listen
-
-    def _follow(self, machine: UpsertMachine) -> None:
-        """Take in the next batch that was appended, by whomever."""
-        assert self._listen is not None
-        events = self._listen.next_batch(timeout_s=None)
-        assert events is not None, "waiting without a limit ends with a batch"
-        for event in events:
-            if isinstance(event, Updates):
-                self._count(machine.on_persisted(self._rows.updates(event.table)))
-            else:
-                machine.on_persisted_frontier(event.frontier.join(machine.persisted_frontier))
-
-    def _take_in(self, emission: Emission) -> None:
-        """What this handle has just appended at the machine's frontier."""
-        machine = self._machine
-        assert machine is not None
-        if emission.updates.num_rows:
-            self._count(machine.on_persisted(emission.updates))
-        machine.on_persisted_frontier(emission.upper)
-        if emission.upper.time is None:
-            return
-        if self._listen is None:
-            self._listen = self._listen_from(emission.upper.time - 1)
-        self._listen.skip_to(emission.upper)
-
-    # -- state --------------------------------------------------------------------------------------------------------
-
-    def _open_state(self, name: str) -> UpsertState:
-        return UpsertState(self._open_store(name), seed=self._seed)
-
-    def _drop_state(self) -> None:
-        machine, state = self._machine, self._state
-        self._machine = self._state = self._listen = None
-        if machine is not None:
-            machine.forget_commands()
-        if state is not None:
-            state.store.close()
-
-    @contextmanager
-    def _undone_on_error(self) -> Iterator[None]:
-        """Leave no command behind when a call fails, and no state that took in half of something."""
-        try:
-            yield
-        except BaseException:
-            machine = self._machine
-            if machine is None or not machine.is_whole:
-                self._drop_state()
-            else:
-                machine.forget_commands()
-            raise
-
-    def _count(self, stats: MergeStats) -> None:
-        metrics, shard = self._writer.machine.metrics, str(self.shard_id)
-        metrics.count("upsert_merged_updates", stats.updates)
-        metrics.count("upsert_merged_inserts", stats.inserts)
-        metrics.count("upsert_merged_deletes", stats.deletes)
-        if self._state is not None:
-            metrics.gauge("upsert_state_bytes", self._state.store.size_bytes, shard=shard)
-
-    def _tell(self, hydration: Hydration) -> None:
-        if self._state is not None:
-            totals, shard = self._state.totals, str(self.shard_id)
-            if totals.clamped:
-                text = "hydrating at %s has come to less than nothing: the shard retracts what it never held"
-                _log.warning(text, hydration.as_of, extra={"shard": self.shard_id})
-            metrics = self._writer.machine.metrics
-            metrics.gauge("upsert_rehydration_updates", totals.updates, shard=shard)
-            metrics.gauge("upsert_rehydration_values", totals.values, shard=shard)
-            metrics.gauge("upsert_rehydration_bytes", totals.size_bytes, shard=shard)
-        if self._on_hydration is not None:
-            self._on_hydration(hydration)
 
 
 def _at(rows: pa.Table, time: int) -> pa.Table:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -17,8 +18,6 @@ from persist_engine.flow.upsert_store import KeyValues, SpillingStore
 from persist_engine.flow.upsert_words import Int64s, UInt64s
 
 Backend = Literal["memory", "rocksdb", "auto"]
-OpenStore = Callable[[str], KeyValues]
-"""Opens an empty store, named apart from others of the same handle."""
 
 #: With `auto`, state larger than this goes to disk: half a million keys with short values.
 SPILL_BYTES = 64 * MIB
@@ -55,10 +54,11 @@ def store_opener(
 
 
 class MeteredStore:
-    """A store whose gets and puts are counted and timed."""
+    """A store whose gets and puts are counted and timed, and that remembers a failure: what it holds is then unknown."""
 
     def __init__(self, inner: KeyValues, env: Env, metrics: Metrics) -> None:
         self._inner, self._env, self._metrics = inner, env, metrics
+        self.has_failed = False
 
     @property
     def size_bytes(self) -> int:
@@ -67,22 +67,29 @@ class MeteredStore:
 
     def multi_get(self, keys: UInt64s) -> pa.LargeBinaryArray:
         """See KeyValues."""
-        began_s = self._env.monotonic_s()
-        records = self._inner.multi_get(keys)
-        self._done("multi_get", len(keys), began_s)
-        return records
+        with self._measured("multi_get", len(keys)):
+            return self._inner.multi_get(keys)
 
     def multi_put(self, keys: UInt64s, records: pa.LargeBinaryArray, previous: Int64s) -> int:
         """See KeyValues."""
-        began_s = self._env.monotonic_s()
-        changed = self._inner.multi_put(keys, records, previous)
-        self._done("multi_put", len(keys), began_s)
-        return changed
+        with self._measured("multi_put", len(keys)):
+            return self._inner.multi_put(keys, records, previous)
 
     def close(self) -> None:
         """See KeyValues."""
         self._inner.close()
 
-    def _done(self, verb: str, keys: int, began_s: float) -> None:
+    @contextmanager
+    def _measured(self, verb: str, keys: int) -> Iterator[None]:
+        began_s = self._env.monotonic_s()
+        try:
+            yield
+        except BaseException:
+            self.has_failed = True
+            raise
         self._metrics.observe_s("upsert_store", self._env.monotonic_s() - began_s, verb=verb)
         self._metrics.count("upsert_store_keys", keys, verb=verb)
+
+
+OpenStore = Callable[[str], MeteredStore]
+"""Opens an empty store, named apart from others of the same handle."""

@@ -17,7 +17,7 @@ _Words = npt.NDArray[np.uint64]
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _NULL = np.uint64(0xD6E8FEB86659FD93)
-#: Texts are hashed this many bytes at a time: each byte takes eight while it is.
+#: Texts are hashed this many bytes at a time: a word takes several while it is.
 _SLICE_BYTES = 4 << 20
 
 
@@ -69,27 +69,38 @@ def _fixed_words(array: pa.Array) -> _Words:
 
 
 def _text_hashes(array: pa.Array) -> _Words:
-    """Of each text the sum of its bytes, each weighted by a random function of its place, and its length."""
-    offsets = np.frombuffer(array.buffers()[1], dtype=np.int32)[array.offset : array.offset + len(array) + 1].astype(
-        np.int64
-    )
-    lengths = np.diff(offsets)
-    out: _Words = lengths.astype(np.uint64)
+    """Of each text the sum of its words of eight bytes, each mixed with its place, the rest, and the length."""
+    narrow = np.frombuffer(array.buffers()[1], dtype=np.int32)[array.offset : array.offset + len(array) + 1]
+    offsets = narrow.astype(np.int64)
     data = array.buffers()[2]
-    if data is None or not len(array):
-        return out
-    values = np.frombuffer(data, dtype=np.uint8)
+    values = np.frombuffer(data, dtype=np.uint8) if data is not None else np.zeros(0, dtype=np.uint8)
+    out = np.empty(len(array), dtype=np.uint64)
     start = 0
     while start < len(array):
         end = int(np.searchsorted(offsets, offsets[start] + _SLICE_BYTES, side="right")) - 1
         end = min(len(array), max(start + 1, end))
-        low, high = offsets[start], offsets[end]
-        places = np.arange(high - low, dtype=np.int64) - np.repeat(offsets[start:end] - low, lengths[start:end])
-        weighted = (values[low:high].astype(np.uint64) + np.uint64(1)) * _mixed(places.astype(np.uint64) + np.uint64(1))
-        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(weighted, dtype=np.uint64)])
-        out[start:end] += sums[offsets[start + 1 : end + 1] - low] - sums[offsets[start:end] - low]
+        low, high = int(offsets[start]), int(offsets[end])
+        out[start:end] = _word_sums(values[low:high], offsets[start : end + 1] - low)
         start = end
     return out
+
+
+def _word_sums(values: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> _Words:
+    """See `_text_hashes`; `offsets` begin with 0."""
+    padded = np.zeros(len(values) + 8, dtype=np.uint8)
+    padded[:-8] = values
+    word_at = np.ndarray((len(values) + 1,), dtype="<u8", buffer=padded.data, strides=(1,))
+    lengths = np.diff(offsets)
+    counts = lengths >> 3
+    firsts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    places = np.arange(firsts[-1]) - np.repeat(firsts[:-1], counts)
+    words = word_at[np.repeat(offsets[:-1], counts) + 8 * places]
+    mixed = _mixed(words + _mixed(places.astype(np.uint64) + np.uint64(1)))
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
+    rest_bits = ((lengths & 7) << 3).astype(np.uint64)
+    rest = word_at[offsets[:-1] + 8 * counts] & ((np.uint64(1) << rest_bits) - np.uint64(1))
+    hashes: _Words = sums[firsts[1:]] - sums[firsts[:-1]] + _mixed(rest * _MULTIPLIER + lengths.astype(np.uint64))
+    return hashes
 
 
 def _mixed(words: _Words) -> _Words:

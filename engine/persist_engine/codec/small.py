@@ -53,6 +53,10 @@ def consolidate_small(table: pa.Table) -> pa.Table | None:
 def _consolidated(table: pa.Table, batch: pa.RecordBatch, rows: list[tuple[Any, ...]]) -> pa.Table:
     diffs: list[int] = batch.column("diff").to_pylist()
     order = sorted(range(len(rows)), key=rows.__getitem__)
+    if len(set(rows)) == len(rows) and 0 not in diffs:  # the usual commit: nothing to add up
+        if order == list(range(len(rows))):
+            return table
+        return pa.Table.from_batches([batch.take(pa.array(order, pa.int64()))])
     kept: list[int] = []
     sums: list[int] = []
     for index in order:
@@ -61,17 +65,11 @@ def _consolidated(table: pa.Table, batch: pa.RecordBatch, rows: list[tuple[Any, 
         else:
             kept.append(index)
             sums.append(diffs[index])
-    merged = len(kept) < len(rows)
-    if merged and any(total not in _INT64 for total in sums):
+    if any(total not in _INT64 for total in sums):
         raise InvariantViolated("diffs sum to more than int64 holds")
-    if 0 in sums:
-        kept = [index for index, total in zip(kept, sums, strict=True) if total]
-        sums = [total for total in sums if total]
-    elif not merged and kept == list(range(len(rows))):
-        return table
+    kept = [index for index, total in zip(kept, sums, strict=True) if total]
+    sums = [total for total in sums if total]
     out = pa.Table.from_batches([batch.take(pa.array(kept, pa.int64()))])
-    if not merged:
-        return out
     index = batch.schema.get_field_index("diff")
     return out.set_column(index, batch.schema.field(index), pa.chunked_array([pa.array(sums, pa.int64())]))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from google.protobuf.message import Message
@@ -53,9 +54,10 @@ def _decode_unit(raw: bytes) -> None:
 
 
 def _id(kind: Any) -> _Slice:
-    return _message(
+    slices = _message(
         diff_pb2.Id, lambda value: diff_pb2.Id(value=value.to_bytes()), lambda message: kind.from_bytes(message.value)
     )
+    return _Slice(lru_cache(maxsize=1024)(slices.encode), slices.decode)  # a writer's is in every diff of its
 
 
 def _u64(kind: Callable[[int], Any]) -> _Slice:

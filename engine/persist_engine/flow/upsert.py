@@ -75,6 +75,12 @@ class UpsertMachine:
         """Commands that wait."""
         return sum(int(table.num_rows) for table in self._stash)
 
+    @property
+    def output_frontier(self) -> Antichain:
+        """No emission to come has an update before it: the least time that is stashed, or where the input is."""
+        times = (int(pc.min(table.column("time")).as_py()) for table in self._stash)
+        return self._input.meet(Antichain.of(least)) if (least := min(times, default=-1)) >= 0 else self._input
+
     # -- what was persisted -------------------------------------------------------------------------------------------
 
     def on_persisted(self, updates: pa.Table) -> MergeStats:

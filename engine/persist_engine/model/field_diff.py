@@ -52,6 +52,8 @@ def field_diff(key: K, old: V | None, to: V | None) -> tuple[FieldDiff[K, V], ..
 
 def dict_diffs(before: dict[K, V], after: dict[K, V], *, order: Any = None) -> tuple[FieldDiff[K, V], ...]:
     """What leads from one dict to the other, sorted by key (or by `order` of it)."""
+    if not before and len(after) <= 1:  # most collections of a commit
+        return tuple(Insert(key, to) for key, to in after.items())
     keys = sorted(before.keys() | after.keys(), key=order)
     return tuple(diff for key in keys for diff in field_diff(key, before.get(key), after.get(key)))
 

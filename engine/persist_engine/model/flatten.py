@@ -32,10 +32,10 @@ def thin(batch: SpineBatch) -> ThinSpineBatch:
     return batch.thin()
 
 
-def thin_merges(spine: Spine) -> dict[SpineId, ThinMerge]:
-    """Claimed compactions and merges in progress, by id; O(levels)."""
+def thin_merges(levels: Iterable[Level]) -> dict[SpineId, ThinMerge]:
+    """Claimed compactions and merges in progress at `levels`, by id."""
     merges: dict[SpineId, ThinMerge] = {}
-    for level in spine.levels:
+    for level in levels:
         for batch in level.batches:
             if batch.active_compaction_start_ms is not None:
                 merges[batch.id] = ThinMerge(batch.desc.since, 0, batch.active_compaction_start_ms)
@@ -80,7 +80,7 @@ def flatten(spine: Spine, *, structured: bool) -> FlatTrace:
     if not structured:
         check(not hollow, "a trace without structure holds batches of no width")
         return FlatTrace(spine.since, tuple(legacy))
-    return FlatTrace(spine.since, tuple(legacy), hollow, thins, thin_merges(spine))
+    return FlatTrace(spine.since, tuple(legacy), hollow, thins, thin_merges(spine.levels))
 
 
 def unflatten(flat: FlatTrace) -> tuple[Spine, bool]:
@@ -138,7 +138,7 @@ def assemble(since: Antichain, batches: list[SpineBatch], merges: Mapping[SpineI
         start_ms = None if claim is None else claim.active_compaction_start_ms
         check((claim is None) == (start_ms is None), f"the claim on spine batch {batch.id} has no start")
         if batch.active_compaction_start_ms != start_ms:
-            batch = replace(batch, active_compaction_start_ms=start_ms)  # noqa: PLW2901
+            batch = batch.claimed(start_ms)  # noqa: PLW2901
         held[batch.level] = (*held[batch.level], batch)
     levels = []
     for index, pair in enumerate(held):

@@ -32,13 +32,17 @@ def gc_due(state: ShardState, settings: MaintenanceSettings, *, now_ms: int, is_
     writers while there are any, not repeated while somebody is believed to be at it, and bounded beyond the last
     request. Always due on tombstones.
     """
-    upto = min(seqno_since(state), SeqNo(state.last_gc_req + settings.gc_versions_max))
+    rollups = rollup_seqnos(state)
+    # At least to the next rollup: where rollups lie further apart than the bound, or others collected past it, nothing
+    # would ever be due again.
+    bound = max(SeqNo(state.last_gc_req + settings.gc_versions_max), *rollups[1:2], rollups[0])
+    upto = min(seqno_since(state), bound)
     if is_tombstone(state):
         return max(upto, state.last_gc_req)
     if (state.writers and not is_write) or is_live(state.active_gc, now_ms, settings.gc_claim_ms):
         return None
     keep = rollup_at_or_below(state, upto)
-    if keep is None or keep - rollup_seqnos(state)[0] < settings.gc_versions_min:
+    if keep is None or keep - rollups[0] < settings.gc_versions_min:
         return None
     return max(upto, state.last_gc_req)
 

@@ -16,7 +16,7 @@ SUBTLE: emptiness in the spine means zero rows; a hollow batch is empty when it 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from persist_engine.base.errors import InvariantViolated, check
@@ -145,6 +145,7 @@ class SpineBatch:
     sizes: Sizes
     active_compaction_start_ms: int | None = None
     _thin: ThinSpineBatch | None = field(default=None, init=False, compare=False)
+    _encoded: bytes | None = field(default=None, init=False, compare=False)
 
     @classmethod
     def single(cls, spine_id: SpineId, batch: HollowBatch, *, level: int = 0) -> SpineBatch:
@@ -171,9 +172,26 @@ class SpineBatch:
 
     def at_level(self, level: int) -> SpineBatch:
         """The same, elsewhere."""
-        if self.level == level:
-            return self
-        return SpineBatch(self.id, self.desc, level, self.parts, self.sizes, self.active_compaction_start_ms)
+        return self if self.level == level else self._again(level, self.active_compaction_start_ms)
+
+    def claimed(self, start_ms: int | None) -> SpineBatch:
+        """The same, its compaction claimed at `start_ms` (None: not claimed)."""
+        return self._again(self.level, start_ms)
+
+    def _again(self, level: int, start_ms: int | None) -> SpineBatch:
+        out = SpineBatch(self.id, self.desc, level, self.parts, self.sizes, start_ms)
+        object.__setattr__(out, "_encoded", self._encoded)  # of its parts, which are the same
+        return out
+
+    def encoded_parts(self, encode: Callable[[Parts], bytes]) -> bytes:
+        """`encode(parts)`, kept while this batch lives, at whatever level: the next rollup holds most of the last one's.
+        `encode` must always be the same pure function.
+        """
+        if self._encoded is None:
+            data = encode(self.parts)
+            object.__setattr__(self, "_encoded", data)
+            return data
+        return self._encoded
 
     def thin(self) -> ThinSpineBatch:
         """Its stored form; O(its parts) once. Made again for every diff it is in, it would be most of a commit."""

@@ -59,12 +59,17 @@ def changes(before: Trace, after: Trace) -> TraceDiff:
     if not after.structured:
         check(not before.structured, "a structured trace lost its structure")
         return TraceDiff(since, legacy)
+    olds, news = before.spine.levels if before.structured else (), after.spine.levels
+    shared = {id(level) for level in olds} & {id(level) for level in news}
     return TraceDiff(
         since,
         legacy,
         dict_diffs(old_hollow, new_hollow),
         dict_diffs(old_thin, new_thin),
-        dict_diffs(flatten.thin_merges(before.spine) if before.structured else {}, flatten.thin_merges(after.spine)),
+        dict_diffs(
+            flatten.thin_merges(level for level in olds if id(level) not in shared),
+            flatten.thin_merges(level for level in news if id(level) not in shared),
+        ),
     )
 
 
@@ -173,7 +178,7 @@ def _apply_incremental(spine: Spine, diff: TraceDiff) -> Spine:
     rebuilt = [_rebuild(spine_id, stored, by_desc, hollow) for spine_id, stored in thins.items()]
     check(not by_desc and not hollow, "batches of no spine batch")
     kept = [batch for spine_id, batch in batches.items() if spine_id not in touched]
-    merges = flatten.thin_merges(spine)
+    merges = flatten.thin_merges(spine.levels)
     applied_to_dict("merges", merges, diff.merges)
     out = flatten.assemble(since, sorted(kept + rebuilt, key=lambda batch: batch.id), merges)
     out.validate()

@@ -436,6 +436,7 @@ class Machine:
             settings=self.settings.watch,
             timeout_s=timeout_s,
             pushed=self._applier,
+            metrics=self.metrics,
         )
 
     # -- private ------------------------------------------------------------------------------------------------------

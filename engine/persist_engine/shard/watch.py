@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from persist_engine.base.env import Env
+from persist_engine.base.metrics import Metrics, NoMetrics
 from persist_engine.base.settings import WatchSettings
 
 T = TypeVar("T")
@@ -63,6 +64,7 @@ def wait_until(
     settings: WatchSettings,
     timeout_s: float | None,
     pushed: Pushed | None = None,
+    metrics: Metrics | None = None,
 ) -> T:
     """The first answer of `check` that is not None; None when `timeout_s` passed without one (None waits forever).
 
@@ -72,9 +74,12 @@ def wait_until(
     """
     deadline_s = None if timeout_s is None else env.monotonic_s() + timeout_s
     poll_ms = settings.initial_ms
+    metrics = metrics or NoMetrics()
+    by = "at_once"
     with watch.subscribed() as event:
         answer = check()
         if answer is not None:
+            metrics.count("watch_resolved", by=by)
             return answer
         if pushed is not None:
             pushed.subscribe()
@@ -85,14 +90,18 @@ def wait_until(
                 pushed.catch_up()
             answer = check()
             if answer is not None:
+                metrics.count("watch_resolved", by=by)
                 return answer
             poll_ms = min(poll_ms, settings.pushed_clamp_ms if pushed and pushed.is_live() else settings.clamp_ms)
             pause_s = poll_ms / 1000
             if deadline_s is not None:
                 remaining_s = deadline_s - env.monotonic_s()
                 if remaining_s <= 0:
+                    metrics.count("watch_resolved", by="timeout")
                     return answer
                 pause_s = min(pause_s, remaining_s)
-            if not env.wait(event, pause_s):
+            by = "notify" if env.wait(event, pause_s) else "poll"
+            metrics.count("watch_woken", by=by)
+            if by == "poll":
                 refresh()
                 poll_ms *= settings.factor

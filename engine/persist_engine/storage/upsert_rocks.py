@@ -7,7 +7,9 @@ next one that opens the folder, and `close` removes it.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteBatch, WriteOptions
 
-from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.errors import InvalidUsage, Unavailable
+
+_log = logging.getLogger(__name__)
 
 _WRITE_BUFFER_BYTES = 64 << 20
 _CACHE_BYTES = 64 << 20
@@ -30,6 +34,7 @@ class RocksStore:
     """One RocksDB in a folder of its own. One thread at a time.
 
     Opening empties the folder's database. InvalidUsage when the folder cannot be used or another process has it open.
+    Unavailable when the driver fails later: close the store and begin anew.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -61,7 +66,8 @@ class RocksStore:
         """The record of each key, null where there is none."""
         if not len(keys):
             return pa.array([], pa.large_binary())
-        return pa.array(self._open().get(_as_bytes(keys)), pa.large_binary())
+        found = self._answered(lambda db: db.get(_as_bytes(keys)))
+        return pa.array(found, pa.large_binary())
 
     def multi_put(
         self, keys: npt.NDArray[np.uint64], records: pa.LargeBinaryArray, previous: npt.NDArray[np.int64]
@@ -77,7 +83,7 @@ class RocksStore:
             deque(map(batch.delete, _as_bytes(deleted)), maxlen=0)
             names, records = _as_bytes(keys[~absent]), records.drop_null()
         deque(map(batch.put, names, records.to_pylist()), maxlen=0)
-        self._open().write(batch, self._write_options)
+        self._answered(lambda db: db.write(batch, self._write_options))
         per_record = 8 * keys.shape[1] + _RECORD_BYTES
         lengths = int(
             np.diff(np.frombuffer(records.buffers()[1], np.int64)[records.offset :][: len(records) + 1]).sum()
@@ -89,11 +95,23 @@ class RocksStore:
 
     def close(self) -> None:
         """Remove the database. Idempotent."""
-        if self._db is not None:
-            self._db.close()
-            self._db = None
-            self._size_bytes = 0
+        if self._db is None:
+            return
+        db, self._db, self._size_bytes = self._db, None, 0
+        try:
+            db.close()
             Rdict.destroy(str(self._directory), _options())
+        except Exception as error:  # noqa: BLE001 - the driver raises bare Exception
+            # Whatever is left is thrown away by the next one that opens the folder.
+            _log.warning("upsert state in %s was not removed: %s", self._directory, error)
+
+    def _answered(self, ask: Callable[[Rdict], Any]) -> Any:
+        """The driver's answer; Unavailable when it has none: the disk is full or broken, and the state of no use."""
+        db = self._open()
+        try:
+            return ask(db)
+        except Exception as error:  # the driver raises bare Exception
+            raise Unavailable(f"the upsert state in {self._directory} failed: {error}") from error
 
     def _open(self) -> Rdict:
         if self._db is None:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
+import pyarrow as pa
+
 from persist_engine.base.errors import (
     CorruptData,
     Incompatible,
@@ -32,8 +34,10 @@ from persist_engine.codec import part as part_codec
 from persist_engine.codec.batch import decode_batch, decode_transmittable, encode_batch, encode_transmittable
 from persist_engine.codec.ddl import parse_ddl, print_ddl
 from persist_engine.codec.envelope import FORMAT_VERSION, Kind
+from persist_engine.codec.inline_part import INLINE_FORMAT_NAME, decode_inline, encode_inline
 from persist_engine.codec.keys import blob_key, parse_blob_key
 from persist_engine.codec.part_stats import bound
+from persist_engine.codec.rows import RowCodec
 from persist_engine.codec.schema import Schema
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
@@ -52,6 +56,7 @@ WIDE = Schema.from_ddl(
     "id BIGINT NOT NULL, place STRUCT<name: STRING, at: DOUBLE>",
     "b BOOLEAN, i TINYINT, f FLOAT, m DECIMAL(9,2), s STRING, r BINARY, d DATE, t TIMESTAMP, w TIMESTAMP_NTZ",
 )
+_INLINE_FRONT_BYTES = 10
 _DURABLE = (CorruptData, Incompatible)
 _URLS = {
     "s3": frozenset({"endpoint", "region"}),
@@ -192,7 +197,45 @@ def _part(data: bytes) -> bool:
             continue
         again = part_codec.decode_part(written, key="fuzz", schema=schema)
         need(again.desc == decoded.desc, "the description changed")
-        need(repr(again.table.to_pylist()) == repr(decoded.table.to_pylist()), "the rows changed")
+        need(part_codec.encode_part(again.table, desc=again.desc, schema=schema) == written, "the rows changed")
+    return accepted
+
+
+def _inline(data: bytes) -> bool:
+    """As `_part`, for parts that lie in state."""
+    if len(data) >= _INLINE_FRONT_BYTES:
+        data = data[:6] + struct.pack("<I", zlib.crc32(data[_INLINE_FRONT_BYTES:], zlib.crc32(data[:6]))) + data[10:]
+    accepted = False
+    for schema in (NARROW, WIDE):
+        try:
+            decoded = decode_inline(data, format_name=INLINE_FORMAT_NAME, key="fuzz", schema=schema)
+        except (*_DURABLE, SchemaMismatch):
+            continue
+        accepted = True
+        if not decoded.table.num_rows:
+            continue
+        written = encode_inline(decoded.table, desc=decoded.desc, schema=schema, bytes_max=1 << 24)
+        if written is None:
+            raise Finding("what was read cannot be written")
+        again = decode_inline(written, format_name=INLINE_FORMAT_NAME, key="fuzz", schema=schema)
+        need(again.desc == decoded.desc, "the description changed")
+        back = encode_inline(again.table, desc=again.desc, schema=schema, bytes_max=1 << 24)
+        need(back == written, "the rows changed")
+    return accepted
+
+
+def _rows(data: bytes) -> bool:
+    """One row as bytes, of either side of either schema."""
+    accepted = False
+    for kind in (NARROW.key_type, NARROW.val_type, WIDE.key_type, WIDE.val_type):
+        codec = RowCodec(kind)
+        try:
+            rows = codec.decode(pa.array([data], pa.large_binary()))
+        except CorruptData:
+            continue
+        accepted = True
+        written = codec.encode(rows)
+        need(codec.encode(codec.decode(written)).equals(written), f"{data!r} is written in two ways")
     return accepted
 
 
@@ -314,6 +357,8 @@ TARGETS: dict[str, Target] = {
         Target("batch", _batch, fuzz_wire.mutated),
         Target("transmittable", _transmittable, fuzz_wire.mutated),
         Target("part", _part),
+        Target("inline", _inline),
+        Target("rows", _rows),
         Target("ddl", _ddl),
         Target("schema", _schema),
         Target("names", _names),

@@ -34,6 +34,7 @@ from persist_engine.testing.faults import FaultyBlob, FaultyConsensus
 from persist_engine.testing.sim_actors import Actor, Host, Letter, Reader, Writer
 from persist_engine.testing.sim_final import settle
 from persist_engine.testing.sim_network import Network, Weather
+from persist_engine.testing.sim_push import SimPush
 from persist_engine.testing.sim_scheduler import Process, Scheduler
 from persist_engine.testing.sim_threads import SimEnv, SimEvent, simulated_threads
 from persist_engine.testing.sim_upkeep import Closer, Downgrader, Maintainer
@@ -55,6 +56,7 @@ _KINDS: dict[str, type[Actor]] = {
     "roller": Maintainer,
     "downgrader": Downgrader,
     "closer": Closer,
+    "sweeper": Maintainer,
 }
 #: Beside the writers: kind, how many at most, and how many operations each at most.
 _OTHERS = (("reader", 2, 8), ("compactor", 2, 4), ("collector", 2, 4), ("roller", 1, 4), ("downgrader", 2, 3))
@@ -74,6 +76,10 @@ class Plan:
     settings: Settings
     lease_ms: int
     writers_maintain: float
+    pushes: bool
+    """Whether commits are pushed to everybody, more or less."""
+    evolves: bool
+    """Whether writers take the schema on."""
 
     @property
     def may_be_ambiguous(self) -> bool:
@@ -111,7 +117,7 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
         batch=BatchSettings(
             target_part_bytes=1024,
             inline_part_bytes_max=rng.choice([0, 4096]),
-            inline_total_bytes_max=rng.choice([3_000, 1 << 20]),
+            inline_total_bytes_max=rng.choice([1_500, 1 << 20]),
         ),
         lease=LeaseSettings(writer_lease_ms=rng.choice([500, 3_600_000, 3_600_000])),
         maintenance=MaintenanceSettings(
@@ -125,7 +131,7 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
             inputs_min=2, parts_min=2, updates_min=1, memory_bytes_max=8192, claim_ms=rng.choice([20, 300])
         ),
         retry=RetrySettings(initial_ms=2, clamp_ms=60, give_up_ms=rng.choice([None, None, None, 40.0])),
-        watch=WatchSettings(initial_ms=5, clamp_ms=20),
+        watch=WatchSettings(initial_ms=5, clamp_ms=20, pushed_clamp_ms=60),
     )
     return Plan(
         seed=seed,
@@ -135,6 +141,8 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
         settings=settings,
         lease_ms=5_000 if is_long_listening else rng.choice([200, 600, 5_000]),
         writers_maintain=1.0 if is_long_listening else rng.choice([0.0, 0.5, 1.0]),
+        pushes=rng.random() < 0.5 and "push" not in without,
+        evolves=rng.random() < 0.3 and "evolution" not in without,
     )
 
 
@@ -149,6 +157,8 @@ def _actors(rng: random.Random, *, is_short: bool) -> list[tuple[str, int]]:
             actors += [(f"{kind}{index}", rng.randint(1, operations)) for index in range(1, rng.randint(0, most) + 1)]
     if rng.random() < 0.15:
         actors.append(("closer1", rng.randint(2, 6)))
+    if rng.random() < 0.35:
+        actors.append(("sweeper1", rng.randint(1, 5)))
     return actors
 
 
@@ -191,6 +201,7 @@ class History:
         self.mail: list[Letter] = []
         self.rows_written = 0
         self.ambiguous = 0
+        self.staged_too_early = 0
         self.paths = PathCounts()
         self._init = Process("init")
         self._incarnations: dict[int, Host] = {}
@@ -215,6 +226,9 @@ class History:
             "crashes": network.crashes,
             "freezes": network.freezes,
             "steps": self.scheduler.steps,
+            "news": witness.wire.delivered,
+            "evolved": int(witness.head is not None and len(witness.head.schemas) > 1),
+            "staged too early": self.staged_too_early,
             "resurrected blobs": len(witness.resurrected),
             "closed": int(witness.head is not None and witness.head.trace.upper.is_empty()),
             **self.paths.totals,
@@ -241,6 +255,7 @@ class History:
             settings=self.plan.settings,
             env=env,
             metrics=self.paths,
+            push=SimPush(self.witness.wire, process) if self.plan.pushes else None,
         )
         return Host(process, client)
 

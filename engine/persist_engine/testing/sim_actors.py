@@ -11,18 +11,20 @@ import contextlib
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from persist_engine.base.errors import Fenced, InvariantViolated, MissingBlob, Unavailable
+from persist_engine.base.errors import BatchExpired, Fenced, InvalidUsage, InvariantViolated, MissingBlob, Unavailable
 from persist_engine.client.client import PersistClient
 from persist_engine.client.listen import Listen, Progress, Updates
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.snapshot import SinceAhead, Snapshot
-from persist_engine.client.write import Appended, ProgressMismatch, UpperMismatch, WriteHandle
+from persist_engine.client.write import Appended, AppendOutcome, ProgressMismatch, UpperMismatch, WriteHandle
+from persist_engine.codec.schema import Schema
+from persist_engine.model.commands import SchemaEvolved
 from persist_engine.model.frontier import Antichain
 from persist_engine.testing.oracle import Update
 from persist_engine.testing.sim_scheduler import Process
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from persist_engine.testing.sim import History
 
 WAIT_S = 0.05
+#: What SCHEMA becomes in some histories; contents are told by what both have.
+WIDER = Schema(key=SCHEMA.key, val=pa.schema([*SCHEMA.val, ("note", pa.string())]))
 #: Ids of rows that many writers agree on start here; those of one append lie below.
 _AGREED = 1_000_000
 
@@ -113,7 +117,24 @@ class Writer(Actor):
     handle: WriteHandle
 
     def open(self) -> None:
-        self.handle = self.client.open_writer(self.history.shard_id, SCHEMA, purpose=self.name)
+        self.schema = SCHEMA
+        if self.history.plan.evolves and self.rng.random() < 0.5:
+            self.client.initialise(self.history.shard_id, SCHEMA)
+            if isinstance(self._evolved(), SchemaEvolved):
+                self.schema = WIDER
+        self.handle = self.client.open_writer(self.history.shard_id, self.schema, purpose=self.name)
+
+    def _evolved(self) -> SchemaEvolved | None:
+        """None when nothing can be evolved any more."""
+        try:
+            answer = self.client.evolve_schema(self.history.shard_id, WIDER)
+        except InvalidUsage:
+            if not self.history.witness.is_past():
+                raise
+            return None
+        if not isinstance(answer, SchemaEvolved):
+            self.history.scheduler.fail(f"a wider schema is refused: {answer}")
+        return answer
 
     def close(self) -> None:
         if self.rng.random() < 0.5:
@@ -149,15 +170,16 @@ class Writer(Actor):
         updates = self._own_rows(lower, min(upper, lower + 4))
         append = self.history.witness.begin(updates, lower=lower, upper=upper, is_exact=True)
         append.progress, append.expected_progress = progress, expected
-        with self.history.scheduler.doing(append):
-            outcome = self.handle.compare_and_append(
-                _rows(append.updates),
+        self._conclude(
+            append,
+            lambda: self.handle.compare_and_append(
+                self._rows(append.updates),
                 expected_upper=frontier_of(lower),
                 new_upper=frontier_of(upper),
                 progress=progress,
                 expected_progress=expected,
-            )
-        self._conclude(append, outcome)
+            ),
+        )
 
     def advance(self) -> None:
         """Append as a sink does: how far its source was read is swapped in with the data."""
@@ -179,9 +201,9 @@ class Writer(Actor):
         upper = lower + self.rng.randint(1, 6)
         agreed: list[Update] = [((_AGREED + time, "agreed"), time, 1) for time in range(lower, upper)]
         append = self.history.witness.begin(agreed, lower=lower, upper=upper, is_exact=False)
-        with self.history.scheduler.doing(append):
-            outcome = self.handle.append(_rows(agreed), lower=Antichain.of(lower), upper=Antichain.of(upper))
-        self._conclude(append, outcome)
+        rows = self._rows(agreed)
+        bounds = Antichain.of(lower), Antichain.of(upper)
+        self._conclude(append, lambda: self.handle.append(rows, lower=bounds[0], upper=bounds[1]))
 
     def stage(self) -> None:
         """Write a batch for somebody else to append."""
@@ -190,7 +212,7 @@ class Writer(Actor):
             return
         upper = lower + self.rng.randint(1, 6)
         updates = self._own_rows(lower, upper)
-        batch = self.handle.batch(_rows(updates), lower=Antichain.of(lower), upper=Antichain.of(upper))
+        batch = self.handle.batch(self._rows(updates), lower=Antichain.of(lower), upper=Antichain.of(upper))
         self.history.mail.append(Letter(lower, upper, updates, batch.to_transmittable()))
 
     def take(self) -> None:
@@ -207,12 +229,13 @@ class Writer(Actor):
         upper = self.rng.randint(lower + 1, upper)
         updates = [update for letter in fitting for update in letter.updates if lower <= update[1] < upper]
         append = self.history.witness.begin(updates, lower=lower, upper=upper, is_exact=True)
-        with self.history.scheduler.doing(append):
-            outcome = self.handle.compare_and_append_batch(
+        is_appended = self._conclude(
+            append,
+            lambda: self.handle.compare_and_append_batch(
                 batches, expected_upper=Antichain.of(lower), new_upper=Antichain.of(upper)
-            )
-        self._conclude(append, outcome)
-        if not isinstance(outcome, Appended):
+            ),
+        )
+        if not is_appended:
             for batch in batches:
                 batch.delete()
         return None
@@ -248,8 +271,23 @@ class Writer(Actor):
             updates.append(((0, "shared"), self.rng.randrange(lower, upper), self.rng.choice([-1, 1, 2])))
         return updates
 
-    def _conclude(self, append: Append, outcome: object) -> None:
+    def _rows(self, updates: list[Update]) -> list[Any]:
+        """As the schema of the handle has them."""
+        rows = [row(data[0], data[1], time, diff) for data, time, diff in updates]  # type: ignore[index]  # (id, name)
+        if self.schema is SCHEMA:
+            return rows
+        return [((key, (*val, self.rng.choice([None, "x"]))), time, diff) for (key, val), time, diff in rows]
+
+    def _conclude(self, append: Append, call: Callable[[], AppendOutcome]) -> bool:
+        """Carry `append` out and tell the witness; whether it was appended."""
         witness = self.history.witness
+        try:
+            with self.history.scheduler.doing(append):
+                outcome = call()
+        except BatchExpired:
+            self.history.staged_too_early += 1
+            witness.expired(append)
+            return False
         match outcome:
             case Appended(maintenance=maintenance):
                 witness.acknowledged(append)
@@ -261,6 +299,7 @@ class Writer(Actor):
                 witness.outdated(append, None if stored is None else stored.token)
             case _:
                 self.history.scheduler.fail(f"{append} answered {outcome}")
+        return isinstance(outcome, Appended)
 
 
 @dataclass
@@ -278,8 +317,10 @@ class Reader(Actor):
     def open(self) -> None:
         plan = self.history.plan
         self.listening: _Listening | None = None
+        self.client.initialise(self.history.shard_id, SCHEMA)
+        schema = self.rng.choice([SCHEMA, None])
         self.handle = self.client.open_leased_reader(
-            self.history.shard_id, SCHEMA, purpose=self.name, lease_ms=plan.lease_ms
+            self.history.shard_id, schema, purpose=self.name, lease_ms=plan.lease_ms
         )
 
     def close(self) -> None:
@@ -403,10 +444,6 @@ class Reader(Actor):
             self.history.witness.listened(
                 found, as_of=listening.as_of, frontier=event.frontier, what=f"listener of {self.name}"
             )
-
-
-def _rows(updates: list[Update]) -> list[tuple[tuple[tuple[int], tuple[str]], int, int]]:
-    return [row(data[0], data[1], time, diff) for data, time, diff in updates]  # type: ignore[index]  # (id, name)
 
 
 def contents(table: pa.Table) -> Counter[Hashable]:

@@ -19,6 +19,7 @@ from persist_engine.work.compact import compact_due
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.outcome import Ending
 from persist_engine.work.rollup import write_rollup
+from persist_engine.work.verify import verify_shard
 
 if TYPE_CHECKING:
     from persist_engine.testing.sim import History
@@ -40,6 +41,8 @@ def settle(history: History) -> None:
     scheduler.current.process = host.process
     host.client.initialise(history.shard_id, SCHEMA)
     _walk_log(history, host)
+    if plan.seed % 4 == 0:
+        _verify(history, host)
     scheduler.pause(2 * plan.lease_ms + 2 * plan.weather.step_ms_max)
     if history.client_upper(host.client).is_empty():
         _finalize(history, host)
@@ -56,6 +59,13 @@ def _walk_log(history: History, host: Host) -> None:
         history.witness.installed(live.state)
     if live.seqno != history.witness.seqno:
         history.scheduler.fail(f"the log ends at {live.seqno}, not at {history.witness.seqno}")
+
+
+def _verify(history: History, host: Host) -> None:
+    """The product's own verification agrees that nothing is wrong."""
+    found = verify_shard(host.client.machine(history.shard_id))
+    if found.findings:
+        history.scheduler.fail(f"verification finds {found.findings[:3]}")
 
 
 def _finalize(history: History, host: Host) -> None:

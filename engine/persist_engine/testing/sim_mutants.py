@@ -14,7 +14,7 @@ from typing import Any
 import persist_engine.model.transitions
 import persist_engine.work.gc
 from persist_engine.model import commands
-from persist_engine.model.batch import HollowPart
+from persist_engine.model.batch import HollowBatch, HollowPart
 from persist_engine.model.frontier import EMPTY
 from persist_engine.model.ids import IdempotencyToken
 from persist_engine.model.outcome import Applied
@@ -259,6 +259,11 @@ def _finalizes_under_readers(put: Callable[[object, str, object], None]) -> None
     put(transitions, "_become_tombstone", become_tombstone)
 
 
+def _old_stages_are_linked(put: Callable[[object, str, object], None]) -> None:
+    """Nobody asks whether the scan for orphans may have deleted what is about to be linked."""
+    put(HollowBatch, "staged_before", lambda self, floor_ms: None)
+
+
 MUTANTS: dict[str, Planting] = {
     "no token": _no_token,
     "no refetch before a mismatch": _no_refetch,
@@ -276,4 +281,5 @@ MUTANTS: dict[str, Planting] = {
     "progress is not compared": _asks_what_stands,
     "fencing token is not compared": _takes_over_from_anybody,
     "finalize under readers": _finalizes_under_readers,
+    "stages older than the floor are linked": _old_stages_are_linked,
 }

@@ -61,6 +61,8 @@ class Network(Faults):
     def call(self, verb: str, key: str, address: str, run: Callable[[], T]) -> T:
         """See Faults. Raises Killed when the calling process dies."""
         scheduler, weather = self._scheduler, self._weather
+        if scheduler.current.process.is_dead:  # it unwinds, and dies only once
+            raise Killed
         self.calls += 1
         self._disturb(weather)
         scheduler.pause(self._delay_ms(weather))

@@ -22,6 +22,7 @@ import persist_engine.client.client
 import persist_engine.client.read
 import persist_engine.client.write
 import persist_engine.shard.applier
+import persist_engine.shard.news
 import persist_engine.shard.part_source
 import persist_engine.shard.read_ahead
 import persist_engine.shard.versions
@@ -30,6 +31,8 @@ import persist_engine.testing.sim_witness
 import persist_engine.work.compact
 import persist_engine.work.gc
 import persist_engine.work.heartbeat
+import persist_engine.work.orphans
+import persist_engine.work.verify
 from persist_engine.codec.part import OpenedPart, PartInMemory, open_part
 from persist_engine.codec.schema import Schema
 from persist_engine.testing.sim_scheduler import NEVER, Killed, Process, Scheduler, Task
@@ -44,6 +47,7 @@ _WITH_THREADING: tuple[ModuleType, ...] = (
     persist_engine.client.read,
     persist_engine.client.write,
     persist_engine.shard.applier,
+    persist_engine.shard.news,
     persist_engine.shard.watch,
     persist_engine.work.heartbeat,
 )
@@ -59,6 +63,8 @@ _WITH_POOLS: tuple[ModuleType, ...] = (
     persist_engine.shard.read_ahead,
     persist_engine.work.compact,
     persist_engine.work.gc,
+    persist_engine.work.orphans,
+    persist_engine.work.verify,
 )
 
 

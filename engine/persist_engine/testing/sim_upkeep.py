@@ -19,6 +19,7 @@ from persist_engine.testing.sim_witness import CLOSED, Takeover, frontier_of
 from persist_engine.testing.world import SCHEMA
 from persist_engine.work.compact import compact, compact_due
 from persist_engine.work.gc import gc_and_truncate
+from persist_engine.work.orphans import scan_orphans
 from persist_engine.work.perform import perform
 from persist_engine.work.rollup import write_rollup
 
@@ -41,6 +42,8 @@ class Maintainer(Actor):
                 compact_due(machine, self.rng.choice([1, 10]))
             case "collector":
                 gc_and_truncate(machine)
+            case "sweeper":
+                scan_orphans(machine, older_than_ms=self.rng.choice([0, 0, 20, 300]), commit=self.rng.random() < 0.9)
             case _ if self.rng.random() < 0.3:
                 perform(machine, machine.spine_exert(self.rng.choice([1, 100]))[1])
             case _:

@@ -27,6 +27,7 @@ from persist_engine.storage.blob import BlobInfo
 from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.testing.oracle import Oracle, Update
+from persist_engine.testing.sim_push import Wire
 from persist_engine.testing.sim_scheduler import Scheduler
 
 #: The closed frontier as a number: beyond every time.
@@ -80,6 +81,7 @@ class Witness:
         self._shard_id = shard_id
         self.blob = MemBlob()
         self.consensus = MemConsensus()
+        self.wire = Wire(scheduler)
         self.oracle = Oracle()
         self.appends: list[Append] = []
         self.states: dict[int, ShardState] = {}
@@ -180,6 +182,13 @@ class Witness:
         if append.is_exact and current == Antichain.of(append.lower):
             self._scheduler.fail(f"{append} is refused although the upper is {current}")
         self.saw_upper(current, since_step=append.invoked_at, what=f"refusal of {append}")
+
+    def expired(self, append: Append) -> None:
+        """`append` was answered that its blobs are too old: nothing of it may be in the log."""
+        append.answer = "refused"
+        self._scheduler.note(f"{append} staged too early")
+        if append.commits:
+            self._scheduler.fail(f"{append} is refused, but {append.commits} of it is committed")
 
     def outdated(self, append: Append, stored: bytes | None) -> None:
         """`append` was answered with a progress mismatch: nothing of it is in the log, and `stored` stood there."""
@@ -388,6 +397,7 @@ class WatchedConsensus:
         result = self._inner.compare_and_set(key, expected, new)
         if result is CasResult.COMMITTED:
             self._witness.committed(new)
+            self._witness.wire.tell(key, new)
         return result
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from persist_engine.base.env import SeededEnv
+from persist_engine.base.env import SeededEnv, SystemEnv
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import Settings
 from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
@@ -75,11 +75,30 @@ class CountedConsensus:
         self._inner.close()
 
 
+class AheadEnv(SystemEnv):
+    """The real world with a clock that may be set ahead. With it heartbeats rest between beats, as a seeded clock, which
+    moves by sleeping, never lets them: for worlds whose readers stay open.
+    """
+
+    def __init__(self) -> None:
+        self._ahead_ms = 0
+
+    def now_ms(self) -> int:
+        """See Env."""
+        return super().now_ms() + self._ahead_ms
+
+    def advance_ms(self, milliseconds: int) -> None:
+        """Set the clock ahead by so much more."""
+        self._ahead_ms += milliseconds
+
+
 class World:
     """The stores, the faults that all processes suffer, and the clock they share."""
 
-    def __init__(self, seed: int = 0, *, settings: Settings | None = None) -> None:
-        self.env = SeededEnv(seed)
+    def __init__(
+        self, seed: int = 0, *, settings: Settings | None = None, env: SeededEnv | AheadEnv | None = None
+    ) -> None:
+        self.env = env or SeededEnv(seed)
         self.settings = settings or Settings()
         self.faults = Faults(seed)
         self.blob = MemBlob()

@@ -8,10 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 from persist_engine.base.wording import counted, sized
 from persist_engine.cli import main as cli
+from persist_engine.cli.admin_orphans import seconds_of
 from persist_engine.cli.options import complete_shard
 from persist_engine.cli.output import ago
 from persist_engine.model.frontier import Antichain
-from persist_engine.model.ids import CriticalReaderId, ShardId
+from persist_engine.model.ids import CriticalReaderId, PartId, ShardId
 from persist_engine.testing.disk import SETTINGS, Disk, contents, write
 from persist_engine.testing.world import SCHEMA
 
@@ -255,14 +256,61 @@ def test_an_export_is_cut_into_files_and_of_an_empty_shard_there_is_one(disk, tm
     assert pq.read_schema(tmp_path / "none" / "part-00000.parquet").names == ["key", "val", "time", "diff"]
 
 
+def test_what_a_command_counted_is_written_for_prometheus(monkeypatch, capfd, disk, tmp_path):
+    path = tmp_path / "persist.prom"
+    args = ["persist", "--metrics", str(path), "maintain", "rollup", disk.shard_id, "--json", *disk.args]
+    monkeypatch.setattr(sys, "argv", args)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    capfd.readouterr()
+    assert ended.value.code == 0
+    text = path.read_text()
+    assert 'persist_command_total{name="AddRollup",outcome="committed"} 1.0' in text
+    assert f'persist_state_upper{{shard="{disk.shard_id}"}} 20.0' in text
+    assert 'persist_codec_seconds_count{op="encode",what="rollup"} 1.0' in text
+
+
 @pytest.mark.parametrize(
     "command",
-    ["force-compaction", "force-gc", "finalize", "restore", "export", "usage", "verify", "holds"],
+    ["force-compaction", "force-gc", "finalize", "restore", "export", "usage", "verify", "holds", "orphans"],
 )
 def test_help_shows_an_example(admin, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "200")
     code, out, _ = admin(command, "--help")
     assert (code, f"persist admin {command}" in out) == (0, True)
+
+
+def test_orphans_of_all_shards_are_told_deleted_and_gone_on_with(admin, disk):
+    day_ms = 86_400_000
+    other = ShardId.new()
+    with disk.client() as client:
+        write(client, other, range(2))
+    strays = []
+    for shard_id in sorted([disk.shard_id, other]):
+        for index in range(3):
+            part_id = PartId.staged_at(1_700_000_000_000 + index, bytes(10))
+            path = disk.blobs / shard_id / "n0000100" / part_id
+            path.write_bytes(b"stray")
+            strays.append(disk.key(path))
+    before = disk.files()
+    told = ok(admin("orphans", "--json"))
+    assert [orphan["key"] for shard in told["shards"] for orphan in shard["orphans"]] == strays
+    assert disk.files() == before
+    first = ok(admin("orphans", "--max-deletes", 3, "--commit", "--json"))
+    assert [shard["deleted"] for shard in first["shards"]] == [3]
+    assert (first["stopped"], first["resume_after"]) == (True, min(disk.shard_id, other))
+    code, _, err = admin("orphans", "--max-deletes", 2, "--commit")
+    assert code == 0
+    assert f"--resume-after {min(disk.shard_id, other)}" in err
+    rest = ok(admin("orphans", "--resume-after", min(disk.shard_id, other), "--commit", "--json"))
+    assert [(shard["shard_id"], shard["deleted"]) for shard in rest["shards"]] == [(max(disk.shard_id, other), 1)]
+    assert (rest["stopped"], rest["resume_after"]) == (False, None)
+    assert set(before) - set(disk.files()) == set(strays)
+    with disk.client() as client:
+        assert len(contents(client, disk.shard_id, 19)) == 20
+    for bad in ("59m", "7 days", "0", "-1d"):
+        assert admin("orphans", f"--older-than={bad}", "--json")[0] == 64
+    assert [seconds_of(text) * 1000 for text in ("1d", "24h", "1440m", "86400")] == [day_ms] * 4
 
 
 def test_tab_completes_shards(disk):

@@ -19,7 +19,7 @@ from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import Antichain
 from persist_engine.shard import consolidate
 from persist_engine.testing.strategies import updates_table
-from persist_engine.testing.world import World
+from persist_engine.testing.world import AheadEnv, World
 from persist_engine.work.compact import compact_due
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.rollup import write_rollup
@@ -73,7 +73,7 @@ def rows_of(table):
 
 @pytest.fixture(scope="module")
 def filled():
-    world = World(settings=SETTINGS)
+    world = World(settings=SETTINGS, env=AheadEnv())
     shard_id, history = fill(world)
     compacted, compacted_history = fill(world, seed=1)
     compact(world, compacted, 25)
@@ -235,7 +235,7 @@ def collect(client, shard_id):
 
 
 def test_leased_parts_outlive_their_snapshot_and_are_collected_once_returned():
-    world = World(settings=SETTINGS)
+    world = World(settings=SETTINGS, env=AheadEnv())
     shard_id, history = fill(world)
     client = world.process()
     with client.open_leased_reader(shard_id, purpose="issuer") as reader:
@@ -331,11 +331,28 @@ def test_regression_a_dropped_listener_batch_lets_go_of_its_version(filled):
         assert hold() == client.machine(shard_id).state.seqno - 1
 
 
+def test_regression_a_listener_does_not_repeat_what_compaction_merged_into_its_next_batch():
+    """Rows that were given out came again with the batch that held them and the next ones (bug 19)."""
+    world = World(settings=SETTINGS, env=AheadEnv())
+    shard_id, history = fill(world, appends=4)
+    client = world.process()
+    with client.open_leased_reader(shard_id, purpose="test") as reader:
+        listen = reader.listen(3)
+        tables = [event.table for event in listen.next_batch(timeout_s=0) if hasattr(event, "table")]
+        assert listen.frontier == at(10)
+        other = compact(world, shard_id, 3)
+        client.machine(shard_id).refresh()
+        assert [b.desc.lower for b in other.machine(shard_id).refresh().trace.batches() if b.rows] == [at(0)]
+        tables += [event.table for event in listen.next_batch(timeout_s=0) if hasattr(event, "table")]
+        assert listen.frontier == at(40)
+    assert summed(tables) == expected(history, 3, 39)
+
+
 def test_regression_progress_is_told_even_when_the_since_cannot_move():
     """The frontier had moved on when giving up the since failed: what had been given out was never told complete, and never
     given out again.
     """
-    world = World(settings=SETTINGS)
+    world = World(settings=SETTINGS, env=AheadEnv())
     shard_id, history = fill(world, appends=3)
     client = world.process()
     with client.open_leased_reader(shard_id, purpose="test", lease_ms=4000) as reader:

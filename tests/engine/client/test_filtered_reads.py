@@ -22,7 +22,7 @@ from persist_engine.model.batch import HollowBatch, PartStats
 from persist_engine.model.frontier import Antichain
 from persist_engine.shard.contents import Contents
 from persist_engine.shard.machine import Machine
-from persist_engine.testing.world import World
+from persist_engine.testing.world import AheadEnv, World
 from persist_engine.work.compact import compact_due
 
 SCHEMA = Schema.from_ddl("id BIGINT, tag STRING", "x DOUBLE, d DATE, place STRUCT<a: INT>, `o.dd` INT")
@@ -80,7 +80,7 @@ def compact(world, shard_id):
 
 @pytest.fixture(scope="module")
 def world():
-    made = World(settings=settings())
+    made = World(settings=settings(), env=AheadEnv())
     made.shard = fill(made)
     made.compacted = fill(made, seed=1)
     with client_of(made)[0].open_leased_reader(made.compacted, purpose="t") as reader:
@@ -227,7 +227,7 @@ def test_a_count_fetches_nothing_that_state_can_tell(world):
 
 def test_a_count_leaves_out_what_truncation_hides():
     """Sums of diffs count rows that a narrower append never shows (bug 20)."""
-    world = World(settings=settings())
+    world = World(settings=settings(), env=AheadEnv())
     client, _ = client_of(world)
     shard_id = world.shard_id()
     schema = Schema.from_ddl("id INT")
@@ -451,7 +451,7 @@ def test_literals_beyond_a_column_are_before_or_past_all_its_values():
 
 
 def test_contents_are_a_value_that_reads_again():
-    world = World(settings=settings())
+    world = World(settings=settings(), env=AheadEnv())
     shard_id = fill(world, appends=2)
     client, _ = client_of(world)
     with (

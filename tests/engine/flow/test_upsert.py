@@ -110,17 +110,21 @@ def test_nothing_is_emitted_of_a_time_that_is_open() -> None:
     made.on_commands(commands((1, "a", 3, 0), (1, "b", 7, 0)))
     assert made.drain() is None
     made.on_input_frontier(A(5))
+    assert made.output_frontier == A(3)
     emission = made.drain()
     assert (emission.upper, plain(emission.updates)) == (A(5), [(1, "a", 3, 1)])
     feed(made, emission)
     assert made.drain() is None
     assert made.stashed == 1
+    assert made.output_frontier == A(5)
     made.on_input_frontier(EMPTY)
+    assert made.output_frontier == A(7)
     emission = made.drain()
     assert (emission.lower, emission.upper) == (A(5), EMPTY)
     assert plain(emission.updates) == [(1, "a", 7, -1), (1, "b", 7, 1)]
     feed(made, emission)
     assert made.stashed == 0
+    assert made.output_frontier == EMPTY
 
 
 def test_draining_changes_nothing_until_it_comes_back() -> None:

@@ -19,7 +19,7 @@ from persist_engine.pb import batch_pb2 as pb
 from persist_engine.shard.parts import delete_parts
 from persist_engine.shard.runs import deletion_waves, expand, listed, listing_of, spill_runs, with_nested
 from persist_engine.testing.states import part
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_engine.testing.world import SCHEMA, AheadEnv, World, row
 from persist_engine.work.compact import compact, compact_due
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.orphans import scan_orphans
@@ -43,7 +43,7 @@ def settings(**batch):
 
 @pytest.fixture
 def world():
-    return World(settings=settings())
+    return World(settings=settings(), env=AheadEnv())
 
 
 @pytest.fixture

@@ -1,0 +1,59 @@
+"""When garbage collection falls due under its bound, and what a shard that nobody maintains needs."""
+
+from dataclasses import replace
+
+import pytest
+from persist_engine.base.settings import MaintenanceSettings
+from persist_engine.base.versioned import SeqNo
+from persist_engine.model.frontier import EMPTY
+from persist_engine.model.plans import gc_due
+from persist_engine.model.shared_map import SharedMap
+from persist_engine.model.upkeep import collection_target, rollup_wanted
+from persist_engine.testing.states import first_state, rollup
+
+SETTINGS = MaintenanceSettings(gc_versions_min=4, gc_versions_max=100, rollup_threshold=8)
+
+
+def state_at(seqno, *rollups, **changes):
+    held = SharedMap({SeqNo(n): rollup(n) for n in rollups})
+    return replace(first_state()[0], seqno=SeqNo(seqno), rollups=held, **changes)
+
+
+def due(state):
+    return gc_due(state, SETTINGS, now_ms=0, is_write=True)
+
+
+def test_a_request_is_bounded_beyond_the_last_one():
+    assert due(state_at(900, 1, 50, 90, 140, 890)) == 100
+    assert due(state_at(900, 50, 90, 140, 890, last_gc_req=SeqNo(60))) == 160
+
+
+@pytest.mark.parametrize(
+    ("seqno", "rollups", "last"),
+    [(900, (1, 890), 0), (900, (1, 890), 1), (9000, (5000, 5200, 8990), 6)],
+    ids=["rollups far apart", "and a request made", "others collected past the bound"],
+)
+def test_regression_7_the_bound_on_a_request_never_keeps_collection_from_going_on(seqno, rollups, last):
+    """The request reaches the next rollup at least; else none would ever be due again."""
+    asked = due(state_at(seqno, *rollups, last_gc_req=SeqNo(last)))
+    assert asked is not None
+    assert asked >= rollups[1]
+
+
+def test_nothing_is_due_without_a_second_rollup():
+    assert due(state_at(9000, 1)) is None
+    assert due(state_at(9000, 5000, last_gc_req=SeqNo(6))) is None
+
+
+def test_a_rollup_is_wanted_after_as_many_versions_as_are_told_and_on_tombstones_at_once():
+    assert not rollup_wanted(state_at(8, 1), SETTINGS)
+    assert rollup_wanted(state_at(9, 1), SETTINGS)
+    open_state = state_at(3, 1)
+    closed = replace(open_state, trace=open_state.trace.downgrade_since(EMPTY))
+    assert not rollup_wanted(closed, SETTINGS), "the upper is still open"
+
+
+def test_the_log_may_be_truncated_to_the_newest_rollup_that_nobody_holds_back():
+    assert collection_target(state_at(20, 1)) is None
+    assert collection_target(state_at(20, 1, 7, 15)) == 15
+    assert collection_target(state_at(20, 15)) is None

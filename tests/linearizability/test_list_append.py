@@ -1,0 +1,61 @@
+"""List-append histories on real servers: the engine's are linearizable, and those of planted bugs are not.
+
+`make linearizability HISTORIES=200` for more. A history that is not linearizable stays in the folder that the failure
+names, with a drawing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from persist_engine.testing.fault_proxy import Trouble
+from persist_engine.testing.linearizability import Cluster, Plan, cluster
+from persist_engine.testing.list_append_bugs import BUGS
+
+pytestmark = [pytest.mark.redis, pytest.mark.s3]
+
+#: Histories in which each planted bug must show. Real processes race as they like: most show in the first or second.
+HISTORIES_MAX = 15
+_LOSSES = Trouble(lose_answer=0.12, reset=0.02, delay=0.2, delay_s_max=0.01)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("histories")) as servers:
+        yield servers
+
+
+def test_a_history_under_losses_is_linearizable(running: Cluster):
+    verdict = running.play(Plan(seed=1, processes=2, transactions=6, redis=_LOSSES, s3=_LOSSES))
+    assert verdict.is_linearizable, verdict
+    assert verdict.counts["lost answers"] > 0
+    assert verdict.counts["ok transactions"] > 12
+
+
+def test_a_history_through_partition_and_restarts_is_linearizable(running: Cluster):
+    events = ((60, "partition"), (120, "redis"), (180, "s3"))
+    verdict = running.play(Plan(seed=2, processes=2, transactions=6, redis=_LOSSES, events=events))
+    assert verdict.is_linearizable, verdict
+    assert verdict.counts["partition events"] == verdict.counts["redis events"] == verdict.counts["s3 events"] == 1
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_shows(running: Cluster, bug: str):
+    for seed in range(HISTORIES_MAX):
+        nodes, read_only = (1, 0.6) if bug == "stale upper" else (2, 0.3)
+        plan = Plan(seed=seed, processes=2, nodes=nodes, transactions=10, read_only=read_only, redis=_LOSSES, bug=bug)
+        verdict = running.play(plan)
+        if verdict.answer == "not linearizable":
+            assert verdict.kept is not None
+            assert (verdict.kept / "history.html").exists()
+            return
+    pytest.fail(f"{HISTORIES_MAX} histories with this bug look linearizable")
+
+
+def test_a_killed_process_leaves_transactions_of_unknown_outcome(running: Cluster):
+    """Last, since the processes start anew after it."""
+    verdict = running.play(Plan(seed=3, processes=2, transactions=6, redis=_LOSSES, events=((80, "worker"),)))
+    assert verdict.is_linearizable, verdict
+    assert verdict.counts["worker events"] == 1
+    assert verdict.counts.get("unknown transactions", 0) > 0
