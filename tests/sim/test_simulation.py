@@ -11,7 +11,7 @@ from persist_engine.testing.sim_mutants import MUTANTS, planted
 SEEDS = 100
 CHUNK = 20
 #: Histories in which each planted bug must show; `make sim` and CI run many more without bugs.
-MUTANT_SEEDS = 80
+MUTANT_SEEDS = 400
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
