@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from persist_engine.base.settings import Settings as Settings
     from persist_engine.client.batch import Batch as Batch
     from persist_engine.client.batch import BatchBuilder as BatchBuilder
+    from persist_engine.client.changes import Changes as Changes
     from persist_engine.client.client import PersistClient as PersistClient
+    from persist_engine.client.leased import LeasedPart as LeasedPart
     from persist_engine.client.location import Location as Location
     from persist_engine.client.read import ReadHandle as ReadHandle
     from persist_engine.client.since import SinceHandle as SinceHandle
@@ -43,10 +45,12 @@ _MODULES = {
     "Appended": "client.write",
     "Batch": "client.batch",
     "BatchBuilder": "client.batch",
+    "Changes": "client.changes",
     "CriticalReaderId": "model.ids",
     "Env": "base.env",
     "Hydration": "client.upsert_follow",
     "Inspection": "model.inspection",
+    "LeasedPart": "client.leased",
     "Location": "client.location",
     "PersistClient": "client.client",
     "ProgressMismatch": "client.write",

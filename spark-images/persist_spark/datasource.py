@@ -47,6 +47,7 @@ class Options:
     as_of: int | None
     splits: int | None
     updates: bool
+    where: str | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Options:
@@ -54,7 +55,7 @@ class Options:
         refused.
         """
         given = {name.lower(): value for name, value in options.items()}
-        known = {"shard", "blob", "consensus", "as_of", "splits", "updates"}
+        known = {"shard", "blob", "consensus", "as_of", "splits", "updates", "where"}
         unknown = sorted(set(given) - known)
         if unknown:
             raise InvalidUsage(
@@ -72,6 +73,7 @@ class Options:
             as_of=_number(given, "as_of", 0, DATA_TIME_MAX),
             splits=_number(given, "splits", 1, SPLITS_MAX),
             updates=updates == "true",
+            where=given.get("where"),
         )
 
 
@@ -134,7 +136,7 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
             if as_of < 0:
                 return []  # Nothing was ever written.
             reader = client.open_leased_reader(options.shard, purpose="spark read", lease_ms=LEASE_MS)
-            snapshot = reader.snapshot(Antichain.of(as_of))
+            snapshot = reader.snapshot(Antichain.of(as_of), where=options.where)
             if isinstance(snapshot, SinceAhead):
                 reader.expire()
                 raise InvalidUsage(

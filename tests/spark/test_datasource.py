@@ -85,6 +85,14 @@ def test_reads_as_of_a_time_and_as_updates(spark, given):
 
 
 @pytest.mark.spark
+def test_reads_only_the_rows_of_which_a_condition_holds(spark, given):
+    frame = spark.read.format("persist").options(**given, where="id BETWEEN 5 AND 8 AND p.x < 4").load()
+    assert sorted(row["id"] for row in frame.collect()) == [5, 6]
+    with pytest.raises(Exception, match="no column nope; there are key.id"):
+        spark.read.format("persist").options(**given, where="nope = 1").load().count()
+
+
+@pytest.mark.spark
 def test_times_that_cannot_be_read_are_told(spark, given):
     with pytest.raises(Exception, match=r"its upper is \{6\}, the latest readable time is 5"):
         spark.read.format("persist").options(**given, as_of="6").load().count()

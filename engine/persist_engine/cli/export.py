@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -35,17 +35,31 @@ def flattened(batch: pa.RecordBatch) -> pa.RecordBatch:
         at = int(np.argmax(diffs < 0))
         row = {name: batch.column(name)[at].as_py() for name in ("key", "val", "diff")}
         raise InvariantViolated(f"the collection holds a row a negative number of times: {row}; see --updates")
+    flat = _side_by_side(batch)
+    return flat if (diffs == 1).all() else flat.take(pa.array(np.repeat(np.arange(len(diffs)), diffs)))
+
+
+def flattened_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Changes as rows: when and what, in `_time` and `_change`, then as `flattened`."""
+    flat = _side_by_side(batch, taken=("_time", "_change"))
+    change = batch.column("change").cast(pa.string())
+    return pa.RecordBatch.from_arrays(
+        [batch.column("time"), change, *flat.columns], names=["_time", "_change", *flat.schema.names]
+    )
+
+
+def _side_by_side(batch: pa.RecordBatch, *, taken: Sequence[str] = ()) -> pa.RecordBatch:
+    """The fields of key and then of val as columns; a name that both have, or that is `taken`, gets its side before it."""
     sides = {name: batch.column(name) for name in ("key", "val")}
     names = {name: [field.name for field in column.type] for name, column in sides.items()}
     columns: list[pa.Array] = []
     fields: list[pa.Field] = []
     for side, other in (("key", "val"), ("val", "key")):
         for field, column in zip(sides[side].type, sides[side].flatten(), strict=True):
-            name = f"{side}.{field.name}" if field.name in names[other] else field.name
-            fields.append(pa.field(name, field.type))
+            is_taken = field.name in names[other] or field.name in taken
+            fields.append(pa.field(f"{side}.{field.name}" if is_taken else field.name, field.type))
             columns.append(column)
-    flat = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
-    return flat if (diffs == 1).all() else flat.take(pa.array(np.repeat(np.arange(len(diffs)), diffs)))
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
 @contextmanager

@@ -1,9 +1,8 @@
-"""`persist read`: the contents of a shard at one time, on the terminal or into a file."""
+"""`persist read`: the contents of a shard at one time, or what happened between two, on the terminal or into a file."""
 
 from __future__ import annotations
 
 import enum
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,12 +21,15 @@ from persist_engine.cli.options import (
     connected,
     one_shard,
 )
-from persist_engine.cli.output import Bar, progress_bar
+from persist_engine.cli.output import Bar, print_json, print_rows, progress_bar
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from persist_engine.client.changes import Changes
+    from persist_engine.client.changes import Shape as ChangesShape
     from persist_engine.client.client import PersistClient
+    from persist_engine.client.read import ReadHandle
     from persist_engine.client.snapshot import Snapshot
     from persist_engine.model.ids import ShardId
 
@@ -36,6 +38,12 @@ EPILOG = """Examples:
 persist read SHARD
 
 persist read SHARD --as-of 1357016400000 --format csv --output flights.csv
+
+persist read SHARD --where "carrier IN ('AA', 'UA') AND delay >= 30" --columns carrier,flight,delay
+
+persist read SHARD --where "delay IS NULL" --count
+
+persist read SHARD --from 1357016400000 --to latest
 
 persist read SHARD --format arrow | python report.py"""
 
@@ -63,51 +71,116 @@ def read(
     format: Annotated[Format, typer.Option(help="arrow is an IPC stream.")] = Format.TABLE,  # noqa: A002 - the option's name
     output: Annotated[str, typer.Option("--output", "-o", help="File to write; - is standard output.")] = "-",
     limit: Annotated[int | None, typer.Option(min=0, help="Stop after this many rows.")] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(help="Only rows of which this holds: a condition as in SQL, on fields of the key or the value."),
+    ] = None,
+    columns: Annotated[str | None, typer.Option(help="Show only these fields; names, with commas between.")] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--from", help="What changed after this time (or `start`), row by row, instead of contents."),
+    ] = None,
+    upto: Annotated[str, typer.Option("--to", help="With --from: up to and at this time, or `latest`.")] = "latest",
+    count: Annotated[bool, typer.Option("--count", help="Only tell how many rows there are.")] = False,
     updates: Annotated[
         bool, typer.Option("--updates", help="Columns key, val, time, diff instead of the fields side by side.")
     ] = False,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for `as_of` to be written.")] = 0.0,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the time to be written.")] = 0.0,
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
 ) -> None:
     """Read a shard as of one time: key fields, then value fields; a row whose diff is n comes n times.
 
+    With --from, read what happened since: when, what (insert, delete, update_before, update_after), and the row.
+
     Streams in bounded memory, whatever the size. --json is --format jsonl. A file appears only when it is complete.
     """
     shard_id = one_shard(shard_argument, shard)
-    chosen = Format.JSONL if as_json and format is Format.TABLE else format
-    if chosen is Format.TABLE and limit is None:
-        limit = TABLE_ROWS
-    from persist_engine.cli.export import writing
-
+    if since is None and upto != "latest":
+        raise InvalidUsage("--to ends what --from begins: give both, or --as-of")
+    if since is not None and (as_of != "latest" or count):
+        raise InvalidUsage(f"--from tells what changed: it does not go with {'--count' if count else '--as-of'}")
+    shape = _Shape(where, None if columns is None else [name.strip() for name in columns.split(",")], flat=not updates)
     with (
         connected(blob, consensus, give_up) as client,
         client.open_leased_reader(shard_id, purpose="persist read") as reader,
     ):
-        time = _time(client, shard_id, as_of)
-        answer = reader.snapshot(time, timeout_s=wait)
+        answer: Snapshot | Changes
+        if since is not None:
+            after = None if since == "start" else _time(client, shard_id, since, "--from")
+            answer = shape.changes(reader, after, _time(client, shard_id, upto, "--to"), wait)
+        else:
+            answer = snapshot = shape.snapshot(reader, _time(client, shard_id, as_of, "--as-of"), wait)
+            if count:
+                _tell_count(snapshot.count(), as_json=as_json)
+                return
+        with answer as contents:
+            chosen = Format.JSONL if as_json and format is Format.TABLE else format
+            rows = TABLE_ROWS if chosen is Format.TABLE and limit is None else limit
+            shape.write(contents, chosen, None if output == "-" else Path(output), rows)
+
+
+class _Shape:
+    """What of the rows is shown, and how: `flat`, their fields side by side."""
+
+    def __init__(self, where: str | None, columns: list[str] | None, *, flat: bool) -> None:
+        self._where, self._columns, self._flat = where, columns, flat
+
+    def snapshot(self, reader: ReadHandle, time: int, wait_s: float) -> Snapshot:
+        """The contents at `time`; InvalidUsage names the earliest time there is when it is later."""
         from persist_engine.client.snapshot import SinceAhead
 
+        answer = reader.snapshot(time, where=self._where, columns=self._columns, timeout_s=wait_s)
         if isinstance(answer, SinceAhead):
-            text = f"cannot read {shard_id} at {time}: the earliest time that can be told is {answer.since}"
+            text = f"cannot read at {time}: the earliest time that can be told is {answer.since}"
             raise InvalidUsage(text, as_of=time, since=answer.since)
-        with answer as snapshot, progress_bar("read", quiet=output == "-") as bar:
-            batches = _rows(snapshot, bar, flat=not updates)
-            first = next(batches, None)
-            schema = _schema(snapshot, flat=not updates) if first is None else first.schema
-            everything = batches if first is None else itertools.chain([first], batches)
-            with writing(chosen.value, None if output == "-" else Path(output), schema) as write:
-                for batch in _limited(everything, limit):
+        return answer
+
+    def changes(self, reader: ReadHandle, after: int | None, upto: int, wait_s: float) -> Changes:
+        """What happened in between; InvalidUsage as of `snapshot`."""
+        from persist_engine.client.snapshot import SinceAhead
+
+        shape: ChangesShape = "rows" if self._flat else "updates"
+        answer = reader.changes(after, upto, shape=shape, where=self._where, columns=self._columns, timeout_s=wait_s)
+        if isinstance(answer, SinceAhead):
+            text = "the start" if after is None else str(after)
+            said = f"cannot tell what changed after {text}: the earliest time that can be told is {answer.since}"
+            raise InvalidUsage(said, since=answer.since)
+        return answer
+
+    def write(self, contents: Snapshot | Changes, chosen: Format, path: Path | None, limit: int | None) -> None:
+        """All of it, or the first `limit` rows."""
+        from persist_engine.cli.export import writing
+
+        with progress_bar("read", quiet=path is None) as bar:
+            batches = map(self._shown, _fetched(contents, bar))
+            schema = self._shown(_empty(contents.updates_schema)).schema
+            with writing(chosen.value, path, schema) as write:
+                for batch in _limited(batches, limit):
                     write(batch)
 
+    def _shown(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        from persist_engine.cli.export import flattened, flattened_changes
 
-def _time(client: PersistClient, shard_id: ShardId, text: str) -> int:
-    """What `--as-of` says, as a time."""
+        if not self._flat:
+            return batch
+        return flattened_changes(batch) if "change" in batch.schema.names else flattened(batch)
+
+
+def _tell_count(rows: int, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"rows": rows})
+    else:
+        print_rows(("rows",), [(rows,)])
+
+
+def _time(client: PersistClient, shard_id: ShardId, text: str, option: str) -> int:
+    """What an option says, as a time."""
     from persist_engine.model.frontier import DATA_TIME_MAX
 
     if text != "latest":
-        if not text.isdecimal():
-            raise InvalidUsage(f"--as-of must be a time or `latest`, not {text!r}")
+        if not text.isascii() or not text.isdecimal():
+            raise InvalidUsage(f"{option} must be a time or `latest`, not {text!r}")
         return int(text)
     upper = client.recent_upper(shard_id)
     if upper.time == 0:
@@ -116,28 +189,22 @@ def _time(client: PersistClient, shard_id: ShardId, text: str) -> int:
     return DATA_TIME_MAX if upper.time is None else min(upper.time - 1, DATA_TIME_MAX)
 
 
-def _rows(snapshot: Snapshot, bar: Bar, *, flat: bool) -> Iterator[pa.RecordBatch]:
-    from persist_engine.cli.export import flattened
-
+def _fetched(contents: Snapshot | Changes, bar: Bar) -> Iterator[pa.RecordBatch]:
     fetched = 0
+    total = max(1, contents.bytes_estimate)
 
     def on_fetched(count: int) -> None:
         nonlocal fetched
         fetched += count
-        bar(fetched, max(1, snapshot.bytes_estimate), f"{fetched / 1e6:,.1f} MB")
+        bar(fetched, total, f"{fetched / 1e6:,.1f} MB")
 
-    for batch in snapshot.to_batches(on_fetched=on_fetched):
-        yield flattened(batch) if flat else batch
+    yield from contents.to_batches(on_fetched=on_fetched)
 
 
-def _schema(snapshot: Snapshot, *, flat: bool) -> pa.Schema:
-    from persist_engine.cli.export import flattened
-
-    empty = snapshot.schema.updates_schema.empty_table().to_batches()
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
     import pyarrow as pa
 
-    batch = empty[0] if empty else pa.RecordBatch.from_pylist([], schema=snapshot.schema.updates_schema)
-    return flattened(batch).schema if flat else batch.schema
+    return pa.RecordBatch.from_pylist([], schema=schema)
 
 
 def _limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:

@@ -313,3 +313,38 @@ def test_a_closed_pipe_ends_quietly(shop):
     command = f"{sys.executable} -m persist_engine.cli read {shop.shard_id} --json {' '.join(shop.args)} | true"
     ended = subprocess.run(["bash", "-c", command], check=False, capture_output=True, text=True, timeout=60)
     assert ended.stderr == ""
+
+
+def test_rows_are_filtered_cut_and_counted(persist, shop):
+    code, out, _ = persist("read", shop.shard_id, *shop.args, "--where", "id < 3 AND x >= 0.5", "--columns", "id,x")
+    assert (code, out.splitlines()) == (0, ["id\tx", "1\t0.5", "2\t1.0"])
+    code, out, _ = persist("read", shop.shard_id, *shop.args, "--where", "id > 1000", "--format", "csv")
+    assert (code, len(out.splitlines())) == (0, 1)
+    code, out, _ = persist("read", shop.shard_id, *shop.args, "--count")
+    assert (code, out.splitlines()) == (0, ["rows", "31"])
+    code, out, _ = persist("read", shop.shard_id, *shop.args, "--count", "--json", "--where", "id = 7")
+    assert (code, json.loads(out)) == (0, {"rows": 2})
+    code, _, err = persist("read", shop.shard_id, *shop.args, "--where", "nope = 1")
+    assert code == 64
+    assert "no column nope; there are key.id, key.name, val.x" in err
+
+
+def test_what_changed_between_two_times_is_told(persist, shop):
+    code, out, _ = persist("read", shop.shard_id, *shop.args, "--from", 10, "--columns", "id")
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert (code, rows[0]) == (0, ["_time", "_change", "id"])
+    assert rows[1:] == [["11", "insert", "7"], ["11", "insert", "11"], ["11", "insert", "23"]]
+    code, out, _ = persist("read", shop.shard_id, *shop.args, "--from", "start", "--to", 0, "--json", "--updates")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [(line["key"]["id"], line["time"], line["diff"]) for line in lines] == [(0, 0, 1), (12, 0, 1), (24, 0, 1)]
+    for wrong, said in (
+        (["--to", "5"], "--to ends what --from begins"),
+        (["--from", "5", "--as-of", "7"], "does not go with --as-of"),
+        (["--from", "5", "--count"], "does not go with --count"),
+        (["--from", "now"], "--from must be a time"),
+        (["--from", "9", "--to", "8"], "after 9"),
+        (["--from", "5", "--to", "99"], "upper is still"),
+    ):
+        code, _, err = persist("read", shop.shard_id, *shop.args, *wrong)
+        assert code != 0
+        assert said in err
