@@ -22,7 +22,6 @@ _SUFFIX: Mapping[Kind, str] = {"counter": "_total", "gauge": "", "histogram": "_
 _SHARD = {"shard": "shard id"}
 _COMMAND = {"name": "command"}
 _RETRY = {"kind": "external, determinate or command", "op": "what is retried"}
-_PATH = {"path": "snapshot, listen, fetch or compaction"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +146,8 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
         _counter("fetched_bytes", "Their bytes."),
         _counter("stats_skipped_parts", "Parts not fetched because statistics rule their rows out."),
         _counter("stats_audits", "Parts fetched although statistics ruled them out, to see that they did so rightly."),
-        _counter("fetched_good_bytes", "Bytes of the rows that passed the filters, in memory.", **_PATH),
-        _counter("fetched_rewritten_rows", "Rows whose times were rewritten.", **_PATH),
-        _seconds("fetch", "Of fetching one part.", **_PATH),
+        _counter("fetched_good_bytes", "Bytes of the updates in parts that were opened, in memory."),
+        _counter("fetched_rewritten_rows", "Rows of parts whose times are rewritten."),
     ),
     "Maintenance": (
         _counter("gc", "Runs of garbage collection.", outcome="Succeeded, Skipped or Failed"),
@@ -179,7 +177,6 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
         _counter("compaction_memory_exceeded", "Chunks that had to hold more than the memory bound."),
         _counter("compaction_chunks", "Chunks."),
         _counter("compaction_runs", "Runs merged."),
-        _counter("compaction_parts", "Input parts.", how="prefetched, waited, wasted or skipped"),
         _counter("compaction_schema", "Schema that outputs were written with.", choice="newest_input or handle"),
         _seconds("compaction", "Of one compaction."),
     ),

@@ -76,6 +76,9 @@ class PartSource:
         if opened.rows != part.rows:
             raise CorruptData(f"{key}: {opened.rows} rows, state says {part.rows}", key=key)
         _check_description(opened.desc, desc, part, key)
+        self.metrics.count("fetched_good_bytes", opened.decoded_bytes)
+        if part.ts_rewrite is not None:
+            self.metrics.count("fetched_rewritten_rows", part.rows)
         return PartToRead(opened, desc, part.ts_rewrite)
 
     def decode(self, data: bytes, part: Part, desc: Description) -> Iterator[pa.Table]:

@@ -184,3 +184,19 @@ def test_what_a_shard_is_billed_for_comes_from_metadata_alone(shard):
     mine = audited(shard).shards[shard.shard_id]
     assert billed.parts_bytes == mine.bytes[Bucket.CURRENT]
     assert billed.rollups_bytes <= mine.bytes[Bucket.ROLLUPS], "the first rollup does not know its own size"
+
+
+def test_a_listing_is_taken_up_chunk_by_chunk(monkeypatch):
+    """However many blobs there are, no more than a chunk of them is held."""
+    monkeypatch.setattr(references, "CHUNK_BLOBS", 10)
+    pulled = []
+
+    class Endless:
+        def list_prefix(self, prefix):
+            while True:
+                pulled.append(prefix)
+                yield prefix
+
+    chunks = references.listed_in_chunks(Endless(), "s1/")
+    assert [len(next(chunks)) for _ in range(3)] == [10, 10, 10]
+    assert len(pulled) == 30
