@@ -286,6 +286,13 @@ BUGS = (
         "tests/datadriven/test_sink.py::test_script[regression_30_lost_append]",
     ),
     bug(
+        "30 (since ahead of upper)",
+        "client/sink_readback.py",
+        "        yield self._progress(upper)\n\n    def _readable",
+        "        yield self._progress(upper.join(since))\n\n    def _readable",
+        "tests/engine/client/test_sink.py::test_no_relation_of_since_upper_and_as_of_hangs[9-4-6]",
+    ),
+    bug(
         "31",
         "flow/upsert.py",
         "        try:\n            return self._state.read(keys)",

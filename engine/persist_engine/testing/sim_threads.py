@@ -19,12 +19,15 @@ import pyarrow as pa
 
 import persist_engine.client.batch
 import persist_engine.client.client
+import persist_engine.client.leased
 import persist_engine.client.read
 import persist_engine.client.write
 import persist_engine.shard.applier
+import persist_engine.shard.contents
 import persist_engine.shard.news
 import persist_engine.shard.part_source
 import persist_engine.shard.read_ahead
+import persist_engine.shard.runs
 import persist_engine.shard.versions
 import persist_engine.shard.watch
 import persist_engine.testing.sim_witness
@@ -44,6 +47,7 @@ PREEMPT_RATE = 0.1
 
 _WITH_THREADING: tuple[ModuleType, ...] = (
     persist_engine.client.client,
+    persist_engine.client.leased,
     persist_engine.client.read,
     persist_engine.client.write,
     persist_engine.shard.applier,
@@ -60,7 +64,9 @@ _REMEMBERED: tuple[tuple[ModuleType, str], ...] = (
 )
 _WITH_POOLS: tuple[ModuleType, ...] = (
     persist_engine.client.batch,
+    persist_engine.shard.contents,
     persist_engine.shard.read_ahead,
+    persist_engine.shard.runs,
     persist_engine.work.compact,
     persist_engine.work.gc,
     persist_engine.work.orphans,
