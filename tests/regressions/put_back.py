@@ -81,7 +81,6 @@ BUGS = (
         "        for seqno in rollups:\n            if walk.seqno < seqno:\n",
         "        for seqno in rollups if walk.seqno == rollups[0] else []:\n            if walk.seqno < seqno:\n",
         "tests/engine/work/test_gc.py::test_regression_4_gc_killed_at_any_call_is_completed_by_the_next",
-        "tests/datadriven/test_gc.py::test_script[regression_interrupted]",
     ),
     bug(
         "5",
