@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from persist_engine import Antichain, Location, PersistClient, ShardId
 from persist_engine.base.settings import BatchSettings, CompactionSettings, Settings
+from persist_engine.model.spine import MergeReq
+from persist_engine.shard.machine import Machine
 from persist_engine.work.compact import compact
 
 from bench.data import SCHEMA, flat, interleaved
@@ -84,13 +86,21 @@ def _measured(folder: Path, side: str, bound: str) -> dict[str, float]:
 def _ours(folder: Path, bound: str) -> None:
     with PersistClient.open(_location(folder), settings=BOUNDS[bound]) as client:
         machine = client.machine(ShardId((folder / "shard").read_text()))
-        machine.refresh()
-        # As if as much again had been written: then the spine asks for all of them at once.
-        request = machine.spine_exert(1 << 30)[0].requests[0]
-        outcome = compact(machine, request)
+        outcome = compact(machine, whole_request(machine))
         left = sum(len(batch.run_metas) for batch in machine.refresh().trace.batches())
         if left != 1:
             raise SystemExit(f"{left} runs are left: {outcome.message}")
+
+
+def whole_request(machine: Machine) -> MergeReq:
+    """All that the shard holds, to be made one run: as the spine asks for when much more has been written."""
+    machine.refresh()
+    for _ in range(8):
+        held = [batch for batch in machine.state.trace.spine_batches() if batch.rows]
+        if len(held) == 1:
+            return held[0].request()
+        machine.spine_exert(1 << 30)
+    raise SystemExit("the spine does not become one batch")
 
 
 def _baseline(folder: Path) -> None:

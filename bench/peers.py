@@ -16,6 +16,7 @@ import pyarrow as pa
 from persist_engine import Antichain, Location, PersistClient, ShardId
 from persist_engine.work.compact import compact
 
+from bench.compaction import whole_request
 from bench.data import SCHEMA, flat, updates
 from bench.measure import Row, median, ms, timings_s
 
@@ -73,8 +74,7 @@ class Ours(System):
 
     def compact(self) -> None:
         machine = self._client.machine(self._shard)
-        machine.refresh()
-        compact(machine, machine.spine_exert(1 << 30)[0].requests[0])
+        compact(machine, whole_request(machine))
         if sum(len(batch.run_metas) for batch in machine.refresh().trace.batches()) != 1:
             raise SystemExit("compaction left more than one run")
 

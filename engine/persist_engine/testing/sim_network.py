@@ -125,9 +125,9 @@ class Network(Faults):
 
 
 def _short(key: str) -> str:
-    """Shard ids say nothing with one shard; of a random id the beginning does."""
+    """Shard ids say nothing with one shard; of an id its ends do."""
     _, _, partial = key.partition("/")
-    return partial[:20] or "log"
+    return (partial if len(partial) < 24 else f"{partial[:14]}..{partial[-6:]}") or "log"
 
 
 def _told(answer: object) -> str:

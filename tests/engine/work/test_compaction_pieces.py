@@ -1,0 +1,125 @@
+"""Compaction in pieces: what a result of single runs may replace, how it is told to others, and when it is given up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from persist_engine.base.errors import InvariantViolated
+from persist_engine.base.settings import CompactionSettings
+from persist_engine.model.batch import HollowBatch, RunMeta
+from persist_engine.model.flat_trace import SpineId
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.ids import RunId
+from persist_engine.model.spine import MergeOutcome, MergeRes
+from persist_engine.model.trace import Trace
+from persist_engine.model.trace_diff import apply_structured, changes
+from persist_engine.testing.recorded import SETTINGS, RecordedShard
+from persist_engine.testing.states import batch, description, part
+from persist_engine.work.compact import compact, compact_due
+from persist_engine.work.outcome import Ending
+
+GREATEST = 2**63 - 1
+
+
+def run_id(number: int) -> RunId:
+    return RunId.from_bytes(bytes([number] * 16))
+
+
+def of_runs(numbers, *, rows=1, lower=0, upper=1, diffs_sum=1):
+    runs = [(RunMeta(run_id=run_id(n)), (part(f"run {n}", rows=rows, diffs_sum=diffs_sum),)) for n in numbers]
+    return HollowBatch.of_runs(description(lower, upper), rows * len(numbers), runs)
+
+
+def three_runs():
+    return Trace().push_without_requests(of_runs([1, 2, 3])).push_without_requests(batch(1, 2, 5))
+
+
+def result(*numbers, output, read=None):
+    return MergeRes(output, SpineId(0, 1), (read or of_runs(numbers),), tuple(map(run_id, numbers)))
+
+
+def test_named_runs_are_replaced_and_others_stay():
+    trace = three_runs()
+    output = of_runs([9], rows=2, diffs_sum=2)
+    after, outcome = trace.apply_merge_res(result(1, 3, output=output))
+    assert outcome is MergeOutcome.APPLIED_PARTIAL
+    first = next(after.batches())
+    assert [meta.run_id for meta in first.run_metas] == [run_id(2), run_id(9)]
+    assert (first.rows, first.desc) == (3, description(0, 1))
+    after.validate(deep=True)
+    counted = []
+    assert apply_structured(trace, changes(trace, after), counted.append) == after
+    assert counted == ["structured"]
+
+
+def test_runs_that_are_gone_or_were_changed_are_not_replaced():
+    trace = three_runs()
+    output = of_runs([9], rows=2, diffs_sum=2)
+    once, _ = trace.apply_merge_res(result(1, 2, output=output))
+    for late in (result(1, 2, output=output), result(1, 3, output=output)):
+        assert once.apply_merge_res(late) == (once, MergeOutcome.NOT_APPLIED_NO_MATCH)
+    other = replace(of_runs([1, 2]), parts=(part("other"), part("run 2")))
+    assert trace.apply_merge_res(result(1, 2, output=output, read=other))[1] is MergeOutcome.NOT_APPLIED_NO_MATCH
+    elsewhere = replace(output, desc=description(0, 1, 1))
+    assert trace.apply_merge_res(result(1, 2, output=elsewhere))[1] is MergeOutcome.NOT_APPLIED_NO_MATCH
+
+
+def test_runs_may_not_grow_nor_change_their_sum():
+    trace = three_runs()
+    grown = of_runs([9], rows=3, diffs_sum=2)
+    assert trace.apply_merge_res(result(1, 2, output=grown))[1] is MergeOutcome.NOT_APPLIED_TOO_MANY_UPDATES
+    with pytest.raises(InvariantViolated, match="from 2 to 3"):
+        trace.apply_merge_res(result(1, 2, output=of_runs([9], rows=2, diffs_sum=3)))
+
+
+def test_all_of_them_may_cancel_out():
+    trace = Trace().push_without_requests(of_runs([1, 2], diffs_sum=0)).push_without_requests(batch(1, 2, 5))
+    after, outcome = trace.apply_merge_res(
+        result(1, 2, output=HollowBatch.empty(description(0, 1)), read=of_runs([1, 2], diffs_sum=0))
+    )
+    assert outcome.applied
+    assert next(after.batches()) == HollowBatch.empty(description(0, 1))
+
+
+def test_sums_beyond_int64_do_not_block_compaction():
+    """Each row and each part fits; the part that holds both does not, and its sum wraps on both sides alike."""
+    stores = RecordedShard()
+    from persist_engine.testing.recorded import SCHEMA
+
+    with stores.client().open_writer(stores.shard_id, SCHEMA, purpose="test") as writer:
+        for time in range(2):
+            rows = [(((time, "a"), (1,)), time, GREATEST)]
+            stores.history += rows
+            at, stores.upper = Antichain.of(time), time + 1
+            writer.compare_and_append(rows, expected_upper=at, new_upper=Antichain.of(time + 1))
+    stores.downgrade(1)
+    machine = stores.client().machine(stores.shard_id)
+    machine.refresh()
+    machine.spine_exert(1 << 20)
+    (due,) = [each for each in machine.state.trace.spine_batches() if not each.is_compact]
+    assert compact(machine, due.request()).ending is Ending.SUCCEEDED
+    merged = next(each for each in machine.state.trace.batches() if each.parts)
+    assert [each.diffs_sum for each in merged.parts] == [-2]
+    stores.check_contents(1)
+
+
+def test_a_compaction_that_takes_too_long_is_given_up_and_removes_what_it_wrote():
+    stores = RecordedShard()
+    stores.append(times=8)
+    hasty = replace(SETTINGS, compaction=CompactionSettings(timeout_ms_min=-1, timeout_ms_per_mib=-1, claim_ms=0))
+    machine = stores.client(hasty).machine(stores.shard_id)
+    before = stores.blobs()
+    outcomes = compact_due(machine)
+    assert outcomes
+    assert {outcome.ending for outcome in outcomes} == {Ending.FAILED}
+    assert "given up" in outcomes[0].message
+    assert stores.blobs() == before
+    stores.check_contents()
+
+
+def test_switched_off_nothing_is_done():
+    stores = RecordedShard()
+    stores.append(times=8)
+    off = replace(SETTINGS, compaction=CompactionSettings(enabled=False))
+    assert compact_due(stores.client(off).machine(stores.shard_id)) == []
