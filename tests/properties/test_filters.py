@@ -250,3 +250,19 @@ def test_even_those_columns_are_trimmed_past_their_own_limit() -> None:
 def test_a_value_of_no_type_is_refused(bad: Any) -> None:
     with pytest.raises(InvalidUsage, match="key.id"):
         Filter(Compare("id", "=", bad), Schema.from_ddl("id INT"))
+
+
+@pytest.mark.parametrize("values", [[5, 7], [6], [5, None], [None]])
+def test_at_the_bounds_statistics_say_exactly_what_whole_numbers_are(values: list[int | None]) -> None:
+    """Where a part's rows are its bounds, what statistics allow is what there is: neither more nor less."""
+    schema = Schema.from_ddl("id INT")
+    table = updates_table(schema, [({"id": value}, {}, 1, 1) for value in values])
+    part = part_of(table, schema, 1000)
+    for literal in (4, 5, 5.5, 6, 7, 8):
+        for op in OPS:
+            filter_ = Filter(Compare("id", op, literal), schema)  # type: ignore[arg-type]  # one of its words
+            passes = filter_.mask(table).to_pylist()
+            if op not in ("=", "!=") or len(set(values)) == 1:
+                assert filter_.may_pass(part) == any(passes), (op, literal)
+            assert filter_.may_pass(part) or not any(passes), (op, literal)
+            assert not filter_.must_pass(part) or all(passes), (op, literal)
