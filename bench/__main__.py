@@ -12,25 +12,40 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench import append, commit, history, mirror, sink, snapshot, throughput, upsert
+from bench import (
+    append,
+    commit,
+    compaction,
+    encode,
+    history,
+    mirror,
+    peers,
+    sink,
+    snapshot,
+    throughput,
+    upsert,
+)
 from bench.measure import Row
 
 BENCHES: dict[str, Callable[[Path, bool], list[Row]]] = {
     "commit": commit.run,
     "throughput": throughput.run,
     "append": append.run,
+    "encode": encode.run,
     "snapshot": snapshot.run,
+    "compaction": compaction.run,
     "history": history.run,
     "mirror": mirror.run,
     "sink": sink.run,
     "upsert": upsert.run,
+    "peers": peers.run,
 }
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"which of {', '.join(BENCHES)} (default: all)")
+    parser.add_argument("names", nargs="*", help=f"which of {', '.join(BENCHES)} (default: all but peers)")
     parser.add_argument("--quick", action="store_true", help="a tenth of the size: to see that it runs")
     parser.add_argument("--json", action="store_true", help="rows as JSON on standard output")
     options = parser.parse_args()
@@ -38,7 +53,9 @@ def main() -> None:
     if unknown:
         parser.error(f"no such bench: {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}")
     rows: list[Row] = []
-    for name in options.names or BENCHES:
+    for name in options.names or [
+        name for name in BENCHES if name != "peers"
+    ]:  # its packages come by a group of their own
         print(f"bench {name} ...", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="persist-bench-") as folder:
             found = BENCHES[name](Path(folder), options.quick)

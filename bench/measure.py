@@ -55,6 +55,21 @@ def timings_s(
     return out
 
 
+def interleaved_s(
+    ours: Callable[[int], object], baseline: Callable[[int], object], *, repeat: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of `repeat` calls of each, one after the other, so that both meet the same machine; one of each unmeasured
+    before.
+    """
+    ours(-1)
+    baseline(-1)
+    measured: tuple[list[float], list[float]] = ([], [])
+    for index in range(repeat):
+        measured[0].extend(timings_s(lambda _: ours(index), repeat=1, warm=0))  # noqa: B023 - called at once
+        measured[1].extend(timings_s(lambda _: baseline(index), repeat=1, warm=0))  # noqa: B023
+    return measured
+
+
 def median(values: list[float]) -> float:
     """The middle."""
     return statistics.median(values)

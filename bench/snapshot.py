@@ -8,40 +8,50 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from persist_engine import Antichain, Location, PersistClient, ShardId
 
-from bench.data import SCHEMA, flat, updates
-from bench.measure import Row, median, ms, timings_s
+from bench.data import SCHEMA, flat, interleaved, updates
+from bench.measure import Row, interleaved_s, median, ms
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
-    """One run (as after compaction) and 16 runs (as before it)."""
-    rows = 100_000 if quick else 1_000_000
-    return [_one(folder, rows, runs) for runs in (1, 16)]
+    """One run, as after compaction, and 64 runs, as before it: with keys of their own, and with keys between one
+    another's.
+    """
+    sizes = (100_000,) if quick else (1_000_000, 10_000_000)
+    return [
+        _one(folder / f"{rows}-{runs}-{mixed}", rows, runs, mixed=mixed)
+        for rows in sizes
+        for runs, mixed in ((1, False), (64, False), (64, True))
+    ]
 
 
-def _one(folder: Path, rows: int, runs: int) -> Row:
-    shard = ShardId.new()
-    tables = [updates(rows // runs, time=index, seed=index, first=index * (rows // runs)) for index in range(runs)]
+def _one(folder: Path, rows: int, runs: int, *, mixed: bool) -> Row:
+    """The baseline reads one file of all rows in order, whatever the number of runs."""
+    folder.mkdir()
+    shard, each = ShardId.new(), rows // runs
+    if mixed:
+        tables = [interleaved(each, at=index, of=runs, time=index) for index in range(runs)]
+    else:
+        tables = [updates(each, time=index, seed=index, first=index * each) for index in range(runs)]
     pq.write_table(flat(pa.concat_tables(tables)).sort_by("id"), folder / "plain.parquet")
-    with PersistClient.open(
-        Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
-    ) as client:
+    location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
+    with PersistClient.open(location) as client:
         with client.open_writer(shard, SCHEMA, purpose="bench") as writer:
             for index, table in enumerate(tables):
                 writer.compare_and_append(table, expected_upper=Antichain.of(index), new_upper=Antichain.of(index + 1))
+        del tables
         with client.open_leased_reader(shard, SCHEMA, purpose="bench") as reader:
 
             def ours(_: int) -> None:
                 read = reader.snapshot(as_of=Antichain.of(runs - 1)).to_table().num_rows
-                if read != rows // runs * runs:
-                    raise SystemExit(f"read {read} rows, wrote {rows}")
+                if read != each * runs:
+                    raise SystemExit(f"read {read} rows, wrote {each * runs}")
 
-            measured = timings_s(ours, repeat=7)
-    base = timings_s(lambda _: pq.read_table(folder / "plain.parquet"), repeat=7)
-    speed = median(base) / median(measured)
+            measured, base = interleaved_s(ours, lambda _: pq.read_table(folder / "plain.parquet"), repeat=9)
+    kind = "" if runs == 1 else " of keys between one another's" if mixed else " of keys of their own"
     return Row(
-        f"snapshot of {rows:,} rows, {runs} runs",
+        f"snapshot of {rows:,} rows, {runs} run{'s' if runs > 1 else ''}{kind}",
         ms(median(measured)),
         ms(median(base)),
-        speed,
+        median(base) / median(measured),
         "higher (1 = as fast as plain Parquet)",
     )

@@ -9,6 +9,7 @@ from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.storage.metered import MeteredConsensus
 from persist_engine.testing.conformance import ConsensusTests
 from persist_engine.testing.faults import Faults, FaultyConsensus
+from persist_engine.testing.world import CountedConsensus
 from prometheus_client import CollectorRegistry
 
 
@@ -46,3 +47,10 @@ class TestFaultyWithoutFaults(ConsensusTests):
     def open_store(self):
         inner = MemConsensus()
         return lambda: FaultyConsensus(inner, Faults())
+
+
+class TestCounted(ConsensusTests):
+    @pytest.fixture
+    def open_store(self):
+        counted = CountedConsensus(MemConsensus())
+        return lambda: counted

@@ -216,7 +216,8 @@ def test_regression_1b_a_merge_result_of_unknown_outcome_counts_as_applied(happe
     batch = next(batch for batch in machine.state.trace.spine_batches() if len(batch.parts) > 1)
     output = HollowBatch.empty(batch.desc)
     world.faults.fail_next("compare_and_set", happened=happened)
-    outcome, _ = machine.apply_merge_res(MergeRes(output=output, input=batch.id))
+    inputs = tuple(part for _, part in batch.parts)
+    outcome, _ = machine.apply_merge_res(MergeRes(output=output, input=batch.id, inputs=inputs))
     assert outcome.applied
 
 

@@ -12,7 +12,7 @@ from types import ModuleType
 import pyarrow as pa
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, Settings
 from persist_engine.base.versioned import SCAN_ALL, SeqNo
-from persist_engine.codec.batch import encode_batch
+from persist_engine.codec.batch import encode_batch, encode_run_listing
 from persist_engine.codec.inline_part import encode_inline
 from persist_engine.codec.part import encode_part
 from persist_engine.codec.rows import RowCodec
@@ -21,6 +21,7 @@ from persist_engine.codec.state_diff import decode_state_diff
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.state import ShardState
 from persist_engine.model.state_diff import apply
+from persist_engine.testing.states import SHARD
 from persist_engine.testing.world import SCHEMA, World, row
 from persist_engine.work.compact import compact_due
 from persist_engine.work.gc import gc_and_truncate
@@ -76,7 +77,7 @@ def lived() -> list[tuple[ShardState, bytes]]:
 def seeds() -> dict[str, list[bytes]]:
     """Target -> inputs."""
     made = golden()
-    files = made.files()
+    files = {path.name: path.read_bytes() for path in made.FOLDER.iterdir() if path.suffix == ".bin"}
     history = lived()
     tables = made.table().slice(0, 1)
     narrow = encode_part(SCHEMA.updates_schema.empty_table(), desc=made.DESC, schema=SCHEMA)
@@ -95,6 +96,7 @@ def seeds() -> dict[str, list[bytes]]:
         "apply": [_pair(encode_rollup(Rollup(state))[HEAD_BYTES:], diff[HEAD_BYTES:]) for state, diff in history[::2]],
         "batch": [encode_batch(made.batch())[HEAD_BYTES:]],
         "transmittable": [files["batch-0.1.0.bin"][HEAD_BYTES:]],
+        "listing": [encode_run_listing(SHARD, made.batch().parts)[HEAD_BYTES:]],
         "part": [narrow, encode_part(tables, desc=made.DESC, schema=made.SCHEMA)],
         "inline": [
             encode_inline(tables, desc=made.DESC, schema=made.SCHEMA, bytes_max=1 << 20) or b"",

@@ -133,7 +133,6 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
         _counter("part_written", "Parts written.", kind="inline or blob"),
         _counter("part_written_bytes", "Their encoded bytes."),
         _counter("part_written_good_bytes", "Bytes of the updates in them, in memory."),
-        _seconds("part_write", "From a table of updates to a durable part."),
         _counter("write_stall", "Additions that waited for an upload."),
         _counter("inline_flushed_parts", "Inline parts rewritten as blobs."),
         _counter("inline_flushed_bytes", "Their bytes."),
@@ -183,7 +182,6 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
         _counter("compaction_parts", "Input parts.", how="prefetched, waited, wasted or skipped"),
         _counter("compaction_schema", "Schema that outputs were written with.", choice="newest_input or handle"),
         _seconds("compaction", "Of one compaction."),
-        _seconds("compaction_queued", "From the request to its start."),
     ),
     "Upserts": (
         _counter("upsert_merged_updates", "Updates of the shard merged into upsert state."),
@@ -201,11 +199,11 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
     "Sinks": (
         _counter("sink_correction_insertions", "Updates put into correction buffers."),
         _counter("sink_correction_deletions", "Updates that cancelled there."),
-        _gauge("sink_correction_rows", "Updates held."),
-        _gauge("sink_correction_capacity_rows", "Updates there is room for before the next consolidation."),
-        _gauge("sink_correction_rows_max_per_worker", "Updates held by the worker that holds most."),
-        _gauge("sink_correction_memory_bytes", "Memory of the buffers."),
-        _gauge("sink_correction_spilled_bytes", "Bytes of them on disk."),
+        _gauge("sink_correction_rows", "Updates held.", **_SHARD),
+        _gauge("sink_correction_capacity_rows", "Updates there is room for before the next consolidation.", **_SHARD),
+        _gauge("sink_correction_rows_max_per_worker", "Updates held by the worker that holds most.", **_SHARD),
+        _gauge("sink_correction_memory_bytes", "Memory of the buffers.", **_SHARD),
+        _gauge("sink_correction_spilled_bytes", "Bytes of them on disk.", **_SHARD),
         _counter("sink_append", "Appends of sinks.", outcome="appended or lost (another replica was faster)"),
     ),
     "Stores": (

@@ -112,6 +112,11 @@ class CompactionSettings:
     parts_min: int = 8
     updates_min: int = 1024
     """A request is worth doing when it has at least this many inputs, or parts, or updates."""
+    enabled: bool = True
+    """Off: requests are dropped; readers pay for what is not merged."""
+    timeout_ms_min: int = 90_000
+    timeout_ms_per_mib: int = 1_000
+    """A compaction that takes longer than both, the second times the MiB of its inputs, is given up."""
     claim_ms: int = 60 * 60 * 1000
     """A claimed compaction that was not applied within this time is offered again."""
     claim_percent: int = 100

@@ -186,7 +186,9 @@ def flush_inline_parts(batches: Sequence[Batch]) -> None:
     for batch in batches:
         parts = tuple(next(flushed) if isinstance(part, InlinePart) else part for part in batch.hollow.parts)
         batch._hollow = replace(batch.hollow, parts=parts)
-    inline[0][0]._store.metrics.count("inline_flushed_parts", len(inline))
+    metrics = inline[0][0]._store.metrics
+    metrics.count("inline_flushed_parts", len(inline))
+    metrics.count("inline_flushed_bytes", sum(part.inline_bytes for _, part in inline))
 
 
 class BatchBuilder:

@@ -21,6 +21,8 @@ from persist_engine.shard.parts import PartStore
 
 def joined(batches: Sequence[HollowBatch], desc: Description) -> HollowBatch:
     """The runs of all batches, in their order, under one description; those cut short by it are marked (spec 10.9)."""
+    if len(batches) == 1 and batches[0].desc == desc:  # the usual append
+        return batches[0]
     parts: list[RunPart] = []
     splits: list[int] = []
     metas: list[RunMeta] = []

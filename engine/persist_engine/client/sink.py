@@ -16,6 +16,7 @@ parts do is `client.sink_actors`, what they decide `flow`.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 import threading
@@ -28,7 +29,7 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_engine.base.errors import InvalidUsage, PersistError, SinkFailed, UpdateNotBeyondLower
+from persist_engine.base.errors import InvalidUsage, PersistError, SinkFailed, Unavailable, UpdateNotBeyondLower
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.sink_actors import (
     AllowWrites,
@@ -55,6 +56,8 @@ from persist_engine.flow.write import Write
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.shard.watch import wait_until
+
+_log = logging.getLogger(__name__)
 
 WORKERS_MAX = 256
 #: Of one worker: below this even its windows for merging have no room.
@@ -220,7 +223,7 @@ class Sink:
         self._machine = writer.machine
         self._directory: Path | None = None
         self._read_only = options.read_only
-        self._lock = threading.Lock()
+        self._lock, self._report_lock = threading.Lock(), threading.Lock()
         self._frontiers = [options.no_frontiers() for _ in range(options.workers)]
         self._desired = options.no_frontiers()
         self._failure: SinkFailed | None = None
@@ -283,12 +286,14 @@ class Sink:
             thread.join()
         self._parts.control.close(self._parts.control_inbox)
         self._parts.reader.close()
-        for worker in self._parts.workers:
-            worker.close()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
-        self._writer.expire()
-        self._reader_handle.expire()
+        for expire in (self._writer.expire, self._reader_handle.expire):
+            try:
+                expire()
+            except Unavailable as error:
+                # The lease will lapse by itself; what matters is why the sink ended.
+                _log.warning("could not expire a handle of a sink: %s", error, extra={"shard": self._writer.shard_id})
         if self._failure is not None and not self._was_raised:
             self._was_raised = True
             raise self._failure
@@ -382,19 +387,19 @@ class Sink:
             self._parts.reader.step()
 
     def _report(self) -> None:
-        """Metrics of all buffers, as of their last events (spec 18)."""
-        sizes = [worker.size for worker in self._parts.workers]
-        inserted, cancelled = sum(s.inserted_rows for s in sizes), sum(s.cancelled_rows for s in sizes)
-        metrics = self._machine.metrics
-        with self._lock:
+        """Metrics of all buffers, as of their last events (spec 18). Whoever reports last saw what all others saw."""
+        metrics, shard = self._machine.metrics, self._writer.shard_id
+        with self._report_lock:
+            sizes = [worker.size for worker in self._parts.workers]
+            metrics.gauge("sink_correction_rows", sum(s.rows for s in sizes), shard=shard)
+            metrics.gauge("sink_correction_capacity_rows", sum(s.capacity_rows for s in sizes), shard=shard)
+            metrics.gauge("sink_correction_rows_max_per_worker", max(s.rows for s in sizes), shard=shard)
+            metrics.gauge("sink_correction_memory_bytes", sum(s.memory_bytes for s in sizes), shard=shard)
+            metrics.gauge("sink_correction_spilled_bytes", sum(s.spilled_bytes for s in sizes), shard=shard)
+            inserted, cancelled = sum(s.inserted_rows for s in sizes), sum(s.cancelled_rows for s in sizes)
             before, self._sizes_reported = self._sizes_reported, (inserted, cancelled)
-        metrics.count("sink_correction_insertions", max(0, inserted - before[0]))
-        metrics.count("sink_correction_deletions", max(0, cancelled - before[1]))
-        metrics.gauge("sink_correction_rows", sum(s.rows for s in sizes))
-        metrics.gauge("sink_correction_capacity_rows", sum(s.capacity_rows for s in sizes))
-        metrics.gauge("sink_correction_rows_max_per_worker", max(s.rows for s in sizes))
-        metrics.gauge("sink_correction_memory_bytes", sum(s.memory_bytes for s in sizes))
-        metrics.gauge("sink_correction_spilled_bytes", sum(s.spilled_bytes for s in sizes))
+            metrics.count("sink_correction_insertions", inserted - before[0])
+            metrics.count("sink_correction_deletions", max(0, cancelled - before[1]))
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

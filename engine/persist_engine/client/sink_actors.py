@@ -186,10 +186,6 @@ class Worker:
                 raise AssertionError(f"a worker knows nothing of {event}")
         self.size = self._write.buffer.size()
 
-    def close(self) -> None:
-        """Forget the buffer and what it spilled."""
-        self._write.buffer.clear()
-
     def _follow(self, instructions: list[WriteInstruction]) -> None:
         for instruction in instructions:
             match instruction:

@@ -76,23 +76,45 @@ def _canonical_struct(array: pa.StructArray) -> pa.StructArray:
 def compare_adjacent(columns: list[pa.ChunkedArray], rows: int) -> tuple[bool, Bools]:
     """Whether rows lie in order, and for each row but the first whether it equals the one before.
 
-    When they do not lie in order, the second answer is worthless. One pass over as few columns as decide.
+    When they do not lie in order, the second answer is worthless. One pass over as few columns as decide, and over
+    those after the first only where rows are still equal.
     """
-    equal = np.ones(max(rows - 1, 0), dtype=np.bool_)
+    equal = np.zeros(max(rows - 1, 0), dtype=np.bool_)
+    if rows < 2:
+        return True, equal
+    undecided: Indices | None = None  # numbers of rows equal to the one before so far; None: all
     for column in columns:
-        if not equal.any():
-            break
-        greater, same = _adjacent(column)
-        if (equal & greater).any():
+        before, after = _pairs(column, undecided)
+        greater, same = _compared(before, after)
+        if greater.any():
             return False, equal
-        equal &= same
+        undecided = np.flatnonzero(same) if undecided is None else undecided[same]
+        if not len(undecided):
+            return True, equal
+    equal[slice(None) if undecided is None else undecided] = True
     return True, equal
 
 
-def _adjacent(column: pa.ChunkedArray) -> tuple[Bools, Bools]:
-    """(previous > this, previous == this) for each row but the first, under the order of the module's head."""
-    before, after = column.slice(0, len(column) - 1), column.slice(1)
-    if column.null_count == 0 and not pa.types.is_floating(column.type):
+def _pairs(column: pa.ChunkedArray, undecided: Indices | None) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+    """What is to be compared: the rows `undecided`, and each one's next."""
+    if undecided is None or 2 * len(undecided) > len(column):
+        before, after = column.slice(0, len(column) - 1), column.slice(1)
+        if undecided is None or len(undecided) == len(before):
+            return before, after
+        mask = np.zeros(len(before), dtype=np.bool_)
+        mask[undecided] = True
+        picked = pa.array(mask)
+        return before.filter(picked), after.filter(picked)
+    return column.take(pa.array(undecided)), column.take(pa.array(undecided + 1))
+
+
+def _compared(before: pa.ChunkedArray, after: pa.ChunkedArray) -> tuple[Bools, Bools]:
+    """(before > after, before == after) row by row, under the order of the module's head."""
+    is_float = pa.types.is_floating(before.type)
+    if before.null_count == 0 and after.null_count == 0 and not is_float:
+        if _is_whole(before.type):
+            ours, theirs = _whole(before), _whole(after)
+            return ours > theirs, ours == theirs
         return _bools(pc.greater(before, after)), _bools(pc.equal(before, after))
     before_rank, after_rank = _rank(before), _rank(after)
     plain = (before_rank == 0) & (after_rank == 0)
@@ -114,38 +136,15 @@ def _bools(column: pa.ChunkedArray) -> Bools:
     return filled
 
 
-def order_indices(columns: list[pa.ChunkedArray], rows: int) -> Indices:
-    """Row numbers in order. A leading column of whole numbers is sorted alone, and only rows that tie on it are
-    sorted by the rest: measured on 1M rows of (bigint, string, time): 0.2 s against 0.7 s for Arrow's sort by three
-    keys.
-    """
-    if not columns:
-        return np.arange(rows, dtype=np.int64)
-    lead = columns[0]
-    if not _is_whole(lead.type) or lead.null_count:
-        return _arrow_indices(columns)
-    values = (
-        lead.cast(pa.int64()) if pa.types.is_temporal(lead.type) and lead.type.bit_width == 64 else lead
-    ).to_numpy()
-    order: Indices = np.argsort(values, kind="stable")
-    ordered = values[order]
-    ties = ordered[1:] == ordered[:-1]
-    if len(columns) == 1 or not ties.any():
-        return order
-    tied = np.append(ties, False) | np.insert(ties, 0, False)
-    tied_rows = order[tied]
-    picked = pa.array(tied_rows)
-    order[tied] = tied_rows[_arrow_indices([column.take(picked) for column in columns])]
-    return order
-
-
 def _is_whole(data_type: pa.DataType) -> bool:
-    return bool(pa.types.is_signed_integer(data_type) or pa.types.is_timestamp(data_type))
+    return bool(
+        pa.types.is_signed_integer(data_type) or pa.types.is_timestamp(data_type) or pa.types.is_date32(data_type)
+    )
 
 
-def _arrow_indices(columns: list[pa.ChunkedArray]) -> Indices:
-    names = [str(index) for index in range(len(columns))]
-    table = pa.table(columns, names=names)
-    keys = [(name, "ascending") for name in names]
-    indices: Indices = pc.sort_indices(table, sort_keys=keys).to_numpy().astype(np.int64)  # nulls at the end by default
-    return indices
+def _whole(column: pa.ChunkedArray) -> npt.NDArray[np.signedinteger]:
+    """Whole numbers, days and instants as numpy integers; no nulls."""
+    if pa.types.is_temporal(column.type):
+        column = column.cast(pa.int64() if column.type.bit_width == 64 else pa.int32())
+    values: npt.NDArray[np.signedinteger] = column.to_numpy()
+    return values

@@ -16,7 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_engine.codec.columns import flatten_columns, order_indices
+from persist_engine.codec.columns import flatten_columns
+from persist_engine.codec.sorting import order_indices
 
 #: Bounds kept in state are cut to this many bytes (spec 10.2).
 KEY_LOWER_BYTES_MAX = 100

@@ -19,17 +19,12 @@ from persist_engine.codec.batch import (
     description_to_pb,
 )
 from persist_engine.codec.envelope import decoding
-from persist_engine.codec.kept import Kept
 from persist_engine.model.flat_trace import SpineId, ThinMerge
 from persist_engine.model.flatten import assemble, thin_merges
 from persist_engine.model.lazy_parts import LazyParts
 from persist_engine.model.spine import IdBatch, Parts, Sizes, Spine, SpineBatch, validate_parts
 from persist_engine.model.trace import Trace
 from persist_engine.pb import state_pb2 as pb
-
-#: Encoded hollow batches kept for the next rollup. Grows with it: memory of a process that writes rollups; with some 300
-#: bytes a batch this is a hundred thousand of them.
-_KEPT_BYTES_MAX = 32 << 20
 
 
 def trace_to_pb(trace: Trace) -> pb.FlatTrace:
@@ -76,21 +71,16 @@ def _stored(batch: SpineBatch) -> pb.StoredSpineBatch:
         blob_bytes=sizes.blob_bytes,
         inline_bytes=sizes.inline_bytes,
         count=len(batch.parts),
-        batches=_encoded(batch.parts),
+        batches=batch.encoded_parts(_encode),
     )
 
 
-def _encode(parts: tuple[IdBatch, ...]) -> bytes:
+def _encode(parts: Parts) -> bytes:
+    if isinstance(parts, LazyParts):
+        return parts.source
     ids = [records.spine_id_to_pb(part_id) for part_id, _ in parts]
     message = pb.StoredBatches(ids=ids, batches=[batch_to_pb(batch) for _, batch in parts])
     return message.SerializeToString(deterministic=True)
-
-
-_kept = Kept(_encode, bytes_max=_KEPT_BYTES_MAX)
-
-
-def _encoded(parts: Parts) -> bytes:
-    return parts.source if isinstance(parts, LazyParts) else _kept(parts)
 
 
 def _opened(stored: pb.StoredSpineBatch, key: str) -> SpineBatch:

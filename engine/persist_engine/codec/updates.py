@@ -16,12 +16,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_engine.base.errors import InvariantViolated
-from persist_engine.codec.columns import Indices, canonical_floats, compare_adjacent, flatten_columns, order_indices
+from persist_engine.codec.columns import Bools, Indices, canonical_floats, compare_adjacent, flatten_columns
 from persist_engine.codec.ingest import normalise
 from persist_engine.codec.small import ROWS_MAX, consolidate_small
+from persist_engine.codec.sorting import order_and_equal, order_indices
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 
-__all__ = ["advance_times", "consolidate", "diffs_sum", "is_consolidated", "normalise", "sort", "time_filter"]
+__all__ = [
+    "advance_times",
+    "consolidate",
+    "diffs_sum",
+    "is_consolidated",
+    "normalise",
+    "sort",
+    "time_filter",
+    "times_at",
+    "wrapped_diffs_sum",
+]
 
 _LOW_BITS = 32
 _LOW_MASK = (1 << _LOW_BITS) - 1
@@ -51,17 +62,34 @@ def consolidate(table: pa.Table) -> pa.Table:
     table = _with_canonical_floats(table)
     columns = flatten_columns(table)
     in_order, equal = compare_adjacent(columns, table.num_rows)
-    if not in_order:
-        table = _pick(table, order_indices(columns, table.num_rows))
-        _, equal = compare_adjacent(flatten_columns(table), table.num_rows)
-    diffs = _diffs(table)
+    if in_order:
+        return _summed(table, None, equal)
+    order, equal = order_and_equal(columns, table.num_rows)
+    return _summed(table, order, equal)
+
+
+def consolidate_sorted(table: pa.Table) -> pa.Table | None:
+    """As `consolidate`, of rows that lie in order already; None when they do not."""
+    table = _with_canonical_floats(table)
+    in_order, equal = compare_adjacent(flatten_columns(table), table.num_rows)
+    return _summed(table, None, equal) if in_order else None
+
+
+def _summed(table: pa.Table, order: Indices | None, equal: Bools) -> pa.Table:
+    """The rows in `order` (None: as they lie), those that `equal` says equal the one before added to it. Only rows that
+    survive are copied.
+    """
+    diffs = _diffs(table) if order is None else _diffs(table)[order]
     if not equal.any():
         keep = diffs != 0
-        return table if keep.all() else table.filter(pa.array(keep))
+        if not keep.all():
+            return _pick(table, np.flatnonzero(keep) if order is None else order[keep])
+        return table if order is None else _pick(table, order)
     starts = np.flatnonzero(np.insert(~equal, 0, True))
     sums = _sums(diffs, starts)
     live = sums != 0
-    out = _pick(table, starts[live])
+    picked = starts[live] if order is None else order[starts[live]]
+    out = _pick(table, picked)
     return out.set_column(
         out.schema.get_field_index("diff"), table.schema.field("diff"), pa.chunked_array([pa.array(sums[live])])
     )
@@ -78,6 +106,15 @@ def diffs_sum(table: pa.Table) -> int:
     return int(_sums(diffs, np.zeros(1, dtype=np.int64))[0])
 
 
+def wrapped_diffs_sum(table: pa.Table) -> int:
+    """Sum of all diffs modulo 2**64, as int64 adds: what a part's descriptor holds.
+
+    SUBTLE: rows that nobody could refuse one by one may add up to more than int64 when a compaction puts them into one
+    part. Wrapped sums still add up and compare as sums do, so the check of a compaction's result loses nothing.
+    """
+    return int(np.add.reduce(_diffs(table)))
+
+
 def advance_times(table: pa.Table, frontier: Antichain) -> pa.Table:
     """Each time as it is indistinguishable from beyond `frontier`: max(time, frontier).
 
@@ -86,12 +123,30 @@ def advance_times(table: pa.Table, frontier: Antichain) -> pa.Table:
     """
     if frontier.time is None:
         return table.slice(0, 0)
-    index = table.schema.get_field_index("time")
-    times = table.column(index)
-    floor = pa.scalar(min(frontier.time, DATA_TIME_MAX), pa.int64())
-    if table.num_rows == 0 or pc.min(times).as_py() >= floor.as_py():
+    floor = min(frontier.time, DATA_TIME_MAX)
+    if table.num_rows == 0:
         return table
-    return table.set_column(index, table.schema.field(index), pc.max_element_wise(times, floor))
+    times = table.column("time")
+    bounds = pc.min_max(times).as_py()
+    if bounds["min"] >= floor:
+        return table
+    if bounds["max"] <= floor:
+        return _with_times(table, _constant(floor, table.num_rows))
+    return _with_times(table, pc.max_element_wise(times, pa.scalar(floor, pa.int64())))
+
+
+def times_at(table: pa.Table, as_of: int) -> pa.Table:
+    """The rows at or before `as_of`, all at `as_of`; the table itself when they are all there already."""
+    if table.num_rows == 0:
+        return table
+    at = min(as_of, DATA_TIME_MAX)
+    times = table.column("time")
+    bounds = pc.min_max(times).as_py()
+    if bounds["max"] > at:
+        table = table.filter(pc.less_equal(times, pa.scalar(at, pa.int64())))
+    if bounds["min"] >= at:
+        return table
+    return _with_times(table, _constant(at, table.num_rows))
 
 
 def time_filter(table: pa.Table, lower: Antichain, upper: Antichain) -> pa.Table:
@@ -111,6 +166,15 @@ def time_filter(table: pa.Table, lower: Antichain, upper: Antichain) -> pa.Table
     return table.filter(pc.and_(pc.greater_equal(times, pa.scalar(lower.time, pa.int64())), pc.less_equal(times, last)))
 
 
+def _with_times(table: pa.Table, times: pa.Array | pa.ChunkedArray) -> pa.Table:
+    index = table.schema.get_field_index("time")
+    return table.set_column(index, table.schema.field(index), times)
+
+
+def _constant(value: int, rows: int) -> pa.Array:
+    return pa.array(np.full(rows, value, dtype=np.int64))
+
+
 def _diffs(table: pa.Table) -> npt.NDArray[np.int64]:
     diffs: npt.NDArray[np.int64] = table.column("diff").to_numpy()
     return diffs
@@ -118,7 +182,17 @@ def _diffs(table: pa.Table) -> npt.NDArray[np.int64]:
 
 def _pick(table: pa.Table, indices: Indices) -> pa.Table:
     """Rows by number. Chunks are joined first: taking from many chunks is several times slower."""
-    return table.combine_chunks().take(pa.array(indices))
+    picked = pa.array(indices)
+    columns = [_pick_column(column, picked) for column in table.columns]
+    return pa.table(columns, schema=table.schema)
+
+
+def _pick_column(column: pa.ChunkedArray, picked: pa.Array) -> pa.ChunkedArray:
+    if column.type == pa.int64():
+        bounds = pc.min_max(column)
+        if len(column) and bounds["min"] == bounds["max"]:  # all the same: times of one as_of, diffs of inserts
+            return pa.chunked_array([_constant(bounds["min"].as_py(), len(picked))])
+    return pa.chunked_array([column.combine_chunks()], column.type).take(picked)
 
 
 def _with_canonical_floats(table: pa.Table) -> pa.Table:

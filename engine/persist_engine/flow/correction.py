@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.flow.correction_chain import Chain, ChainPolicy
 from persist_engine.flow.correction_chunks import Chunk, ChunkStore, Run, Spill, UpdateLaws
-from persist_engine.model.frontier import DATA_TIME_MAX, EMPTY, MINIMUM, Antichain
+from persist_engine.model.frontier import DATA_TIME_MAX, MINIMUM, Antichain
 
 _POWERS = (np.uint64(1) << np.arange(63, dtype=np.uint64)).astype(np.int64)
 
@@ -175,10 +175,6 @@ class CorrectionBuffer:
             if not chain.rows:
                 del self._chains[index]
         self._make_room()
-
-    def clear(self) -> None:
-        """Forget everything, spilled chunks too."""
-        self.advance_since(EMPTY)
 
     # -- dealing out ---------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from persist_engine.base.errors import check
+from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.model.ids import RunId, staged_ms
 
@@ -193,10 +193,13 @@ class HollowBatch:
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check(all(a < b for a, b in zip((0, *self.run_splits), self.run_splits, strict=False)), "run splits must rise")
-        check(not self.run_splits or self.run_splits[-1] < len(self.parts), "run split past the last part")
-        runs = len(self.run_splits) + 1 if self.parts else 0
-        check(len(self.run_metas) == runs, f"{len(self.run_metas)} run metas for {runs} runs")
+        splits = self.run_splits
+        if splits:
+            check(all(a < b for a, b in zip((0, *splits), splits, strict=False)), "run splits must rise")
+            check(splits[-1] < len(self.parts), "run split past the last part")
+        runs = len(splits) + 1 if self.parts else 0
+        if len(self.run_metas) != runs:
+            raise InvariantViolated(f"{len(self.run_metas)} run metas for {runs} runs")
 
     @classmethod
     def empty(cls, desc: Description) -> HollowBatch:

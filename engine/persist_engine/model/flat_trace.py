@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from persist_engine.base.errors import check
+from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
 
@@ -22,7 +22,8 @@ class SpineId:
     hi: int
 
     def __post_init__(self) -> None:
-        check(0 <= self.lo < self.hi, f"spine id {self.lo}-{self.hi} is empty")
+        if not 0 <= self.lo < self.hi:
+            raise InvariantViolated(f"spine id {self.lo}-{self.hi} is empty")
 
     def covers(self, other: SpineId) -> bool:
         """Whether `other` lies within."""

@@ -138,7 +138,7 @@ def assemble(since: Antichain, batches: list[SpineBatch], merges: Mapping[SpineI
         start_ms = None if claim is None else claim.active_compaction_start_ms
         check((claim is None) == (start_ms is None), f"the claim on spine batch {batch.id} has no start")
         if batch.active_compaction_start_ms != start_ms:
-            batch = replace(batch, active_compaction_start_ms=start_ms)  # noqa: PLW2901
+            batch = batch.claimed(start_ms)  # noqa: PLW2901
         held[batch.level] = (*held[batch.level], batch)
     levels = []
     for index, pair in enumerate(held):

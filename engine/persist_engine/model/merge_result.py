@@ -1,19 +1,20 @@
 """Swapping the result of a physical compaction into the spine (spec 12).
 
-Owns matching and its guards. Never changes a level or the remaining work of a merge in progress (12.6). A false "not
-applied" makes the compactor delete blobs that are linked, a false "applied" only leaks: whatever is unclear is
-refused before any change.
+Owns matching (exact, subset, by id range, by single runs) and its guards. Never changes a level or the remaining work
+of a merge in progress (12.6). A false "not applied" makes the compactor delete blobs that are linked, a false "applied"
+only leaks: whatever is unclear is refused before any change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from persist_engine.base.errors import check
-from persist_engine.model.batch import HollowBatch
+from persist_engine.model.batch import HollowBatch, RunMeta, RunPart
 from persist_engine.model.flat_trace import SpineId
 from persist_engine.model.frontier import Description
+from persist_engine.model.ids import RunId
 from persist_engine.model.spine import IdBatch, MergeOutcome, MergeRes, Sizes, Spine, SpineBatch
 
 
@@ -21,10 +22,12 @@ def apply_merge_res(spine: Spine, res: MergeRes, *, checked: bool) -> tuple[Spin
     """Newest matching spine batch with its parts (all, or a range of them) replaced by the output; the same spine if
     refused.
 
-    Refused are: no batch with this range that still holds the inputs, when those are known; an output whose since is
-    beyond the batch's; more rows than what it replaces. `checked`: raises InvariantViolated when sums of diffs show
-    that the output lost or invented updates.
+    Refused are: no batch with this range (or, of single runs, no batch with all of them) that still holds the inputs,
+    when those are known; an output whose since is beyond the batch's; more rows than what it replaces. `checked`:
+    raises InvariantViolated when sums of diffs show that the output lost or invented updates.
     """
+    if res.runs is not None:
+        return _apply_to_runs(spine, res, frozenset(res.runs), checked=checked)
     refusal = MergeOutcome.NOT_APPLIED_NO_MATCH
     for batch in reversed(tuple(spine.batches())):
         span = _find(batch, res.output.desc, res.input)
@@ -47,6 +50,53 @@ def apply_merge_res(spine: Spine, res: MergeRes, *, checked: bool) -> tuple[Spin
             ), MergeOutcome.APPLIED_EXACT
         return spine.with_batch(_with_span(batch, span, res.output)), MergeOutcome.APPLIED_SUBSET
     return spine, refusal
+
+
+def _apply_to_runs(
+    spine: Spine, res: MergeRes, wanted: frozenset[RunId], *, checked: bool
+) -> tuple[Spine, MergeOutcome]:
+    """The named runs of one hollow batch replaced by those of the output. Its description stays, so the output must
+    have been written under it.
+    """
+    for batch in spine.batches():
+        index = next((i for i, (part_id, _) in enumerate(batch.parts) if part_id == res.input), None)
+        if index is None:
+            continue
+        whole = batch.parts[index][1]
+        kept = [run for run in whole.runs() if run[0].run_id not in wanted]
+        replaced = _of_runs(whole, [run for run in whole.runs() if run[0].run_id in wanted])
+        holds_all = {meta.run_id for meta in replaced.run_metas} == wanted
+        if res.output.desc != whole.desc or not holds_all:
+            break
+        if res.inputs is not None and not _same_parts([replaced], res.inputs):
+            break
+        if res.output.rows > replaced.rows:
+            return spine, MergeOutcome.NOT_APPLIED_TOO_MANY_UPDATES
+        if checked:
+            _check_diff_sums(((batch.id, replaced),), res.output)
+        joined = _of_runs(whole, [*kept, *res.output.runs()])
+        # Of a truncated batch `rows` may be less than its parts hold: it bounds what can be seen.
+        joined = replace(joined, rows=min(joined.rows, whole.rows))
+        old = (batch.parts[index],)
+        parts = (*batch.parts[:index], (old[0][0], joined), *batch.parts[index + 1 :])
+        sizes = batch.sizes - Sizes.total(old) + Sizes.of(joined)
+        return spine.with_batch(replace(batch, parts=parts, sizes=sizes)), MergeOutcome.APPLIED_PARTIAL
+    return spine, MergeOutcome.NOT_APPLIED_NO_MATCH
+
+
+def _of_runs(batch: HollowBatch, runs: Sequence[tuple[RunMeta, tuple[RunPart, ...]]]) -> HollowBatch:
+    """The batch of only `runs`, under the description of `batch`."""
+    return HollowBatch.of_runs(batch.desc, sum(part.rows for _, parts in runs for part in parts), runs)
+
+
+def wrapped_sum(sums: Iterable[int | None]) -> int | None:
+    """Modulo 2**64, as the sums of parts are: together they may be more than int64 counts. None when one is unknown."""
+    total = 0
+    for each in sums:
+        if each is None:
+            return None
+        total += each
+    return (total + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def empty_out(spine: Spine, desc: Description) -> Spine:
@@ -103,18 +153,9 @@ def _check_diff_sums(replaced: tuple[IdBatch, ...], output: HollowBatch) -> None
     batches = [batch for _, batch in replaced]
     if any(meta.truncated for batch in (*batches, output) for meta in batch.run_metas):
         return
-    old, new = _diffs_sum(batches), _diffs_sum([output])
+    old = wrapped_sum(part.diffs_sum for batch in batches for part in batch.parts)
+    new = wrapped_sum(part.diffs_sum for part in output.parts)
     if new is None:
         check(old is None, f"compaction of {output.desc} lost the known sum of diffs {old}")
     elif old is not None:
         check(old == new, f"compaction of {output.desc} changed the sum of diffs from {old} to {new}")
-
-
-def _diffs_sum(batches: list[HollowBatch]) -> int | None:
-    total = 0
-    for batch in batches:
-        for part in batch.parts:
-            if part.diffs_sum is None:
-                return None
-            total += part.diffs_sum
-    return total

@@ -16,13 +16,14 @@ SUBTLE: emptiness in the spine means zero rows; a hollow batch is empty when it 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.flat_trace import SpineId, ThinSpineBatch
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
+from persist_engine.model.ids import RunId
 from persist_engine.model.lazy_parts import LazyParts
 
 #: A hollow batch and its place in the order of arrival.
@@ -102,19 +103,23 @@ class MergeReq:
 @dataclass(frozen=True, slots=True)
 class MergeRes:
     """`output` may stand for what it was made of. `input` is the id range that was compacted; None matches by
-    description. `inputs`, where the compactor knows them, are what it read: only they may be replaced.
+    description. `inputs`, where the compactor knows them, are what it read: only they may be replaced. With `runs`,
+    the output stands for these runs of the one hollow batch `input` (spec 12.4), and `inputs` is one batch of just
+    them.
     """
 
     output: HollowBatch
     input: SpineId | None
     inputs: tuple[HollowBatch, ...] | None = None
+    runs: tuple[RunId, ...] | None = None
 
 
 class MergeOutcome(enum.Enum):
-    """What became of a merge result. Only the two APPLIED_* link the output's blobs."""
+    """What became of a merge result. Only the APPLIED_* link the output's blobs."""
 
     APPLIED_EXACT = "applied exact"
     APPLIED_SUBSET = "applied subset"
+    APPLIED_PARTIAL = "applied partial"
     NOT_APPLIED_NO_MATCH = "no match"
     NOT_APPLIED_INVALID_SINCE = "invalid since"
     NOT_APPLIED_TOO_MANY_UPDATES = "too many updates"
@@ -122,7 +127,7 @@ class MergeOutcome(enum.Enum):
     @property
     def applied(self) -> bool:
         """Whether the output is part of the state now."""
-        return self in (MergeOutcome.APPLIED_EXACT, MergeOutcome.APPLIED_SUBSET)
+        return self in (MergeOutcome.APPLIED_EXACT, MergeOutcome.APPLIED_SUBSET, MergeOutcome.APPLIED_PARTIAL)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -140,6 +145,7 @@ class SpineBatch:
     sizes: Sizes
     active_compaction_start_ms: int | None = None
     _thin: ThinSpineBatch | None = field(default=None, init=False, compare=False)
+    _encoded: bytes | None = field(default=None, init=False, compare=False)
 
     @classmethod
     def single(cls, spine_id: SpineId, batch: HollowBatch, *, level: int = 0) -> SpineBatch:
@@ -166,9 +172,26 @@ class SpineBatch:
 
     def at_level(self, level: int) -> SpineBatch:
         """The same, elsewhere."""
-        if self.level == level:
-            return self
-        return SpineBatch(self.id, self.desc, level, self.parts, self.sizes, self.active_compaction_start_ms)
+        return self if self.level == level else self._again(level, self.active_compaction_start_ms)
+
+    def claimed(self, start_ms: int | None) -> SpineBatch:
+        """The same, its compaction claimed at `start_ms` (None: not claimed)."""
+        return self._again(self.level, start_ms)
+
+    def _again(self, level: int, start_ms: int | None) -> SpineBatch:
+        out = SpineBatch(self.id, self.desc, level, self.parts, self.sizes, start_ms)
+        object.__setattr__(out, "_encoded", self._encoded)  # of its parts, which are the same
+        return out
+
+    def encoded_parts(self, encode: Callable[[Parts], bytes]) -> bytes:
+        """`encode(parts)`, kept while this batch lives, at whatever level: the next rollup holds most of the last one's.
+        `encode` must always be the same pure function.
+        """
+        if self._encoded is None:
+            data = encode(self.parts)
+            object.__setattr__(self, "_encoded", data)
+            return data
+        return self._encoded
 
     def thin(self) -> ThinSpineBatch:
         """Its stored form; O(its parts) once. Made again for every diff it is in, it would be most of a commit."""

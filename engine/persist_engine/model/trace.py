@@ -84,7 +84,7 @@ class Trace:
         """
         for batch in self.spine.batches():
             if batch.id == id:
-                return replace(self, spine=self.spine.with_batch(replace(batch, active_compaction_start_ms=start_ms)))
+                return replace(self, spine=self.spine.with_batch(batch.claimed(start_ms)))
         return self
 
     def fueled_requests(self, *, claimed_before_ms: int, claimed_until_ms: int | None = None) -> tuple[MergeReq, ...]:

@@ -153,9 +153,10 @@ class Machine:
             claim_ms=self.settings.compaction.claim_ms,
             claim_percent=self.settings.compaction.claim_percent,
         )
-        started_ms = self.env.now_ms()
+        earliest_ms = self.env.now_ms()
         backoff: Backoff | None = None  # there was an unknown outcome iff it is not None
         while True:
+            earliest_ms = min(earliest_ms, self.env.now_ms())
             try:
                 answer, maintenance = self._applier.apply(command, is_write=True)
             except UnknownOutcome as error:
@@ -175,11 +176,11 @@ class Machine:
                 case commands.StagedTooEarly():
                     # Only later versions know the floor, so an earlier attempt that got through would show.
                     if backoff is not None:
-                        self._check_surely_refused(command, started_ms)
+                        self._check_surely_refused(command, earliest_ms)
                     raise _expired(self.shard_id, answer)
                 case commands.UpperMismatch() | commands.ProgressMismatch():
                     if backoff is not None:
-                        self._check_surely_refused(command, started_ms)
+                        self._check_surely_refused(command, earliest_ms)
                     # The refusal may come from a stale state: only a fresh one may be told.
                     self.refresh()
                     mismatch = self._mismatch(command)
@@ -210,14 +211,17 @@ class Machine:
             current=state.trace.upper, expected=command.batch.desc.lower, writer_upper=writer_upper or MINIMUM
         )
 
-    def _check_surely_refused(self, command: commands.CompareAndAppend, started_ms: int) -> None:
+    def _check_surely_refused(self, command: commands.CompareAndAppend, earliest_ms: int) -> None:
         """After an unknown outcome a mismatch means refused only if a success would still show in the writer's
         registration. Raises InvariantViolated when success and refusal cannot be told apart: the caller must look at
-        the data.
+        the data. `earliest_ms`: our clock before the first attempt, or less.
         """
         desc = command.batch.desc
         writer_upper = self._writer_upper(command.writer_id)
-        lapsed = writer_upper is None and self.env.now_ms() - started_ms >= command.lease_ms
+        # Others remove us by their own clocks, which may be far ahead of ours; no state is older than the clock of whoever
+        # committed it.
+        newest_ms = max(self.env.now_ms(), self.state.walltime_ms)
+        lapsed = writer_upper is None and newest_ms - earliest_ms >= command.lease_ms
         overtaken = writer_upper is not None and writer_upper >= desc.upper > desc.lower
         if lapsed or overtaken:
             raise InvariantViolated(
@@ -334,6 +338,8 @@ class Machine:
             commands.MergeApplied,
             lambda unknown, known: unknown if unknown.outcome.applied else known,
         )
+        if answer.outcome.applied:
+            self.metrics.count("shard_compactions_applied", shard=self.shard_id)
         return answer.outcome, maintenance
 
     def claim_compactions(self, *, max_requests: int) -> tuple[commands.CompactionsClaimed, Maintenance]:

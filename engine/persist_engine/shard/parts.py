@@ -25,7 +25,7 @@ from persist_engine.codec.order import key_lower
 from persist_engine.codec.part import PART_FORMAT_NAME, encode_part, schema_of
 from persist_engine.codec.part_stats import part_stats
 from persist_engine.codec.schema import Schema
-from persist_engine.codec.updates import diffs_sum
+from persist_engine.codec.updates import wrapped_diffs_sum
 from persist_engine.model.batch import HollowPart, HollowRun, InlinePart, Part, RunPart
 from persist_engine.model.frontier import Description
 from persist_engine.model.ids import PartId, ShardId
@@ -77,7 +77,7 @@ def write_part(
     store.metrics.count("part_written_bytes", len(data))
     store.metrics.count("part_written_good_bytes", table.nbytes)
     if len(data) < inline_bytes_max:
-        total = diffs_sum(table)
+        total = wrapped_diffs_sum(table)
         return InlinePart(data=data, rows=table.num_rows, diffs_sum=total, schema_id=schema_id, format=name)
     return _set_blob(store, data, table, schema=schema, schema_id=schema_id)
 
@@ -111,7 +111,7 @@ def _set_blob(store: PartStore, data: bytes, table: pa.Table, *, schema: Schema,
         key=key,
         size_bytes=len(data),
         rows=table.num_rows,
-        diffs_sum=diffs_sum(table),
+        diffs_sum=wrapped_diffs_sum(table),
         checksum=checksum(data),
         key_lower=key_lower(table),
         stats=part_stats(table, schema, store.settings.batch.stats_bytes_max),

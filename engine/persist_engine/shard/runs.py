@@ -26,6 +26,7 @@ from persist_engine.codec.checksum import checksum, is_known
 from persist_engine.codec.keys import blob_key, part_key
 from persist_engine.model.batch import HollowBatch, HollowRun, InlinePart, Part, RunOrder, RunPart
 from persist_engine.model.ids import PartId, ShardId, staged_ms
+from persist_engine.model.merge_result import wrapped_sum
 from persist_engine.model.state_diff import BlobRef
 from persist_engine.shard.retry import Retry
 from persist_engine.storage.blob import Blob
@@ -102,8 +103,6 @@ def _write(store: RunWriter, parts: Sequence[RunPart], written: list[str]) -> Ho
 
 def listing_of(parts: Sequence[RunPart], *, key: str, data: bytes) -> HollowRun:
     """The pointer to the listing `data` of `parts` under the partial key `key`."""
-    sums = [part.diffs_sum for part in parts]
-    known = [each for each in sums if each is not None]
     keys = [
         part.oldest_key if isinstance(part, HollowRun) else part.key
         for part in parts
@@ -114,7 +113,7 @@ def listing_of(parts: Sequence[RunPart], *, key: str, data: bytes) -> HollowRun:
         size_bytes=len(data),
         checksum=checksum(data),
         rows=sum(part.rows for part in parts),
-        diffs_sum=sum(known) if len(known) == len(sums) and abs(sum(known)) < 2**63 else None,
+        diffs_sum=wrapped_sum(part.diffs_sum for part in parts),
         parts_bytes=sum(part.hollow_bytes for part in parts),
         part_bytes_max=max(part.part_bytes_max for part in parts),
         part_count=sum(part.part_count for part in parts),

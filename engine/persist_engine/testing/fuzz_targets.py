@@ -31,7 +31,14 @@ from persist_engine.base.version import parse_version
 from persist_engine.base.versioned import SeqNo
 from persist_engine.client.splits import SnapshotSplit
 from persist_engine.codec import part as part_codec
-from persist_engine.codec.batch import decode_batch, decode_transmittable, encode_batch, encode_transmittable
+from persist_engine.codec.batch import (
+    decode_batch,
+    decode_run_listing,
+    decode_transmittable,
+    encode_batch,
+    encode_run_listing,
+    encode_transmittable,
+)
 from persist_engine.codec.ddl import parse_ddl, print_ddl
 from persist_engine.codec.envelope import FORMAT_VERSION, Kind
 from persist_engine.codec.inline_part import INLINE_FORMAT_NAME, decode_inline, encode_inline
@@ -46,6 +53,7 @@ from persist_engine.model.state import SchemaPair
 from persist_engine.model.state_diff import apply
 from persist_engine.storage.urls import parse_url
 from persist_engine.testing import fuzz_wire
+from persist_engine.testing.states import SHARD
 from persist_engine.testing.world import SCHEMA as NARROW
 
 V = TypeVar("V")
@@ -149,6 +157,12 @@ def _batch(payload: bytes) -> bool:
 def _transmittable(payload: bytes) -> bool:
     data = enveloped(Kind.TRANSMITTABLE_BATCH, payload)
     return _comes_back(data, decode_transmittable, lambda value: encode_transmittable(*value), _DURABLE) is not None
+
+
+def _listing(payload: bytes) -> bool:
+    decode = partial(decode_run_listing, key="fuzz", shard_id=SHARD)
+    data = enveloped(Kind.RUN_LISTING, payload)
+    return _comes_back(data, decode, partial(encode_run_listing, SHARD), _DURABLE) is not None
 
 
 def _applied(payload: bytes) -> bool:
@@ -356,6 +370,7 @@ TARGETS: dict[str, Target] = {
         Target("apply", _applied, _mutated_pair),
         Target("batch", _batch, fuzz_wire.mutated),
         Target("transmittable", _transmittable, fuzz_wire.mutated),
+        Target("listing", _listing, fuzz_wire.mutated),
         Target("part", _part),
         Target("inline", _inline),
         Target("rows", _rows),

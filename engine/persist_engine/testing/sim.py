@@ -80,6 +80,8 @@ class Plan:
     """Whether commits are pushed to everybody, more or less."""
     evolves: bool
     """Whether writers take the schema on."""
+    rows_max: int
+    """Of one append; many make runs of several parts."""
 
     @property
     def may_be_ambiguous(self) -> bool:
@@ -113,11 +115,14 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
     calmed: dict[str, Any] = {
         name: 1.0 if name in {"happens", "answers"} else 0.0 for name in without if hasattr(weather, name)
     }
+    is_bulky = rng.random() < 0.12
     settings = Settings(
         batch=BatchSettings(
             target_part_bytes=1024,
             inline_part_bytes_max=rng.choice([0, 4096]),
             inline_total_bytes_max=rng.choice([1_500, 1 << 20]),
+            runs_max=rng.choice([1, 3]),
+            run_parts_max=2 if is_bulky else rng.choice([None, 2]),
         ),
         lease=LeaseSettings(writer_lease_ms=rng.choice([500, 3_600_000, 3_600_000])),
         maintenance=MaintenanceSettings(
@@ -143,6 +148,7 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
         writers_maintain=1.0 if is_long_listening else rng.choice([0.0, 0.5, 1.0]),
         pushes=rng.random() < 0.5 and "push" not in without,
         evolves=rng.random() < 0.3 and "evolution" not in without,
+        rows_max=150 if is_bulky else 3,
     )
 
 
@@ -226,6 +232,7 @@ class History:
             "crashes": network.crashes,
             "freezes": network.freezes,
             "steps": self.scheduler.steps,
+            "listings": witness.listings,
             "news": witness.wire.delivered,
             "evolved": int(witness.head is not None and len(witness.head.schemas) > 1),
             "staged too early": self.staged_too_early,

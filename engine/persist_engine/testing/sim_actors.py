@@ -262,10 +262,12 @@ class Writer(Actor):
 
     def _own_rows(self, lower: int, upper: int) -> list[Update]:
         """Rows that no other append has, and now and then one that many have, to be added up."""
-        self.history.rows_written += 10
+        rows_max = self.history.plan.rows_max
+        self.history.rows_written += rows_max + 10
         first = self.history.rows_written
         updates: list[Update] = [
-            ((first + index, "own"), self.rng.randrange(lower, upper), 1) for index in range(self.rng.randint(0, 3))
+            ((first + index, "own"), self.rng.randrange(lower, upper), 1)
+            for index in range(self.rng.randint(0, rows_max))
         ]
         if self.rng.random() < 0.4:
             updates.append(((0, "shared"), self.rng.randrange(lower, upper), self.rng.choice([-1, 1, 2])))

@@ -61,6 +61,8 @@ class Network(Faults):
     def call(self, verb: str, key: str, address: str, run: Callable[[], T]) -> T:
         """See Faults. Raises Killed when the calling process dies."""
         scheduler, weather = self._scheduler, self._weather
+        if scheduler.current.process.is_dead:  # it unwinds, and dies only once
+            raise Killed
         self.calls += 1
         self._disturb(weather)
         scheduler.pause(self._delay_ms(weather))
@@ -123,9 +125,9 @@ class Network(Faults):
 
 
 def _short(key: str) -> str:
-    """Shard ids say nothing with one shard; of a random id the beginning does."""
+    """Shard ids say nothing with one shard; of an id its ends do."""
     _, _, partial = key.partition("/")
-    return partial[:20] or "log"
+    return (partial if len(partial) < 24 else f"{partial[:14]}..{partial[-6:]}") or "log"
 
 
 def _told(answer: object) -> str:

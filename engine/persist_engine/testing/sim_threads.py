@@ -12,17 +12,22 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import replace
 from types import ModuleType
 from typing import Any, Self, TypeVar
 
+import pyarrow as pa
+
 import persist_engine.client.batch
 import persist_engine.client.client
+import persist_engine.client.leased
 import persist_engine.client.read
 import persist_engine.client.write
 import persist_engine.shard.applier
-import persist_engine.shard.fetch
+import persist_engine.shard.contents
 import persist_engine.shard.news
+import persist_engine.shard.part_source
+import persist_engine.shard.read_ahead
+import persist_engine.shard.runs
 import persist_engine.shard.versions
 import persist_engine.shard.watch
 import persist_engine.testing.sim_witness
@@ -31,7 +36,7 @@ import persist_engine.work.gc
 import persist_engine.work.heartbeat
 import persist_engine.work.orphans
 import persist_engine.work.verify
-from persist_engine.codec.part import StreamedPart, stream_part
+from persist_engine.codec.part import OpenedPart, PartInMemory, open_part
 from persist_engine.codec.schema import Schema
 from persist_engine.testing.sim_scheduler import NEVER, Killed, Process, Scheduler, Task
 
@@ -42,6 +47,7 @@ PREEMPT_RATE = 0.1
 
 _WITH_THREADING: tuple[ModuleType, ...] = (
     persist_engine.client.client,
+    persist_engine.client.leased,
     persist_engine.client.read,
     persist_engine.client.write,
     persist_engine.shard.applier,
@@ -58,7 +64,9 @@ _REMEMBERED: tuple[tuple[ModuleType, str], ...] = (
 )
 _WITH_POOLS: tuple[ModuleType, ...] = (
     persist_engine.client.batch,
-    persist_engine.shard.fetch,
+    persist_engine.shard.contents,
+    persist_engine.shard.read_ahead,
+    persist_engine.shard.runs,
     persist_engine.work.compact,
     persist_engine.work.gc,
     persist_engine.work.orphans,
@@ -275,7 +283,7 @@ def simulated_threads(scheduler: Scheduler) -> Iterator[None]:
     replaced += replaced_pools
     known: dict[Any, Any] = {}
     replaced += [(module, name, _remembering(getattr(module, name), known)) for module, name in _REMEMBERED]
-    replaced.append((persist_engine.shard.fetch, "stream_part", _remembering_rows(stream_part)))
+    replaced.append((persist_engine.shard.part_source, "open_part", _remembering_rows(open_part)))
     before = [(module, name, getattr(module, name)) for module, name, _ in replaced]
     logger = logging.getLogger("persist_engine")
     level = logger.level
@@ -301,16 +309,17 @@ def _remembering(decode: Callable[..., T], known: dict[Any, T]) -> Callable[...,
     return remembered
 
 
-def _remembering_rows(stream: Callable[..., StreamedPart]) -> Callable[..., StreamedPart]:
-    """As `_remembering`, for what gives out its tables once."""
-    known: dict[Any, StreamedPart] = {}
+def _remembering_rows(open_: Callable[..., OpenedPart]) -> Callable[..., PartInMemory]:
+    """As `_remembering`, with all rows decoded."""
+    known: dict[Any, PartInMemory] = {}
 
-    def remembered(data: bytes, *, schema: Schema, **options: Any) -> StreamedPart:
+    def remembered(data: bytes, *, schema: Schema, **options: Any) -> PartInMemory:
         asked = (data, schema.key, schema.val, repr(options))
         part = known.get(asked)
         if part is None:
-            part = stream(data, schema=schema, **options)
-            part = known[asked] = replace(part, tables=list(part.tables))  # type: ignore[arg-type]  # to be given out often
-        return replace(part, tables=iter(part.tables))
+            opened = open_(data, schema=schema, **options)
+            table = pa.concat_tables([opened.read_group(group) for group in range(opened.groups)])
+            part = known[asked] = PartInMemory(opened.desc, table)
+        return part
 
     return remembered

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 
 from persist_engine.base.errors import PersistError
 from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
+from persist_engine.codec.batch import decode_run_listing
 from persist_engine.codec.keys import RollupKey, blob_key, parse_blob_key
 from persist_engine.codec.state import decode_rollup
 from persist_engine.codec.state_diff import decode_state_diff
+from persist_engine.model.batch import HollowRun, InlinePart
 from persist_engine.model.frontier import MINIMUM, Antichain
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId
 from persist_engine.model.invariants import check_invariants
@@ -90,6 +92,7 @@ class Witness:
         self._named: frozenset[str] = frozenset()
         self._dropped_at: dict[str, SeqNo] = {}
         self._deleted: set[str] = set()
+        self._listed: dict[str, tuple[str, ...]] = {}
         self.resurrected: set[str] = set()
 
     # -- what happens in the stores -----------------------------------------------------------------------------------
@@ -239,6 +242,11 @@ class Witness:
         """Whether the reader is registered now."""
         return self.head is not None and reader_id in self.head.leased_readers
 
+    @property
+    def listings(self) -> int:
+        """How many listings of runs were linked."""
+        return len(self._listed)
+
     def is_past(self) -> bool:
         """Whether no time can be told any more."""
         return self.head is not None and self.head.trace.since.is_empty()
@@ -280,7 +288,7 @@ class Witness:
         return decode_rollup(data, key=key).state
 
     def _check_blobs(self, after: ShardState) -> None:
-        named = frozenset(blob.partial_key for blob in live_blobs(after))
+        named = frozenset(key for blob in live_blobs(after) for key in self._with_listed(blob.kind, blob.partial_key))
         for key in sorted(named - self._named):
             if self.blob.get(blob_key(self._shard_id, key)) is None:
                 self._scheduler.fail(f"{after.seqno} links blob {key}, which is not there")
@@ -288,6 +296,30 @@ class Witness:
         for key in self._named - named:
             self._dropped_at[key] = after.seqno
         self._named = named
+
+    def _with_listed(self, kind: str, partial: str) -> tuple[str, ...]:
+        """The key, and of a listing the keys of all it lists: they live as long as it does."""
+        if kind != "run":
+            return (partial,)
+        if partial not in self._listed:
+            key = blob_key(self._shard_id, partial)
+            data = self.blob.get(key)
+            if data is None:
+                self._scheduler.fail(f"listing {partial} is named, but not there")
+            parts = [
+                part
+                for part in decode_run_listing(data, key=key, shard_id=self._shard_id)
+                if not isinstance(part, InlinePart)
+            ]
+            self._listed[partial] = (
+                partial,
+                *(
+                    key
+                    for part in parts
+                    for key in self._with_listed("run" if isinstance(part, HollowRun) else "part", part.key)
+                ),
+            )
+        return self._listed[partial]
 
     def _check_since(self, before: ShardState | None, after: ShardState) -> None:
         """Since moves only when a reader that stays has acted, and may then pass the holds of those who went away: never

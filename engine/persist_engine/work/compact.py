@@ -1,16 +1,16 @@
 """Physical compaction in this process: many runs become few, times advance, what cancels vanishes (spec 13).
 
-Order: output blobs first, then one merge result swapped into state. Output blobs are deleted only when it is certain
-that no attempt linked them (spec 20, bug 1b); input blobs never: those are garbage collection's, which knows who
-still reads them. Memory: `settings.compaction.memory_bytes_max`, by reading the inputs in chunks of runs that fit
-(model.plans).
+Order: output blobs first, then one merge result for each chunk of the plan (model.compaction_plan), swapped into state
+as soon as it is written: a compaction that ends early keeps what it did. Output blobs are deleted only when it is
+certain that no attempt linked them (spec 20, bug 1b); input blobs never: those are garbage collection's, which knows
+who still reads them, and no output ever names one (bug 15). Memory: `settings.compaction.memory_bytes_max`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
@@ -19,10 +19,19 @@ import pyarrow as pa
 from persist_engine.base.errors import MissingBlob, PersistError
 from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import HollowBatch, Part, RunMeta, RunOrder
+from persist_engine.model.compaction_plan import (
+    MERGING_SHARE,
+    CompactionChunk,
+    compaction_chunks,
+    compaction_timeout_ms,
+    newest_schema_id,
+    validate_request,
+)
+from persist_engine.model.frontier import Description
 from persist_engine.model.ids import RunId
-from persist_engine.model.plans import CompactionChunk, compaction_chunks, validate_request
-from persist_engine.model.spine import MergeReq, MergeRes
+from persist_engine.model.spine import IdBatch, MergeReq, MergeRes
 from persist_engine.model.state import ShardState
+from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.fetch import CompactionFilter, PartSource, RunToRead, read_consolidated
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.parts import delete_parts, write_part
@@ -39,6 +48,8 @@ UPLOAD_THREADS = 2
 #: More than any spine asks for at once: its levels, and the batches within them, are logarithmic in the number of
 #: appends.
 REQUESTS_MAX = 1024
+#: Passes over one request. Each leaves at most half as many runs, so this many are never needed.
+PASSES_MAX = 64
 
 
 def compact_due(
@@ -49,6 +60,8 @@ def compact_due(
     Claims older than `settings.compaction.claim_ms` count as abandoned. A compaction done twice is harmless: one
     result is applied, the other removed.
     """
+    if not machine.settings.compaction.enabled:
+        return []
     machine.refresh()
     claimed, _ = machine.claim_compactions(max_requests=max_requests)
     return [compact(machine, req, on_read=on_read) for req in claimed.requests]
@@ -57,118 +70,192 @@ def compact_due(
 def compact(machine: Machine, req: MergeReq, *, on_read: OnRead | None = None) -> CompactOutcome:
     """Do `req`. Readers see the same contents at every time at or past `req.desc.since`, before, during and after.
 
-    May be killed at any point: blobs leak, nothing is lost. When reading or writing fails the blobs written so far
-    are removed. CONFLICT when others were faster, whether they left the inputs in place until the end or not.
+    May be killed at any point: blobs leak, nothing is lost, and what was applied stays. When reading or writing fails
+    the blobs that were not yet offered to state are removed. CONFLICT when others were faster, whether they left the
+    inputs in place until the end or not; FAILED when it took longer than `compaction_timeout_ms`; SKIPPED when there
+    was nothing to merge.
     """
     validate_request(req)
-    started_s = machine.env.monotonic_s()
-    total_bytes = sum(batch.size_bytes for _, batch in req.inputs)
-    writer = _RunWriter(machine, req)
+    machine.metrics.count("compaction_started")
     try:
-        inputs = expand(machine, (batch for _, batch in req.inputs))
-        to_read = replace(req, inputs=tuple(zip((spine_id for spine_id, _ in req.inputs), inputs, strict=True)))
-        for chunk in compaction_chunks(to_read, machine.settings):
-            if chunk.over_budget:
-                machine.metrics.count("compaction_memory_exceeded")
-            merged = _merged(machine, req, chunk, writer.schema, total_bytes=total_bytes, on_read=on_read)
-            writer.write_run(merged, outstanding_parts=chunk.outstanding_parts)
-        output = spill_runs(machine, writer.output())
-    except MissingBlob as error:
-        writer.abandon()
-        if not _is_replaced(machine.refresh(), req):
+        outcome = _Compaction(machine, req, on_read).run()
+    except BaseException:
+        machine.metrics.count("compaction_failed")
+        raise
+    machine.metrics.observe_s("compaction", outcome.duration_ms / 1000)
+    return outcome
+
+
+class _TimedOut(Exception):
+    """The deadline passed between two tables."""
+
+
+class _Compaction:
+    """One request on its way."""
+
+    def __init__(self, machine: Machine, req: MergeReq, on_read: OnRead | None) -> None:
+        self._machine, self._req, self._on_read = machine, req, on_read
+        self._started_s = machine.env.monotonic_s()
+        self._timeout_ms = compaction_timeout_ms(req, machine.settings.compaction)
+        # As new as the inputs, so that none is shown under an older schema; the shard's where they do not say.
+        schema_id = newest_schema_id(req)
+        self._schema_id = machine.schema_id if schema_id is None else schema_id
+        machine.metrics.count("compaction_schema", choice="handle" if schema_id is None else "newest_input")
+        self._schema = Schema.from_pair(machine.state.schemas[self._schema_id])
+        self._total_bytes = 0
+        self._bytes_read = self._bytes_written = self._blobs_deleted = 0
+        self._rows_gone = 0
+        self._applied = 0
+        self._maintenance = NO_MAINTENANCE
+
+    def run(self) -> CompactOutcome:
+        """All passes; see `compact`."""
+        left: MergeReq | None = self._req
+        for _ in range(PASSES_MAX):
+            if left is None:
+                break
+            try:
+                chunks = compaction_chunks(self._expanded(left), self._machine.settings)
+            except MissingBlob as error:
+                return self._outcome(*self._late(left.inputs, error))
+            if not chunks:
+                break
+            replaced = [chunk.replaced(left) for chunk in chunks]
+            self._total_bytes += sum(batch.size_bytes for batches in replaced for batch in batches)
+            for chunk, batches in zip(chunks, replaced, strict=True):
+                try:
+                    refusal = self._do(chunk, batches)
+                except _TimedOut:
+                    self._machine.metrics.count("compaction_timed_out")
+                    return self._outcome(Ending.FAILED, f"given up after {self._timeout_ms / 1000:.0f} s")
+                if refusal is not None:
+                    return self._outcome(*refusal)
+            left = self._left()
+        if not self._applied:
+            return self._outcome(Ending.SKIPPED, "nothing to merge")
+        return self._outcome(Ending.SUCCEEDED, "")
+
+    def _expanded(self, req: MergeReq) -> MergeReq:
+        """`req` with the parts that its inputs name through hollow runs."""
+        ids, batches = [spine_id for spine_id, _ in req.inputs], (batch for _, batch in req.inputs)
+        return replace(req, inputs=tuple(zip(ids, expand(self._machine, batches), strict=True)))
+
+    def _late(self, inputs: Iterable[IdBatch], error: MissingBlob) -> tuple[Ending, str]:
+        """What to say when a blob of `inputs` is missing because others compacted them, and it is collected: no lease
+        holds them. Then we are late, and nothing is lost; else `error` is raised.
+        """
+        if not _is_replaced(self._machine.refresh(), inputs):
+            raise error
+        self._machine.metrics.count("compaction", outcome="inputs_replaced")
+        return Ending.CONFLICT, f"others replaced the inputs meanwhile: {error}"
+
+    def _do(self, chunk: CompactionChunk, replaced: tuple[HollowBatch, ...]) -> tuple[Ending, str] | None:
+        """Merge, write and swap in one chunk in the place of `replaced`; None, or why it was not applied."""
+        machine = self._machine
+        machine.metrics.count("compaction_chunks")
+        machine.metrics.count("compaction_runs", len(chunk.runs))
+        if chunk.over_budget:
+            machine.metrics.count("compaction_memory_exceeded")
+        writer = _RunWriter(machine, chunk.desc, self._schema, self._schema_id)
+        try:
+            writer.write_run(self._in_time(self._merged(chunk)), outstanding_parts=chunk.outstanding_parts)
+            output = spill_runs(machine, writer.output())
+        except MissingBlob as error:
+            writer.abandon()
+            return self._late(((chunk.input, batch) for batch in replaced), error)
+        except BaseException:
+            writer.abandon()
             raise
-        # No lease holds the inputs: others compacted them, and their blobs are collected. We are late, nothing is lost.
-        machine.metrics.count("compaction", outcome="inputs_replaced")
+        self._bytes_read += sum(batch.size_bytes for batch in replaced)
+        answer, maintenance = machine.apply_merge_res(MergeRes(output, chunk.input, replaced, chunk.run_ids))
+        self._maintenance = self._maintenance.merge(maintenance)
+        self._bytes_written += output.size_bytes
+        machine.metrics.count("compaction", outcome=answer.value)
+        if not answer.applied:
+            delete_parts(machine, output.parts)
+            self._blobs_deleted += sum(part.blob_count for part in output.parts)
+            return Ending.CONFLICT, f"not applied, {answer.value}"
+        self._applied += 1
+        self._rows_gone += sum(batch.rows for batch in replaced) - output.rows
+        return None
+
+    def _merged(self, chunk: CompactionChunk) -> Iterator[pa.Table]:
+        machine = self._machine
+        source = PartSource(machine.shard_id, machine.blob, self._schema, machine.versions.retry, machine.metrics)
+        runs: list[RunToRead] = []
+        for run in chunk.runs:
+            pieces = [run.parts] if run.is_sorted else [(part,) for part in run.parts]
+            runs += [RunToRead(run.desc, piece, is_sorted=run.is_sorted) for piece in pieces]
+        on_read, total_bytes = self._on_read, self._total_bytes
+        told = None if on_read is None else (lambda count: on_read(count, total_bytes))
+        # The other half of that share is the process itself.
+        memory_bytes = machine.settings.compaction.memory_bytes_max // MERGING_SHARE // 2
+        row_filter = CompactionFilter(chunk.desc.since)
+        return read_consolidated(source, runs, row_filter, memory_bytes=memory_bytes, on_fetched=told)
+
+    def _in_time(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+        for table in tables:
+            if (self._machine.env.monotonic_s() - self._started_s) * 1000 > self._timeout_ms:
+                raise _TimedOut
+            yield table
+
+    def _left(self) -> MergeReq | None:
+        """What the request's spine batch still asks for, as it is now; None when it is done, or merged further."""
+        for batch in self._machine.state.trace.spine_batches():
+            if batch.id == self._req.id and not batch.is_compact:
+                return batch.request()
+        return None
+
+    def _outcome(self, ending: Ending, text: str) -> CompactOutcome:
+        req, machine = self._req, self._machine
+        rows_before = sum(batch.rows for _, batch in req.inputs)
+        rows_after = rows_before - self._rows_gone
+        runs = sum(len(batch.run_metas) for _, batch in req.inputs)
+        done = f"{rows_before} rows in {runs} runs, now {rows_after}, {self._applied} merges"
         return CompactOutcome(
             shard_id=machine.shard_id,
             seqno=machine.state.seqno,
-            ending=Ending.CONFLICT,
-            message=f"{req.id} {req.desc}: others replaced the inputs meanwhile: {error}",
-            duration_ms=round((machine.env.monotonic_s() - started_s) * 1000),
+            ending=ending,
+            message=f"{req.id} {req.desc}: {'; '.join(filter(None, [text, done if self._applied else '']))}",
+            duration_ms=round((machine.env.monotonic_s() - self._started_s) * 1000),
+            bytes_read=self._bytes_read,
+            bytes_written=self._bytes_written,
+            blobs_deleted=self._blobs_deleted,
             id=req.id,
+            applied=min(1, self._applied),
+            rows_before=rows_before,
+            rows_after=rows_after,
+            maintenance=self._maintenance,
         )
-    except BaseException:
-        writer.abandon()
-        raise
-    answer, maintenance = machine.apply_merge_res(
-        MergeRes(output=output, input=req.id, inputs=tuple(batch for _, batch in req.inputs))
-    )
-    if not answer.applied:
-        delete_parts(machine, output.parts)
-    machine.metrics.count("compaction", outcome=answer.value)
-    rows_before = sum(batch.rows for _, batch in req.inputs)
-    done = f"{req.id} {req.desc}: {rows_before} rows in {_runs(req)} runs, now {output.rows} in {len(output.run_metas)}"
-    return CompactOutcome(
-        shard_id=machine.shard_id,
-        seqno=machine.state.seqno,
-        ending=Ending.SUCCEEDED if answer.applied else Ending.CONFLICT,
-        message=done if answer.applied else f"{req.id} {req.desc}: not applied, {answer.value}",
-        duration_ms=round((machine.env.monotonic_s() - started_s) * 1000),
-        bytes_read=total_bytes,
-        bytes_written=output.size_bytes,
-        blobs_deleted=0 if answer.applied else sum(part.blob_count for part in output.parts),
-        id=req.id,
-        applied=int(answer.applied),
-        rows_before=rows_before,
-        rows_after=output.rows,
-        maintenance=maintenance,
-    )
 
 
-def _is_replaced(state: ShardState, req: MergeReq) -> bool:
-    """Whether some part that `req` reads is no longer named by `state`, hence by no later one."""
+def _is_replaced(state: ShardState, inputs: Iterable[IdBatch]) -> bool:
+    """Whether some blob that `inputs` name is no longer named by `state`, hence by no later one."""
     live = {key for batch in state.trace.batches() for key in batch.blob_keys()}
-    return any(key not in live for _, batch in req.inputs for key in batch.blob_keys())
-
-
-def _runs(req: MergeReq) -> int:
-    return sum(len(batch.run_metas) for _, batch in req.inputs)
-
-
-def _merged(
-    machine: Machine,
-    req: MergeReq,
-    chunk: CompactionChunk,
-    schema: Schema,
-    *,
-    total_bytes: int,
-    on_read: OnRead | None,
-) -> Iterator[pa.Table]:
-    source = PartSource(machine.shard_id, machine.blob, schema, machine.versions.retry, machine.metrics)
-    # The plan gives inputs all but two parts' worth; the merge itself works in what an output part needs.
-    memory_bytes = 2 * machine.settings.batch.target_part_bytes
-    runs = [RunToRead(run.desc, run.parts, is_sorted=run.meta.order is RunOrder.STRUCTURED) for run in chunk.runs]
-    told = None if on_read is None else (lambda count: on_read(count, total_bytes))
-    return read_consolidated(source, runs, CompactionFilter(req.desc.since), memory_bytes=memory_bytes, on_fetched=told)
+    return any(key not in live for _, batch in inputs for key in batch.blob_keys())
 
 
 class _RunWriter:
-    """Cuts sorted tables into parts of about the target size and writes them in the background, in order, one run per
-    call.
-    """
+    """Cuts sorted tables into parts of about the target size and writes them in the background, in order, as one run."""
 
-    def __init__(self, machine: Machine, req: MergeReq) -> None:
+    def __init__(self, machine: Machine, desc: Description, schema: Schema, schema_id: int) -> None:
         self._machine = machine
-        self._desc = req.desc
-        # The newest now: newer than any input's, and never one of them is shown under an older.
-        self._schema_id = machine.schema_id
-        self.schema = Schema.from_pair(machine.state.schemas[self._schema_id])
+        self._desc = desc
+        self._schema, self._schema_id = schema, schema_id
         self._pool = ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="persist-compact")
         self._outstanding: deque[Future[Part]] = deque()
         self._parts: list[Part] = []
-        self._run_ends: list[int] = []
-        self._run_rows: list[int] = []
 
     def write_run(self, tables: Iterator[pa.Table], *, outstanding_parts: int) -> None:
         """Write `tables`, sorted and consolidated, as one run; all of its parts are durable when it returns.
 
-        At most `outstanding_parts` parts are held in memory while they are uploaded.
+        At most `outstanding_parts` parts are in memory at once, the one being gathered included: with one, merging
+        waits while it is written.
         """
         target = self._machine.settings.batch.target_part_bytes
         gathered: list[pa.Table] = []
-        gathered_bytes = rows = 0
+        gathered_bytes = 0
         for table in tables:
-            rows += table.num_rows
             for piece in _pieces(table, target):
                 if gathered and gathered_bytes + piece.nbytes > target:
                     self._submit(pa.concat_tables(gathered), outstanding_parts)
@@ -179,23 +266,16 @@ class _RunWriter:
             self._submit(pa.concat_tables(gathered), outstanding_parts)
         while self._outstanding:
             self._parts.append(self._outstanding.popleft().result())
-        if rows:
-            self._run_ends.append(len(self._parts))
-            self._run_rows.append(rows)
 
     def output(self) -> HollowBatch:
-        """The batch of all runs written; no parts at all when everything cancelled."""
+        """The batch of the run written; no parts at all when everything cancelled."""
         self._pool.shutdown()
-        metas = tuple(
-            RunMeta(
-                order=RunOrder.STRUCTURED,
-                run_id=RunId.from_bytes(self._machine.env.random_bytes(16)),
-                schema_id=self._schema_id,
-                rows=rows,
-            )
-            for rows in self._run_rows
-        )
-        return HollowBatch(self._desc, sum(self._run_rows), tuple(self._parts), tuple(self._run_ends[:-1]), metas)
+        if not self._parts:
+            return HollowBatch.empty(self._desc)
+        rows = sum(part.rows for part in self._parts)
+        run_id = RunId.from_bytes(self._machine.env.random_bytes(16))
+        meta = RunMeta(order=RunOrder.STRUCTURED, run_id=run_id, schema_id=self._schema_id, rows=rows)
+        return HollowBatch(self._desc, rows, tuple(self._parts), (), (meta,))
 
     def abandon(self) -> None:
         """Delete what was written: nothing of it was offered to state. Blobs leak when the store refuses that too."""
@@ -211,16 +291,17 @@ class _RunWriter:
             _log.warning(text, len(self._parts), shard_id, error, extra={"shard": shard_id})
 
     def _submit(self, table: pa.Table, outstanding_parts: int) -> None:
-        while len(self._outstanding) >= outstanding_parts:
-            self._parts.append(self._outstanding.popleft().result())
         self._outstanding.append(self._pool.submit(self._write, table))
+        while len(self._outstanding) >= outstanding_parts:
+            self._parts.append(self._outstanding[0].result())
+            self._outstanding.popleft()
 
     def _write(self, table: pa.Table) -> Part:
         return write_part(
             self._machine,
             table,
             desc=self._desc,
-            schema=self.schema,
+            schema=self._schema,
             schema_id=self._schema_id,
             inline_bytes_max=0,
         )

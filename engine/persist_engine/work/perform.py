@@ -7,8 +7,9 @@ waits for them.
 
 from __future__ import annotations
 
+from persist_engine.model.compaction_plan import compaction_worthwhile
 from persist_engine.model.maintenance import Maintenance
-from persist_engine.model.plans import compaction_worthwhile
+from persist_engine.model.spine import MergeReq
 from persist_engine.model.upkeep import collection_target, rollup_wanted
 from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.machine import Machine
@@ -37,7 +38,7 @@ def perform(machine: Machine, maintenance: Maintenance) -> list[Outcome]:
         if left.gc is not None:
             # The assigned seqno was seqno_since when it was assigned; collecting up to today's does it and more.
             done.append(gc_and_truncate(machine))
-        done += [compact(machine, req) for req in left.requests if compaction_worthwhile(req, machine.settings)]
+        done += [compact(machine, req) for req in left.requests if _is_admitted(machine, req)]
         left = NO_MAINTENANCE
         for outcome in done:
             if left.gc is not None and outcome.maintenance.gc is not None:
@@ -45,6 +46,19 @@ def perform(machine: Machine, maintenance: Maintenance) -> list[Outcome]:
             left = left.merge(outcome.maintenance)
         outcomes += done
     return outcomes
+
+
+def _is_admitted(machine: Machine, req: MergeReq) -> bool:
+    """Whether to do `req` (spec 13.2); what is not done is offered again, larger, when its neighbours merge with it."""
+    machine.metrics.count("compaction_requested")
+    reason = None
+    if not machine.settings.compaction.enabled:
+        reason = "disabled"
+    elif not compaction_worthwhile(req, machine.settings):
+        reason = "small"
+    if reason is not None:
+        machine.metrics.count("compaction_skipped", reason=reason)
+    return reason is None
 
 
 def perform_due(machine: Machine) -> list[Outcome]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 
+from persist_engine.base.versioned import SeqNo
 from persist_engine.model.frontier import Antichain
 from persist_engine.testing.world import SCHEMA, World, row
 
 
 class LockWithHeartbeat:
-    """The handle's lock, before which, once, its heartbeat gets in."""
+    """The lock around what a handle holds, before which, once, its heartbeat gets in."""
 
     def __init__(self, beat):
         self._inner = threading.Lock()
@@ -36,12 +37,12 @@ def test_a_pin_never_holds_a_version_that_a_heartbeat_has_just_given_up():
             writer.append([row(1, "x", 0)], lower=Antichain(0), upper=Antichain(1))
             assert reader._beat()
 
-        reader._lock = LockWithHeartbeat(beat)
-        release = reader.pin()
+        reader._pins._lock = LockWithHeartbeat(beat)
+        pin = reader.pin()
         held = world.process().machine(shard_id).state.leased_readers[reader.reader_id].seqno
-        assert min(reader._leases) >= held
+        assert reader._pins.oldest(SeqNo(0)) >= held
         assert reader._beat()  # names the pinned version, which must still be its own
-        release()
+        pin.release()
 
 
 def test_the_retry_of_a_downgrade_asks_for_nothing_that_a_heartbeat_has_given_up():

@@ -60,6 +60,8 @@ def test_regression_22_expiring_leaves_the_since_where_it_was(world: World, shar
     client = world.process()
     handle = client.open_critical_since(shard_id, CRITICAL, opaque=b"one")
     handle.compare_and_downgrade_since(b"one", (b"one", A(5)))
+    ahead = client.open_critical_since(shard_id, CriticalReaderId.from_bytes(b"a" * 16), opaque=b"one")
+    ahead.compare_and_downgrade_since(b"one", (b"one", A(9)))
     assert handle.expire()
     assert not handle.expire()
     assert client.machine(shard_id).refresh().trace.since == A(5)

@@ -74,7 +74,6 @@ def test_a_second_rollup_encodes_what_changed(monkeypatch: pytest.MonkeyPatch) -
     shard.state = state_of(512)
     encode_rollup(Rollup(shard.state))
     loads = Loads(monkeypatch)
-    monkeypatch.setattr(stored_spine._kept, "_encode", stored_spine._encode)
     for index in range(8):
         shard.do(append(batch(512 + index, 513 + index, 1), token_number=1 + index))
     encode_rollup(Rollup(shard.state))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from persist_engine.base.errors import InvariantViolated
-from persist_engine.client.sink_spill import ArrowLaws
+from persist_engine.client.sink_spill import ArrowLaws, SpillFiles
 from persist_engine.flow.correction import BufferPolicy, CorrectionBuffer
 from persist_engine.model.frontier import EMPTY, Antichain
 from persist_engine.testing.world import SCHEMA
@@ -152,6 +154,26 @@ def test_memory_stays_within_its_bound_when_there_is_somewhere_to_spill_to():
     assert buffer.size().spilled_bytes > 3 * limit
     assert sum(table.num_rows for table in buffer.updates_before(EMPTY)) == 40 * piece
     assert buffer.size().memory_bytes <= limit
+
+
+def test_all_of_arrow_stays_within_the_bound_while_sorting_and_merging():
+    """Not only what the buffer counts: copies while sorting, windows while merging, chunks being read."""
+    limit, pieces, rows = 4 << 20, 24, 10_000
+    default = pa.default_memory_pool()
+    measured = pa.proxy_memory_pool(default)
+    with tempfile.TemporaryDirectory() as directory:
+        spill = SpillFiles(lambda: Path(directory))
+        pa.set_memory_pool(measured)
+        try:
+            buffer = CorrectionBuffer(ArrowLaws(), policy=BufferPolicy(memory_bytes=limit, rows_min=1000), spill=spill)
+            for insert, left in ((buffer.insert, pieces * rows), (buffer.insert_negated, 0)):
+                for seed in range(pieces):
+                    keys = np.random.default_rng(seed).integers(0, 1 << 50, rows)
+                    insert(updates(keys, np.zeros(rows), np.ones(rows)))
+                assert sum(table.num_rows for table in buffer.updates_before(EMPTY)) == left
+        finally:
+            pa.set_memory_pool(default)
+    assert measured.max_memory() <= 1.25 * limit + 2 * rows * 64  # and the piece that is handed over
 
 
 def test_a_diff_without_a_negation_is_refused():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.codec.columns import flatten_columns
 from persist_engine.shard import consolidate
-from persist_engine.shard.consolidate import merge_runs, row_key
+from persist_engine.shard.consolidate import consolidated, merge_runs, row_key
 
 KEY = pa.struct([("id", pa.int64()), ("name", pa.string())])
 VAL = pa.struct([("x", pa.float64())])
@@ -40,7 +40,7 @@ def rows_of(tables):
 
 
 def merged(runs, memory_bytes=0):
-    return list(merge_runs([iter([table(t) for t in run]) for run in runs], memory_bytes=memory_bytes))
+    return list(merge_runs([(consolidated(table(t)) for t in run) for run in runs], memory_bytes=memory_bytes))
 
 
 ROWS = st.tuples(

@@ -1,11 +1,13 @@
 """Compaction on real in-memory stores: contents never change, whoever is killed wherever."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from persist_engine.base.settings import CompactionSettings, RetrySettings, Settings
 from persist_engine.codec.keys import blob_key
 from persist_engine.model.frontier import Antichain
+from persist_engine.model.state_diff import live_blobs
 from persist_engine.shard import consolidate
 from persist_engine.testing.faults import Faults, FaultyBlob, FaultyConsensus
 from persist_engine.testing.recorded import SCHEMA, SETTINGS, Killed, Mortality, RecordedShard, connect
@@ -54,7 +56,8 @@ def test_what_cancels_leaves_a_batch_without_parts():
             writer.compare_and_append(updates, expected_upper=at(i), new_upper=at(i + 1))
         for i in range(5, 20):
             writer.compare_and_append([], expected_upper=at(i), new_upper=at(i + 1))
-    machine = stores.client().machine(stores.shard_id)
+    roomy = replace(SETTINGS, compaction=CompactionSettings(memory_bytes_max=1 << 20, claim_ms=0))
+    machine = stores.client(roomy).machine(stores.shard_id)
     merged = compact_due(machine)[0]
     assert (merged.rows_before, merged.rows_after, merged.bytes_written) == (100, 0, 0)
     emptied = next(batch for batch in machine.state.trace.batches() if batch.desc.lower == at(0))
@@ -120,13 +123,16 @@ def test_compaction_killed_at_any_call_is_repeated_by_the_next(after):
     assert dies_at > 5
 
 
-def test_a_failed_compaction_removes_what_it_wrote():
+@pytest.mark.parametrize("memory_bytes_max", [4096, 1 << 20], ids=["in pieces", "at once"])
+def test_a_failed_compaction_removes_what_it_wrote_but_what_was_swapped_in(memory_bytes_max):
     stores = RecordedShard()
     stores.append(times=8)
     stores.downgrade(70)
     faults = Faults()
     settings = Settings(
-        batch=SETTINGS.batch, compaction=SETTINGS.compaction, retry=RetrySettings(initial_ms=0.1, give_up_ms=5)
+        batch=SETTINGS.batch,
+        compaction=CompactionSettings(memory_bytes_max=memory_bytes_max, claim_ms=0),
+        retry=RetrySettings(initial_ms=0.1, give_up_ms=5),
     )
     machine = connect(FaultyBlob(stores.blob, faults), stores.consensus, settings).machine(stores.shard_id)
     machine.refresh()
@@ -138,5 +144,7 @@ def test_a_failed_compaction_removes_what_it_wrote():
     with pytest.raises(Exception, match=lost):
         compact(machine, req)
     stores.blob.set(blob_key(stores.shard_id, lost), data)
-    assert stores.blobs() == before
+    swapped_in = {blob_key(stores.shard_id, blob.partial_key) for blob in live_blobs(machine.refresh())} - before
+    assert bool(swapped_in) == (memory_bytes_max == 4096)
+    assert stores.blobs() == before | swapped_in
     stores.check_contents(70)

@@ -1,0 +1,122 @@
+"""Compaction of 64 runs whose keys lie between one another's, against plain pyarrow; and its peak of memory.
+
+Each side works in a process of its own, so that the peak is its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from persist_engine import Antichain, Location, PersistClient, ShardId
+from persist_engine.base.settings import BatchSettings, CompactionSettings, Settings
+from persist_engine.work.compact import compact
+
+from bench.data import SCHEMA, flat, interleaved
+from bench.measure import Row, median
+
+RUNS = 64
+#: Bounds given: the default, and half of it.
+BOUNDS = {
+    "1 GiB": Settings(),
+    "512 MiB": Settings(
+        batch=BatchSettings(target_part_bytes=32 << 20), compaction=CompactionSettings(memory_bytes_max=512 << 20)
+    ),
+}
+
+
+def run(folder: Path, quick: bool) -> list[Row]:
+    """Seconds (median of the repetitions) and peak resident memory against the bound."""
+    rows, repeat = (200_000, 1) if quick else (10_000_000, 3)
+    out: list[Row] = []
+    _write(folder / "written", rows)
+    for name, settings in BOUNDS.items():
+        ours, base = [], []
+        for _ in range(repeat):
+            place = shutil.copytree(folder / "written", folder / "at-hand")
+            ours.append(_measured(place, "ours", name))
+            base.append(_measured(place, "baseline", name))
+            shutil.rmtree(place)
+        seconds, base_s = (median([each["seconds"] for each in side]) for side in (ours, base))
+        what = f"compaction of {rows:,} rows in {RUNS} runs, {name}"
+        out.append(
+            Row(what, f"{seconds:.2f} s", f"{base_s:.2f} s", base_s / seconds, "higher (1 = as fast as pyarrow)")
+        )
+        peak, bound = max(each["peak"] for each in ours), settings.compaction.memory_bytes_max
+        mib = f"{max(each['peak'] for each in base) >> 20} MiB of pyarrow, bound {bound >> 20} MiB"
+        out.append(Row(f"its peak of memory, {name}", f"{peak >> 20} MiB", mib, peak / bound, "lower (1 = the bound)"))
+    return out
+
+
+def _location(folder: Path) -> Location:
+    return Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
+
+
+def _write(folder: Path, rows: int) -> None:
+    """The same runs as a shard and as plain files."""
+    folder.mkdir()
+    shard = ShardId.new()
+    (folder / "shard").write_text(shard)
+    with PersistClient.open(_location(folder)) as client, client.open_writer(shard, SCHEMA, purpose="bench") as writer:
+        for index in range(RUNS):
+            table = interleaved(rows // RUNS, at=index, of=RUNS, time=index)
+            writer.compare_and_append(table, expected_upper=Antichain.of(index), new_upper=Antichain.of(index + 1))
+            pq.write_table(flat(table).sort_by("id"), folder / f"run-{index:02}.parquet")
+        with client.open_leased_reader(shard, SCHEMA, purpose="bench") as reader:
+            reader.downgrade_since(Antichain.of(RUNS - 1))
+
+
+def _measured(folder: Path, side: str, bound: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "bench.compaction", side, str(folder), bound]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    out: dict[str, float] = json.loads(done.stdout)
+    return out
+
+
+def _ours(folder: Path, bound: str) -> None:
+    with PersistClient.open(_location(folder), settings=BOUNDS[bound]) as client:
+        machine = client.machine(ShardId((folder / "shard").read_text()))
+        machine.refresh()
+        # As if as much again had been written: then the spine asks for all of them at once.
+        request = machine.spine_exert(1 << 30)[0].requests[0]
+        outcome = compact(machine, request)
+        left = sum(len(batch.run_metas) for batch in machine.refresh().trace.batches())
+        if left != 1:
+            raise SystemExit(f"{left} runs are left: {outcome.message}")
+
+
+def _baseline(folder: Path) -> None:
+    table = pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("run-*.parquet"))])
+    floor = pa.repeat(pa.scalar(RUNS - 1, pa.int64()), table.num_rows)
+    table = table.set_column(2, "time", floor).sort_by([(name, "ascending") for name in ("id", "name", "time")])
+    table = table.group_by(["id", "name", "time"], use_threads=False).aggregate([("diff", "sum")])
+    pq.write_table(table, folder / "compacted.parquet")
+
+
+def main() -> None:
+    """One side in this process: seconds and peak resident bytes as JSON."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("side", choices=("ours", "baseline"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("bound", choices=list(BOUNDS))
+    options = parser.parse_args()
+    began = time.perf_counter()
+    if options.side == "ours":
+        _ours(options.folder, options.bound)
+    else:
+        _baseline(options.folder)
+    seconds = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"seconds": seconds, "peak": peak}))
+
+
+if __name__ == "__main__":
+    main()

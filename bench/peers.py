@@ -1,0 +1,208 @@
+"""Side by side with table formats over Parquet files, through their ordinary API: same rows, same disk, one run.
+
+Needs `uv sync --group bench`. Every system gets the same Arrow tables; calls take turns, so that all meet the same
+machine. What is asked of a read is a table of all rows in memory. Compaction is of the twenty appends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from persist_engine import Antichain, Location, PersistClient, ShardId
+from persist_engine.work.compact import compact
+
+from bench.data import SCHEMA, flat, updates
+from bench.measure import Row, median, ms, timings_s
+
+#: Ours over theirs, at most: what the issue asks for. Figures against the second peer are for information.
+APPEND_MAX, SMALL_MAX, READ_MAX, COMPACT_MAX = 1.0, 0.1, 1.0, 1.0
+
+
+class System(ABC):
+    """One table in one system. Tables come as updates and as plain columns; each takes the form that is its own."""
+
+    name: str
+
+    @abstractmethod
+    def append(self, table: pa.Table, plain: pa.Table) -> None:
+        """One durable commit."""
+
+    @abstractmethod
+    def begin_reading(self) -> None:
+        """Open what reads go through, at what is there now. Not measured."""
+
+    @abstractmethod
+    def read(self) -> int:
+        """All rows in memory; their number."""
+
+    @abstractmethod
+    def compact(self) -> None:
+        """Few files out of many."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go."""
+
+
+class Ours(System):
+    """A shard on files and SQLite."""
+
+    name = "persist"
+
+    def __init__(self, folder: Path) -> None:
+        location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
+        self._client = PersistClient.open(location)
+        self._shard = ShardId.new()
+        self._writer = self._client.open_writer(self._shard, SCHEMA, purpose="bench")
+        self._upper = 0
+
+    def append(self, table: pa.Table, plain: pa.Table) -> None:
+        lower, self._upper = Antichain.of(self._upper), self._upper + 1
+        self._writer.compare_and_append(table, expected_upper=lower, new_upper=Antichain.of(self._upper))
+
+    def begin_reading(self) -> None:
+        self._reader = self._client.open_leased_reader(self._shard, SCHEMA, purpose="bench")
+
+    def read(self) -> int:
+        return int(self._reader.snapshot(as_of=Antichain.of(self._upper - 1)).to_table().num_rows)
+
+    def compact(self) -> None:
+        machine = self._client.machine(self._shard)
+        machine.refresh()
+        compact(machine, machine.spine_exert(1 << 30)[0].requests[0])
+        if sum(len(batch.run_metas) for batch in machine.refresh().trace.batches()) != 1:
+            raise SystemExit("compaction left more than one run")
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class Delta(System):
+    """The Rust implementation."""
+
+    name = "deltalake"
+
+    def __init__(self, folder: Path) -> None:
+        self._uri = str(folder / "table")
+
+    def append(self, table: pa.Table, plain: pa.Table) -> None:
+        from deltalake import write_deltalake
+
+        write_deltalake(self._uri, plain, mode="append")
+
+    def begin_reading(self) -> None:
+        from deltalake import DeltaTable
+
+        self._table = DeltaTable(self._uri)
+
+    def read(self) -> int:
+        return int(self._table.to_pyarrow_table().num_rows)
+
+    def compact(self) -> None:
+        from deltalake import DeltaTable
+
+        DeltaTable(self._uri).optimize.compact()
+
+    def close(self) -> None:
+        pass
+
+
+class Iceberg(System):
+    """The Python implementation, with its SQLite catalog. It has no compaction; a rewrite of everything stands for it."""
+
+    name = "pyiceberg"
+
+    def __init__(self, folder: Path) -> None:
+        from pyiceberg.catalog.sql import SqlCatalog
+
+        folder.mkdir(parents=True)
+        catalog = SqlCatalog("bench", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse")
+        catalog.create_namespace("bench")
+        self._catalog: Any = catalog
+        self._table: Any = None
+
+    def append(self, table: pa.Table, plain: pa.Table) -> None:
+        if self._table is None:
+            self._table = self._catalog.create_table("bench.rows", schema=plain.schema)
+        self._table.append(plain)
+
+    def begin_reading(self) -> None:
+        self._table = self._catalog.load_table("bench.rows")
+
+    def read(self) -> int:
+        return int(self._table.scan().to_arrow().num_rows)
+
+    def compact(self) -> None:
+        self._table.overwrite(self._table.scan().to_arrow())
+
+    def close(self) -> None:
+        pass
+
+
+SYSTEMS: tuple[type[System], ...] = (Ours, Delta, Iceberg)
+
+
+def run(folder: Path, quick: bool) -> list[Row]:
+    """20 appends of 50,000 rows, read, compaction; 200 commits of 10 rows."""
+    warnings.filterwarnings("ignore")  # of pyiceberg, about every append
+    appends, rows, commits = (4, 5_000, 20) if quick else (20, 50_000, 200)
+    out = []
+    large = [updates(rows, time=index, seed=index, first=index * rows) for index in range(appends)]
+    systems = [system(folder / "large" / system.name) for system in SYSTEMS]
+    out += _rows(f"append of {rows:,} rows", _appended(systems, large), APPEND_MAX)
+    out += _rows(f"full read of {appends * rows:,} rows in {appends} appends", _read(systems, appends * rows), READ_MAX)
+    out += _rows(f"compaction of {appends} appends", _compacted(systems), COMPACT_MAX)
+    out += _rows(f"full read of {appends * rows:,} rows, compacted", _read(systems, appends * rows), READ_MAX)
+    _close(systems)
+    small = [updates(10, time=index, seed=index) for index in range(commits)]
+    systems = [system(folder / "small" / system.name) for system in SYSTEMS]
+    out += _rows("commit of 10 rows", _appended(systems, small), SMALL_MAX)
+    _close(systems)
+    return out
+
+
+def _appended(systems: list[System], tables: list[pa.Table]) -> dict[str, float]:
+    """Medians; the first of each, which makes the table, is not counted."""
+    taken: dict[str, list[float]] = {system.name: [] for system in systems}
+    for table in tables:
+        plain = flat(table)
+        for system in systems:
+            taken[system.name] += timings_s(lambda _: system.append(table, plain), repeat=1, warm=0)  # noqa: B023
+    return {name: median(seconds[1:]) for name, seconds in taken.items()}
+
+
+def _read(systems: list[System], rows: int) -> dict[str, float]:
+    for system in systems:
+        system.begin_reading()
+    taken: dict[str, list[float]] = {system.name: [] for system in systems}
+    for _, system in itertools.product(range(7), systems):
+
+        def read(_: int, system: System = system) -> None:
+            if (found := system.read()) != rows:
+                raise SystemExit(f"{system.name} read {found} rows, {rows} were written")
+
+        taken[system.name] += timings_s(read, repeat=1, warm=0)
+    return {name: median(seconds[1:]) for name, seconds in taken.items()}
+
+
+def _compacted(systems: list[System]) -> dict[str, float]:
+    return {system.name: timings_s(lambda _: system.compact(), repeat=1, warm=0)[0] for system in systems}  # noqa: B023
+
+
+def _rows(what: str, seconds: dict[str, float], most: float) -> list[Row]:
+    ours = seconds[Ours.name]
+    return [
+        Row(f"{what}, beside {peer}", ms(ours), ms(theirs), ours / theirs, f"lower (asked for: {most:g})")
+        for peer, theirs in seconds.items()
+        if peer != Ours.name
+    ]
+
+
+def _close(systems: list[System]) -> None:
+    for system in systems:
+        system.close()

@@ -1,0 +1,41 @@
+"""Found by simulation: an append of unknown outcome had happened, somebody whose clock is far ahead removed its writer, and
+the retry took that for a refusal and deleted the blobs that the shard names.
+"""
+
+from __future__ import annotations
+
+import pytest
+from persist_engine.base.env import SeededEnv
+from persist_engine.base.errors import InvariantViolated
+from persist_engine.base.metrics import NoMetrics
+from persist_engine.base.settings import BatchSettings, Settings
+from persist_engine.client.client import PersistClient
+from persist_engine.model.frontier import Antichain
+from persist_engine.testing.world import SCHEMA, World, row
+
+SETTINGS = Settings(batch=BatchSettings(inline_part_bytes_max=0))
+LEASE_MS = SETTINGS.lease.writer_lease_ms
+
+
+def test_a_writer_removed_by_a_clock_that_is_ahead_was_not_surely_refused():
+    world = World(settings=SETTINGS)
+    shard_id = world.shard_id()
+    ahead = SeededEnv(1)
+    ahead.advance_ms(2 * LEASE_MS)
+    rival = PersistClient(world.blob, world.consensus, settings=SETTINGS, env=ahead, metrics=NoMetrics())
+    writer = world.process().open_writer(shard_id, SCHEMA, purpose="test")
+    original = world.env.sleep
+
+    def sleep(seconds: float) -> None:
+        """The backoff between the attempts."""
+        world.env.sleep = original
+        other = rival.open_writer(shard_id, SCHEMA, purpose="rival")
+        other.compare_and_append([row(2, "b", 1)], expected_upper=Antichain(1), new_upper=Antichain(2))
+        original(seconds)
+
+    world.env.sleep = sleep
+    world.faults.fail_next("compare_and_set", happened=True)
+    with pytest.raises(InvariantViolated, match="may or may not have happened"):
+        writer.compare_and_append([row(1, "a", 0)], expected_upper=Antichain(0), new_upper=Antichain(1))
+    with rival.open_leased_reader(shard_id, SCHEMA, purpose="test") as reader, reader.snapshot(1) as snapshot:
+        assert [update["key"]["id"] for update in snapshot.to_table().to_pylist()] == [1, 2]

@@ -1,0 +1,41 @@
+"""Every module of the engine that starts or waits for threads is simulated, or stands here with a reason."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import persist_engine.client
+import persist_engine.shard
+import persist_engine.work
+import pytest
+from persist_engine.testing import sim_threads
+
+#: In no simulated history yet: their threads belong to one process that sinks.
+NOT_SIMULATED = {
+    "persist_engine.client.sink",
+    "persist_engine.client.sink_actors",
+    "persist_engine.client.sink_readback",
+    "persist_engine.client.upsert",
+}
+
+
+def names_holding(value: object) -> set[str]:
+    found = set()
+    for package in (persist_engine.client, persist_engine.shard, persist_engine.work):
+        for info in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+            module = importlib.import_module(info.name)
+            if any(held is value for held in vars(module).values()):
+                found.add(info.name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("value", "replaced"),
+    [(threading, sim_threads._WITH_THREADING), (ThreadPoolExecutor, sim_threads._WITH_POOLS)],
+    ids=["threading", "pools"],
+)
+def test_whoever_uses_threads_is_simulated(value: object, replaced: tuple):
+    assert names_holding(value) - NOT_SIMULATED == {module.__name__ for module in replaced}
