@@ -91,10 +91,11 @@ class UpsertFollower:
             machine = self._machine
             if machine is None or (self._listen is None and machine.persisted_frontier < target):
                 machine = self._hydrate()
-            if target <= machine.persisted_frontier:
-                self._check_schema()
-                return machine
             try:
+                if target <= machine.persisted_frontier:
+                    self._let_go(machine)
+                    self._check_schema()
+                    return machine
                 self._follow(machine)
             except (Fenced, InvariantViolated, MissingBlob) as error:
                 # What a lease that ran out unnoticed looks like. If it is something else, a new reader finds it too.
@@ -140,6 +141,14 @@ class UpsertFollower:
         self._forget_reader()
 
     # -- hydrating and following --------------------------------------------------------------------------------------
+
+    def _let_go(self, machine: UpsertMachine) -> None:
+        """Hold since back no further than what was persisted last: a handle that only writes never reads on, and must not
+        keep the shard from being compacted (spec 20, bug 9).
+        """
+        upper = machine.persisted_frontier.time
+        if self._reader is not None and upper:
+            self._reader.maybe_downgrade_since(Antichain.of(upper - 1))
 
     def _check_schema(self) -> None:
         """Rows that were written with more fields than ours must not be retracted without them: then a row would stay

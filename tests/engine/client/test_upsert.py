@@ -412,6 +412,19 @@ def test_a_handle_whose_lease_ran_out_hydrates_again(shard_id: ShardId, caplog: 
     assert contents(client, shard_id) == {1: "c", 2: "b", 4: "z"}
 
 
+def test_a_handle_that_only_writes_lets_since_go(world: World, shard_id: ShardId) -> None:
+    """It reads back nothing of its own, but its reader must not hold the shard where it was opened (spec 20, bug 9)."""
+    client = world.process()
+    upserts = opened(client, shard_id)
+    uppers = []
+    for turn in range(4):
+        uppers.append(upserts.upsert(commands((1, f"{turn}"))).upper)
+        world.env.advance_ms(Settings().lease.reader_lease_ms // 3)
+    assert client.machine(shard_id).refresh().trace.since == A(uppers[-2].time - 1)
+    opened(world.process(), shard_id).upsert(commands((1, "other"), (2, "other")))
+    assert upserts.upsert(commands((1, None), (2, None))).retracted == 2
+
+
 def test_a_handle_of_an_outgrown_schema_stops_before_it_retracts_wrongly(world: World, shard_id: ShardId) -> None:
     """Its values lack a field: what it retracts would not be what was inserted."""
     client, other = world.process(), world.process()
