@@ -135,14 +135,8 @@ class PersistClient:
         waits, how far rebuilding them has come. SchemaMismatch, also for a schema that the shard has outgrown;
         InvalidUsage for a backend without its directory.
         """
-        writer = self.open_writer(shard_id, schema, purpose=purpose)
+        writer = self._open_correcting_writer(shard_id, schema, purpose=purpose)
         machine = writer.machine
-        if writer.schema_id != machine.schema_id:
-            raise SchemaMismatch(
-                f"shard {shard_id} has evolved to schema {machine.schema_id}: upserts need the newest",
-                requested=repr(schema),
-                actual=repr(machine.schema),
-            )
         open_store = store_opener(
             backend, directory, spill_bytes=spill_bytes, env=machine.env, metrics=machine.metrics, shard=str(shard_id)
         )
@@ -178,7 +172,8 @@ class PersistClient:
         purpose: str = "sink",
     ) -> Sink:
         """A running sink that keeps the shard equal to what its inputs say (see client.sink; `SinkOptions` for the
-        arguments). The shard is created when it does not exist; registers a leased reader (one commit).
+        arguments). The shard is created when it does not exist; registers a leased reader (one commit). SchemaMismatch, also
+        for a schema that the shard has outgrown.
         """
         options = SinkOptions(
             workers=workers,
@@ -190,7 +185,7 @@ class PersistClient:
             spill_directory=spill_directory,
         )
         tagged = with_errors(schema) if errors else schema
-        writer = self.open_writer(shard_id, tagged, purpose=purpose)
+        writer = self._open_correcting_writer(shard_id, tagged, purpose=purpose)
         reader = self.open_leased_reader(shard_id, tagged, purpose=purpose)
         return Sink(schema, reader=reader, writer=writer, options=options)
 
@@ -285,6 +280,20 @@ class PersistClient:
         if known is None:
             known = self._share(Applier(self._versions.fetch_current_state(shard_id), self._versions))
         return known
+
+    def _open_correcting_writer(self, shard_id: ShardId, schema: Schema, *, purpose: str) -> WriteHandle:
+        """A writer that may retract what it reads. Under an older schema it would read rows without their new fields, and
+        its retractions would meet nothing: SchemaMismatch.
+        """
+        writer = self.open_writer(shard_id, schema, purpose=purpose)
+        machine = writer.machine
+        if writer.schema_id != machine.schema_id:
+            raise SchemaMismatch(
+                f"shard {shard_id} has evolved to schema {machine.schema_id}: who retracts rows needs the newest",
+                requested=repr(schema),
+                actual=repr(machine.schema),
+            )
+        return writer
 
     def _initialised(self, shard_id: ShardId, schema: Schema) -> tuple[Machine, int]:
         """The shard, made unless it exists, and the id of `schema` there."""

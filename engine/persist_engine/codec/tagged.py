@@ -1,4 +1,4 @@
-"""A collection that may be in error, as one collection: rows, or messages that say why there are none (ADR 9). Pure.
+"""A collection that may be in error, as one collection: rows, or messages that say why there are none (ADR 6). Pure.
 
     schema         key (id BIGINT NOT NULL)          val (name STRING)
     with errors    key (id BIGINT, err STRING)       val (name STRING)      every field may be null

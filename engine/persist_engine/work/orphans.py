@@ -1,4 +1,4 @@
-"""The orphan scan: blobs that no version names and none ever will, found, and deleted when asked (docs/adr/0008).
+"""The orphan scan: blobs that no version names and none ever will, found, and deleted when asked (docs/adr/0005-orphans.md).
 
 What makes deleting safe is not their age but a fence in state: the scan first commits a floor, and from that version on
 no command links a part that was staged before it (`ShardState.staging_floor_ms`). Only then it lists, and only after

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
 from persist_engine.base.env import SystemEnv
-from persist_engine.base.errors import InvalidUsage, SinkFailed, UpdateNotBeyondLower
+from persist_engine.base.errors import InvalidUsage, SchemaMismatch, SinkFailed, UpdateNotBeyondLower
 from persist_engine.base.metrics import PrometheusMetrics
 from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
 from persist_engine.client.sink_actors import Control, Desired, Inbox, ShardUpper, StagedBatch
@@ -444,3 +444,14 @@ def test_a_batch_that_comes_after_the_end_is_still_deleted(stores):
         assert stores.blobs() == 1
         Control(Mint(DesiredFrontiers.without_errors(), as_of=A(0), read_only=True), writer, []).close(inbox)
     assert stores.blobs() == 0
+
+
+def test_a_schema_that_the_shard_has_outgrown_is_refused(stores):
+    """Rows read without their new fields and retracted so would meet nothing, and stand twice."""
+    client = stores.client()
+    client.initialise(stores.shard_id, SCHEMA)
+    grown = Schema(key=SCHEMA.key, val=SCHEMA.val.append(pa.field("note", pa.string())))
+    stores.client().evolve_schema(stores.shard_id, grown)
+    with pytest.raises(SchemaMismatch, match="evolved to schema 1"):
+        stores.client().open_sink(stores.shard_id, SCHEMA)
+    stores.client().open_sink(stores.shard_id, grown).close()
