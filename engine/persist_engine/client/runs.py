@@ -12,9 +12,11 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
+from persist_engine.base.errors import BatchExpired, MissingBlob
 from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import Part
 from persist_engine.model.frontier import MINIMUM, Description
+from persist_engine.model.ids import ShardId
 from persist_engine.shard.fetch import CompactionFilter, PartSource, RunToRead, read_consolidated
 from persist_engine.shard.parts import PartStore, delete_parts, write_part
 
@@ -62,7 +64,7 @@ class RunGroups:
 
     def _merged(self, group: Sequence[Run]) -> list[Run]:
         """The runs of `group` as one (or none, when all cancels), whose own parts are deleted. On an error they are all
-        part of `runs` again, and what was written is deleted.
+        part of `runs` again, and what was written is deleted. BatchExpired when an orphan scan has taken one of their blobs.
         """
         store = self._store
         source = PartSource(store.shard_id, store.blob, self._schema, store.retry, store.metrics)
@@ -73,9 +75,11 @@ class RunGroups:
             tables = read_consolidated(source, reading, CompactionFilter(MINIMUM), memory_bytes=2 * target)
             for part in self._written(tables, target):
                 written.append(part)
-        except BaseException:
+        except BaseException as error:
             self._levels[0] += group
             delete_parts(store, written)
+            if isinstance(error, MissingBlob):  # no state names it yet, so it was an orphan scan's to take
+                raise _swept(store.shard_id, error) from error
             raise
         delete_parts(store, [part for run in group for part in run])
         store.metrics.count("builder_merged_runs", len(group))
@@ -102,6 +106,15 @@ class RunGroups:
             schema_id=self._schema_id,
             inline_bytes_max=self._store.settings.batch.inline_part_bytes_max,
         )
+
+
+def _swept(shard_id: ShardId, error: MissingBlob) -> BatchExpired:
+    key = error.detail.get("key")
+    return BatchExpired(
+        f"blob {key} of a batch that shard {shard_id} was not given yet is gone, as after an orphan scan: stage the batch "
+        f"again (or set the clock of the machine that staged it)",
+        key=key,
+    )
 
 
 def _size_bytes(run: Run) -> int:

@@ -212,7 +212,11 @@ class Writer(Actor):
             return
         upper = lower + self.rng.randint(1, 6)
         updates = self._own_rows(lower, upper)
-        batch = self.handle.batch(self._rows(updates), lower=Antichain.of(lower), upper=Antichain.of(upper))
+        try:
+            batch = self.handle.batch(self._rows(updates), lower=Antichain.of(lower), upper=Antichain.of(upper))
+        except BatchExpired:
+            self.history.staged_too_early += 1
+            return
         self.history.mail.append(Letter(lower, upper, updates, batch.to_transmittable()))
 
     def take(self) -> None:

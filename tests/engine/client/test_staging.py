@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from persist_engine import Antichain, Appended, PersistClient, UpperMismatch, WriteHandle
-from persist_engine.base.errors import InvalidRewrite, InvalidUsage, SchemaMismatch
+from persist_engine.base.errors import BatchExpired, InvalidRewrite, InvalidUsage, SchemaMismatch
 from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.client.batch import Batch
@@ -87,6 +87,21 @@ def test_a_builder_that_fails_while_merging_leaves_no_blob():
 
     world.blob.get = fails_later  # type: ignore[method-assign]  # an error that no adapter maps
     with pytest.raises(RuntimeError, match="disk on fire"):
+        writer.batch([row(key, "x", 0) for key in range(1000)], lower=A(0), upper=A(1))
+    assert world.blob_keys(writer.shard_id, kind="part") == set()
+
+
+def test_a_builder_whose_parts_an_orphan_scan_has_taken_asks_for_the_batch_again():
+    """Found by simulation: it named a live state that had lost a blob, which nobody had."""
+    world, writer = opened(runs_max=2, inline_part_bytes_max=0, target_part_bytes=1024)
+    get = world.blob.get
+
+    def swept(key: str) -> bytes | None:
+        world.blob.delete(key)
+        return get(key)
+
+    world.blob.get = swept  # type: ignore[method-assign]
+    with pytest.raises(BatchExpired, match="is gone, as after an orphan scan: stage the batch again"):
         writer.batch([row(key, "x", 0) for key in range(1000)], lower=A(0), upper=A(1))
     assert world.blob_keys(writer.shard_id, kind="part") == set()
 
