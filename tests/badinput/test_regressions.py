@@ -172,6 +172,11 @@ def test_regression_17_times_are_ordered_as_numbers(shop):
     for time in times:
         assert contents(shop.process(), shard_id, time) == [(1, "same", times.index(time) + 1)]
     assert contents(shop.process(), shard_id, 1) == []
+    state = shop.process().machine(shard_id).state
+    parts = [shop.blob.get(f"{shard_id}/{key}") for batch in state.trace.batches() for key in batch.blob_keys()]
+    stored = [pq.read_table(io.BytesIO(data)).column("time").to_pylist() for data in parts if data is not None]
+    assert [time for part in stored for time in part] == times
+    assert len(stored[0]) > 2, "nothing was compacted"
 
 
 def test_regression_18_parts_that_do_not_follow_one_another_are_runs_of_their_own():

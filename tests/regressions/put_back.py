@@ -121,12 +121,13 @@ BUGS = (
         ),
         (STORIES + "test_regression_8_what_was_truncated_does_not_slow_scans_down",),
     ),
-    bug(
+    Bug(
         "9",
-        "client/read.py",
-        "return min(self._leases, default=default)",
-        "return min([*self._leases, self._hold], default=default)",
-        BAD + "test_regression_9_a_reader_that_is_only_kept_does_not_hold_back_collection",
+        (
+            ("client/read.py", "self._pins = Pins()", "self._pins, self._first = Pins(), machine.state.seqno"),
+            ("client/read.py", "self._pins.oldest(self._machine.state.seqno)", "self._pins.oldest(self._first)"),
+        ),
+        (BAD + "test_regression_9_a_reader_that_is_only_kept_does_not_hold_back_collection",),
     ),
     Bug(
         "10",
@@ -176,18 +177,17 @@ BUGS = (
     bug(
         "15",
         "work/compact.py",
-        "    if not answer.applied:\n        delete_parts(machine, output.parts)\n",
-        "    if not answer.applied:\n        delete_parts(machine, output.parts)\n"
-        "        delete_parts(machine, [part for _, each in req.inputs for part in each.parts])\n",
+        "            delete_parts(machine, output.parts)\n            self._blobs_deleted",
+        "            delete_parts(machine, [*output.parts, *(part for each in replaced for part in each.parts)])\n"
+        "            self._blobs_deleted",
         STORIES + "test_regression_15_a_result_that_is_not_applied_takes_its_own_blobs_with_it_and_no_others",
     ),
     bug(
         "17",
-        "codec/columns.py",
-        "    names = [str(index) for index in range(len(columns))]\n",
-        '    columns = [each.cast("string") if each.type == pa.int64() else each for each in columns]\n'
-        "    names = [str(index) for index in range(len(columns))]\n",
-        BAD + "test_regression_17_times_are_ordered_as_numbers",
+        "codec/sorting.py",
+        "words: Words = values.to_numpy().astype(np.int64).view(np.uint64) ^ _SIGN",
+        "words: Words = values.to_numpy().astype(np.int64).view(np.uint64).byteswap()",
+        "tests/properties/test_order_properties.py::test_order_and_equality_are_those_of_rows",
     ),
     bug(
         "19",
