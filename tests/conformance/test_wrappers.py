@@ -187,6 +187,16 @@ def test_memory_stores_are_shared_by_name_only(fresh_name):
     assert consensus("mem:").head("s1") is None
 
 
+def test_a_fourth_slash_is_the_same_path(tmp_path):
+    """As people write `sqlite:////file`: SQLite takes what follows two slashes for a host, and never opened."""
+    with_three = open_consensus(f"sqlite://{tmp_path}/c.db", env=SystemEnv(), metrics=NoMetrics())
+    with_three.compare_and_set("s1", None, entry(0))
+    with_four = open_consensus(f"sqlite:///{tmp_path}/c.db", env=SystemEnv(), metrics=NoMetrics())
+    assert with_four.head("s1") == entry(0)
+    open_blob(f"file:///{tmp_path}/blobs", env=SystemEnv(), metrics=NoMetrics()).set("k", b"x")
+    assert (tmp_path / "blobs" / "k").read_bytes() == b"x"
+
+
 def test_paths_are_percent_decoded(tmp_path):
     open_blob(f"file://{tmp_path}/a%20b", env=SystemEnv(), metrics=NoMetrics()).set("k", b"x")
     open_consensus(f"sqlite://{tmp_path}/a%20b/c.db", env=SystemEnv(), metrics=NoMetrics()).close()

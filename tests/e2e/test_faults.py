@@ -260,7 +260,7 @@ def test_an_unreachable_s3_shows_and_recovers(
     cluster: Any, programs: Any, new_shard: Callable[..., tuple[str, str]]
 ) -> None:
     shard, shard_id = new_shard("outage-s3", storageProfile="cut")
-    programs.result("write_batches", shard_id, "4", "2000", profile="cut")
+    programs.result("write_batches", shard_id, "4", "5000", profile="cut")
     before = programs.result("content", shard_id, profile="cut")
     with cut_off(cluster, "s3-cut"):
         # The running operator may hold what it needs: another one has to open the location anew.

@@ -37,10 +37,10 @@ def test_maintenance_runs_as_pods_and_changes_no_contents(
 ) -> None:
     """Thirty batches are written while nothing is due; then the thresholds drop, and the operator does all three."""
     shard, shard_id = new_shard("upkeep", **IDLE)
-    programs.result("write_batches", shard_id, "30", "2000")
+    programs.result("write_batches", shard_id, "30", "5000")
     before = programs.result("stored", shard_id)
     contents = programs.result("content", shard_id)
-    assert contents["rows"] == 60_000
+    assert contents["rows"] == 150_000
     assert before["inspection"]["earliest_seqno"] == 1
     assert before["parts"] >= 30
     assert not succeeded(cluster, shard)

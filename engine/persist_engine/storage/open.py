@@ -83,7 +83,7 @@ def open_push(url: str, *, env: Env, metrics: Metrics) -> Push:
         case "mem":
             return shared_local_push(parsed.shown) if parsed.path else LocalPush()
         case "sqlite":
-            return shared_local_push(parsed.shown)
+            return shared_local_push(absolute_path(parsed))
         case _:
             from persist_engine.storage.consensus_redis import redis_pool
             from persist_engine.storage.notify_redis import RedisPush

@@ -82,10 +82,13 @@ def pushes(url: StoreUrl) -> bool:
 
 
 def absolute_path(url: StoreUrl) -> str:
-    """The path of a `scheme:///path` URL; InvalidUsage when it names a host or is not absolute."""
+    """The path of a `scheme:///path` URL; InvalidUsage when it names a host or is not absolute.
+
+    A fourth slash means the same, as people write it from habit: to POSIX and to SQLite a leading `//` is something else.
+    """
     if url.host not in ("", "localhost") or not url.path.startswith("/"):
         raise InvalidUsage(f"{url.shown}: expected {url.scheme}:///absolute/path")
-    return url.path
+    return "/" + url.path.lstrip("/")
 
 
 def _without_credentials(split: SplitResult) -> str:

@@ -18,15 +18,17 @@ import os
 import queue
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from persist_engine.model.ids import ShardId
 from persist_engine.testing.fault_proxy import FINE, FaultProxy, Trouble
@@ -37,6 +39,8 @@ from persist_engine.testing.servers import RedisServer, S3Server, ServerMissing,
 DEADLINE_S = 120.0
 CHECKER = "persist-linearizability-checker"
 PARTITION_S = 0.3
+#: Between two looks for a transaction under way.
+LOOK_S = 0.002
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,8 @@ class Plan:
     redis: Trouble = FINE
     s3: Trouble = FINE
     events: tuple[tuple[int, str], ...] = ()
-    """(after that many exchanges with Redis, what happens): "redis", "s3", "worker" are killed and started again;
-    "partition".
+    """(after that many exchanges with Redis, what happens): "redis", "s3" are killed and started again;
+    "worker": one is killed in the midst of a transaction, another takes its place; "partition".
     """
     bug: str | None = None
 
@@ -121,6 +125,21 @@ class Worker:
         """What it said at the end of its task; "killed" when it did not come to it."""
         return self._line() or "killed"
 
+    def kill_in_transaction(self, history: Path, *, is_over: Callable[[], bool]) -> bool:
+        """SIGKILL at a moment at which `history`, its record, holds a transaction without an end; looks again and again,
+        the process standing still while it looks. False, and it lives, when `is_over` before there was such a moment.
+        """
+        while not is_over():
+            self._process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            found = _transactions([history] if history.exists() else [])
+            if any(line["outcome"] == "invoked" for line in found.values()):
+                self.kill()
+                return True
+            self._process.send_signal(signal.SIGCONT)
+            threading.Event().wait(LOOK_S)
+        return False
+
     def kill(self) -> None:
         """SIGKILL. Idempotent."""
         self._process.kill()
@@ -149,6 +168,7 @@ class Cluster:
         self._redis, self._s3, self._checker, self._folder = redis, s3, checker, folder
         self._redis_proxy, self._s3_proxy = FaultProxy(redis.port), FaultProxy(s3.port)
         self._workers: list[Worker] = []
+        self._is_over = threading.Event()
         self._count = 0
 
     def play(self, plan: Plan) -> Verdict:
@@ -165,15 +185,17 @@ class Cluster:
             if number in due:
                 events.put(due[number])
 
-        nemesis = threading.Thread(target=self._misbehave, args=(events, counts))
+        nemesis = threading.Thread(target=self._misbehave, args=(events, counts, folder / _record_of(0)))
         nemesis.start()
         self._redis_proxy.begin(plan.redis, seed=plan.seed, on_exchange=on_exchange)
         self._s3_proxy.begin(plan.s3, seed=plan.seed + 1)
         try:
             answers = self._run(plan, folder)
         finally:
+            self._is_over.set()
             events.put(None)
             nemesis.join()
+            self._is_over.clear()
         for proxy in (self._redis_proxy, self._s3_proxy):
             for name in ("exchanges", "resets", "lost_answers", "delays"):
                 counts[name.replace("_", " ")] += getattr(proxy, name)
@@ -211,7 +233,7 @@ class Cluster:
         playing = self._workers[: plan.processes]
         for index, worker in enumerate(playing):
             first = index * plan.nodes + 1
-            worker.begin(replace(task, first_node=first, history=str(folder / f"process-{index}.jsonl")))
+            worker.begin(replace(task, first_node=first, history=str(folder / _record_of(index))))
         answers = [worker.answer() for worker in playing]
         self._redis_proxy.calm_down()
         self._s3_proxy.calm_down()
@@ -237,19 +259,20 @@ class Cluster:
         (folder / "plan.txt").write_text(f"{plan}\n{answer}\n{answers}\n")
         return Verdict(plan, answer, dict(counts), folder)
 
-    def _misbehave(self, events: queue.SimpleQueue[str | None], counts: Counter[str]) -> None:
+    def _misbehave(self, events: queue.SimpleQueue[str | None], counts: Counter[str], first_record: Path) -> None:
         while (event := events.get()) is not None:
-            counts[f"{event} events"] += 1
             match event:
                 case "redis":
                     self._redis.restart()
                 case "s3":
                     self._s3.restart()
                 case "worker":
-                    self._workers[0].kill()
+                    if not self._workers[0].kill_in_transaction(first_record, is_over=self._is_over.is_set):
+                        continue
                 case _:
                     with self._redis_proxy.partitioned():
                         threading.Event().wait(PARTITION_S)
+            counts[f"{event} events"] += 1
 
     def _checked(self, history: Path, html: Path) -> str:
         run = subprocess.run(
@@ -260,18 +283,27 @@ class Cluster:
         return str(json.loads(run.stdout)["verdict"])
 
 
-def _merged(folder: Path, history: Path) -> Counter[str]:
-    """All processes' records as one history: each transaction once, what was not ended having an unknown outcome."""
-    counts: Counter[str] = Counter()
-    transactions: dict[tuple[int, int], dict[str, object]] = {}
-    for path in sorted(folder.glob("*.jsonl")):
-        lines = path.read_text().splitlines()
-        for text in lines:
+def _record_of(index: int) -> str:
+    return f"process-{index}.jsonl"
+
+
+def _transactions(records: Iterable[Path]) -> dict[tuple[int, int], dict[str, Any]]:
+    """What these files hold, each transaction once: "invoked" when its end is in none of them."""
+    transactions: dict[tuple[int, int], dict[str, Any]] = {}
+    for path in records:
+        for text in path.read_text().splitlines():
             with contextlib.suppress(json.JSONDecodeError):  # cut short by a kill: its call is in the line before
                 line = json.loads(text)
                 transactions[line["process"], line["call"]] = line
+    return transactions
+
+
+def _merged(folder: Path, history: Path) -> Counter[str]:
+    """All processes' records as one history: what was not ended has an unknown outcome."""
+    counts: Counter[str] = Counter()
+    found = _transactions(sorted(folder.glob("*.jsonl")))
     with history.open("w") as out:
-        for line in transactions.values():
+        for line in found.values():
             if line["outcome"] == "invoked":
                 line |= {"outcome": "unknown", "return": 0}
             counts[f"{line['outcome']} transactions"] += 1
