@@ -144,7 +144,9 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
                     f"times before since {snapshot.since} can no longer be told apart"
                 )
             count = options.splits or min(max(1, -(-snapshot.bytes_estimate // SPLIT_BYTES)), SPLITS_MAX)
-            return [SplitPartition(split.to_bytes()) for split in snapshot.splits(count)]
+            partitions = [SplitPartition(split.to_bytes()) for split in snapshot.splits(count)]
+            reader.abandon()  # executors read under its lease
+            return partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one split, as Arrow; bounded memory."""

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
@@ -55,6 +55,7 @@ _WITH_THREADING: tuple[ModuleType, ...] = (
     persist_engine.shard.watch,
     persist_engine.work.heartbeat,
 )
+_WITH_WEAK_OWNERS: tuple[ModuleType, ...] = (persist_engine.client.read, persist_engine.work.heartbeat)
 #: Pure functions of immutable bytes: every simulated process decodes what all others decode too, and need not.
 _REMEMBERED: tuple[tuple[ModuleType, str], ...] = (
     (persist_engine.shard.versions, "decode_state_diff"),
@@ -205,6 +206,24 @@ class SimThreading:
         return self._scheduler.current
 
 
+class StrongReferences:
+    """What the engine finds under the name `weakref`, where that decides who lets go of what: nothing is ever dropped.
+    When garbage is found depends on all that the process did before, and a seed must not.
+    """
+
+    WeakSet = set
+
+    @staticmethod
+    def WeakMethod(method: Callable[..., T]) -> Callable[[], Callable[..., T]]:  # noqa: N802 - as weakref.WeakMethod
+        """See weakref."""
+        return lambda: method
+
+    @staticmethod
+    def finalize(*_: object) -> SimpleNamespace:
+        """See weakref."""
+        return SimpleNamespace(atexit=False)
+
+
 class InlinePool:
     """As ThreadPoolExecutor, but work is done when it is submitted, by the submitter: in one of the orders that a real
     pool may take. Its store calls are scheduling points as all others.
@@ -281,6 +300,7 @@ def simulated_threads(scheduler: Scheduler) -> Iterator[None]:
     replaced: list[tuple[ModuleType, str, Any]] = [(module, "threading", shim) for module in _WITH_THREADING]
     replaced_pools = [(module, "ThreadPoolExecutor", InlinePool) for module in _WITH_POOLS]
     replaced += replaced_pools
+    replaced += [(module, "weakref", StrongReferences) for module in _WITH_WEAK_OWNERS]
     known: dict[Any, Any] = {}
     replaced += [(module, name, _remembering(getattr(module, name), known)) for module, name in _REMEMBERED]
     replaced.append((persist_engine.shard.part_source, "open_part", _remembering_rows(open_part)))
