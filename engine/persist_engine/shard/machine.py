@@ -23,14 +23,7 @@ from persist_engine.model import commands
 from persist_engine.model.batch import HollowBatch, HollowRollup
 from persist_engine.model.commands import Command
 from persist_engine.model.frontier import MINIMUM, Antichain
-from persist_engine.model.ids import (
-    CriticalReaderId,
-    IdempotencyToken,
-    LeasedReaderId,
-    ShardId,
-    WriterId,
-    staged_ms,
-)
+from persist_engine.model.ids import CriticalReaderId, IdempotencyToken, LeasedReaderId, ShardId, WriterId, staged_ms
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.state import DebugInfo, SchemaPair, ShardState, SourceProgress
 from persist_engine.model.trace import MergeOutcome, MergeRes
@@ -152,6 +145,7 @@ class Machine:
             inline_total_bytes_max=self.settings.batch.inline_total_bytes_max,
             claim_ms=self.settings.compaction.claim_ms,
             claim_percent=self.settings.compaction.claim_percent,
+            claim_min_version=self.settings.compaction.claim_min_version,
         )
         earliest_ms = self.env.now_ms()
         backoff: Backoff | None = None  # there was an unknown outcome iff it is not None
@@ -346,7 +340,10 @@ class Machine:
         """Claim up to `max_requests` compactions that nobody works on. Requests lost with an unknown outcome are
         offered again when the claim lapses.
         """
-        command = commands.ClaimCompactions(max_requests=max_requests, claim_ms=self.settings.compaction.claim_ms)
+        due = self.settings.compaction
+        command = commands.ClaimCompactions(
+            max_requests=max_requests, claim_ms=due.claim_ms, claim_min_version=due.claim_min_version
+        )
         return self._idempotent(command, commands.CompactionsClaimed)
 
     def spine_exert(self, fuel: int) -> tuple[commands.Exerted, Maintenance]:

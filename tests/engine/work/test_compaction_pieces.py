@@ -123,3 +123,26 @@ def test_switched_off_nothing_is_done():
     stores.append(times=8)
     off = replace(SETTINGS, compaction=CompactionSettings(enabled=False))
     assert compact_due(stores.client(off).machine(stores.shard_id)) == []
+
+
+def test_what_older_code_wrote_is_written_anew_once(monkeypatch):
+    """Also where nothing is to be merged, and never again what this code wrote."""
+    stores = RecordedShard()
+    monkeypatch.setattr("persist_engine.shard.parts.APPLIER_VERSION", "0.0.9")
+    stores.append(times=4)
+    machine = stores.client().machine(stores.shard_id)
+    machine.spine_exert(1 << 20)
+    assert any(outcome.applied for outcome in compact_due(machine))
+    monkeypatch.undo()
+    stores.append()
+    assert [batch for batch in machine.refresh().trace.spine_batches() if not batch.is_compact] == []
+    assert compact_due(machine) == []
+    retiring = replace(SETTINGS, compaction=replace(SETTINGS.compaction, claim_min_version="0.1.0"))
+    other = stores.client(retiring).machine(stores.shard_id)
+    (outcome,) = compact_due(other)
+    assert (outcome.ending, outcome.applied) == (Ending.SUCCEEDED, 1)
+    keys = {key for each in other.refresh().trace.batches() for key in each.blob_keys()}
+    assert {key.partition("/")[0] for key in keys} == {"n0000100"}
+    assert compact_due(other) == []
+    stores.check_nothing_lost()
+    stores.check_contents()
