@@ -174,6 +174,7 @@ class UpsertFollower:
 
     def _hydrate(self) -> UpsertMachine:
         """A new state from the shard's contents at a time at which they can be read."""
+        began_s = self._writer.machine.env.monotonic_s()
         self.drop_state()
         try:
             machine = self._hydrated()
@@ -181,6 +182,8 @@ class UpsertFollower:
             self._forget_reader()
             machine = self._hydrated()
         self._machine = machine
+        env = self._writer.machine.env
+        self._writer.machine.metrics.observe_s("upsert_rehydration", env.monotonic_s() - began_s)
         return machine
 
     def _hydrated(self) -> UpsertMachine:
