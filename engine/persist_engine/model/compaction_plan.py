@@ -26,8 +26,10 @@ from persist_engine.model.spine import IdBatch, MergeReq
 WRITING_PARTS = 2
 #: A part more to be written at once costs this many: the allocator keeps about half as much again.
 MORE_WRITING_PARTS = 3
-#: Share of the bound for merging, for blobs fetched ahead, and for what the process holds without any work.
-MERGING_SHARE = 4
+#: Share of the bound for merging and for blobs fetched ahead.
+MERGING_SHARE = 8
+#: What the process holds without any work (measured: 135 MiB); of a small bound no more than a quarter is set aside for it.
+PROCESS_BYTES = 128 << 20
 #: A run is decoded in tables: a few of half a MiB and the pages they come from, or all of a part that is small. Measured
 #: as resident memory.
 DECODED_BYTES_MAX = 6 << 20
@@ -142,7 +144,8 @@ def compaction_chunks(request: MergeReq, settings: Settings) -> tuple[Compaction
     bound, target = settings.compaction.memory_bytes_max, settings.batch.target_part_bytes
     min_version = settings.compaction.claim_min_version
     min_writer = "" if min_version is None else writer_key(min_version)
-    plan = _Plan(request, max(bound - bound // MERGING_SHARE - WRITING_PARTS * target, 0), target, min_writer)
+    reserved = bound // MERGING_SHARE + min(PROCESS_BYTES, bound // 4) + WRITING_PARTS * target
+    plan = _Plan(request, max(bound - reserved, 0), target, min_writer)
     for chunk_inputs in plan.groups():
         plan.close(chunk_inputs)
     return tuple(plan.chunks)

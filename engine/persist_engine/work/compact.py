@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 #: Told the bytes of each input part as it is taken up, and the bytes of all inputs; for progress bars.
 OnRead = Callable[[int, int], None]
 
-#: Parts encoded and uploaded at once. More outstanding parts than this only wait in memory.
+#: Parts encoded and uploaded at once.
 UPLOAD_THREADS = 2
 #: More than any spine asks for at once: its levels, and the batches within them, are logarithmic in the number of
 #: appends.
@@ -198,8 +198,7 @@ class _Compaction:
             runs += [RunToRead(run.desc, piece, is_sorted=run.is_sorted) for piece in pieces]
         on_read, total_bytes = self._on_read, self._total_bytes
         told = None if on_read is None else (lambda count: on_read(count, total_bytes))
-        # The other half of that share is the process itself.
-        memory_bytes = machine.settings.compaction.memory_bytes_max // MERGING_SHARE // 2
+        memory_bytes = machine.settings.compaction.memory_bytes_max // MERGING_SHARE
         row_filter = CompactionFilter(chunk.desc.since)
         return read_consolidated(source, runs, row_filter, memory_bytes=memory_bytes, on_fetched=told)
 
@@ -263,8 +262,9 @@ class _RunWriter:
         """Write `tables`, sorted and consolidated, as one run; all of its parts are durable when it returns.
 
         At most `outstanding_parts` parts are in memory at once, the one being gathered included: with one, merging
-        waits while it is written.
+        waits while it is written. Nor more than are written at once, and that one: others would only wait.
         """
+        outstanding_parts = min(outstanding_parts, UPLOAD_THREADS + 1)
         target = self._machine.settings.batch.target_part_bytes
         gathered: list[pa.Table] = []
         gathered_bytes = 0
