@@ -243,14 +243,18 @@ class ReadHandle:
     def downgrade_since(self, since: Antichain) -> Antichain:
         """Give up the times before `since` (one commit); the handle's since afterwards. Never goes back; idempotent.
 
-        Blobs that only older versions name are given up too, but for those of open snapshots.
+        Blobs that only older versions name are given up too, but for those of open snapshots. The times are given up by
+        the call, not by its success: after Unavailable the commit may have happened, and nothing before `since` is
+        promised any more.
         """
         self._check_open()
+        with self._lock:
+            self._since = self._since.join(since)
         held = self._downgrade(since)
         with self._lock:
-            self._since = held
+            self._since = self._since.join(held)
             self._downgraded_ms = self._machine.env.now_ms()
-        return held
+            return self._since
 
     def maybe_downgrade_since(self, since: Antichain) -> None:
         """As `downgrade_since`, but at most once in a quarter of the lease: for callers that progress with every
