@@ -164,3 +164,33 @@ def test_rebuilding_the_state_of_upserts_is_timed(shop):
     with shop.client.open_upsert(shop.shard_id, SCHEMA, purpose="test") as upserts:
         upserts.hydrate()
     assert len(shop.metrics.observed_s("upsert_rehydration")) == 1
+
+
+def test_additions_that_wait_for_uploads_are_counted(shop):
+    small = BatchSettings(inline_part_bytes_max=0, target_part_bytes=1024, outstanding_parts_max=1)
+    client = PersistClient(
+        shop.world.blob, shop.world.consensus, settings=Settings(batch=small), env=SystemEnv(), metrics=shop.metrics
+    )
+    with client.open_writer(shop.shard_id, SCHEMA, purpose="test") as writer:
+        batch = writer.batch([row(key, "a" * 50, 4) for key in range(60)], lower=at(4), upper=at(5))
+        assert shop.metrics.total("write_stall") == len(batch.hollow.parts) - 1, "all but the first"
+        batch.delete()
+
+
+def test_blobs_are_fetched_ahead_in_turns_over_all_runs(shop):
+    """The first part of every run, then the second: any other order lets the merge wait."""
+    machine = shop.client.machine(shop.shard_id)
+    one, two, three, four = [part for batch in machine.state.trace.batches() for part in batch.part_list()]
+    retry = Retry(machine.env, machine.settings.retry, shop.metrics)
+    source = PartSource(shop.shard_id, shop.world.blob, SCHEMA, retry, shop.metrics)
+    desc = Description(MINIMUM, at(4), MINIMUM)
+    runs = [RunToRead(desc, (one, two), is_sorted=True), RunToRead(desc, (three, four), is_sorted=True)]
+    begun = []
+    for parts in range(5):
+        ahead = FetchAhead(
+            source, runs, budget_bytes=sum(part.hollow_bytes for part in (one, three, two, four)[:parts])
+        )
+        begun.append(list(ahead._pending))
+        ahead.close()
+    order = [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert begun == [order[:parts] for parts in range(5)]

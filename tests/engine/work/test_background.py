@@ -12,6 +12,7 @@ from persist_engine.model.maintenance import Maintenance
 from persist_engine.testing.counted import CountedMetrics
 from persist_engine.testing.recorded import SCHEMA, SETTINGS, RecordedShard
 from persist_engine.work.background import CompactionSwitch
+from persist_engine.work.rollup import write_rollup
 
 at = Antichain.of
 #: Far longer than anything here takes: a test that waits so long has failed.
@@ -86,7 +87,7 @@ def test_a_writer_that_hands_its_work_over_keeps_its_shard_small():
         client.open_writer(stores.shard_id, SCHEMA, purpose="test") as writer,
     ):
         upkeep = background.of(writer.machine)
-        for i in range(100):
+        for i in range(50):
             updates = [(((j, "a"), (i % 2,)), i, 1) for j in range(10)]
             stores.history += updates
             stores.upper = i + 1
@@ -206,3 +207,24 @@ def test_settings_that_switch_compaction_off_leave_rollups_and_collection(enable
     assert shop.metrics.total("compaction_skipped", reason="disabled") == (not enabled)
     assert shop.metrics.total("rollup_write", outcome="written") == 1
     assert shop.metrics.total("gc") >= 1
+
+
+def test_collections_that_are_asked_for_while_one_runs_are_done_as_one():
+    shop = Shop(enabled=False)
+    plain = shop.stores.client().machine(shop.stores.shard_id)
+    for _ in range(2):
+        write_rollup(plain)
+        shop.stores.append()
+    state = shop.machine.refresh()
+    with shop.client.background_maintenance() as background:
+        upkeep = background.of(shop.machine)
+        upkeep.offer(Maintenance(gc=state.seqno))
+        shop.gate.wait_until_reached()
+        for _ in range(3):
+            upkeep.offer(Maintenance(gc=state.seqno))
+        assert shop.metrics.total("gc_merged") == 2, "the first of them waits, the others are merged into it"
+        shop.gate.open()
+        assert background.drain(PATIENCE_S)
+    assert shop.metrics.total("gc") == 2
+    assert shop.metrics.total("gc", outcome="Succeeded") == 1
+    shop.stores.check_nothing_lost()
