@@ -108,9 +108,7 @@ class UpsertFollower:
         """What this process has just appended at the machine's frontier: it is known, so it need not be read."""
         machine = self._machine
         assert machine is not None
-        if emission.updates.num_rows:
-            self._merge(partial(machine.on_persisted, emission.updates))
-        machine.on_persisted_frontier(emission.upper)
+        self._merge(partial(machine.on_appended, emission))
         if emission.upper.time is None:
             return
         if self._listen is None:
