@@ -228,6 +228,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
         _gauge("sink_correction_memory_bytes", "Memory of the buffers.", **_SHARD),
         _gauge("sink_correction_spilled_bytes", "Bytes of them on disk.", **_SHARD),
         _counter("sink_append", "Appends of sinks.", outcome="appended or lost (another replica was faster)"),
+        _counter("sink_lapses", "Leases of sinks that lapsed, and the sink went on.", handle="reader or writer"),
     ),
     "Stores": (
         _counter(

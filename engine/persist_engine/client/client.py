@@ -187,8 +187,12 @@ class PersistClient:
         )
         tagged = with_errors(schema) if errors else schema
         writer = self._open_correcting_writer(shard_id, tagged, purpose=purpose)
-        reader = self.open_leased_reader(shard_id, tagged, purpose=purpose)
-        return Sink(schema, reader=reader, writer=writer, options=options)
+        return Sink(
+            schema,
+            open_reader=lambda: self.open_leased_reader(shard_id, tagged, purpose=purpose),
+            writer=writer,
+            options=options,
+        )
 
     def machine(self, shard_id: ShardId) -> Machine:
         """The shard's commands, for maintenance. Shares the state with all handles. ShardNotFound."""
@@ -296,17 +300,9 @@ class PersistClient:
         return known
 
     def _open_correcting_writer(self, shard_id: ShardId, schema: Schema, *, purpose: str) -> WriteHandle:
-        """A writer that may retract what it reads. Under an older schema it would read rows without their new fields, and
-        its retractions would meet nothing: SchemaMismatch.
-        """
+        """A writer that may retract what it reads: see WriteHandle.check_newest_schema."""
         writer = self.open_writer(shard_id, schema, purpose=purpose)
-        machine = writer.machine
-        if writer.schema_id != machine.schema_id:
-            raise SchemaMismatch(
-                f"shard {shard_id} has evolved to schema {machine.schema_id}: who retracts rows needs the newest",
-                requested=repr(schema),
-                actual=repr(machine.schema),
-            )
+        writer.check_newest_schema()
         return writer
 
     def _initialised(self, shard_id: ShardId, schema: Schema) -> tuple[Machine, int]:

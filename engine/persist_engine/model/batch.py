@@ -22,7 +22,7 @@ class RunOrder(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ColumnStats:
-    """Bounds of one top-level column of key or val, for skipping parts. `lower`/`upper` are the scalar's JSON text in the
+    """Bounds of one field of key or val, for skipping parts. `lower`/`upper` are the scalar's JSON text in the
     schema codec's form, or None when unknown (trimmed, or all null). Conservative: every row lies within.
     """
 
@@ -33,7 +33,7 @@ class ColumnStats:
 
 @dataclass(frozen=True, slots=True)
 class PartStats:
-    """Statistics of one part: row bounds per column, named `key.<field>` and `val.<field>`; and the bounds of time."""
+    """Statistics of one part: row bounds per field, under the names of codec.part_stats; and the bounds of time."""
 
     columns: tuple[tuple[str, ColumnStats], ...] = ()
     time_min: int | None = None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from persist_engine.base.env import Env
-from persist_engine.base.errors import BatchExpired, InvalidUsage, InvariantViolated, check
+from persist_engine.base.errors import AmbiguousAppend, BatchExpired, InvalidUsage, InvariantViolated, check
 from persist_engine.base.metrics import Metrics
 from persist_engine.base.settings import Settings
 from persist_engine.base.versioned import SeqNo
@@ -207,7 +207,7 @@ class Machine:
 
     def _check_surely_refused(self, command: commands.CompareAndAppend, earliest_ms: int) -> None:
         """After an unknown outcome a mismatch means refused only if a success would still show in the writer's
-        registration. Raises InvariantViolated when success and refusal cannot be told apart: the caller must look at
+        registration. Raises AmbiguousAppend when success and refusal cannot be told apart: the caller must look at
         the data. `earliest_ms`: our clock before the first attempt, or less.
         """
         desc = command.batch.desc
@@ -218,7 +218,7 @@ class Machine:
         lapsed = writer_upper is None and newest_ms - earliest_ms >= command.lease_ms
         overtaken = writer_upper is not None and writer_upper >= desc.upper > desc.lower
         if lapsed or overtaken:
-            raise InvariantViolated(
+            raise AmbiguousAppend(
                 f"append of {desc} to {self.shard_id} may or may not have happened: its outcome was unknown, and "
                 f"writer {command.writer_id} no longer tells (shard upper {self.state.trace.upper}, "
                 f"writer upper {writer_upper})",

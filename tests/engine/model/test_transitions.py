@@ -19,6 +19,7 @@ from persist_engine.model.ids import SENTINEL_TOKEN
 from persist_engine.model.spine import MergeOutcome, MergeRes
 from persist_engine.model.state import SchemaPair, SourceProgress
 from persist_engine.model.transitions import Applied, Refused, transition
+from persist_engine.model.views import rollup_seqnos
 from persist_engine.testing.states import (
     DEBUG,
     SCHEMA,
@@ -521,6 +522,26 @@ def test_a_tombstone_answers_everything_without_a_commit_but_rollups() -> None:
     answer = refused(shard, read)
     assert answer == c.Registered(EMPTY, seqno)
     assert committed(shard, c.AddRollup(seqno, rollup(seqno))) == c.RollupAdded(applied=True)
+
+
+def test_a_tombstone_lets_go_of_rollups_that_hold_data_and_keeps_two_of_its_own() -> None:
+    shard = tombstone()
+    ended = shard.state.seqno
+    assert shard.state.last_gc_req == ended
+    for _ in range(2):
+        committed(shard, c.AddRollup(shard.state.seqno, rollup(shard.state.seqno)))
+    first, own, newest = rollup_seqnos(shard.state)
+    assert first < ended == own < newest
+
+    def removal(*seqnos: SeqNo) -> c.RemoveRollups:
+        return c.RemoveRollups(tuple((seqno, shard.state.rollups.get(seqno) or rollup(seqno)) for seqno in seqnos))
+
+    assert refused(shard, removal(own)) == c.RollupsRemoved(())
+    assert committed(shard, removal(first)) == c.RollupsRemoved((first,))
+    assert refused(shard, removal(own, first)) == c.RollupsRemoved(())
+    committed(shard, c.AddRollup(shard.state.seqno, rollup(shard.state.seqno)))
+    assert committed(shard, removal(own, newest)) == c.RollupsRemoved((own, newest))
+    assert refused(shard, removal(*rollup_seqnos(shard.state))) == c.RollupsRemoved(())
 
 
 def test_transition_does_not_touch_its_input() -> None:
