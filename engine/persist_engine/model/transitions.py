@@ -279,9 +279,9 @@ def _become_tombstone(state: ShardState) -> Applied | Refused:
         text = f"shard {state.shard_id} has since {since} and upper {upper}; both must be empty to finalize it"
         raise FinalizationError(text, since=since, upper=upper)
     was_tombstone = is_tombstone(state)
+    out = replace(state, writers=SharedMap(), leased_readers=SharedMap(), critical_readers=SharedMap())
     # The last request for collection there will be: what is older than it holds data, see _remove_rollups.
-    let_go = {"writers": SharedMap(), "leased_readers": SharedMap(), "critical_readers": SharedMap()}
-    out = replace(state, last_gc_req=state.seqno, **let_go)
+    out = replace(out, last_gc_req=state.seqno)
     with_data = next((batch.desc for batch in state.trace.batches() if not batch.is_empty()), None)
     if with_data is not None:
         out = replace(out, trace=out.trace.empty_out(with_data))

@@ -306,7 +306,7 @@ def _greeted(connection: redis.Connection) -> None:
     """As redis-py begins, and one exchange more: with TLS 1.3 a server's first bytes are session tickets, which are read with
     the first reply only. Until then the driver takes them for a late reply, and the connection for one that is unusable.
     """
-    connection.on_connect()
+    connection.on_connect()  # type: ignore[no-untyped-call]  # unannotated in redis-py
     connection.send_command("PING", check_health=False)  # type: ignore[no-untyped-call]  # unannotated in redis-py
     with contextlib.suppress(redis.ResponseError):  # forbidden is an answer, too
         connection.read_response()
