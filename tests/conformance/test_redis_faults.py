@@ -20,7 +20,7 @@ from persist_engine.base.errors import (
     UnsafeStore,
 )
 from persist_engine.base.metrics import NoMetrics
-from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo
+from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo, VersionedData
 from persist_engine.storage import consensus_redis
 from persist_engine.storage.open import open_consensus
 from persist_engine.testing.conformance import entry, fill
@@ -218,6 +218,36 @@ def test_lost_entries_are_reported_and_never_overwritten(server, consensus, verb
     fresh = opened(server.url)
     assert len(fresh.scan("s1", SeqNo(0), SCAN_ALL)) == keep
     fresh.close()
+
+
+@pytest.mark.parametrize("verb", ["head", "append", "create", "scan", "truncate"])
+@pytest.mark.parametrize("known_by", ["commit", "scan", "head"])
+def test_a_log_regrown_to_the_very_length_that_was_seen_is_not_ours(server, consensus, verb, known_by):
+    """Wiped or rolled back, and written anew by others: whoever stands at its head must not commit onto it."""
+    fill(consensus, "s1", 1, 3)
+    known = consensus if known_by == "commit" else opened(server.url)
+    verbs(known)["scan" if known_by == "commit" else known_by]()
+    server.command("FLUSHALL")
+    other = opened(server.url)
+    fill(other, "s1", 1, 2)
+    assert other.compare_and_set("s1", SeqNo(2), VersionedData(SeqNo(3), b"another third")) is CasResult.COMMITTED
+    with pytest.raises(CorruptData, match="3 is not the entry that was seen, the log was wiped or rolled back"):
+        verbs(known)[verb]()
+    assert len(other.scan("s1", SeqNo(0), SCAN_ALL)) == 3
+    for each in {known, other} - {consensus}:
+        each.close()
+
+
+def test_an_entry_by_code_that_knows_no_tags_is_taken_for_what_it_is(server, consensus):
+    """0.1.0 leaves the tag of an older entry where it is: no alarm, and none for a log that never had one."""
+    fill(consensus, "s1", 1, 3)
+    old = opened(server.url)
+    old.scan("s1", SeqNo(0), SCAN_ALL)
+    server.command("HSET", "{s1}:m", "t", "2:feed")
+    assert old.compare_and_set("s1", SeqNo(3), entry(4)) is CasResult.COMMITTED
+    server.command("HDEL", "{s1}:m", "t")
+    assert consensus.compare_and_set("s1", SeqNo(4), entry(5)) is CasResult.COMMITTED
+    old.close()
 
 
 @pytest.mark.parametrize("verb", ["head", "append", "create", "scan", "truncate"])

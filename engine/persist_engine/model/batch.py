@@ -258,6 +258,14 @@ class HollowBatch:
             if not isinstance(part, InlinePart):
                 yield part.key
 
+    @property
+    def oldest_writer(self) -> str:
+        """The least writer key (base.version) among its own blobs; "" where one tells no version, as those of the oldest
+        writers do not; without blobs one behind all others.
+        """
+        keys = (key.partition("/")[0] if key.startswith("n") else "" for key in self.blob_keys())
+        return min(keys, default="~")
+
     def staged_before(self, floor_ms: int | None) -> str | None:
         """The key of a part, here or below a hollow run, that was staged before `floor_ms`, if there is one."""
         if floor_ms is None:

@@ -253,7 +253,11 @@ def _spine_exert(state: ShardState, cmd: c.SpineExert, now_ms: int) -> Applied |
 
 def _claim_compactions(state: ShardState, cmd: c.ClaimCompactions, now_ms: int) -> Applied | Refused:
     trace = state.trace
-    free = trace.fueled_requests(claimed_before_ms=now_ms - cmd.claim_ms, claimed_until_ms=now_ms + cmd.claim_ms)
+    free = trace.fueled_requests(
+        claimed_before_ms=now_ms - cmd.claim_ms,
+        claimed_until_ms=now_ms + cmd.claim_ms,
+        min_version=cmd.claim_min_version,
+    )
     requests = free[: max(cmd.max_requests, 0)]
     if not requests or is_tombstone(state):
         return Refused(c.CompactionsClaimed())

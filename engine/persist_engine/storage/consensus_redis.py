@@ -1,11 +1,13 @@
 """Consensus on one Redis (or Valkey) primary, 6.2 or newer: a list and a meta hash per key, one Lua script per verb.
 
 Layout, for key K under the location's prefix P: `P{K}:m` is a hash {e: epoch, run: id of the Redis process of the last
-commit, h: head, l: lowest kept}, `P{K}:l` the list of entries l..h. Braces keep both in one cluster slot.
+commit, h: head, l: lowest kept, t: head and tag of its entry}, `P{K}:l` the list of entries l..h. Braces keep both in one cluster slot.
 
 Invariant, checked by every script: LLEN = h - l + 1. This client also remembers the highest head it has seen of each
 key and hands it to every script, which refuses to work on a log that has fallen behind it: a commit that Redis lost
-after acknowledging is reported (CorruptData), never silently overwritten. A restart that lost nothing is only logged.
+after acknowledging is reported (CorruptData), never silently overwritten. With that head goes a tag of its entry, so that
+a log that was wiped or rolled back, and has grown to the very same length since, is not taken for the one we know. A
+restart that lost nothing is only logged.
 
 Acknowledged means: Redis has it, so Redis must keep it; `redis_durability` refuses settings that do not.
 """
@@ -100,7 +102,7 @@ class RedisConsensus:
         self._prefix = prefix
         self._address = address
         self._push = push
-        self._seen: dict[str, SeqNo] = {}
+        self._seen: dict[str, tuple[SeqNo, str]] = {}
         self._seen_lock = threading.Lock()
 
     def head(self, key: str) -> VersionedData | None:
@@ -109,21 +111,21 @@ class RedisConsensus:
         answer = self._run(_HEAD, key)
         if answer[0] == b"ABSENT":
             return None
-        return VersionedData(self._see(key, answer[1]), answer[2])
+        return VersionedData(self._see(key, answer[1], answer[2]), answer[2])
 
     def compare_and_set(self, key: str, expected: SeqNo | None, new: VersionedData) -> CasResult:
         """See Consensus."""
         check_append(key, expected, new)
         channel = news_channel(self._prefix, key) if self._push else ""
         before = "" if expected is None else int(expected)
-        answer = self._run(_COMPARE_AND_SET, key, before, int(new.seqno), new.data, channel, NEWS_BYTES_MAX)
+        answer = self._run(_COMPARE_AND_SET, key, before, int(new.seqno), new.data, channel, NEWS_BYTES_MAX, _tip(new))
         if answer[0] == b"MISMATCH":
             if answer[1]:
                 self._see(key, answer[1])
             return CasResult.EXPECTATION_MISMATCH
         if answer[1]:
             logger.info("redis was restarted since the last commit and kept the log", extra={"key": key})
-        self._see(key, new.seqno)
+        self._see(key, new.seqno, new.data)
         return CasResult.COMMITTED
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:
@@ -141,7 +143,10 @@ class RedisConsensus:
             entries = [entry for entry in entries if entry.seqno >= low]
             first = max(wanted, low)
             entries += [VersionedData(SeqNo(first + index), data) for index, data in enumerate(answer[3])]
-            if not answer[3] or entries[-1].seqno == head:
+            if not answer[3]:
+                break
+            if entries[-1].seqno == head:
+                self._see(key, head, entries[-1].data)
                 break
         return entries
 
@@ -183,9 +188,9 @@ class RedisConsensus:
     def _run(self, script: _Script, key: str, *args: str | bytes | int) -> list[Any]:
         """Run a verb's script; its reply when the log is sound, else the error that says what is wrong with it."""
         # Taken before the call: only an answer that began after the head was seen must have it.
-        seen = self._seen.get(key)
+        seen, tag = self._seen.get(key, (None, ""))
         names = (f"{self._prefix}{{{key}}}:m", f"{self._prefix}{{{key}}}:l")
-        tail = (2, *names, EPOCH, "" if seen is None else int(seen), *args)
+        tail = (2, *names, EPOCH, "" if seen is None else f"{int(seen)}{tag}", *args)
         try:
             answer = self._exchange(script.verb, key, ("EVALSHA", script.sha1, *tail))
         except _UnknownScript:
@@ -199,6 +204,12 @@ class RedisConsensus:
                 raise CorruptData(
                     f"{where}: redis lost acknowledged entries: {seen} was seen, head is now {answer[1].decode()}; "
                     "restore its data, or restart this process to accept the loss",
+                    key=key,
+                )
+            case b"OTHER":
+                raise CorruptData(
+                    f"{where}: redis lost acknowledged entries: {answer[1].decode()} is not the entry that was seen, the log "
+                    "was wiped or rolled back and written anew; restore its data, or restart this process to accept the loss",
                     key=key,
                 )
             case b"EPOCH":
@@ -230,12 +241,22 @@ class RedisConsensus:
                 connection.disconnect()  # a late reply must not meet the next command
             self._pool.release(connection)  # type: ignore[no-untyped-call]  # unannotated in redis-py
 
-    def _see(self, key: str, head: SeqNo | bytes) -> SeqNo:
+    def _see(self, key: str, head: SeqNo | bytes, data: bytes | None = None) -> SeqNo:
         seqno = SeqNo(int(head))
+        tag = "" if data is None else _tag(data)
         with self._seen_lock:
-            if seqno > self._seen.get(key, -1):
-                self._seen[key] = seqno
+            if (seqno, tag) > self._seen.get(key, (-1, "")):
+                self._seen[key] = seqno, tag
         return seqno
+
+
+def _tag(data: bytes) -> str:
+    """Tells an entry from another of its seqno."""
+    return ":" + hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def _tip(entry: VersionedData) -> str:
+    return f"{int(entry.seqno)}{_tag(entry.data)}"
 
 
 class _UnknownScript(Exception):

@@ -228,6 +228,30 @@ def test_how_many_abandoned_compactions_an_append_takes_over_is_decided_by_perce
     assert answer.requests == open_requests[:taken], "oldest first"
 
 
+@pytest.mark.parametrize(
+    ("key", "min_version", "taken"),
+    [
+        ("n0000009/pa", "0.1.0", True),
+        ("n0000100/pa", "0.1.0", False),
+        ("w00000000-0000-0000-0000-000000000000/pa", "0.1.0", True),
+        ("n0000009/pa", None, False),
+    ],
+)
+def test_batches_with_parts_of_older_code_are_claimed_although_they_are_compact(
+    key: str, min_version: str | None, taken: bool
+) -> None:
+    shard = Stepper()
+    committed(shard, append(batch(0, 1, 64, keys=(key,)), token_number=1))
+    later = append(batch(1, 2, 1, keys=("n0000100/pb",)), token_number=2)
+    answer = committed(shard, replace(later, claim_min_version=min_version))
+    assert isinstance(answer, c.Appended)
+    assert [str(request.id) for request in answer.requests] == (["0-1"] if taken else [])
+    shard.now_ms = 2000
+    claimed = shard.do(c.ClaimCompactions(max_requests=5, claim_ms=1000, claim_min_version=min_version))
+    assert isinstance(claimed, c.CompactionsClaimed)
+    assert [str(request.id) for request in claimed.requests] == (["0-1"] if taken else [])
+
+
 @pytest.mark.parametrize(("start_ms", "free"), [(5_000, False), (6_000, False), (6_001, True), (10**12, True)])
 def test_a_claim_from_the_far_future_is_a_broken_clock_and_no_claim(start_ms: int, free: bool) -> None:
     shard = Stepper(now_ms=5_000)
