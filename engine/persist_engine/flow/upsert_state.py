@@ -383,9 +383,7 @@ def ordered_records(values: pa.LargeBinaryArray, orders: Int64s, ordered: Bools,
     return _records(values, kinds, orders, np.ones(len(values), np.bool_), seed)
 
 
-def _records(
-    values: pa.LargeBinaryArray, kinds: Int64s, first_words: Int64s, present: Bools, seed: UInt64s
-) -> Records:
+def _records(values: pa.LargeBinaryArray, kinds: Int64s, first_words: Int64s, present: Bools, seed: UInt64s) -> Records:
     """With each value as payload, its length and its checksum; `first_words` are those that follow the kinds."""
     payloads = Words.from_arrow(values)
     offsets = offsets_of(np.where(present, payloads.sizes + HEADER_WORDS, 0))
