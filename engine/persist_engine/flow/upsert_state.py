@@ -497,5 +497,4 @@ def _named(keys: UInt64s, records: Records, bad: Int64s) -> str:
             f"key {keys[row].tobytes().hex()} with diff_sum {sums[0]}, len_sum {sums[1]}, checksum_sum {sums[2]}, "
             f"{payload_bytes} bytes of xor"
         )
-    more = len(bad) - len(texts)
-    return "; ".join(texts) + (f"; and {more} more" if more > 0 else "")
+    return "; ".join(texts) + (f"; and {len(bad) - len(texts)} more" if len(bad) > len(texts) else "")

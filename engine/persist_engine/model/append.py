@@ -87,7 +87,11 @@ def _push_and_claim(trace: Trace, cmd: CompareAndAppend, now_ms: int) -> tuple[T
     trace, requests = trace.push(cmd.batch)
     if cmd.batch.rows > 0 and all(request.is_empty() for request in requests):
         named = {request.id for request in requests}
-        stale = trace.fueled_requests(claimed_before_ms=now_ms - cmd.claim_ms, claimed_until_ms=now_ms + cmd.claim_ms)
+        stale = trace.fueled_requests(
+            claimed_before_ms=now_ms - cmd.claim_ms,
+            claimed_until_ms=now_ms + cmd.claim_ms,
+            min_version=cmd.claim_min_version,
+        )
         count, rest = divmod(max(cmd.claim_percent, 0), 100)
         count += int.from_bytes(cmd.token.to_bytes()) % 100 < rest
         requests = (*requests, *[request for request in stale if request.id not in named][:count])

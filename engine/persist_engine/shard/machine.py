@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from persist_engine.base.env import Env
-from persist_engine.base.errors import BatchExpired, InvalidUsage, InvariantViolated, check
+from persist_engine.base.errors import AmbiguousAppend, BatchExpired, InvalidUsage, InvariantViolated, check
 from persist_engine.base.metrics import Metrics
 from persist_engine.base.settings import Settings
 from persist_engine.base.versioned import SeqNo
@@ -23,14 +23,7 @@ from persist_engine.model import commands
 from persist_engine.model.batch import HollowBatch, HollowRollup
 from persist_engine.model.commands import Command
 from persist_engine.model.frontier import MINIMUM, Antichain
-from persist_engine.model.ids import (
-    CriticalReaderId,
-    IdempotencyToken,
-    LeasedReaderId,
-    ShardId,
-    WriterId,
-    staged_ms,
-)
+from persist_engine.model.ids import CriticalReaderId, IdempotencyToken, LeasedReaderId, ShardId, WriterId, staged_ms
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.state import DebugInfo, SchemaPair, ShardState, SourceProgress
 from persist_engine.model.trace import MergeOutcome, MergeRes
@@ -152,6 +145,7 @@ class Machine:
             inline_total_bytes_max=self.settings.batch.inline_total_bytes_max,
             claim_ms=self.settings.compaction.claim_ms,
             claim_percent=self.settings.compaction.claim_percent,
+            claim_min_version=self.settings.compaction.claim_min_version,
         )
         earliest_ms = self.env.now_ms()
         backoff: Backoff | None = None  # there was an unknown outcome iff it is not None
@@ -213,7 +207,7 @@ class Machine:
 
     def _check_surely_refused(self, command: commands.CompareAndAppend, earliest_ms: int) -> None:
         """After an unknown outcome a mismatch means refused only if a success would still show in the writer's
-        registration. Raises InvariantViolated when success and refusal cannot be told apart: the caller must look at
+        registration. Raises AmbiguousAppend when success and refusal cannot be told apart: the caller must look at
         the data. `earliest_ms`: our clock before the first attempt, or less.
         """
         desc = command.batch.desc
@@ -224,7 +218,7 @@ class Machine:
         lapsed = writer_upper is None and newest_ms - earliest_ms >= command.lease_ms
         overtaken = writer_upper is not None and writer_upper >= desc.upper > desc.lower
         if lapsed or overtaken:
-            raise InvariantViolated(
+            raise AmbiguousAppend(
                 f"append of {desc} to {self.shard_id} may or may not have happened: its outcome was unknown, and "
                 f"writer {command.writer_id} no longer tells (shard upper {self.state.trace.upper}, "
                 f"writer upper {writer_upper})",
@@ -346,7 +340,10 @@ class Machine:
         """Claim up to `max_requests` compactions that nobody works on. Requests lost with an unknown outcome are
         offered again when the claim lapses.
         """
-        command = commands.ClaimCompactions(max_requests=max_requests, claim_ms=self.settings.compaction.claim_ms)
+        due = self.settings.compaction
+        command = commands.ClaimCompactions(
+            max_requests=max_requests, claim_ms=due.claim_ms, claim_min_version=due.claim_min_version
+        )
         return self._idempotent(command, commands.CompactionsClaimed)
 
     def spine_exert(self, fuel: int) -> tuple[commands.Exerted, Maintenance]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from persist_engine.base.env import Env
 from persist_engine.base.errors import Determinate, Indeterminate
 from persist_engine.storage.blob import BlobInfo
-from persist_engine.storage.checks import check_blob_key, check_prefix
+from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix
 
 #: A set that keeps losing its directory to deletes gives up after this many; each loss needs another process's delete.
 PLACE_ATTEMPTS_MAX = 100
@@ -54,6 +54,7 @@ class FileBlob:
 
     def set(self, key: str, value: bytes) -> None:
         """See Blob. A full disk is Determinate; a failed fsync of a directory Indeterminate."""
+        check_blob_value(key, value)
         path = self._path(key)
         temp = self._root / _TEMP / self._env.random_bytes(16).hex()
         try:
