@@ -325,8 +325,8 @@ BUGS = (
     bug(
         "31",
         "flow/upsert.py",
-        "        try:\n            return self._state.read(keys)",
-        "        try:\n            return self._state.read(keys[:0])",
+        "        before = self._state.multi_get(distinct)\n",
+        "        before = self._state.multi_get(distinct[:0])\n",
         "tests/engine/flow/test_upsert.py",
     ),
     bug(

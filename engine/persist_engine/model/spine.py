@@ -16,7 +16,7 @@ SUBTLE: emptiness in the spine means zero rows; a hollow batch is empty when it 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from persist_engine.base.errors import InvariantViolated, check
@@ -48,17 +48,25 @@ class Sizes:
     @classmethod
     def of(cls, batch: HollowBatch) -> Sizes:
         """Those of one hollow batch; O(its parts)."""
-        blob_bytes = sum(part.hollow_bytes for part in batch.parts)
-        part_count = sum(part.part_count for part in batch.parts)
-        return cls(batch.rows, part_count, len(batch.run_metas), blob_bytes, batch.inline_bytes)
+        return cls._summed((batch,))
 
     @classmethod
     def total(cls, batches: Parts) -> Sizes:
         """Those of several; O(all their parts)."""
-        out = cls()
-        for _, batch in batches:
-            out += cls.of(batch)
-        return out
+        return cls._summed(batch for _, batch in batches)
+
+    @classmethod
+    def _summed(cls, batches: Iterable[HollowBatch]) -> Sizes:
+        # Of every spine batch that a diff touches: no sum over generators, and no values in between.
+        rows = parts = runs = blob_bytes = inline_bytes = 0
+        for batch in batches:
+            rows += batch.rows
+            runs += len(batch.run_metas)
+            for part in batch.parts:
+                parts += part.part_count
+                blob_bytes += part.hollow_bytes
+                inline_bytes += part.inline_bytes
+        return cls(rows, parts, runs, blob_bytes, inline_bytes)
 
     def __add__(self, other: Sizes) -> Sizes:
         return Sizes(
@@ -293,7 +301,13 @@ class Spine:
 
 
 def validate_parts(batch: SpineBatch) -> None:
-    """InvariantViolated unless the hollow batches of `batch` tile it. O(parts)."""
+    """InvariantViolated unless the hollow batches of `batch` tile it and its sums are theirs. O(parts)."""
+    validate_tiling(batch)
+    check(batch.sizes == Sizes.total(batch.parts), f"sums of spine batch {batch.id} are wrong: {batch.sizes}")
+
+
+def validate_tiling(batch: SpineBatch) -> None:
+    """InvariantViolated unless the hollow batches of `batch` tile it. O(hollow batches)."""
     next_id, upper = batch.id.lo, batch.desc.lower
     for part_id, part in batch.parts:
         if part_id.lo != next_id:
@@ -303,4 +317,3 @@ def validate_parts(batch: SpineBatch) -> None:
         next_id, upper = part_id.hi, part.desc.upper
     check(next_id == batch.id.hi, f"parts of spine batch {batch.id} end at id {next_id}")
     check(upper == batch.desc.upper, f"parts of spine batch {batch.id} {batch.desc} end at {upper}")
-    check(batch.sizes == Sizes.total(batch.parts), f"sums of spine batch {batch.id} are wrong: {batch.sizes}")

@@ -24,7 +24,7 @@ from persist_engine.model.field_diff import (
 )
 from persist_engine.model.flat_trace import FlatTrace, SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.frontier import Antichain, Description
-from persist_engine.model.spine import IdBatch, Spine, SpineBatch, validate_parts
+from persist_engine.model.spine import IdBatch, Spine, SpineBatch, validate_tiling
 from persist_engine.model.trace import Trace
 
 
@@ -195,11 +195,11 @@ def _rebuild(
     parts = []
     for part_id, desc in zip(stored.parts, stored.descs, strict=True):
         batch = hollow.pop(part_id, None) if desc.lower == desc.upper else by_desc.pop(desc, None)
-        check(batch is not None and batch.desc == desc, f"no batch {desc} for part {part_id} of {spine_id}")
-        if batch is not None:
-            parts.append((part_id, batch))
-    rebuilt = flatten.built(spine_id, stored, tuple(parts))
-    validate_parts(rebuilt)
+        if batch is None or batch.desc != desc:
+            raise InvariantViolated(f"no batch {desc} for part {part_id} of {spine_id}")
+        parts.append((part_id, batch))
+    rebuilt = flatten.built(spine_id, stored, tuple(parts))  # with its sums
+    validate_tiling(rebuilt)
     return rebuilt
 
 
