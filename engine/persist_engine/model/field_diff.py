@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, assert_never
 
-from persist_engine.base.errors import check
+from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.model.shared_map import SharedMap
 
 K = TypeVar("K")
@@ -96,6 +96,16 @@ def applied_to_map(name: str, values: SharedMap[K, V], diffs: Iterable[FieldDiff
             case _:
                 assert_never(diff)
     return values
+
+
+def updated_value(name: str, value: V, diffs: Iterable[FieldDiff[None, V]]) -> V:
+    """As `applied_to_value` for a field that always has a value, so that only updates make sense."""
+    for diff in diffs:
+        if not isinstance(diff, Update):
+            raise InvariantViolated(f"{name}: {type(diff).__name__.lower()} of what can only be updated")
+        check(value == diff.old, f"{name}: update from {diff.old}, but it is {value}")
+        value = diff.to
+    return value
 
 
 def applied_to_value(name: str, value: V | None, diffs: Iterable[FieldDiff[None, V]]) -> V | None:

@@ -17,7 +17,7 @@ from persist_engine.model.state import ShardState
 from persist_engine.model.trace import Trace
 from persist_engine.model.views import latest_rollup, rollup_at_or_below, seqno_since
 from persist_engine.shard.machine import Machine
-from persist_engine.work.compact import OnRead, compact_due
+from persist_engine.work.compact import OnRead, compact, compact_due
 from persist_engine.work.gc import OnProgress, collectable, gc_and_truncate
 from persist_engine.work.outcome import Ending, Outcome
 from persist_engine.work.rollup import write_rollup
@@ -56,10 +56,15 @@ def force_compaction(machine: Machine, *, full: bool, on_read: OnRead | None = N
 
     Claims of others count as abandoned as far as `settings.compaction.claim_ms` says.
     """
-    if full:
-        for fuel in _exertions(machine.refresh().trace):
-            machine.spine_exert(fuel)
-    return [*compact_due(machine, on_read=on_read)]
+    outcomes: list[Outcome] = []
+    if full and machine.settings.compaction.enabled:
+        exerted = [machine.spine_exert(fuel)[0] for fuel in _exertions(machine.refresh().trace)]
+        # What exertions ask for is claimed, by us: nobody else does it while that claim lasts. Of requests that a later
+        # exertion merged further only its own is left.
+        left = {batch.id for batch in machine.state.trace.spine_batches()}
+        own = [request for answer in exerted for request in answer.requests if request.id in left]
+        outcomes += [compact(machine, request, on_read=on_read) for request in own]
+    return outcomes + compact_due(machine, on_read=on_read)
 
 
 def _exertions(trace: Trace) -> Iterator[int]:

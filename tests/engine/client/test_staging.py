@@ -203,6 +203,13 @@ def test_small_batches_that_are_large_together_become_a_blob_which_a_lost_append
     assert len(contents(world, writer.shard_id, 8)) == 8
 
 
+def test_small_batches_whose_diffs_no_single_row_can_hold_together_are_appended_as_they_are():
+    _, writer = opened()
+    staged = [writer.batch([row(1, "x", 0, 2**62)], lower=A(0), upper=A(1)) for _ in range(2)]
+    assert isinstance(writer.compare_and_append_batch(staged, expected_upper=A(0), new_upper=A(1)), Appended)
+    assert part_kinds(writer) == [InlinePart] * 2
+
+
 def test_joining_can_be_switched_off():
     _, writer = opened(combine_inline=False)
     staged = [writer.batch([row(n, "x", 0)], lower=A(0), upper=A(1)) for n in range(3)]

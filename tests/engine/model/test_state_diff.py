@@ -340,3 +340,23 @@ def test_unflatten_names_what_does_not_fit() -> None:
         legacy_batches=(batch(0, 1, 100), batch(1, 2), batch(2, 4, since=0)),
     )
     assert list(Trace.unflatten(split).batches()) == [batch(0, 1, 100), HollowBatch.empty(description(1, 4))]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"since": (Delete(None, MINIMUM),)},
+        {"since": (Insert(None, frontier(3)),)},
+        {"last_gc_req": (Delete(None, SeqNo(0)),)},
+        {"hostname": (Delete(None, "host"),)},
+    ],
+    ids=["since deleted", "since inserted", "last_gc_req deleted", "hostname deleted"],
+)
+@pytest.mark.parametrize("structured", [True, False])
+def test_what_always_has_a_value_can_only_be_updated(damage: dict[str, object], structured: bool) -> None:
+    """Spec 8.2: it was taken for no change."""
+    _, diff = one_append()
+    first = first_state()[0]
+    before = replace(first, trace=replace(first.trace, structured=structured))
+    with pytest.raises(InvariantViolated, match="can only be updated"):
+        apply(before, replace(diff, **damage))
