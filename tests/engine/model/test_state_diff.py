@@ -214,6 +214,9 @@ def test_lenient_a_compaction_of_empties_grouped_otherwise() -> None:
 def test_lenient_replacement_never_cuts_data() -> None:
     batches = [batch(0, 2, 5), batch(2, 4), batch(4, 6, 5)]
     assert lenient_replacement(batches, batch(3, 6, 4)) == [batch(0, 2, 5), batch(2, 3), batch(3, 6, 4)]
+    sinces = [batch(0, 2, since=1), batch(2, 4, 5, since=2), batch(4, 6, since=3)]
+    kept = [batch(0, 1, since=1), batch(1, 5, 4, since=7), batch(5, 6, since=3)]
+    assert lenient_replacement(sinces, batch(1, 5, 4, since=7)) == kept, "what is left of a batch keeps its own since"
     for output in (batch(1, 4, 1), batch(2, 5, 1)):
         with pytest.raises(InvariantViolated, match="would cut"):
             lenient_replacement(batches, output)
