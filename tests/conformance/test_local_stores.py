@@ -18,7 +18,7 @@ from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo
 from persist_engine.storage import blob_file, consensus_sqlite
 from persist_engine.storage.blob_file import FileBlob
-from persist_engine.storage.consensus_sqlite import SqliteConsensus
+from persist_engine.storage.consensus_sqlite import LENGTHEN_EVERY, LOG_BYTES, SqliteConsensus
 from persist_engine.testing.conformance import entry, fill
 from persist_engine.testing.world import SCHEMA, row
 from persist_engine.work.compact import compact
@@ -128,6 +128,36 @@ def test_commits_survive_kill_9(tmp_path):
     consensus.close()
 
 
+def test_the_log_is_lengthened_for_who_commits_often(tmp_path, consensus):
+    """By nothing that anybody could read, and the commits that follow fit into it."""
+    wal = tmp_path / "consensus.db-wal"
+    fill(consensus, "s1", 1, LENGTHEN_EVERY - 1)
+    assert wal.stat().st_size < LOG_BYTES
+    fill(consensus, "s1", LENGTHEN_EVERY, LENGTHEN_EVERY)
+    size_bytes = wal.stat().st_size
+    assert size_bytes >= LOG_BYTES
+    assert list(consensus.list_keys()) == ["s1"]
+    fill(consensus, "s1", LENGTHEN_EVERY + 1, 4 * LENGTHEN_EVERY)
+    assert wal.stat().st_size == size_bytes
+    crashed = tmp_path / "as-a-crash-leaves-it"
+    crashed.mkdir()
+    for path in tmp_path.glob("consensus.db*"):
+        if not path.name.endswith("-shm"):
+            (crashed / path.name).write_bytes(path.read_bytes())
+    again = SqliteConsensus(crashed / "consensus.db")
+    assert [row.data for row in again.scan("s1", SeqNo(0), SCAN_ALL)] == [
+        b"data %d" % seqno for seqno in range(1, 4 * LENGTHEN_EVERY + 1)
+    ]
+    assert list(again.list_keys()) == ["s1"]
+    again.close()
+
+
+def test_a_log_that_cannot_be_lengthened_takes_commits_all_the_same(consensus, monkeypatch):
+    monkeypatch.setattr(consensus_sqlite, "_FILLER", "INSERT INTO nowhere VALUES (?)")
+    fill(consensus, "s1", 1, 2 * LENGTHEN_EVERY + 1)
+    assert len(consensus.scan("s1", SeqNo(0), SCAN_ALL)) == 2 * LENGTHEN_EVERY + 1
+
+
 def test_a_killed_set_leaves_no_partial_object(tmp_path):
     writer = python(ENDLESS_SETTER, tmp_path / "blobs")
     last = kill_after(writer, 20) or 19
@@ -167,6 +197,48 @@ def test_every_directory_up_to_the_root_is_synced(tmp_path, blob, monkeypatch):
     blob.set("s1/n1/p1", b"x")
     root = tmp_path / "blobs"
     assert synced == [root / "s1/n1", root / "s1", root]
+
+
+def test_a_directory_that_has_not_changed_is_not_synced_again(tmp_path, monkeypatch):
+    """Even of a clean one, a sync waits for the disk. But whatever was made in it meanwhile, by whomever, is not lost."""
+    env = LateEnv()
+    blob = FileBlob(tmp_path / "blobs", env=env)
+    synced = []
+    monkeypatch.setattr(blob_file, "_sync_directory", synced.append)
+    root = tmp_path / "blobs"
+    blob.set("s1/n1/p1", b"x")
+    synced.clear()
+    blob.set("s1/n2/p2", b"x")
+    assert synced == [root / "s1/n2", root / "s1", root], "what changed a moment ago may change again at the same time"
+    env.late_ms = 60_000
+    blob.set("s1/n3/p3", b"x")
+    synced.clear()
+    change(root / "s1" / "n3")
+    blob.set("s1/n3/p4", b"x")
+    assert synced == [root / "s1/n3"]
+    change(root / "s1")
+    blob.set("s1/n3/p5", b"x")
+    assert synced[-1] == root / "s1"
+    blob.delete("s1/n3/p5")
+    assert root / "s1/n3" in synced[-2:]
+
+
+class LateEnv(SystemEnv):
+    """A clock that is late by `late_ms`."""
+
+    late_ms = 0
+
+    def now_ms(self):
+        return super().now_ms() + self.late_ms
+
+
+def change(directory):
+    """As another process might: until it shows."""
+    before = directory.stat().st_ctime_ns
+    other = directory / "other"
+    while directory.stat().st_ctime_ns == before:
+        other.mkdir()
+        other.rmdir()
 
 
 def test_empty_folders_go_with_their_last_object(tmp_path, blob):

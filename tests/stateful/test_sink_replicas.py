@@ -44,9 +44,11 @@ class Replica:
     def __init__(self, client: PersistClient, shard_id, options: SinkOptions, directory: Path) -> None:
         self.options = options
         self.writer = client.open_writer(shard_id, SCHEMA, purpose="replica")
-        self.reader = client.open_leased_reader(shard_id, SCHEMA, purpose="replica")
         self.parts: SinkParts = assemble(
-            options, reader=self.reader, writer=self.writer, spill_directory=lambda _: directory
+            options,
+            open_reader=lambda: client.open_leased_reader(shard_id, SCHEMA, purpose="replica"),
+            writer=self.writer,
+            spill_directory=lambda _: directory,
         )
         self.told = 0
 
@@ -64,9 +66,9 @@ class Replica:
         parts = self.parts
         part %= len(parts.workers) + 2
         if part == len(parts.workers) + 1:
-            before = parts.reader._readback.frontier
+            before = parts.reader.frontier
             parts.reader.step(timeout_s=0)
-            return parts.reader._readback.frontier != before
+            return parts.reader.frontier != before
         inbox, actor = (
             (parts.control_inbox, parts.control)
             if part == len(parts.workers)
@@ -87,7 +89,7 @@ class Replica:
 
     def crash(self) -> None:
         """Nothing is given up properly; only the thread of the lease ends with its process."""
-        self.reader._heartbeat.stop()
+        self.parts.reader.handle._heartbeat.stop()
 
 
 class Sinks(RuleBasedStateMachine):

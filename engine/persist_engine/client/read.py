@@ -129,7 +129,7 @@ class ReadHandle:
             return found
         pin, batches = found
         return Snapshot(
-            source=self._source(),
+            source=self._source("snapshot"),
             batches=batches,
             as_of=time,
             pin=pin,
@@ -166,7 +166,7 @@ class ReadHandle:
             return found
         pin, batches = found
         return Changes(
-            source=self._source(),
+            source=self._source("changes"),
             batches=batches,
             after=after,
             upto=last,
@@ -187,7 +187,7 @@ class ReadHandle:
         trace = self._machine.state.trace
         as_of = DATA_TIME_MAX if since.time is None else min(since.time, DATA_TIME_MAX)
         batches = tuple(trace.batches())
-        snapshot = Snapshot(source=self._source(), batches=batches, as_of=as_of, pin=pin, leases=self._leases)
+        snapshot = Snapshot(source=self._source("listen"), batches=batches, as_of=as_of, pin=pin, leases=self._leases)
         return snapshot, trace.upper
 
     def listen(self, as_of: Antichain | int, *, where: Where | None = None) -> Listen | SinceAhead:
@@ -201,7 +201,7 @@ class ReadHandle:
         if not since.less_equal(time):
             return SinceAhead(since=since, as_of=time)
         self.downgrade_since(Antichain.of(time))
-        return Listen(self, self._machine, self._source(), as_of=time, leases=self._leases, where=bound)
+        return Listen(self, self._machine, self._source("listen"), as_of=time, leases=self._leases, where=bound)
 
     def subscribe(
         self, as_of: Antichain | int, *, where: Where | None = None, timeout_s: float | None = None
@@ -223,7 +223,10 @@ class ReadHandle:
         `LeasedPart.fetch`, which needs no reader.
         """
         return pa.concat_tables(
-            [self._schema.updates_schema.empty_table(), *part.fetch(self.blob, retry=self._machine.retry)]
+            [
+                self._schema.updates_schema.empty_table(),
+                *part.fetch(self.blob, retry=self._machine.retry, metrics=self._machine.metrics),
+            ]
         )
 
     def return_part(self, part: LeasedPart) -> bool:
@@ -268,6 +271,7 @@ class ReadHandle:
             if self._expired:
                 return
             self._expired = True
+        self._machine.metrics.count("lease_dropped_parts", self._leases.count)
         self._heartbeat.stop()
         self._machine.expire_leased_reader(self.reader_id)
 
@@ -332,15 +336,15 @@ class ReadHandle:
     def _filter(self, where: Where | None) -> Filter | None:
         return None if where is None else Filter(predicate_of(where), self._schema)
 
-    def _source(self) -> PartSource:
-        machine = self._machine
-        retry = machine.versions.retry
-        return PartSource(machine.shard_id, machine.blob, self._schema, retry, machine.metrics, self._schema_id)
+    def _source(self, path: str) -> PartSource:
+        machine, own_id = self._machine, self._schema_id
+        return PartSource(machine.shard_id, machine.blob, self._schema, machine.retry, machine.metrics, own_id, path)
 
     def _check_open(self) -> None:
         if self._expired:
             raise InvalidUsage(f"reader {self.reader_id} of shard {self._machine.shard_id} was expired by its owner")
         if self._heartbeat.is_lost:
+            self._machine.metrics.count("lease_timeout_read")
             raise Fenced(
                 f"the lease of reader {self.reader_id} on shard {self._machine.shard_id} ran out: open a new reader"
             )

@@ -112,6 +112,23 @@ class WriteHandle:
         """The shard's upper as this handle last saw it; no round trip, never beyond the true one."""
         return self._upper
 
+    def check_newest_schema(self) -> None:
+        """For who retracts what it reads. Under an older schema rows show without the fields they have since got, and a
+        retraction of what shows meets nothing: a row would stay that nobody sees, and one be taken away that was never
+        there. SchemaMismatch when the shard, as far as this process knows, has a newer schema than this handle.
+
+        Checked after the upper was seen up to which rows were read, it holds for all of them: a schema is registered
+        before anything is appended under it.
+        """
+        newest = self._machine.schema_id
+        if newest != self._schema_id:
+            raise SchemaMismatch(
+                f"shard {self.shard_id} has evolved to schema {newest}, this handle has {self._schema_id}: who retracts rows "
+                "needs the newest, open a new handle with it",
+                requested=repr(self._schema),
+                actual=repr(self._machine.schema),
+            )
+
     def shared_upper(self) -> Antichain:
         """The newest upper that this process knows; no round trip."""
         self._upper = self._upper.join(self._machine.state.trace.upper)

@@ -54,6 +54,23 @@ def compare_and_append(state: ShardState, cmd: CompareAndAppend, now_ms: int) ->
     return Applied(replace(state, writers=writers, progress=progress, trace=trace), Appended(requests))
 
 
+def is_refusal_certain(
+    state: ShardState, cmd: CompareAndAppend, *, earliest_ms: int, held_ms: int, now_ms: int
+) -> bool:
+    """Whether a mismatch on `state`, after an attempt of unknown outcome, says that no attempt succeeded: a success would
+    show in the writer's registration. `earliest_ms`: our clock before the first attempt, or less. `held_ms`: until when
+    the lease held that the writer had before any success; when it is gone sooner, somebody removed it, and may have
+    removed a success with it.
+    """
+    writer = state.writers.get(cmd.writer_id)
+    if writer is not None:
+        return not writer.most_recent_write_upper >= cmd.batch.desc.upper > cmd.batch.desc.lower
+    # Others remove us by their own clocks, which may be far ahead of ours; no state is older than the clock of whoever
+    # committed it.
+    newest_ms = max(now_ms, state.walltime_ms)
+    return newest_ms - earliest_ms < cmd.lease_ms and newest_ms > held_ms
+
+
 def batch_expired(shard_id: ShardId, refusal: StagedTooEarly) -> BatchExpired:
     """What to raise for `refusal`."""
     staged = staged_ms(refusal.key)
@@ -99,7 +116,11 @@ def _push_and_claim(trace: Trace, cmd: CompareAndAppend, now_ms: int) -> tuple[T
     """
     trace, requests = trace.push(cmd.batch)
     if cmd.batch.rows > 0 and not requests:  # none has empty inputs only: of two empty batches one is made at once
-        stale = trace.fueled_requests(claimed_before_ms=now_ms - cmd.claim_ms, claimed_until_ms=now_ms + cmd.claim_ms)
+        stale = trace.fueled_requests(
+            claimed_before_ms=now_ms - cmd.claim_ms,
+            claimed_until_ms=now_ms + cmd.claim_ms,
+            min_version=cmd.claim_min_version,
+        )
         count, rest = divmod(max(cmd.claim_percent, 0), 100)
         count += int.from_bytes(cmd.token.to_bytes()) % 100 < rest
         requests = stale[:count]

@@ -147,6 +147,7 @@ class SpineBatch:
     active_compaction_start_ms: int | None = None
     _thin: ThinSpineBatch | None = field(default=None, init=False, compare=False)
     _encoded: bytes | None = field(default=None, init=False, compare=False)
+    _oldest_writer: str | None = field(default=None, init=False, compare=False)
 
     @classmethod
     def single(cls, spine_id: SpineId, batch: HollowBatch, *, level: int = 0) -> SpineBatch:
@@ -162,6 +163,15 @@ class SpineBatch:
     def is_compact(self) -> bool:
         """Whether physical compaction could not make fewer runs of it."""
         return len(self.parts) <= 1 and self.sizes.runs <= 1
+
+    @property
+    def oldest_writer(self) -> str:
+        """The least of `HollowBatch.oldest_writer`; O(its parts) once."""
+        if self._oldest_writer is None:
+            oldest = min((batch.oldest_writer for _, batch in self.parts), default="~")
+            object.__setattr__(self, "_oldest_writer", oldest)
+            return oldest
+        return self._oldest_writer
 
     def is_empty(self) -> bool:
         """Whether it has no updates."""
@@ -182,6 +192,7 @@ class SpineBatch:
     def _again(self, level: int, start_ms: int | None) -> SpineBatch:
         out = SpineBatch(self.id, self.desc, level, self.parts, self.sizes, start_ms)
         object.__setattr__(out, "_encoded", self._encoded)  # of its parts, which are the same
+        object.__setattr__(out, "_oldest_writer", self._oldest_writer)
         return out
 
     def encoded_parts(self, encode: Callable[[Parts], bytes]) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from persist_engine.base.version import writer_key
 from persist_engine.model import flatten, merge_result
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.flat_trace import FlatTrace, SpineId
@@ -87,10 +88,17 @@ class Trace:
                 return replace(self, spine=self.spine.with_batch(batch.claimed(start_ms)))
         return self
 
-    def fueled_requests(self, *, claimed_before_ms: int, claimed_until_ms: int | None = None) -> tuple[MergeReq, ...]:
-        """What is worth compacting, oldest first: spine batches that are not compact and that nobody claimed after
-        `claimed_before_ms`. A claim past `claimed_until_ms` is some broken clock, not a claim.
+    def fueled_requests(
+        self, *, claimed_before_ms: int, claimed_until_ms: int | None = None, min_version: str | None = None
+    ) -> tuple[MergeReq, ...]:
+        """What is worth compacting, oldest first: spine batches that are not compact, or hold parts that code before
+        `min_version` wrote, and that nobody claimed after `claimed_before_ms`. A claim past `claimed_until_ms` is some
+        broken clock, not a claim.
         """
+        min_writer = None if min_version is None else writer_key(min_version)
+
+        def is_due(batch: SpineBatch) -> bool:
+            return not batch.is_compact or (min_writer is not None and batch.oldest_writer < min_writer)
 
         def is_free(start_ms: int | None) -> bool:
             if start_ms is None or start_ms <= claimed_before_ms:
@@ -100,7 +108,7 @@ class Trace:
         return tuple(
             batch.request()
             for batch in self.spine.batches()
-            if not batch.is_compact and is_free(batch.active_compaction_start_ms)
+            if is_free(batch.active_compaction_start_ms) and is_due(batch)
         )
 
     def exert(self, fuel: int) -> tuple[Trace, tuple[MergeReq, ...], bool]:

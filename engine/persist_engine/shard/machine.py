@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from persist_engine.base.env import Env
-from persist_engine.base.errors import InvalidUsage, InvariantViolated, check
+from persist_engine.base.errors import AmbiguousAppend, InvalidUsage, InvariantViolated, check
 from persist_engine.base.metrics import Metrics
 from persist_engine.base.settings import Settings
 from persist_engine.base.versioned import SeqNo
 from persist_engine.codec.schema import Schema
 from persist_engine.model import commands
-from persist_engine.model.append import batch_expired
+from persist_engine.model.append import batch_expired, is_refusal_certain
 from persist_engine.model.batch import HollowBatch, HollowRollup
 from persist_engine.model.commands import Command
 from persist_engine.model.frontier import MINIMUM, Antichain
@@ -153,6 +153,7 @@ class Machine:
             inline_total_bytes_max=self.settings.batch.inline_total_bytes_max,
             claim_ms=self.settings.compaction.claim_ms,
             claim_percent=self.settings.compaction.claim_percent,
+            claim_min_version=self.settings.compaction.claim_min_version,
         )
         earliest_ms = self.env.now_ms()
         held_ms = 0
@@ -210,23 +211,15 @@ class Machine:
         )
 
     def _check_surely_refused(self, command: commands.CompareAndAppend, earliest_ms: int, held_ms: int) -> None:
-        """After an unknown outcome a mismatch means refused only if a success would still show in the writer's
-        registration. Raises InvariantViolated when success and refusal cannot be told apart: the caller must look at
-        the data. `earliest_ms`: our clock before the first attempt, or less. `held_ms`: how long the writer was
-        registered without any success of ours; gone before that, somebody removed it, and may have removed more.
+        """Raises AmbiguousAppend when success and refusal cannot be told apart: the caller must look at the data. See
+        `is_refusal_certain`.
         """
-        desc = command.batch.desc
-        writer_upper = self._writer_upper(command.writer_id)
-        # Others remove us by their own clocks, which may be far ahead of ours; no state is older than the clock of whoever
-        # committed it.
-        newest_ms = max(self.env.now_ms(), self.state.walltime_ms)
-        lapsed = writer_upper is None and (newest_ms - earliest_ms >= command.lease_ms or newest_ms <= held_ms)
-        overtaken = writer_upper is not None and writer_upper >= desc.upper > desc.lower
-        if lapsed or overtaken:
-            raise InvariantViolated(
-                f"append of {desc} to {self.shard_id} may or may not have happened: its outcome was unknown, and "
-                f"writer {command.writer_id} no longer tells (shard upper {self.state.trace.upper}, "
-                f"writer upper {writer_upper})",
+        state, now_ms = self.state, self.env.now_ms()
+        if not is_refusal_certain(state, command, earliest_ms=earliest_ms, held_ms=held_ms, now_ms=now_ms):
+            raise AmbiguousAppend(
+                f"append of {command.batch.desc} to {self.shard_id} may or may not have happened: its outcome was unknown, "
+                f"and writer {command.writer_id} no longer tells (shard upper {state.trace.upper}, "
+                f"writer upper {self._writer_upper(command.writer_id)})",
                 shard_id=self.shard_id,
                 writer_id=command.writer_id,
             )
@@ -352,7 +345,10 @@ class Machine:
         """Claim up to `max_requests` compactions that nobody works on. Requests lost with an unknown outcome are
         offered again when the claim lapses.
         """
-        command = commands.ClaimCompactions(max_requests=max_requests, claim_ms=self.settings.compaction.claim_ms)
+        due = self.settings.compaction
+        command = commands.ClaimCompactions(
+            max_requests=max_requests, claim_ms=due.claim_ms, claim_min_version=due.claim_min_version
+        )
         return self._idempotent(command, commands.CompactionsClaimed)
 
     def spine_exert(self, fuel: int) -> tuple[commands.Exerted, Maintenance]:

@@ -21,7 +21,7 @@ from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.codec.checksum import checksum
 from persist_engine.codec.inline_part import INLINE_FORMAT_NAME, ROW_BYTES_MIN, decode_inline, encode_inline
 from persist_engine.codec.keys import blob_key, part_key
-from persist_engine.codec.order import key_lower
+from persist_engine.codec.order import KEY_LOWER_BYTES_MAX, key_lower
 from persist_engine.codec.part import PART_FORMAT_NAME, encode_part, schema_of
 from persist_engine.codec.part_stats import part_stats
 from persist_engine.codec.schema import Schema
@@ -79,7 +79,9 @@ def write_part(
     if len(data) < inline_bytes_max:
         total = wrapped_diffs_sum(table)
         return InlinePart(data=data, rows=table.num_rows, diffs_sum=total, schema_id=schema_id, format=name)
-    return _set_blob(store, data, table, schema=schema, schema_id=schema_id)
+    part = _set_blob(store, data, table, schema=schema, schema_id=schema_id)
+    store.metrics.observe_s("part_write", store.env.monotonic_s() - started_s)
+    return part
 
 
 def flush_inline(store: PartStore, part: InlinePart) -> HollowPart:
@@ -107,13 +109,16 @@ def _set_blob(store: PartStore, data: bytes, table: pa.Table, *, schema: Schema,
     whole_key = blob_key(store.shard_id, key)
     store.retry.external("set part", lambda: store.blob.set(whole_key, data), shard=store.shard_id)
     store.metrics.count("shard_blob_sets", shard=store.shard_id)
+    lower = key_lower(table)
+    if len(lower) == KEY_LOWER_BYTES_MAX:
+        store.metrics.count("key_lower_cut")
     return HollowPart(
         key=key,
         size_bytes=len(data),
         rows=table.num_rows,
         diffs_sum=wrapped_diffs_sum(table),
         checksum=checksum(data),
-        key_lower=key_lower(table),
+        key_lower=lower,
         stats=part_stats(table, schema, store.settings.batch.stats_bytes_max),
         schema_id=schema_id,
     )

@@ -79,6 +79,11 @@ class Retry:
     def __init__(self, env: Env, settings: RetrySettings, metrics: Metrics) -> None:
         self._env, self._settings, self._metrics = env, settings, metrics
 
+    @property
+    def env(self) -> Env:
+        """The clock it waits by."""
+        return self._env
+
     def backoff(self, what: str, *, shard: str, kind: str = "command") -> Backoff:
         """A fresh backoff for a loop of the caller's own."""
         return Backoff(self._env, self._settings, self._metrics, what=what, shard=shard, kind=kind)

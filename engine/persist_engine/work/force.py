@@ -12,6 +12,7 @@ from typing import Any
 
 from persist_engine.base.versioned import SeqNo
 from persist_engine.codec.keys import blob_key
+from persist_engine.model.flat_trace import SpineId
 from persist_engine.model.spine import MergeReq
 from persist_engine.model.state import ShardState
 from persist_engine.model.trace import Trace
@@ -54,17 +55,18 @@ def force_compaction(machine: Machine, *, full: bool, on_read: OnRead | None = N
     """Compact every spine batch that is not compact, however small; `full`: merge all of them into one first, so that
     one batch is left (parts stay within their target size).
 
-    Claims of others count as abandoned as far as `settings.compaction.claim_ms` says.
+    Claims of others count as abandoned as far as `settings.compaction.claim_ms` says. Nothing is done when compaction is
+    disabled.
     """
-    outcomes: list[Outcome] = []
-    if full and machine.settings.compaction.enabled:
-        exerted = [machine.spine_exert(fuel)[0] for fuel in _exertions(machine.refresh().trace)]
-        # What exertions ask for is claimed, by us: nobody else does it while that claim lasts. Of requests that a later
-        # exertion merged further only its own is left.
-        left = {batch.id for batch in machine.state.trace.spine_batches()}
-        own = [request for answer in exerted for request in answer.requests if request.id in left]
-        outcomes += [compact(machine, request, on_read=on_read) for request in own]
-    return outcomes + compact_due(machine, on_read=on_read)
+    if not full or not machine.settings.compaction.enabled:
+        return [*compact_due(machine, on_read=on_read)]
+    ours: set[SpineId] = set()
+    for fuel in _exertions(machine.refresh().trace):
+        # What an exertion asks for is claimed for who exerted: `compact_due` would leave it alone.
+        ours.update(request.id for request in machine.spine_exert(fuel)[1].requests)
+    left = [batch for batch in machine.state.trace.spine_batches() if batch.id in ours and not batch.is_compact]
+    done = [compact(machine, batch.request(), on_read=on_read) for batch in left]
+    return [*done, *compact_due(machine, on_read=on_read)]
 
 
 def _exertions(trace: Trace) -> Iterator[int]:

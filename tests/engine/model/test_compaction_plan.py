@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from hypothesis import given, settings
@@ -27,10 +28,11 @@ TARGET = 1024
 
 
 def tight(budget: int) -> Settings:
-    """So little memory that `budget` is left for runs."""
+    """So little memory that `budget` is left for runs: an eighth is for merging, a quarter for the process itself."""
+    needed = 2 * TARGET + budget
+    bound = next(bound for bound in count(needed * 8 // 5 - 8) if bound - bound // 8 - bound // 4 == needed)
     return Settings(
-        batch=BatchSettings(target_part_bytes=TARGET),
-        compaction=CompactionSettings(memory_bytes_max=(2 * TARGET + budget) * 4 // 3),
+        batch=BatchSettings(target_part_bytes=TARGET), compaction=CompactionSettings(memory_bytes_max=bound)
     )
 
 

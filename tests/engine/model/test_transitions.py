@@ -19,6 +19,7 @@ from persist_engine.model.ids import SENTINEL_TOKEN
 from persist_engine.model.spine import MergeOutcome, MergeRes
 from persist_engine.model.state import SchemaPair, SourceProgress
 from persist_engine.model.transitions import Applied, Refused, transition
+from persist_engine.model.views import rollup_seqnos
 from persist_engine.testing.states import (
     DEBUG,
     SCHEMA,
@@ -225,6 +226,30 @@ def test_how_many_abandoned_compactions_an_append_takes_over_is_decided_by_perce
     answer = committed(shard, cmd)
     assert isinstance(answer, c.Appended)
     assert answer.requests == open_requests[:taken], "oldest first"
+
+
+@pytest.mark.parametrize(
+    ("key", "min_version", "taken"),
+    [
+        ("n0000009/pa", "0.1.0", True),
+        ("n0000100/pa", "0.1.0", False),
+        ("w00000000-0000-0000-0000-000000000000/pa", "0.1.0", True),
+        ("n0000009/pa", None, False),
+    ],
+)
+def test_batches_with_parts_of_older_code_are_claimed_although_they_are_compact(
+    key: str, min_version: str | None, taken: bool
+) -> None:
+    shard = Stepper()
+    committed(shard, append(batch(0, 1, 64, keys=(key,)), token_number=1))
+    later = append(batch(1, 2, 1, keys=("n0000100/pb",)), token_number=2)
+    answer = committed(shard, replace(later, claim_min_version=min_version))
+    assert isinstance(answer, c.Appended)
+    assert [str(request.id) for request in answer.requests] == (["0-1"] if taken else [])
+    shard.now_ms = 2000
+    claimed = shard.do(c.ClaimCompactions(max_requests=5, claim_ms=1000, claim_min_version=min_version))
+    assert isinstance(claimed, c.CompactionsClaimed)
+    assert [str(request.id) for request in claimed.requests] == (["0-1"] if taken else [])
 
 
 @pytest.mark.parametrize(("start_ms", "free"), [(5_000, False), (6_000, False), (6_001, True), (10**12, True)])
@@ -502,6 +527,26 @@ def test_a_tombstone_answers_everything_without_a_commit_but_rollups() -> None:
     answer = refused(shard, read)
     assert answer == c.Registered(EMPTY, seqno)
     assert committed(shard, c.AddRollup(seqno, rollup(seqno))) == c.RollupAdded(applied=True)
+
+
+def test_a_tombstone_lets_go_of_rollups_that_hold_data_and_keeps_two_of_its_own() -> None:
+    shard = tombstone()
+    ended = shard.state.seqno
+    assert shard.state.last_gc_req == ended
+    for _ in range(2):
+        committed(shard, c.AddRollup(shard.state.seqno, rollup(shard.state.seqno)))
+    first, own, newest = rollup_seqnos(shard.state)
+    assert first < ended == own < newest
+
+    def removal(*seqnos: SeqNo) -> c.RemoveRollups:
+        return c.RemoveRollups(tuple((seqno, shard.state.rollups.get(seqno) or rollup(seqno)) for seqno in seqnos))
+
+    assert refused(shard, removal(own)) == c.RollupsRemoved(())
+    assert committed(shard, removal(first)) == c.RollupsRemoved((first,))
+    assert refused(shard, removal(own, first)) == c.RollupsRemoved(())
+    committed(shard, c.AddRollup(shard.state.seqno, rollup(shard.state.seqno)))
+    assert committed(shard, removal(own, newest)) == c.RollupsRemoved((own, newest))
+    assert refused(shard, removal(*rollup_seqnos(shard.state))) == c.RollupsRemoved(())
 
 
 def test_transition_does_not_touch_its_input() -> None:
