@@ -16,15 +16,12 @@ import persist_engine.work
 import pytest
 from persist_engine.testing import sim_threads
 
-#: In no simulated history yet: their threads belong to one process that sinks.
 NOT_SIMULATED = {
-    "persist_engine.client.sink",
-    "persist_engine.client.sink_actors",
-    "persist_engine.client.sink_readback",
-    "persist_engine.client.upsert",
-    # Their blobs are let go when they are closed, which histories always do.
+    # What they let go of is let go of when it is closed, which histories always do.
     "persist_engine.client.changes",
     "persist_engine.client.snapshot",
+    # No history has it: its actors do what appends hand back themselves.
+    "persist_engine.work.background",
 }
 
 

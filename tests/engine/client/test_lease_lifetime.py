@@ -366,7 +366,7 @@ def test_since_trails_a_listener_by_one_batch():
         listen = reader.listen(5)
         seen = []
         for _ in range(4):
-            shard.world.env.advance_ms(reader._lease_ms // 4)
+            shard.world.env.advance_ms(reader._lease_ms // 4 + 1)
             list(listen.next_batch(timeout_s=0))
             seen.append((listen.frontier.time, reader.since.time))
         assert seen == [(10, 5), (20, 5), (30, 10), (40, 20)]
@@ -380,10 +380,10 @@ def test_a_listener_moves_since_at_most_four_times_in_a_lease():
         before = calls["compare_and_set"]
         list(listen.next_batch(timeout_s=0))
         reader.maybe_downgrade_since(A(9))
-        shard.world.env.advance_ms(reader._lease_ms // 4 - 1)
+        shard.world.env.advance_ms(reader._lease_ms // 4 - 2)
         list(listen.next_batch(timeout_s=0))
         assert (calls["compare_and_set"], reader.since) == (before, A(5))
-        shard.world.env.advance_ms(1)
+        shard.world.env.advance_ms(4)
         list(listen.next_batch(timeout_s=0))
         assert (calls["compare_and_set"], reader.since) == (before + 1, A(20))
         reader.maybe_downgrade_since(A(29))
