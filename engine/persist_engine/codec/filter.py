@@ -24,6 +24,7 @@ from persist_engine.codec.columns import canonical_floats
 from persist_engine.codec.comparable import NAN, Comparable, comparable_bound, floor_of, scalar_of
 from persist_engine.codec.predicate import And, Compare, In, IsNull, Not, Or, Predicate
 from persist_engine.codec.schema import Schema
+from persist_engine.codec.tagged import ERR, holds_errors
 from persist_engine.model.batch import HollowPart, InlinePart, Part
 
 _NULL = pa.scalar(None, pa.bool_())
@@ -215,7 +216,11 @@ def _where_valid(values: pa.ChunkedArray, outcome: pa.ChunkedArray | pa.Scalar) 
 
 
 class Filter:
-    """A predicate over the collections of one schema. A value; cheap to keep, not to compare."""
+    """A predicate over the collections of one schema. A value; cheap to keep, not to compare.
+
+    Where a collection may be in error (codec.tagged) its errors pass, unless the predicate itself says something of
+    `key.err`: else a collection that nobody could compute would read as one without such rows.
+    """
 
     def __init__(self, predicate: Predicate, schema: Schema) -> None:
         """InvalidUsage for a column that the schema does not have (it lists those it has) or that the text leaves open, and
@@ -226,6 +231,8 @@ class Filter:
         self._columns: dict[tuple[str, ...], Column] = {}
         try:
             self._bound = self._bind(predicate)
+            if holds_errors(schema) and ("key", ERR) not in self._columns:
+                self._bound = self._bind(Or((Not(IsNull(f"key.{ERR}")), predicate)))
         except RecursionError:
             raise InvalidUsage("the filter nests too deep") from None
 
