@@ -92,12 +92,10 @@ def _garbage(machine: Machine, walk: VersionWalk, to: SeqNo, *, needed: Set[str]
     for key in [key for key in garbage if key in live or key in needed]:
         del garbage[key]
     # What listings name goes with them. In this order, each listing before what it names.
-    nested = {
-        blob.partial_key: blob for blob in with_nested(machine, garbage.values()) if blob.partial_key not in needed
-    }
-    found = sorted(live.intersection(nested))
-    check(not found, f"GC of {machine.shard_id} to {to} would delete blobs that the state there names: {found[:3]}")
-    return nested
+    garbage = {blob.partial_key: blob for blob in with_nested(machine, garbage.values())}
+    found = sorted(key for key in garbage if key in live or key in needed)
+    check(not found, f"GC of {machine.shard_id} to {to} would delete blobs that live states name: {found[:3]}")
+    return garbage
 
 
 class _Collection:

@@ -422,6 +422,7 @@ def test_the_blobs_of_copies_past_their_lower_go_with_the_last_window(sent: tupl
     for batch in (one, two, own):
         with pytest.raises(InvalidUsage, match="already appended"):
             batch.check_usable()
+    assert world.blob_keys(writer.shard_id, kind="part") == named_keys(writer)
     three.delete()
     assert world.blob_keys(writer.shard_id, kind="part") == named_keys(writer)
 

@@ -188,7 +188,7 @@ def test_gc_refuses_to_delete_what_the_version_it_truncates_to_names(monkeypatch
         "persist_engine.work.gc.live_keys", lambda state: set() if state.seqno >= newest.seqno else live_keys(state)
     )
     blobs = stores.blobs()
-    with pytest.raises(InvariantViolated, match="would delete blobs that the state there names"):
+    with pytest.raises(InvariantViolated, match="would delete blobs that live states name"):
         gc_and_truncate(machine)
     assert stores.blobs() == blobs
     stores.check_contents(since)
