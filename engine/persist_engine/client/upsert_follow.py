@@ -247,8 +247,9 @@ class UpsertFollower:
         metrics.count("upsert_merged_updates", stats.updates)
         metrics.count("upsert_merged_inserts", stats.inserts)
         metrics.count("upsert_merged_deletes", stats.deletes)
-        if self._state is not None:
-            metrics.gauge("upsert_state_bytes", self._state.store.size_bytes, shard=shard)
+        if self._store is not None:
+            metrics.gauge("upsert_state_bytes", self._store.size_bytes, shard=shard)
+            metrics.gauge("upsert_spilled", self._store.is_spilled, shard=shard)
 
     def _tell(self, hydration: Hydration) -> None:
         if self._state is not None:
