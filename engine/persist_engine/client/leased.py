@@ -143,10 +143,10 @@ class Pin:
 
     def __init__(self, pins: Pins, seqno: SeqNo) -> None:
         self._pins = pins
-        self._held = threading.Lock()
-        self._held.acquire()
         self.seqno = seqno
         """The version."""
+        self._held = threading.Lock()
+        self._held.acquire()
 
     def again(self) -> Pin:
         """Another hold of the same version; InvalidUsage when this one was let go."""
