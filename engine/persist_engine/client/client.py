@@ -43,6 +43,7 @@ from persist_engine.storage.blob import Blob
 from persist_engine.storage.consensus import Consensus
 from persist_engine.storage.notify import NoPush, Push
 from persist_engine.storage.open import open_blob, open_consensus, open_push
+from persist_engine.work.background import BackgroundMaintenance, CompactionSwitch
 
 #: States kept although no handle uses them, so that looking at many shards in turn does not read a rollup each time.
 _IDLE_STATES_MAX = 64
@@ -196,6 +197,19 @@ class PersistClient:
     def machine(self, shard_id: ShardId) -> Machine:
         """The shard's commands, for maintenance. Shares the state with all handles. ShardNotFound."""
         return Machine(self._applier(shard_id))
+
+    def background_maintenance(self, switch: CompactionSwitch | None = None) -> BackgroundMaintenance:
+        """Threads that do what appends hand back, for programs that maintain their own shards:
+
+            with client.background_maintenance() as background, client.open_writer(...) as writer:
+                upkeep = background.of(writer.machine)
+                upkeep.offer(writer.append(...).maintenance)
+                background.drain()
+
+        Leaving it abandons what waits, `drain` before that waits for it. `switch`: one for all clients of a process, to
+        stop compactions at once. With `settings.compaction.enabled` off it only drops and counts them.
+        """
+        return BackgroundMaintenance(self._versions.settings.compaction, switch)
 
     @property
     def versions(self) -> StateVersions:

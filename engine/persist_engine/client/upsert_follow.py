@@ -108,9 +108,7 @@ class UpsertFollower:
         """What this process has just appended at the machine's frontier: it is known, so it need not be read."""
         machine = self._machine
         assert machine is not None
-        if emission.updates.num_rows:
-            self._merge(partial(machine.on_persisted, emission.updates))
-        machine.on_persisted_frontier(emission.upper)
+        self._merge(partial(machine.on_appended, emission))
         if emission.upper.time is None:
             return
         if self._listen is None:
@@ -161,6 +159,7 @@ class UpsertFollower:
 
     def _hydrate(self) -> UpsertMachine:
         """A new state from the shard's contents at a time at which they can be read."""
+        began_s = self._writer.machine.env.monotonic_s()
         self.drop_state()
         try:
             machine = self._hydrated()
@@ -168,6 +167,8 @@ class UpsertFollower:
             self._forget_reader()
             machine = self._hydrated()
         self._machine = machine
+        env = self._writer.machine.env
+        self._writer.machine.metrics.observe_s("upsert_rehydration", env.monotonic_s() - began_s)
         return machine
 
     def _hydrated(self) -> UpsertMachine:

@@ -14,6 +14,7 @@ Acknowledged means: Redis has it, so Redis must keep it; `redis_durability` refu
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import threading
@@ -26,12 +27,20 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from persist_engine.base.errors import CorruptData, Determinate, Fenced, Indeterminate, InvalidUsage, PersistError
+from persist_engine.base.errors import (
+    CorruptData,
+    Determinate,
+    Fenced,
+    Indeterminate,
+    InvalidUsage,
+    PersistError,
+    UnsafeStore,
+)
 from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
 from persist_engine.storage.checks import check_append, check_log_key, check_scan, refuse_truncate
 from persist_engine.storage.notify import NEWS_BYTES_MAX
 from persist_engine.storage.notify_redis import news_channel
-from persist_engine.storage.redis_durability import check_durability
+from persist_engine.storage.redis_durability import CLUSTER_NODE, check_durability, check_role
 from persist_engine.storage.urls import StoreUrl, pushes
 
 logger = logging.getLogger(__name__)
@@ -50,7 +59,7 @@ PAGE_BYTES_MAX = 4 << 20
 EPOCH = "0"
 
 #: First words of replies that Redis gives instead of running a command (and their classes in redis-py).
-_REFUSALS = ("MISCONF", "BUSY", "NOREPLICAS", "NOAUTH", "CLUSTERDOWN", "MASTERDOWN", "MOVED", "ASK", "TRYAGAIN")
+_REFUSALS = ("MISCONF", "BUSY", "NOREPLICAS", "NOAUTH", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN")
 _REFUSAL_CLASSES = (
     redis.exceptions.OutOfMemoryError,
     redis.exceptions.ReadOnlyError,
@@ -60,20 +69,23 @@ _REFUSAL_CLASSES = (
     redis.exceptions.AuthenticationError,
     redis.exceptions.ClusterDownError,
     redis.exceptions.TryAgainError,
-    redis.exceptions.AskError,
 )
 
 
 def open_redis_consensus(url: StoreUrl) -> RedisConsensus:
-    """Connect and, but for `unsafe=true`, check that Redis keeps what it acknowledges; errors as of open_consensus."""
+    """Connect, check that it is a primary on its own and, but for `unsafe=true`, that it keeps what it acknowledges; errors
+    as of open_consensus.
+    """
     if (ack := url.params.get("ack", "redis")) != "redis":
         raise InvalidUsage(f"{url.shown}: acknowledgement mode {ack!r} is not known; use ack=redis")
     prefix = url.params.get("prefix", "")
     consensus = RedisConsensus(redis_pool(url), prefix=prefix, address=url.shown, push=pushes(url))
     try:
+        notes = check_role(consensus.ask, address=url.shown)
         if not url.flag("unsafe", default=False):
-            for note in check_durability(consensus.ask, address=url.shown):
-                logger.warning("cannot verify a durability setting: %s", note, extra={"address": url.shown})
+            notes += check_durability(consensus.ask, address=url.shown)
+        for note in notes:
+            logger.warning("cannot verify a durability setting: %s", note, extra={"address": url.shown})
     except BaseException:
         consensus.close()
         raise
@@ -304,16 +316,29 @@ def redis_pool(url: StoreUrl) -> redis.BlockingConnectionPool:
         options |= {"username": url.user, "password": url.password}
     if url.scheme == "rediss":
         options |= {"connection_class": redis.SSLConnection, "ssl_ca_certs": url.params.get("ca_file")}
+        options["redis_connect_func"] = _greeted
     elif "ca_file" in url.params:
         raise InvalidUsage(f"{url.shown}: ca_file is for rediss://")
     options |= {"max_connections": CONNECTIONS_MAX, "timeout": CONNECTION_WAIT_S}
     return redis.BlockingConnectionPool(**options)  # type: ignore[no-untyped-call]  # unannotated in redis-py
 
 
+def _greeted(connection: redis.Connection) -> None:
+    """As redis-py begins, and one exchange more: with TLS 1.3 a server's first bytes are session tickets, which are read with
+    the first reply only. Until then the driver takes them for a late reply, and the connection for one that is unusable.
+    """
+    connection.on_connect()  # type: ignore[no-untyped-call]  # unannotated in redis-py
+    connection.send_command("PING", check_health=False)  # type: ignore[no-untyped-call]  # unannotated in redis-py
+    with contextlib.suppress(redis.ResponseError):  # forbidden is an answer, too
+        connection.read_response()
+
+
 def _mapped(where: str, key: str, error: Exception) -> PersistError:
     text = f"{where}: {error}"
     if isinstance(error, redis.ResponseError) and str(error).startswith("WRONGTYPE"):
         return CorruptData(f"{where}: another application's data stands in its place", key=key)
+    if isinstance(error, redis.exceptions.AskError):  # MOVED too
+        return UnsafeStore(f"{where}: redis {CLUSTER_NODE}", key=key)
     if isinstance(error, _REFUSAL_CLASSES) or str(error).startswith(_REFUSALS):
         return Determinate(text, key=key)
     return Indeterminate(text, key=key)
