@@ -154,12 +154,12 @@ class Pin:
 
     def __init__(self, pins: Pins, seqno: SeqNo, holder: object) -> None:
         self._pins = pins
-        self._held = threading.Lock()
-        self._held.acquire()
         self.seqno = seqno
         """The version."""
         self.holder = holder
         """The reader, without whose lease nothing is held: it lives as long as its pins are held."""
+        self._held = threading.Lock()
+        self._held.acquire()
 
     def again(self) -> Pin:
         """Another hold of the same version, for the reader's own books, so that it does not keep the reader alive.

@@ -117,6 +117,7 @@ class SimLock:
         """See threading.Lock."""
         scheduler = self._scheduler
         if scheduler.is_over:
+            self._is_held = True
             return True
         if scheduler.rng.random() < PREEMPT_RATE:
             scheduler.pause(0)
@@ -128,8 +129,14 @@ class SimLock:
         self._is_held = True
         return True
 
-    def release(self) -> None:
+    def locked(self) -> bool:
         """See threading.Lock."""
+        return self._is_held
+
+    def release(self) -> None:
+        """See threading.Lock: pins count on the RuntimeError of a second release."""
+        if not self._is_held:
+            raise RuntimeError("release unlocked lock")
         self._is_held = False
         self._waiters.wake()
 
@@ -138,7 +145,8 @@ class SimLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.release()
+        if self._is_held:  # not so where the process died while it waited
+            self.release()
 
 
 class SimCondition:
@@ -163,7 +171,7 @@ class SimCondition:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self._lock.__exit__()
 
 
 class SimEvent:
