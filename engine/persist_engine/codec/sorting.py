@@ -39,7 +39,8 @@ def order_and_equal(columns: list[pa.ChunkedArray], rows: int) -> tuple[Indices,
 
     `columns` as `flatten_columns` gives them. Equal rows come in any order.
     """
-    sorting = _Sorting(np.arange(rows), np.arange(rows), np.zeros(rows, dtype=np.int64))
+    all_rows = np.arange(rows)
+    sorting = _Sorting(all_rows, all_rows, np.zeros(rows, dtype=np.int64))
     for column in columns:
         if len(sorting.tied) < 2:
             break
@@ -74,21 +75,17 @@ class _Sorting:
         """Sort the rows of each group by `words` (one for each of `tied`) and split the groups where words differ."""
         if not len(words) or words.min() == words.max():
             return
-        by = _order_within(self.groups, words)
+        by, same = _order_within(self.groups, words)
         if self.is_begun:
             self.order[self.tied] = self.order[self.tied][by]
         else:
             self.order = by
-        words = words[by]
-        same = words[1:] == words[:-1]
-        if self.is_begun:
-            same &= self.groups[1:] == self.groups[:-1]
         self.is_begun = True
         if not same.any():
             self.groups = self.tied = np.zeros(0, dtype=np.int64)
             return
         keep = np.append(same, False) | np.insert(same, 0, False)
-        self.groups = np.cumsum(np.insert(~same, 0, False))[keep]
+        self.groups = np.cumsum(np.insert(~same, 0, False), dtype=np.int64)[keep]
         self.tied = self.tied[keep]
 
 
@@ -116,8 +113,10 @@ def _sort_by(sorting: _Sorting, column: pa.ChunkedArray) -> None:
         sorting.refine(_dense_ranks(values))
 
 
-def _order_within(groups: Indices, words: Words) -> Indices:
-    """Positions sorted by (group, word); groups ascend already, words are not all the same."""
+def _order_within(groups: Indices, words: Words) -> tuple[Indices, Bools]:
+    """Positions sorted by (group, word), and for each but the first whether group and word are those of the one before.
+    Groups ascend already, words are not all the same.
+    """
     packed = words - words.min()
     word_bits = int(packed.max()).bit_length()
     group_bits = int(groups[-1] - groups[0]).bit_length()
@@ -134,10 +133,12 @@ def _order_within(groups: Indices, words: Words) -> Indices:
         packed <<= np.uint64(at_bits)
         packed |= np.arange(len(words), dtype=np.uint64)
         packed.sort()
-        by = (packed & np.uint64((1 << at_bits) - 1)).astype(np.int64)
+        by = (packed & np.uint64((1 << at_bits) - 1)).view(np.int64)
+        packed >>= np.uint64(at_bits)
     else:
         by = np.argsort(packed)
-    return by
+        packed = packed[by]
+    return by, packed[1:] == packed[:-1]
 
 
 def _ranks(words: Words) -> Words:
@@ -162,7 +163,7 @@ def _exact_words(values: pa.Array) -> Words | None:
         return None
     if pa.types.is_temporal(data_type):
         values = values.cast(pa.int64() if data_type.bit_width == 64 else pa.int32())
-    words: Words = values.to_numpy().astype(np.int64).view(np.uint64) ^ _SIGN
+    words: Words = values.to_numpy().astype(np.int64, copy=False).view(np.uint64) ^ _SIGN
     return words
 
 

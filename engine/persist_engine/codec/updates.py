@@ -68,6 +68,15 @@ def consolidate(table: pa.Table) -> pa.Table:
     return _summed(table, order, equal)
 
 
+def consolidate_shuffled(table: pa.Table) -> pa.Table:
+    """As `consolidate`, of rows that came from it or `consolidate_sorted` and were put together: floats are canonical
+    already, and in order the rows are hardly.
+    """
+    if (few := consolidate_small(table)) is not None:
+        return few
+    return _summed(table, *order_and_equal(flatten_columns(table), table.num_rows))
+
+
 def consolidate_sorted(table: pa.Table) -> pa.Table | None:
     """As `consolidate`, of rows that lie in order already; None when they do not."""
     table = _with_canonical_floats(table)
