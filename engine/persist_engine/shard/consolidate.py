@@ -287,8 +287,14 @@ def next_rows(run: Iterator[pa.Table]) -> pa.Table | None:
 
 def lower_bound(columns: Sequence[pa.ChunkedArray], boundary: RowKey, start: int = 0) -> int:
     """The first index from `start` on whose row is not before `boundary`, or their number; rows must be sorted."""
-    first, end = _leading_bounds(columns[0], boundary[0])
-    start = max(start, first)
+    end = len(columns[0])
+    kind, value = boundary[0]
+    if kind == 0 and _is_searchable(columns[0].type):
+        scalar = pa.scalar(value, columns[0].type)
+        start = max(start, pc.search_sorted(columns[0], scalar, side="left").as_py())
+        if start == end or columns[0][start] != scalar:
+            return start
+        end = pc.search_sorted(columns[0], scalar, side="right").as_py()
     while start < end:
         middle = (start + end) // 2
         if _is_before(columns, middle, boundary):
@@ -298,19 +304,8 @@ def lower_bound(columns: Sequence[pa.ChunkedArray], boundary: RowKey, start: int
     return start
 
 
-def _leading_bounds(column: pa.ChunkedArray, bound: tuple[int, Any]) -> tuple[int, int]:
-    """Where the rows begin and end whose first column has the value `bound`, if Arrow can say: it knows no order of NaN,
-    and does not search all decimals. Nulls lie last.
-    """
-    kind, value = bound
-    if kind != 0 or not _is_searchable(column.type):
-        return 0, len(column)
-    scalar = pa.scalar(value, column.type)
-    first, after = (pc.search_sorted(column, scalar, side=side).as_py() for side in ("left", "right"))
-    return first, after
-
-
 def _is_searchable(data_type: pa.DataType) -> bool:
+    """Whether Arrow finds a value among sorted ones, nulls last: it knows no order of NaN, and not all decimals."""
     is_text = pa.types.is_string(data_type) or pa.types.is_binary(data_type)
     is_instant = pa.types.is_date32(data_type) or pa.types.is_timestamp(data_type)
     return bool(is_text or is_instant or pa.types.is_signed_integer(data_type))
@@ -334,14 +329,22 @@ def row_keys(columns: Sequence[pa.ChunkedArray], indices: range) -> Iterator[Row
     if not indices:
         return iter(())
     picked = pa.array(indices, pa.int64())
-    columns = [column.take(picked) for column in columns]
-    return zip(*([_comparable(scalar) for scalar in column] for column in columns), strict=True)
+    return zip(*(_comparables(column.take(picked)) for column in columns), strict=True)
+
+
+def _comparables(column: pa.ChunkedArray) -> list[tuple[int, Any]]:
+    if pa.types.is_temporal(column.type):
+        return [_comparable(scalar) for scalar in column]
+    return [_comparable_value(value) for value in column.to_pylist()]
 
 
 def _comparable(scalar: pa.Scalar) -> tuple[int, Any]:
-    if not scalar.is_valid:
-        return (2, 0)
-    if pa.types.is_temporal(scalar.type):
+    if scalar.is_valid and pa.types.is_temporal(scalar.type):
         return (0, scalar.value)  # an integer: datetime cannot hold every timestamp
-    value = scalar.as_py()
+    return _comparable_value(scalar.as_py() if scalar.is_valid else None)
+
+
+def _comparable_value(value: Any) -> tuple[int, Any]:
+    if value is None:
+        return (2, 0)
     return (1, 0) if isinstance(value, float) and math.isnan(value) else (0, value)
