@@ -26,6 +26,7 @@ from persist_engine.codec.columns import Bools, Indices
 Words = npt.NDArray[np.uint64]
 
 _WORD_BYTES = 8
+_BLOCK = 1024
 _SIGN = np.uint64(1 << 63)
 
 
@@ -39,12 +40,13 @@ def order_and_equal(columns: list[pa.ChunkedArray], rows: int) -> tuple[Indices,
 
     `columns` as `flatten_columns` gives them. Equal rows come in any order.
     """
-    all_rows = np.arange(rows)
-    sorting = _Sorting(all_rows, all_rows, np.zeros(rows, dtype=np.int64))
+    sorting = _Sorting(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(rows, dtype=np.int64))
     for column in columns:
-        if len(sorting.tied) < 2:
+        if len(sorting.groups) < 2:
             break
         _sort_by(sorting, column)
+    if not sorting.is_begun:
+        return np.arange(rows), np.ones(max(rows - 1, 0), dtype=np.bool_)
     equal = np.zeros(max(rows - 1, 0), dtype=np.bool_)
     same = sorting.groups[1:] == sorting.groups[:-1]
     equal[sorting.tied[:-1][same]] = True
@@ -55,7 +57,7 @@ def order_and_equal(columns: list[pa.ChunkedArray], rows: int) -> tuple[Indices,
 class _Sorting:
     """Scratch pad of one sort. `order`: row numbers, sorted as far as columns were looked at. `tied`: the places in
     `order`, ascending, whose rows still tie with a neighbour; `groups`: for each of those the number of the rows it
-    ties with, ascending.
+    ties with, ascending. Until it is begun all rows tie, and only `groups` says so.
     """
 
     order: Indices
@@ -80,13 +82,14 @@ class _Sorting:
             self.order[self.tied] = self.order[self.tied][by]
         else:
             self.order = by
-        self.is_begun = True
         if not same.any():
+            self.is_begun = True
             self.groups = self.tied = np.zeros(0, dtype=np.int64)
             return
         keep = np.append(same, False) | np.insert(same, 0, False)
         self.groups = np.cumsum(np.insert(~same, 0, False), dtype=np.int64)[keep]
-        self.tied = self.tied[keep]
+        self.tied = self.tied[keep] if self.is_begun else np.flatnonzero(keep)
+        self.is_begun = True
 
 
 def _sort_by(sorting: _Sorting, column: pa.ChunkedArray) -> None:
@@ -115,14 +118,17 @@ def _sort_by(sorting: _Sorting, column: pa.ChunkedArray) -> None:
 
 def _order_within(groups: Indices, words: Words) -> tuple[Indices, Bools]:
     """Positions sorted by (group, word), and for each but the first whether group and word are those of the one before.
-    Groups ascend already, words are not all the same.
+    Groups ascend already, words are not all the same. Overwrites `words`.
+
+    SUBTLE: what looks like thrift is speed. Arrays of a megabyte come from the system and go back to it: to touch their
+    pages for the first time takes longer than to sort them.
     """
-    packed = words - words.min()
+    packed = np.subtract(words, words.min(), out=words if words.flags.writeable else None)
     word_bits = int(packed.max()).bit_length()
     group_bits = int(groups[-1] - groups[0]).bit_length()
     if group_bits:
         if word_bits + group_bits > 64:
-            packed = _ranks(words)  # groups and ranks are fewer than rows: they fit
+            packed = _ranks(packed)  # groups and ranks are fewer than rows: they fit
             word_bits = int(packed.max()).bit_length()
         packed |= (groups - groups[0]).astype(np.uint64) << np.uint64(word_bits)
     at_bits = (len(words) - 1).bit_length()
@@ -131,7 +137,7 @@ def _order_within(groups: Indices, words: Words) -> tuple[Indices, Bools]:
         # With the position in the same word numbers are sorted in place, which is several times faster than finding
         # out where each belongs.
         packed <<= np.uint64(at_bits)
-        packed |= np.arange(len(words), dtype=np.uint64)
+        _add_positions(packed)
         packed.sort()
         by = (packed & np.uint64((1 << at_bits) - 1)).view(np.int64)
         packed >>= np.uint64(at_bits)
@@ -139,6 +145,14 @@ def _order_within(groups: Indices, words: Words) -> tuple[Indices, Bools]:
         by = np.argsort(packed)
         packed = packed[by]
     return by, packed[1:] == packed[:-1]
+
+
+def _add_positions(packed: Words) -> None:
+    """To each word its place, in bits that are free: as a block and a place within, for the sake of the cache."""
+    blocks = packed[: len(packed) // _BLOCK * _BLOCK].reshape(-1, _BLOCK)
+    blocks |= np.arange(_BLOCK, dtype=np.uint64)
+    blocks |= np.arange(0, blocks.size, _BLOCK, dtype=np.uint64)[:, np.newaxis]
+    packed[blocks.size :] |= np.arange(blocks.size, len(packed), dtype=np.uint64)
 
 
 def _ranks(words: Words) -> Words:
