@@ -1,13 +1,14 @@
 """Compaction of 64 runs whose keys lie between one another's, against plain pyarrow; and its peak of memory.
 
-Each side works in a process of its own, so that the peak is its own.
+Each side works in a process of its own, so that the peak is its own. More rows than the baseline has memory for:
+
+    python -m bench.compaction write FOLDER --rows 100000000 && python -m bench.compaction ours FOLDER
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from persist_engine.shard.machine import Machine
 from persist_engine.work.compact import compact
 
 from bench.data import SCHEMA, flat, interleaved
-from bench.measure import Row, median
+from bench.measure import Row, median, memory_bytes
 
 RUNS = 64
 #: Bounds given: the default, and half of it.
@@ -53,7 +54,10 @@ def run(folder: Path, quick: bool) -> list[Row]:
             Row(what, f"{seconds:.2f} s", f"{base_s:.2f} s", base_s / seconds, "higher (1 = as fast as pyarrow)")
         )
         peak, bound = max(each["peak"] for each in ours), settings.compaction.memory_bytes_max
-        mib = f"{max(each['peak'] for each in base) >> 20} MiB of pyarrow, bound {bound >> 20} MiB"
+        idle = max(each["idle"] for each in ours)
+        mib = (
+            f"{max(each['peak'] for each in base) >> 20} MiB of pyarrow, {idle >> 20} MiB idle, bound {bound >> 20} MiB"
+        )
         out.append(Row(f"its peak of memory, {name}", f"{peak >> 20} MiB", mib, peak / bound, "lower (1 = the bound)"))
     return out
 
@@ -62,8 +66,8 @@ def _location(folder: Path) -> Location:
     return Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
 
 
-def _write(folder: Path, rows: int) -> None:
-    """The same runs as a shard and as plain files."""
+def _write(folder: Path, rows: int, *, plain: bool = True) -> None:
+    """The same runs as a shard and as plain files (if `plain`)."""
     folder.mkdir()
     shard = ShardId.new()
     (folder / "shard").write_text(shard)
@@ -71,7 +75,8 @@ def _write(folder: Path, rows: int) -> None:
         for index in range(RUNS):
             table = interleaved(rows // RUNS, at=index, of=RUNS, time=index)
             writer.compare_and_append(table, expected_upper=Antichain.of(index), new_upper=Antichain.of(index + 1))
-            pq.write_table(flat(table).sort_by("id"), folder / f"run-{index:02}.parquet")
+            if plain:
+                pq.write_table(flat(table).sort_by("id"), folder / f"run-{index:02}.parquet")
         with client.open_leased_reader(shard, SCHEMA, purpose="bench") as reader:
             reader.downgrade_since(Antichain.of(RUNS - 1))
 
@@ -112,20 +117,24 @@ def _baseline(folder: Path) -> None:
 
 
 def main() -> None:
-    """One side in this process: seconds and peak resident bytes as JSON."""
+    """One side in this process: seconds and resident bytes, idle and at the peak, as JSON."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("side", choices=("ours", "baseline"))
+    parser.add_argument("side", choices=("write", "ours", "baseline"))
     parser.add_argument("folder", type=Path)
-    parser.add_argument("bound", choices=list(BOUNDS))
+    parser.add_argument("bound", choices=list(BOUNDS), nargs="?", default="1 GiB")
+    parser.add_argument("--rows", type=int, default=10_000_000, help="for write")
     options = parser.parse_args()
+    if options.side == "write":
+        _write(options.folder, options.rows, plain=False)
+        return
+    idle, _ = memory_bytes()
     began = time.perf_counter()
     if options.side == "ours":
         _ours(options.folder, options.bound)
     else:
         _baseline(options.folder)
     seconds = time.perf_counter() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"seconds": seconds, "peak": peak}))
+    print(json.dumps({"seconds": seconds, "idle": idle, "peak": memory_bytes()[1]}))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,16 @@ def interleaved_s(
         measured[0].extend(timings_s(lambda _: ours(index), repeat=1, warm=0))  # noqa: B023 - called at once
         measured[1].extend(timings_s(lambda _: baseline(index), repeat=1, warm=0))  # noqa: B023
     return measured
+
+
+def memory_bytes() -> tuple[int, int]:
+    """Resident memory of this process, now and at its peak: all of it, code and data alike. From Linux itself: getrusage
+    counts the peak of whoever started the process too.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    told = {name: value for name, _, value in (line.partition(":") for line in lines)}
+    now, peak = (int(told[name].split()[0]) << 10 for name in ("VmRSS", "VmHWM"))
+    return now, peak
 
 
 def median(values: list[float]) -> float:

@@ -2,6 +2,9 @@
 
 Needs `uv sync --group bench`. Every system gets the same Arrow tables; calls take turns, so that all meet the same
 machine. What is asked of a read is a table of all rows in memory. Compaction is of the twenty appends.
+
+Ours is durable when an append returns, the peers do not wait for the disk. So there is a row against each with an fsync of
+what it wrote added, and one against the bare calls that such an append is made of here.
 """
 
 from __future__ import annotations
@@ -18,10 +21,13 @@ from persist_engine.work.compact import compact
 
 from bench.compaction import whole_request
 from bench.data import SCHEMA, flat, updates
+from bench.disk import BareDisk, NewFiles
 from bench.measure import Row, median, ms, timings_s
 
 #: Ours over theirs, at most: what the issue asks for. Figures against the second peer are for information.
 APPEND_MAX, SMALL_MAX, READ_MAX, COMPACT_MAX = 1.0, 0.1, 1.0, 1.0
+#: About what 10 rows take in a diff, and a row in a part.
+DIFF_BYTES, PART_ROW_BYTES = 1_500, 9
 
 
 class System(ABC):
@@ -154,26 +160,41 @@ def run(folder: Path, quick: bool) -> list[Row]:
     out = []
     large = [updates(rows, time=index, seed=index, first=index * rows) for index in range(appends)]
     systems = [system(folder / "large" / system.name) for system in SYSTEMS]
-    out += _rows(f"append of {rows:,} rows", _appended(systems, large), APPEND_MAX)
+    out += _appended(f"append of {rows:,} rows", systems, large, folder / "large", APPEND_MAX)
     out += _rows(f"full read of {appends * rows:,} rows in {appends} appends", _read(systems, appends * rows), READ_MAX)
     out += _rows(f"compaction of {appends} appends", _compacted(systems), COMPACT_MAX)
     out += _rows(f"full read of {appends * rows:,} rows, compacted", _read(systems, appends * rows), READ_MAX)
     _close(systems)
     small = [updates(10, time=index, seed=index) for index in range(commits)]
     systems = [system(folder / "small" / system.name) for system in SYSTEMS]
-    out += _rows("commit of 10 rows", _appended(systems, small), SMALL_MAX)
+    out += _appended("commit of 10 rows", systems, small, folder / "small", SMALL_MAX)
     _close(systems)
     return out
 
 
-def _appended(systems: list[System], tables: list[pa.Table]) -> dict[str, float]:
+def _appended(what: str, systems: list[System], tables: list[pa.Table], folder: Path, most: float) -> list[Row]:
     """Medians; the first of each, which makes the table, is not counted."""
     taken: dict[str, list[float]] = {system.name: [] for system in systems}
+    synced: dict[str, list[float]] = {system.name: [] for system in systems if system.name != Ours.name}
+    files = {name: NewFiles(folder / name) for name in synced}
+    disk, bare = BareDisk(folder / "bare"), []
+    log, part = b"x" * DIFF_BYTES, bytes(PART_ROW_BYTES * tables[0].num_rows) if tables[0].num_rows > 10 else b""
     for table in tables:
         plain = flat(table)
         for system in systems:
-            taken[system.name] += timings_s(lambda _: system.append(table, plain), repeat=1, warm=0)  # noqa: B023
-    return {name: median(seconds[1:]) for name, seconds in taken.items()}
+            (seconds,) = timings_s(lambda _: system.append(table, plain), repeat=1, warm=0)  # noqa: B023
+            taken[system.name].append(seconds)
+            if system.name in synced:
+                synced[system.name].append(seconds + files[system.name].sync_s())
+        bare += timings_s(lambda _: disk.append(part, log), repeat=1, warm=0)
+    disk.close()
+    ours = median(taken[Ours.name][1:])
+    rows = _rows(what, {name: median(seconds[1:]) for name, seconds in taken.items()}, most)
+    against = {f"{name} and an fsync of its files": median(seconds[1:]) for name, seconds in synced.items()}
+    against["the bare disk (" + ("file, folder, " if part else "") + "SQLite commit)"] = median(bare[1:])
+    return rows + [
+        Row(f"{what}, beside {name}", ms(ours), ms(theirs), ours / theirs, "lower") for name, theirs in against.items()
+    ]
 
 
 def _read(systems: list[System], rows: int) -> dict[str, float]:

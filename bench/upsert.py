@@ -20,6 +20,7 @@ from persist_engine.work.perform import perform
 from rocksdict import Rdict, WriteBatch
 
 from bench.data import SCHEMA, flat, updates
+from bench.disk import NewFiles
 from bench.measure import Row, median, ms, timings_s
 
 SEED = np.array([1, 2, 3, 4], np.uint64)
@@ -160,7 +161,9 @@ def peer(folder: Path, *, keys: int, rows: int, repeat: int) -> list[Row]:
     write_deltalake(theirs, flat(first))
     location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
     shard = ShardId.new()
-    timings: dict[str, list[float]] = {"ours": [], "theirs": []}
+    timings: dict[str, list[float]] = {"ours": [], "theirs": [], "synced": []}
+    files = NewFiles(theirs)
+    files.sync_s()
     with PersistClient.open(location) as client, client.open_upsert(shard, SCHEMA, purpose="bench") as upserts:
         upserts.upsert(first.select(["key", "val"]))
 
@@ -184,14 +187,18 @@ def peer(folder: Path, *, keys: int, rows: int, repeat: int) -> list[Row]:
         for index in range(-1, repeat):
             ours_s = timings_s(lambda _, at=index: ours(at), repeat=1, warm=0)
             theirs_s = timings_s(lambda _, at=index: merge(at), repeat=1, warm=0)
+            synced_s = files.sync_s()
             perform(client.machine(shard), due.pop())
             if index >= 0:
                 timings["ours"] += ours_s
                 timings["theirs"] += theirs_s
+                timings["synced"] += [theirs_s[0] + synced_s]
         hydrated = timings_s(lambda _: _hydrate(location, shard), repeat=3)
-    mine, other = median(timings["ours"]), median(timings["theirs"])
+    mine, other, synced = (median(timings[name]) for name in ("ours", "theirs", "synced"))
+    what = f"upsert of {rows:,} rows over {keys:,} keys (file, sqlite)"
     return [
-        Row(f"upsert of {rows:,} rows over {keys:,} keys (file, sqlite)", ms(mine), ms(other), mine / other, "lower"),
+        Row(what, ms(mine), ms(other), mine / other, "lower"),
+        Row(f"{what}, the peer with an fsync of its files", ms(mine), ms(synced), mine / synced, "lower"),
         Row(
             f"hydrating {keys:,} keys, against one upsert of the peer",
             ms(median(hydrated)),

@@ -1,5 +1,5 @@
-"""The Spark data source `persist`: `spark.read.format("persist").option("shard", ...).load()`. Batch reading of a
-shard at a time.
+"""The Spark data source `persist`: `register(spark)`, then `spark.read.format("persist").option("shard", ...).load()`.
+Batch reading of a shard at a time.
 
 Spark plans in short-lived Python workers: the one that plans opens the shard, registers a leased reader, cuts the
 snapshot into splits and goes away. It
@@ -10,7 +10,7 @@ A read that takes longer may find blobs collected and then fails naming the blob
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -19,15 +19,20 @@ from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.client.snapshot import SinceAhead
 from persist_engine.client.splits import SnapshotSplit
+from persist_engine.codec.predicate import And, Predicate
+from persist_engine.codec.predicate_text import predicate_of as predicate_said
+from persist_engine.codec.projection import Projection
 from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.ids import ShardId
+from pyspark.sql import SparkSession
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 
 from persist_spark.columns import records_of, rows_of
 from persist_spark.frames import spark_type
 from persist_spark.partitions import blob_at, reading_retry, sink_settings
+from persist_spark.pushdown import predicate_of
 
 #: How long a planned read may take before its blobs may be collected.
 LEASE_MS = 6 * 60 * 60 * 1000
@@ -35,6 +40,8 @@ LEASE_MS = 6 * 60 * 60 * 1000
 #: task.
 SPLIT_BYTES = 64 << 20
 SPLITS_MAX = 10_000
+#: Off by default; Spark then refuses sources that take filters.
+PUSHDOWN_SETTING = "spark.sql.python.filterPushdown.enabled"
 _PART_BYTES = 128 << 20
 
 
@@ -48,6 +55,7 @@ class Options:
     splits: int | None
     updates: bool
     where: str | None = None
+    columns: tuple[str, ...] | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Options:
@@ -55,7 +63,7 @@ class Options:
         refused.
         """
         given = {name.lower(): value for name, value in options.items()}
-        known = {"shard", "blob", "consensus", "as_of", "splits", "updates", "where"}
+        known = {"shard", "blob", "consensus", "as_of", "splits", "updates", "where", "columns"}
         unknown = sorted(set(given) - known)
         if unknown:
             raise InvalidUsage(
@@ -74,7 +82,17 @@ class Options:
             splits=_number(given, "splits", 1, SPLITS_MAX),
             updates=updates == "true",
             where=given.get("where"),
+            columns=_names(given.get("columns")),
         )
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise InvalidUsage(f"option columns: {text!r} is no list of names with commas between")
+    return names
 
 
 def _number(given: Mapping[str, str], name: str, least: int, greatest: int) -> int | None:
@@ -87,7 +105,7 @@ def _number(given: Mapping[str, str], name: str, least: int, greatest: int) -> i
 
 
 class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no types here: its classes are Any
-    """Register once: `spark.dataSource.register(PersistDataSource)`. Options: docs/spark.md."""
+    """Format `persist` for sessions that push no filters to Python; see `register`. Options: docs/spark.md."""
 
     @classmethod
     def name(cls) -> str:
@@ -98,11 +116,27 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
         """The shard's columns; runs in a worker of its own."""
         options = Options.parse(self.options)
         with _open(options) as client:
-            return row_type(client.schema(options.shard), updates=options.updates)
+            return row_type(client.schema(options.shard), updates=options.updates, columns=options.columns)
 
     def reader(self, schema: T.StructType) -> PersistReader:
         """Plans and reads."""
         return PersistReader(Options.parse(self.options), schema)
+
+
+class PushingDataSource(PersistDataSource):
+    """The same for sessions that do: Spark refuses it in others."""
+
+    def reader(self, schema: T.StructType) -> PersistReader:
+        """Plans and reads, the rows that pass the filters of the query only."""
+        return PushingReader(Options.parse(self.options), schema)
+
+
+def register(spark: SparkSession) -> None:
+    """Make format `persist` known to the session, and let Spark push the filters of queries into Python sources: parts that
+    hold no row of the answer are then not fetched. Idempotent.
+    """
+    spark.conf.set(PUSHDOWN_SETTING, "true")
+    spark.dataSource.register(PushingDataSource)
 
 
 @dataclass
@@ -118,6 +152,7 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
     def __init__(self, options: Options, schema: T.StructType) -> None:
         self.options = options
         self.row_type = schema
+        self.pushed: tuple[Predicate, ...] = ()
 
     def partitions(self) -> Sequence[SplitPartition]:
         """Pin the snapshot by a lease and cut it. Raises InvalidUsage when the time can no longer be read, or not
@@ -136,7 +171,7 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
             if as_of < 0:
                 return []  # Nothing was ever written.
             reader = client.open_leased_reader(options.shard, purpose="spark read", lease_ms=LEASE_MS)
-            snapshot = reader.snapshot(Antichain.of(as_of), where=options.where)
+            snapshot = reader.snapshot(Antichain.of(as_of), where=self._where(), columns=options.columns)
             if isinstance(snapshot, SinceAhead):
                 reader.expire()
                 raise InvalidUsage(
@@ -156,19 +191,55 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
         ):
             yield from records_of(batch) if self.options.updates else rows_of(batch, wanted)
 
+    def _where(self) -> Predicate | None:
+        said = () if self.options.where is None else (predicate_said(self.options.where),)
+        return And((*said, *self.pushed)) if said or self.pushed else None
 
-def row_type(schema: Schema, *, updates: bool) -> T.StructType:
+
+class PushingReader(PersistReader):
+    """One that takes filters: what it takes Spark does not look at again."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name for it
+        """Keep those that the engine can say exactly; the others are Spark's, and come back."""
+        options = self.options
+        with _open(options) as client:
+            schema = client.schema(options.shard)
+        shown = shown_schema(schema, options.columns)
+        sides = None if options.updates else {field.name: side.name for side in _sides(shown) for field in side.type}
+        for found in filters:
+            predicate = predicate_of(found, schema, sides)
+            if predicate is None:
+                yield found
+            else:
+                self.pushed += (predicate,)
+
+
+def shown_schema(schema: Schema, columns: Sequence[str] | None) -> pa.Schema:
+    """Updates of `schema` with the fields `columns` (None: all) of key and val."""
+    return schema.updates_schema if columns is None else Projection.of(columns, schema).updates_schema
+
+
+def row_type(schema: Schema, *, updates: bool, columns: Sequence[str] | None = None) -> T.StructType:
     """Columns of a read: the key's fields and then the value's; with `updates` key, val, time, diff."""
+    shown = shown_schema(schema, columns)
     if updates:
-        return T.StructType([T.StructField(f.name, spark_type(f.type), f.nullable) for f in schema.updates_schema])
-    doubled = sorted(set(schema.key.names) & set(schema.val.names))
+        return _spark_fields(shown)
+    key, val = (side.type for side in _sides(shown))
+    doubled = sorted({field.name for field in key} & {field.name for field in val})
     if doubled:
         raise InvalidUsage(
-            f"key and value both have {', '.join(doubled)}: read with option updates=true, which keeps them apart"
+            f"key and value both have {', '.join(doubled)}: read with option updates=true, which keeps them apart, or one "
+            f"of them with option columns"
         )
-    return T.StructType(
-        [T.StructField(f.name, spark_type(f.type), f.nullable) for side in (schema.key, schema.val) for f in side]
-    )
+    return _spark_fields([*key, *val])
+
+
+def _sides(shown: pa.Schema) -> tuple[pa.Field, pa.Field]:
+    return shown.field("key"), shown.field("val")
+
+
+def _spark_fields(fields: Iterable[pa.Field]) -> T.StructType:
+    return T.StructType([T.StructField(field.name, spark_type(field.type), field.nullable) for field in fields])
 
 
 def arrow_schema(row: T.StructType) -> pa.Schema:

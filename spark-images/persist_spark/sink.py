@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from persist_engine.base.env import Env, SystemEnv
-from persist_engine.base.errors import Fenced, InvalidUsage, Unavailable
+from persist_engine.base.errors import Fenced, InvalidUsage, SchemaMismatch, Unavailable
 from persist_engine.client.batch import Batch
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
@@ -105,6 +105,7 @@ class _Run:
             with self._reader() as reader:
                 since = Antichain.minimum() if reader is None else reader.since
                 view = ShardView(since=since, upper=self.writer.fetch_recent_upper(), progress=expected)
+                self._refuse_outgrown_schema()
                 decision = self._mint(view)
                 match decision:
                     case AlreadyDone(upper):
@@ -130,6 +131,16 @@ class _Run:
             return mint(view, run=self.spec.run_token, now_ms=self.env.now_ms(), reads_back=self._reads_back)
         except InvalidUsage as error:
             raise ConfigurationError(f"shard {self.spec.shard_id}: {error}") from error
+
+    def _refuse_outgrown_schema(self) -> None:
+        """What is read back below the upper just fetched must show all that it holds, or corrections of it would miss.
+        Rows of a newer schema that come later move the upper, so the append at this one is refused.
+        """
+        if self._reads_back:
+            try:
+                self.writer.check_newest_schema()
+            except SchemaMismatch as error:
+                raise ConfigurationError(f"schema: {error}") from error
 
     @contextmanager
     def _reader(self) -> Iterator[ReadHandle | None]:

@@ -56,6 +56,12 @@ def redis() -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="session")
+def redis_behind_tls() -> Iterator[RedisServer]:
+    with redis_server(tls=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def s3() -> Iterator[S3Server]:
     with s3_server() as server, pytest.MonkeyPatch.context() as patch:
         for name, value in server.environment.items():

@@ -35,6 +35,15 @@ class TestRedis(ConsensusTests):
             yield open_store
 
 
+@pytest.mark.redis
+class TestRedisBehindTls(ConsensusTests):
+    @pytest.fixture
+    def open_store(self, consensus_at, redis_behind_tls, fresh_name):
+        server = redis_behind_tls
+        with consensus_at(f"{server.url}?ca_file={server.ca_file}&prefix={fresh_name}*:") as open_store:
+            yield open_store
+
+
 class TestMetered(ConsensusTests):
     @pytest.fixture
     def open_store(self):

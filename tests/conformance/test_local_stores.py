@@ -11,13 +11,18 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from persist_engine import Antichain, Location, PersistClient, ShardId
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import CorruptData, Determinate, Indeterminate, InvalidUsage
+from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo
 from persist_engine.storage import blob_file, consensus_sqlite
 from persist_engine.storage.blob_file import FileBlob
-from persist_engine.storage.consensus_sqlite import SqliteConsensus
+from persist_engine.storage.consensus_sqlite import LENGTHEN_EVERY, LOG_BYTES, SqliteConsensus
 from persist_engine.testing.conformance import entry, fill
+from persist_engine.testing.world import SCHEMA, row
+from persist_engine.work.compact import compact
+from persist_engine.work.outcome import Ending
 
 RACER = """
 import sys
@@ -123,6 +128,36 @@ def test_commits_survive_kill_9(tmp_path):
     consensus.close()
 
 
+def test_the_log_is_lengthened_for_who_commits_often(tmp_path, consensus):
+    """By nothing that anybody could read, and the commits that follow fit into it."""
+    wal = tmp_path / "consensus.db-wal"
+    fill(consensus, "s1", 1, LENGTHEN_EVERY - 1)
+    assert wal.stat().st_size < LOG_BYTES
+    fill(consensus, "s1", LENGTHEN_EVERY, LENGTHEN_EVERY)
+    size_bytes = wal.stat().st_size
+    assert size_bytes >= LOG_BYTES
+    assert list(consensus.list_keys()) == ["s1"]
+    fill(consensus, "s1", LENGTHEN_EVERY + 1, 4 * LENGTHEN_EVERY)
+    assert wal.stat().st_size == size_bytes
+    crashed = tmp_path / "as-a-crash-leaves-it"
+    crashed.mkdir()
+    for path in tmp_path.glob("consensus.db*"):
+        if not path.name.endswith("-shm"):
+            (crashed / path.name).write_bytes(path.read_bytes())
+    again = SqliteConsensus(crashed / "consensus.db")
+    assert [row.data for row in again.scan("s1", SeqNo(0), SCAN_ALL)] == [
+        b"data %d" % seqno for seqno in range(1, 4 * LENGTHEN_EVERY + 1)
+    ]
+    assert list(again.list_keys()) == ["s1"]
+    again.close()
+
+
+def test_a_log_that_cannot_be_lengthened_takes_commits_all_the_same(consensus, monkeypatch):
+    monkeypatch.setattr(consensus_sqlite, "_FILLER", "INSERT INTO nowhere VALUES (?)")
+    fill(consensus, "s1", 1, 2 * LENGTHEN_EVERY + 1)
+    assert len(consensus.scan("s1", SeqNo(0), SCAN_ALL)) == 2 * LENGTHEN_EVERY + 1
+
+
 def test_a_killed_set_leaves_no_partial_object(tmp_path):
     writer = python(ENDLESS_SETTER, tmp_path / "blobs")
     last = kill_after(writer, 20) or 19
@@ -162,6 +197,48 @@ def test_every_directory_up_to_the_root_is_synced(tmp_path, blob, monkeypatch):
     blob.set("s1/n1/p1", b"x")
     root = tmp_path / "blobs"
     assert synced == [root / "s1/n1", root / "s1", root]
+
+
+def test_a_directory_that_has_not_changed_is_not_synced_again(tmp_path, monkeypatch):
+    """Even of a clean one, a sync waits for the disk. But whatever was made in it meanwhile, by whomever, is not lost."""
+    env = LateEnv()
+    blob = FileBlob(tmp_path / "blobs", env=env)
+    synced = []
+    monkeypatch.setattr(blob_file, "_sync_directory", synced.append)
+    root = tmp_path / "blobs"
+    blob.set("s1/n1/p1", b"x")
+    synced.clear()
+    blob.set("s1/n2/p2", b"x")
+    assert synced == [root / "s1/n2", root / "s1", root], "what changed a moment ago may change again at the same time"
+    env.late_ms = 60_000
+    blob.set("s1/n3/p3", b"x")
+    synced.clear()
+    change(root / "s1" / "n3")
+    blob.set("s1/n3/p4", b"x")
+    assert synced == [root / "s1/n3"]
+    change(root / "s1")
+    blob.set("s1/n3/p5", b"x")
+    assert synced[-1] == root / "s1"
+    blob.delete("s1/n3/p5")
+    assert root / "s1/n3" in synced[-2:]
+
+
+class LateEnv(SystemEnv):
+    """A clock that is late by `late_ms`."""
+
+    late_ms = 0
+
+    def now_ms(self):
+        return super().now_ms() + self.late_ms
+
+
+def change(directory):
+    """As another process might: until it shows."""
+    before = directory.stat().st_ctime_ns
+    other = directory / "other"
+    while directory.stat().st_ctime_ns == before:
+        other.mkdir()
+        other.rmdir()
 
 
 def test_empty_folders_go_with_their_last_object(tmp_path, blob):
@@ -288,5 +365,65 @@ def test_commits_are_synced(consensus):
 def test_a_closed_store_says_so(tmp_path):
     consensus = SqliteConsensus(Path(tmp_path / "consensus.db"))
     consensus.close()
-    with pytest.raises(Determinate, match="is closed"):
+    with pytest.raises(InvalidUsage, match="was closed"):
         consensus.head("s1")
+
+
+def test_handles_of_a_closed_client_end_instead_of_trying_for_ever(tmp_path):
+    client = PersistClient.open(
+        Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
+    )
+    writer = client.open_writer(ShardId.new(), SCHEMA, purpose="test")
+    client.close()
+    with pytest.raises(InvalidUsage, match="was closed"):
+        writer.fetch_recent_upper()
+    with pytest.raises(InvalidUsage, match="was closed"):
+        writer.append([row(1, "a", 0)], lower=Antichain.of(0), upper=Antichain.of(1))
+
+
+def fail_stat_after_commit(monkeypatch, path):
+    """The next compare-and-set cannot tell, once it has committed, which file stands at `path`."""
+    stats, real_stat, real_call = [], Path.stat, SqliteConsensus.compare_and_set
+
+    def stat(self, **options):
+        if self == path and stats:
+            stats.append("stat")
+            if len(stats) == 3:  # the first was that of taking a connection
+                stats.clear()
+                raise PermissionError(13, "Permission denied")
+        return real_stat(self, **options)
+
+    def compare_and_set(self, *args):
+        monkeypatch.setattr(SqliteConsensus, "compare_and_set", real_call)
+        stats.append("armed")
+        return real_call(self, *args)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    monkeypatch.setattr(SqliteConsensus, "compare_and_set", compare_and_set)
+
+
+def test_regression_1_a_commit_that_cannot_be_looked_after_is_indeterminate(tmp_path, consensus, monkeypatch):
+    """It was said not to have happened, though it had."""
+    fill(consensus, "s1", 1, 1)
+    fail_stat_after_commit(monkeypatch, tmp_path / "consensus.db")
+    with pytest.raises(Indeterminate, match=r"compare_and_set s1 at sqlite://.*Permission denied"):
+        consensus.compare_and_set("s1", SeqNo(1), entry(2))
+    assert consensus.head("s1") == entry(2)
+
+
+def test_regression_1_a_merge_result_whose_commit_cannot_be_looked_after_counts_as_applied(tmp_path, monkeypatch):
+    """The output's blobs were deleted, which state named."""
+    location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
+    settings = Settings(batch=BatchSettings(inline_part_bytes_max=0))
+    at, shard_id = Antichain.of, ShardId.new()
+    with PersistClient.open(location, settings=settings) as client:
+        writer = client.open_writer(shard_id, SCHEMA, purpose="test")
+        requests = []
+        for time in range(3):
+            updates = [row(time * 100 + number, "a", time) for number in range(8)]
+            appended = writer.compare_and_append(updates, expected_upper=at(time), new_upper=at(time + 1))
+            requests += appended.maintenance.requests
+        fail_stat_after_commit(monkeypatch, tmp_path / "consensus.db")
+        assert compact(writer.machine, requests[0]).ending is Ending.SUCCEEDED
+    with PersistClient.open(location) as client, client.open_leased_reader(shard_id, purpose="check") as reader:
+        assert reader.snapshot(at(2)).to_table().num_rows == 24

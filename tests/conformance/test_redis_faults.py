@@ -10,13 +10,21 @@ import threading
 import pytest
 import redis
 from persist_engine.base.env import SystemEnv
-from persist_engine.base.errors import CorruptData, Determinate, Fenced, Indeterminate, InvalidUsage, UnsafeStore
+from persist_engine.base.errors import (
+    CorruptData,
+    Determinate,
+    Fenced,
+    Indeterminate,
+    InvalidUsage,
+    StorageError,
+    UnsafeStore,
+)
 from persist_engine.base.metrics import NoMetrics
-from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo
+from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo, VersionedData
 from persist_engine.storage import consensus_redis
 from persist_engine.storage.open import open_consensus
 from persist_engine.testing.conformance import entry, fill
-from persist_engine.testing.servers import redis_server
+from persist_engine.testing.servers import _free_port, redis_server
 
 pytestmark = pytest.mark.redis
 
@@ -82,8 +90,54 @@ def test_settings_that_lose_commits_are_refused(server, setting, value, safe):
 def test_a_replica_is_refused(server):
     with redis_server() as replica:
         replica.command("REPLICAOF", "127.0.0.1", str(server.port))
-        with pytest.raises(UnsafeStore, match="it is a replica"):
-            opened(replica.url)
+        for url in (replica.url, f"{replica.url}?unsafe=true"):
+            with pytest.raises(UnsafeStore, match="it is a replica; connect to the primary"):
+                opened(url)
+
+
+def cluster_node():
+    """Its bus would have a port of its own choice, past the greatest there is."""
+    return redis_server(settings={"cluster-enabled": "yes", "cluster-port": str(_free_port())})
+
+
+def test_a_node_of_a_cluster_is_refused_at_open_and_where_only_a_command_tells():
+    with cluster_node() as node, cluster_node() as other:
+        with pytest.raises(UnsafeStore, match=f"{node.address}/0 is a node of a cluster"):
+            opened(node.url)
+        with pytest.raises(UnsafeStore, match="is a node of a cluster"):
+            opened(f"{node.url}?unsafe=true")
+        node.command("CLUSTER", "ADDSLOTSRANGE", "0", "0")
+        other.command("CLUSTER", "ADDSLOTSRANGE", "1", "16383")
+        bus = other.command("CONFIG", "GET", "cluster-port").split(b"\r\n")[-2].decode()
+        node.command("CLUSTER", "MEET", "127.0.0.1", str(other.port), bus)
+        waiting = threading.Event()
+        for _ in range(600):
+            if b"cluster_state:ok" in node.command("CLUSTER", "INFO"):
+                break
+            waiting.wait(0.05)
+        node.command("ACL", "SETUSER", "app", "on", ">pw", "~*", "+@all", "-info")
+        consensus = opened(node.url.replace("redis://", "redis://app:pw@"))
+        for call in verbs(consensus).values():
+            with pytest.raises(UnsafeStore, match="s1 at redis://.* is a node of a cluster"):
+                call()
+        consensus.close()
+
+
+@pytest.mark.parametrize("scheme", ["redis+sentinel", "redis+cluster", "rediss+sentinel", "rediss+cluster"])
+def test_what_fails_over_is_refused_with_the_reason_and_without_the_password(scheme):
+    with pytest.raises(UnsafeStore, match="a failover forgets commits") as refused:
+        opened(f"{scheme}://:hush@127.0.0.1:26379/primary/0")
+    assert "hush" not in str(refused.value)
+
+
+def test_tls_is_verified():
+    with redis_server(tls=True) as server:
+        for _ in range(20):  # a server's first bytes, with TLS 1.3, come when they come
+            opened(f"{server.url}?ca_file={server.ca_file}").close()
+        with pytest.raises(Determinate, match=f"{server.address}.*certificate"):
+            opened(server.url)
+        with pytest.raises(StorageError, match=server.address):
+            opened(server.url.replace("rediss", "redis"))
 
 
 def test_what_an_acl_forbids_is_not_verified_but_said(server, caplog):
@@ -164,6 +218,36 @@ def test_lost_entries_are_reported_and_never_overwritten(server, consensus, verb
     fresh = opened(server.url)
     assert len(fresh.scan("s1", SeqNo(0), SCAN_ALL)) == keep
     fresh.close()
+
+
+@pytest.mark.parametrize("verb", ["head", "append", "create", "scan", "truncate"])
+@pytest.mark.parametrize("known_by", ["commit", "scan", "head"])
+def test_a_log_regrown_to_the_very_length_that_was_seen_is_not_ours(server, consensus, verb, known_by):
+    """Wiped or rolled back, and written anew by others: whoever stands at its head must not commit onto it."""
+    fill(consensus, "s1", 1, 3)
+    known = consensus if known_by == "commit" else opened(server.url)
+    verbs(known)["scan" if known_by == "commit" else known_by]()
+    server.command("FLUSHALL")
+    other = opened(server.url)
+    fill(other, "s1", 1, 2)
+    assert other.compare_and_set("s1", SeqNo(2), VersionedData(SeqNo(3), b"another third")) is CasResult.COMMITTED
+    with pytest.raises(CorruptData, match="3 is not the entry that was seen, the log was wiped or rolled back"):
+        verbs(known)[verb]()
+    assert len(other.scan("s1", SeqNo(0), SCAN_ALL)) == 3
+    for each in {known, other} - {consensus}:
+        each.close()
+
+
+def test_an_entry_by_code_that_knows_no_tags_is_taken_for_what_it_is(server, consensus):
+    """0.1.0 leaves the tag of an older entry where it is: no alarm, and none for a log that never had one."""
+    fill(consensus, "s1", 1, 3)
+    old = opened(server.url)
+    old.scan("s1", SeqNo(0), SCAN_ALL)
+    server.command("HSET", "{s1}:m", "t", "2:feed")
+    assert old.compare_and_set("s1", SeqNo(3), entry(4)) is CasResult.COMMITTED
+    server.command("HDEL", "{s1}:m", "t")
+    assert consensus.compare_and_set("s1", SeqNo(4), entry(5)) is CasResult.COMMITTED
+    old.close()
 
 
 @pytest.mark.parametrize("verb", ["head", "append", "create", "scan", "truncate"])

@@ -1,7 +1,10 @@
-"""Garbage collection scripts: what a run truncates, deletes and removes, version by version (spec 14.5)."""
+"""Garbage collection scripts: what a run truncates, deletes and removes, version by version (spec 14.5). REWRITE=1 makes
+the scripts say what they do.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.base.versioned import SeqNo
+from persist_engine.client.closing import close_shard, finalize_shard
 from persist_engine.client.read import ReadHandle
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.views import rollup_seqnos
@@ -29,7 +33,7 @@ def test_there_are_scripts() -> None:
 def test_script(path: Path) -> None:
     script = GcScript()
     try:
-        run(path, script.answer)
+        run(path, script.answer, rewrite=bool(os.environ.get("REWRITE")))
     finally:
         script.close()
 
@@ -83,6 +87,13 @@ class GcScript:
                 self.readers[name] = self.client.open_leased_reader(self.shard_id, SCHEMA, purpose=name)
             case "expire":
                 self.readers.pop(case.args["name"]).expire()
+            case "close":
+                close_shard(self.client, self.shard_id)
+            case "tombstone":
+                machine.become_tombstone()
+            case "finalize":
+                lines += [f"{each.type}: {each.message}" for each in finalize_shard(self.client, self.shard_id)]
+                lines.append(f"rollup blobs {self.rollup_blobs()}")
             case "gc":
                 lines.append(self.gc(machine, case))
                 if lines == ["InvalidUsage"]:
@@ -102,6 +113,9 @@ class GcScript:
             return "InvalidUsage"
         counts = f"truncated={done.diffs_truncated} blobs={done.blobs_deleted} removed={done.rollups_removed}"
         return f"{done.ending.value} {counts}"
+
+    def rollup_blobs(self) -> str:
+        return ",".join(sorted(key.split("/")[1] for key in self.world.blob_keys(self.shard_id, kind="rollup")))
 
     def story(self) -> str:
         machine = self.client.machine(self.shard_id)

@@ -184,6 +184,16 @@ class Cluster:
         ]
         return ready[0] if ready else None
 
+    def scale_operator(self, replicas: int) -> None:
+        """So many pods of the operator, counted when those that go are gone and those that come are ready."""
+        self.kubectl("scale", "deployment", RELEASE, f"--replicas={replicas}", namespace=OPERATOR_NAMESPACE)
+
+        def settled() -> bool:
+            pods = self.items("pods", "app.kubernetes.io/component=operator", OPERATOR_NAMESPACE)
+            return len(pods) == replicas and (replicas == 0 or self.operator_pod() is not None)
+
+        self.wait(f"{replicas} operators", settled, timeout_s=180, namespace=OPERATOR_NAMESPACE)
+
     def install(self) -> None:
         self.helm(
             "upgrade",

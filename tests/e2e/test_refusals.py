@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ def resource(case: dict[str, Any], spec: dict[str, Any]) -> str:
     )
 
 
-@pytest.fixture
-def case_namespace(cluster: Any) -> str:
-    """A namespace that no operator's workload is in."""
+@pytest.fixture(scope="module")
+def case_namespace(cluster: Any) -> Iterator[str]:
+    """A namespace without an operator: one at work gives a shard an id of its own, between two steps of a case or not."""
+    cluster.scale_operator(0)
     cluster.run("kubectl", "create", "namespace", "persist-e2e-cases", check=False)
-    return "persist-e2e-cases"
+    yield "persist-e2e-cases"
+    cluster.scale_operator(1)
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"].replace(" ", "-") for case in CASES])

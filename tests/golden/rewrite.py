@@ -68,7 +68,9 @@ def table() -> pa.Table:
 
 def batch() -> HollowBatch:
     """Two runs: a part in blob with statistics, and one inline."""
-    rows = table()
+    rows, stats = table(), part_stats(table(), SCHEMA, 10_000)
+    # 0.1.0 knew nothing of what lies within structs.
+    tops = tuple(column for column in stats.columns if not column[0].startswith("["))
     hollow = HollowPart(
         key="n0000100/p02020202-0202-0202-0202-020202020202",
         size_bytes=1234,
@@ -76,12 +78,19 @@ def batch() -> HollowBatch:
         diffs_sum=2,
         checksum=checksum(b"golden"),
         key_lower=key_lower(rows),
-        stats=part_stats(rows, SCHEMA, 10_000),
+        stats=replace(stats, columns=tops),
         schema_id=0,
     )
     inline = InlinePart(b"inline", 1, -1, ts_rewrite=Antichain(5), schema_id=0)
     run = RunMeta(RunOrder.STRUCTURED, RunId.from_bytes(b"\x03" * 16), 0, 3)
     return HollowBatch(DESC, 4, (hollow, inline), (1,), (run, RunMeta(RunOrder.UNORDERED, truncated=True)))
+
+
+def nested_batch() -> HollowBatch:
+    """What came after 0.1.0: statistics of fields within structs."""
+    (part, _), (run, _) = batch().parts, batch().run_metas
+    assert isinstance(part, HollowPart)
+    return HollowBatch(DESC, 3, (replace(part, stats=part_stats(table(), SCHEMA, 10_000)),), (), (run,))
 
 
 def hollow_run() -> HollowRun:
@@ -205,6 +214,7 @@ def files() -> dict[str, bytes]:
         "batch-0.1.0.bin": encode_transmittable(SHARD, VERSION, batch()),
         "run-0.1.0.bin": encode_run_listing(SHARD, run_batch().parts, version=VERSION),
         "batch-of-runs-0.1.0.bin": encode_transmittable(SHARD, VERSION, run_batch()),
+        "batch-nested.bin": encode_transmittable(SHARD, VERSION, nested_batch()),
         "diff-0.1.0.bin": encode_state_diff(state_diff()),
         "diff-of-a-shard.bin": encode_state_diff(state_diff_of_a_shard()),
         "rollup-2.bin": encode_rollup(rollup()),  # rollup-0.1.0.bin, in format 1, is only read any more

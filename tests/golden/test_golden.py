@@ -35,6 +35,7 @@ def stored(name: str) -> bytes:
 def test_the_stored_messages_decode_to_the_values_they_were_made_of(golden: ModuleType) -> None:
     assert decode_transmittable(stored("batch-0.1.0.bin")) == (golden.SHARD, "0.1.0", golden.batch())
     assert decode_transmittable(stored("batch-of-runs-0.1.0.bin")) == (golden.SHARD, "0.1.0", golden.run_batch())
+    assert decode_transmittable(stored("batch-nested.bin")) == (golden.SHARD, "0.1.0", golden.nested_batch())
     listing = decode_run_listing(stored("run-0.1.0.bin"), key="golden", shard_id=golden.SHARD)
     assert listing == golden.run_batch().parts
     assert decode_state_diff(stored("diff-0.1.0.bin"), key="golden") == golden.state_diff()
@@ -53,6 +54,7 @@ def test_the_stored_messages_decode_to_the_values_they_were_made_of(golden: Modu
     [
         "batch-0.1.0.bin",
         "batch-of-runs-0.1.0.bin",
+        "batch-nested.bin",
         "run-0.1.0.bin",
         "diff-0.1.0.bin",
         "diff-of-a-shard.bin",

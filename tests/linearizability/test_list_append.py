@@ -34,7 +34,7 @@ def test_a_history_under_losses_is_linearizable(running: Cluster):
 
 
 def test_a_history_through_partition_and_restarts_is_linearizable(running: Cluster):
-    events = ((60, "partition"), (120, "redis"), (180, "s3"))
+    events = ((30, "partition"), (60, "redis"), (90, "s3"))
     verdict = running.play(Plan(seed=2, processes=2, transactions=6, redis=_LOSSES, events=events))
     assert verdict.is_linearizable, verdict
     assert verdict.counts["partition events"] == verdict.counts["redis events"] == verdict.counts["s3 events"] == 1

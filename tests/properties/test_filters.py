@@ -5,6 +5,7 @@ skipped before consolidation.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -16,7 +17,7 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.codec import updates
 from persist_engine.codec.comparable import comparable_bound, scalar_of
 from persist_engine.codec.filter import Filter
-from persist_engine.codec.part_stats import part_stats
+from persist_engine.codec.part_stats import part_stats, stats_name
 from persist_engine.codec.predicate import And, Compare, In, IsNull, Not, Or, Predicate, from_json, to_json
 from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import HollowPart
@@ -209,17 +210,18 @@ def test_bounds_in_statistics_hold_every_value_in_comparable_form_and_as_scalars
     if not table.num_rows:
         return
     known = dict(part_stats(table, schema, 100_000).columns)
-    for side, fields in (("key", schema.key), ("val", schema.val)):
-        for field, column in zip(fields, table.column(side).flatten(), strict=True):
-            stats = known[f"{side}.{field.name}"]
-            assert stats.null_count == column.null_count
-            if stats.lower is None:
-                continue
-            lower = comparable_bound(stats.lower, field.type)
-            assert scalar_of(lower, field.type).is_valid
-            if len(columns_of(schema)) == len(leaves(schema)):
-                below = Filter(Compare(f"{side}.{field.name}", "<", _literal(lower, field.type)), schema)
-                assert below.apply(table).num_rows == 0
+    assert len(known) == len(leaves(schema))
+    for path, data_type in leaves(schema):
+        stats = known[stats_name(path)]
+        rows = [_python(table, at) for at in range(table.num_rows)]
+        assert stats.null_count == [value_at(row, path) for row in rows].count(None)
+        if stats.lower is None:
+            continue
+        lower = comparable_bound(stats.lower, data_type)
+        assert scalar_of(lower, data_type).is_valid
+        if len(columns_of(schema)) == len(leaves(schema)):
+            below = Filter(Compare(".".join(path), "<", _literal(lower, data_type)), schema)
+            assert below.apply(table).num_rows == 0
 
 
 def _literal(value: Any, data_type: pa.DataType) -> Any:
@@ -250,6 +252,22 @@ def test_even_those_columns_are_trimmed_past_their_own_limit() -> None:
 def test_a_value_of_no_type_is_refused(bad: Any) -> None:
     with pytest.raises(InvalidUsage, match="key.id"):
         Filter(Compare("id", "=", bad), Schema.from_ddl("id INT"))
+
+
+def test_statistics_of_code_that_knew_no_nested_fields_still_tell_the_nulls_of_the_struct_around_them() -> None:
+    schema = Schema.from_ddl("id INT", "p STRUCT<x: INT>")
+    for values, nulls in (([{"x": 1}, {"x": None}], False), ([None, None], True)):
+        table = updates_table(schema, [({"id": 1}, {"p": value}, 1, 1) for value in values])
+        part = part_of(table, schema, 1000)
+        assert part.stats is not None
+        tops = tuple(column for column in part.stats.columns if not column[0].startswith("["))
+        old = replace(part, stats=replace(part.stats, columns=tops))
+        assert not Filter(Compare("p.x", ">", 1), schema).may_pass(part)
+        assert Filter(Compare("p.x", ">", 1), schema).may_pass(old) is not nulls
+        is_null = Filter(IsNull("p.x"), schema)
+        assert is_null.may_pass(old)
+        assert is_null.must_pass(old) is is_null.must_pass(part) is nulls
+        assert is_null.outside(table, old) == is_null.outside(table, part) == []
 
 
 @pytest.mark.parametrize("values", [[5, 7], [6], [5, None], [None]])

@@ -1,4 +1,4 @@
-"""Every module of the engine that starts or waits for threads is simulated, or stands here with a reason."""
+"""Every module of the engine that starts or waits for threads is simulated."""
 
 from __future__ import annotations
 
@@ -12,14 +12,6 @@ import persist_engine.shard
 import persist_engine.work
 import pytest
 from persist_engine.testing import sim_threads
-
-#: In no simulated history yet: their threads belong to one process that sinks.
-NOT_SIMULATED = {
-    "persist_engine.client.sink",
-    "persist_engine.client.sink_actors",
-    "persist_engine.client.sink_readback",
-    "persist_engine.client.upsert",
-}
 
 
 def names_holding(value: object) -> set[str]:
@@ -38,4 +30,4 @@ def names_holding(value: object) -> set[str]:
     ids=["threading", "pools"],
 )
 def test_whoever_uses_threads_is_simulated(value: object, replaced: tuple):
-    assert names_holding(value) - NOT_SIMULATED == {module.__name__ for module in replaced}
+    assert names_holding(value) == {module.__name__ for module in replaced}

@@ -3,7 +3,7 @@
 import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
 from persist_engine.base.errors import InvalidUsage
-from persist_spark.datasource import Options, PersistDataSource, row_type
+from persist_spark.datasource import PUSHDOWN_SETTING, Options, PersistDataSource, register, row_type
 from pyspark.sql import SparkSession
 
 SHARD = "s00000000-0000-0000-0000-000000000001"
@@ -26,6 +26,7 @@ def test_options_are_checked_by_name():
         ({"splits": "0"}, "option splits: '0' is not a whole number"),
         ({"updates": "yes"}, "option updates: 'yes' is not true or false"),
         ({"asof": "1"}, "option asof: not known to format persist"),
+        ({"columns": "a,,b"}, "option columns: 'a,,b' is no list of names"),
     ],
 )
 def test_wrong_options_are_refused(change, message):
@@ -38,11 +39,12 @@ def test_fields_of_one_name_need_the_updates_shape():
     with pytest.raises(InvalidUsage, match="both have id: read with option updates=true"):
         row_type(schema, updates=False)
     assert row_type(schema, updates=True).fieldNames() == ["key", "val", "time", "diff"]
+    assert row_type(schema, updates=False, columns=["val.id"]).fieldNames() == ["id"]
 
 
 @pytest.fixture(scope="module")
 def spark(local_spark) -> SparkSession:
-    local_spark.dataSource.register(PersistDataSource)
+    register(local_spark)
     return local_spark
 
 
@@ -90,6 +92,47 @@ def test_reads_only_the_rows_of_which_a_condition_holds(spark, given):
     assert sorted(row["id"] for row in frame.collect()) == [5, 6]
     with pytest.raises(Exception, match="no column nope; there are key.id"):
         spark.read.format("persist").options(**given, where="nope = 1").load().count()
+
+
+@pytest.mark.spark
+def test_shows_only_the_columns_asked_for_of_rows_that_are_told_apart_by_all(spark, given):
+    frame = spark.read.format("persist").options(**given, columns="p, id", where="name = 'n8'").load()
+    assert frame.columns == ["id", "p"]
+    assert [(row["id"], row["p"]["x"]) for row in frame.collect()] == [(8, 4.0)] * 3
+    with pytest.raises(Exception, match="no column nope; there are key.id"):
+        spark.read.format("persist").options(**given, columns="nope").load()
+
+
+QUERY = (
+    "id < 9 AND id NOT IN (1, 2) AND at >= TIMESTAMP '1970-01-01T00:00:00Z' AND name <=> concat('n', 3 + 5) "
+    "AND p.x IS NOT NULL AND p.x <= 4.0 AND (p.x > 3.0 OR id = 0) AND name LIKE '%8'"
+)
+
+
+@pytest.mark.spark
+def test_what_a_query_asks_is_pushed_into_the_read_and_what_cannot_be_stays_sparks(spark, given):
+    frame = spark.read.format("persist").options(**given).load().where(QUERY)
+    plan = frame._jdf.queryExecution().executedPlan().toString()
+    kept = next(line for line in plan.splitlines() if "Filter" in line)
+    assert "OR" in kept
+    assert "EndsWith" in kept
+    assert not any(text in kept for text in ("at#", "IN (1", "isnotnull", "<=>"))
+    assert [row["id"] for row in frame.collect()] == [8, 8, 8]
+    updates = spark.read.format("persist").options(**given, updates="true").load()
+    assert [row["diff"] for row in updates.where("key.id = 8 AND diff = 3 AND time = 5").collect()] == [3]
+    named = spark.read.format("persist").options(**given, where="id > 5", columns="id").load().where("id < 7")
+    assert [row["id"] for row in named.collect()] == [6]
+
+
+@pytest.mark.spark
+def test_a_session_that_pushes_no_filters_reads_as_before(spark, given):
+    spark.conf.set(PUSHDOWN_SETTING, "false")
+    spark.dataSource.register(PersistDataSource)
+    try:
+        frame = spark.read.format("persist").options(**given).load().where(QUERY)
+        assert [row["id"] for row in frame.collect()] == [8, 8, 8]
+    finally:
+        register(spark)
 
 
 @pytest.mark.spark

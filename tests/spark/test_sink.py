@@ -243,6 +243,35 @@ def test_a_mirror_that_lost_the_race_corrects_what_won(shard, monkeypatch):
     assert report.updates_written == 2  # one row added, both of the other's copies taken back as one update
 
 
+@pytest.mark.parametrize("moment", ["before it reads back", "while it stages"])
+def test_a_mirror_stops_when_the_schema_outgrows_it(shard, monkeypatch, moment):
+    """Rows with a field that it does not see: taken back without it they would stay, and others go missing."""
+    shard.run(ROWS.format(3), MIRROR, "r1")
+    wider = Schema.from_ddl(KEY, VALUE + ", note STRING")
+
+    def outgrow():
+        shard.client.evolve_schema(shard.id, wider)
+        with shard.client.open_writer(shard.id, wider, purpose="newer") as writer:
+            upper = writer.fetch_recent_upper()
+            update = (((77,), ("x", 0.0, "noted")), upper.time, 1)
+            writer.compare_and_append([update], expected_upper=upper, new_upper=Antichain.of(upper.time + 1))
+
+    if moment == "while it stages":
+        Racing(shard, monkeypatch, 1, outgrow)
+    else:
+        original = sink._Run.until_done
+        monkeypatch.setattr(sink._Run, "until_done", lambda run: (outgrow(), original(run))[1])
+    with pytest.raises(ConfigurationError, match="schema: shard .* has evolved to schema 1, this handle has 0"):
+        shard.run(ROWS.format(4), MIRROR, "r2")
+    with shard.client.open_leased_reader(shard.id, wider, purpose="test") as reader:
+        upper = shard.client.recent_upper(shard.id).time
+        rows = {
+            (row["key"]["id"], row["val"]["note"], row["diff"])
+            for row in reader.snapshot(upper - 1).to_table().to_pylist()
+        }
+    assert rows == {(77, "noted", 1), *((id_, None, 1) for id_, *_ in expected(3))}
+
+
 def test_an_append_that_lost_the_race_is_appended_once(shard, monkeypatch):
     Racing(shard, monkeypatch, 1, lambda: shard.edit([(77, "x", 0.0, 1)]))
     shard.run(ROWS.format(3), APPEND, "r1")

@@ -207,6 +207,12 @@ class InvariantViolated(PersistError):
     kind = ErrorKind.INVARIANT
 
 
+class AmbiguousAppend(InvariantViolated):
+    """An append may or may not have happened, and nothing tells any more: its outcome was unknown and its writer's lease
+    lapsed, or somebody removed the writer. Look at the data before appending it again; leave its blobs alone.
+    """
+
+
 def check(condition: bool, message: str, **detail: Any) -> None:  # noqa: FBT001 - reads as the assertion it is
     """Guard durable bytes and transitions: raises InvariantViolated unless `condition`. Not stripped by -O."""
     if not condition:

@@ -21,6 +21,7 @@ _SUFFIX: Mapping[Kind, str] = {"counter": "_total", "gauge": "", "histogram": "_
 
 _SHARD = {"shard": "shard id"}
 _COMMAND = {"name": "command"}
+_PATH = {"path": "snapshot, listen, changes, fetch (leased parts, splits), compaction, builder, export or verify"}
 _RETRY = {"kind": "external, determinate or command", "op": "what is retried"}
 
 
@@ -61,6 +62,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
             outcome="committed, refused, cas_mismatch or indeterminate",
         ),
         _seconds("command", "From taking a command up to its commit.", **_COMMAND),
+        _seconds("command_turn", "Waits of commands for another one of their process, where there were any."),
         _counter("command_turn_timeout", "Commands that did not wait longer for another one of their process."),
         _counter("append_already_committed", "Appends whose retry found that an earlier attempt had committed."),
         _counter("writer_added", "Writers registered."),
@@ -132,6 +134,8 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
         _counter("part_written", "Parts written.", kind="inline or blob"),
         _counter("part_written_bytes", "Their encoded bytes."),
         _counter("part_written_good_bytes", "Bytes of the updates in them, in memory."),
+        _seconds("part_write", "Of encoding and uploading one part."),
+        _counter("key_lower_cut", "Parts whose least key was too long to be kept whole."),
         _counter("write_stall", "Additions that waited for an upload."),
         _counter("inline_flushed_parts", "Inline parts rewritten as blobs."),
         _counter("inline_flushed_bytes", "Their bytes."),
@@ -142,12 +146,26 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
         _counter("inline_committed_bytes", "Their bytes."),
     ),
     "Reading": (
-        _counter("fetched_parts", "Parts fetched from blob."),
-        _counter("fetched_bytes", "Their bytes."),
-        _counter("stats_skipped_parts", "Parts not fetched because statistics rule their rows out."),
-        _counter("stats_audits", "Parts fetched although statistics ruled them out, to see that they did so rightly."),
-        _counter("fetched_good_bytes", "Bytes of the updates in parts that were opened, in memory."),
-        _counter("fetched_rewritten_rows", "Rows of parts whose times are rewritten."),
+        _seconds("fetched", "Of fetching one part from blob, retries included.", **_PATH),
+        _counter("fetched_parts", "Parts fetched from blob.", **_PATH),
+        _counter("fetched_bytes", "Their bytes.", **_PATH),
+        _counter("stats_skipped_parts", "Parts not fetched because statistics rule their rows out.", **_SHARD),
+        _counter(
+            "stats_audits",
+            "Parts fetched although statistics ruled them out, to see that they did so rightly.",
+            **_SHARD,
+        ),
+        _counter("fetched_good_bytes", "Bytes of the updates in parts that were opened, in memory.", **_PATH),
+        _counter("fetched_rewritten_rows", "Rows of parts whose times are rewritten.", **_PATH),
+        _counter(
+            "prefetch_parts",
+            "Parts by whether they had been fetched when they were needed, or were and never needed.",
+            **_PATH,
+            outcome="ready, waited, skipped (not begun: the budget was spent) or wasted",
+        ),
+        _counter("prefetch_over_budget", "Reads that could not begin to fetch all of their parts at once.", **_PATH),
+        _counter("lease_timeout_read", "Uses of readers whose lease had run out."),
+        _counter("lease_dropped_parts", "Leased parts that were out when their reader was expired."),
     ),
     "Maintenance": (
         _counter("gc", "Runs of garbage collection.", outcome="Succeeded, Skipped or Failed"),
@@ -163,14 +181,21 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
         _gauge("gc_live_diffs", "Versions in consensus when garbage collection last looked.", **_SHARD),
         _gauge("gc_held_parts", "Parts that only older versions name, kept for readers that hold those.", **_SHARD),
         _seconds("rollup", "Of writing and linking a rollup."),
+        _counter("background_failed", "Pieces of background maintenance that raised.", work="compaction or routine"),
         _counter("heartbeat", "Heartbeats of leases.", outcome="renewed, failed or lost"),
     ),
     "Compaction": (
         _counter("compaction_requested", "Requests handed to this process."),
-        _counter("compaction_skipped", "Requests not taken up.", reason="small, disabled or queue_full"),
+        _counter("compaction_skipped", "Requests not taken up.", reason="small, disabled, queue_full or closed"),
+        _counter(
+            "compaction_concurrency_waits", "Requests that waited for a thread: all of the client were compacting."
+        ),
+        _seconds("compaction_queued", "From being offered to the background to being taken up there."),
         _counter("compaction_started", "Compactions begun."),
         _counter(
-            "compaction", "Compactions by how they ended.", outcome="see model.trace.MergeOutcome; inputs_replaced"
+            "compaction",
+            "Compactions by how they ended.",
+            outcome="see model.trace.MergeOutcome; inputs_replaced, noop",
         ),
         _counter("compaction_failed", "Compactions that raised."),
         _counter("compaction_timed_out", "Compactions given up after their time."),
@@ -186,6 +211,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
         _counter("upsert_merged_deletes", "Of those, updates with a negative diff."),
         _seconds("upsert_merge", "Of merging one chunk."),
         _gauge("upsert_state_bytes", "Size of the state.", **_SHARD),
+        _seconds("upsert_rehydration", "Of rebuilding the state from the shard."),
         _gauge("upsert_rehydration_updates", "Updates read while hydrating.", **_SHARD),
         _gauge("upsert_rehydration_values", "Values that hydrating came to.", **_SHARD),
         _gauge("upsert_rehydration_bytes", "Their bytes.", **_SHARD),
@@ -202,6 +228,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
         _gauge("sink_correction_memory_bytes", "Memory of the buffers.", **_SHARD),
         _gauge("sink_correction_spilled_bytes", "Bytes of them on disk.", **_SHARD),
         _counter("sink_append", "Appends of sinks.", outcome="appended or lost (another replica was faster)"),
+        _counter("sink_lapses", "Leases of sinks that lapsed, and the sink went on.", handle="reader or writer"),
     ),
     "Stores": (
         _counter(

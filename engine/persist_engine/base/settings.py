@@ -5,11 +5,17 @@ Read once at main, cli or job; below that nothing reads a global or the environm
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.version import APPLIER_VERSION, parse_version
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+#: Environment variable that switches compaction off for a whole process, whatever its settings say.
+COMPACTION_DISABLED_VARIABLE = "PERSIST_COMPACTION_DISABLED"
+_NO = frozenset({"", "0", "false", "no", "off"})
 
 
 def _need(condition: bool, message: str) -> None:  # noqa: FBT001
@@ -114,6 +120,10 @@ class CompactionSettings:
     """A request is worth doing when it has at least this many inputs, or parts, or updates."""
     enabled: bool = True
     """Off: requests are dropped; readers pay for what is not merged."""
+    concurrency: int = 5
+    """Compactions that one client's background maintenance does at once. Grows with it: memory, by `memory_bytes_max` each."""
+    queue_max: int = 20
+    """Requests that wait in one background queue; more are dropped, and offered again when their claims lapse."""
     timeout_ms_min: int = 90_000
     timeout_ms_per_mib: int = 1_000
     """A compaction that takes longer than both, the second times the MiB of its inputs, is given up."""
@@ -122,9 +132,17 @@ class CompactionSettings:
     claim_percent: int = 100
     """How many compactions that nobody is at an append takes over when it makes no work itself, in hundredths. Grows with
     it: how fast a backlog goes down, and the work of writers. 0: never."""
+    claim_min_version: str | None = None
+    """Batches with parts that code before this version wrote are compacted too, though nothing is to be merged, until none is
+    left: to retire a format. At most this code's own version. None: never."""
 
     def __post_init__(self) -> None:
         _need(self.claim_percent >= 0, "compaction.claim_percent must not be negative")
+        if self.claim_min_version is not None:  # what newer code wrote is rewritten by this code, for ever
+            is_ours = parse_version(self.claim_min_version) <= parse_version(APPLIER_VERSION)
+            _need(is_ours, f"compaction.claim_min_version must be at most {APPLIER_VERSION}")
+        _need(self.concurrency >= 1, "compaction.concurrency must be at least 1")
+        _need(self.queue_max >= 1, "compaction.queue_max must be at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,3 +184,12 @@ class Settings:
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
     retry: RetrySettings = field(default_factory=RetrySettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
+
+
+def with_environ(settings: Settings, environ: Mapping[str, str]) -> Settings:
+    """`settings`, without compaction where `environ` has PERSIST_COMPACTION_DISABLED (set, and not to 0, false, no or
+    off). For mains, which hand in theirs: nothing below them reads the environment.
+    """
+    if environ.get(COMPACTION_DISABLED_VARIABLE, "").strip().lower() in _NO:
+        return settings
+    return replace(settings, compaction=replace(settings.compaction, enabled=False))

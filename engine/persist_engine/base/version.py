@@ -25,6 +25,12 @@ def parse_version(text: str) -> tuple[int, int, int]:
     return int(major), int(minor), int(patch)
 
 
+def writer_key(version: str) -> str:
+    """How keys of parts tell which version wrote them: `n` and padded digits, so that they sort by version."""
+    major, minor, patch = parse_version(version)
+    return f"n{major:02}{minor:03}{patch:02}"
+
+
 def check_readable(written_by: str, key: str) -> None:
     """Returns when bytes at `key` written by version `written_by` are readable: older code, or at most one minor
     ahead of ours.

@@ -25,7 +25,7 @@ from persist_engine.base.errors import (
     Unavailable,
 )
 from persist_engine.cli import admin, inspect, maintain, read
-from persist_engine.cli.options import METRICS_FILE
+from persist_engine.cli.options import ENVIRON, METRICS_FILE
 from persist_engine.cli.plugins import PluginGroup
 
 EXIT_USAGE = 64
@@ -84,6 +84,7 @@ def persist(
 ) -> None:
     """Durable, versioned, time-varying collections: look into shards, maintain, administer and read them."""
     METRICS_FILE.set(metrics)
+    ENVIRON.set(os.environ)
 
 
 def exit_code(error: PersistError) -> int:

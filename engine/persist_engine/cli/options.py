@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -63,6 +64,8 @@ Commit = Annotated[bool, typer.Option("--commit", help="Do it. Without this noth
 
 #: Where `persist --metrics` wants what the command counts; None: nowhere.
 METRICS_FILE: ContextVar[Path | None] = ContextVar("METRICS_FILE", default=None)
+#: The environment as `persist` was started with it; what it says of the engine goes into the settings of every client.
+ENVIRON: ContextVar[Mapping[str, str]] = ContextVar("ENVIRON", default=MappingProxyType({}))
 GIVE_UP_S = 60.0
 #: Who presses Tab does not wait longer.
 COMPLETION_GIVE_UP_S = 1.0
@@ -93,7 +96,7 @@ def connected(
     from prometheus_client import CollectorRegistry, write_to_textfile
 
     from persist_engine.base.metrics import NoMetrics, PrometheusMetrics
-    from persist_engine.base.settings import RetrySettings, Settings
+    from persist_engine.base.settings import RetrySettings, Settings, with_environ
     from persist_engine.client.client import PersistClient
     from persist_engine.client.location import Location
 
@@ -102,7 +105,7 @@ def connected(
             raise InvalidUsage(f"no store given: say {name} URL, or set {variable}")
     assert blob is not None
     assert consensus is not None
-    settings = Settings(retry=RetrySettings(give_up_ms=give_up_s * 1000))
+    settings = with_environ(Settings(retry=RetrySettings(give_up_ms=give_up_s * 1000)), ENVIRON.get())
     if claim_ms is not None:
         settings = replace(settings, compaction=replace(settings.compaction, claim_ms=claim_ms))
     path, registry = METRICS_FILE.get(), CollectorRegistry()

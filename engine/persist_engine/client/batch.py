@@ -34,6 +34,7 @@ from persist_engine.model.frontier import EMPTY, MINIMUM, Antichain, Description
 from persist_engine.model.ids import RunId, ShardId
 from persist_engine.model.rewrite import rewritten
 from persist_engine.shard.parts import PartStore, delete_parts, flush_inline, write_part
+from persist_engine.shard.runs import spill_runs
 
 #: Inline parts that are flushed at once, over all batches of an append. They are small: what counts is to wait for the
 #: store's answers together.
@@ -196,8 +197,8 @@ class BatchBuilder:
 
     Memory: one part being filled and `batch.outstanding_parts_max` on their way, each about
     `batch.target_part_bytes`, times what sorting needs; two more while runs are merged. Every part is consolidated
-    and sorted by itself and is a run of its own; with `batch.runs_max` runs are merged meanwhile. As a context
-    manager it abandons what was not finished.
+    and sorted by itself and is a run of its own; with `batch.runs_max` runs are merged meanwhile, and those longer than
+    `batch.run_parts_max` end behind listings. As a context manager it abandons what was not finished.
     """
 
     def __init__(
@@ -251,12 +252,12 @@ class BatchBuilder:
             self._flush(last=True)
             while self._in_flight:
                 self._collect()
-            runs = self._groups.finish()
+            hollow = spill_runs(self._store, self._hollow(self._groups.finish(), upper))
         except BaseException:
             self.abandon()
             raise
         self._end()
-        return Batch(self._store, self._hollow(runs, upper), schema=self._schema, shard_id=self._store.shard_id)
+        return Batch(self._store, hollow, schema=self._schema, shard_id=self._store.shard_id)
 
     def abandon(self) -> None:
         """Give up: delete the parts written so far. Idempotent; nothing happens after `finish`."""

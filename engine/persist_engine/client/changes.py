@@ -119,7 +119,7 @@ class Changes:
     def _selection(self) -> Selection:
         times = Times(first=self.after + 1, last=self.upto)
         selection = select(expand(self._source, self._named), where=self._where, times=times, audited=self._audited)
-        self._source.metrics.count("stats_skipped_parts", selection.skipped_parts)
+        self._source.metrics.count("stats_skipped_parts", selection.skipped_parts, shard=self._source.shard_id)
         return selection
 
     def _check_open(self) -> None:

@@ -43,6 +43,7 @@ from persist_engine.storage.blob import Blob
 from persist_engine.storage.consensus import Consensus
 from persist_engine.storage.notify import NoPush, Push
 from persist_engine.storage.open import open_blob, open_consensus, open_push
+from persist_engine.work.background import BackgroundMaintenance, CompactionSwitch
 
 #: States kept although no handle uses them, so that looking at many shards in turn does not read a rollup each time.
 _IDLE_STATES_MAX = 64
@@ -186,12 +187,29 @@ class PersistClient:
         )
         tagged = with_errors(schema) if errors else schema
         writer = self._open_correcting_writer(shard_id, tagged, purpose=purpose)
-        reader = self.open_leased_reader(shard_id, tagged, purpose=purpose)
-        return Sink(schema, reader=reader, writer=writer, options=options)
+        return Sink(
+            schema,
+            open_reader=lambda: self.open_leased_reader(shard_id, tagged, purpose=purpose),
+            writer=writer,
+            options=options,
+        )
 
     def machine(self, shard_id: ShardId) -> Machine:
         """The shard's commands, for maintenance. Shares the state with all handles. ShardNotFound."""
         return Machine(self._applier(shard_id))
+
+    def background_maintenance(self, switch: CompactionSwitch | None = None) -> BackgroundMaintenance:
+        """Threads that do what appends hand back, for programs that maintain their own shards:
+
+            with client.background_maintenance() as background, client.open_writer(...) as writer:
+                upkeep = background.of(writer.machine)
+                upkeep.offer(writer.append(...).maintenance)
+                background.drain()
+
+        Leaving it abandons what waits, `drain` before that waits for it. `switch`: one for all clients of a process, to
+        stop compactions at once. With `settings.compaction.enabled` off it only drops and counts them.
+        """
+        return BackgroundMaintenance(self._versions.settings.compaction, switch)
 
     @property
     def versions(self) -> StateVersions:
@@ -282,17 +300,9 @@ class PersistClient:
         return known
 
     def _open_correcting_writer(self, shard_id: ShardId, schema: Schema, *, purpose: str) -> WriteHandle:
-        """A writer that may retract what it reads. Under an older schema it would read rows without their new fields, and
-        its retractions would meet nothing: SchemaMismatch.
-        """
+        """A writer that may retract what it reads: see WriteHandle.check_newest_schema."""
         writer = self.open_writer(shard_id, schema, purpose=purpose)
-        machine = writer.machine
-        if writer.schema_id != machine.schema_id:
-            raise SchemaMismatch(
-                f"shard {shard_id} has evolved to schema {machine.schema_id}: who retracts rows needs the newest",
-                requested=repr(schema),
-                actual=repr(machine.schema),
-            )
+        writer.check_newest_schema()
         return writer
 
     def _initialised(self, shard_id: ShardId, schema: Schema) -> tuple[Machine, int]:

@@ -15,7 +15,9 @@ from persist_engine.model.commands import OpaqueMismatch
 from persist_engine.model.frontier import EMPTY
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId
 from persist_engine.model.leases import expires_after_ms
+from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.state import ShardState
+from persist_engine.model.upkeep import rollup_wanted
 from persist_engine.work.outcome import Outcome
 from persist_engine.work.perform import perform
 
@@ -79,9 +81,11 @@ def close_shard(client: PersistClient, shard_id: ShardId, *, give_up: Sequence[C
 
 
 def finalize_shard(client: PersistClient, shard_id: ShardId) -> list[Outcome]:
-    """Make the closed shard a tombstone and do all maintenance that follows: no part is left, and two versions.
+    """Make the closed shard a tombstone and do all maintenance that follows: what is left are two versions and two rollups,
+    none of which holds data.
 
-    Idempotent. FinalizationError, telling what is in the way, unless since and upper are empty.
+    Idempotent, and completes what an interrupted call left. FinalizationError, telling what is in the way, unless since
+    and upper are empty.
     """
     machine = client.machine(shard_id)
     state = machine.refresh()
@@ -93,4 +97,8 @@ def finalize_shard(client: PersistClient, shard_id: ShardId) -> list[Outcome]:
             upper=state.trace.upper,
             obstacles=found,
         )
-    return perform(machine, machine.become_tombstone())
+    machine.become_tombstone()
+    state = machine.state
+    # All that a tombstone can need, whoever was told so before: its state alone does not tell that collection was cut off.
+    rollup = state.seqno if rollup_wanted(state, machine.settings.maintenance) else None
+    return perform(machine, Maintenance(rollup, state.seqno))

@@ -130,7 +130,7 @@ def _export(
                 on_read(read, total_bytes)
 
         if as_of is None:
-            source = PartSource(shard_id, machine.blob, schema, machine.retry, machine.metrics)
+            source = PartSource(shard_id, machine.blob, schema, machine.retry, machine.metrics, path="export")
             row_filter = CompactionFilter(reader.since)
             tables = read_consolidated(source, runs_of(batches), row_filter, memory_bytes=MEMORY_BYTES, on_fetched=told)
             files = _files(tables, directory, schema)

@@ -54,7 +54,7 @@ def combined_inline_parts(
     ]
     if len(small) < 2 or any(part.schema_id != schema_id for part, _ in small):
         return None
-    source = PartSource(store.shard_id, store.blob, schema, store.retry, store.metrics)
+    source = PartSource(store.shard_id, store.blob, schema, store.retry, store.metrics, path="builder")
     with BatchBuilder(store, desc.lower, schema=schema, schema_id=schema_id, upper=desc.upper) as builder:
         for part, since in small:
             bounds = Description(desc.lower, desc.upper, since)

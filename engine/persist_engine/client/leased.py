@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage
-from persist_engine.base.metrics import NoMetrics
+from persist_engine.base.metrics import Metrics, NoMetrics
 from persist_engine.base.settings import RetrySettings
 from persist_engine.base.versioned import SeqNo
 from persist_engine.codec.batch import decode_batch, encode_batch
@@ -63,14 +63,14 @@ class LeasedPart:
         """Bytes that fetching it fetches."""
         return self.part.hollow_bytes
 
-    def fetch(self, blob: Blob, *, retry: Retry | None = None) -> Iterator[pa.Table]:
+    def fetch(self, blob: Blob, *, retry: Retry | None = None, metrics: Metrics | None = None) -> Iterator[pa.Table]:
         """Its rows (key, val, time, diff) that belong to the read, as non-empty tables of bounded size. They are neither
         consolidated with those of other parts nor necessarily in order.
 
         Storage errors are retried by `retry` (default: for ever). MissingBlob when it was returned, or its reader expired,
         and the blobs were collected; CorruptData names the key.
         """
-        source = part_source(self.shard_id, self.schema, self.schema_id, blob, retry)
+        source = part_source(self.shard_id, self.schema, self.schema_id, blob, retry, metrics=metrics)
         row_filter: RowFilter = self.rows
         if self.where is not None:
             row_filter = Matching(self.rows, Filter(self.where, self.schema))
@@ -130,12 +130,18 @@ def decoding_transport(what: str) -> Iterator[None]:
 
 
 def part_source(
-    shard_id: ShardId, schema: Schema, schema_id: int | None, blob: Blob, retry: Retry | None
+    shard_id: ShardId,
+    schema: Schema,
+    schema_id: int | None,
+    blob: Blob,
+    retry: Retry | None,
+    *,
+    metrics: Metrics | None = None,
 ) -> PartSource:
     """How a process that has nothing but the blob store reads parts; without `retry`, it retries for ever."""
-    metrics = NoMetrics()
+    metrics = metrics or NoMetrics()
     retry = retry or Retry(SystemEnv(), RetrySettings(), metrics)
-    return PartSource(shard_id, blob, schema, retry, metrics, schema_id)
+    return PartSource(shard_id, blob, schema, retry, metrics, schema_id, path="fetch")
 
 
 class Pin:

@@ -164,7 +164,7 @@ class Listen:
         times = Times(first=max(self._as_of + 1, lower))
         batches = expand(self._source, [batch])
         selection = select(batches, where=self._where, times=times, audited=self._handle.audited)
-        self._source.metrics.count("stats_skipped_parts", selection.skipped_parts)
+        self._source.metrics.count("stats_skipped_parts", selection.skipped_parts, shard=self._source.shard_id)
         return ListenFilter(as_of=self._as_of, lower=lower), selection
 
     def _row_filter(self, rows: ListenFilter) -> RowFilter:

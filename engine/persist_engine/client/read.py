@@ -79,7 +79,7 @@ class ReadHandle:
         self._pins = Pins()
         self._leases = PartLeases(reader_id)
         self._lease_ms = lease_ms
-        self._downgraded_ms = machine.env.now_ms()
+        self._downgraded_s = machine.env.monotonic_s()  # not the wall clock, which may be set back
         self._expired = False
         self.audited = sampled(machine.env, machine.settings.read.stats_audit_percent)
         """Drawn for every part that statistics let a read skip: whether to fetch it all the same."""
@@ -129,7 +129,7 @@ class ReadHandle:
             return found
         pin, batches = found
         return Snapshot(
-            source=self._source(),
+            source=self._source("snapshot"),
             batches=batches,
             as_of=time,
             pin=pin,
@@ -166,7 +166,7 @@ class ReadHandle:
             return found
         pin, batches = found
         return Changes(
-            source=self._source(),
+            source=self._source("changes"),
             batches=batches,
             after=after,
             upto=last,
@@ -187,7 +187,7 @@ class ReadHandle:
         trace = self._machine.state.trace
         as_of = DATA_TIME_MAX if since.time is None else min(since.time, DATA_TIME_MAX)
         batches = tuple(trace.batches())
-        snapshot = Snapshot(source=self._source(), batches=batches, as_of=as_of, pin=pin, leases=self._leases)
+        snapshot = Snapshot(source=self._source("listen"), batches=batches, as_of=as_of, pin=pin, leases=self._leases)
         return snapshot, trace.upper
 
     def listen(self, as_of: Antichain | int, *, where: Where | None = None) -> Listen | SinceAhead:
@@ -201,7 +201,7 @@ class ReadHandle:
         if not since.less_equal(time):
             return SinceAhead(since=since, as_of=time)
         self.downgrade_since(Antichain.of(time))
-        return Listen(self, self._machine, self._source(), as_of=time, leases=self._leases, where=bound)
+        return Listen(self, self._machine, self._source("listen"), as_of=time, leases=self._leases, where=bound)
 
     def subscribe(
         self, as_of: Antichain | int, *, where: Where | None = None, timeout_s: float | None = None
@@ -223,7 +223,10 @@ class ReadHandle:
         `LeasedPart.fetch`, which needs no reader.
         """
         return pa.concat_tables(
-            [self._schema.updates_schema.empty_table(), *part.fetch(self.blob, retry=self._machine.retry)]
+            [
+                self._schema.updates_schema.empty_table(),
+                *part.fetch(self.blob, retry=self._machine.retry, metrics=self._machine.metrics),
+            ]
         )
 
     def return_part(self, part: LeasedPart) -> bool:
@@ -240,21 +243,25 @@ class ReadHandle:
     def downgrade_since(self, since: Antichain) -> Antichain:
         """Give up the times before `since` (one commit); the handle's since afterwards. Never goes back; idempotent.
 
-        Blobs that only older versions name are given up too, but for those of open snapshots.
+        Blobs that only older versions name are given up too, but for those of open snapshots. The times are given up by
+        the call, not by its success: after Unavailable the commit may have happened, and nothing before `since` is
+        promised any more.
         """
         self._check_open()
+        with self._lock:
+            self._since = self._since.join(since)
         held = self._downgrade(since)
         with self._lock:
-            self._since = held
-            self._downgraded_ms = self._machine.env.now_ms()
-        return held
+            self._since = self._since.join(held)
+            self._downgraded_s = self._machine.env.monotonic_s()
+            return self._since
 
     def maybe_downgrade_since(self, since: Antichain) -> None:
         """As `downgrade_since`, but at most once in a quarter of the lease: for callers that progress with every
         append.
         """
         with self._lock:
-            due = self._machine.env.now_ms() - self._downgraded_ms >= self._lease_ms // 4
+            due = (self._machine.env.monotonic_s() - self._downgraded_s) * 1000 >= self._lease_ms // 4
         if due and not self._expired:
             self.downgrade_since(since)
 
@@ -264,6 +271,7 @@ class ReadHandle:
             if self._expired:
                 return
             self._expired = True
+        self._machine.metrics.count("lease_dropped_parts", self._leases.count)
         self._heartbeat.stop()
         self._machine.expire_leased_reader(self.reader_id)
 
@@ -286,16 +294,18 @@ class ReadHandle:
         """
         with self._lock:
             since = self._since
-        return since.is_empty() or not self._downgrade(since).is_empty()
+        return since.is_empty() or not self._downgrade(since, is_heartbeat=True).is_empty()
 
-    def _downgrade(self, since: Antichain) -> Antichain:
+    def _downgrade(self, since: Antichain, *, is_heartbeat: bool = False) -> Antichain:
         """Renew the lease and give up times before `since` and versions that nobody of ours pins; the reader's since.
         One call at a time: the second attempt of one must not ask for versions that another has given up meanwhile.
         """
         with self._downgrading:
             # Snapshots pin the cached version or a later one: one that begins while we commit is safe behind this.
             outstanding = self._pins.oldest(self._machine.state.seqno)
-            answer, _ = self._machine.downgrade_since(self.reader_id, outstanding_seqno=outstanding, new_since=since)
+            answer, _ = self._machine.downgrade_since(
+                self.reader_id, outstanding_seqno=outstanding, new_since=since, is_heartbeat=is_heartbeat
+            )
         return answer.since
 
     def _batches_at(
@@ -326,15 +336,15 @@ class ReadHandle:
     def _filter(self, where: Where | None) -> Filter | None:
         return None if where is None else Filter(predicate_of(where), self._schema)
 
-    def _source(self) -> PartSource:
-        machine = self._machine
-        retry = machine.versions.retry
-        return PartSource(machine.shard_id, machine.blob, self._schema, retry, machine.metrics, self._schema_id)
+    def _source(self, path: str) -> PartSource:
+        machine, own_id = self._machine, self._schema_id
+        return PartSource(machine.shard_id, machine.blob, self._schema, machine.retry, machine.metrics, own_id, path)
 
     def _check_open(self) -> None:
         if self._expired:
             raise InvalidUsage(f"reader {self.reader_id} of shard {self._machine.shard_id} was expired by its owner")
         if self._heartbeat.is_lost:
+            self._machine.metrics.count("lease_timeout_read")
             raise Fenced(
                 f"the lease of reader {self.reader_id} on shard {self._machine.shard_id} ran out: open a new reader"
             )

@@ -67,7 +67,7 @@ class RunGroups:
         part of `runs` again, and what was written is deleted. BatchExpired when an orphan scan has taken one of their blobs.
         """
         store = self._store
-        source = PartSource(store.shard_id, store.blob, self._schema, store.retry, store.metrics)
+        source = PartSource(store.shard_id, store.blob, self._schema, store.retry, store.metrics, path="builder")
         target = store.settings.batch.target_part_bytes
         reading = [RunToRead(self._desc, run, is_sorted=True) for run in group]
         written: list[Part] = []

@@ -113,9 +113,13 @@ class SinkParts:
 
 
 def assemble(
-    options: SinkOptions, *, reader: ReadHandle, writer: WriteHandle, spill_directory: Callable[[int], Path]
+    options: SinkOptions,
+    *,
+    open_reader: Callable[[], ReadHandle],
+    writer: WriteHandle,
+    spill_directory: Callable[[int], Path],
 ) -> SinkParts:
-    """The parts of a sink on one shard; `spill_directory` makes one for the worker of a number."""
+    """The parts of a sink on one shard; `spill_directory` makes one for the worker of a number. Registers a reader."""
     share = options.memory_limit_bytes // options.workers
     as_of = Antichain.of(options.as_of)
     inboxes = [Inbox(share // _INBOX_SHARE) for _ in range(options.workers)]
@@ -136,7 +140,7 @@ def assemble(
         worker_inboxes=inboxes,
         control=Control(mint, writer, inboxes),
         control_inbox=control_inbox,
-        reader=Reader(ReadBack(reader, writer.machine, on_upper=on_upper), inboxes),
+        reader=Reader(ReadBack(open_reader, writer, on_upper=on_upper), inboxes),
     )
 
 
@@ -153,6 +157,8 @@ class SinkStatus:
     """Every worker has seen everything the shard holds before it."""
     buffers: tuple[BufferSize, ...]
     """Of each worker: desired minus persisted. All without rows: the shard is as desired, as far as both are known."""
+    lapses: int = 0
+    """How often a lease of its reader or its writer lapsed and it went on under a new one."""
 
     @property
     def buffered_rows(self) -> int:
@@ -214,12 +220,17 @@ class Sink:
     """See the module. Thread-safe. A context manager: leaving it closes the sink.
 
     When a part of it fails, all stop, and every further call raises SinkFailed naming it. What was appended stands.
+    A lease that lapsed (the machine slept) is no failure as long as nothing was missed: see client.sink_readback.
     """
 
-    def __init__(self, schema: Schema, *, reader: ReadHandle, writer: WriteHandle, options: SinkOptions) -> None:
-        """Takes over `reader` and `writer`, both of the shard with its errors if it has any; starts the threads."""
+    def __init__(
+        self, schema: Schema, *, open_reader: Callable[[], ReadHandle], writer: WriteHandle, options: SinkOptions
+    ) -> None:
+        """Takes over `writer` and the readers that it opens, all of the shard with its errors if it has any; starts the
+        threads.
+        """
         self.schema, self.options = schema, options
-        self._reader_handle, self._writer = reader, writer
+        self._writer = writer
         self._machine = writer.machine
         self._directory: Path | None = None
         self._read_only = options.read_only
@@ -230,7 +241,7 @@ class Sink:
         self._was_raised = False
         self._closed = False
         self._sizes_reported = (0, 0)
-        self._parts = assemble(options, reader=reader, writer=writer, spill_directory=self._spill_directory)
+        self._parts = assemble(options, open_reader=open_reader, writer=writer, spill_directory=self._spill_directory)
         self.inputs = tuple(SinkInput(self, index) for index in range(options.workers))
         """As many as workers; any row may come in by any of them."""
         self._threads = [
@@ -260,6 +271,7 @@ class Sink:
             persist_frontier=self._parts.control.persist_frontier,
             read_back=reduce(Antichain.meet, [worker.persisted for worker in self._parts.workers]),
             buffers=tuple(worker.size for worker in self._parts.workers),
+            lapses=self._parts.reader.lapses + self._parts.control.lapses,
         )
 
     def wait_for_upper(self, frontier: Antichain, *, timeout_s: float | None = None) -> bool:
@@ -288,7 +300,7 @@ class Sink:
         self._parts.reader.close()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
-        for expire in (self._writer.expire, self._reader_handle.expire):
+        for expire in (self._writer.expire, self._parts.reader.handle.expire):
             try:
                 expire()
             except Unavailable as error:

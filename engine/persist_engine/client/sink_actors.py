@@ -21,9 +21,10 @@ from typing import TypeAlias, assert_never
 
 import pyarrow as pa
 
-from persist_engine.base.errors import Unavailable
+from persist_engine.base.errors import AmbiguousAppend, Unavailable
 from persist_engine.client.batch import Batch, BatchBuilder
 from persist_engine.client.listen import Progress
+from persist_engine.client.read import ReadHandle
 from persist_engine.client.sink_readback import ReadBack
 from persist_engine.client.write import Appended, UpperMismatch, WriteHandle
 from persist_engine.codec.exchange import deal
@@ -220,6 +221,8 @@ class Control:
         self._maintenance_lock = threading.Lock()
         self.persist_frontier = mint.persist_frontier
         """Where the next batch joins, as of the last event."""
+        self.lapses = 0
+        """Appends whose outcome nobody could tell any more, because the writer's lease had lapsed meanwhile."""
 
     def handle(self, event: Event) -> None:
         """One step. Unavailable: a commit's outcome is unknown, its blobs are left alone."""
@@ -282,9 +285,12 @@ class Control:
         metrics = self._writer.machine.metrics
         if commit.raise_first:
             self._raise_upper(commit.lower)
-        outcome = self._writer.compare_and_append_batch(
-            commit.batches, expected_upper=commit.lower, new_upper=commit.upper
-        )
+        try:
+            outcome = self._writer.compare_and_append_batch(
+                commit.batches, expected_upper=commit.lower, new_upper=commit.upper
+            )
+        except AmbiguousAppend as error:
+            return self._lost_sight_of(commit, error)
         match outcome:
             case Appended(upper, maintenance):
                 self._keep(maintenance)
@@ -298,11 +304,33 @@ class Control:
         self._minted(self._mint.on_shard_upper(current))
         return answer
 
+    def _lost_sight_of(self, commit: Commit[Batch], error: AmbiguousAppend) -> list[Commit[Batch] | Delete[Batch]]:
+        """Go on as a restart would: whatever became of `commit` is read back, and what is missing corrected."""
+        current = self._writer.fetch_recent_upper()
+        if not commit.lower < current:
+            raise error
+        self._count_lapse(error)
+        for batch in commit.batches:
+            batch.mark_spent("maybe appended")
+        answer = self._append.on_unknown(current)
+        self._minted(self._mint.on_shard_upper(current))
+        return answer
+
+    def _count_lapse(self, error: AmbiguousAppend) -> None:
+        self.lapses += 1
+        self._writer.machine.metrics.count("sink_lapses", handle="writer")
+        _log.warning("a sink goes on: %s", error, extra={"shard": self._writer.shard_id})
+
     def _raise_upper(self, to: Antichain) -> None:
         """See flow.mint.RaiseUpper."""
         current = self._writer.fetch_recent_upper()
         while current < to:
-            outcome = self._writer.compare_and_append_batch([], expected_upper=current, new_upper=to)
+            try:
+                outcome = self._writer.compare_and_append_batch([], expected_upper=current, new_upper=to)
+            except AmbiguousAppend as error:
+                self._count_lapse(error)
+                current = self._writer.fetch_recent_upper()
+                continue
             if isinstance(outcome, Appended):
                 self._keep(outcome.maintenance)
                 return
@@ -346,10 +374,25 @@ class Reader:
                 if share.num_rows:
                     inbox.put(Persisted(share))
 
+    @property
+    def frontier(self) -> Antichain:
+        """How far the shard was read back."""
+        return self._readback.frontier
+
+    @property
+    def handle(self) -> ReadHandle:
+        """The reader whose lease it reads under now."""
+        return self._readback.reader
+
+    @property
+    def lapses(self) -> int:
+        """How often a lease lapsed and was replaced."""
+        return self._readback.lapses
+
     def stop(self) -> None:
         """Let a waiting `step` end."""
         self._readback.stop()
 
     def close(self) -> None:
-        """Let go of blobs."""
+        """Let go of blobs. The handle is its owner's to expire."""
         self._readback.close()

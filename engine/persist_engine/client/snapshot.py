@@ -185,7 +185,7 @@ class Snapshot:
         """What to read, chosen when it is first asked for: listings of parts are fetched then."""
         times = Times(last=self.as_of)
         selection = select(expand(self._source, self._named), where=self._where, times=times, audited=self._audited)
-        self._source.metrics.count("stats_skipped_parts", selection.skipped_parts)
+        self._source.metrics.count("stats_skipped_parts", selection.skipped_parts, shard=self._source.shard_id)
         return Contents(
             self._source,
             selection.batches,

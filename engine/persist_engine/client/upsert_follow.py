@@ -14,7 +14,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from persist_engine.base.errors import Fenced, InvalidUsage, InvariantViolated, MissingBlob, SchemaMismatch
+from persist_engine.base.errors import Fenced, InvalidUsage, InvariantViolated, MissingBlob
 from persist_engine.client.listen import Listen, Updates
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.snapshot import SinceAhead
@@ -94,7 +94,7 @@ class UpsertFollower:
             try:
                 if target <= machine.persisted_frontier:
                     self._let_go(machine)
-                    self._check_schema()
+                    self._writer.check_newest_schema()  # whatever has come in so far, its schemas are known
                     return machine
                 self._follow(machine)
             except (Fenced, InvariantViolated, MissingBlob) as error:
@@ -108,9 +108,7 @@ class UpsertFollower:
         """What this process has just appended at the machine's frontier: it is known, so it need not be read."""
         machine = self._machine
         assert machine is not None
-        if emission.updates.num_rows:
-            self._merge(partial(machine.on_persisted, emission.updates))
-        machine.on_persisted_frontier(emission.upper)
+        self._merge(partial(machine.on_appended, emission))
         if emission.upper.time is None:
             return
         if self._listen is None:
@@ -150,19 +148,6 @@ class UpsertFollower:
         if self._reader is not None and upper:
             self._reader.maybe_downgrade_since(Antichain.of(upper - 1))
 
-    def _check_schema(self) -> None:
-        """Rows that were written with more fields than ours must not be retracted without them: then a row would stay
-        that nobody sees, and one be taken away that was never there. Whatever has come in so far, its schemas are known.
-        """
-        ours, newest = self._writer.schema_id, self._writer.machine.schema_id
-        if newest != ours:
-            raise SchemaMismatch(
-                f"shard {self.shard_id} has evolved from schema {ours} to {newest}: upserts need the newest, open a new "
-                "handle with it",
-                requested=repr(self._writer.schema),
-                actual=repr(self._writer.machine.schema),
-            )
-
     def _forget_reader(self) -> None:
         """No more reading with this lease. When it ran out, others may have moved since past us, or collected what we were
         to read.
@@ -174,6 +159,7 @@ class UpsertFollower:
 
     def _hydrate(self) -> UpsertMachine:
         """A new state from the shard's contents at a time at which they can be read."""
+        began_s = self._writer.machine.env.monotonic_s()
         self.drop_state()
         try:
             machine = self._hydrated()
@@ -181,6 +167,8 @@ class UpsertFollower:
             self._forget_reader()
             machine = self._hydrated()
         self._machine = machine
+        env = self._writer.machine.env
+        self._writer.machine.metrics.observe_s("upsert_rehydration", env.monotonic_s() - began_s)
         return machine
 
     def _hydrated(self) -> UpsertMachine:

@@ -112,6 +112,23 @@ class WriteHandle:
         """The shard's upper as this handle last saw it; no round trip, never beyond the true one."""
         return self._upper
 
+    def check_newest_schema(self) -> None:
+        """For who retracts what it reads. Under an older schema rows show without the fields they have since got, and a
+        retraction of what shows meets nothing: a row would stay that nobody sees, and one be taken away that was never
+        there. SchemaMismatch when the shard, as far as this process knows, has a newer schema than this handle.
+
+        Checked after the upper was seen up to which rows were read, it holds for all of them: a schema is registered
+        before anything is appended under it.
+        """
+        newest = self._machine.schema_id
+        if newest != self._schema_id:
+            raise SchemaMismatch(
+                f"shard {self.shard_id} has evolved to schema {newest}, this handle has {self._schema_id}: who retracts rows "
+                "needs the newest, open a new handle with it",
+                requested=repr(self._schema),
+                actual=repr(self._machine.schema),
+            )
+
     def shared_upper(self) -> Antichain:
         """The newest upper that this process knows; no round trip."""
         self._upper = self._upper.join(self._machine.state.trace.upper)
@@ -282,14 +299,15 @@ class WriteHandle:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def expire(self) -> None:
-        """Take the writer out of the shard's state, if it ever appended. Idempotent; the handle is of no use
-        afterwards.
+        """Take the writer out of the shard's state, if it ever appended, when the appends under way have ended. Idempotent;
+        the handle is of no use afterwards.
         """
-        if self._expired:
-            return
         self._expired = True
-        if self._registered:
-            self._machine.expire_writer(self.writer_id)
+        # Never beside an append: what it would find of itself, should its outcome be unknown, is what is removed here.
+        with self._append_lock:
+            if self._registered:
+                self._machine.expire_writer(self.writer_id)
+                self._registered = False
 
     def __enter__(self) -> WriteHandle:
         return self
@@ -317,7 +335,12 @@ class WriteHandle:
     def _combined(self, batches: Sequence[Batch], desc: Description) -> Batch | None:
         if not self._machine.settings.batch.combine_inline or desc.lower == desc.upper:
             return None
-        return combined_inline_parts(batches, desc, store=self._machine, schema=self._schema, schema_id=self._schema_id)
+        try:
+            return combined_inline_parts(
+                batches, desc, store=self._machine, schema=self._schema, schema_id=self._schema_id
+            )
+        except InvalidUsage:  # a sum of diffs that no single row can hold; each batch by itself is fine
+            return None
 
     def _append_all(
         self,
@@ -369,6 +392,7 @@ class WriteHandle:
     ) -> tuple[commands.Answer, Maintenance]:
         """One compare-and-append of this writer, after those of its other threads: see Machine.compare_and_append."""
         with self._append_lock:
+            self._check_open()
             self._registered = True
             return self._machine.compare_and_append(
                 hollow,

@@ -120,6 +120,15 @@ def _description_to_pb(lower: int | None, upper: int | None, since: int | None) 
 
 
 def description_from_pb(message: pb.Description) -> Description:
+    """Equal ones share it: a diff names the same batches again and again, at every level that they merge into."""
+    return _description(message.SerializeToString())
+
+
+@lru_cache(maxsize=16_384)
+def _description(raw: bytes) -> Description:
+    """From its bytes, which are looked up in a tenth of the time that its fields take to read."""
+    message = pb.Description()
+    message.ParseFromString(raw)
     for name in ("lower", "upper", "since"):
         if not message.HasField(name):
             raise InvariantViolated(f"a description without {name}")

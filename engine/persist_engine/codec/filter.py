@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.codec.columns import canonical_floats
 from persist_engine.codec.comparable import NAN, Comparable, comparable_bound, floor_of, scalar_of
+from persist_engine.codec.part_stats import stats_name
 from persist_engine.codec.predicate import And, Compare, In, IsNull, Not, Or, Predicate
 from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import HollowPart, InlinePart, Part
@@ -54,7 +55,7 @@ class Column:
 
     @property
     def is_top(self) -> bool:
-        """Whether it has statistics of its own."""
+        """Whether it lies within no struct."""
         return len(self.path) == 2
 
     def values(self, table: pa.Table) -> pa.ChunkedArray:
@@ -64,22 +65,33 @@ class Column:
 
 
 class _Known(NamedTuple):
-    """The statistics of one column of one part. Bounds are None where unknown."""
+    """The statistics of one column of one part. Bounds are None where unknown; `is_whole`: there are no more nulls."""
 
     rows: int
     null_count: int
     lower: Comparable | None
     upper: Comparable | None
+    is_whole: bool = True
+
+    @property
+    def may_be_null(self) -> bool:
+        """In some row."""
+        return self.null_count > 0 or not self.is_whole
 
 
 def _known(column: Column, part: HollowPart) -> _Known | None:
-    """None: nothing is known. A nested field shares the nulls of the outermost struct, which may not be all it has."""
-    found = None if part.stats is None else dict(part.stats.columns).get(column.top)
-    if found is None:
+    """None: nothing is known. Where statistics say nothing of a field within a struct, it has the nulls of the outermost one
+    at least.
+    """
+    if part.stats is None:
         return None
+    columns = dict(part.stats.columns)
+    found = columns.get(stats_name(column.path))
+    if found is None:
+        outer = None if column.is_top else columns.get(column.top)
+        return None if outer is None else _Known(part.rows, outer.null_count, None, None, is_whole=False)
     lower, upper = (
-        comparable_bound(text, column.data_type) if text is not None and column.is_top else None
-        for text in (found.lower, found.upper)
+        comparable_bound(text, column.data_type) if text is not None else None for text in (found.lower, found.upper)
     )
     return _Known(part.rows, found.null_count, lower, upper)
 
@@ -118,7 +130,7 @@ class _Below:
         return Outcomes(
             true=known.lower is None or self._holds(known.lower),
             false=known.upper is None or not self._holds(known.upper),
-            unknown=known.null_count > 0 or not self.column.is_top,
+            unknown=known.may_be_null,
         )
 
     def _holds(self, value: Comparable) -> bool:
@@ -151,7 +163,7 @@ class _Within:
         return Outcomes(
             true=first < last,
             false=not (is_one_value and first < last),
-            unknown=known.null_count > 0 or not self.column.is_top,
+            unknown=known.may_be_null,
         )
 
 
@@ -169,7 +181,7 @@ class _Null:
         if known is None:
             return _ANY
         return Outcomes(
-            true=known.null_count > 0 or not self.column.is_top,
+            true=known.may_be_null,
             false=known.null_count < known.rows,
             unknown=False,
         )
@@ -258,7 +270,7 @@ class Filter:
 
     def outside(self, table: pa.Table, part: HollowPart) -> list[str]:
         """Which of `columns` have values in `table`, rows of `part`, that its statistics deny: none, unless they lie."""
-        return [column.top for column in self._columns.values() if column.is_top and _denied(column, table, part)]
+        return [".".join(column.path) for column in self._columns.values() if _denied(column, table, part)]
 
     def __repr__(self) -> str:
         return f"Filter({self.predicate})"
@@ -312,7 +324,7 @@ def _denied(column: Column, table: pa.Table, part: HollowPart) -> bool:
     if known is None:
         return False
     values = column.values(table)
-    wrong: list[pa.ChunkedArray] = [] if known.null_count else [pc.is_null(values)]
+    wrong: list[pa.ChunkedArray] = [] if known.may_be_null else [pc.is_null(values)]
     if known.null_count == known.rows:
         wrong.append(pc.is_valid(values))
     if known.lower is not None:

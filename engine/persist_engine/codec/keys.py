@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.base.version import parse_version
+from persist_engine.base.version import writer_key
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.ids import PartId, RollupId, ShardId, WriterId
 
@@ -44,8 +44,7 @@ class RollupKey:
 
 def part_key(version: str, part_id: PartId) -> str:
     """Partial key of a part written by `version`."""
-    major, minor, patch = parse_version(version)
-    return f"n{major:02}{minor:03}{patch:02}/{part_id}"
+    return f"{writer_key(version)}/{part_id}"
 
 
 def rollup_key(seqno: SeqNo, rollup_id: RollupId) -> str:

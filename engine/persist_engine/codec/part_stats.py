@@ -1,21 +1,23 @@
-"""What is known of a part's rows without opening it: bounds and null counts of each field of key and val, and bounds
-of time.
+"""What is known of a part's rows without opening it: bounds and null counts of each field of key and val, at any depth, and
+bounds of time.
 
 Bounds are conservative: every row lies within, or the bound is None (unknown). They are JSON texts: numbers and
 booleans as themselves, strings as strings, decimals and not finite floats as strings, binary as hexadecimal, dates as
 days and timestamps as microseconds since the epoch. `bound` reads one back. Fields that are structs have a null count
-only.
+only. A field within one is null wherever the struct is.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_engine.base.errors import CorruptData
 from persist_engine.codec.comparable import comparable_bound, scalar_of
 from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import ColumnStats, PartStats
@@ -31,25 +33,57 @@ _KEPT_NAMES = {"err", "ts", "receivedat", "createdat", "_fivetran_deleted"}
 _KEPT_PREFIX = "last_"
 _KEPT_SUFFIXES = ("timestamp", "time", "_at", "_tstamp")
 _KEPT_BYTES_MAX = 16 << 10
+#: From the side, `key` or `val`, down to a field.
+Path = tuple[str, ...]
 _LAST_CODE_POINT = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
 
 
 def part_stats(table: pa.Table, schema: Schema, bytes_max: int) -> PartStats:
-    """Statistics of the rows, trimmed to about `bytes_max` bytes: the bounds of values go first, the widest first, then
-    those of keys, and those of columns that filters live by only past a greater bound; times never.
+    """Statistics of the rows, trimmed to about `bytes_max` bytes: what lies within structs goes first, then the bounds of
+    values, the widest first, then those of keys, and those of columns that filters live by only past a greater bound;
+    times never.
     """
-    columns: list[tuple[str, ColumnStats]] = []
+    columns: list[tuple[Path, ColumnStats]] = []
     for side, fields in (("key", schema.key), ("val", schema.val)):
-        for field, column in zip(fields, table.column(side).flatten(), strict=True):
-            columns.append((f"{side}.{field.name}", _column_stats(column)))
+        columns += _walk((side,), fields, table.column(side))
+    columns.sort(key=lambda column: len(column[0]) > 2)  # what lies within structs after all others
     times = pc.min_max(table.column("time")).as_py()
     return PartStats(_trimmed(columns, bytes_max), times["min"], times["max"])
+
+
+def stats_name(path: Path) -> str:
+    """What statistics call the field at `path`: `val.a`; within a struct `["val","a","b"]`, which no other field can be
+    called, whatever dots names hold and whatever fields come later.
+    """
+    return ".".join(path) if len(path) == 2 else json.dumps(path, ensure_ascii=False, separators=(",", ":"))
+
+
+def stats_path(name: str) -> Path:
+    """Inverse of `stats_name`; CorruptData when statistics call no field so."""
+    if not name.startswith("["):
+        return tuple(name.split(".", 1))
+    try:
+        path = json.loads(name)
+    except (ValueError, RecursionError):
+        path = None
+    if not isinstance(path, list) or len(path) < 3 or not all(isinstance(each, str) for each in path):
+        raise CorruptData(f"statistics: {name!r} names no field", key="stats")
+    return tuple(path)
 
 
 def bound(text: str, data_type: pa.DataType) -> pa.Scalar:
     """A bound as a scalar of the column's type; CorruptData when the text is not one."""
     return scalar_of(comparable_bound(text, data_type), data_type).cast(data_type)
+
+
+def _walk(path: Path, fields: Iterable[pa.Field], column: pa.ChunkedArray) -> Iterator[tuple[Path, ColumnStats]]:
+    """Of every field below the struct `column`, each before those within it."""
+    for field, values in zip(fields, column.flatten(), strict=True):
+        here = (*path, field.name)
+        yield here, _column_stats(values)
+        if pa.types.is_struct(field.type):
+            yield from _walk(here, field.type, values)
 
 
 def _column_stats(column: pa.ChunkedArray) -> ColumnStats:
@@ -106,27 +140,34 @@ def _beyond_binary(raw: bytes) -> str | None:
     return json.dumps((head[:-1] + bytes([head[-1] + 1])).hex()) if head else None
 
 
-def _trimmed(columns: list[tuple[str, ColumnStats]], bytes_max: int) -> tuple[tuple[str, ColumnStats], ...]:
-    """Bounds are dropped (null counts last) until the estimate fits. Keys are what readers skip by: values go first."""
+def _trimmed(columns: list[tuple[Path, ColumnStats]], bytes_max: int) -> tuple[tuple[str, ColumnStats], ...]:
+    """Entries within structs, then bounds, and null counts last, are dropped until the estimate fits. Keys are what readers
+    skip by: values go first.
+    """
     kept = dict(columns)
-    size = sum(_size(name, stats) for name, stats in columns)
-    for name, stats in sorted(columns, key=lambda item: (item[0].startswith("key."), -_size(*item))):
-        if size > _limit(name, bytes_max):
+    size = sum(_size(path, stats) for path, stats in columns)
+    widest_values_first = sorted(columns, key=lambda item: (item[0][0] == "key", -_size(*item)))
+    for path, _ in widest_values_first:
+        if len(path) > 2 and size > _limit(path, bytes_max):
+            size -= _size(path, kept.pop(path))
+    for path, stats in widest_values_first:
+        if path in kept and size > _limit(path, bytes_max):
             bare = ColumnStats(stats.null_count, None, None)
-            size -= _size(name, stats) - _size(name, bare)
-            kept[name] = bare
-    for name, _ in reversed(columns):
-        if size > _limit(name, bytes_max):
-            size -= _size(name, kept.pop(name))
-    return tuple(kept.items())
+            size -= _size(path, stats) - _size(path, bare)
+            kept[path] = bare
+    for path in list(reversed(kept)):
+        if size > _limit(path, bytes_max):
+            size -= _size(path, kept.pop(path))
+    return tuple((stats_name(path), stats) for path, stats in kept.items())
 
 
-def _limit(column: str, bytes_max: int) -> int:
-    """Size of all statistics beyond which those of `column` are trimmed."""
-    name = column.split(".", 1)[1].lower()
+def _limit(path: Path, bytes_max: int) -> int:
+    """Size of all statistics beyond which those of the field at `path` are trimmed."""
+    name = path[-1].lower()
     is_kept = name in _KEPT_NAMES or name.startswith(_KEPT_PREFIX) or name.endswith(_KEPT_SUFFIXES)
     return max(bytes_max, _KEPT_BYTES_MAX) if is_kept else bytes_max
 
 
-def _size(name: str, stats: ColumnStats) -> int:
-    return len(name.encode()) + _ENTRY_BYTES + sum(len(text) for text in (stats.lower, stats.upper) if text is not None)
+def _size(path: Path, stats: ColumnStats) -> int:
+    name, bounds = stats_name(path), (stats.lower, stats.upper)
+    return len(name.encode()) + _ENTRY_BYTES + sum(len(text) for text in bounds if text is not None)

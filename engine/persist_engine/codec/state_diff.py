@@ -200,9 +200,9 @@ def validate(columns: diff_pb2.FieldDiffs) -> None:
         len(columns.fields) == len(columns.types),
         f"{len(columns.fields)} fields for {len(columns.types)} types of change",
     )
-    for field in columns.fields:
+    for field in set(columns.fields):
         check(field in _BY_NUMBER, f"unknown field {field}")
-    for kind in columns.types:
+    for kind in set(columns.types):
         check(kind in _SLICES, f"unknown type of change {kind}")
     slices = sum(_SLICES[kind] for kind in columns.types)
     check(slices == len(columns.lens), f"{len(columns.lens)} slices where {slices} belong")

@@ -8,7 +8,7 @@ Pure: events in, instructions out. A batch is whatever the shell calls one; the 
                     frontier past lower, described: Commit
 
 Losing is no error: what is still missing shows as desired minus persisted, and is written by the next description.
-Every batch that comes in goes out exactly once: appended, or deleted.
+Every batch that comes in goes out exactly once: appended, deleted, or left alone where nobody knows whether it was.
 """
 
 from __future__ import annotations
@@ -105,6 +105,14 @@ class Append(Generic[B]):
         if not current < commit.lower:
             out += self._see(current)
         return out + self._commit()
+
+    def on_unknown(self, current: Antichain) -> list[Commit[B] | Delete[B]]:
+        """Nobody can tell any more whether the commit under way was appended; the shard's upper is at `current`, past its
+        lower. Its batches are left alone, the shard may name them; what became of them shows when it is read back.
+        """
+        commit = self._taken()
+        check(commit.lower < current, f"an append at {commit.lower} was surely not appended: the upper is {current}")
+        return self._see(current) + self._commit()
 
     def on_close(self) -> list[Commit[B] | Delete[B]]:
         """The sink ends: what is stashed will not be appended. What is being committed is on its way."""

@@ -36,12 +36,22 @@ from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 @dataclass(frozen=True, slots=True)
 class Emission:
     """What the commands come to in [lower, upper): append it at `lower`, or not at all. `updates` may have no rows: then
-    there is only the frontier to move.
+    there is only the frontier to move. `outcome`: for `UpsertMachine.on_appended`.
     """
 
     lower: Antichain
     upper: Antichain
     updates: pa.Table
+    outcome: Outcome | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What each of the distinct `keys` holds before an emission (settled records) and after it (null: nothing)."""
+
+    keys: UInt64s
+    before: Records
+    after: pa.LargeBinaryArray
 
 
 class UpsertMachine:
@@ -112,6 +122,26 @@ class UpsertMachine:
         self._stash = _not_before(self._stash, frontier)
         return before - self.stashed
 
+    def on_appended(self, emission: Emission) -> MergeStats:
+        """`emission`, drained last, was persisted as it is and nobody else wrote meanwhile: as `on_persisted` of its updates
+        and `on_persisted_frontier` of its upper, but what its keys hold then is known and need not be added up.
+        """
+        check(
+            self._is_whole and self._persisted == emission.lower,
+            f"an emission from {emission.lower} was appended where the state is at {self._persisted}",
+        )
+        outcome = emission.outcome
+        self._is_whole = False
+        if outcome is None:
+            stats = self._state.merge(*columns_of(emission.updates))
+        else:
+            put = self._state.settle(outcome.keys, outcome.after, outcome.before)
+            diffs = emission.updates.column("diff").to_numpy()
+            inserts = int((diffs > 0).sum())
+            stats = MergeStats(len(diffs), inserts, len(diffs) - inserts, put.values_diff, put.size_diff)
+        self.on_persisted_frontier(emission.upper)
+        return stats
+
     # -- what comes in ------------------------------------------------------------------------------------------------
 
     def on_commands(self, commands: pa.Table) -> int:
@@ -144,8 +174,8 @@ class UpsertMachine:
         ready = _before(self._stash, self._input)
         if ready is None:
             return Emission(self._persisted, self._input, _NO_UPDATES)
-        _, updates = self._decide(ready)
-        return Emission(self._persisted, self._input, updates)
+        _, updates, outcome = self._decide(ready)
+        return Emission(self._persisted, self._input, updates, outcome)
 
     def drain_partially(self) -> pa.Table | None:
         """What the commands at the persisted frontier come to so far, while more may come at that very time. They leave
@@ -164,20 +194,31 @@ class UpsertMachine:
         if self._provisional is None:
             assert self._open_provisional is not None
             self._provisional = self._open_provisional()
-        decided, updates = self._decide(ready)
+        decided, updates, _ = self._decide(ready)
         self._remember(decided)
         return updates
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
-    def _decide(self, commands: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """(the commands that count, by (key, time); the updates they come to)."""
+    def _decide(self, commands: pa.Table) -> tuple[pa.Table, pa.Table, Outcome | None]:
+        """(the commands that count, by (key, time); the updates they come to; what that makes of their keys, where it
+        follows from the state alone).
+        """
         winners, first_of_key = _winners(commands)
         if winners is not None:
             commands = commands.take(pa.array(winners))
         heads = np.flatnonzero(first_of_key)
         keys = hashes_of(commands)
-        known, outdated = self._known(keys, heads, commands)
+        distinct = keys if len(heads) == len(keys) else keys[heads]
+        before = self._state.multi_get(distinct)
+        known = self._decoded(distinct, before, commands, heads)
+        if self._provisional is None:
+            last_of_key = np.append(first_of_key[1:], True)
+            after = commands.column("value").combine_chunks()
+            if len(heads) < len(keys):
+                after = after.take(pa.array(np.flatnonzero(last_of_key)))
+            return commands, _corrections(commands, first_of_key, known), Outcome(distinct, before, after)
+        known, outdated = self._overlaid(self._provisional.multi_get(distinct), known, heads, commands)
         if outdated.any():
             # The rest of its key goes on from what is known: drop the row, and the next of the key becomes its head.
             kept = np.flatnonzero(~outdated)
@@ -185,25 +226,22 @@ class UpsertMachine:
             commands = commands.take(pa.array(kept))
             first_of_key = np.append(True, numbers[1:] != numbers[:-1])[: len(kept)]
             known = known.take(pa.array(numbers[first_of_key]))
-        return commands, _corrections(commands, first_of_key, known)
+        return commands, _corrections(commands, first_of_key, known), None
 
-    def _known(self, keys: UInt64s, heads: Int64s, commands: pa.Table) -> tuple[pa.LargeBinaryArray, Bools]:
-        """(the value of each head's key before these commands, whether each command is outdated by a provisional one)."""
-        outdated = np.zeros(len(keys), np.bool_)
-        if self._provisional is None:
-            return self._read(keys[heads], commands, heads), outdated
-        provisional = self._provisional.multi_get(keys[heads])
-        open_time = self._persisted.time
-        at_open_time = commands.column("time").to_numpy()[heads] == open_time
+    def _overlaid(
+        self, provisional: Records, known: pa.LargeBinaryArray, heads: Int64s, commands: pa.Table
+    ) -> tuple[pa.LargeBinaryArray, Bools]:
+        """(what is known of each head's key, whether each command is outdated), with what was decided at the open time."""
+        outdated = np.zeros(commands.num_rows, np.bool_)
+        at_open_time = commands.column("time").to_numpy()[heads] == self._persisted.time
         orders, ordered = _orders(commands)
         outdated[heads] = at_open_time & provisional.present & _at_least(provisional, orders[heads], ordered[heads])
-        base = self._read(keys[heads], commands, heads)
         values = provisional.payloads.to_arrow(provisional.kinds == Kind.VALUE)
-        return pc.if_else(pa.array(provisional.present), values, base), outdated
+        return pc.if_else(pa.array(provisional.present), values, known), outdated
 
-    def _read(self, keys: UInt64s, commands: pa.Table, heads: Int64s) -> pa.LargeBinaryArray:
+    def _decoded(self, keys: UInt64s, records: Records, commands: pa.Table, heads: Int64s) -> pa.LargeBinaryArray:
         try:
-            return self._state.read(keys)
+            return self._state.decode(keys, records)
         except InvariantViolated as error:
             rows = [int(heads[row]) for row in error.detail.get("rows", ())]
             names = "; ".join(str(commands.column("key")[row].as_py()) for row in rows)
@@ -292,9 +330,11 @@ def _corrections(commands: pa.Table, first_of_key: Bools, known: pa.LargeBinaryA
     brings; nothing where both are the same. `known` has one entry for each row that begins a key.
     """
     values = commands.column("value").combine_chunks()
-    before = np.arange(-1, len(values) - 1) + len(known)
-    before[first_of_key] = np.arange(len(known))
-    replaced = pa.concat_arrays([known, values]).take(pa.array(before))
+    replaced = known
+    if len(known) < len(values):
+        before = np.arange(-1, len(values) - 1) + len(known)
+        before[first_of_key] = np.arange(len(known))
+        replaced = pa.concat_arrays([known, values]).take(pa.array(before))
     same = pc.fill_null(pc.equal(replaced, values), False)  # noqa: FBT003
     parts = []
     for value, diff in ((replaced, -1), (values, 1)):
@@ -322,9 +362,13 @@ def _not_before(tables: list[pa.Table], frontier: Antichain) -> list[pa.Table]:
     """The rows with times at or past `frontier`."""
     if _is_past_all(frontier):
         return []
-    bound = pa.scalar(frontier.time, pa.int64())
-    kept = (table.filter(pc.greater_equal(table.column("time"), bound)) for table in tables)
-    return [table for table in kept if table.num_rows]
+    bound = frontier.time
+    kept = []
+    for table in tables:
+        late = table.column("time").to_numpy() >= bound
+        if late.any():
+            kept.append(table if late.all() else table.filter(pa.array(late)))
+    return kept
 
 
 def _is_past_all(frontier: Antichain) -> bool:

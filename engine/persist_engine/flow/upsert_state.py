@@ -202,6 +202,9 @@ class UpsertState:
         if len(distinct) < len(keys):
             keys = keys[distinct]
             records, previous = _pick(records, distinct), _pick(previous, distinct)
+        return self._put_distinct(keys, records, previous)
+
+    def _put_distinct(self, keys: UInt64s, records: Records, previous: Records) -> PutStats:
         size_diff = self._store.multi_put(keys, records.to_arrow(), previous.sizes)
         was, is_ = previous.present, records.present
         was_tombstone, is_tombstone = (r.kinds == Kind.TOMBSTONE for r in (previous, records))
@@ -218,7 +221,17 @@ class UpsertState:
 
     def read(self, keys: UInt64s) -> pa.LargeBinaryArray:
         """The value of each key, null for none: `decode` of what is stored."""
-        return decode(keys, self.multi_get(keys), self._seed)
+        return self.decode(keys, self.multi_get(keys))
+
+    def decode(self, keys: UInt64s, records: Records) -> pa.LargeBinaryArray:
+        """See the function."""
+        return decode(keys, records, self._seed)
+
+    def settle(self, keys: UInt64s, values: pa.LargeBinaryArray, previous: Records) -> PutStats:
+        """Let each of the distinct `keys` hold its value, or nothing where it is null: what `merge` makes of the updates
+        that lead there from `previous`, which `multi_get` said of them last and which are settled.
+        """
+        return self._put_distinct(keys, settled_records(values, self._seed), previous)
 
     def ordered_records(self, values: pa.LargeBinaryArray, orders: Int64s, ordered: Bools) -> Records:
         """Value(value, order), or Tombstone(order) where the value is null; `ordered` is false where the order key is
@@ -356,17 +369,30 @@ def decode(keys: UInt64s, records: Records, seed: UInt64s) -> pa.LargeBinaryArra
     return values.to_arrow(has_value)
 
 
+def settled_records(values: pa.LargeBinaryArray, seed: UInt64s) -> Records:
+    """What a key's updates add up to when they leave the value; absent where it is null."""
+    present = values.is_valid().to_numpy(zero_copy_only=False)
+    kinds, ones = np.full(len(values), Kind.SNAPSHOTTING), np.ones(len(values), np.int64)
+    return _records(values, kinds, ones, present, seed)
+
+
 def ordered_records(values: pa.LargeBinaryArray, orders: Int64s, ordered: Bools, seed: UInt64s) -> Records:
     """Value(value, order), or Tombstone(order) where the value is null; `ordered` is false where the order key is null."""
-    present = values.is_valid().to_numpy(zero_copy_only=False)
+    is_value = values.is_valid().to_numpy(zero_copy_only=False)
+    kinds = np.where(is_value, Kind.VALUE, Kind.TOMBSTONE) + ordered * _ORDERED
+    return _records(values, kinds, orders, np.ones(len(values), np.bool_), seed)
+
+
+def _records(values: pa.LargeBinaryArray, kinds: Int64s, first_words: Int64s, present: Bools, seed: UInt64s) -> Records:
+    """With each value as payload, its length and its checksum; `first_words` are those that follow the kinds."""
     payloads = Words.from_arrow(values)
-    words = _blank(payloads.sizes)
+    offsets = offsets_of(np.where(present, payloads.sizes + HEADER_WORDS, 0))
+    words = Words(offsets, np.empty(int(offsets[-1]), np.uint64))
     words.data[spread(words.starts + HEADER_WORDS, payloads.sizes)] = payloads.data
-    kinds = np.where(present, Kind.VALUE, Kind.TOMBSTONE) + ordered * _ORDERED
-    lengths = payloads.sizes * WORD_BYTES
-    for word, column in enumerate((kinds, orders, lengths, hash_rows(payloads, seed)[:, 0])):
-        words.data[words.starts + word] = column.view(np.uint64)
-    return Records(words, np.ones(len(words), np.bool_))
+    lengths, starts = payloads.sizes * WORD_BYTES, words.starts[present]
+    for word, column in enumerate((kinds, first_words, lengths, hash_rows(payloads, seed)[:, 0])):
+        words.data[starts + word] = column[present].view(np.uint64)
+    return Records(words, present)
 
 
 def group(keys: UInt64s) -> tuple[Int64s | None, Int64s]:
@@ -471,5 +497,4 @@ def _named(keys: UInt64s, records: Records, bad: Int64s) -> str:
             f"key {keys[row].tobytes().hex()} with diff_sum {sums[0]}, len_sum {sums[1]}, checksum_sum {sums[2]}, "
             f"{payload_bytes} bytes of xor"
         )
-    more = len(bad) - len(texts)
-    return "; ".join(texts) + (f"; and {more} more" if more > 0 else "")
+    return "; ".join(texts) + (f"; and {len(bad) - len(texts)} more" if len(bad) > len(texts) else "")

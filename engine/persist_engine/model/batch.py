@@ -22,7 +22,7 @@ class RunOrder(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ColumnStats:
-    """Bounds of one top-level column of key or val, for skipping parts. `lower`/`upper` are the scalar's JSON text in the
+    """Bounds of one field of key or val, for skipping parts. `lower`/`upper` are the scalar's JSON text in the
     schema codec's form, or None when unknown (trimmed, or all null). Conservative: every row lies within.
     """
 
@@ -33,7 +33,7 @@ class ColumnStats:
 
 @dataclass(frozen=True, slots=True)
 class PartStats:
-    """Statistics of one part: row bounds per column, named `key.<field>` and `val.<field>`; and the bounds of time."""
+    """Statistics of one part: row bounds per field, under the names of codec.part_stats; and the bounds of time."""
 
     columns: tuple[tuple[str, ColumnStats], ...] = ()
     time_min: int | None = None
@@ -257,6 +257,14 @@ class HollowBatch:
         for part in self.parts:
             if not isinstance(part, InlinePart):
                 yield part.key
+
+    @property
+    def oldest_writer(self) -> str:
+        """The least writer key (base.version) among its own blobs; "" where one tells no version, as those of the oldest
+        writers do not; without blobs one behind all others.
+        """
+        keys = (key.partition("/")[0] if key.startswith("n") else "" for key in self.blob_keys())
+        return min(keys, default="~")
 
     def staged_before(self, floor_ms: int | None) -> str | None:
         """The key of a part, here or below a hollow run, that was staged before `floor_ms`, if there is one."""

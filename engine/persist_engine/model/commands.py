@@ -22,7 +22,8 @@ class CompareAndAppend:
 
     `progress` (sink id, how far its source was read) is committed with the data iff the stored token is
     `expected_progress` (None: none is stored). `claim_ms`: a claimed compaction older than this may be claimed again;
-    `claim_percent` / 100: how many of those nobody is at an append takes over that makes no work itself.
+    `claim_percent` / 100: how many of those nobody is at an append takes over that makes no work itself;
+    `claim_min_version`: those with parts of older code too, although they are compact.
     """
 
     batch: HollowBatch
@@ -35,6 +36,7 @@ class CompareAndAppend:
     inline_total_bytes_max: int
     claim_ms: int
     claim_percent: int = 100
+    claim_min_version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +133,13 @@ class HeartbeatSeen:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DowngradeSince:
     """Let go of times before `new_since` and of versions before `outstanding_seqno` (None: of all before the new
-    one).
+    one). `is_heartbeat`: nobody asked for it; the shard's since stays unless the reader's moves.
     """
 
     reader_id: LeasedReaderId
     outstanding_seqno: SeqNo | None
     new_since: Antichain
+    is_heartbeat: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,10 +318,13 @@ class Exerted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimCompactions:
-    """Take over up to `max_requests` compactions, oldest first, that nobody claimed within `claim_ms`."""
+    """Take over up to `max_requests` compactions, oldest first, that nobody claimed within `claim_ms`.
+    `claim_min_version`: see CompareAndAppend.
+    """
 
     max_requests: int
     claim_ms: int
+    claim_min_version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

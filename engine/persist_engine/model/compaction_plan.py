@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.settings import CompactionSettings, Settings
+from persist_engine.base.version import writer_key
 from persist_engine.model.batch import HollowBatch, Part, RunMeta, RunOrder
 from persist_engine.model.flat_trace import SpineId
 from persist_engine.model.frontier import Description
@@ -25,8 +26,10 @@ from persist_engine.model.spine import IdBatch, MergeReq
 WRITING_PARTS = 2
 #: A part more to be written at once costs this many: the allocator keeps about half as much again.
 MORE_WRITING_PARTS = 3
-#: Share of the bound for merging, for blobs fetched ahead, and for what the process holds without any work.
-MERGING_SHARE = 4
+#: Share of the bound for merging and for blobs fetched ahead.
+MERGING_SHARE = 8
+#: What the process holds without any work (measured: 135 MiB); of a small bound no more than a quarter is set aside for it.
+PROCESS_BYTES = 128 << 20
 #: A run is decoded in tables: a few of half a MiB and the pages they come from, or all of a part that is small. Measured
 #: as resident memory.
 DECODED_BYTES_MAX = 6 << 20
@@ -135,10 +138,14 @@ def compaction_chunks(request: MergeReq, settings: Settings) -> tuple[Compaction
     One chunk when everything fits. Else each covers whole inputs, one after the other, or some runs of one input that
     does not fit by itself; inputs that would be alone in a chunk are left as they are until their neighbours are
     smaller. Never a chunk of one run when another follows: two that do not fit go together. Inputs without parts cost
-    nothing. Empty when there is nothing to gain.
+    nothing. Empty when there is nothing to gain: one run alone is written anew only when code before
+    `compaction.claim_min_version` wrote it.
     """
     bound, target = settings.compaction.memory_bytes_max, settings.batch.target_part_bytes
-    plan = _Plan(request, max(bound - bound // MERGING_SHARE - WRITING_PARTS * target, 0), target)
+    min_version = settings.compaction.claim_min_version
+    min_writer = "" if min_version is None else writer_key(min_version)
+    reserved = bound // MERGING_SHARE + min(PROCESS_BYTES, bound // 4) + WRITING_PARTS * target
+    plan = _Plan(request, max(bound - reserved, 0), target, min_writer)
     for chunk_inputs in plan.groups():
         plan.close(chunk_inputs)
     return tuple(plan.chunks)
@@ -147,8 +154,9 @@ def compaction_chunks(request: MergeReq, settings: Settings) -> tuple[Compaction
 class _Plan:
     """Scratch pad of one `compaction_chunks`."""
 
-    def __init__(self, request: MergeReq, budget: int, target: int) -> None:
+    def __init__(self, request: MergeReq, budget: int, target: int, min_writer: str) -> None:
         self._request, self._budget, self._target = request, budget, target
+        self._min_writer = min_writer
         self.chunks: list[CompactionChunk] = []
 
     def groups(self) -> list[list[IdBatch]]:
@@ -173,7 +181,7 @@ class _Plan:
         used = sum(run.memory_bytes for run in runs)
         if used > self._budget and len(inputs) == 1 and len(runs) > 2 and _are_named(runs):
             self._close_runs(inputs[0], runs)
-        elif len(inputs) > 1 or len(runs) > 1:
+        elif len(inputs) > 1 or len(runs) > 1 or inputs[0][1].oldest_writer < self._min_writer:
             (first, oldest), (last, newest) = inputs[0], inputs[-1]
             desc = Description(oldest.desc.lower, newest.desc.upper, self._request.desc.since)
             self.chunks.append(self._chunk(SpineId(first.lo, last.hi), desc, runs, None))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, assert_never
 
-from persist_engine.base.errors import check
+from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.model.shared_map import SharedMap
 
 K = TypeVar("K")
@@ -65,16 +65,20 @@ def map_diffs(before: SharedMap[K, V], after: SharedMap[K, V]) -> tuple[FieldDif
 
 def applied_to_dict(name: str, values: dict[K, V], diffs: Iterable[FieldDiff[K, V]]) -> None:
     """Apply in place, strictly: InvariantViolated when a diff's old value is not what stands there."""
+    # Here and below nothing is formatted unless a rule is broken: keys may be whole batches.
     for diff in diffs:
         match diff:
             case Insert(key, to):
-                check(key not in values, f"{name}: insert over existing {key}")
+                if key in values:
+                    raise InvariantViolated(f"{name}: insert over existing {key}")
                 values[key] = to
             case Update(key, old, to):
-                check(key in values and values[key] == old, f"{name}: update of {key} from another value")
+                if key not in values or values[key] != old:
+                    raise InvariantViolated(f"{name}: update of {key} from another value")
                 values[key] = to
             case Delete(key, old):
-                check(key in values and values[key] == old, f"{name}: delete of {key} with another value")
+                if key not in values or values[key] != old:
+                    raise InvariantViolated(f"{name}: delete of {key} with another value")
                 del values[key]
             case _:
                 assert_never(diff)
@@ -85,17 +89,30 @@ def applied_to_map(name: str, values: SharedMap[K, V], diffs: Iterable[FieldDiff
     for diff in diffs:
         match diff:
             case Insert(key, to):
-                check(key not in values, f"{name}: insert over existing {key}")
+                if key in values:
+                    raise InvariantViolated(f"{name}: insert over existing {key}")
                 values = values.set(key, to)
             case Update(key, old, to):
-                check(key in values and values[key] == old, f"{name}: update of {key} from another value")
+                if key not in values or values[key] != old:
+                    raise InvariantViolated(f"{name}: update of {key} from another value")
                 values = values.set(key, to)
             case Delete(key, old):
-                check(key in values and values[key] == old, f"{name}: delete of {key} with another value")
+                if key not in values or values[key] != old:
+                    raise InvariantViolated(f"{name}: delete of {key} with another value")
                 values = values.remove(key)
             case _:
                 assert_never(diff)
     return values
+
+
+def updated_value(name: str, value: V, diffs: Iterable[FieldDiff[None, V]]) -> V:
+    """As `applied_to_value` for a field that always has a value, so that only updates make sense."""
+    for diff in diffs:
+        if not isinstance(diff, Update):
+            raise InvariantViolated(f"{name}: {type(diff).__name__.lower()} of what can only be updated")
+        check(value == diff.old, f"{name}: update from {diff.old}, but it is {value}")
+        value = diff.to
+    return value
 
 
 def applied_to_value(name: str, value: V | None, diffs: Iterable[FieldDiff[None, V]]) -> V | None:

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.flat_trace import FlatTrace, SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.frontier import Antichain, Description
-from persist_engine.model.spine import Fueling, IdBatch, Level, Sizes, Spine, SpineBatch
+from persist_engine.model.spine import LEVELS_MAX, Fueling, IdBatch, Level, Sizes, Spine, SpineBatch
 from persist_engine.model.spine_edit import SpineEdit
-
-#: Far above what any number of rows needs (level_for(2**64) is 64), and low enough that a damaged level costs nothing.
-LEVELS_MAX = 128
 
 
 def is_zero_width(batch: HollowBatch) -> bool:
@@ -133,10 +129,13 @@ def assemble(since: Antichain, batches: list[SpineBatch], merges: Mapping[SpineI
     rest = dict(merges)
     held: list[tuple[SpineBatch, ...]] = [() for _ in range(top + 1)]
     for batch in batches:
-        check(0 <= batch.level < len(held), f"spine batch {batch.id} lies above the oldest, at level {batch.level}")
+        # Runs for every diff that is applied: nothing is formatted unless a rule is broken.
+        if not 0 <= batch.level < len(held):
+            raise InvariantViolated(f"spine batch {batch.id} lies above the oldest, at level {batch.level}")
         claim = rest.pop(batch.id, None)
         start_ms = None if claim is None else claim.active_compaction_start_ms
-        check((claim is None) == (start_ms is None), f"the claim on spine batch {batch.id} has no start")
+        if (claim is None) != (start_ms is None):
+            raise InvariantViolated(f"the claim on spine batch {batch.id} has no start")
         if batch.active_compaction_start_ms != start_ms:
             batch = batch.claimed(start_ms)  # noqa: PLW2901
         held[batch.level] = (*held[batch.level], batch)
@@ -145,9 +144,9 @@ def assemble(since: Antichain, batches: list[SpineBatch], merges: Mapping[SpineI
         level = Level(pair)
         if len(pair) == 2:
             stored = rest.pop(level.merge_id, None)
-            check(stored is not None, f"level {index} holds two batches and merge {level.merge_id} is not stored")
-            if stored is not None:
-                level = replace(level, merge=Fueling(stored.since, stored.remaining_work))
+            if stored is None:
+                raise InvariantViolated(f"level {index} holds two batches and merge {level.merge_id} is not stored")
+            level = Level(pair, Fueling(stored.since, stored.remaining_work))
         levels.append(level)
     check(not rest, f"merges of no spine batch: {sorted(rest)[:3]}")
     return Spine(since, batches[-1].desc.upper, batches[-1].id.hi, tuple(levels))

@@ -16,7 +16,7 @@ SUBTLE: emptiness in the spine means zero rows; a hollow batch is empty when it 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from persist_engine.base.errors import InvariantViolated, check
@@ -25,6 +25,11 @@ from persist_engine.model.flat_trace import SpineId, ThinSpineBatch
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
 from persist_engine.model.ids import RunId
 from persist_engine.model.lazy_parts import LazyParts
+
+#: Far above what any number of rows needs (level_for(2**64) is 64), and low enough that a damaged level costs nothing.
+LEVELS_MAX = 128
+#: More moves nothing further: it is enough for every merge there can be.
+FUEL_MAX = 1 << 64
 
 #: A hollow batch and its place in the order of arrival.
 IdBatch = tuple[SpineId, HollowBatch]
@@ -48,17 +53,25 @@ class Sizes:
     @classmethod
     def of(cls, batch: HollowBatch) -> Sizes:
         """Those of one hollow batch; O(its parts)."""
-        blob_bytes = sum(part.hollow_bytes for part in batch.parts)
-        part_count = sum(part.part_count for part in batch.parts)
-        return cls(batch.rows, part_count, len(batch.run_metas), blob_bytes, batch.inline_bytes)
+        return cls._summed((batch,))
 
     @classmethod
     def total(cls, batches: Parts) -> Sizes:
         """Those of several; O(all their parts)."""
-        out = cls()
-        for _, batch in batches:
-            out += cls.of(batch)
-        return out
+        return cls._summed(batch for _, batch in batches)
+
+    @classmethod
+    def _summed(cls, batches: Iterable[HollowBatch]) -> Sizes:
+        # Of every spine batch that a diff touches: no sum over generators, and no values in between.
+        rows = parts = runs = blob_bytes = inline_bytes = 0
+        for batch in batches:
+            rows += batch.rows
+            runs += len(batch.run_metas)
+            for part in batch.parts:
+                parts += part.part_count
+                blob_bytes += part.hollow_bytes
+                inline_bytes += part.inline_bytes
+        return cls(rows, parts, runs, blob_bytes, inline_bytes)
 
     def __add__(self, other: Sizes) -> Sizes:
         return Sizes(
@@ -94,10 +107,6 @@ class MergeReq:
     def covers(self, other: MergeReq) -> bool:
         """Whether doing this one makes `other` superfluous."""
         return self.id.covers(other.id) and self.desc.since == other.desc.since
-
-    def is_empty(self) -> bool:
-        """Whether no input has any update: done by anybody in no time."""
-        return all(batch.rows == 0 for _, batch in self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +155,7 @@ class SpineBatch:
     active_compaction_start_ms: int | None = None
     _thin: ThinSpineBatch | None = field(default=None, init=False, compare=False)
     _encoded: bytes | None = field(default=None, init=False, compare=False)
+    _oldest_writer: str | None = field(default=None, init=False, compare=False)
 
     @classmethod
     def single(cls, spine_id: SpineId, batch: HollowBatch, *, level: int = 0) -> SpineBatch:
@@ -161,6 +171,15 @@ class SpineBatch:
     def is_compact(self) -> bool:
         """Whether physical compaction could not make fewer runs of it."""
         return len(self.parts) <= 1 and self.sizes.runs <= 1
+
+    @property
+    def oldest_writer(self) -> str:
+        """The least of `HollowBatch.oldest_writer`; O(its parts) once."""
+        if self._oldest_writer is None:
+            oldest = min((batch.oldest_writer for _, batch in self.parts), default="~")
+            object.__setattr__(self, "_oldest_writer", oldest)
+            return oldest
+        return self._oldest_writer
 
     def is_empty(self) -> bool:
         """Whether it has no updates."""
@@ -181,6 +200,7 @@ class SpineBatch:
     def _again(self, level: int, start_ms: int | None) -> SpineBatch:
         out = SpineBatch(self.id, self.desc, level, self.parts, self.sizes, start_ms)
         object.__setattr__(out, "_encoded", self._encoded)  # of its parts, which are the same
+        object.__setattr__(out, "_oldest_writer", self._oldest_writer)
         return out
 
     def encoded_parts(self, encode: Callable[[Parts], bytes]) -> bytes:
@@ -259,6 +279,7 @@ class Spine:
         """Raises InvariantViolated unless the invariants hold. O(log n); `deep` also looks into every hollow batch."""
         next_id, upper, since = 0, MINIMUM, self.since
         check(not self.levels or bool(self.levels[-1].batches), "the spine's top level is vacant")
+        check(len(self.levels) <= LEVELS_MAX, "the spine has more levels than are read back")
         # Runs on every commit: nothing is formatted, and no frontier compared by method, unless a rule is broken.
         for index in range(len(self.levels) - 1, -1, -1):
             batches, merge = self.levels[index].batches, self.levels[index].merge
@@ -282,7 +303,13 @@ class Spine:
 
 
 def validate_parts(batch: SpineBatch) -> None:
-    """InvariantViolated unless the hollow batches of `batch` tile it. O(parts)."""
+    """InvariantViolated unless the hollow batches of `batch` tile it and its sums are theirs. O(parts)."""
+    validate_tiling(batch)
+    check(batch.sizes == Sizes.total(batch.parts), f"sums of spine batch {batch.id} are wrong: {batch.sizes}")
+
+
+def validate_tiling(batch: SpineBatch) -> None:
+    """InvariantViolated unless the hollow batches of `batch` tile it. O(hollow batches)."""
     next_id, upper = batch.id.lo, batch.desc.lower
     for part_id, part in batch.parts:
         if part_id.lo != next_id:
@@ -292,4 +319,3 @@ def validate_parts(batch: SpineBatch) -> None:
         next_id, upper = part_id.hi, part.desc.upper
     check(next_id == batch.id.hi, f"parts of spine batch {batch.id} end at id {next_id}")
     check(upper == batch.desc.upper, f"parts of spine batch {batch.id} {batch.desc} end at {upper}")
-    check(batch.sizes == Sizes.total(batch.parts), f"sums of spine batch {batch.id} are wrong: {batch.sizes}")

@@ -111,6 +111,7 @@ class ShardState:
     walltime_ms: int
     hostname: str
     last_gc_req: SeqNo = SeqNo(0)
+    """Up to which version collection was last asked for; on a tombstone the version that made it one."""
     active_rollup: Claim | None = None
     active_gc: Claim | None = None
     rollups: SharedMap[SeqNo, HollowRollup] = field(default_factory=SharedMap)

@@ -21,6 +21,7 @@ from persist_engine.model.commands import (
     Command,
     CompactionsClaimed,
     Exerted,
+    RemoveRollups,
 )
 from persist_engine.model.ids import ShardId
 from persist_engine.model.invariants import check_invariants
@@ -79,7 +80,7 @@ def step(
     outcome = transition(clone, cmd, now_ms=now_ms)
     if isinstance(outcome, Refused):
         return outcome
-    if was_tombstone and not isinstance(cmd, AddRollup | BecomeTombstone):
+    if was_tombstone and not isinstance(cmd, AddRollup | RemoveRollups | BecomeTombstone):
         raise InvariantViolated(f"shard {state.shard_id} is a tombstone and takes no {type(cmd).__name__}")
     after, maintenance = _with_maintenance(expire_at(outcome.state, now_ms), outcome.answer, now_ms, settings, is_write)
     check_invariants(state, after)
@@ -99,7 +100,9 @@ def _with_maintenance(
         state = replace(state, active_rollup=Claim(rollup, now_ms))
     gc = gc_due(state, settings.maintenance, now_ms=now_ms, is_write=is_write)
     if gc is not None:
-        state = replace(state, last_gc_req=gc, active_gc=Claim(gc, now_ms))
+        # On a tombstone the last request stays that of the version which made it one: see transitions._remove_rollups.
+        asked = state.last_gc_req if is_tombstone(state) else gc
+        state = replace(state, last_gc_req=asked, active_gc=Claim(gc, now_ms))
     requests = answer.requests if isinstance(answer, Appended | Exerted | CompactionsClaimed) else ()
     return state, Maintenance(rollup, gc, requests)
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from persist_engine.base.version import writer_key
 from persist_engine.model import flatten, merge_result
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.flat_trace import FlatTrace, SpineId
 from persist_engine.model.frontier import Antichain, Description
-from persist_engine.model.spine import IdBatch, MergeOutcome, MergeReq, MergeRes, Sizes, Spine, SpineBatch
+from persist_engine.model.spine import FUEL_MAX, IdBatch, MergeOutcome, MergeReq, MergeRes, Sizes, Spine, SpineBatch
 from persist_engine.model.spine_edit import SpineEdit
 
 __all__ = ["IdBatch", "MergeOutcome", "MergeReq", "MergeRes", "Sizes", "SpineBatch", "Trace"]
@@ -87,10 +88,17 @@ class Trace:
                 return replace(self, spine=self.spine.with_batch(batch.claimed(start_ms)))
         return self
 
-    def fueled_requests(self, *, claimed_before_ms: int, claimed_until_ms: int | None = None) -> tuple[MergeReq, ...]:
-        """What is worth compacting, oldest first: spine batches that are not compact and that nobody claimed after
-        `claimed_before_ms`. A claim past `claimed_until_ms` is some broken clock, not a claim.
+    def fueled_requests(
+        self, *, claimed_before_ms: int, claimed_until_ms: int | None = None, min_version: str | None = None
+    ) -> tuple[MergeReq, ...]:
+        """What is worth compacting, oldest first: spine batches that are not compact, or hold parts that code before
+        `min_version` wrote, and that nobody claimed after `claimed_before_ms`. A claim past `claimed_until_ms` is some
+        broken clock, not a claim.
         """
+        min_writer = None if min_version is None else writer_key(min_version)
+
+        def is_due(batch: SpineBatch) -> bool:
+            return not batch.is_compact or (min_writer is not None and batch.oldest_writer < min_writer)
 
         def is_free(start_ms: int | None) -> bool:
             if start_ms is None or start_ms <= claimed_before_ms:
@@ -100,7 +108,7 @@ class Trace:
         return tuple(
             batch.request()
             for batch in self.spine.batches()
-            if not batch.is_compact and is_free(batch.active_compaction_start_ms)
+            if is_free(batch.active_compaction_start_ms) and is_due(batch)
         )
 
     def exert(self, fuel: int) -> tuple[Trace, tuple[MergeReq, ...], bool]:
@@ -111,7 +119,7 @@ class Trace:
         if fuel <= 0 or not self.structured:
             return self, (), False
         edit = SpineEdit(self.spine)
-        if not edit.exert(fuel):
+        if not edit.exert(min(fuel, FUEL_MAX)):
             return self, (), False
         spine, requests = edit.finish()
         return replace(self, spine=spine), requests, True

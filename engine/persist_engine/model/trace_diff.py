@@ -18,13 +18,13 @@ from persist_engine.model.field_diff import (
     FieldDiff,
     Insert,
     applied_to_dict,
-    applied_to_value,
     dict_diffs,
     field_diff,
+    updated_value,
 )
 from persist_engine.model.flat_trace import FlatTrace, SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.frontier import Antichain, Description
-from persist_engine.model.spine import IdBatch, Spine, SpineBatch, validate_parts
+from persist_engine.model.spine import IdBatch, Spine, SpineBatch, validate_tiling
 from persist_engine.model.trace import Trace
 
 
@@ -149,13 +149,13 @@ def apply_flat(flat: FlatTrace, diff: TraceDiff) -> FlatTrace:
     applied_to_dict("hollow_batches", hollow, diff.hollow_batches)
     applied_to_dict("spine_batches", thins, diff.spine_batches)
     applied_to_dict("merges", merges, diff.merges)
-    since = applied_to_value("since", flat.since, diff.since) or flat.since
+    since = updated_value("since", flat.since, diff.since)
     return FlatTrace(since, tuple(sorted(legacy, key=flatten.legacy_order)), hollow, thins, merges)
 
 
 def _apply_incremental(spine: Spine, diff: TraceDiff) -> Spine:
     """Only spine batches that the diff names, or whose hollow batches it names, are taken apart and made again."""
-    since = applied_to_value("since", spine.since, diff.since) or spine.since
+    since = updated_value("since", spine.since, diff.since)
     batches = {batch.id: batch for batch in spine.batches()}
     touched = _touched(batches, diff)
     thins = {spine_id: flatten.thin(batches[spine_id]) for spine_id in touched}
@@ -195,11 +195,11 @@ def _rebuild(
     parts = []
     for part_id, desc in zip(stored.parts, stored.descs, strict=True):
         batch = hollow.pop(part_id, None) if desc.lower == desc.upper else by_desc.pop(desc, None)
-        check(batch is not None and batch.desc == desc, f"no batch {desc} for part {part_id} of {spine_id}")
-        if batch is not None:
-            parts.append((part_id, batch))
-    rebuilt = flatten.built(spine_id, stored, tuple(parts))
-    validate_parts(rebuilt)
+        if batch is None or batch.desc != desc:
+            raise InvariantViolated(f"no batch {desc} for part {part_id} of {spine_id}")
+        parts.append((part_id, batch))
+    rebuilt = flatten.built(spine_id, stored, tuple(parts))  # with its sums
+    validate_tiling(rebuilt)
     return rebuilt
 
 

@@ -110,8 +110,8 @@ def _heartbeat_leased_reader(state: ShardState, cmd: c.HeartbeatLeasedReader, no
 
 def _downgrade_since(state: ShardState, cmd: c.DowngradeSince, now_ms: int) -> Applied | Refused:
     """A reader that is gone (its machine slept) has lost its hold: its since is as good as empty, which is no error
-    here. The shard's since follows only when this reader's moved: a heartbeat must not make what another's expiry
-    left alone (spec 9.9, bug 22) happen a moment later.
+    here. The shard's since follows, but for a heartbeat that moves nothing: that must not make what another's expiry
+    left alone (spec 9.9, bug 22) happen a moment later, with nobody having asked for it.
     """
     before = state.leased_readers.get(cmd.reader_id)
     if before is None:
@@ -126,7 +126,7 @@ def _downgrade_since(state: ShardState, cmd: c.DowngradeSince, now_ms: int) -> A
         last_heartbeat_ms=max(before.last_heartbeat_ms, now_ms),
     )
     state = replace(state, leased_readers=state.leased_readers.set(cmd.reader_id, reader))
-    after = _with_readers_since(state) if before.since < reader.since else state
+    after = state if cmd.is_heartbeat and reader.since == before.since else _with_readers_since(state)
     return Applied(after, c.SinceDowngraded(reader.since))
 
 
@@ -186,7 +186,7 @@ def _add_rollup(state: ShardState, cmd: c.AddRollup) -> Applied | Refused:
 
 def _remove_rollups(state: ShardState, cmd: c.RemoveRollups) -> Applied | Refused:
     """Never removes the newest: without a rollup a state cannot be opened."""
-    if not cmd.rollups or is_tombstone(state):
+    if not cmd.rollups or (is_tombstone(state) and not _ends_before_a_tombstone(state, cmd)):
         return Refused(c.RollupsRemoved(()))
     latest, _ = latest_rollup(state)
     rollups, removed = state.rollups, []
@@ -197,6 +197,15 @@ def _remove_rollups(state: ShardState, cmd: c.RemoveRollups) -> Applied | Refuse
             rollups = rollups.remove(seqno)
             removed.append(seqno)
     return Applied(replace(state, rollups=rollups, active_gc=None), c.RollupsRemoved(tuple(removed)))
+
+
+def _ends_before_a_tombstone(state: ShardState, cmd: c.RemoveRollups) -> bool:
+    """Whether a tombstone takes a commit for removing these. Rollups of before it was one hold data and must go; of its own
+    it keeps two: each removal makes another rollup due, so that removing the last but one would never end.
+    """
+    latest, _ = latest_rollup(state)
+    named = [seqno for seqno, rollup in cmd.rollups if seqno < latest and state.rollups.get(seqno) == rollup]
+    return len(named) > 1 or any(seqno < state.last_gc_req for seqno in named)
 
 
 def _apply_merge_res(state: ShardState, cmd: c.ApplyMergeRes) -> Applied | Refused:
@@ -244,7 +253,11 @@ def _spine_exert(state: ShardState, cmd: c.SpineExert, now_ms: int) -> Applied |
 
 def _claim_compactions(state: ShardState, cmd: c.ClaimCompactions, now_ms: int) -> Applied | Refused:
     trace = state.trace
-    free = trace.fueled_requests(claimed_before_ms=now_ms - cmd.claim_ms, claimed_until_ms=now_ms + cmd.claim_ms)
+    free = trace.fueled_requests(
+        claimed_before_ms=now_ms - cmd.claim_ms,
+        claimed_until_ms=now_ms + cmd.claim_ms,
+        min_version=cmd.claim_min_version,
+    )
     requests = free[: max(cmd.max_requests, 0)]
     if not requests or is_tombstone(state):
         return Refused(c.CompactionsClaimed())
@@ -271,6 +284,8 @@ def _become_tombstone(state: ShardState) -> Applied | Refused:
         raise FinalizationError(text, since=since, upper=upper)
     was_tombstone = is_tombstone(state)
     out = replace(state, writers=SharedMap(), leased_readers=SharedMap(), critical_readers=SharedMap())
+    # The last request for collection there will be: what is older than it holds data, see _remove_rollups.
+    out = replace(out, last_gc_req=state.seqno)
     with_data = next((batch.desc for batch in state.trace.batches() if not batch.is_empty()), None)
     if with_data is not None:
         out = replace(out, trace=out.trace.empty_out(with_data))

@@ -19,6 +19,10 @@ def rollup_wanted(state: ShardState, settings: MaintenanceSettings) -> bool:
 
 
 def collection_target(state: ShardState) -> SeqNo | None:
-    """The version that the log may be truncated to; None when it begins there already, as far as state tells."""
-    target = rollup_at_or_below(state, seqno_since(state))
-    return target if target is not None and target > rollup_seqnos(state)[0] else None
+    """The version that the log may be truncated to; None when it begins there already, as far as state tells. A
+    tombstone goes on naming two rollups of its own: they tell nothing.
+    """
+    target, oldest = rollup_at_or_below(state, seqno_since(state)), rollup_seqnos(state)[0]
+    if is_tombstone(state) and oldest >= state.last_gc_req and len(state.rollups) <= 2:
+        return None
+    return target if target is not None and target > oldest else None

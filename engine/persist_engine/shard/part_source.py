@@ -35,6 +35,8 @@ class PartSource:
     metrics: Metrics
     schema_id: int | None = None
     """Of `schema`, where parts of newer ones may be met: they are shown without what came since."""
+    path: str = "snapshot"
+    """What the parts are read for, as metrics call it."""
 
     def is_newer(self, part: Part) -> bool:
         """Whether `part` was written under a newer schema than the one asked for: its order is then not ours."""
@@ -45,11 +47,13 @@ class PartSource:
         if not isinstance(part, HollowPart):
             return part.data
         key = blob_key(self.shard_id, part.key)
+        started_s = self.retry.env.monotonic_s()
         data = self.retry.external("fetch_part", lambda: self.blob.get(key), shard=self.shard_id)
         if data is None:
             raise MissingBlob(f"blob {key} is missing though a live state names it (batch {desc})", key=key)
-        self.metrics.count("fetched_parts")
-        self.metrics.count("fetched_bytes", len(data))
+        self.metrics.observe_s("fetched", self.retry.env.monotonic_s() - started_s, path=self.path)
+        self.metrics.count("fetched_parts", path=self.path)
+        self.metrics.count("fetched_bytes", len(data), path=self.path)
         self.metrics.count("shard_blob_gets", shard=self.shard_id)
         return data
 
@@ -76,9 +80,9 @@ class PartSource:
         if opened.rows != part.rows:
             raise CorruptData(f"{key}: {opened.rows} rows, state says {part.rows}", key=key)
         _check_description(opened.desc, desc, part, key)
-        self.metrics.count("fetched_good_bytes", opened.decoded_bytes)
+        self.metrics.count("fetched_good_bytes", opened.decoded_bytes, path=self.path)
         if part.ts_rewrite is not None:
-            self.metrics.count("fetched_rewritten_rows", part.rows)
+            self.metrics.count("fetched_rewritten_rows", part.rows, path=self.path)
         return PartToRead(opened, desc, part.ts_rewrite)
 
     def decode(self, data: bytes, part: Part, desc: Description) -> Iterator[pa.Table]:
@@ -133,7 +137,7 @@ class PartToRead:
 def _check_description(written: Description, registered: Description, part: Part, key: str) -> None:
     """Spec 10.8: only user-written parts (since at the minimum) may be narrower in state than in blob."""
     if (written.lower, written.upper) == (registered.lower, registered.upper):
-        fits = part.ts_rewrite is not None or written.since == registered.since
+        fits = written.since == registered.since
     else:
         upper_fits = part.ts_rewrite is not None or registered.upper <= written.upper
         fits = written.lower <= registered.lower and upper_fits and written.since == MINIMUM

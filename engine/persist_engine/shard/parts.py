@@ -14,45 +14,26 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from persist_engine.base.env import Env
 from persist_engine.base.metrics import Metrics
-from persist_engine.base.settings import Settings
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.codec.checksum import checksum
 from persist_engine.codec.inline_part import INLINE_FORMAT_NAME, ROW_BYTES_MIN, decode_inline, encode_inline
 from persist_engine.codec.keys import blob_key, part_key
-from persist_engine.codec.order import key_lower
+from persist_engine.codec.order import KEY_LOWER_BYTES_MAX, key_lower
 from persist_engine.codec.part import PART_FORMAT_NAME, encode_part, schema_of
 from persist_engine.codec.part_stats import part_stats
 from persist_engine.codec.schema import Schema
 from persist_engine.codec.updates import wrapped_diffs_sum
 from persist_engine.model.batch import HollowPart, HollowRun, InlinePart, Part, RunPart
 from persist_engine.model.frontier import Description
-from persist_engine.model.ids import PartId, ShardId
-from persist_engine.shard.retry import Retry
-from persist_engine.shard.runs import deletion_waves
-from persist_engine.storage.blob import Blob
+from persist_engine.model.ids import PartId
+from persist_engine.shard.runs import RunWriter, deletion_waves
 
 
-class PartStore(Protocol):
+class PartStore(RunWriter, Protocol):
     """What staging parts needs of a shard: its blobs, never its state. A Machine is one; a process that must not touch
     consensus (a Spark executor) brings its own.
     """
-
-    @property
-    def shard_id(self) -> ShardId: ...
-
-    @property
-    def blob(self) -> Blob: ...
-
-    @property
-    def retry(self) -> Retry: ...
-
-    @property
-    def settings(self) -> Settings: ...
-
-    @property
-    def env(self) -> Env: ...
 
     @property
     def metrics(self) -> Metrics: ...
@@ -79,7 +60,9 @@ def write_part(
     if len(data) < inline_bytes_max:
         total = wrapped_diffs_sum(table)
         return InlinePart(data=data, rows=table.num_rows, diffs_sum=total, schema_id=schema_id, format=name)
-    return _set_blob(store, data, table, schema=schema, schema_id=schema_id)
+    part = _set_blob(store, data, table, schema=schema, schema_id=schema_id)
+    store.metrics.observe_s("part_write", store.env.monotonic_s() - started_s)
+    return part
 
 
 def flush_inline(store: PartStore, part: InlinePart) -> HollowPart:
@@ -107,13 +90,16 @@ def _set_blob(store: PartStore, data: bytes, table: pa.Table, *, schema: Schema,
     whole_key = blob_key(store.shard_id, key)
     store.retry.external("set part", lambda: store.blob.set(whole_key, data), shard=store.shard_id)
     store.metrics.count("shard_blob_sets", shard=store.shard_id)
+    lower = key_lower(table)
+    if len(lower) == KEY_LOWER_BYTES_MAX:
+        store.metrics.count("key_lower_cut")
     return HollowPart(
         key=key,
         size_bytes=len(data),
         rows=table.num_rows,
         diffs_sum=wrapped_diffs_sum(table),
         checksum=checksum(data),
-        key_lower=key_lower(table),
+        key_lower=lower,
         stats=part_stats(table, schema, store.settings.batch.stats_bytes_max),
         schema_id=schema_id,
     )

@@ -191,6 +191,8 @@ class FetchAhead:
         self._next = next(self._queue, None)
         self._taken: set[tuple[int, int]] = set()
         self._fill()
+        if self._next is not None:
+            source.metrics.count("prefetch_over_budget", path=source.path)
 
     def take(self, index: int, position: int) -> bytes:
         """The bytes of part `position` of run `index`; each may be taken once."""
@@ -198,8 +200,11 @@ class FetchAhead:
         self._taken.add(slot)
         future = self._pending.pop(slot, None)
         if future is None:
+            if isinstance(self._part(slot), HollowPart):
+                self._count("skipped")
             data = self.source.get(self._part(slot), self.runs[index].desc)
         else:
+            self._count("ready" if future.done() else "waited")
             data = future.result()
             self._held_bytes -= self._part(slot).hollow_bytes
         self._fill()
@@ -211,7 +216,12 @@ class FetchAhead:
         """Stop fetching. What is under way ends in the background (waiting could mean: until the store is back).
         Idempotent.
         """
+        self._count("wasted", len(self._pending))
+        self._pending.clear()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _count(self, outcome: str, parts: int = 1) -> None:
+        self.source.metrics.count("prefetch_parts", parts, path=self.source.path, outcome=outcome)
 
     def _part(self, slot: tuple[int, int]) -> Part:
         return self.runs[slot[0]].parts[slot[1]]

@@ -99,7 +99,7 @@ def audit(source: PartSource, skipped: Skipped, row_filter: RowFilter, where: Fi
     of it passes `row_filter`, of which `where` is a part.
     """
     part = skipped.part
-    source.metrics.count("stats_audits")
+    source.metrics.count("stats_audits", shard=source.shard_id)
     for table in source.decode(source.get(part, skipped.desc), part, skipped.desc):
         passed = row_filter.apply(table)
         if passed.num_rows == 0:

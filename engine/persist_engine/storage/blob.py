@@ -28,7 +28,9 @@ class Blob(Protocol):
         """The whole object, or None when there is none. Never a part of it."""
 
     def set(self, key: str, value: bytes) -> None:
-        """Make `value` the object at `key`, all or nothing, replacing what was there. Durable when it returns."""
+        """Make `value` the object at `key`, all or nothing, replacing what was there. Durable when it returns. InvalidUsage
+        when it has more bytes than every store takes at once (persist_engine.storage.checks).
+        """
 
     def delete(self, key: str) -> int | None:
         """Remove the object; its size in bytes, or None when there was none."""

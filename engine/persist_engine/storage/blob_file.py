@@ -8,6 +8,7 @@ SUBTLE: a key cannot be both an object and the directory of another (`a` and `a/
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +16,16 @@ from pathlib import Path
 from persist_engine.base.env import Env
 from persist_engine.base.errors import Determinate, Indeterminate
 from persist_engine.storage.blob import BlobInfo
-from persist_engine.storage.checks import check_blob_key, check_prefix
+from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix
 
 #: A set that keeps losing its directory to deletes gives up after this many; each loss needs another process's delete.
 PLACE_ATTEMPTS_MAX = 100
 #: A temporary file of this age belongs to nobody: no write takes a day.
 STALE_TEMP_MS = 24 * 60 * 60 * 1000
+#: A directory that changed this long ago will bear another time when it changes again: no file system's clock is coarser.
+SETTLED_MS = 2_000
+#: Directories remembered as durable; beyond it all are forgotten, and synced once more.
+SYNCED_MAX = 10_000
 _TEMP = ".tmp"
 
 
@@ -30,6 +35,8 @@ class FileBlob:
     def __init__(self, root: Path, *, env: Env) -> None:
         self._root = root
         self._env = env
+        self._synced: dict[Path, tuple[int, int]] = {}
+        """What each directory was, by inode and time of change, when all its entries were made durable."""
         try:
             (root / _TEMP).mkdir(parents=True, exist_ok=True)
             self._drop_stale_temps()
@@ -47,6 +54,7 @@ class FileBlob:
 
     def set(self, key: str, value: bytes) -> None:
         """See Blob. A full disk is Determinate; a failed fsync of a directory Indeterminate."""
+        check_blob_value(key, value)
         path = self._path(key)
         temp = self._root / _TEMP / self._env.random_bytes(16).hex()
         try:
@@ -120,15 +128,28 @@ class FileBlob:
     def _sync_above(self, path: Path) -> None:
         """Make the entries of every directory from the object's up to the root durable.
 
-        All of them, each time: whoever made a directory may not have synced it yet. A clean one costs little.
+        All of them, each time: whoever made a directory may not have synced it yet.
         """
         for directory in path.parents:
-            try:
-                _sync_directory(directory)
-            except FileNotFoundError:
-                continue  # pruned after the object was deleted again: there is no entry left to make durable
+            # Not found: pruned after the object was deleted again, so there is no entry left to make durable.
+            with contextlib.suppress(FileNotFoundError):
+                self._sync(directory)
             if directory == self._root:
                 return
+
+    def _sync(self, directory: Path) -> None:
+        """Make its entries durable, unless they are those that were made so before. Even of a clean directory that would
+        wait for the disk.
+        """
+        found = directory.stat()
+        state = found.st_ino, found.st_ctime_ns  # before the sync: a change meanwhile then shows the next time
+        if self._synced.get(directory) == state:
+            return
+        _sync_directory(directory)
+        if self._env.now_ms() - found.st_ctime_ns // 1_000_000 >= SETTLED_MS:
+            if len(self._synced) >= SYNCED_MAX:
+                self._synced.clear()
+            self._synced[directory] = state
 
     def _prune(self, directory: Path) -> None:
         while directory != self._root:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from persist_engine.base.errors import Determinate
 from persist_engine.storage.blob import BlobInfo
-from persist_engine.storage.checks import check_blob_key, check_prefix
+from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix
 
 
 class MemBlob:
@@ -26,7 +26,7 @@ class MemBlob:
 
     def set(self, key: str, value: bytes) -> None:
         """See Blob."""
-        check_blob_key(key)
+        check_blob_value(key, value)
         with self._lock:
             self._objects[key] = bytes(value)
 

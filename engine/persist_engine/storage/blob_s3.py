@@ -26,7 +26,7 @@ from persist_engine.base.errors import (
     UnsafeStore,
 )
 from persist_engine.storage.blob import BlobInfo
-from persist_engine.storage.checks import check_blob_key, check_prefix
+from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix
 from persist_engine.storage.urls import StoreUrl
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ class S3Blob:
             raise CorruptData(f"get {key} at {self._address}: {error}", key=key) from error
 
     def set(self, key: str, value: bytes) -> None:
-        """See Blob."""
-        check_blob_key(key)
+        """See Blob. One request, whatever the size."""
+        check_blob_value(key, value)
         try:
             self._client.put_object(Bucket=self._bucket, Key=self._prefix + key, Body=value)
         except _DRIVER_ERRORS as error:

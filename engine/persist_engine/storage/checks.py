@@ -11,6 +11,8 @@ from persist_engine.base.versioned import SeqNo, VersionedData
 KEY_BYTES_MAX = 768
 #: The longest file name of the usual file systems.
 COMPONENT_BYTES_MAX = 255
+#: S3 takes so much in one put; more would need several requests, whose sum is no single moment (ADR 2).
+VALUE_BYTES_MAX = 5 << 30
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -27,6 +29,14 @@ def check_blob_key(key: str) -> None:
         raise InvalidUsage(f"blob key {key!r} must not start with a dot")
     if max(len(component.encode()) for component in components) > COMPONENT_BYTES_MAX:
         raise InvalidUsage(f"blob key {key[:40]!r}... has a component longer than {COMPONENT_BYTES_MAX} bytes")
+
+
+def check_blob_value(key: str, value: bytes) -> None:
+    """InvalidUsage unless every store can hold `value` under `key`."""
+    check_blob_key(key)
+    if len(value) > VALUE_BYTES_MAX:
+        text = f"blob {key} has {len(value)} bytes, more than the {VALUE_BYTES_MAX} that one put takes"
+        raise InvalidUsage(f"{text}: make its parts smaller (batch.target_part_bytes)", key=key)
 
 
 def check_prefix(prefix: str) -> None:

@@ -1,17 +1,20 @@
 """Consensus on one Redis (or Valkey) primary, 6.2 or newer: a list and a meta hash per key, one Lua script per verb.
 
 Layout, for key K under the location's prefix P: `P{K}:m` is a hash {e: epoch, run: id of the Redis process of the last
-commit, h: head, l: lowest kept}, `P{K}:l` the list of entries l..h. Braces keep both in one cluster slot.
+commit, h: head, l: lowest kept, t: head and tag of its entry}, `P{K}:l` the list of entries l..h. Braces keep both in one cluster slot.
 
 Invariant, checked by every script: LLEN = h - l + 1. This client also remembers the highest head it has seen of each
 key and hands it to every script, which refuses to work on a log that has fallen behind it: a commit that Redis lost
-after acknowledging is reported (CorruptData), never silently overwritten. A restart that lost nothing is only logged.
+after acknowledging is reported (CorruptData), never silently overwritten. With that head goes a tag of its entry, so that
+a log that was wiped or rolled back, and has grown to the very same length since, is not taken for the one we know. A
+restart that lost nothing is only logged.
 
 Acknowledged means: Redis has it, so Redis must keep it; `redis_durability` refuses settings that do not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import threading
@@ -24,12 +27,20 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from persist_engine.base.errors import CorruptData, Determinate, Fenced, Indeterminate, InvalidUsage, PersistError
+from persist_engine.base.errors import (
+    CorruptData,
+    Determinate,
+    Fenced,
+    Indeterminate,
+    InvalidUsage,
+    PersistError,
+    UnsafeStore,
+)
 from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
 from persist_engine.storage.checks import check_append, check_log_key, check_scan, refuse_truncate
 from persist_engine.storage.notify import NEWS_BYTES_MAX
 from persist_engine.storage.notify_redis import news_channel
-from persist_engine.storage.redis_durability import check_durability
+from persist_engine.storage.redis_durability import CLUSTER_NODE, check_durability, check_role
 from persist_engine.storage.urls import StoreUrl, pushes
 
 logger = logging.getLogger(__name__)
@@ -48,7 +59,7 @@ PAGE_BYTES_MAX = 4 << 20
 EPOCH = "0"
 
 #: First words of replies that Redis gives instead of running a command (and their classes in redis-py).
-_REFUSALS = ("MISCONF", "BUSY", "NOREPLICAS", "NOAUTH", "CLUSTERDOWN", "MASTERDOWN", "MOVED", "ASK", "TRYAGAIN")
+_REFUSALS = ("MISCONF", "BUSY", "NOREPLICAS", "NOAUTH", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN")
 _REFUSAL_CLASSES = (
     redis.exceptions.OutOfMemoryError,
     redis.exceptions.ReadOnlyError,
@@ -58,20 +69,23 @@ _REFUSAL_CLASSES = (
     redis.exceptions.AuthenticationError,
     redis.exceptions.ClusterDownError,
     redis.exceptions.TryAgainError,
-    redis.exceptions.AskError,
 )
 
 
 def open_redis_consensus(url: StoreUrl) -> RedisConsensus:
-    """Connect and, but for `unsafe=true`, check that Redis keeps what it acknowledges; errors as of open_consensus."""
+    """Connect, check that it is a primary on its own and, but for `unsafe=true`, that it keeps what it acknowledges; errors
+    as of open_consensus.
+    """
     if (ack := url.params.get("ack", "redis")) != "redis":
         raise InvalidUsage(f"{url.shown}: acknowledgement mode {ack!r} is not known; use ack=redis")
     prefix = url.params.get("prefix", "")
     consensus = RedisConsensus(redis_pool(url), prefix=prefix, address=url.shown, push=pushes(url))
     try:
+        notes = check_role(consensus.ask, address=url.shown)
         if not url.flag("unsafe", default=False):
-            for note in check_durability(consensus.ask, address=url.shown):
-                logger.warning("cannot verify a durability setting: %s", note, extra={"address": url.shown})
+            notes += check_durability(consensus.ask, address=url.shown)
+        for note in notes:
+            logger.warning("cannot verify a durability setting: %s", note, extra={"address": url.shown})
     except BaseException:
         consensus.close()
         raise
@@ -88,7 +102,7 @@ class RedisConsensus:
         self._prefix = prefix
         self._address = address
         self._push = push
-        self._seen: dict[str, SeqNo] = {}
+        self._seen: dict[str, tuple[SeqNo, str]] = {}
         self._seen_lock = threading.Lock()
 
     def head(self, key: str) -> VersionedData | None:
@@ -97,21 +111,21 @@ class RedisConsensus:
         answer = self._run(_HEAD, key)
         if answer[0] == b"ABSENT":
             return None
-        return VersionedData(self._see(key, answer[1]), answer[2])
+        return VersionedData(self._see(key, answer[1], answer[2]), answer[2])
 
     def compare_and_set(self, key: str, expected: SeqNo | None, new: VersionedData) -> CasResult:
         """See Consensus."""
         check_append(key, expected, new)
         channel = news_channel(self._prefix, key) if self._push else ""
         before = "" if expected is None else int(expected)
-        answer = self._run(_COMPARE_AND_SET, key, before, int(new.seqno), new.data, channel, NEWS_BYTES_MAX)
+        answer = self._run(_COMPARE_AND_SET, key, before, int(new.seqno), new.data, channel, NEWS_BYTES_MAX, _tip(new))
         if answer[0] == b"MISMATCH":
             if answer[1]:
                 self._see(key, answer[1])
             return CasResult.EXPECTATION_MISMATCH
         if answer[1]:
             logger.info("redis was restarted since the last commit and kept the log", extra={"key": key})
-        self._see(key, new.seqno)
+        self._see(key, new.seqno, new.data)
         return CasResult.COMMITTED
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:
@@ -129,7 +143,10 @@ class RedisConsensus:
             entries = [entry for entry in entries if entry.seqno >= low]
             first = max(wanted, low)
             entries += [VersionedData(SeqNo(first + index), data) for index, data in enumerate(answer[3])]
-            if not answer[3] or entries[-1].seqno == head:
+            if not answer[3]:
+                break
+            if entries[-1].seqno == head:
+                self._see(key, head, entries[-1].data)
                 break
         return entries
 
@@ -171,9 +188,9 @@ class RedisConsensus:
     def _run(self, script: _Script, key: str, *args: str | bytes | int) -> list[Any]:
         """Run a verb's script; its reply when the log is sound, else the error that says what is wrong with it."""
         # Taken before the call: only an answer that began after the head was seen must have it.
-        seen = self._seen.get(key)
+        seen, tag = self._seen.get(key, (None, ""))
         names = (f"{self._prefix}{{{key}}}:m", f"{self._prefix}{{{key}}}:l")
-        tail = (2, *names, EPOCH, "" if seen is None else int(seen), *args)
+        tail = (2, *names, EPOCH, "" if seen is None else f"{int(seen)}{tag}", *args)
         try:
             answer = self._exchange(script.verb, key, ("EVALSHA", script.sha1, *tail))
         except _UnknownScript:
@@ -187,6 +204,12 @@ class RedisConsensus:
                 raise CorruptData(
                     f"{where}: redis lost acknowledged entries: {seen} was seen, head is now {answer[1].decode()}; "
                     "restore its data, or restart this process to accept the loss",
+                    key=key,
+                )
+            case b"OTHER":
+                raise CorruptData(
+                    f"{where}: redis lost acknowledged entries: {answer[1].decode()} is not the entry that was seen, the log "
+                    "was wiped or rolled back and written anew; restore its data, or restart this process to accept the loss",
                     key=key,
                 )
             case b"EPOCH":
@@ -218,12 +241,22 @@ class RedisConsensus:
                 connection.disconnect()  # a late reply must not meet the next command
             self._pool.release(connection)  # type: ignore[no-untyped-call]  # unannotated in redis-py
 
-    def _see(self, key: str, head: SeqNo | bytes) -> SeqNo:
+    def _see(self, key: str, head: SeqNo | bytes, data: bytes | None = None) -> SeqNo:
         seqno = SeqNo(int(head))
+        tag = "" if data is None else _tag(data)
         with self._seen_lock:
-            if seqno > self._seen.get(key, -1):
-                self._seen[key] = seqno
+            if (seqno, tag) > self._seen.get(key, (-1, "")):
+                self._seen[key] = seqno, tag
         return seqno
+
+
+def _tag(data: bytes) -> str:
+    """Tells an entry from another of its seqno."""
+    return ":" + hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def _tip(entry: VersionedData) -> str:
+    return f"{int(entry.seqno)}{_tag(entry.data)}"
 
 
 class _UnknownScript(Exception):
@@ -283,16 +316,29 @@ def redis_pool(url: StoreUrl) -> redis.BlockingConnectionPool:
         options |= {"username": url.user, "password": url.password}
     if url.scheme == "rediss":
         options |= {"connection_class": redis.SSLConnection, "ssl_ca_certs": url.params.get("ca_file")}
+        options["redis_connect_func"] = _greeted
     elif "ca_file" in url.params:
         raise InvalidUsage(f"{url.shown}: ca_file is for rediss://")
     options |= {"max_connections": CONNECTIONS_MAX, "timeout": CONNECTION_WAIT_S}
     return redis.BlockingConnectionPool(**options)  # type: ignore[no-untyped-call]  # unannotated in redis-py
 
 
+def _greeted(connection: redis.Connection) -> None:
+    """As redis-py begins, and one exchange more: with TLS 1.3 a server's first bytes are session tickets, which are read with
+    the first reply only. Until then the driver takes them for a late reply, and the connection for one that is unusable.
+    """
+    connection.on_connect()  # type: ignore[no-untyped-call]  # unannotated in redis-py
+    connection.send_command("PING", check_health=False)  # type: ignore[no-untyped-call]  # unannotated in redis-py
+    with contextlib.suppress(redis.ResponseError):  # forbidden is an answer, too
+        connection.read_response()
+
+
 def _mapped(where: str, key: str, error: Exception) -> PersistError:
     text = f"{where}: {error}"
     if isinstance(error, redis.ResponseError) and str(error).startswith("WRONGTYPE"):
         return CorruptData(f"{where}: another application's data stands in its place", key=key)
+    if isinstance(error, redis.exceptions.AskError):  # MOVED too
+        return UnsafeStore(f"{where}: redis {CLUSTER_NODE}", key=key)
     if isinstance(error, _REFUSAL_CLASSES) or str(error).startswith(_REFUSALS):
         return Determinate(text, key=key)
     return Indeterminate(text, key=key)

@@ -10,6 +10,7 @@ NB: not for network file systems, where SQLite's locks do not hold; and open it 
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -33,6 +34,14 @@ from persist_engine.storage.checks import check_append, check_log_key, check_sca
 #: How long a call waits for another process's commit. Commits take milliseconds; a longer wait means a stuck process.
 BUSY_TIMEOUT_S = 10.0
 
+#: A commit that makes the write-ahead log's file longer waits for the file system's journal too: several times as long as
+#: one that overwrites. Who commits more than this makes room for all commits up to SQLite's next checkpoint at once.
+LENGTHEN_EVERY = 16
+#: SQLite's checkpoint is due when the log has this many pages (its own default), and the next commit begins at the front.
+_CHECKPOINT_PAGES = 1_000
+_PAGE_BYTES = 4096
+LOG_BYTES = _CHECKPOINT_PAGES * _PAGE_BYTES
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS consensus (
     shard TEXT NOT NULL,
@@ -44,6 +53,7 @@ CREATE TABLE IF NOT EXISTS consensus (
 _HEAD = "SELECT sequence_number, data FROM consensus WHERE shard = ? ORDER BY sequence_number DESC LIMIT 1"
 _HEAD_SEQNO = "SELECT max(sequence_number) FROM consensus WHERE shard = ?"
 _INSERT = "INSERT INTO consensus (shard, sequence_number, data) VALUES (?, ?, ?)"
+_FILLER = "INSERT INTO consensus (shard, sequence_number, data) VALUES ('', 0, zeroblob(?))"
 _SCAN = (
     "SELECT sequence_number, data FROM consensus WHERE shard = ? AND sequence_number >= ? "
     "ORDER BY sequence_number LIMIT ?"
@@ -74,6 +84,7 @@ class SqliteConsensus:
         # Threads queue here instead of polling for SQLite's lock, which only other processes then contend for.
         self._write_lock = threading.Lock()
         self._closed = False
+        self._commits = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
@@ -100,6 +111,9 @@ class SqliteConsensus:
             if _head_seqno(connection, key) != expected:
                 return CasResult.EXPECTATION_MISMATCH
             connection.execute(_INSERT, (key, int(new.seqno), new.data))
+        self._commits += 1  # a lost count does no harm
+        if self._commits % LENGTHEN_EVERY == 0:
+            self._lengthen_log()
         return CasResult.COMMITTED
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:
@@ -138,7 +152,9 @@ class SqliteConsensus:
 
     @contextmanager
     def _borrow(self, verb: str, key: str = "") -> Iterator[sqlite3.Connection]:
-        """A connection in autocommit; errors mapped as of a call that changed nothing."""
+        """A connection in autocommit; errors mapped as of a call that changed nothing, until what was done with it is done:
+        from then on nothing is certain.
+        """
         try:
             taken = self._take(verb, key)
         except sqlite3.Error as error:
@@ -175,27 +191,45 @@ class SqliteConsensus:
             except sqlite3.Error as error:
                 raise self._mapped(verb, key, error, Indeterminate) from error
 
+    def _lengthen_log(self) -> None:
+        """See LENGTHEN_EVERY. What a transaction does not fit in its cache goes to the log before it ends: this one is all
+        that, and rolled back, so it leaves a longer file, no frame that counts, and waits for no disk. Does nothing when
+        the log is long enough, somebody is writing, or it fails.
+        """
+        with contextlib.suppress(sqlite3.Error, OSError):
+            if Path(f"{self._path}-wal").stat().st_size >= LOG_BYTES:
+                return
+            with contextlib.closing(self._connect(timeout_s=0)) as connection:
+                connection.execute("PRAGMA cache_size=16")
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute(_FILLER, (LOG_BYTES,))
+                connection.execute("ROLLBACK")
+
     def _take(self, verb: str, key: str) -> _Idle:
         """A connection to the file that is at the path now."""
         with self._lock:
             if self._closed:
-                raise Determinate(f"{self.address()} is closed")
-            identity = self._identity(verb, key)
+                # Not an error of the store, which would be tried again, without end.
+                raise InvalidUsage(f"{verb} {key}".rstrip() + f" at {self.address()}: it was closed")
+            identity = self._identity(verb, key, Determinate)
             while self._idle:
                 idle = self._idle.pop()
                 if idle.identity == identity:
                     return idle
                 idle.connection.close()
-        # Never makes the file: a log that appears empty where one was would be taken for a shard that never existed.
-        connection = sqlite3.connect(
+        connection = self._connect(timeout_s=BUSY_TIMEOUT_S)
+        connection.execute("PRAGMA synchronous=FULL")
+        return _Idle(connection, identity)
+
+    def _connect(self, *, timeout_s: float) -> sqlite3.Connection:
+        """Never makes the file: a log that appears empty where one was would be taken for a shard that never existed."""
+        return sqlite3.connect(
             f"file:{quote(str(self._path))}?mode=rw",
             uri=True,
-            timeout=BUSY_TIMEOUT_S,
+            timeout=timeout_s,
             isolation_level=None,
             check_same_thread=False,
         )
-        connection.execute("PRAGMA synchronous=FULL")
-        return _Idle(connection, identity)
 
     def _give_back(self, taken: _Idle) -> None:
         with self._lock:
@@ -204,18 +238,21 @@ class SqliteConsensus:
                 return
         taken.connection.close()
 
-    def _identity(self, verb: str, key: str) -> _Identity:
+    def _identity(self, verb: str, key: str, kind: type[StorageError]) -> _Identity:
+        """Of the file at the path; `kind` when that cannot be told."""
         try:
             found = self._path.stat()
         except FileNotFoundError as error:
             raise self._lost(verb, key, "the file was deleted") from error
         except OSError as error:
-            raise Determinate(f"{verb} {key}".rstrip() + f" at {self.address()}: {error.strerror}", key=key) from error
+            raise kind(f"{verb} {key}".rstrip() + f" at {self.address()}: {error.strerror}", key=key) from error
         return found.st_dev, found.st_ino
 
     def _check_in_place(self, identity: _Identity, verb: str, key: str) -> None:
-        """Raise unless the call that just ended was on the file at the path: its commit would be gone with the file."""
-        if self._identity(verb, key) != identity:
+        """Raise unless the call that just ended was on the file at the path: its commit would be gone with the file.
+        Indeterminate when that cannot be told: the commit stands.
+        """
+        if self._identity(verb, key, Indeterminate) != identity:
             raise self._lost(verb, key, "the file was replaced meanwhile")
 
     def _lost(self, verb: str, key: str, what: str) -> CorruptData:

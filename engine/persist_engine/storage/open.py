@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from persist_engine.base.env import Env
+from persist_engine.base.errors import UnsafeStore
 from persist_engine.base.metrics import Metrics
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.blob_file import FileBlob
@@ -28,6 +29,9 @@ _CONSENSUS_URLS = {
     "redis": _REDIS_PARAMS,
     "rediss": _REDIS_PARAMS,
 }
+#: What people try, and why not. Their failover promotes a replica that lacks the newest commits: safe only once commits are
+#: acknowledged by S3 (`ack=s3`).
+_FAILING_OVER = ("redis+sentinel:", "rediss+sentinel:", "redis+cluster:", "rediss+cluster:")
 
 
 def open_blob(url: str, *, env: Env, metrics: Metrics) -> Blob:
@@ -55,9 +59,15 @@ def open_consensus(url: str, *, env: Env, metrics: Metrics) -> Consensus:
 
     All take push=off: tell nobody of commits, and hear of nobody's (see storage.notify).
     Redis takes the parameters prefix, password_file, ca_file, unsafe (true accepts settings that can lose commits) and
-    ack (redis: acknowledged when Redis has it).
+    ack (redis: acknowledged when Redis has it). It must be one primary on its own: UnsafeStore for replicas, nodes of
+    clusters and what fails over.
     Errors as of open_blob.
     """
+    if url.startswith(_FAILING_OVER):
+        raise UnsafeStore(
+            f"{url.partition(':')[0]}: a failover forgets commits that Redis has acknowledged; "
+            "use redis:// or rediss:// with the address of one primary that is restarted in its place"
+        )
     parsed = parse_url(url, allowed=_CONSENSUS_URLS)
     consensus: Consensus
     match parsed.scheme:

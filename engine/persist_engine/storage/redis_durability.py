@@ -1,4 +1,5 @@
-"""Whether a Redis keeps what it acknowledges: the settings that decide it, and what to change.
+"""Whether a Redis can hold the log at all, and whether it keeps what it acknowledges: the settings that decide it, and what
+to change.
 
 Knows no driver: it is given a function that sends one command.
 """
@@ -12,6 +13,11 @@ from typing import Any
 from persist_engine.base.errors import PersistError, UnsafeStore
 
 Ask = Callable[..., Any]
+#: Completes "redis at <address> ...".
+CLUSTER_NODE = (
+    "is a node of a cluster, which holds some of the keys only, and whose failover forgets commits that were acknowledged: "
+    "use a Redis with cluster-enabled no"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,23 @@ _RULES = (
 )
 
 
+def check_role(ask: Ask, *, address: str) -> list[str]:
+    """UnsafeStore unless it is a primary that holds every key by itself: no setting and no URL makes another one fit.
+    Returns what could not be verified; `ask` as of check_durability.
+    """
+    try:
+        replication, cluster = (_text(ask("INFO", section)) for section in ("replication", "cluster"))
+    except PersistError as error:
+        if not _is_forbidden(error):
+            raise
+        return ["role (INFO is forbidden)"]
+    if "role:slave" in replication:
+        raise UnsafeStore(f"redis at {address} takes no commits: it is a replica; connect to the primary")
+    if "cluster_enabled:1" in cluster:
+        raise UnsafeStore(f"redis at {address} {CLUSTER_NODE}")
+    return []
+
+
 def check_durability(ask: Ask, *, address: str) -> list[str]:
     """UnsafeStore naming every unsafe setting and its safe value; returns what could not be verified.
 
@@ -42,15 +65,6 @@ def check_durability(ask: Ask, *, address: str) -> list[str]:
     """
     faults: list[str] = []
     notes: list[str] = []
-    try:
-        replication = _text(ask("INFO", "replication"))
-    except PersistError as error:
-        if not _is_forbidden(error):
-            raise
-        notes.append("role (INFO is forbidden)")
-    else:
-        if "role:slave" in replication:
-            faults.append("it is a replica; connect to the primary")
     for rule in _RULES:
         value = _setting(ask, rule.setting)
         if value is None:

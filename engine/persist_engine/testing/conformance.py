@@ -9,6 +9,7 @@ Every test states a law; two clients stand for two processes.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ import pytest
 from persist_engine.base.errors import Determinate, InvalidUsage
 from persist_engine.base.versioned import SCAN_ALL, SEQNO_MAX, CasResult, SeqNo, VersionedData
 from persist_engine.storage.blob import Blob
+from persist_engine.storage.checks import VALUE_BYTES_MAX
 from persist_engine.storage.consensus import Consensus
 
 T = TypeVar("T")
@@ -69,6 +71,13 @@ def fill(consensus: Consensus, key: str, first: int, last: int) -> None:
         assert consensus.compare_and_set(key, expected, entry(seqno)) is CasResult.COMMITTED
 
 
+class _Huge(bytes):
+    """Says that it is larger than memory."""
+
+    def __len__(self) -> int:
+        return VALUE_BYTES_MAX + 1
+
+
 class BlobTests:
     """The laws of Blob."""
 
@@ -106,6 +115,12 @@ class BlobTests:
         assert other.get("s1/p1") == value
         assert [(row.key, row.size_bytes) for row in blob.list_prefix("s1/")] == [("s1/p1", size)]
         assert blob.delete("s1/p1") == size
+
+    def test_a_value_that_not_every_store_could_take_is_refused(self, blob: Blob) -> None:
+        """By its size alone, and nothing happens."""
+        with pytest.raises(InvalidUsage, match="more than the 5368709120 that one put takes"):
+            blob.set("s1/p1", _Huge())
+        assert blob.get("s1/p1") is None
 
     def test_listing_is_by_any_prefix(self, blob: Blob) -> None:
         """A prefix is a prefix of text, not a directory; "" lists everything; sizes are right."""
@@ -433,6 +448,13 @@ class ConsensusTests:
                     assert log[-1].seqno >= head.seqno
 
         at_once(act)
+
+    def test_a_closed_client_is_no_failing_store(self, consensus: Consensus) -> None:
+        """A storage error would be tried again for ever."""
+        fill(consensus, "s1", 1, 1)
+        consensus.close()
+        with contextlib.suppress(InvalidUsage):
+            assert consensus.head("s1") == entry(1)
 
     def test_close_is_idempotent_and_the_address_stays(self, consensus: Consensus, other: Consensus) -> None:
         """Closing one client leaves the others alone."""

@@ -12,6 +12,7 @@ import secrets
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import tempfile
 import threading
@@ -112,15 +113,20 @@ class Server:
 
 
 class RedisServer(Server):
-    """A redis-server. `url` opens it as consensus."""
+    """A redis-server. `url` opens it as consensus; with `tls` it speaks nothing else, and `ca_file` vouches for it."""
 
-    def __init__(self, folder: Path, *, settings: dict[str, str], password: str | None) -> None:
+    def __init__(self, folder: Path, *, settings: dict[str, str], password: str | None, tls: bool = False) -> None:
         program = shutil.which("redis-server") or shutil.which("valkey-server")
         if program is None:
             raise ServerMissing(
                 "no redis-server or valkey-server on PATH: run `make setup`, or install Debian's redis-server"
             )
         self._password = password
+        self.ca_file = _certificate(folder) if tls else None
+        if tls:
+            names = {"cert-file": "server.pem", "key-file": "server.pem", "ca-cert-file": "ca.pem"}
+            files = {f"tls-{name}": str(folder / file) for name, file in names.items()}
+            settings = settings | files | {"tls-auth-clients": "no", "port": "0"}
         words = [word for name, value in settings.items() for word in (f"--{name}", value)]
         words += ["--requirepass", password] if password else []
         super().__init__(
@@ -128,7 +134,7 @@ class RedisServer(Server):
                 program,
                 "--bind",
                 "127.0.0.1",
-                "--port",
+                "--tls-port" if tls else "--port",
                 str(port),
                 "--dir",
                 str(folder),
@@ -142,19 +148,25 @@ class RedisServer(Server):
 
     @property
     def url(self) -> str:
-        """As open_consensus takes it, with the password if there is one."""
+        """As open_consensus takes it, with the password if there is one, and without `ca_file`."""
         user = f":{quote(self._password, safe='')}@" if self._password else ""
-        return f"redis://{user}{self.address}/0"
+        return f"{'rediss' if self.ca_file else 'redis'}://{user}{self.address}/0"
 
     def command(self, *words: str) -> bytes:
         """Send one command on a connection of its own; the raw reply."""
-        with socket.create_connection((self.address.partition(":")[0], self.port), timeout=5) as connection:
+        with self._connected() as connection:
             lines = [["AUTH", self._password]] if self._password else []
             reply = b""
             for line in [*lines, list(words)]:
                 connection.sendall(_resp(line))
                 reply = connection.recv(1 << 16)
             return reply
+
+    def _connected(self) -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=5)
+        if self.ca_file is None:
+            return connection
+        return ssl.create_default_context(cafile=self.ca_file).wrap_socket(connection, server_hostname="127.0.0.1")
 
     def _pong(self, port: int) -> bool:
         self.port = port
@@ -220,12 +232,18 @@ class S3Server(Server):
 
 @contextmanager
 def redis_server(
-    *, appendonly: bool = True, password: str | None = None, settings: dict[str, str] | None = None
+    *,
+    appendonly: bool = True,
+    password: str | None = None,
+    settings: dict[str, str] | None = None,
+    tls: bool = False,
 ) -> Iterator[RedisServer]:
-    """A Redis with safe durability (AOF, fsync always) unless told otherwise; `settings` go to its command line."""
+    """A Redis with safe durability (AOF, fsync always) unless told otherwise; `settings` go to its command line. `tls`:
+    behind TLS only, with a certificate of its own.
+    """
     durable = {"appendonly": "yes", "appendfsync": "always"} if appendonly else {"appendonly": "no"}
     with tempfile.TemporaryDirectory(prefix="persist-redis-") as folder:
-        server = RedisServer(Path(folder), settings=durable | (settings or {}), password=password)
+        server = RedisServer(Path(folder), settings=durable | (settings or {}), password=password, tls=tls)
         try:
             yield server
         finally:
@@ -268,6 +286,16 @@ def _is_healthy(port: int) -> bool:
         return False
     finally:
         connection.close()
+
+
+def _certificate(folder: Path) -> Path:
+    """Write `server.pem`, a key and a certificate for 127.0.0.1, and `ca.pem`, which vouches for it; the latter."""
+    import trustme
+
+    authority = trustme.CA()
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    return folder / "ca.pem"
 
 
 def _resp(words: list[str]) -> bytes:

@@ -36,8 +36,10 @@ from persist_engine.testing.sim_final import settle
 from persist_engine.testing.sim_network import Network, Weather
 from persist_engine.testing.sim_push import SimPush
 from persist_engine.testing.sim_scheduler import Process, Scheduler
+from persist_engine.testing.sim_sink import Correcting, DesiredCollection, Sinker
 from persist_engine.testing.sim_threads import SimEnv, SimEvent, simulated_threads
 from persist_engine.testing.sim_upkeep import Closer, Downgrader, Maintainer
+from persist_engine.testing.sim_upsert import Upserter
 from persist_engine.testing.sim_witness import WatchedBlob, WatchedConsensus, Witness
 
 STEPS_MAX = 60_000
@@ -47,6 +49,8 @@ _RARE = {
     "compaction": "compactions",
     "update_state": "updates",
     "command_turn_timeout": "lost turns",
+    "sink_append": "corrections",
+    "sink_lapses": "lapses of a sink's",
 }
 _KINDS: dict[str, type[Actor]] = {
     "writer": Writer,
@@ -57,11 +61,15 @@ _KINDS: dict[str, type[Actor]] = {
     "downgrader": Downgrader,
     "closer": Closer,
     "sweeper": Maintainer,
+    "sinker": Sinker,
+    "upserter": Upserter,
 }
 #: Beside the writers: kind, how many at most, and how many operations each at most.
 _OTHERS = (("reader", 2, 8), ("compactor", 2, 4), ("collector", 2, 4), ("roller", 1, 4), ("downgrader", 2, 3))
 #: Short histories with more faults find most bugs for their time; some need a longer life.
 _LENGTHS = {"short": 0.7, "usual": 0.22, "listening": 0.08}
+#: Who writes: anybody anything; sinks that keep the shard as desired, maybe beside a writer who does not; upserts only.
+_WRITTEN_BY = {"writers": 0.8, "sinks": 0.1, "upserts": 0.1}
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,8 @@ class Plan:
     """Whether writers take the schema on."""
     rows_max: int
     """Of one append; many make runs of several parts."""
+    written_by: str = "writers"
+    """See _WRITTEN_BY."""
 
     @property
     def may_be_ambiguous(self) -> bool:
@@ -138,7 +148,7 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
         retry=RetrySettings(initial_ms=2, clamp_ms=60, give_up_ms=rng.choice([None, None, None, 40.0])),
         watch=WatchSettings(initial_ms=5, clamp_ms=20, pushed_clamp_ms=60),
     )
-    return Plan(
+    plan = Plan(
         seed=seed,
         processes=rng.randint(1, 4),
         actors=tuple((name, operations) for name, operations in actors if name not in without),
@@ -149,6 +159,31 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
         pushes=rng.random() < 0.5 and "push" not in without,
         evolves=rng.random() < 0.3 and "evolution" not in without,
         rows_max=150 if is_bulky else 3,
+    )
+    return _rewritten(plan, without)
+
+
+def _rewritten(plan: Plan, without: frozenset[str]) -> Plan:
+    """`plan`, its writers replaced in some seeds by sinks or upserts, drawn so that all other seeds stay what they are."""
+    rng = random.Random(f"written by {plan.seed}")  # noqa: S311 - repeatable on purpose
+    written_by = rng.choices(list(_WRITTEN_BY), weights=list(_WRITTEN_BY.values()))[0]
+    if written_by == "writers":
+        return plan
+    kept = [actor for actor in plan.actors if not actor[0].startswith("writer")]
+    if written_by == "sinks":
+        writer = [actor for actor in plan.actors if actor[0] == "writer1"] if rng.random() < 0.6 else []
+        kept += writer + [(f"sinker{index}", rng.randint(3, 8)) for index in range(1, rng.choice([1, 2, 2]) + 1)]
+    else:
+        kept += [(f"upserter{index}", rng.randint(2, 5)) for index in range(1, rng.randint(1, 3) + 1)]
+    lease_ms = rng.choice([200, 200, 600, 5_000])
+    return replace(
+        plan,
+        written_by=written_by,
+        processes=max(2, plan.processes),
+        lease_ms=lease_ms,
+        actors=tuple(actor for actor in kept if actor[0] not in without),
+        settings=replace(plan.settings, lease=replace(plan.settings.lease, reader_lease_ms=lease_ms)),
+        evolves=False,
     )
 
 
@@ -208,6 +243,10 @@ class History:
         self.rows_written = 0
         self.ambiguous = 0
         self.staged_too_early = 0
+        self.desired = DesiredCollection(plan.seed)
+        self.correcting: list[Correcting] = []
+        self.sinks_ended = 0
+        self.upserts = 0
         self.paths = PathCounts()
         self._init = Process("init")
         self._incarnations: dict[int, Host] = {}
@@ -237,6 +276,8 @@ class History:
             "evolved": int(witness.head is not None and len(witness.head.schemas) > 1),
             "staged too early": self.staged_too_early,
             "resurrected blobs": len(witness.resurrected),
+            "sinks ended": self.sinks_ended,
+            "upserts": self.upserts,
             "closed": int(witness.head is not None and witness.head.trace.upper.is_empty()),
             **self.paths.totals,
         }

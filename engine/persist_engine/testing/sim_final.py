@@ -12,6 +12,7 @@ from persist_engine.base.versioned import SeqNo
 from persist_engine.client.snapshot import SinceAhead
 from persist_engine.model.frontier import Antichain
 from persist_engine.testing.sim_actors import contents
+from persist_engine.testing.sim_sink import settle_sink
 from persist_engine.testing.sim_upkeep import CRITICAL_ID
 from persist_engine.testing.sim_witness import CLOSED, Takeover, time_of
 from persist_engine.testing.world import SCHEMA
@@ -41,6 +42,8 @@ def settle(history: History) -> None:
     scheduler.current.process = host.process
     host.client.initialise(history.shard_id, SCHEMA)
     _walk_log(history, host)
+    if history.correcting:
+        settle_sink(history, host)
     if plan.seed % 4 == 0:
         _verify(history, host)
     scheduler.pause(2 * plan.lease_ms + 2 * plan.weather.step_ms_max)

@@ -11,8 +11,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 import persist_engine.model.transitions
 import persist_engine.work.gc
+from persist_engine.client.listen import Progress
+from persist_engine.client.sink_readback import ReadBack
+from persist_engine.client.upsert_follow import UpsertFollower
+from persist_engine.flow import upsert as flow_upsert
+from persist_engine.flow.append import Append
+from persist_engine.flow.upsert import UpsertMachine
+from persist_engine.flow.write import Stage, Write
 from persist_engine.model import commands
 from persist_engine.model.batch import HollowBatch, HollowPart
 from persist_engine.model.frontier import EMPTY
@@ -264,6 +274,79 @@ def _old_stages_are_linked(put: Callable[[object, str, object], None]) -> None:
     put(HollowBatch, "staged_before", lambda self, floor_ms: None)
 
 
+def _lost_append_joins_later(put: Callable[[object, str, object], None]) -> None:
+    """A sink that lost a race appends the same corrections behind the winner, who made them too (30)."""
+    original = Append.on_mismatch
+
+    def on_mismatch(self: Append[Any], current: Any) -> Any:
+        lost = self._committing
+        if lost is None or not lost.lower < current < lost.upper:
+            return original(self, current)
+        self._committing = replace(lost, lower=current)
+        return [self._committing]
+
+    put(Append, "on_mismatch", on_mismatch)
+
+
+def _stages_before_it_read_back(put: Callable[[object, str, object], None]) -> None:
+    """A worker corrects what it has not yet read."""
+
+    def stage(self: Write) -> Any:
+        described = self._pending
+        if described is None or not described.upper <= self._desired.frontier:
+            return []
+        return [Stage(described.lower, described.upper), *self._give_up()]
+
+    put(Write, "_stage", stage)
+
+
+def _own_appends_are_not_read(put: Callable[[object, str, object], None]) -> None:
+    """A sink believes that what comes while it reads on is its own, and known: it only takes the frontier."""
+
+    def listened(self: ReadBack, listen: Any) -> Any:
+        for event in listen.next_batch(timeout_s=0) or ():
+            if isinstance(event, Progress):
+                yield self._progress(event.frontier)
+
+    put(ReadBack, "_listened", listened)
+
+
+def _upsert_does_not_follow(put: Callable[[object, str, object], None]) -> None:
+    """What others appended moves an upsert's frontier, but not its values."""
+
+    def follow(self: UpsertFollower, machine: UpsertMachine) -> None:
+        assert self._listen is not None
+        for event in self._listen.next_batch(timeout_s=None) or ():
+            if isinstance(event, Progress):
+                machine.on_persisted_frontier(event.frontier.join(machine.persisted_frontier))
+
+    put(UpsertFollower, "_follow", follow)
+
+
+def _late_commands_come_to_pass(put: Callable[[object, str, object], None]) -> None:
+    """Commands at times that are written are taken for news, at the time that is open (a replay flips values, 32)."""
+    original = UpsertMachine.on_commands
+
+    def on_commands(self: UpsertMachine, given: Any) -> int:
+        index = given.schema.get_field_index("time")
+        open_time = self.persisted_frontier.time or 0
+        times = pc.max_element_wise(given.column(index), pa.scalar(open_time, pa.int64()))
+        return original(self, given.set_column(index, "time", times))
+
+    put(UpsertMachine, "on_commands", on_commands)
+
+
+def _order_is_not_asked(put: Callable[[object, str, object], None]) -> None:
+    """Of several commands of a key the least order counts."""
+    original = flow_upsert._orders
+
+    def orders(commands: pa.Table) -> Any:
+        numbers, ordered = original(commands)
+        return -numbers, ordered
+
+    put(flow_upsert, "_orders", orders)
+
+
 MUTANTS: dict[str, Planting] = {
     "no token": _no_token,
     "no refetch before a mismatch": _no_refetch,
@@ -282,4 +365,10 @@ MUTANTS: dict[str, Planting] = {
     "fencing token is not compared": _takes_over_from_anybody,
     "finalize under readers": _finalizes_under_readers,
     "stages older than the floor are linked": _old_stages_are_linked,
+    "a sink's lost append joins later": _lost_append_joins_later,
+    "a sink stages before it has read back": _stages_before_it_read_back,
+    "a sink does not read what is appended": _own_appends_are_not_read,
+    "an upsert does not follow": _upsert_does_not_follow,
+    "late commands come to pass": _late_commands_come_to_pass,
+    "order keys are not asked": _order_is_not_asked,
 }

@@ -21,6 +21,10 @@ import persist_engine.client.batch
 import persist_engine.client.client
 import persist_engine.client.leased
 import persist_engine.client.read
+import persist_engine.client.sink
+import persist_engine.client.sink_actors
+import persist_engine.client.sink_readback
+import persist_engine.client.upsert
 import persist_engine.client.write
 import persist_engine.shard.applier
 import persist_engine.shard.contents
@@ -49,6 +53,10 @@ _WITH_THREADING: tuple[ModuleType, ...] = (
     persist_engine.client.client,
     persist_engine.client.leased,
     persist_engine.client.read,
+    persist_engine.client.sink,
+    persist_engine.client.sink_actors,
+    persist_engine.client.sink_readback,
+    persist_engine.client.upsert,
     persist_engine.client.write,
     persist_engine.shard.applier,
     persist_engine.shard.news,
@@ -132,6 +140,31 @@ class SimLock:
         self.release()
 
 
+class SimCondition:
+    """As threading.Condition, with a lock of its own."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._lock = SimLock(scheduler)
+        self._waiters = _Waiters(scheduler)
+
+    def wait(self) -> None:
+        """See threading.Condition. Nobody runs between the release and the waiting."""
+        self._lock.release()
+        self._waiters.wait_until(NEVER)
+        self._lock.acquire()
+
+    def notify_all(self) -> None:
+        """See threading.Condition."""
+        self._waiters.wake()
+
+    def __enter__(self) -> Self:
+        self._lock.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class SimEvent:
     """As threading.Event."""
 
@@ -163,7 +196,7 @@ class SimEvent:
 
 
 class SimThread:
-    """As threading.Thread, a further task of the process that starts it."""
+    """As threading.Thread, a further task of the process that starts it, on behalf of what the starter does."""
 
     def __init__(self, scheduler: Scheduler, *, target: Callable[[], None], name: str) -> None:
         self._scheduler = scheduler
@@ -175,6 +208,7 @@ class SimThread:
     def start(self) -> None:
         """See threading.Thread."""
         self.task = self._scheduler.spawn(self._process, "thread", self._target)
+        self.task.doing = self._scheduler.current.doing
         self.task.on_finished.append(self._finished.set)
 
     def join(self, timeout: float | None = None) -> None:
@@ -195,6 +229,10 @@ class SimThreading:
     def Event(self) -> SimEvent:  # noqa: N802 - as threading.Event
         """See threading."""
         return SimEvent(self._scheduler)
+
+    def Condition(self) -> SimCondition:  # noqa: N802 - as threading.Condition
+        """See threading."""
+        return SimCondition(self._scheduler)
 
     def Thread(self, *, target: Callable[[], None], name: str, daemon: bool) -> SimThread:  # noqa: N802 - as threading.Thread
         """See threading."""

@@ -29,6 +29,7 @@ from persist_engine.storage.blob import BlobInfo
 from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.testing.oracle import Oracle, Update
+from persist_engine.testing.sim_decided import Decided, appended_rows
 from persist_engine.testing.sim_push import Wire
 from persist_engine.testing.sim_scheduler import Scheduler
 
@@ -364,6 +365,13 @@ class Witness:
             return
         self._uppers.append((self._scheduler.steps, upper))
         append = self._scheduler.acting
+        if isinstance(append, Decided):
+            rows = appended_rows(self.blob, after, lower)
+            self.oracle.compare_and_append(rows, expected_upper=lower, new_upper=upper)
+            wrong = append.judge(self.oracle, time_of(lower), time_of(upper))
+            if wrong is not None:
+                self._scheduler.fail(f"{append} commits [{lower}, {upper}): {wrong}")
+            return
         if not isinstance(append, Append):
             self._scheduler.fail(f"upper went to {upper} at {after.seqno} although nobody appended")
         piece = (time_of(lower), time_of(upper))

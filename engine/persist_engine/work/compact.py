@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 #: Told the bytes of each input part as it is taken up, and the bytes of all inputs; for progress bars.
 OnRead = Callable[[int, int], None]
 
-#: Parts encoded and uploaded at once. More outstanding parts than this only wait in memory.
+#: Parts encoded and uploaded at once.
 UPLOAD_THREADS = 2
 #: More than any spine asks for at once: its levels, and the batches within them, are logarithmic in the number of
 #: appends.
@@ -61,24 +61,31 @@ def compact_due(
     result is applied, the other removed.
     """
     if not machine.settings.compaction.enabled:
+        _log.warning("compaction of shard %s is disabled", machine.shard_id, extra={"shard": machine.shard_id})
         return []
     machine.refresh()
     claimed, _ = machine.claim_compactions(max_requests=max_requests)
     return [compact(machine, req, on_read=on_read) for req in claimed.requests]
 
 
-def compact(machine: Machine, req: MergeReq, *, on_read: OnRead | None = None) -> CompactOutcome:
+def compact(
+    machine: Machine,
+    req: MergeReq,
+    *,
+    on_read: OnRead | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> CompactOutcome:
     """Do `req`. Readers see the same contents at every time at or past `req.desc.since`, before, during and after.
 
     May be killed at any point: blobs leak, nothing is lost, and what was applied stays. When reading or writing fails
     the blobs that were not yet offered to state are removed. CONFLICT when others were faster, whether they left the
-    inputs in place until the end or not; FAILED when it took longer than `compaction_timeout_ms`; SKIPPED when there
-    was nothing to merge.
+    inputs in place until the end or not; FAILED when it took longer than `compaction_timeout_ms` or `is_stopped`, which
+    is asked between two tables; SKIPPED when there was nothing to merge.
     """
     validate_request(req)
     machine.metrics.count("compaction_started")
     try:
-        outcome = _Compaction(machine, req, on_read).run()
+        outcome = _Compaction(machine, req, on_read, is_stopped).run()
     except BaseException:
         machine.metrics.count("compaction_failed")
         raise
@@ -86,15 +93,16 @@ def compact(machine: Machine, req: MergeReq, *, on_read: OnRead | None = None) -
     return outcome
 
 
-class _TimedOut(Exception):
-    """The deadline passed between two tables."""
+class _GivenUp(Exception):
+    """Not to be gone on with: the deadline passed, or somebody stopped it, between two tables."""
 
 
 class _Compaction:
     """One request on its way."""
 
-    def __init__(self, machine: Machine, req: MergeReq, on_read: OnRead | None) -> None:
+    def __init__(self, machine: Machine, req: MergeReq, on_read: OnRead | None, is_stopped: Callable[[], bool]) -> None:
         self._machine, self._req, self._on_read = machine, req, on_read
+        self._is_stopped = is_stopped
         self._started_s = machine.env.monotonic_s()
         self._timeout_ms = compaction_timeout_ms(req, machine.settings.compaction)
         # As new as the inputs, so that none is shown under an older schema; the shard's where they do not say.
@@ -125,13 +133,13 @@ class _Compaction:
             for chunk, batches in zip(chunks, replaced, strict=True):
                 try:
                     refusal = self._do(chunk, batches)
-                except _TimedOut:
-                    self._machine.metrics.count("compaction_timed_out")
-                    return self._outcome(Ending.FAILED, f"given up after {self._timeout_ms / 1000:.0f} s")
+                except _GivenUp as given_up:
+                    return self._outcome(Ending.FAILED, str(given_up))
                 if refusal is not None:
                     return self._outcome(*refusal)
             left = self._left()
         if not self._applied:
+            self._machine.metrics.count("compaction", outcome="noop")
             return self._outcome(Ending.SKIPPED, "nothing to merge")
         return self._outcome(Ending.SUCCEEDED, "")
 
@@ -181,22 +189,26 @@ class _Compaction:
 
     def _merged(self, chunk: CompactionChunk) -> Iterator[pa.Table]:
         machine = self._machine
-        source = PartSource(machine.shard_id, machine.blob, self._schema, machine.versions.retry, machine.metrics)
+        source = PartSource(
+            machine.shard_id, machine.blob, self._schema, machine.retry, machine.metrics, path="compaction"
+        )
         runs: list[RunToRead] = []
         for run in chunk.runs:
             pieces = [run.parts] if run.is_sorted else [(part,) for part in run.parts]
             runs += [RunToRead(run.desc, piece, is_sorted=run.is_sorted) for piece in pieces]
         on_read, total_bytes = self._on_read, self._total_bytes
         told = None if on_read is None else (lambda count: on_read(count, total_bytes))
-        # The other half of that share is the process itself.
-        memory_bytes = machine.settings.compaction.memory_bytes_max // MERGING_SHARE // 2
+        memory_bytes = machine.settings.compaction.memory_bytes_max // MERGING_SHARE
         row_filter = CompactionFilter(chunk.desc.since)
         return read_consolidated(source, runs, row_filter, memory_bytes=memory_bytes, on_fetched=told)
 
     def _in_time(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         for table in tables:
             if (self._machine.env.monotonic_s() - self._started_s) * 1000 > self._timeout_ms:
-                raise _TimedOut
+                self._machine.metrics.count("compaction_timed_out")
+                raise _GivenUp(f"given up after {self._timeout_ms / 1000:.0f} s")
+            if self._is_stopped():
+                raise _GivenUp("stopped")
             yield table
 
     def _left(self) -> MergeReq | None:
@@ -250,8 +262,9 @@ class _RunWriter:
         """Write `tables`, sorted and consolidated, as one run; all of its parts are durable when it returns.
 
         At most `outstanding_parts` parts are in memory at once, the one being gathered included: with one, merging
-        waits while it is written.
+        waits while it is written. Nor more than are written at once, and that one: others would only wait.
         """
+        outstanding_parts = min(outstanding_parts, UPLOAD_THREADS + 1)
         target = self._machine.settings.batch.target_part_bytes
         gathered: list[pa.Table] = []
         gathered_bytes = 0

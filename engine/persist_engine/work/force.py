@@ -12,12 +12,13 @@ from typing import Any
 
 from persist_engine.base.versioned import SeqNo
 from persist_engine.codec.keys import blob_key
+from persist_engine.model.flat_trace import SpineId
 from persist_engine.model.spine import MergeReq
 from persist_engine.model.state import ShardState
 from persist_engine.model.trace import Trace
 from persist_engine.model.views import latest_rollup, rollup_at_or_below, seqno_since
 from persist_engine.shard.machine import Machine
-from persist_engine.work.compact import OnRead, compact_due
+from persist_engine.work.compact import OnRead, compact, compact_due
 from persist_engine.work.gc import OnProgress, collectable, gc_and_truncate
 from persist_engine.work.outcome import Ending, Outcome
 from persist_engine.work.rollup import write_rollup
@@ -54,12 +55,18 @@ def force_compaction(machine: Machine, *, full: bool, on_read: OnRead | None = N
     """Compact every spine batch that is not compact, however small; `full`: merge all of them into one first, so that
     one batch is left (parts stay within their target size).
 
-    Claims of others count as abandoned as far as `settings.compaction.claim_ms` says.
+    Claims of others count as abandoned as far as `settings.compaction.claim_ms` says. Nothing is done when compaction is
+    disabled.
     """
-    if full:
-        for fuel in _exertions(machine.refresh().trace):
-            machine.spine_exert(fuel)
-    return [*compact_due(machine, on_read=on_read)]
+    if not full or not machine.settings.compaction.enabled:
+        return [*compact_due(machine, on_read=on_read)]
+    ours: set[SpineId] = set()
+    for fuel in _exertions(machine.refresh().trace):
+        # What an exertion asks for is claimed for who exerted: `compact_due` would leave it alone.
+        ours.update(request.id for request in machine.spine_exert(fuel)[1].requests)
+    left = [batch for batch in machine.state.trace.spine_batches() if batch.id in ours and not batch.is_compact]
+    done = [compact(machine, batch.request(), on_read=on_read) for batch in left]
+    return [*done, *compact_due(machine, on_read=on_read)]
 
 
 def _exertions(trace: Trace) -> Iterator[int]:

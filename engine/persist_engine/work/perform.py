@@ -38,7 +38,7 @@ def perform(machine: Machine, maintenance: Maintenance) -> list[Outcome]:
         if left.gc is not None:
             # The assigned seqno was seqno_since when it was assigned; collecting up to today's does it and more.
             done.append(gc_and_truncate(machine))
-        done += [compact(machine, req) for req in left.requests if _is_admitted(machine, req)]
+        done += [compact(machine, req) for req in left.requests if is_admitted(machine, req)]
         left = NO_MAINTENANCE
         for outcome in done:
             if left.gc is not None and outcome.maintenance.gc is not None:
@@ -48,8 +48,8 @@ def perform(machine: Machine, maintenance: Maintenance) -> list[Outcome]:
     return outcomes
 
 
-def _is_admitted(machine: Machine, req: MergeReq) -> bool:
-    """Whether to do `req` (spec 13.2); what is not done is offered again, larger, when its neighbours merge with it."""
+def is_admitted(machine: Machine, req: MergeReq) -> bool:
+    """Whether to do `req` (spec 13.2), counted; what is not done is offered again, larger, when its neighbours merge with it."""
     machine.metrics.count("compaction_requested")
     reason = None
     if not machine.settings.compaction.enabled:

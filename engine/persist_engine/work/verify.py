@@ -240,7 +240,9 @@ class _Verifying:
 
     def _checked(self, runs: list[RunToCheck]) -> Iterator[RunChecked]:
         machine = self._machine
-        source = PartSource(machine.shard_id, machine.blob, machine.schema, machine.retry, machine.metrics)
+        source = PartSource(
+            machine.shard_id, machine.blob, machine.schema, machine.retry, machine.metrics, path="verify"
+        )
         left = iter(runs)
         with ThreadPoolExecutor(CHECK_THREADS, thread_name_prefix="persist-verify") as pool:
             while window := list(islice(left, CHECK_THREADS * 4)):

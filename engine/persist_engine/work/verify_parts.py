@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, MissingBlob, SchemaMismatch
 from persist_engine.codec.columns import flatten_columns
 from persist_engine.codec.order import key_lower
-from persist_engine.codec.part_stats import bound
+from persist_engine.codec.part_stats import bound, stats_path
 from persist_engine.codec.updates import diffs_sum, sort
 from persist_engine.model.batch import ColumnStats, HollowPart, Part, PartStats
 from persist_engine.model.frontier import Description
@@ -105,12 +105,14 @@ def _beyond_stats(table: pa.Table, stats: PartStats, *, is_whole: bool, is_rewri
             yield f"time {times['min']} lies before the bound {stats.time_min}"
         if stats.time_max is not None and times["max"] > stats.time_max:
             yield f"time {times['max']} lies after the bound {stats.time_max}"
-    for path, column_stats in stats.columns:
-        side, _, field = path.partition(".")
-        if field not in table.schema.field(side).type.names:
-            yield f"statistics of {path}, which the schema does not have"
+    for name, column_stats in stats.columns:
+        try:
+            side, *below = stats_path(name)
+            values = pc.struct_field(table.column(side), below if below else [""])  # no field has an empty name
+        except (CorruptData, KeyError, pa.ArrowInvalid):
+            yield f"statistics of {name}, which the schema does not have"
             continue
-        yield from _beyond_bounds(pc.struct_field(table.column(side), field), column_stats, path, is_whole=is_whole)
+        yield from _beyond_bounds(values, column_stats, ".".join((side, *below)), is_whole=is_whole)
 
 
 def _beyond_bounds(values: pa.ChunkedArray, stats: ColumnStats, path: str, *, is_whole: bool) -> Iterator[str]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
+from persist_engine.base.wording import counted, sized
 
 from persist_operator.api import conditions, times
 from persist_operator.local import view
@@ -62,11 +63,6 @@ def _conditions(status: Mapping[str, Any], now_ms: int, width: int | None) -> li
     return view.text_table(["TYPE", "STATUS", "REASON", "FOR", "MESSAGE"], rows, width=width) if rows else ["none yet"]
 
 
-def _count(number: int, noun: str) -> str:
-    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}es" if noun.endswith("ch") else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else plural}"
-
-
 def _shard_facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     store, schema = status.get("store", {}), status.get("schema", {})
     facts = [("Shard", status.get("shardId", "not assigned yet"))]
@@ -75,19 +71,19 @@ def _shard_facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     frontiers, holds, stored = status.get("frontiers", {}), status.get("holds", {}), status.get("storage", {})
     if stored:
         parts = ", ".join(
-            [_count(stored["runs"], "run"), _count(stored["parts"], "part"), view.size(stored["liveBytes"])]
+            [counted(stored["runs"], "run"), counted(stored["parts"], "part"), sized(stored["liveBytes"])]
         )
         facts.append(
-            ("Holds", f"{_count(stored['updates'], 'update')} in {_count(stored['batches'], 'batch')} ({parts})")
+            ("Holds", f"{counted(stored['updates'], 'update')} in {counted(stored['batches'], 'batch')} ({parts})")
         )
-        log = f"{_count(stored['liveDiffs'], 'version')} in the log, newest rollup at v{stored['latestRollupSeqno']}"
+        log = f"{counted(stored['liveDiffs'], 'version')} in the log, newest rollup at v{stored['latestRollupSeqno']}"
         facts.append(("State", f"v{frontiers.get('seqno')}, {log}"))
     if frontiers:
         readable = view.instant(frontiers["since"]) if "since" in frontiers else "none: closed"
         written = view.instant(frontiers["upper"]) if "upper" in frontiers else "closed"
         facts += [("Readable from", readable), ("Written up to", written)]
     if holds:
-        facts.append(("Used by", f"{_count(holds['readers'], 'reader')}, {_count(holds['writers'], 'writer')}"))
+        facts.append(("Used by", f"{counted(holds['readers'], 'reader')}, {counted(holds['writers'], 'writer')}"))
     return facts
 
 
@@ -103,7 +99,7 @@ def _sink_facts(spec: Mapping[str, Any], status: Mapping[str, Any]) -> list[tupl
     if progress:
         rows, updates = progress.get("rowsRead", 0), progress.get("updatesWritten", 0)
         upper = f", up to {view.instant(progress['upper'])}" if "upper" in progress else ""
-        facts.append(("Last run", f"{_count(rows, 'row')} read, {_count(updates, 'update')} written{upper}"))
+        facts.append(("Last run", f"{counted(rows, 'row')} read, {counted(updates, 'update')} written{upper}"))
     facts.append(("Next run", schedule.get("nextTime", "")))
     if "nextAttemptTime" in status:
         facts.append(("Next attempt", status["nextAttemptTime"]))

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from persist_engine.base.wording import sized
+
 from persist_operator.api import conditions, names, times
 from persist_operator.local.processes import Child
 
@@ -58,16 +60,6 @@ def duration(length_ms: int) -> str:
     return f"{seconds}s"
 
 
-def size(count: int) -> str:
-    """Bytes for people."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
-
-
 def instant(time: str | int) -> str:
     """A frontier's time: as a date when it is one, as it is otherwise (counters, `closed`)."""
     try:
@@ -88,7 +80,7 @@ def _shown(column: Mapping[str, Any], value: Any, now_ms: int) -> str:
     if column["name"] in {"Upper", "Since"}:
         return instant(value)
     if column["name"] == "Bytes":
-        return size(value)
+        return sized(value)
     return f"{value:,}" if column["type"] == "integer" else str(value)
 
 
@@ -164,8 +156,8 @@ def _run_cells(document: Mapping[str, Any], entry: Mapping[str, Any], *, wide: b
         entry.get("type") or "Sink",
         entry.get("outcome", ""),
         "" if began is None or ended is None else duration(ended - began),
-        number("bytesRead", size),
-        number("bytesWritten", size),
+        number("bytesRead", sized),
+        number("bytesWritten", sized),
         number("blobsDeleted", "{:,}".format),
         number("diffsTruncated", "{:,}".format),
         *([entry.get("reason", "")] if wide else []),

@@ -68,6 +68,13 @@ def test_force_compaction_does_the_merges_it_told(admin, disk):
     assert all(each["outcome"] == "Succeeded" for each in done)
     assert [each["what"].split()[0] for each in plan] == [each["message"].split()[0] for each in done]
     assert ok(admin("force-compaction", disk.shard_id, "--json"))["plan"] == []
+
+
+def test_the_environment_disables_compaction_for_the_process(admin, disk, monkeypatch):
+    monkeypatch.setenv("PERSIST_COMPACTION_DISABLED", "1")
+    assert ok(admin("force-compaction", disk.shard_id, "--commit", "--json"))["done"] == []
+    monkeypatch.setenv("PERSIST_COMPACTION_DISABLED", "0")
+    assert ok(admin("force-compaction", disk.shard_id, "--commit", "--json"))["done"]
     with disk.client() as client:
         assert len(contents(client, disk.shard_id, 19)) == 20
 
@@ -166,6 +173,9 @@ def test_finalize_leaves_no_data_and_two_versions(admin, disk):
         assert client.is_finalized(disk.shard_id)
     assert disk.paths(disk.shard_id, kind="part") == []
     assert len(disk.diffs(disk.shard_id)) <= 2
+    rollups = [path.parent.name for path in disk.paths(disk.shard_id, kind="rollup")]
+    assert len(rollups) == 2
+    assert "v1" not in rollups, "none of before the tombstone, with what was inline"
     again = ok(admin("finalize", disk.shard_id, "--commit", "--json"))
     assert [each for each in again["done"] if each["outcome"] == "Succeeded"] == []
 

@@ -126,7 +126,7 @@ def test_a_closed_shard_is_finalized_and_an_open_one_refused():
     assert [batch.rows for batch in state.trace.batches()] == [0]
 
 
-#: Nobody listens there. Opening checks the durability of a safe store, an unsafe one is first asked by a command.
+#: Nobody listens there.
 UNREACHABLE = ["redis://:hush@127.0.0.1:1/0", "redis://:hush@127.0.0.1:1/0?unsafe=true"]
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+from persist_engine.base.errors import Unavailable
+from persist_engine.base.settings import RetrySettings, Settings
 from persist_engine.base.versioned import SeqNo
+from persist_engine.client.snapshot import SinceAhead
 from persist_engine.model.frontier import Antichain
 from persist_engine.testing.world import SCHEMA, World, row
 
@@ -69,3 +73,24 @@ def test_the_retry_of_a_downgrade_asks_for_nothing_that_a_heartbeat_has_given_up
         assert reader.downgrade_since(Antichain(3)) == Antichain(3)
         beats[0].join()
         assert len(beats) == 1
+
+
+def test_a_downgrade_that_never_got_its_answer_promises_nothing_before_the_since_it_asked_for():
+    """Found by simulation: the handle went on holding, in its own eyes, what it had given up in the state."""
+    settings = Settings(retry=RetrySettings(initial_ms=1, clamp_ms=1, give_up_ms=1.0))
+    world = World(settings=settings)
+    shard_id = world.shard_id()
+    client = world.process()
+    client.open_writer(shard_id, SCHEMA, purpose="test").append(
+        [row(1, "x", 0)], lower=Antichain(0), upper=Antichain(5)
+    )
+    with client.open_leased_reader(shard_id, SCHEMA, purpose="test") as reader:
+        world.faults.fail_next("compare_and_set", happened=True)
+        world.faults.set_rates(happens=0.0, answers=0.0)
+        with pytest.raises(Unavailable):
+            reader.downgrade_since(Antichain(3))
+        world.faults.heal()
+        assert world.process().machine(shard_id).state.trace.since == Antichain(3)
+        assert reader.since == Antichain(3)
+        assert reader.snapshot(2) == SinceAhead(since=Antichain(3), as_of=2)
+        assert reader.downgrade_since(Antichain(1)) == Antichain(3)

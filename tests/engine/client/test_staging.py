@@ -16,14 +16,18 @@ from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.client.batch import Batch
 from persist_engine.codec.batch import decode_transmittable, encode_transmittable
-from persist_engine.model.batch import HollowBatch, HollowPart, InlinePart, RunMeta
+from persist_engine.model.batch import HollowBatch, HollowPart, HollowRun, InlinePart, RunMeta
 from persist_engine.model.frontier import MINIMUM, Description
 from persist_engine.model.ids import ShardId
 from persist_engine.model.rewrite import rewritten
 from persist_engine.testing.world import SCHEMA, World, row
 from persist_engine.work.compact import compact
+from persist_engine.work.verify import verify_shard
 
 A = Antichain.of
+PARQUET_MAGIC = b"PAR1"
+#: In parts of 1 KiB: two runs when merged, one of three parts.
+MANY = [row(number * 7919 % 6000, "x", 0) for number in range(6000)]
 
 
 def opened(**batch: int | bool) -> tuple[World, WriteHandle]:
@@ -63,6 +67,55 @@ def test_a_builder_leaves_no_more_runs_than_it_may(runs_max: int):
     assert world.blob_keys(writer.shard_id, kind="part") == whole, "what was merged away is deleted"
     assert isinstance(writer.append_batch(batch, A(0), A(1)), Appended)
     assert contents(world, writer.shard_id, 0) == [(key, "x", 1) for key in range(1009)]
+
+
+@pytest.mark.parametrize("inline", [0, 1 << 20], ids=["blobs", "inline"])
+@pytest.mark.parametrize("way", ["appended", "sent", "rewritten", "deleted"])
+def test_long_runs_of_a_builder_end_behind_listings(way: str, inline: int):
+    """State then holds no more of a batch than it does of what compaction makes; everything else stays as it was."""
+    world, writer = opened(
+        runs_max=2, run_parts_max=2, inline_part_bytes_max=inline, target_part_bytes=1024, combine_inline=False
+    )
+    batch = writer.batch(MANY, lower=A(0), upper=A(1))
+    assert any(isinstance(part, HollowRun) for part in batch.hollow.parts)
+    assert all(len(parts) <= 2 for _, parts in batch.hollow.runs())
+    assert sum(part.rows for part in batch.hollow.parts) == batch.rows == len(MANY)
+    if way == "deleted":
+        batch.delete()
+        assert world.blob_keys(writer.shard_id, kind="part") == set()
+        return
+    if way == "sent":
+        batch = writer.batch_from_transmittable(batch.to_transmittable())
+    if way == "rewritten":
+        batch.rewrite_times(A(2), A(3))
+    upper = batch.upper
+    assert isinstance(writer.append_batch(batch, A(0), upper), Appended)
+    assert HollowRun in part_kinds(writer)
+    assert contents(world, writer.shard_id, upper.time - 1) == [(key, "x", 1) for key in range(len(MANY))]
+    assert verify_shard(writer.machine).findings == []
+
+
+def test_parts_that_are_runs_of_their_own_need_no_listing():
+    _, writer = opened(run_parts_max=2, inline_part_bytes_max=0, target_part_bytes=1024)
+    batch = writer.batch([row(key, "x", 0) for key in range(1000)], lower=A(0), upper=A(1))
+    assert len(batch.hollow.parts) == len(list(batch.hollow.runs())) > 2
+    assert not batch.hollow.has_hollow_runs
+    batch.delete()
+
+
+def test_a_builder_that_cannot_write_a_listing_leaves_no_blob():
+    world, writer = opened(runs_max=2, run_parts_max=2, inline_part_bytes_max=0, target_part_bytes=1024)
+    put = world.blob.set
+
+    def no_listings(key: str, value: bytes) -> None:
+        if PARQUET_MAGIC not in value[:64] + value[-64:]:
+            raise RuntimeError("disk on fire")
+        put(key, value)
+
+    world.blob.set = no_listings  # type: ignore[method-assign]  # an error that no adapter maps
+    with pytest.raises(RuntimeError, match="disk on fire"):
+        writer.batch(MANY, lower=A(0), upper=A(1))
+    assert world.blob_keys(writer.shard_id, kind="part") == set()
 
 
 def test_runs_that_cancel_leave_nothing():
@@ -201,6 +254,29 @@ def test_small_batches_that_are_large_together_become_a_blob_which_a_lost_append
     assert isinstance(writer.compare_and_append_batch(again, expected_upper=A(1), new_upper=A(9)), Appended)
     assert len(part_kinds(writer)) == 1
     assert len(contents(world, writer.shard_id, 8)) == 8
+
+
+def test_small_batches_whose_diffs_no_single_row_can_hold_together_are_appended_as_they_are():
+    _, writer = opened()
+    staged = [writer.batch([row(1, "x", 0, 2**62)], lower=A(0), upper=A(1)) for _ in range(2)]
+    assert isinstance(writer.compare_and_append_batch(staged, expected_upper=A(0), new_upper=A(1)), Appended)
+    assert part_kinds(writer) == [InlinePart] * 2
+
+
+def test_a_part_whose_parquet_form_is_as_large_as_the_limit_is_no_longer_inline():
+    """The limit is exclusive (spec 10.11); as an Arrow batch this one would be larger still."""
+    updates = [row(1, "x" * 100_000, 0)]
+
+    def part(limit: int) -> object:
+        _, writer = opened(inline_part_bytes_max=limit)
+        (part,) = writer.batch(updates, lower=A(0), upper=A(1)).hollow.parts
+        return part
+
+    inline = part(50_000)
+    assert isinstance(inline, InlinePart)
+    size = len(inline.data)
+    assert isinstance(part(size + 1), InlinePart)
+    assert isinstance(part(size), HollowPart)
 
 
 def test_joining_can_be_switched_off():

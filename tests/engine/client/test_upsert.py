@@ -435,7 +435,7 @@ def test_a_handle_of_an_outgrown_schema_stops_before_it_retracts_wrongly(world: 
     new = other.open_upsert(shard_id, grown, purpose="test")
     vals = pa.array([{"name": "c", "size": 7}, {"name": "d", "size": None}], grown.val_type)
     assert new.upsert(pa.table({"key": pa.array([{"id": 1}, {"id": 3}], grown.key_type), "val": vals})).retracted == 1
-    with pytest.raises(SchemaMismatch, match="evolved from schema 0 to 1"):
+    with pytest.raises(SchemaMismatch, match="evolved to schema 1, this handle has 0"):
         old.upsert(commands((1, "e")))
     with pytest.raises(SchemaMismatch, match="evolved to schema 1"):
         opened(client, shard_id)

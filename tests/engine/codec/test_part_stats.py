@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from persist_engine.base.errors import CorruptData
-from persist_engine.codec.part_stats import bound, part_stats
+from persist_engine.codec.part_stats import bound, part_stats, stats_name, stats_path
 from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import ColumnStats
 from persist_engine.testing.strategies import updates_table
@@ -37,6 +37,46 @@ def stats_of(ddl: str, *values: Any, bytes_max: int = 10_000) -> ColumnStats:
 )
 def test_bounds_are_json_of_the_ends(ddl: str, values: list[Any], lower: str | None, upper: str | None) -> None:
     assert stats_of(ddl, *values) == ColumnStats(values.count(None), lower, upper)
+
+
+def test_fields_within_structs_have_statistics_of_their_own() -> None:
+    """A field is null where a struct around it is; no other field can have its name, whatever dots names hold."""
+    schema = Schema.from_ddl("x STRUCT<a: INT, b: STRUCT<c: STRING>>, `x.a` INT")
+    rows = [
+        {"x": {"a": 7, "b": {"c": "u"}}},
+        {"x": {"a": 5, "b": None}},
+        {"x": {"a": None, "b": {"c": "w"}}},
+        {"x": None},
+    ]
+    table = updates_table(schema, [({**row, "x.a": 9}, {}, 1, 1) for row in rows])
+    stats = part_stats(table, schema, 10_000)
+    assert stats.columns == (
+        ("key.x", ColumnStats(1, None, None)),
+        ("key.x.a", ColumnStats(0, "9", "9")),
+        ('["key","x","a"]', ColumnStats(2, "5", "7")),
+        ('["key","x","b"]', ColumnStats(2, None, None)),
+        ('["key","x","b","c"]', ColumnStats(2, '"u"', '"w"')),
+    )
+    paths = [stats_path(name) for name, _ in stats.columns]
+    assert paths == [("key", "x"), ("key", "x.a"), ("key", "x", "a"), ("key", "x", "b"), ("key", "x", "b", "c")]
+    assert [stats_name(path) for path in paths] == [name for name, _ in stats.columns]
+
+
+@pytest.mark.parametrize("name", ["[", "[]", '["key","x"]', '["key","x",1]', "{", "[" * 100_000])
+def test_a_name_of_no_field_is_corrupt(name: str) -> None:
+    if name.startswith("["):
+        with pytest.raises(CorruptData, match="names no field"):
+            stats_path(name)
+    else:
+        assert stats_path(name) == (name,)
+
+
+def test_what_lies_within_structs_is_trimmed_before_other_values() -> None:
+    schema = Schema.from_ddl("id INT", "small INT, wide STRUCT<text: STRING>")
+    table = updates_table(schema, [({"id": 1}, {"small": 2, "wide": {"text": "w"}}, 7, 1)])
+    whole, tight = (part_stats(table, schema, bytes_max).columns for bytes_max in (1000, 60))
+    assert whole[3:] == (('["val","wide","text"]', ColumnStats(0, '"w"', '"w"')),)
+    assert tight == whole[:3]
 
 
 def test_nan_is_beyond_every_number_so_the_upper_bound_is_unknown() -> None:

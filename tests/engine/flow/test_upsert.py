@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.flow.upsert import Emission, UpsertMachine
 from persist_engine.flow.upsert_memory import MemoryStore
-from persist_engine.flow.upsert_state import UpsertState
+from persist_engine.flow.upsert_state import MergeStats, UpsertState
 from persist_engine.flow.upsert_words import Words, hash_rows
 from persist_engine.model.frontier import EMPTY, Antichain
 
@@ -360,3 +360,51 @@ def test_any_way_of_draining_comes_to_the_same_contents(rows: list[Command], ste
     append(made.drain())
     for time in range(7):
         assert dict(contents(log, time)) == dict.fromkeys(expected(rows, time).items(), 1)
+
+
+def held(state: UpsertState) -> dict[bytes, bytes]:
+    """Every key's record, to the byte."""
+    store = state.store
+    assert isinstance(store, MemoryStore)
+    return {
+        key.tobytes(): record
+        for keys, records in store.items()
+        for key, record in zip(keys, records.to_pylist(), strict=True)
+    }
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows=some_commands, closed=st.lists(st.integers(1, 9), max_size=6))
+def test_what_was_appended_is_known_to_the_byte_without_adding_it_up(rows: list[Command], closed: list[int]) -> None:
+    states = [UpsertState(MemoryStore(), seed=SEED) for _ in range(2)]
+    added, known = (UpsertMachine(state, frontier=A(0)) for state in states)
+    for each in (added, known):
+        each.on_commands(commands(*rows))
+    for upper in sorted({*closed, 9}):
+        for each in (added, known):
+            each.on_input_frontier(A(upper))
+        emission = added.drain()
+        ours = known.drain()
+        assert emission is not None
+        assert ours is not None
+        assert plain(ours.updates) == plain(emission.updates)
+        stats = added.on_persisted(emission.updates) if emission.updates.num_rows else None
+        added.on_persisted_frontier(emission.upper)
+        assert known.on_appended(ours) == (stats or MergeStats(0, 0, 0, 0, 0))
+        assert held(states[1]) == held(states[0])
+        assert known.persisted_frontier == added.persisted_frontier
+
+
+def test_an_emission_is_taken_in_only_where_it_was_drained() -> None:
+    """Somebody else's updates came in between: what its keys held before is then no longer so."""
+    made = machine((1, "a", 0, 1), frontier=1)
+    made.on_commands(commands((1, "b", 1, 0)))
+    made.on_input_frontier(A(2))
+    emission = made.drain()
+    assert emission is not None
+    made.on_persisted(updates((1, "a", 1, -1), (1, "theirs", 1, 1)))
+    with pytest.raises(InvariantViolated, match="appended where the state is at"):
+        made.on_appended(emission)
+    made.on_persisted_frontier(A(2))
+    with pytest.raises(InvariantViolated, match="appended where the state is at"):
+        made.on_appended(emission)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from hypothesis import given, settings
@@ -27,10 +28,11 @@ TARGET = 1024
 
 
 def tight(budget: int) -> Settings:
-    """So little memory that `budget` is left for runs."""
+    """So little memory that `budget` is left for runs: an eighth is for merging, a quarter for the process itself."""
+    needed = 2 * TARGET + budget
+    bound = next(bound for bound in count(needed * 8 // 5 - 8) if bound - bound // 8 - bound // 4 == needed)
     return Settings(
-        batch=BatchSettings(target_part_bytes=TARGET),
-        compaction=CompactionSettings(memory_bytes_max=(2 * TARGET + budget) * 4 // 3),
+        batch=BatchSettings(target_part_bytes=TARGET), compaction=CompactionSettings(memory_bytes_max=bound)
     )
 
 
@@ -121,6 +123,10 @@ def test_regression_14_a_run_costs_its_largest_part_and_an_empty_input_nothing()
     chunks = compaction_chunks(request(one, batch(1, 2), batch(2, 3), runs(3, 100)), tight(600))
     assert keys(chunks) == [["a", "b", "c", "3.0"]]
     assert not chunks[0].over_budget
+    # Two runs go together whatever they cost; the third shows what the empty input was charged.
+    assert keys(compaction_chunks(request(runs(0, 100), batch(1, 2), runs(2, 100), runs(3, 100)), tight(600))) == [
+        ["0.0", "2.0", "3.0"]
+    ]
 
 
 def test_empty_inputs_become_one_and_a_run_with_empty_neighbours_is_written_anew() -> None:

@@ -200,9 +200,11 @@ def test_regression_28_tombstones_are_collected_and_rolled_up_at_once_and_carry_
     shard.do(c.BecomeTombstone())
     assert is_tombstone(shard.state)
     assert shard.maintenance == Maintenance(rollup=shard.state.seqno, gc=shard.state.seqno)
-    shard.do(c.AddRollup(shard.state.seqno, rollup(shard.state.seqno)), version="9.0.0")
+    ended = shard.state.seqno
+    shard.do(c.AddRollup(ended, rollup(ended)), version="9.0.0")
     assert shard.state.applier_version == "0.1.0"
     assert shard.maintenance == Maintenance(gc=shard.state.seqno)
+    assert shard.state.last_gc_req == ended, "the last request that is remembered"
 
 
 def test_maintenance_merges_to_the_later_and_to_each_request_once() -> None:

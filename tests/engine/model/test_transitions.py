@@ -19,6 +19,7 @@ from persist_engine.model.ids import SENTINEL_TOKEN
 from persist_engine.model.spine import MergeOutcome, MergeRes
 from persist_engine.model.state import SchemaPair, SourceProgress
 from persist_engine.model.transitions import Applied, Refused, transition
+from persist_engine.model.views import rollup_seqnos
 from persist_engine.testing.states import (
     DEBUG,
     SCHEMA,
@@ -227,6 +228,30 @@ def test_how_many_abandoned_compactions_an_append_takes_over_is_decided_by_perce
     assert answer.requests == open_requests[:taken], "oldest first"
 
 
+@pytest.mark.parametrize(
+    ("key", "min_version", "taken"),
+    [
+        ("n0000009/pa", "0.1.0", True),
+        ("n0000100/pa", "0.1.0", False),
+        ("w00000000-0000-0000-0000-000000000000/pa", "0.1.0", True),
+        ("n0000009/pa", None, False),
+    ],
+)
+def test_batches_with_parts_of_older_code_are_claimed_although_they_are_compact(
+    key: str, min_version: str | None, taken: bool
+) -> None:
+    shard = Stepper()
+    committed(shard, append(batch(0, 1, 64, keys=(key,)), token_number=1))
+    later = append(batch(1, 2, 1, keys=("n0000100/pb",)), token_number=2)
+    answer = committed(shard, replace(later, claim_min_version=min_version))
+    assert isinstance(answer, c.Appended)
+    assert [str(request.id) for request in answer.requests] == (["0-1"] if taken else [])
+    shard.now_ms = 2000
+    claimed = shard.do(c.ClaimCompactions(max_requests=5, claim_ms=1000, claim_min_version=min_version))
+    assert isinstance(claimed, c.CompactionsClaimed)
+    assert [str(request.id) for request in claimed.requests] == (["0-1"] if taken else [])
+
+
 @pytest.mark.parametrize(("start_ms", "free"), [(5_000, False), (6_000, False), (6_001, True), (10**12, True)])
 def test_a_claim_from_the_far_future_is_a_broken_clock_and_no_claim(start_ms: int, free: bool) -> None:
     shard = Stepper(now_ms=5_000)
@@ -260,6 +285,9 @@ def test_a_reader_may_start_at_the_critical_readers_since() -> None:
     answer = register(shard, 2, since_from_critical=True)
     assert isinstance(answer, c.Registered)
     assert answer.since == frontier(7)
+    answer = register(shard, 3)
+    assert isinstance(answer, c.Registered)
+    assert answer.since == MINIMUM, "the shard's own, where nobody asked for theirs"
 
 
 def test_since_is_the_meet_of_all_readers_and_never_steps_back() -> None:
@@ -273,10 +301,12 @@ def test_since_is_the_meet_of_all_readers_and_never_steps_back() -> None:
     assert committed(shard, downgrade(1, 3)) == c.SinceDowngraded(frontier(7)), "a reader's since never steps back"
     committed(shard, c.ExpireLeasedReader(leased_id(2)))
     assert shard.state.trace.since == frontier(5), "expiry leaves since alone (bug 22)"
-    committed(shard, downgrade(1, 7))
+    committed(shard, replace(downgrade(1, 7), is_heartbeat=True))
     assert shard.state.trace.since == frontier(5), "and so does another's heartbeat after it"
-    committed(shard, downgrade(1, 8))
-    assert shard.state.trace.since == frontier(8)
+    committed(shard, downgrade(1, 7))
+    assert shard.state.trace.since == frontier(7), "but who asks for it gets what all readers have given up (spec 9.8)"
+    committed(shard, replace(downgrade(1, 8), is_heartbeat=True))
+    assert shard.state.trace.since == frontier(8), "a since that moved moves the shard's, whoever says so"
 
 
 def test_downgrading_moves_the_hold_and_renews_the_lease() -> None:
@@ -497,6 +527,26 @@ def test_a_tombstone_answers_everything_without_a_commit_but_rollups() -> None:
     answer = refused(shard, read)
     assert answer == c.Registered(EMPTY, seqno)
     assert committed(shard, c.AddRollup(seqno, rollup(seqno))) == c.RollupAdded(applied=True)
+
+
+def test_a_tombstone_lets_go_of_rollups_that_hold_data_and_keeps_two_of_its_own() -> None:
+    shard = tombstone()
+    ended = shard.state.seqno
+    assert shard.state.last_gc_req == ended
+    for _ in range(2):
+        committed(shard, c.AddRollup(shard.state.seqno, rollup(shard.state.seqno)))
+    first, own, newest = rollup_seqnos(shard.state)
+    assert first < ended == own < newest
+
+    def removal(*seqnos: SeqNo) -> c.RemoveRollups:
+        return c.RemoveRollups(tuple((seqno, shard.state.rollups.get(seqno) or rollup(seqno)) for seqno in seqnos))
+
+    assert refused(shard, removal(own)) == c.RollupsRemoved(())
+    assert committed(shard, removal(first)) == c.RollupsRemoved((first,))
+    assert refused(shard, removal(own, first)) == c.RollupsRemoved(())
+    committed(shard, c.AddRollup(shard.state.seqno, rollup(shard.state.seqno)))
+    assert committed(shard, removal(own, newest)) == c.RollupsRemoved((own, newest))
+    assert refused(shard, removal(*rollup_seqnos(shard.state))) == c.RollupsRemoved(())
 
 
 def test_transition_does_not_touch_its_input() -> None:

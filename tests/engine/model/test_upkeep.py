@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 from persist_engine.base.settings import MaintenanceSettings
 from persist_engine.base.versioned import SeqNo
-from persist_engine.model.frontier import EMPTY
+from persist_engine.model.batch import HollowBatch
+from persist_engine.model.frontier import EMPTY, MINIMUM, Description
 from persist_engine.model.plans import gc_due
 from persist_engine.model.shared_map import SharedMap
+from persist_engine.model.trace import Trace
 from persist_engine.model.upkeep import collection_target, rollup_wanted
 from persist_engine.testing.states import first_state, rollup
 
@@ -51,6 +53,14 @@ def test_a_rollup_is_wanted_after_as_many_versions_as_are_told_and_on_tombstones
     open_state = state_at(3, 1)
     closed = replace(open_state, trace=open_state.trace.downgrade_since(EMPTY))
     assert not rollup_wanted(closed, SETTINGS), "the upper is still open"
+
+
+def test_a_tombstone_that_names_two_rollups_of_its_own_is_collected() -> None:
+    trace = Trace().downgrade_since(EMPTY).push_without_requests(HollowBatch.empty(Description(MINIMUM, EMPTY, EMPTY)))
+    ended = {"trace": trace, "last_gc_req": SeqNo(20)}
+    assert collection_target(state_at(24, 9, 20, **ended)) == 20
+    assert collection_target(state_at(24, 20, 22, **ended)) is None
+    assert collection_target(state_at(26, 20, 22, 24, **ended)) == 24
 
 
 def test_the_log_may_be_truncated_to_the_newest_rollup_that_nobody_holds_back():

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.base.settings import CompactionSettings
+from persist_engine.client.client import PersistClient
 from persist_engine.model.batch import HollowBatch, RunMeta
 from persist_engine.model.flat_trace import SpineId
 from persist_engine.model.frontier import Antichain
@@ -14,9 +16,11 @@ from persist_engine.model.ids import RunId
 from persist_engine.model.spine import MergeOutcome, MergeRes
 from persist_engine.model.trace import Trace
 from persist_engine.model.trace_diff import apply_structured, changes
+from persist_engine.testing.counted import CountedMetrics
 from persist_engine.testing.recorded import SETTINGS, RecordedShard
 from persist_engine.testing.states import batch, description, part
 from persist_engine.work.compact import compact, compact_due
+from persist_engine.work.force import force_compaction
 from persist_engine.work.outcome import Ending
 
 GREATEST = 2**63 - 1
@@ -118,8 +122,71 @@ def test_a_compaction_that_takes_too_long_is_given_up_and_removes_what_it_wrote(
     stores.check_contents()
 
 
+@pytest.mark.parametrize(("memory_bytes_max", "exceeded"), [(1 << 20, False), (4096, True)])
+def test_what_a_compaction_took_is_counted(memory_bytes_max, exceeded):
+    stores, metrics = RecordedShard(), CountedMetrics()
+    stores.append(times=8)
+    settings = replace(SETTINGS, compaction=CompactionSettings(memory_bytes_max=memory_bytes_max, claim_ms=0))
+    client = PersistClient(stores.blob, stores.consensus, settings=settings, env=SystemEnv(), metrics=metrics)
+    done = compact_due(client.machine(stores.shard_id))
+    assert metrics.total("compaction_started") == len(done) == len(metrics.observed_s("compaction")) > 0
+    assert metrics.total("compaction_schema", choice="newest_input") == len(done)
+    chunks = metrics.total("compaction_chunks")
+    assert (chunks > len(done)) is exceeded
+    assert metrics.total("compaction_memory_exceeded") == (chunks if exceeded else 0)
+    assert metrics.total("compaction_runs") >= 2 * chunks
+    assert metrics.total("shard_compactions_applied") == chunks
+
+
+@pytest.mark.parametrize("times", [3, 8, 13])
+def test_a_forced_compaction_does_what_its_own_exertions_claimed(times):
+    """It used to leave it alone, for as long as claims last."""
+    stores = RecordedShard()
+    stores.append(times=times)
+    claims_last = replace(SETTINGS, compaction=CompactionSettings(memory_bytes_max=1 << 20))
+    machine = stores.client(claims_last).machine(stores.shard_id)
+    force_compaction(machine, full=True)
+    held = [each for each in machine.refresh().trace.spine_batches() if each.rows]
+    assert [each.is_compact for each in held] == [True]
+    stores.check_nothing_lost()
+    stores.check_contents()
+
+
+def test_nothing_to_merge_is_counted_too():
+    stores, metrics = RecordedShard(), CountedMetrics()
+    stores.append()
+    client = PersistClient(stores.blob, stores.consensus, settings=SETTINGS, env=SystemEnv(), metrics=metrics)
+    machine = client.machine(stores.shard_id)
+    (lone,) = machine.refresh().trace.spine_batches()
+    assert compact(machine, lone.request()).ending is Ending.SKIPPED
+    assert metrics.total("compaction", outcome="noop") == 1
+
+
 def test_switched_off_nothing_is_done():
     stores = RecordedShard()
     stores.append(times=8)
     off = replace(SETTINGS, compaction=CompactionSettings(enabled=False))
     assert compact_due(stores.client(off).machine(stores.shard_id)) == []
+
+
+def test_what_older_code_wrote_is_written_anew_once(monkeypatch):
+    """Also where nothing is to be merged, and never again what this code wrote."""
+    stores = RecordedShard()
+    monkeypatch.setattr("persist_engine.shard.parts.APPLIER_VERSION", "0.0.9")
+    stores.append(times=4)
+    machine = stores.client().machine(stores.shard_id)
+    machine.spine_exert(1 << 20)
+    assert any(outcome.applied for outcome in compact_due(machine))
+    monkeypatch.undo()
+    stores.append()
+    assert [batch for batch in machine.refresh().trace.spine_batches() if not batch.is_compact] == []
+    assert compact_due(machine) == []
+    retiring = replace(SETTINGS, compaction=replace(SETTINGS.compaction, claim_min_version="0.1.0"))
+    other = stores.client(retiring).machine(stores.shard_id)
+    (outcome,) = compact_due(other)
+    assert (outcome.ending, outcome.applied) == (Ending.SUCCEEDED, 1)
+    keys = {key for each in other.refresh().trace.batches() for key in each.blob_keys()}
+    assert {key.partition("/")[0] for key in keys} == {"n0000100"}
+    assert compact_due(other) == []
+    stores.check_nothing_lost()
+    stores.check_contents()

@@ -1,4 +1,5 @@
 -- ARGV[3]: expected head or ''. ARGV[4]: the new seqno. ARGV[5]: its data.
+-- ARGV[8]: `seqno:tag` of it.
 -- ARGV[6]: channel to tell it on, or ''. ARGV[7]: more bytes than these are not told, only the seqno.
 if (head or '') ~= ARGV[3] then
   return {'MISMATCH', head or ''}
@@ -14,8 +15,8 @@ if ARGV[6] ~= '' then
   redis.pcall('PUBLISH', ARGV[6], #ARGV[5] > tonumber(ARGV[7]) and ARGV[4] or ARGV[4] .. ' ' .. ARGV[5])
 end
 if not exists then
-  redis.call('HSET', meta, 'e', ARGV[1], 'run', here, 'h', ARGV[4], 'l', ARGV[4])
+  redis.call('HSET', meta, 'e', ARGV[1], 'run', here, 'h', ARGV[4], 'l', ARGV[4], 't', ARGV[8])
   return {'OK', 0}
 end
-redis.call('HSET', meta, 'run', here, 'h', ARGV[4])
+redis.call('HSET', meta, 'run', here, 'h', ARGV[4], 't', ARGV[8])
 return {'OK', run ~= here and 1 or 0}

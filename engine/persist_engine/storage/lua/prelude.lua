@@ -1,5 +1,6 @@
--- Stands before every verb. KEYS: meta hash {e, run, h, l}, list of entries l..h in order.
--- ARGV[1]: epoch the caller works in. ARGV[2]: the highest head the caller has seen of this log, or ''.
+-- Stands before every verb. KEYS: meta hash {e, run, h, l, t}, list of entries l..h in order.
+-- ARGV[1]: epoch the caller works in. ARGV[2]: the highest head the caller has seen of this log, or ''; where it knows that
+-- entry, as `head:tag`. t is the same of the newest entry; whoever commits without it leaves that of an older one.
 -- Seqnos travel as decimal strings: Lua's numbers are exact only below 2^53. Replies start with a status word.
 -- SUBTLE: Lua has no rollback. Every check stands before the first write, and no write can fail after another.
 local meta, list = KEYS[1], KEYS[2]
@@ -16,8 +17,9 @@ local function minus(a, b)
   return (a_high - b_high) * 1e9 + (a_low - b_low)
 end
 
-local found = redis.call('HMGET', meta, 'e', 'run', 'h', 'l')
-local epoch, run, head, low = found[1], found[2], found[3], found[4]
+local found = redis.call('HMGET', meta, 'e', 'run', 'h', 'l', 't')
+local epoch, run, head, low, tip = found[1], found[2], found[3], found[4], found[5]
+local seen = string.match(ARGV[2], '^%d*')
 local count = redis.call('LLEN', list)
 local exists = epoch or head or low or count > 0
 
@@ -27,6 +29,9 @@ end
 if exists and epoch ~= ARGV[1] then
   return {'EPOCH', epoch}
 end
-if ARGV[2] ~= '' and (not exists or minus(head, ARGV[2]) < 0) then
+if seen ~= '' and (not exists or minus(head, seen) < 0) then
   return {'LOST', head or 'none'}
+end
+if seen == head and seen ~= ARGV[2] and tip and string.match(tip, '^%d*') == head and tip ~= ARGV[2] then
+  return {'OTHER', head}
 end
