@@ -184,9 +184,9 @@ def arrow_pool():
         pa.set_memory_pool(before)
 
 
-@pytest.mark.parametrize(("runs", "each", "apart"), [(16, 60_000, False), (16, 60_000, True), (3, 300_000, False)])
+@pytest.mark.parametrize(("runs", "each", "apart"), [(16, 120_000, False), (16, 120_000, True), (3, 500_000, False)])
 def test_memory_is_bound_however_many_rows_there_are(source, runs, each, apart):
-    memory_bytes = 16 << 20  # of some 30 MiB of rows
+    memory_bytes = 16 << 20  # of some 45 MiB of rows
     batches = []
     for index in range(runs):
         ids = np.arange(each) + index * each if apart else np.arange(each) * runs + index
