@@ -200,8 +200,8 @@ BUGS = (
     bug(
         "17",
         "codec/sorting.py",
-        "words: Words = values.to_numpy().astype(np.int64).view(np.uint64) ^ _SIGN",
-        "words: Words = values.to_numpy().astype(np.int64).view(np.uint64).byteswap()",
+        "words: Words = values.to_numpy().astype(np.int64, copy=False).view(np.uint64) ^ _SIGN",
+        "words: Words = values.to_numpy().astype(np.int64, copy=False).view(np.uint64).byteswap()",
         "tests/properties/test_order_properties.py::test_order_and_equality_are_those_of_rows",
     ),
     bug(

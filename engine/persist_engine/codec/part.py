@@ -35,7 +35,7 @@ import pyarrow.parquet as pq
 
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, SchemaMismatch, check
 from persist_engine.codec.checksum import checksum, is_known
-from persist_engine.codec.columns import empty_struct
+from persist_engine.codec.columns import constant, empty_struct
 from persist_engine.codec.evolution import adapted, needs_adapting
 from persist_engine.codec.order import key_lower
 from persist_engine.codec.part_stats import part_stats
@@ -426,7 +426,7 @@ def _with_columns(table: pa.Table, tops: Sequence[str], rows: int, constants: Ma
         if name in table.column_names:
             arrays.append(table.column(name))
         elif name in constants:
-            arrays.append(pa.chunked_array([pa.array(np.full(rows, constants[name], dtype=np.int64))]))
+            arrays.append(pa.chunked_array([constant(constants[name], rows)]))
         else:
             arrays.append(pa.chunked_array([empty_struct(rows)]))
     fields = [pa.field(name, array.type) for name, array in zip(tops, arrays, strict=True)]

@@ -26,6 +26,7 @@ from persist_engine.codec.columns import Bools, Indices
 Words = npt.NDArray[np.uint64]
 
 _WORD_BYTES = 8
+_BLOCK = 1024
 _SIGN = np.uint64(1 << 63)
 
 
@@ -39,11 +40,13 @@ def order_and_equal(columns: list[pa.ChunkedArray], rows: int) -> tuple[Indices,
 
     `columns` as `flatten_columns` gives them. Equal rows come in any order.
     """
-    sorting = _Sorting(np.arange(rows), np.arange(rows), np.zeros(rows, dtype=np.int64))
+    sorting = _Sorting(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(rows, dtype=np.int64))
     for column in columns:
-        if len(sorting.tied) < 2:
+        if len(sorting.groups) < 2:
             break
         _sort_by(sorting, column)
+    if not sorting.is_begun:
+        return np.arange(rows), np.ones(max(rows - 1, 0), dtype=np.bool_)
     equal = np.zeros(max(rows - 1, 0), dtype=np.bool_)
     same = sorting.groups[1:] == sorting.groups[:-1]
     equal[sorting.tied[:-1][same]] = True
@@ -54,7 +57,7 @@ def order_and_equal(columns: list[pa.ChunkedArray], rows: int) -> tuple[Indices,
 class _Sorting:
     """Scratch pad of one sort. `order`: row numbers, sorted as far as columns were looked at. `tied`: the places in
     `order`, ascending, whose rows still tie with a neighbour; `groups`: for each of those the number of the rows it
-    ties with, ascending.
+    ties with, ascending. Until it is begun all rows tie, and only `groups` says so.
     """
 
     order: Indices
@@ -74,22 +77,19 @@ class _Sorting:
         """Sort the rows of each group by `words` (one for each of `tied`) and split the groups where words differ."""
         if not len(words) or words.min() == words.max():
             return
-        by = _order_within(self.groups, words)
+        by, same = _order_within(self.groups, words)
         if self.is_begun:
             self.order[self.tied] = self.order[self.tied][by]
         else:
             self.order = by
-        words = words[by]
-        same = words[1:] == words[:-1]
-        if self.is_begun:
-            same &= self.groups[1:] == self.groups[:-1]
-        self.is_begun = True
         if not same.any():
+            self.is_begun = True
             self.groups = self.tied = np.zeros(0, dtype=np.int64)
             return
         keep = np.append(same, False) | np.insert(same, 0, False)
-        self.groups = np.cumsum(np.insert(~same, 0, False))[keep]
-        self.tied = self.tied[keep]
+        self.groups = np.cumsum(np.insert(~same, 0, False), dtype=np.int64)[keep]
+        self.tied = self.tied[keep] if self.is_begun else np.flatnonzero(keep)
+        self.is_begun = True
 
 
 def _sort_by(sorting: _Sorting, column: pa.ChunkedArray) -> None:
@@ -116,14 +116,19 @@ def _sort_by(sorting: _Sorting, column: pa.ChunkedArray) -> None:
         sorting.refine(_dense_ranks(values))
 
 
-def _order_within(groups: Indices, words: Words) -> Indices:
-    """Positions sorted by (group, word); groups ascend already, words are not all the same."""
-    packed = words - words.min()
+def _order_within(groups: Indices, words: Words) -> tuple[Indices, Bools]:
+    """Positions sorted by (group, word), and for each but the first whether group and word are those of the one before.
+    Groups ascend already, words are not all the same. Overwrites `words`.
+
+    SUBTLE: what looks like thrift is speed. Arrays of a megabyte come from the system and go back to it: to touch their
+    pages for the first time takes longer than to sort them.
+    """
+    packed = np.subtract(words, words.min(), out=words if words.flags.writeable else None)
     word_bits = int(packed.max()).bit_length()
     group_bits = int(groups[-1] - groups[0]).bit_length()
     if group_bits:
         if word_bits + group_bits > 64:
-            packed = _ranks(words)  # groups and ranks are fewer than rows: they fit
+            packed = _ranks(packed)  # groups and ranks are fewer than rows: they fit
             word_bits = int(packed.max()).bit_length()
         packed |= (groups - groups[0]).astype(np.uint64) << np.uint64(word_bits)
     at_bits = (len(words) - 1).bit_length()
@@ -132,12 +137,22 @@ def _order_within(groups: Indices, words: Words) -> Indices:
         # With the position in the same word numbers are sorted in place, which is several times faster than finding
         # out where each belongs.
         packed <<= np.uint64(at_bits)
-        packed |= np.arange(len(words), dtype=np.uint64)
+        _add_positions(packed)
         packed.sort()
-        by = (packed & np.uint64((1 << at_bits) - 1)).astype(np.int64)
+        by = (packed & np.uint64((1 << at_bits) - 1)).view(np.int64)
+        packed >>= np.uint64(at_bits)
     else:
         by = np.argsort(packed)
-    return by
+        packed = packed[by]
+    return by, packed[1:] == packed[:-1]
+
+
+def _add_positions(packed: Words) -> None:
+    """To each word its place, in bits that are free: as a block and a place within, for the sake of the cache."""
+    blocks = packed[: len(packed) // _BLOCK * _BLOCK].reshape(-1, _BLOCK)
+    blocks |= np.arange(_BLOCK, dtype=np.uint64)
+    blocks |= np.arange(0, blocks.size, _BLOCK, dtype=np.uint64)[:, np.newaxis]
+    packed[blocks.size :] |= np.arange(blocks.size, len(packed), dtype=np.uint64)
 
 
 def _ranks(words: Words) -> Words:
@@ -162,7 +177,7 @@ def _exact_words(values: pa.Array) -> Words | None:
         return None
     if pa.types.is_temporal(data_type):
         values = values.cast(pa.int64() if data_type.bit_width == 64 else pa.int32())
-    words: Words = values.to_numpy().astype(np.int64).view(np.uint64) ^ _SIGN
+    words: Words = values.to_numpy().astype(np.int64, copy=False).view(np.uint64) ^ _SIGN
     return words
 
 

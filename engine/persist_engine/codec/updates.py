@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_engine.base.errors import InvariantViolated
-from persist_engine.codec.columns import Bools, Indices, canonical_floats, compare_adjacent, flatten_columns
+from persist_engine.codec.columns import Bools, Indices, canonical_floats, compare_adjacent, constant, flatten_columns
 from persist_engine.codec.ingest import normalise
 from persist_engine.codec.small import ROWS_MAX, consolidate_small
 from persist_engine.codec.sorting import order_and_equal, order_indices
@@ -68,6 +68,15 @@ def consolidate(table: pa.Table) -> pa.Table:
     return _summed(table, order, equal)
 
 
+def consolidate_shuffled(table: pa.Table) -> pa.Table:
+    """As `consolidate`, of rows that came from it or `consolidate_sorted` and were put together: floats are canonical
+    already, and in order the rows are hardly.
+    """
+    if (few := consolidate_small(table)) is not None:
+        return few
+    return _summed(table, *order_and_equal(flatten_columns(table), table.num_rows))
+
+
 def consolidate_sorted(table: pa.Table) -> pa.Table | None:
     """As `consolidate`, of rows that lie in order already; None when they do not."""
     table = _with_canonical_floats(table)
@@ -79,12 +88,13 @@ def _summed(table: pa.Table, order: Indices | None, equal: Bools) -> pa.Table:
     """The rows in `order` (None: as they lie), those that `equal` says equal the one before added to it. Only rows that
     survive are copied.
     """
-    diffs = _diffs(table) if order is None else _diffs(table)[order]
+    diffs = _diffs(table)
     if not equal.any():
         keep = diffs != 0
         if not keep.all():
-            return _pick(table, np.flatnonzero(keep) if order is None else order[keep])
+            return _pick(table, np.flatnonzero(keep) if order is None else order[keep[order]])
         return table if order is None else _pick(table, order)
+    diffs = diffs if order is None else diffs[order]
     starts = np.flatnonzero(np.insert(~equal, 0, True))
     sums = _sums(diffs, starts)
     live = sums != 0
@@ -131,7 +141,7 @@ def advance_times(table: pa.Table, frontier: Antichain) -> pa.Table:
     if bounds["min"] >= floor:
         return table
     if bounds["max"] <= floor:
-        return _with_times(table, _constant(floor, table.num_rows))
+        return _with_times(table, constant(floor, table.num_rows))
     return _with_times(table, pc.max_element_wise(times, pa.scalar(floor, pa.int64())))
 
 
@@ -146,7 +156,7 @@ def times_at(table: pa.Table, as_of: int) -> pa.Table:
         table = table.filter(pc.less_equal(times, pa.scalar(at, pa.int64())))
     if bounds["min"] >= at:
         return table
-    return _with_times(table, _constant(at, table.num_rows))
+    return _with_times(table, constant(at, table.num_rows))
 
 
 def time_filter(table: pa.Table, lower: Antichain, upper: Antichain) -> pa.Table:
@@ -171,10 +181,6 @@ def _with_times(table: pa.Table, times: pa.Array | pa.ChunkedArray) -> pa.Table:
     return table.set_column(index, table.schema.field(index), times)
 
 
-def _constant(value: int, rows: int) -> pa.Array:
-    return pa.array(np.full(rows, value, dtype=np.int64))
-
-
 def _diffs(table: pa.Table) -> npt.NDArray[np.int64]:
     diffs: npt.NDArray[np.int64] = table.column("diff").to_numpy()
     return diffs
@@ -191,7 +197,7 @@ def _pick_column(column: pa.ChunkedArray, picked: pa.Array) -> pa.ChunkedArray:
     if column.type == pa.int64():
         bounds = pc.min_max(column)
         if len(column) and bounds["min"] == bounds["max"]:  # all the same: times of one as_of, diffs of inserts
-            return pa.chunked_array([_constant(bounds["min"].as_py(), len(picked))])
+            return pa.chunked_array([constant(bounds["min"].as_py(), len(picked))])
     return pa.chunked_array([column.combine_chunks()], column.type).take(picked)
 
 

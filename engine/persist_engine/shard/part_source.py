@@ -112,6 +112,11 @@ class PartToRead:
         """About how large a group is in memory."""
         return self._opened.decoded_bytes // max(1, self._opened.groups)
 
+    @property
+    def row_bytes(self) -> float:
+        """About how large a row is in memory."""
+        return self._opened.decoded_bytes / max(1, self._opened.rows)
+
     def read_group(self, group: int, *, use_threads: bool = False) -> pa.Table:
         """The rows of one group."""
         return self._cut(self._opened.read_group(group, use_threads=use_threads))

@@ -18,7 +18,7 @@ import pyarrow as pa
 from persist_engine.codec import updates
 from persist_engine.model.batch import HollowPart, Part
 from persist_engine.model.frontier import Description
-from persist_engine.shard.consolidate import Result, Submit, consolidated, later, window_bytes
+from persist_engine.shard.consolidate import Result, Submit, consolidated, later, run_bytes, window_bytes
 from persist_engine.shard.part_source import PartSource, PartToRead
 
 #: Blobs being fetched at once by one reader: enough to hide an object store's latency behind a merge on one core.
@@ -49,9 +49,9 @@ class Shape:
     filtered: Callable[[pa.Table], pa.Table]
     """The rows that the reader asked for, with their times as it sees them."""
 
-    def group(self, part: PartToRead, group: int) -> pa.Table:
+    def group(self, part: PartToRead, group: int, *, use_threads: bool = False) -> pa.Table:
         """One group of a sorted run's part."""
-        return consolidated(self.filtered(part.read_group(group, use_threads=part.groups == 1)))
+        return consolidated(self.filtered(part.read_group(group, use_threads=use_threads)))
 
     def tables(self, part: PartToRead, table_bytes: int) -> Iterator[pa.Table]:
         """A sorted run's part in order."""
@@ -83,20 +83,30 @@ class Workers:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """What a worker made. `may_go_on`: there may be more where it came from."""
+
+    table: pa.Table | None
+    may_go_on: bool
+
+
 class RunReader(Iterator[pa.Table]):
     """The rows of one run, decoded ahead by workers: of a run that is read alone several groups at once, else one table
     after the other. `memory_bytes` is what the merge of all runs may hold.
     """
 
     def __init__(self, ahead: FetchAhead, index: int, shape: Shape, submit: Submit, memory_bytes: int) -> None:
-        self._ahead, self._index, self._shape = ahead, index, shape
-        self._submit = submit
+        self._ahead, self._run, self._index = ahead, ahead.runs[index], index
+        self._shape, self._submit = shape, submit
+        self._rows = sum(part.rows for part in self._run.parts)
+        self._run_bytes = run_bytes(memory_bytes, len(ahead.runs))
         self._table_bytes = max(TABLE_BYTES_MIN, window_bytes(memory_bytes, len(ahead.runs)))
         self._groups_ahead = max(1, GROUPS_AHEAD // len(ahead.runs))
         # Two more are with the merge.
         self._group_bytes_max = memory_bytes // (len(ahead.runs) * (self._groups_ahead + 2))
         self._calls_max = 1
-        self._is_part_left = False
+        self._may_go_on = False
         self._calls = self._plan()
         self._decoding: deque[Result] = deque()
 
@@ -113,36 +123,43 @@ class RunReader(Iterator[pa.Table]):
             self.begin()
             if not self._decoding:
                 raise StopIteration
-            table = self._decoding.popleft().result()
-            self._is_part_left = table is not None
+            decoded: _Decoded = self._decoding.popleft().result()
+            self._may_go_on = decoded.may_go_on
             self.begin()
-            if table is not None:
-                return table
+            if decoded.table is not None:
+                return decoded.table
 
-    def _plan(self) -> Iterator[Callable[[], pa.Table | None]]:
+    def _plan(self) -> Iterator[Callable[[], _Decoded]]:
         """What workers are to do, in order."""
-        run = self._ahead.runs[self._index]
-        for position, part in enumerate(run.parts):
+        for position, part in enumerate(self._run.parts):
             data = self._ahead.take(self._index, position)
-            if self._groups_ahead > 1 and run.is_sorted:
-                opened = self._ahead.source.open(data, part, run.desc)
+            if self._groups_ahead > 1 and self._run.is_sorted:
+                opened = self._ahead.source.open(data, part, self._run.desc)
                 if opened.group_bytes <= self._group_bytes_max:
                     self._calls_max = self._groups_ahead
-                    yield from (partial(self._shape.group, opened, group) for group in range(opened.groups))
+                    yield from (partial(self._group, opened, group) for group in range(opened.groups))
                     continue
             # One after the other: the next is planned when the one before is known to have left something.
             self._calls_max = 1
-            tables = self._tables(data, part, run)
-            self._is_part_left = True
-            while self._is_part_left:
-                yield partial(next, tables, None)
+            tables = self._tables(data, part)
+            self._may_go_on = True
+            while self._may_go_on:
+                yield partial(next, tables, _Decoded(None, may_go_on=False))
 
-    def _tables(self, data: bytes, part: Part, run: RunToRead) -> Iterator[pa.Table]:
-        opened = self._ahead.source.open(data, part, run.desc)
-        if run.is_sorted:
-            yield from self._shape.tables(opened, self._table_bytes)
+    def _group(self, opened: PartToRead, group: int) -> _Decoded:
+        return _Decoded(self._shape.group(opened, group, use_threads=opened.groups == 1), may_go_on=False)
+
+    def _tables(self, data: bytes, part: Part) -> Iterator[_Decoded]:
+        opened = self._ahead.source.open(data, part, self._run.desc)
+        if not self._run.is_sorted:
+            yield _Decoded(self._shape.whole(opened), may_go_on=False)
+        elif opened.row_bytes * self._rows <= self._run_bytes:
+            # All of the run may be in memory: to decode it piece by piece would only take longer.
+            for group in range(opened.groups):
+                yield _Decoded(self._shape.group(opened, group), may_go_on=group + 1 < opened.groups)
         else:
-            yield self._shape.whole(opened)
+            for table in self._shape.tables(opened, self._table_bytes):
+                yield _Decoded(table, may_go_on=True)
 
 
 class FetchAhead:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.codec import updates as laws
+from persist_engine.codec.columns import constant
 from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.testing.strategies import updates_table
@@ -105,3 +106,21 @@ def test_times_at_the_end_of_int64() -> None:
     assert laws.time_filter(table, Antichain(DATA_TIME_MAX + 1), Antichain(None)).num_rows == 0
     assert laws.time_filter(table, Antichain(0), Antichain(0)).num_rows == 0
     assert laws.advance_times(table, Antichain(2**64 - 1)).column("time").to_pylist() == [DATA_TIME_MAX, DATA_TIME_MAX]
+
+
+def test_columns_of_one_value_share_memory_unless_they_are_large() -> None:
+    few, more, all_there_is = (constant(7, rows) for rows in (0, 1000, 1024))
+    assert (few.to_pylist(), set(more.to_pylist()), len(all_there_is)) == ([], {7}, 1024)
+    assert more.buffers()[1].address == all_there_is.buffers()[1].address
+    large = [constant(7, (1 << 18) + 1) for _ in range(2)]
+    assert len({each.buffers()[1].address for each in large}) == 2
+    assert all(len(each) == (1 << 18) + 1 and each[-1].as_py() == 7 for each in large)
+
+
+def test_runs_put_together_are_consolidated_as_any_rows_are() -> None:
+    runs = [
+        laws.consolidate(numbers(*((float(x % m), 3, d) for x in range(300)))) for m, d in ((7, 1), (5, -1), (9, 2))
+    ]
+    table = pa.concat_tables(runs * 20)
+    assert laws.consolidate_shuffled(table).equals(laws.consolidate(table))
+    assert table.num_rows > 128  # fewer are not sorted by words

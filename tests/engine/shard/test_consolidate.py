@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.codec.columns import flatten_columns
 from persist_engine.shard import consolidate
-from persist_engine.shard.consolidate import consolidated, merge_runs, row_key
+from persist_engine.shard.consolidate import consolidated, lower_bound, merge_runs, row_key
 
 KEY = pa.struct([("id", pa.int64()), ("name", pa.string())])
 VAL = pa.struct([("x", pa.float64())])
@@ -68,8 +68,9 @@ def window_rows(monkeypatch):
     return lambda rows: monkeypatch.setattr(consolidate, "WINDOW_ROWS_MIN", rows)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5])
-def test_merge_equals_a_dictionary_for_every_cut_and_window(window_rows, rows):
+@pytest.mark.parametrize(("rows", "memory_bytes"), [(1, 0), (2, 0), (5, 0), (1, 20_000)])
+def test_merge_equals_a_dictionary_for_every_cut_and_window(window_rows, rows, memory_bytes):
+    """With memory, windows hold several tables, and marks within them end rounds."""
     window_rows(rows)
 
     @given(cut_runs())
@@ -80,7 +81,7 @@ def test_merge_equals_a_dictionary_for_every_cut_and_window(window_rows, rows):
         for row in (row for run in runs for part in run for row in part):
             expected[order(row[:4])] += row[4]
             identity[order(row[:4])] = row[:4]
-        out = merged(runs)
+        out = merged(runs, memory_bytes)
         assert all(t.num_rows for t in out)
         got = rows_of(out)
         keys = [order(r[:4]) for r in got]
@@ -141,6 +142,51 @@ def test_a_run_is_read_no_further_than_its_window_needs(window_rows):
     for _ in range(40):
         next(stream)
     assert len(pulled) == 2
+
+
+@pytest.mark.parametrize("apart", [True, False], ids=["one run behind another", "runs between one another"])
+def test_rounds_are_of_one_size_however_large_the_tables_of_runs_are(window_rows, apart):
+    window_rows(2)
+    each, runs = 400, 5
+    tables = [
+        table([(at + index * each if apart else index + at * runs, "a", 0.0, 0, 1) for at in range(each)])
+        for index in range(runs)
+    ]
+    row_bytes = tables[0].nbytes / each
+    memory_bytes = int(2 * consolidate.COPIES * 200 * row_bytes)  # rounds of 100 to 200 rows
+    sizes = [out.num_rows for out in merge_runs([iter([t]) for t in tables], memory_bytes=memory_bytes)]
+    assert sum(sizes) == runs * each
+    assert max(sizes) <= 200
+    assert min(sizes[:-1]) >= 90
+
+
+SEARCHED = {
+    "whole": (pa.int8(), [-128, -1, 0, 5, 127]),
+    "text": (pa.string(), ["", "a", "ab", "é"]),
+    "binary": (pa.binary(), [b"", b"\x00", b"a", b"\xff"]),
+    "date": (pa.date32(), [-(10**6), 0, 7]),
+    "instant": (pa.timestamp("us"), [-(2**62), 0, 2**62]),
+    "float": (pa.float64(), [-math.inf, 0.0, 1.5, math.nan]),
+    "decimal": (pa.decimal128(38, 2), [-7, 0, 10**30]),
+    "bool": (pa.bool_(), [False, True]),
+}
+
+
+@pytest.mark.parametrize("kind", SEARCHED)
+@pytest.mark.parametrize("with_nulls", [True, False])
+def test_a_boundary_is_found_among_values_of_every_type(kind, with_nulls):
+    data_type, values = SEARCHED[kind]
+    some = [*values, None] if with_nulls else values
+    columns = [
+        pa.chunked_array([pa.array([v], data_type) for v in some for _ in range(3)]),
+        pa.chunked_array([pa.array([0, 1, 2] * len(some))]),
+    ]
+    keys = [row_key(columns, index) for index in range(3 * len(some))]
+    assert [lower_bound(columns, key) for key in keys] == list(range(len(keys)))
+    after = [(key[0], (0, 7)) for key in keys[::3]]  # between values of the first column
+    assert [lower_bound(columns, key) for key in after] == [3 * at for at in range(1, len(some) + 1)]
+    nulls = ((2, 0), (0, 0))
+    assert lower_bound(columns, nulls) == 3 * len(values)
 
 
 def test_row_keys_compare_as_arrow_sorts():

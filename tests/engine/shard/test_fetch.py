@@ -1,7 +1,9 @@
 """Fetching parts: what state says is verified against what blob holds, times are rewritten before they are cut, filters follow."""
 
+import contextlib
 import dataclasses
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from persist_engine.base.env import SeededEnv
@@ -9,6 +11,7 @@ from persist_engine.base.errors import CorruptData, MissingBlob
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import RetrySettings
 from persist_engine.codec import part as part_codec
+from persist_engine.codec.columns import empty_struct
 from persist_engine.codec.keys import blob_key, part_key
 from persist_engine.codec.part import checksum, encode_part
 from persist_engine.codec.schema import Schema
@@ -56,10 +59,13 @@ def encoded(rows, written):
 
 
 def stored(source, rows, written):
-    data = encoded(rows, written)
+    return set_part(source, encoded(rows, written), len(rows))
+
+
+def set_part(source, data, rows):
     key = part_key("0.1.0", PartId.from_bytes(ENV.random_bytes(16)))
     source.blob.set(blob_key(source.shard_id, key), data)
-    return HollowPart(key=key, size_bytes=len(data), rows=len(rows), diffs_sum=None, checksum=checksum(data))
+    return HollowPart(key=key, size_bytes=len(data), rows=rows, diffs_sum=None, checksum=checksum(data))
 
 
 def batch_of(registered, *parts, order=RunOrder.STRUCTURED):
@@ -165,6 +171,41 @@ def test_filters_keep_what_their_reader_may_see(source):
     assert read(source, batch, CompactionFilter(Antichain.empty())) == ROWS
     assert rows_of(read_parts(source, batch, ListenFilter(as_of=3, lower=3))) == [(3, 5, 1), (4, 9, 1)]
     assert rows_of(read_parts(source, batch, ListenFilter(as_of=3, lower=6))) == [(4, 9, 1)]
+
+
+@contextlib.contextmanager
+def arrow_pool():
+    """Counts what Arrow allocates within."""
+    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        yield pool
+    finally:
+        pa.set_memory_pool(before)
+
+
+@pytest.mark.parametrize(("runs", "each", "apart"), [(16, 120_000, False), (16, 120_000, True), (3, 500_000, False)])
+def test_memory_is_bound_however_many_rows_there_are(source, runs, each, apart):
+    memory_bytes = 16 << 20  # of some 45 MiB of rows
+    batches = []
+    for index in range(runs):
+        ids = np.arange(each) + index * each if apart else np.arange(each) * runs + index
+        table = pa.table(
+            [
+                pa.StructArray.from_arrays([pa.array(ids)], fields=list(SCHEMA.key_type)),
+                empty_struct(each),
+                pa.array(np.arange(each) % 7),
+                pa.array(np.ones(each, dtype=np.int64)),
+            ],
+            schema=SCHEMA.updates_schema,
+        )
+        data = encode_part(table, desc=desc(0, 10), schema=SCHEMA)
+        batches.append(batch_of(desc(0, 10), set_part(source, data, each)))
+    del table
+    with arrow_pool() as pool:
+        tables = read_consolidated(source, runs_of(batches), KEEP, memory_bytes=memory_bytes)
+        assert sum(table.num_rows for table in tables) == runs * each
+    assert pool.max_memory() < memory_bytes
 
 
 def test_a_part_whose_rows_go_back_over_a_run_is_refused(source):
