@@ -251,21 +251,26 @@ def test_regression_26_blobs_of_a_shard_that_consensus_does_not_know_disturb_nob
 
 
 @pytest.mark.parametrize("memory_bytes", [1, 1 << 12, 1 << 30])
-def test_regression_33_reading_in_little_memory_still_consolidates_everything(shop, memory_bytes):
+def test_regression_33_reading_in_little_memory_still_consolidates_everything(memory_bytes):
     """Under small bounds rows came out of chunks that had not met; those who read took them for a set."""
-    shard_id = shop.shard_id()
-    write(
-        shop.process(),
-        shard_id,
-        range(12),
-        rows=lambda time: [row(key, "x", time, 1 - 2 * (time % 2)) for key in range(500)],
-    )
-    with shop.process().open_leased_reader(shard_id, SCHEMA, purpose="test") as reader:
+    small = world(target_part_bytes=1024)
+    shard_id = small.shard_id()
+
+    def rows(time: int) -> list:
+        return [row(key, "x", time, 1 - 2 * (time % 2)) for key in range(3000)]
+
+    writing = small.process(settings=Settings(batch=BatchSettings(inline_part_bytes_max=0)))
+    write(writing, shard_id, range(9), rows=rows)
+    assert compacted(small, shard_id) > 0
+    write(writing, shard_id, range(9, 12), rows=rows)
+    runs = [run for batch in small.process().machine(shard_id).state.trace.batches() for _, run in batch.runs()]
+    assert max(map(len, runs)) > 1, "a run of which little memory holds but the beginning, beside others"
+    with small.process().open_leased_reader(shard_id, SCHEMA, purpose="test") as reader:
         batches = list(reader.snapshot(11).to_batches(memory_bytes=memory_bytes))
         assert sum(batch.num_rows for batch in batches) == 0
         odd = list(reader.snapshot(10).to_batches(memory_bytes=memory_bytes))
     keys = [key["id"] for batch in odd for key in batch.column("key").to_pylist()]
-    assert keys == list(range(500))
+    assert keys == list(range(3000))
 
 
 def test_a_blob_that_a_lease_should_keep_is_named_when_it_is_gone(shop):

@@ -11,13 +11,18 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from persist_engine import Antichain, Location, PersistClient, ShardId
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import CorruptData, Determinate, Indeterminate, InvalidUsage
+from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo
 from persist_engine.storage import blob_file, consensus_sqlite
 from persist_engine.storage.blob_file import FileBlob
 from persist_engine.storage.consensus_sqlite import LENGTHEN_EVERY, LOG_BYTES, SqliteConsensus
 from persist_engine.testing.conformance import entry, fill
+from persist_engine.testing.world import SCHEMA, row
+from persist_engine.work.compact import compact
+from persist_engine.work.outcome import Ending
 
 RACER = """
 import sys
@@ -360,5 +365,65 @@ def test_commits_are_synced(consensus):
 def test_a_closed_store_says_so(tmp_path):
     consensus = SqliteConsensus(Path(tmp_path / "consensus.db"))
     consensus.close()
-    with pytest.raises(Determinate, match="is closed"):
+    with pytest.raises(InvalidUsage, match="was closed"):
         consensus.head("s1")
+
+
+def test_handles_of_a_closed_client_end_instead_of_trying_for_ever(tmp_path):
+    client = PersistClient.open(
+        Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
+    )
+    writer = client.open_writer(ShardId.new(), SCHEMA, purpose="test")
+    client.close()
+    with pytest.raises(InvalidUsage, match="was closed"):
+        writer.fetch_recent_upper()
+    with pytest.raises(InvalidUsage, match="was closed"):
+        writer.append([row(1, "a", 0)], lower=Antichain.of(0), upper=Antichain.of(1))
+
+
+def fail_stat_after_commit(monkeypatch, path):
+    """The next compare-and-set cannot tell, once it has committed, which file stands at `path`."""
+    stats, real_stat, real_call = [], Path.stat, SqliteConsensus.compare_and_set
+
+    def stat(self, **options):
+        if self == path and stats:
+            stats.append("stat")
+            if len(stats) == 3:  # the first was that of taking a connection
+                stats.clear()
+                raise PermissionError(13, "Permission denied")
+        return real_stat(self, **options)
+
+    def compare_and_set(self, *args):
+        monkeypatch.setattr(SqliteConsensus, "compare_and_set", real_call)
+        stats.append("armed")
+        return real_call(self, *args)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    monkeypatch.setattr(SqliteConsensus, "compare_and_set", compare_and_set)
+
+
+def test_regression_1_a_commit_that_cannot_be_looked_after_is_indeterminate(tmp_path, consensus, monkeypatch):
+    """It was said not to have happened, though it had."""
+    fill(consensus, "s1", 1, 1)
+    fail_stat_after_commit(monkeypatch, tmp_path / "consensus.db")
+    with pytest.raises(Indeterminate, match=r"compare_and_set s1 at sqlite://.*Permission denied"):
+        consensus.compare_and_set("s1", SeqNo(1), entry(2))
+    assert consensus.head("s1") == entry(2)
+
+
+def test_regression_1_a_merge_result_whose_commit_cannot_be_looked_after_counts_as_applied(tmp_path, monkeypatch):
+    """The output's blobs were deleted, which state named."""
+    location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
+    settings = Settings(batch=BatchSettings(inline_part_bytes_max=0))
+    at, shard_id = Antichain.of, ShardId.new()
+    with PersistClient.open(location, settings=settings) as client:
+        writer = client.open_writer(shard_id, SCHEMA, purpose="test")
+        requests = []
+        for time in range(3):
+            updates = [row(time * 100 + number, "a", time) for number in range(8)]
+            appended = writer.compare_and_append(updates, expected_upper=at(time), new_upper=at(time + 1))
+            requests += appended.maintenance.requests
+        fail_stat_after_commit(monkeypatch, tmp_path / "consensus.db")
+        assert compact(writer.machine, requests[0]).ending is Ending.SUCCEEDED
+    with PersistClient.open(location) as client, client.open_leased_reader(shard_id, purpose="check") as reader:
+        assert reader.snapshot(at(2)).to_table().num_rows == 24

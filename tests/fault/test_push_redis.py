@@ -63,11 +63,12 @@ class Pair:
         self.server = server
         self.metrics, self.env = Counted(), WatchedEnv()
         blob = f"file://{tmp_path}/blobs"
+        url = f"{server.url}?ca_file={server.ca_file}" if server.ca_file else server.url
         self.writing = PersistClient.open(
-            Location(blob=blob, consensus=server.url + writer_url), settings=settings, metrics=NoMetrics()
+            Location(blob=blob, consensus=url + writer_url), settings=settings, metrics=NoMetrics()
         )
         self.waiting = PersistClient.open(
-            Location(blob=blob, consensus=server.url), settings=settings, metrics=self.metrics, env=self.env
+            Location(blob=blob, consensus=url), settings=settings, metrics=self.metrics, env=self.env
         )
         self.shard_id = ShardId.new()
         self.writer: WriteHandle = self.writing.open_writer(self.shard_id, SCHEMA, purpose="test")
@@ -145,6 +146,20 @@ def test_a_waiter_is_woken_by_the_commit_of_another_process_and_fetches_nothing(
         agree(pair)
     assert pair.metrics.counts["push applied"] >= 5
     assert statistics.median(times) < 5
+
+
+def test_news_come_through_tls(tmp_path) -> None:
+    with redis_server(tls=True) as server:
+        pair = Pair(server, tmp_path)
+        try:
+            for _ in range(2):
+                woken = pair.begin_waiting()
+                pair.commit()
+                woken()
+                agree(pair)
+            assert pair.metrics.counts["push_disconnected"] == 0
+        finally:
+            pair.close()
 
 
 def test_a_large_entry_is_announced_and_fetched(pair: Pair) -> None:

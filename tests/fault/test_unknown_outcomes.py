@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 
 import pytest
 from persist_engine import Antichain, Appended, UpperMismatch
-from persist_engine.base.errors import InvariantViolated, Unavailable
+from persist_engine.base.errors import InvalidUsage, InvariantViolated, Unavailable
 from persist_engine.base.settings import BatchSettings, LeaseSettings, MaintenanceSettings, RetrySettings, Settings
 from persist_engine.base.versioned import SeqNo
 from persist_engine.codec.keys import rollup_key
@@ -125,6 +126,77 @@ def test_regression_2_a_writer_whose_registration_lapsed_while_its_outcome_was_u
     with pytest.raises(InvariantViolated, match="may or may not have happened"):
         writer.compare_and_append([row(1, "a", 0)], expected_upper=A(0), new_upper=A(5))
     assert contents(world, shard_id, 8) == [(1, "a", 1)]
+
+
+class Wanted:
+    """A lock that sets `wanted` when somebody is about to wait for it."""
+
+    def __init__(self) -> None:
+        self.wanted = threading.Event()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self.wanted.set()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_regression_2_a_handle_that_is_expired_beside_its_append_of_unknown_outcome_waits_for_it():
+    """It took away the token by which the append knows its own success: the blobs of what was appended were deleted."""
+    world = World(settings=NO_INLINE)
+    shard_id = world.shard_id()
+    writer = world.process().open_writer(shard_id, SCHEMA, purpose="test")
+    lock = writer._append_lock = Wanted()  # type: ignore[assignment]  # tells when the other thread has come
+
+    def expire() -> None:
+        writer.expire()
+        lock.wanted.set()
+
+    expiring = threading.Thread(target=expire, daemon=True)
+
+    def expire_meanwhile() -> None:
+        lock.wanted.clear()
+        expiring.start()
+        assert lock.wanted.wait(10)
+
+    during_backoff(world, expire_meanwhile)
+    world.faults.fail_next("compare_and_set", happened=True)
+    assert writer.compare_and_append([row(1, "a", 0)], expected_upper=A(0), new_upper=A(5)) == Appended(A(5))
+    expiring.join(10)
+    assert contents(world, shard_id, 4) == [(1, "a", 1)]
+    assert writer.writer_id not in writer.machine.refresh().writers
+    with pytest.raises(InvalidUsage, match="has expired"):
+        writer._swap_in(HollowBatch.empty(Description(A(5), A(6), MINIMUM)), A(6), None, None)
+
+
+def test_regression_2_a_writer_that_somebody_removed_while_its_outcome_was_unknown_fails_hard():
+    """Within its lease: its absence says nothing of the append."""
+    world = World(settings=NO_INLINE)
+    shard_id = world.shard_id()
+    writer = world.process().open_writer(shard_id, SCHEMA, purpose="test")
+    writer.append([row(1, "a", 0)], lower=A(0), upper=A(5))
+    other = world.process().machine(shard_id)
+    during_backoff(world, lambda: (other.refresh(), other.expire_writer(writer.writer_id)))
+    world.faults.fail_next("compare_and_set", happened=True)
+    with pytest.raises(InvariantViolated, match="may or may not have happened"):
+        writer.compare_and_append([row(2, "b", 5)], expected_upper=A(5), new_upper=A(9))
+    assert contents(world, shard_id, 8) == [(1, "a", 1), (2, "b", 1)]
+
+
+def test_regression_2_a_writer_whose_lease_had_lapsed_before_is_surely_refused():
+    """A success would have registered it anew: it was removed for its old registration."""
+    world = World(settings=NO_INLINE)
+    shard_id = world.shard_id()
+    writer = world.process().open_writer(shard_id, SCHEMA, purpose="test")
+    writer.append([row(1, "a", 0)], lower=A(0), upper=A(5))
+    world.env.advance_ms(world.settings.lease.writer_lease_ms + 1)
+    rival = world.process().open_writer(shard_id, SCHEMA, purpose="rival")
+    during_backoff(world, lambda: rival.append([row(2, "b", 5)], lower=A(5), upper=A(9)))
+    world.faults.fail_next("compare_and_set", happened=False)
+    outcome = writer.compare_and_append([row(3, "c", 5)], expected_upper=A(5), new_upper=A(7))
+    assert outcome == UpperMismatch(current=A(9), expected=A(5))
 
 
 def test_regression_3_a_stale_cache_never_refuses_an_append():

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from persist_engine.base.errors import InvariantViolated
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.spine import MergeOutcome, MergeReq, MergeRes
+from persist_engine.model.spine_edit import SpineEdit
 from persist_engine.model.trace import Trace
 from persist_engine.testing.states import batch, description
 
@@ -158,3 +161,16 @@ def test_flat_batches_without_structure_give_the_same_contents(sizes: list[int])
 def test_description_prints_short() -> None:
     assert str(description(3, 7, 2)) == "[3,7)@2"
     assert str(description(3, None, None)) == "[3,∞)@∞"
+
+
+def test_no_fuel_makes_more_levels_than_are_read_back() -> None:
+    trace = Trace()
+    for lower, rows in ((0, 100), (1, 1), (2, 7)):
+        trace, _ = trace.push(batch(lower, lower + 1, rows))
+    for _ in range(5):
+        trace, _, _ = trace.exert(2**200)
+        assert Trace.unflatten(trace.flatten()) == trace
+    edit = SpineEdit(trace.push(batch(3, 4, 5))[0].spine)
+    edit.exert(2**200)
+    with pytest.raises(InvariantViolated, match="more levels than are read back"):
+        edit.finish()[0].validate()

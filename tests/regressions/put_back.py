@@ -175,6 +175,13 @@ BUGS = (
         MODEL + "test_merge_result.py::test_regression_13_a_since_behind_is_fine_and_ahead_is_not",
     ),
     bug(
+        "14",
+        "model/compaction_plan.py",
+        "            cost = sum(run.memory_bytes for run in found)\n",
+        "            cost = sum(run.memory_bytes for run in found) or self._target\n",
+        MODEL + "test_compaction_plan.py::test_regression_14_a_run_costs_its_largest_part_and_an_empty_input_nothing",
+    ),
+    bug(
         "15",
         "work/compact.py",
         "            delete_parts(machine, output.parts)\n            self._blobs_deleted",
@@ -183,11 +190,27 @@ BUGS = (
         STORIES + "test_regression_15_a_result_that_is_not_applied_takes_its_own_blobs_with_it_and_no_others",
     ),
     bug(
+        "16",
+        "model/compaction_plan.py",
+        "desc = Description(oldest.desc.lower, newest.desc.upper, self._request.desc.since)",
+        "desc = Description(oldest.desc.lower, newest.desc.upper, oldest.desc.since)",
+        BAD + "test_regression_16_compaction_writes_the_since_it_was_asked_for",
+        "tests/datadriven/test_compaction.py::test_script[regression_16_since_of_outputs]",
+    ),
+    bug(
         "17",
         "codec/sorting.py",
         "words: Words = values.to_numpy().astype(np.int64).view(np.uint64) ^ _SIGN",
         "words: Words = values.to_numpy().astype(np.int64).view(np.uint64).byteswap()",
         "tests/properties/test_order_properties.py::test_order_and_equality_are_those_of_rows",
+    ),
+    bug(
+        "18",
+        "client/batch.py",
+        "        rows = [sum(part.rows for part in run) for run in runs]\n",
+        "        runs = [tuple(part for run in runs for part in run)]\n"
+        "        rows = [sum(part.rows for part in run) for run in runs]\n",
+        BAD + "test_regression_18_parts_that_do_not_follow_one_another_are_runs_of_their_own",
     ),
     bug(
         "19",
@@ -241,6 +264,14 @@ BUGS = (
         "    if found or wanted:\n        return found == wanted\n",
         "tests/engine/shard/test_roundtrip.py::"
         "test_regression_25_a_trace_rebuilt_into_other_levels_passes_when_it_was_flat",
+    ),
+    bug(
+        "26",
+        "work/usage.py",
+        "                if machine is None:\n",
+        "                if False:\n",
+        "tests/engine/work/test_usage.py::"
+        "test_regression_26_blobs_of_a_shard_that_consensus_does_not_know_are_all_leaked",
     ),
     bug(
         "27",
@@ -306,11 +337,25 @@ BUGS = (
         "tests/engine/flow/test_upsert.py::test_bug_32_a_replay_with_an_equal_order_key_flips_nothing",
     ),
     bug(
+        "33",
+        "shard/consolidate.py",
+        "cursor.take_before(boundary)",
+        "cursor.take_before(None)",
+        BAD + "test_regression_33_reading_in_little_memory_still_consolidates_everything",
+    ),
+    bug(
         "34",
         "shard/applier.py",
         "                    now_ms=env.now_ms(),\n",
         "                    now_ms=self.__dict__.setdefault('now', {}).setdefault(id(command), env.now_ms()),\n",
         "tests/engine/shard/test_machine.py::test_regression_34_the_clock_is_read_on_every_attempt",
+    ),
+    bug(
+        "35",
+        "shard/runs.py",
+        "    return [wave for wave in (parts, *reversed(levels)) if wave]\n",
+        "    return [wave for wave in (*levels, parts) if wave]\n",
+        "tests/engine/shard/test_runs.py::test_regression_an_interrupted_deletion_of_a_run_still_finds_its_children",
     ),
 )
 

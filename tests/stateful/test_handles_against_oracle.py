@@ -1,20 +1,31 @@
 """Random histories of several processes on one shard, done twice: to the shard and to a dict on paper.
 
 Stores lose calls and answers all the while; thresholds are tiny, so that rollups, cut parts and inline refusals are common.
+Some processes are pushed what others commit, late, twice or never; the schema grows, and not everybody goes along.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Hashable
+
+import pyarrow as pa
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from persist_engine import Antichain, Appended, PersistClient, SinceAhead, UpperMismatch, WriteHandle
+from persist_engine import Antichain, Appended, PersistClient, Schema, SinceAhead, UpperMismatch, WriteHandle
 from persist_engine.base.errors import Fenced
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, Settings
+from persist_engine.base.versioned import VersionedData
+from persist_engine.client.listen import Updates
 from persist_engine.model.batch import HollowRollup
+from persist_engine.model.commands import SchemaEvolved
 from persist_engine.model.invariants import check_invariants
+from persist_engine.model.state import ShardState
+from persist_engine.shard.schemas import SchemaIncompatible
+from persist_engine.storage.notify import Listener, abridged
 from persist_engine.testing.oracle import Oracle
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_engine.testing.world import SCHEMA, World
 from persist_engine.work.perform import perform_due
 
 A = Antichain.of
@@ -25,11 +36,55 @@ HOSTILE = Settings(
     compaction=CompactionSettings(inputs_min=2, parts_min=2, updates_min=1, memory_bytes_max=8192),
 )
 
+#: What the schema may grow into, one after the other or at once. Rows on paper are of the last.
+SCHEMAS = (
+    SCHEMA,
+    Schema(key=SCHEMA.key, val=pa.schema([*SCHEMA.val, ("note", pa.string())])),
+    Schema(key=SCHEMA.key, val=pa.schema([*SCHEMA.val, ("note", pa.string()), ("size", pa.int64())])),
+)
+
 processes = st.integers(0, PROCESSES - 1)
+schemas = st.integers(0, len(SCHEMAS) - 1)
 names = st.sampled_from(["a", "b", "c"])
-#: (key, name, how far past the lower, diff)
-rows_ = st.lists(st.tuples(st.integers(0, 3), names, st.integers(0, 4), st.sampled_from([-1, 1, 2])), max_size=6)
+#: (key, name, note, size, how far past the lower, diff)
+rows_ = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        names,
+        st.sampled_from([None, "x"]),
+        st.sampled_from([None, 7]),
+        st.integers(0, 4),
+        st.sampled_from([-1, 1, 2]),
+    ),
+    max_size=6,
+)
 widths = st.integers(1, 5)
+
+
+class Post:
+    """News on their way: whoever listens is written to, and hears at once or when a rule says so."""
+
+    def __init__(self) -> None:
+        self.is_prompt = True
+        self.listeners: list[tuple[str, Listener]] = []
+        self.under_way: list[tuple[Listener, VersionedData]] = []
+
+    def subscribe(self, key: str, listener: Listener) -> None:
+        if all(listener is not known for _, known in self.listeners):
+            self.listeners.append((key, listener))
+
+    def publish(self, key: str, new: VersionedData) -> None:
+        for to, listener in self.listeners:
+            if to == key and self.is_prompt:
+                listener.hear(abridged(new))
+            elif to == key:
+                self.under_way.append((listener, abridged(new)))
+
+    def is_live(self, key: str) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
 
 
 class Handles(RuleBasedStateMachine):
@@ -40,26 +95,36 @@ class Handles(RuleBasedStateMachine):
         self.world = World(settings=HOSTILE)
         self.shard_id = self.world.shard_id()
         self.oracle = Oracle()
-        self.clients: list[PersistClient] = [self.world.process() for _ in range(PROCESSES)]
-        self.writers: list[WriteHandle] = [self._writer(client) for client in self.clients]
+        self.post = Post()
+        self.states: dict[int, ShardState] = {}
+        self.registered = {0}
+        self.written = [0] * PROCESSES
+        self.clients: list[PersistClient] = [
+            self.world.process(push=self.post if index else None) for index in range(PROCESSES)
+        ]
+        self.writers: list[WriteHandle] = [self._writer(process) for process in range(PROCESSES)]
         self.readers = [client.open_leased_reader(self.shard_id, purpose="reader") for client in self.clients]
         self.world.faults.set_rates(happens=0.9, answers=0.9)
 
-    def _writer(self, client: PersistClient) -> WriteHandle:
-        return client.open_writer(self.shard_id, SCHEMA, purpose="writer")
+    def _writer(self, process: int) -> WriteHandle:
+        """Its process is told from now on what others commit, as one that has once waited."""
+        self.clients[process].initialise(self.shard_id, SCHEMA)
+        self.clients[process].machine(self.shard_id)._applier.subscribe()
+        return self.clients[process].open_writer(self.shard_id, SCHEMAS[self.written[process]], purpose="writer")
 
     def teardown(self) -> None:
         self.world.faults.heal()
         for reader in self.readers:
             reader.expire()
-        self._compare(self.clients[0], None)
+        for schema in self.registered:
+            self._compare(self.clients[0], None, schema)
 
     # -- writing ---------------------------------------------------------------------------------------------------------
 
     @rule(process=processes, rows=rows_, width=widths, off=st.sampled_from([0, 0, 0, 1, -1]))
     def compare_and_append(self, process: int, rows: list, width: int, off: int) -> None:
         lower = max(0, self.oracle.upper.time + off)
-        shard_rows, paper = self._rows(rows, lower, lower + width)
+        shard_rows, paper = self._rows(process, rows, lower, lower + width)
         outcome = self.writers[process].compare_and_append(
             shard_rows, expected_upper=A(lower), new_upper=A(lower + width)
         )
@@ -68,7 +133,7 @@ class Handles(RuleBasedStateMachine):
     @rule(process=processes, rows=rows_, width=widths, back=st.integers(0, 4))
     def append(self, process: int, rows: list, width: int, back: int) -> None:
         lower = max(0, self.oracle.upper.time - back)
-        shard_rows, paper = self._rows(rows, lower, lower + width)
+        shard_rows, paper = self._rows(process, rows, lower, lower + width)
         outcome = self.writers[process].append(shard_rows, lower=A(lower), upper=A(lower + width))
         self._agree(outcome, self.oracle.append(paper, lower=A(lower), upper=A(lower + width)))
 
@@ -77,7 +142,7 @@ class Handles(RuleBasedStateMachine):
         lower = self.oracle.upper.time
         sent, written = [], []
         for stager in stagers:
-            shard_rows, paper = self._rows(rows, lower, lower + width)
+            shard_rows, paper = self._rows(stager, rows, lower, lower + width)
             batch = self.writers[stager].batch(shard_rows, lower=A(lower), upper=A(lower + width))
             sent.append(batch.to_transmittable())
             written += paper
@@ -91,9 +156,29 @@ class Handles(RuleBasedStateMachine):
     # -- reading ---------------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.oracle.upper.time > 0)
-    @rule(process=processes, back=st.integers(1, 12))
-    def snapshot(self, process: int, back: int) -> None:
-        self._compare(self.clients[process], max(0, self.oracle.upper.time - back))
+    @rule(process=processes, back=st.integers(1, 12), schema=schemas)
+    def snapshot(self, process: int, back: int, schema: int) -> None:
+        self._compare(self.clients[process], max(0, self.oracle.upper.time - back), schema)
+
+    @precondition(lambda self: self.oracle.upper.time > 0)
+    @rule(process=processes, schema=schemas)
+    def listen(self, process: int, schema: int) -> None:
+        """All that comes after the earliest time that can be told."""
+        schema = self._known(schema)
+        found: Counter[tuple[Hashable, int]] = Counter()
+        with self.clients[process].open_leased_reader(self.shard_id, SCHEMAS[schema], purpose="check") as reader:
+            as_of = reader.since.time
+            listen = reader.listen(as_of)
+            while listen.frontier < self.oracle.upper:
+                for event in listen.next_batch(timeout_s=60):
+                    if isinstance(event, Updates):
+                        for r in event.table.to_pylist():
+                            found[(r["key"]["id"], *r["val"].values()), r["time"]] += r["diff"]
+        wanted: Counter[tuple[Hashable, int]] = Counter()
+        for data, time, diff in self.oracle.updates:
+            if time > as_of:
+                wanted[data[: 2 + schema], time] += diff
+        assert {key: diff for key, diff in found.items() if diff} == {key: diff for key, diff in wanted.items() if diff}
 
     @rule(process=processes, back=st.integers(0, 6))
     def downgrade_since(self, process: int, back: int) -> None:
@@ -106,20 +191,54 @@ class Handles(RuleBasedStateMachine):
     def fetch_upper(self, process: int) -> None:
         assert self.writers[process].fetch_recent_upper() == self.oracle.upper
 
+    @rule(process=processes)
+    def wait_in_vain(self, process: int) -> None:
+        assert not self.writers[process].wait_for_upper_past(self.oracle.upper, timeout=0)
+
     # -- life ------------------------------------------------------------------------------------------------------------
 
-    @rule(process=processes)
-    def restart(self, process: int) -> None:
-        """A process dies without a word; its reader's lease stays behind."""
+    @rule(process=processes, is_pushed=st.booleans(), schema=schemas)
+    def restart(self, process: int, is_pushed: bool, schema: int) -> None:
+        """A process dies without a word; its reader's lease stays behind. The next one may know another schema."""
         self.readers[process].expire()
-        self.clients[process] = self.world.process()
-        self.writers[process] = self._writer(self.clients[process])
+        self.clients[process] = self.world.process(push=self.post if is_pushed else None)
+        self.written[process] = self._known(schema)
+        self.writers[process] = self._writer(process)
         self.readers[process] = self.clients[process].open_leased_reader(self.shard_id, purpose="reader")
 
     @rule(process=processes)
     def expire_writer(self, process: int) -> None:
         self.writers[process].expire()
-        self.writers[process] = self._writer(self.clients[process])
+        self.writers[process] = self._writer(process)
+
+    @rule(process=processes, schema=schemas, goes_along=st.booleans())
+    def evolve(self, process: int, schema: int, goes_along: bool) -> None:
+        """Only to what holds all that there is; who has a handle goes on with his schema."""
+        answer = self.clients[process].evolve_schema(self.shard_id, SCHEMAS[schema])
+        if schema < max(self.registered):
+            assert isinstance(answer, SchemaIncompatible)
+            return
+        self.registered.add(schema)
+        assert answer == SchemaEvolved(len(self.registered) - 1)
+        if goes_along:
+            self.written[process] = schema
+            self.writers[process].expire()
+            self.writers[process] = self._writer(process)
+
+    @rule()
+    def change_the_post(self) -> None:
+        self.post.is_prompt = not self.post.is_prompt
+
+    @rule(letters=st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["heard", "twice", "lost", "missed"]))))
+    def deliver(self, letters: list[tuple[int, str]]) -> None:
+        for number, fate in letters:
+            if not self.post.under_way:
+                return
+            listener, news = self.post.under_way.pop(number % len(self.post.under_way))
+            for _ in range({"heard": 1, "twice": 2}.get(fate, 0)):
+                listener.hear(news)
+            if fate == "missed":
+                listener.hear(None)
 
     @rule(process=processes)
     def maintain(self, process: int) -> None:
@@ -146,16 +265,25 @@ class Handles(RuleBasedStateMachine):
     @invariant()
     def every_state_is_sound(self) -> None:
         for client in self.clients:
-            check_invariants(None, client.machine(self.shard_id).state, deep=True)
+            state = client.machine(self.shard_id).state
+            check_invariants(None, state, deep=True)
+            assert self.states.setdefault(state.seqno, state) == state, "two processes know two states of one version"
 
     # -- what is compared ------------------------------------------------------------------------------------------------
 
-    def _rows(self, rows: list, lower: int, upper: int) -> tuple[list, list]:
-        times = [(key, name, min(lower + past, upper - 1), diff) for key, name, past, diff in rows]
-        return (
-            [row(key, name, time, diff) for key, name, time, diff in times],
-            [((key, name), time, diff) for key, name, time, diff in times],
-        )
+    def _rows(self, process: int, rows: list, lower: int, upper: int) -> tuple[list, list]:
+        """As the process's schema has them, and on paper, where what it does not know is null."""
+        schema = self.written[process]
+        shard_rows, paper = [], []
+        for key, name, *more, past, diff in rows:
+            time, known = min(lower + past, upper - 1), more[:schema]
+            shard_rows.append((((key,), (name, *known)), time, diff))
+            paper.append(((key, name, *known, *[None] * (len(more) - schema)), time, diff))
+        return shard_rows, paper
+
+    def _known(self, schema: int) -> int:
+        """The newest that the shard has, up to `schema`."""
+        return max(known for known in self.registered if known <= schema)
 
     def _agree(self, outcome: object, refusal: UpperMismatch | None) -> None:
         if refusal is None:
@@ -164,18 +292,22 @@ class Handles(RuleBasedStateMachine):
         else:
             assert outcome == refusal
 
-    def _compare(self, client: PersistClient, as_of: int | None) -> None:
+    def _compare(self, client: PersistClient, as_of: int | None, schema: int) -> None:
         if as_of is None:
             as_of = self.oracle.upper.time - 1
         if as_of < 0:
             return
-        with client.open_leased_reader(self.shard_id, purpose="check") as reader:
+        schema = self._known(schema)
+        with client.open_leased_reader(self.shard_id, SCHEMAS[schema], purpose="check") as reader:
             snapshot = reader.snapshot(A(as_of), timeout_s=60)
             if isinstance(snapshot, SinceAhead):
                 assert not snapshot.since <= A(as_of)
                 return
-            found = {(r["key"]["id"], r["val"]["name"]): r["diff"] for r in snapshot.to_table().to_pylist()}
-        assert found == dict(self.oracle.contents(as_of))
+            found = {(r["key"]["id"], *r["val"].values()): r["diff"] for r in snapshot.to_table().to_pylist()}
+        wanted: Counter[Hashable] = Counter()
+        for data, count in self.oracle.contents(as_of).items():
+            wanted[data[: 2 + schema]] += count
+        assert found == {data: count for data, count in wanted.items() if count}
 
 
 Handles.TestCase.settings = settings(

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from persist_engine import Antichain, Appended, PersistClient, SinceAhead
+from persist_engine.base.errors import Fenced, MissingBlob
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, Settings
 from persist_engine.client.sink import SinkOptions, SinkParts, assemble
 from persist_engine.client.sink_actors import AllowWrites, Desired, DesiredFrontier
@@ -51,6 +52,8 @@ class Replica:
             spill_directory=lambda _: directory,
         )
         self.told = 0
+        self.is_over = False
+        """Whether its lease lapsed and it missed history."""
 
     def tell(self, updates: list, frontier: int) -> None:
         news = [row(key, name, time, diff) for key, name, time, diff in updates if self.told <= time < frontier]
@@ -64,11 +67,16 @@ class Replica:
     def step(self, part: int) -> bool:
         """Let one part handle one event; whether there was one."""
         parts = self.parts
+        if self.is_over:
+            return False
         part %= len(parts.workers) + 2
         if part == len(parts.workers) + 1:
-            before = parts.reader.frontier
-            parts.reader.step(timeout_s=0)
-            return parts.reader.frontier != before
+            before = parts.reader.frontier, parts.reader.lapses
+            try:
+                parts.reader.step(timeout_s=0)
+            except (Fenced, MissingBlob):
+                self.is_over = True
+            return (parts.reader.frontier, parts.reader.lapses) != before
         inbox, actor = (
             (parts.control_inbox, parts.control)
             if part == len(parts.workers)
@@ -150,6 +158,17 @@ class Sinks(RuleBasedStateMachine):
 
     @precondition(lambda self: any(self.replicas))
     @rule(replica=replicas)
+    def lapse(self, replica: int) -> None:
+        """Its machine sleeps past the lease; when it wakes it soon notices."""
+        asleep = self.replicas[replica]
+        if asleep is not None:
+            handle = asleep.parts.reader.handle
+            self.outside.machine(self.shard_id).expire_leased_reader(handle.reader_id)
+            handle._heartbeat._lost.set()
+            handle._downgraded_ms = 0
+
+    @precondition(lambda self: any(self.replicas))
+    @rule(replica=replicas)
     def allow_writes(self, replica: int) -> None:
         promoted = self.replicas[replica]
         if promoted is not None:
@@ -203,14 +222,14 @@ class Sinks(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.world.faults.heal()
         try:
-            if not any(self.replicas):
-                self.start(replica=0, workers=2, read_only=False, as_of=0)
-            running = [replica for replica in self.replicas if replica is not None]
-            running[0].parts.control_inbox.put(AllowWrites())
-            self.desire(rows=[], width=1)
-            self._rest(running)
-            self.desire(rows=[], width=max(1, self.outside.recent_upper(self.shard_id).time - self.frontier + 30))
-            self._rest(running)
+            running: list[Replica] = []
+            while not running or any(replica.is_over for replica in running):
+                running = self._running()
+                running[0].parts.control_inbox.put(AllowWrites())
+                self.desire(rows=[], width=1)
+                self._rest(running)
+                self.desire(rows=[], width=max(1, self.outside.recent_upper(self.shard_id).time - self.frontier + 30))
+                self._rest(running)
             assert self.outside.recent_upper(self.shard_id) == A(self.frontier)
             for replica in running:
                 for worker in replica.parts.workers:
@@ -224,6 +243,15 @@ class Sinks(RuleBasedStateMachine):
         finally:
             self.holder.expire()
             self.directory.cleanup()
+
+    def _running(self) -> list[Replica]:
+        """All that still can; at least one."""
+        for number, replica in enumerate(self.replicas):
+            if replica is not None and replica.is_over:
+                self.crash(number)
+        if not any(self.replicas):
+            self.start(replica=0, workers=2, read_only=False, as_of=0)
+        return [replica for replica in self.replicas if replica is not None]
 
     def _rest(self, running: list[Replica]) -> None:
         for replica in running:

@@ -209,7 +209,7 @@ class InvariantViolated(PersistError):
 
 class AmbiguousAppend(InvariantViolated):
     """An append may or may not have happened, and nothing tells any more: its outcome was unknown and its writer's lease
-    lapsed. Look at the data before appending it again; leave its blobs alone.
+    lapsed, or somebody removed the writer. Look at the data before appending it again; leave its blobs alone.
     """
 
 

@@ -79,7 +79,7 @@ class ReadHandle:
         self._pins = Pins()
         self._leases = PartLeases(reader_id)
         self._lease_ms = lease_ms
-        self._downgraded_ms = machine.env.now_ms()
+        self._downgraded_s = machine.env.monotonic_s()  # not the wall clock, which may be set back
         self._expired = False
         self.audited = sampled(machine.env, machine.settings.read.stats_audit_percent)
         """Drawn for every part that statistics let a read skip: whether to fetch it all the same."""
@@ -253,7 +253,7 @@ class ReadHandle:
         held = self._downgrade(since)
         with self._lock:
             self._since = self._since.join(held)
-            self._downgraded_ms = self._machine.env.now_ms()
+            self._downgraded_s = self._machine.env.monotonic_s()
             return self._since
 
     def maybe_downgrade_since(self, since: Antichain) -> None:
@@ -261,7 +261,7 @@ class ReadHandle:
         append.
         """
         with self._lock:
-            due = self._machine.env.now_ms() - self._downgraded_ms >= self._lease_ms // 4
+            due = (self._machine.env.monotonic_s() - self._downgraded_s) * 1000 >= self._lease_ms // 4
         if due and not self._expired:
             self.downgrade_since(since)
 
@@ -294,16 +294,18 @@ class ReadHandle:
         """
         with self._lock:
             since = self._since
-        return since.is_empty() or not self._downgrade(since).is_empty()
+        return since.is_empty() or not self._downgrade(since, is_heartbeat=True).is_empty()
 
-    def _downgrade(self, since: Antichain) -> Antichain:
+    def _downgrade(self, since: Antichain, *, is_heartbeat: bool = False) -> Antichain:
         """Renew the lease and give up times before `since` and versions that nobody of ours pins; the reader's since.
         One call at a time: the second attempt of one must not ask for versions that another has given up meanwhile.
         """
         with self._downgrading:
             # Snapshots pin the cached version or a later one: one that begins while we commit is safe behind this.
             outstanding = self._pins.oldest(self._machine.state.seqno)
-            answer, _ = self._machine.downgrade_since(self.reader_id, outstanding_seqno=outstanding, new_since=since)
+            answer, _ = self._machine.downgrade_since(
+                self.reader_id, outstanding_seqno=outstanding, new_since=since, is_heartbeat=is_heartbeat
+            )
         return answer.since
 
     def _batches_at(

@@ -19,7 +19,7 @@ class SinceHandle:
         self._critical_id = critical_id
         self._since = since
         self._opaque = opaque
-        self._downgraded_ms: int | None = None
+        self._downgraded_s: float | None = None  # not by the wall clock, which may be set back
 
     @property
     def shard_id(self) -> ShardId:
@@ -58,7 +58,7 @@ class SinceHandle:
             self._opaque = answer.opaque
         else:
             self._opaque = new_opaque
-            self._downgraded_ms = self._machine.env.now_ms()
+            self._downgraded_s = self._machine.env.monotonic_s()
         return answer
 
     def maybe_compare_and_downgrade_since(
@@ -67,8 +67,8 @@ class SinceHandle:
         """As `compare_and_downgrade_since`, but None without a round trip when this handle moved its since less than
         `lease.critical_downgrade_interval_ms` ago: for callers in a loop.
         """
-        interval_ms = self._machine.settings.lease.critical_downgrade_interval_ms
-        if self._downgraded_ms is not None and self._machine.env.now_ms() - self._downgraded_ms < interval_ms:
+        interval_s = self._machine.settings.lease.critical_downgrade_interval_ms / 1000
+        if self._downgraded_s is not None and self._machine.env.monotonic_s() - self._downgraded_s < interval_s:
             return None
         return self.compare_and_downgrade_since(expected_opaque, new)
 

@@ -299,14 +299,15 @@ class WriteHandle:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def expire(self) -> None:
-        """Take the writer out of the shard's state, if it ever appended. Idempotent; the handle is of no use
-        afterwards.
+        """Take the writer out of the shard's state, if it ever appended, when the appends under way have ended. Idempotent;
+        the handle is of no use afterwards.
         """
-        if self._expired:
-            return
         self._expired = True
-        if self._registered:
-            self._machine.expire_writer(self.writer_id)
+        # Never beside an append: what it would find of itself, should its outcome be unknown, is what is removed here.
+        with self._append_lock:
+            if self._registered:
+                self._machine.expire_writer(self.writer_id)
+                self._registered = False
 
     def __enter__(self) -> WriteHandle:
         return self
@@ -334,7 +335,12 @@ class WriteHandle:
     def _combined(self, batches: Sequence[Batch], desc: Description) -> Batch | None:
         if not self._machine.settings.batch.combine_inline or desc.lower == desc.upper:
             return None
-        return combined_inline_parts(batches, desc, store=self._machine, schema=self._schema, schema_id=self._schema_id)
+        try:
+            return combined_inline_parts(
+                batches, desc, store=self._machine, schema=self._schema, schema_id=self._schema_id
+            )
+        except InvalidUsage:  # a sum of diffs that no single row can hold; each batch by itself is fine
+            return None
 
     def _append_all(
         self,
@@ -386,6 +392,7 @@ class WriteHandle:
     ) -> tuple[commands.Answer, Maintenance]:
         """One compare-and-append of this writer, after those of its other threads: see Machine.compare_and_append."""
         with self._append_lock:
+            self._check_open()
             self._registered = True
             return self._machine.compare_and_append(
                 hollow,

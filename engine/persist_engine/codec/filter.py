@@ -73,6 +73,11 @@ class _Known(NamedTuple):
     upper: Comparable | None
     is_whole: bool = True
 
+    @property
+    def may_be_null(self) -> bool:
+        """In some row."""
+        return self.null_count > 0 or not self.is_whole
+
 
 def _known(column: Column, part: HollowPart) -> _Known | None:
     """None: nothing is known. Where statistics say nothing of a field within a struct, it has the nulls of the outermost one
@@ -125,7 +130,7 @@ class _Below:
         return Outcomes(
             true=known.lower is None or self._holds(known.lower),
             false=known.upper is None or not self._holds(known.upper),
-            unknown=known.null_count > 0 or not known.is_whole,
+            unknown=known.may_be_null,
         )
 
     def _holds(self, value: Comparable) -> bool:
@@ -158,7 +163,7 @@ class _Within:
         return Outcomes(
             true=first < last,
             false=not (is_one_value and first < last),
-            unknown=known.null_count > 0 or not known.is_whole,
+            unknown=known.may_be_null,
         )
 
 
@@ -176,7 +181,7 @@ class _Null:
         if known is None:
             return _ANY
         return Outcomes(
-            true=known.null_count > 0 or not known.is_whole,
+            true=known.may_be_null,
             false=known.null_count < known.rows,
             unknown=False,
         )
@@ -319,7 +324,7 @@ def _denied(column: Column, table: pa.Table, part: HollowPart) -> bool:
     if known is None:
         return False
     values = column.values(table)
-    wrong: list[pa.ChunkedArray] = [] if known.null_count or not known.is_whole else [pc.is_null(values)]
+    wrong: list[pa.ChunkedArray] = [] if known.may_be_null else [pc.is_null(values)]
     if known.null_count == known.rows:
         wrong.append(pc.is_valid(values))
     if known.lower is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from persist_engine.base.errors import InvalidEmptyTimeInterval, InvalidUsage, InvariantViolated, check
+from persist_engine.base.errors import BatchExpired, InvalidEmptyTimeInterval, InvalidUsage, InvariantViolated, check
 from persist_engine.model.commands import (
     AlreadyCommitted,
     Appended,
@@ -19,6 +19,7 @@ from persist_engine.model.commands import (
     UpperMismatch,
 )
 from persist_engine.model.frontier import EMPTY
+from persist_engine.model.ids import ShardId, staged_ms
 from persist_engine.model.outcome import Applied, Refused
 from persist_engine.model.state import ShardState, Writer
 from persist_engine.model.trace import MergeReq, Trace
@@ -53,6 +54,35 @@ def compare_and_append(state: ShardState, cmd: CompareAndAppend, now_ms: int) ->
     return Applied(replace(state, writers=writers, progress=progress, trace=trace), Appended(requests))
 
 
+def is_refusal_certain(
+    state: ShardState, cmd: CompareAndAppend, *, earliest_ms: int, held_ms: int, now_ms: int
+) -> bool:
+    """Whether a mismatch on `state`, after an attempt of unknown outcome, says that no attempt succeeded: a success would
+    show in the writer's registration. `earliest_ms`: our clock before the first attempt, or less. `held_ms`: until when
+    the lease held that the writer had before any success; when it is gone sooner, somebody removed it, and may have
+    removed a success with it.
+    """
+    writer = state.writers.get(cmd.writer_id)
+    if writer is not None:
+        return not writer.most_recent_write_upper >= cmd.batch.desc.upper > cmd.batch.desc.lower
+    # Others remove us by their own clocks, which may be far ahead of ours; no state is older than the clock of whoever
+    # committed it.
+    newest_ms = max(now_ms, state.walltime_ms)
+    return newest_ms - earliest_ms < cmd.lease_ms and newest_ms > held_ms
+
+
+def batch_expired(shard_id: ShardId, refusal: StagedTooEarly) -> BatchExpired:
+    """What to raise for `refusal`."""
+    staged = staged_ms(refusal.key)
+    return BatchExpired(
+        f"part {refusal.key} of shard {shard_id} was staged at {staged}, before the floor {refusal.floor_ms} that an orphan "
+        f"scan set: stage the batch again (or set the clock of the machine that staged it)",
+        key=refusal.key,
+        staged_ms=staged,
+        floor_ms=refusal.floor_ms,
+    )
+
+
 def _refusal(state: ShardState, writer: Writer, cmd: CompareAndAppend) -> Refused | None:
     desc, upper = cmd.batch.desc, state.trace.upper
     if desc.lower == desc.upper and (cmd.batch.parts or cmd.batch.rows):
@@ -79,14 +109,13 @@ def _refusal(state: ShardState, writer: Writer, cmd: CompareAndAppend) -> Refuse
 
 
 def _push_and_claim(trace: Trace, cmd: CompareAndAppend, now_ms: int) -> tuple[Trace, tuple[MergeReq, ...]]:
-    """Push and claim what fell due. When that is no work and data came in, also take the oldest compaction that
+    """Push and claim what fell due. When that is nothing and data came in, also take the oldest compaction that
     nobody is at: otherwise a request that was lost with its writer would never be done. `claim_percent` says how many:
     one for each hundred, and one more with the probability of the rest, which the token decides, so that a retry of
     the same call claims the same.
     """
     trace, requests = trace.push(cmd.batch)
-    if cmd.batch.rows > 0 and all(request.is_empty() for request in requests):
-        named = {request.id for request in requests}
+    if cmd.batch.rows > 0 and not requests:  # none has empty inputs only: of two empty batches one is made at once
         stale = trace.fueled_requests(
             claimed_before_ms=now_ms - cmd.claim_ms,
             claimed_until_ms=now_ms + cmd.claim_ms,
@@ -94,7 +123,7 @@ def _push_and_claim(trace: Trace, cmd: CompareAndAppend, now_ms: int) -> tuple[T
         )
         count, rest = divmod(max(cmd.claim_percent, 0), 100)
         count += int.from_bytes(cmd.token.to_bytes()) % 100 < rest
-        requests = (*requests, *[request for request in stale if request.id not in named][:count])
+        requests = stale[:count]
     for request in requests:
         trace = trace.claim(request.id, now_ms)
     return trace, requests

@@ -133,12 +133,13 @@ class HeartbeatSeen:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DowngradeSince:
     """Let go of times before `new_since` and of versions before `outstanding_seqno` (None: of all before the new
-    one).
+    one). `is_heartbeat`: nobody asked for it; the shard's since stays unless the reader's moves.
     """
 
     reader_id: LeasedReaderId
     outstanding_seqno: SeqNo | None
     new_since: Antichain
+    is_heartbeat: bool = False
 
 
 @dataclass(frozen=True, slots=True)

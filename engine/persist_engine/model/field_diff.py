@@ -105,6 +105,16 @@ def applied_to_map(name: str, values: SharedMap[K, V], diffs: Iterable[FieldDiff
     return values
 
 
+def updated_value(name: str, value: V, diffs: Iterable[FieldDiff[None, V]]) -> V:
+    """As `applied_to_value` for a field that always has a value, so that only updates make sense."""
+    for diff in diffs:
+        if not isinstance(diff, Update):
+            raise InvariantViolated(f"{name}: {type(diff).__name__.lower()} of what can only be updated")
+        check(value == diff.old, f"{name}: update from {diff.old}, but it is {value}")
+        value = diff.to
+    return value
+
+
 def applied_to_value(name: str, value: V | None, diffs: Iterable[FieldDiff[None, V]]) -> V | None:
     """As `applied_to_dict` for the one value of a scalar field, None being absent."""
     for diff in diffs:

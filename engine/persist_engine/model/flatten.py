@@ -14,11 +14,8 @@ from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.flat_trace import FlatTrace, SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.frontier import Antichain, Description
-from persist_engine.model.spine import Fueling, IdBatch, Level, Sizes, Spine, SpineBatch
+from persist_engine.model.spine import LEVELS_MAX, Fueling, IdBatch, Level, Sizes, Spine, SpineBatch
 from persist_engine.model.spine_edit import SpineEdit
-
-#: Far above what any number of rows needs (level_for(2**64) is 64), and low enough that a damaged level costs nothing.
-LEVELS_MAX = 128
 
 
 def is_zero_width(batch: HollowBatch) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.model import flatten
 from persist_engine.model.batch import HollowBatch
-from persist_engine.model.field_diff import Delete, FieldDiff, Insert, Update, applied_to_dict, applied_to_value
+from persist_engine.model.field_diff import Delete, FieldDiff, Insert, Update, applied_to_dict, updated_value
 from persist_engine.model.frontier import MINIMUM, Description
 from persist_engine.model.trace import MergeRes, Trace
 from persist_engine.model.trace_diff import TraceDiff, apply_flat
@@ -26,7 +26,7 @@ def apply_unstructured(trace: Trace, diff: TraceDiff, count: _Count) -> Trace:
     """The trace after `diff`; InvariantViolated when no path fits. A diff that carries structure makes the trace
     structured.
     """
-    since = applied_to_value("since", trace.since, diff.since) or trace.since
+    since = updated_value("since", trace.since, diff.since)
     trace = _apply_batches(trace.downgrade_since(since), list(diff.legacy_batches), count)
     if diff.has_structure():
         # The flat batches are in place; the rest of the diff names where they sit in the spine.

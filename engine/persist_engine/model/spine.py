@@ -26,6 +26,11 @@ from persist_engine.model.frontier import MINIMUM, Antichain, Description
 from persist_engine.model.ids import RunId
 from persist_engine.model.lazy_parts import LazyParts
 
+#: Far above what any number of rows needs (level_for(2**64) is 64), and low enough that a damaged level costs nothing.
+LEVELS_MAX = 128
+#: More moves nothing further: it is enough for every merge there can be.
+FUEL_MAX = 1 << 64
+
 #: A hollow batch and its place in the order of arrival.
 IdBatch = tuple[SpineId, HollowBatch]
 #: Those of one spine batch, oldest first.
@@ -102,10 +107,6 @@ class MergeReq:
     def covers(self, other: MergeReq) -> bool:
         """Whether doing this one makes `other` superfluous."""
         return self.id.covers(other.id) and self.desc.since == other.desc.since
-
-    def is_empty(self) -> bool:
-        """Whether no input has any update: done by anybody in no time."""
-        return all(batch.rows == 0 for _, batch in self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +279,7 @@ class Spine:
         """Raises InvariantViolated unless the invariants hold. O(log n); `deep` also looks into every hollow batch."""
         next_id, upper, since = 0, MINIMUM, self.since
         check(not self.levels or bool(self.levels[-1].batches), "the spine's top level is vacant")
+        check(len(self.levels) <= LEVELS_MAX, "the spine has more levels than are read back")
         # Runs on every commit: nothing is formatted, and no frontier compared by method, unless a rule is broken.
         for index in range(len(self.levels) - 1, -1, -1):
             batches, merge = self.levels[index].batches, self.levels[index].merge

@@ -22,6 +22,7 @@ from persist_engine.model.field_diff import (
     applied_to_value,
     field_diff,
     map_diffs,
+    updated_value,
 )
 from persist_engine.model.flat_trace import SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.frontier import Antichain
@@ -182,11 +183,11 @@ def _applied(state: ShardState, diff: StateDiff, count: Callable[[str], None]) -
     check_birth(state, diff.birth)
     hostname = state.hostname
     for change in diff.hostname:
-        if isinstance(change, Update):
-            if change.old != hostname:
-                count("hostname_mismatch")
-            hostname = change.to
-    last_gc_req = applied_to_value("last_gc_req", state.last_gc_req, diff.last_gc_req)
+        if not isinstance(change, Update):
+            raise InvariantViolated(f"hostname: {type(change).__name__.lower()} of what can only be updated")
+        if change.old != hostname:
+            count("hostname_mismatch")
+        hostname = change.to
     return sealed(
         replace(
             state,
@@ -194,7 +195,7 @@ def _applied(state: ShardState, diff: StateDiff, count: Callable[[str], None]) -
             seqno=diff.seqno_to,
             walltime_ms=diff.walltime_ms,
             hostname=hostname,
-            last_gc_req=state.last_gc_req if last_gc_req is None else last_gc_req,
+            last_gc_req=updated_value("last_gc_req", state.last_gc_req, diff.last_gc_req),
             active_rollup=applied_to_value("active_rollup", state.active_rollup, diff.active_rollup),
             active_gc=applied_to_value("active_gc", state.active_gc, diff.active_gc),
             rollups=applied_to_map("rollups", state.rollups, diff.rollups),

@@ -15,7 +15,7 @@ from persist_engine.model import flatten, merge_result
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.flat_trace import FlatTrace, SpineId
 from persist_engine.model.frontier import Antichain, Description
-from persist_engine.model.spine import IdBatch, MergeOutcome, MergeReq, MergeRes, Sizes, Spine, SpineBatch
+from persist_engine.model.spine import FUEL_MAX, IdBatch, MergeOutcome, MergeReq, MergeRes, Sizes, Spine, SpineBatch
 from persist_engine.model.spine_edit import SpineEdit
 
 __all__ = ["IdBatch", "MergeOutcome", "MergeReq", "MergeRes", "Sizes", "SpineBatch", "Trace"]
@@ -119,7 +119,7 @@ class Trace:
         if fuel <= 0 or not self.structured:
             return self, (), False
         edit = SpineEdit(self.spine)
-        if not edit.exert(fuel):
+        if not edit.exert(min(fuel, FUEL_MAX)):
             return self, (), False
         spine, requests = edit.finish()
         return replace(self, spine=spine), requests, True

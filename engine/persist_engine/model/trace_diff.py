@@ -18,9 +18,9 @@ from persist_engine.model.field_diff import (
     FieldDiff,
     Insert,
     applied_to_dict,
-    applied_to_value,
     dict_diffs,
     field_diff,
+    updated_value,
 )
 from persist_engine.model.flat_trace import FlatTrace, SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.frontier import Antichain, Description
@@ -149,13 +149,13 @@ def apply_flat(flat: FlatTrace, diff: TraceDiff) -> FlatTrace:
     applied_to_dict("hollow_batches", hollow, diff.hollow_batches)
     applied_to_dict("spine_batches", thins, diff.spine_batches)
     applied_to_dict("merges", merges, diff.merges)
-    since = applied_to_value("since", flat.since, diff.since) or flat.since
+    since = updated_value("since", flat.since, diff.since)
     return FlatTrace(since, tuple(sorted(legacy, key=flatten.legacy_order)), hollow, thins, merges)
 
 
 def _apply_incremental(spine: Spine, diff: TraceDiff) -> Spine:
     """Only spine batches that the diff names, or whose hollow batches it names, are taken apart and made again."""
-    since = applied_to_value("since", spine.since, diff.since) or spine.since
+    since = updated_value("since", spine.since, diff.since)
     batches = {batch.id: batch for batch in spine.batches()}
     touched = _touched(batches, diff)
     thins = {spine_id: flatten.thin(batches[spine_id]) for spine_id in touched}

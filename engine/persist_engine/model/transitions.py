@@ -110,8 +110,8 @@ def _heartbeat_leased_reader(state: ShardState, cmd: c.HeartbeatLeasedReader, no
 
 def _downgrade_since(state: ShardState, cmd: c.DowngradeSince, now_ms: int) -> Applied | Refused:
     """A reader that is gone (its machine slept) has lost its hold: its since is as good as empty, which is no error
-    here. The shard's since follows only when this reader's moved: a heartbeat must not make what another's expiry
-    left alone (spec 9.9, bug 22) happen a moment later.
+    here. The shard's since follows, but for a heartbeat that moves nothing: that must not make what another's expiry
+    left alone (spec 9.9, bug 22) happen a moment later, with nobody having asked for it.
     """
     before = state.leased_readers.get(cmd.reader_id)
     if before is None:
@@ -126,7 +126,7 @@ def _downgrade_since(state: ShardState, cmd: c.DowngradeSince, now_ms: int) -> A
         last_heartbeat_ms=max(before.last_heartbeat_ms, now_ms),
     )
     state = replace(state, leased_readers=state.leased_readers.set(cmd.reader_id, reader))
-    after = _with_readers_since(state) if before.since < reader.since else state
+    after = state if cmd.is_heartbeat and reader.since == before.since else _with_readers_since(state)
     return Applied(after, c.SinceDowngraded(reader.since))
 
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from persist_engine.base.errors import CorruptData, Incompatible, Indeterminate, InvariantViolated
+from persist_engine.base.errors import CorruptData, Determinate, Incompatible, Indeterminate, InvariantViolated
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
 from persist_engine.model.commands import Answer, Command
@@ -23,6 +23,7 @@ from persist_engine.model.step import Refused, step
 from persist_engine.model.views import sealed
 from persist_engine.shard.gauges import count_commit, shard_gauges
 from persist_engine.shard.news import News
+from persist_engine.shard.retry import Backoff
 from persist_engine.shard.versions import StateVersions
 from persist_engine.shard.watch import StateWatch
 
@@ -33,11 +34,13 @@ _TURN_S = 1.0
 
 
 class UnknownOutcome(Indeterminate):
-    """A command's compare-and-set may have happened. `answer` is what it would then have answered."""
+    """A command's compare-and-set may have happened. `answer` is what it would then have answered, `before` the state it
+    was decided on.
+    """
 
-    def __init__(self, message: str, *, answer: Answer) -> None:
+    def __init__(self, message: str, *, answer: Answer, before: ShardState) -> None:
         super().__init__(message)
-        self.answer = answer
+        self.answer, self.before = answer, before
 
 
 class Applier:
@@ -70,16 +73,19 @@ class Applier:
         later.
 
         A commit is linearized. A refusal is decided on the cached state without a round trip, which may be stale:
-        refetch where that matters. Lost races are retried here; UnknownOutcome is raised when it may be committed.
-        The clock is read on every attempt. `is_write` marks commands of writers, which are handed garbage
-        collection.
+        refetch where that matters. Lost races are retried here, and a store that refuses; UnknownOutcome is raised when
+        it may be committed, Unavailable when this attempt surely was not. Every attempt is decided anew, by the clock of
+        then: an outage must not commit a lease that has run out meanwhile. `is_write` marks commands of writers, which
+        are handed garbage collection.
         """
         versions = self.versions
         env, metrics = versions.env, versions.metrics
         name = type(command).__name__
         started_s = env.monotonic_s()
         metrics.count("command_started", name=name)
+        refused: Backoff | None = None  # the store refuses the compare-and-set
         while True:
+            result: CasResult | Determinate
             with self._taking_turns():
                 self._take_news()
                 before = self._state
@@ -94,14 +100,24 @@ class Applier:
                 )
                 if isinstance(stepped, Refused):
                     metrics.count("command", name=name, outcome="refused")
+                    _end(refused)
                     return stepped.answer, NO_MAINTENANCE
                 try:
                     result = versions.try_compare_and_set_current(before=before, state=stepped.state, diff=stepped.diff)
+                except Determinate as error:
+                    result = error
                 except Indeterminate as error:
                     metrics.count("command", name=name, outcome="indeterminate")
-                    raise UnknownOutcome(str(error), answer=stepped.answer) from error
+                    raise UnknownOutcome(str(error), answer=stepped.answer, before=before) from error
                 if result is CasResult.COMMITTED:
                     self._install(stepped.state)
+            if isinstance(result, Determinate):
+                # Outside the turn: others need not wait for our pause to end.
+                refused = refused or versions.retry.backoff("compare_and_set", shard=self.shard_id, kind="determinate")
+                refused.wait(result)
+                continue
+            _end(refused)
+            refused = None
             if result is CasResult.COMMITTED:
                 metrics.count("command", name=name, outcome="committed")
                 metrics.observe_s("command", env.monotonic_s() - started_s, name=name)
@@ -215,3 +231,8 @@ class Applier:
         finally:
             if taken:
                 self._turn.release()
+
+
+def _end(backoff: Backoff | None) -> None:
+    if backoff is not None:
+        backoff.answered()

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 
 from persist_engine.base.metrics import Metrics, ShardGauges
+from persist_engine.model.batch import HollowBatch
 from persist_engine.model.field_diff import Delete, Insert
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.spine import SpineBatch
@@ -74,3 +75,11 @@ def _stage(batch: SpineBatch) -> str:
 
 def _time(frontier: Antichain) -> float:
     return math.inf if frontier.time is None else frontier.time
+
+
+def count_inline(metrics: Metrics, batch: HollowBatch) -> None:
+    """`batch` was appended: its inline parts are in state now."""
+    inline_bytes = batch.inline_bytes
+    if inline_bytes:
+        metrics.count("inline_committed_parts", sum(part.inline_bytes > 0 for part in batch.parts))
+        metrics.count("inline_committed_bytes", inline_bytes)

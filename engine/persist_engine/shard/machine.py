@@ -9,29 +9,37 @@ attempts, so that nobody deletes blobs that are in use. Storage errors surface o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from persist_engine.base.env import Env
-from persist_engine.base.errors import AmbiguousAppend, BatchExpired, InvalidUsage, InvariantViolated, check
+from persist_engine.base.errors import AmbiguousAppend, InvalidUsage, InvariantViolated, check
 from persist_engine.base.metrics import Metrics
 from persist_engine.base.settings import Settings
 from persist_engine.base.versioned import SeqNo
 from persist_engine.codec.schema import Schema
 from persist_engine.model import commands
+from persist_engine.model.append import batch_expired, is_refusal_certain
 from persist_engine.model.batch import HollowBatch, HollowRollup
 from persist_engine.model.commands import Command
 from persist_engine.model.frontier import MINIMUM, Antichain
-from persist_engine.model.ids import CriticalReaderId, IdempotencyToken, LeasedReaderId, ShardId, WriterId, staged_ms
+from persist_engine.model.ids import CriticalReaderId, IdempotencyToken, LeasedReaderId, ShardId, WriterId
+from persist_engine.model.leases import expires_after_ms
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.state import DebugInfo, SchemaPair, ShardState, SourceProgress
 from persist_engine.model.trace import MergeOutcome, MergeRes
 from persist_engine.shard.applier import NO_MAINTENANCE, Applier, UnknownOutcome
+from persist_engine.shard.gauges import count_inline
 from persist_engine.shard.retry import Backoff, Retry
 from persist_engine.shard.versions import StateVersions
-from persist_engine.shard.watch import StateWatch, wait_until
+from persist_engine.shard.watch import StateWatch, once_after, wait_until
 from persist_engine.storage.blob import Blob
+
+_log = logging.getLogger(__name__)
+#: Who waits this long for a time to be written is told why nothing happens (spec 9.19).
+WAIT_LOG_S = 1.0
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -148,18 +156,21 @@ class Machine:
             claim_min_version=self.settings.compaction.claim_min_version,
         )
         earliest_ms = self.env.now_ms()
+        held_ms = 0
         backoff: Backoff | None = None  # there was an unknown outcome iff it is not None
         while True:
             earliest_ms = min(earliest_ms, self.env.now_ms())
             try:
                 answer, maintenance = self._applier.apply(command, is_write=True)
             except UnknownOutcome as error:
+                before = error.before.writers.get(writer_id)
+                held_ms = held_ms if before is None else max(held_ms, expires_after_ms(before))
                 backoff = backoff or self._backoff("compare_and_append")
                 backoff.wait(error)
                 continue
             match answer:
                 case commands.Appended():
-                    self._count_inline(batch)
+                    count_inline(self.metrics, batch)
                     return answer, maintenance
                 case commands.AlreadyCommitted():
                     check(backoff is not None, f"{command.token} of {self.shard_id} was known before its first use")
@@ -170,11 +181,11 @@ class Machine:
                 case commands.StagedTooEarly():
                     # Only later versions know the floor, so an earlier attempt that got through would show.
                     if backoff is not None:
-                        self._check_surely_refused(command, earliest_ms)
-                    raise _expired(self.shard_id, answer)
+                        self._check_surely_refused(command, earliest_ms, held_ms)
+                    raise batch_expired(self.shard_id, answer)
                 case commands.UpperMismatch() | commands.ProgressMismatch():
                     if backoff is not None:
-                        self._check_surely_refused(command, earliest_ms)
+                        self._check_surely_refused(command, earliest_ms, held_ms)
                     # The refusal may come from a stale state: only a fresh one may be told.
                     self.refresh()
                     mismatch = self._mismatch(command)
@@ -182,12 +193,6 @@ class Machine:
                         return mismatch, NO_MAINTENANCE
                 case _:
                     raise InvariantViolated(f"compare_and_append of {self.shard_id} answered {answer}")
-
-    def _count_inline(self, batch: HollowBatch) -> None:
-        inline_bytes = batch.inline_bytes
-        if inline_bytes:
-            self.metrics.count("inline_committed_parts", sum(part.inline_bytes > 0 for part in batch.parts))
-            self.metrics.count("inline_committed_bytes", inline_bytes)
 
     def _mismatch(
         self, command: commands.CompareAndAppend
@@ -205,23 +210,16 @@ class Machine:
             current=state.trace.upper, expected=command.batch.desc.lower, writer_upper=writer_upper or MINIMUM
         )
 
-    def _check_surely_refused(self, command: commands.CompareAndAppend, earliest_ms: int) -> None:
-        """After an unknown outcome a mismatch means refused only if a success would still show in the writer's
-        registration. Raises AmbiguousAppend when success and refusal cannot be told apart: the caller must look at
-        the data. `earliest_ms`: our clock before the first attempt, or less.
+    def _check_surely_refused(self, command: commands.CompareAndAppend, earliest_ms: int, held_ms: int) -> None:
+        """Raises AmbiguousAppend when success and refusal cannot be told apart: the caller must look at the data. See
+        `is_refusal_certain`.
         """
-        desc = command.batch.desc
-        writer_upper = self._writer_upper(command.writer_id)
-        # Others remove us by their own clocks, which may be far ahead of ours; no state is older than the clock of whoever
-        # committed it.
-        newest_ms = max(self.env.now_ms(), self.state.walltime_ms)
-        lapsed = writer_upper is None and newest_ms - earliest_ms >= command.lease_ms
-        overtaken = writer_upper is not None and writer_upper >= desc.upper > desc.lower
-        if lapsed or overtaken:
+        state, now_ms = self.state, self.env.now_ms()
+        if not is_refusal_certain(state, command, earliest_ms=earliest_ms, held_ms=held_ms, now_ms=now_ms):
             raise AmbiguousAppend(
-                f"append of {desc} to {self.shard_id} may or may not have happened: its outcome was unknown, and "
-                f"writer {command.writer_id} no longer tells (shard upper {self.state.trace.upper}, "
-                f"writer upper {writer_upper})",
+                f"append of {command.batch.desc} to {self.shard_id} may or may not have happened: its outcome was unknown, "
+                f"and writer {command.writer_id} no longer tells (shard upper {state.trace.upper}, "
+                f"writer upper {self._writer_upper(command.writer_id)})",
                 shard_id=self.shard_id,
                 writer_id=command.writer_id,
             )
@@ -253,14 +251,21 @@ class Machine:
         return self._idempotent(commands.HeartbeatLeasedReader(reader_id=reader_id), commands.HeartbeatSeen)
 
     def downgrade_since(
-        self, reader_id: LeasedReaderId, *, outstanding_seqno: SeqNo | None, new_since: Antichain
+        self,
+        reader_id: LeasedReaderId,
+        *,
+        outstanding_seqno: SeqNo | None,
+        new_since: Antichain,
+        is_heartbeat: bool = False,
     ) -> tuple[commands.SinceDowngraded, Maintenance]:
         """Give up times before `new_since` and versions before `outstanding_seqno` (None: all but the newest);
-        renews the lease.
+        renews the lease. The shard's since moves to what all readers still hold, but for a heartbeat that moves nothing.
 
         The answer is the reader's since: never behind where it was; empty when the reader no longer exists.
         """
-        command = commands.DowngradeSince(reader_id=reader_id, outstanding_seqno=outstanding_seqno, new_since=new_since)
+        command = commands.DowngradeSince(
+            reader_id=reader_id, outstanding_seqno=outstanding_seqno, new_since=new_since, is_heartbeat=is_heartbeat
+        )
         return self._idempotent(command, commands.SinceDowngraded)
 
     def expire_leased_reader(self, reader_id: LeasedReaderId) -> tuple[bool, Maintenance]:
@@ -403,11 +408,16 @@ class Machine:
         if as_of.is_empty():
             raise InvalidUsage(f"a snapshot of {self.shard_id} needs a time, not the closed frontier")
 
+        is_long = once_after(WAIT_LOG_S, self.env)
+
         def check_state() -> tuple[HollowBatch, ...] | SinceAhead | None:
             trace = self.state.trace
             if not trace.since <= as_of:
                 return SinceAhead(trace.since)
             if trace.upper <= as_of:
+                if is_long():
+                    text = "snapshot of shard %s at %s waits: the upper is still %s"
+                    _log.info(text, self.shard_id, as_of, trace.upper, extra={"shard": self.shard_id})
                 return None
             return tuple(batch for batch in trace.batches() if batch.desc.lower <= as_of)
 
@@ -482,14 +492,3 @@ class Machine:
     def _expect(self, command: Command, answer: object, expected: type[A] | tuple[type[A], ...]) -> A:
         check(isinstance(answer, expected), f"{type(command).__name__} of {self.shard_id} answered {answer}")
         return cast(A, answer)
-
-
-def _expired(shard_id: ShardId, answer: commands.StagedTooEarly) -> BatchExpired:
-    staged = staged_ms(answer.key)
-    return BatchExpired(
-        f"part {answer.key} of shard {shard_id} was staged at {staged}, before the floor {answer.floor_ms} that an orphan "
-        f"scan set: stage the batch again (or set the clock of the machine that staged it)",
-        key=answer.key,
-        staged_ms=staged,
-        floor_ms=answer.floor_ms,
-    )

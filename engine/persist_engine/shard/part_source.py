@@ -132,7 +132,7 @@ class PartToRead:
 def _check_description(written: Description, registered: Description, part: Part, key: str) -> None:
     """Spec 10.8: only user-written parts (since at the minimum) may be narrower in state than in blob."""
     if (written.lower, written.upper) == (registered.lower, registered.upper):
-        fits = part.ts_rewrite is not None or written.since == registered.since
+        fits = written.since == registered.since
     else:
         upper_fits = part.ts_rewrite is not None or registered.upper <= written.upper
         fits = written.lower <= registered.lower and upper_fits and written.since == MINIMUM

@@ -14,9 +14,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from persist_engine.base.env import Env
 from persist_engine.base.metrics import Metrics
-from persist_engine.base.settings import Settings
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.codec.checksum import checksum
 from persist_engine.codec.inline_part import INLINE_FORMAT_NAME, ROW_BYTES_MIN, decode_inline, encode_inline
@@ -28,31 +26,14 @@ from persist_engine.codec.schema import Schema
 from persist_engine.codec.updates import wrapped_diffs_sum
 from persist_engine.model.batch import HollowPart, HollowRun, InlinePart, Part, RunPart
 from persist_engine.model.frontier import Description
-from persist_engine.model.ids import PartId, ShardId
-from persist_engine.shard.retry import Retry
-from persist_engine.shard.runs import deletion_waves
-from persist_engine.storage.blob import Blob
+from persist_engine.model.ids import PartId
+from persist_engine.shard.runs import RunWriter, deletion_waves
 
 
-class PartStore(Protocol):
+class PartStore(RunWriter, Protocol):
     """What staging parts needs of a shard: its blobs, never its state. A Machine is one; a process that must not touch
     consensus (a Spark executor) brings its own.
     """
-
-    @property
-    def shard_id(self) -> ShardId: ...
-
-    @property
-    def blob(self) -> Blob: ...
-
-    @property
-    def retry(self) -> Retry: ...
-
-    @property
-    def settings(self) -> Settings: ...
-
-    @property
-    def env(self) -> Env: ...
 
     @property
     def metrics(self) -> Metrics: ...

@@ -1,7 +1,7 @@
 """Backoff against failing stores. Owns how long to wait and when to give up; knows nothing of what is retried.
 
-Two loops, told apart by what they may repeat: `external` repeats anything idempotent, `determinate` only what surely
-did not happen. A caller that must remember something between attempts writes its own loop around `Backoff`.
+`Retry.external` repeats anything idempotent. A caller that must remember something between attempts, or decide anew,
+writes its own loop around `Backoff`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from persist_engine.base.env import Env
-from persist_engine.base.errors import Determinate, StorageError, Unavailable
+from persist_engine.base.errors import StorageError, Unavailable
 from persist_engine.base.metrics import Metrics
 from persist_engine.base.settings import RetrySettings
 
@@ -74,7 +74,7 @@ class Backoff:
 
 
 class Retry:
-    """The two retry loops. Thread-safe."""
+    """The retry loop, and backoffs for others' loops. Thread-safe."""
 
     def __init__(self, env: Env, settings: RetrySettings, metrics: Metrics) -> None:
         self._env, self._settings, self._metrics = env, settings, metrics
@@ -98,20 +98,6 @@ class Retry:
                 answer = call()
             except StorageError as error:
                 backoff = backoff or self.backoff(what, shard=shard, kind="external")
-                backoff.wait(error)
-            else:
-                if backoff is not None:
-                    backoff.answered()
-                return answer
-
-    def determinate(self, what: str, call: Callable[[], T], *, shard: str = "") -> T:
-        """Call until it answers, repeating only after Determinate; an Indeterminate outcome is raised to the caller."""
-        backoff: Backoff | None = None
-        while True:
-            try:
-                answer = call()
-            except Determinate as error:
-                backoff = backoff or self.backoff(what, shard=shard, kind="determinate")
                 backoff.wait(error)
             else:
                 if backoff is not None:

@@ -135,8 +135,8 @@ class StateVersions:
     def try_compare_and_set_current(self, *, before: ShardState, state: ShardState, diff: StateDiff) -> CasResult:
         """Append `diff`, which leads to `state`, iff the shard still stands at `before`. One round trip.
 
-        Repeats only after Determinate; raises Indeterminate when the outcome is unknown: `shard.machine` knows what
-        may follow.
+        Retries nothing: Determinate surely left the shard as it was, and whoever decided on `state` decides anew (its
+        clock has moved on); Indeterminate has an unknown outcome, and `shard.machine` knows what may follow.
         """
         expected = before.seqno
         if not diff.seqno_to == state.seqno == expected + 1:
@@ -146,9 +146,7 @@ class StateVersions:
             validate_roundtrip(before, data, state)
         new = VersionedData(state.seqno, data)
         shard_id = state.shard_id
-        result = self.retry.determinate(
-            "compare_and_set", lambda: self.consensus.compare_and_set(shard_id, expected, new), shard=shard_id
-        )
+        result = self.consensus.compare_and_set(shard_id, expected, new)
         if result is CasResult.COMMITTED:
             self.metrics.count("state_diff_bytes", len(data), shard=shard_id)
             self.push.publish(shard_id, new)

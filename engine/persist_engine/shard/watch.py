@@ -55,6 +55,20 @@ class Pushed(Protocol):
         """Whether everything is being told, so that polling may be rare."""
 
 
+def once_after(seconds: float, env: Env) -> Callable[[], bool]:
+    """What answers true once: when first asked `seconds` from now or later."""
+    due_s: float | None = env.monotonic_s() + seconds
+
+    def is_due() -> bool:
+        nonlocal due_s
+        if due_s is None or env.monotonic_s() < due_s:
+            return False
+        due_s = None
+        return True
+
+    return is_due
+
+
 def wait_until(
     check: Callable[[], T],
     *,

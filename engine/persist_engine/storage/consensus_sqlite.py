@@ -152,7 +152,9 @@ class SqliteConsensus:
 
     @contextmanager
     def _borrow(self, verb: str, key: str = "") -> Iterator[sqlite3.Connection]:
-        """A connection in autocommit; errors mapped as of a call that changed nothing."""
+        """A connection in autocommit; errors mapped as of a call that changed nothing, until what was done with it is done:
+        from then on nothing is certain.
+        """
         try:
             taken = self._take(verb, key)
         except sqlite3.Error as error:
@@ -207,8 +209,9 @@ class SqliteConsensus:
         """A connection to the file that is at the path now."""
         with self._lock:
             if self._closed:
-                raise Determinate(f"{self.address()} is closed")
-            identity = self._identity(verb, key)
+                # Not an error of the store, which would be tried again, without end.
+                raise InvalidUsage(f"{verb} {key}".rstrip() + f" at {self.address()}: it was closed")
+            identity = self._identity(verb, key, Determinate)
             while self._idle:
                 idle = self._idle.pop()
                 if idle.identity == identity:
@@ -235,18 +238,21 @@ class SqliteConsensus:
                 return
         taken.connection.close()
 
-    def _identity(self, verb: str, key: str) -> _Identity:
+    def _identity(self, verb: str, key: str, kind: type[StorageError]) -> _Identity:
+        """Of the file at the path; `kind` when that cannot be told."""
         try:
             found = self._path.stat()
         except FileNotFoundError as error:
             raise self._lost(verb, key, "the file was deleted") from error
         except OSError as error:
-            raise Determinate(f"{verb} {key}".rstrip() + f" at {self.address()}: {error.strerror}", key=key) from error
+            raise kind(f"{verb} {key}".rstrip() + f" at {self.address()}: {error.strerror}", key=key) from error
         return found.st_dev, found.st_ino
 
     def _check_in_place(self, identity: _Identity, verb: str, key: str) -> None:
-        """Raise unless the call that just ended was on the file at the path: its commit would be gone with the file."""
-        if self._identity(verb, key) != identity:
+        """Raise unless the call that just ended was on the file at the path: its commit would be gone with the file.
+        Indeterminate when that cannot be told: the commit stands.
+        """
+        if self._identity(verb, key, Indeterminate) != identity:
             raise self._lost(verb, key, "the file was replaced meanwhile")
 
     def _lost(self, verb: str, key: str, what: str) -> CorruptData:

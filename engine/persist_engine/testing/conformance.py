@@ -9,6 +9,7 @@ Every test states a law; two clients stand for two processes.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -447,6 +448,13 @@ class ConsensusTests:
                     assert log[-1].seqno >= head.seqno
 
         at_once(act)
+
+    def test_a_closed_client_is_no_failing_store(self, consensus: Consensus) -> None:
+        """A storage error would be tried again for ever."""
+        fill(consensus, "s1", 1, 1)
+        consensus.close()
+        with contextlib.suppress(InvalidUsage):
+            assert consensus.head("s1") == entry(1)
 
     def test_close_is_idempotent_and_the_address_stays(self, consensus: Consensus, other: Consensus) -> None:
         """Closing one client leaves the others alone."""

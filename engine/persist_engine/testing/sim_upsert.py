@@ -162,8 +162,10 @@ class Upserter(Actor):
             self.handle.hydrate()
 
     def restart(self) -> None:
-        self.handle.expire()
-        self._open()
+        try:
+            self.handle.expire()
+        finally:
+            self._open()
 
     def _commands(self, lower: int, upper: int) -> list[Command]:
         """Their orders rise, but for what comes in the wrong order on purpose."""

@@ -21,6 +21,7 @@ from persist_engine.model.ids import ShardId
 from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.storage.consensus import Consensus
 from persist_engine.storage.consensus_mem import MemConsensus
+from persist_engine.storage.notify import Push
 from persist_engine.testing.faults import Faults, FaultyBlob, FaultyConsensus
 
 SCHEMA = Schema(key=pa.schema([("id", pa.int64())]), val=pa.schema([("name", pa.string())]))
@@ -104,14 +105,15 @@ class World:
         self.blob = MemBlob()
         self.consensus = CountedConsensus(MemConsensus())
 
-    def process(self, *, settings: Settings | None = None) -> PersistClient:
-        """A client that shares nothing with others but the stores."""
+    def process(self, *, settings: Settings | None = None, push: Push | None = None) -> PersistClient:
+        """A client that shares nothing with others but the stores, and what carries news."""
         return PersistClient(
             FaultyBlob(self.blob, self.faults),
             FaultyConsensus(self.consensus, self.faults),
             settings=settings or self.settings,
             env=self.env,
             metrics=NoMetrics(),
+            push=push,
         )
 
     def shard_id(self) -> ShardId:

@@ -242,6 +242,21 @@ def test_listening_ends_when_the_shard_is_closed(client):
     assert events == [Progress(at(10)), Progress(Antichain.empty())]
 
 
+def test_regression_22_a_heartbeat_leaves_alone_what_anothers_expiry_left_alone_and_a_request_does_not(client):
+    shard_id, _ = fill(client, appends=2)
+    since = lambda: client.machine(shard_id).refresh().trace.since  # noqa: E731
+    with (
+        client.open_leased_reader(shard_id, purpose="behind") as behind,
+        client.open_leased_reader(shard_id, purpose="ahead") as ahead,
+    ):
+        ahead.downgrade_since(at(15))
+        behind.expire()
+        assert ahead._beat()
+        assert since() == at(0)
+        ahead.downgrade_since(at(15))
+        assert since() == at(15)
+
+
 def test_an_open_snapshot_holds_its_version_and_closing_it_lets_go(client):
     shard_id, _ = fill(client, appends=2)
     with client.open_leased_reader(shard_id, purpose="test") as reader:

@@ -55,6 +55,14 @@ def test_downgrades_in_a_loop_are_rate_limited(world: World, shard_id: ShardId):
     assert handle.maybe_compare_and_downgrade_since(b"one", (b"one", A(3))) == CriticalDowngraded(A(3))
 
 
+def test_a_clock_that_is_set_back_stops_no_downgrades(world: World, shard_id: ShardId):
+    handle = world.process().open_critical_since(shard_id, CRITICAL, opaque=b"one")
+    assert handle.maybe_compare_and_downgrade_since(b"one", (b"one", A(1))) == CriticalDowngraded(A(1))
+    world.env.advance_ms(-86_400_000)
+    world.env.advance_ms(30_000)
+    assert handle.maybe_compare_and_downgrade_since(b"one", (b"one", A(2))) == CriticalDowngraded(A(2))
+
+
 def test_regression_22_expiring_leaves_the_since_where_it_was(world: World, shard_id: ShardId):
     """Regression for bug 22 of the specification: expiry moved the since and broke restarts."""
     client = world.process()

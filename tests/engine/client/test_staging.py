@@ -256,6 +256,29 @@ def test_small_batches_that_are_large_together_become_a_blob_which_a_lost_append
     assert len(contents(world, writer.shard_id, 8)) == 8
 
 
+def test_small_batches_whose_diffs_no_single_row_can_hold_together_are_appended_as_they_are():
+    _, writer = opened()
+    staged = [writer.batch([row(1, "x", 0, 2**62)], lower=A(0), upper=A(1)) for _ in range(2)]
+    assert isinstance(writer.compare_and_append_batch(staged, expected_upper=A(0), new_upper=A(1)), Appended)
+    assert part_kinds(writer) == [InlinePart] * 2
+
+
+def test_a_part_whose_parquet_form_is_as_large_as_the_limit_is_no_longer_inline():
+    """The limit is exclusive (spec 10.11); as an Arrow batch this one would be larger still."""
+    updates = [row(1, "x" * 100_000, 0)]
+
+    def part(limit: int) -> object:
+        _, writer = opened(inline_part_bytes_max=limit)
+        (part,) = writer.batch(updates, lower=A(0), upper=A(1)).hollow.parts
+        return part
+
+    inline = part(50_000)
+    assert isinstance(inline, InlinePart)
+    size = len(inline.data)
+    assert isinstance(part(size + 1), InlinePart)
+    assert isinstance(part(size), HollowPart)
+
+
 def test_joining_can_be_switched_off():
     _, writer = opened(combine_inline=False)
     staged = [writer.batch([row(n, "x", 0)], lower=A(0), upper=A(1)) for n in range(3)]

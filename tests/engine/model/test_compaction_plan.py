@@ -123,6 +123,10 @@ def test_regression_14_a_run_costs_its_largest_part_and_an_empty_input_nothing()
     chunks = compaction_chunks(request(one, batch(1, 2), batch(2, 3), runs(3, 100)), tight(600))
     assert keys(chunks) == [["a", "b", "c", "3.0"]]
     assert not chunks[0].over_budget
+    # Two runs go together whatever they cost; the third shows what the empty input was charged.
+    assert keys(compaction_chunks(request(runs(0, 100), batch(1, 2), runs(2, 100), runs(3, 100)), tight(600))) == [
+        ["0.0", "2.0", "3.0"]
+    ]
 
 
 def test_empty_inputs_become_one_and_a_run_with_empty_neighbours_is_written_anew() -> None:

@@ -214,6 +214,9 @@ def test_lenient_a_compaction_of_empties_grouped_otherwise() -> None:
 def test_lenient_replacement_never_cuts_data() -> None:
     batches = [batch(0, 2, 5), batch(2, 4), batch(4, 6, 5)]
     assert lenient_replacement(batches, batch(3, 6, 4)) == [batch(0, 2, 5), batch(2, 3), batch(3, 6, 4)]
+    sinces = [batch(0, 2, since=1), batch(2, 4, 5, since=2), batch(4, 6, since=3)]
+    kept = [batch(0, 1, since=1), batch(1, 5, 4, since=7), batch(5, 6, since=3)]
+    assert lenient_replacement(sinces, batch(1, 5, 4, since=7)) == kept, "what is left of a batch keeps its own since"
     for output in (batch(1, 4, 1), batch(2, 5, 1)):
         with pytest.raises(InvariantViolated, match="would cut"):
             lenient_replacement(batches, output)
@@ -340,3 +343,23 @@ def test_unflatten_names_what_does_not_fit() -> None:
         legacy_batches=(batch(0, 1, 100), batch(1, 2), batch(2, 4, since=0)),
     )
     assert list(Trace.unflatten(split).batches()) == [batch(0, 1, 100), HollowBatch.empty(description(1, 4))]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"since": (Delete(None, MINIMUM),)},
+        {"since": (Insert(None, frontier(3)),)},
+        {"last_gc_req": (Delete(None, SeqNo(0)),)},
+        {"hostname": (Delete(None, "host"),)},
+    ],
+    ids=["since deleted", "since inserted", "last_gc_req deleted", "hostname deleted"],
+)
+@pytest.mark.parametrize("structured", [True, False])
+def test_what_always_has_a_value_can_only_be_updated(damage: dict[str, object], structured: bool) -> None:
+    """Spec 8.2: it was taken for no change."""
+    _, diff = one_append()
+    first = first_state()[0]
+    before = replace(first, trace=replace(first.trace, structured=structured))
+    with pytest.raises(InvariantViolated, match="can only be updated"):
+        apply(before, replace(diff, **damage))

@@ -285,6 +285,9 @@ def test_a_reader_may_start_at_the_critical_readers_since() -> None:
     answer = register(shard, 2, since_from_critical=True)
     assert isinstance(answer, c.Registered)
     assert answer.since == frontier(7)
+    answer = register(shard, 3)
+    assert isinstance(answer, c.Registered)
+    assert answer.since == MINIMUM, "the shard's own, where nobody asked for theirs"
 
 
 def test_since_is_the_meet_of_all_readers_and_never_steps_back() -> None:
@@ -298,10 +301,12 @@ def test_since_is_the_meet_of_all_readers_and_never_steps_back() -> None:
     assert committed(shard, downgrade(1, 3)) == c.SinceDowngraded(frontier(7)), "a reader's since never steps back"
     committed(shard, c.ExpireLeasedReader(leased_id(2)))
     assert shard.state.trace.since == frontier(5), "expiry leaves since alone (bug 22)"
-    committed(shard, downgrade(1, 7))
+    committed(shard, replace(downgrade(1, 7), is_heartbeat=True))
     assert shard.state.trace.since == frontier(5), "and so does another's heartbeat after it"
-    committed(shard, downgrade(1, 8))
-    assert shard.state.trace.since == frontier(8)
+    committed(shard, downgrade(1, 7))
+    assert shard.state.trace.since == frontier(7), "but who asks for it gets what all readers have given up (spec 9.8)"
+    committed(shard, replace(downgrade(1, 8), is_heartbeat=True))
+    assert shard.state.trace.since == frontier(8), "a since that moved moves the shard's, whoever says so"
 
 
 def test_downgrading_moves_the_hold_and_renews_the_lease() -> None:

@@ -103,6 +103,14 @@ def test_bounds_that_do_not_fit_what_was_written_are_corruption(source, written,
         read(source, batch_of(registered, part))
 
 
+def test_a_rewritten_part_whose_since_is_not_the_registered_one_is_corruption(source):
+    """Spec 10.8: a rewrite changes no bound that would excuse it."""
+    part = dataclasses.replace(stored(source, ROWS, desc(0, 10, since=5)), ts_rewrite=Antichain.of(7))
+    assert read(source, batch_of(desc(0, 10, since=5), part))
+    with pytest.raises(CorruptData, match=part.key):
+        read(source, batch_of(desc(0, 10), part))
+
+
 def test_a_row_count_or_checksum_that_state_does_not_know_is_corruption(source):
     part = stored(source, ROWS, desc(0, 10))
     for wrong in (dataclasses.replace(part, rows=3), dataclasses.replace(part, checksum="crc32:00000000")):

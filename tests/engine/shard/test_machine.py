@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import pytest
 from persist_engine import Antichain, Appended, PersistClient, ShardId
 from persist_engine.base.env import SystemEnv
-from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.errors import Determinate, InvalidUsage, Unavailable
 from persist_engine.base.metrics import NoMetrics
-from persist_engine.base.settings import Settings, WatchSettings
+from persist_engine.base.settings import RetrySettings, Settings, WatchSettings
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.frontier import EMPTY
 from persist_engine.model.ids import LeasedReaderId
@@ -107,6 +108,19 @@ def test_a_snapshot_holds_what_was_written_and_waits_for_what_was_not(world: Wor
         machine.snapshot_batches(EMPTY)
 
 
+def test_who_waits_long_for_a_snapshot_is_told_once_what_for(
+    world: World, shard_id: ShardId, caplog: pytest.LogCaptureFixture
+):
+    machine = world.process().machine(shard_id)
+    with caplog.at_level(logging.INFO, "persist_engine.shard.machine"):
+        assert machine.snapshot_batches(A(7), timeout_s=0.5) is None
+        assert not caplog.records
+        assert machine.snapshot_batches(A(7), timeout_s=10) is None
+    (record,) = caplog.records
+    assert record.getMessage() == f"snapshot of shard {shard_id} at {A(7)} waits: the upper is still {A(0)}"
+    assert record.__dict__["shard"] == shard_id
+
+
 def test_a_snapshot_before_since_can_never_be_told(world: World, shard_id: ShardId):
     client = world.process()
     append(client, shard_id, 0, 9)
@@ -164,8 +178,11 @@ def test_regression_23_a_lapsed_reader_is_told_an_empty_since_and_others_keep_th
     assert machine.state.trace.since == A(0)
 
 
-def test_regression_34_the_clock_is_read_on_every_attempt(world: World, shard_id: ShardId):
-    """A registration that was retried for longer than its lease must not be born expired."""
+@pytest.mark.parametrize("answered", [False, True])
+def test_regression_34_the_clock_is_read_on_every_attempt(world: World, shard_id: ShardId, answered: bool):
+    """A registration that was retried for longer than its lease must not be born expired: whether the store did not
+    answer or refused (`answered`), as one that is down does.
+    """
     machine = world.process().machine(shard_id)
     sleep = world.env.sleep
 
@@ -174,7 +191,31 @@ def test_regression_34_the_clock_is_read_on_every_attempt(world: World, shard_id
         world.env.advance_ms(60_000)
 
     world.env.sleep = long_sleep
-    world.faults.fail_next("compare_and_set", happened=False)
+    world.faults.fail_next("compare_and_set", happened=False, answered=answered)
     machine.register_leased_reader(READER, lease_ms=10_000, purpose="late")
     append(world.process(), shard_id, 0, 1)
     assert READER in machine.refresh().leased_readers
+
+
+def test_nobody_waits_for_the_pause_of_another_whom_the_store_refused(world: World, shard_id: ShardId):
+    machine = world.process().machine(shard_id)
+    sleep, turns_held = world.env.sleep, []
+
+    def look(seconds: float) -> None:
+        turns_held.append(machine._applier._turn.locked())
+        sleep(seconds)
+
+    world.env.sleep = look
+    world.faults.fail_next("compare_and_set", happened=False, answered=True, times=3)
+    machine.register_leased_reader(READER, lease_ms=10_000, purpose="test")
+    assert turns_held == [False] * 3
+
+
+def test_a_command_that_the_store_refuses_until_the_end_surely_did_not_happen(world: World, shard_id: ShardId):
+    machine = world.process(settings=Settings(retry=RetrySettings(give_up_ms=1000))).machine(shard_id)
+    world.faults.fail_next("compare_and_set", happened=False, answered=True, times=1000)
+    with pytest.raises(Unavailable, match=r"compare_and_set of s.* gave up .* mem:") as raised:
+        machine.register_leased_reader(READER, lease_ms=10_000, purpose="test")
+    assert isinstance(raised.value.__cause__, Determinate)
+    world.faults.heal()
+    assert READER not in machine.refresh().leased_readers

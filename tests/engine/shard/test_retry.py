@@ -1,4 +1,4 @@
-"""Backoff and the two retry loops."""
+"""Backoff and the retry loop."""
 
 from __future__ import annotations
 
@@ -34,13 +34,6 @@ def test_external_repeats_both_kinds_until_an_answer():
     call = Failing(Determinate("a"), Indeterminate("b"), Determinate("c"))
     assert retry(SeededEnv()).external("op", call) == "answer"
     assert call.calls == 4
-
-
-def test_determinate_hands_an_unknown_outcome_to_the_caller_at_once():
-    call = Failing(Determinate("a"), Indeterminate("unknown"))
-    with pytest.raises(Indeterminate, match="unknown"):
-        retry(SeededEnv()).determinate("op", call)
-    assert call.calls == 2
 
 
 def test_other_errors_are_not_repeated():
