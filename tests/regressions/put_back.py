@@ -92,7 +92,7 @@ BUGS = (
     bug(
         "6",
         "work/gc.py",
-        "    for key in live_keys(walk.state):\n        garbage.pop(key, None)\n",
+        "    for key in [key for key in garbage if key in live or key in needed]:\n        del garbage[key]\n",
         "",
         STORIES + "test_regression_6_a_part_that_a_stale_result_brought_back_is_not_collected",
     ),
@@ -253,8 +253,8 @@ BUGS = (
     bug(
         "24",
         "model/state_diff.py",
-        '                count("hostname_mismatch")\n',
-        '                raise InvariantViolated("hostname")\n',
+        '            count("hostname_mismatch")\n',
+        '            raise InvariantViolated("hostname")\n',
         MODEL + "test_state_diff.py::test_regression_24_a_wrong_host_name_is_taken_and_counted",
     ),
     bug(
@@ -318,8 +318,8 @@ BUGS = (
     bug(
         "30 (since ahead of upper)",
         "client/sink_readback.py",
-        "        yield self._progress(upper)\n\n    def _readable",
-        "        yield self._progress(upper.join(since))\n\n    def _readable",
+        "            self._whole = whole\n            yield self._progress(upper)\n",
+        "            self._whole = whole\n            yield self._progress(upper.join(since))\n",
         "tests/engine/client/test_sink.py::test_no_relation_of_since_upper_and_as_of_hangs[9-4-6]",
     ),
     bug(

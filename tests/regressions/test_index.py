@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -23,3 +25,16 @@ def test_every_story_is_told() -> None:
     named = {(number, name) for number, told in ROWS for name in re.findall(r"`([^`]+)`", told)}
     assert len(named) >= 35
     assert sorted(each for each in named if each[1] not in defined | scripts) == []
+
+
+def test_every_bug_that_is_put_back_has_its_place() -> None:
+    """`put_back.py` takes minutes and runs by hand: when code moves, its bugs must move along."""
+    spec = importlib.util.spec_from_file_location("put_back", TESTS / "regressions" / "put_back.py")
+    assert spec is not None
+    assert spec.loader is not None
+    put_back = sys.modules["put_back"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(put_back)
+    engine = put_back.ROOT / "engine" / "persist_engine"
+    edits = [(bug.name, file, now) for bug in put_back.BUGS for file, now, _ in bug.edits]
+    assert len(edits) >= 35
+    assert [edit for edit in edits if (engine / edit[1]).read_text().count(edit[2]) != 1] == []
