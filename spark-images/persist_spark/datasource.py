@@ -23,6 +23,7 @@ from persist_engine.codec.predicate import And, Predicate
 from persist_engine.codec.predicate_text import predicate_of as predicate_said
 from persist_engine.codec.projection import Projection
 from persist_engine.codec.schema import Schema
+from persist_engine.codec.tagged import holds_errors
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.ids import ShardId
 from pyspark.sql import SparkSession
@@ -179,7 +180,9 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
                     f"times before since {snapshot.since} can no longer be told apart"
                 )
             count = options.splits or min(max(1, -(-snapshot.bytes_estimate // SPLIT_BYTES)), SPLITS_MAX)
-            return [SplitPartition(split.to_bytes()) for split in snapshot.splits(count)]
+            partitions = [SplitPartition(split.to_bytes()) for split in snapshot.splits(count)]
+            reader.abandon()  # executors read under its lease
+            return partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one split, as Arrow; bounded memory."""
@@ -208,10 +211,11 @@ class PushingReader(PersistReader):
         sides = None if options.updates else {field.name: side.name for side in _sides(shown) for field in side.type}
         for found in filters:
             predicate = predicate_of(found, schema, sides)
-            if predicate is None:
-                yield found
-            else:
+            if predicate is not None:
                 self.pushed += (predicate,)
+            # Errors pass the engine's filters (codec.filter): there the query's own say stays Spark's, beside the skipping.
+            if predicate is None or holds_errors(schema):
+                yield found
 
 
 def shown_schema(schema: Schema, columns: Sequence[str] | None) -> pa.Schema:

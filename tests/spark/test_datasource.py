@@ -3,8 +3,11 @@
 import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
 from persist_engine.base.errors import InvalidUsage
-from persist_spark.datasource import PUSHDOWN_SETTING, Options, PersistDataSource, register, row_type
+from persist_engine.codec.predicate import Compare
+from persist_engine.codec.tagged import with_errors
+from persist_spark.datasource import PUSHDOWN_SETTING, Options, PersistDataSource, PushingReader, register, row_type
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import EqualTo
 
 SHARD = "s00000000-0000-0000-0000-000000000001"
 GIVEN = {"shard": SHARD, "blob": "mem:", "consensus": "mem:"}
@@ -122,6 +125,20 @@ def test_what_a_query_asks_is_pushed_into_the_read_and_what_cannot_be_stays_spar
     assert [row["diff"] for row in updates.where("key.id = 8 AND diff = 3 AND time = 5").collect()] == [3]
     named = spark.read.format("persist").options(**given, where="id > 5", columns="id").load().where("id < 7")
     assert [row["id"] for row in named.collect()] == [6]
+
+
+@pytest.mark.parametrize("errors", [False, True])
+def test_conditions_of_a_query_stay_sparks_too_where_the_engine_lets_errors_pass(tmp_path, errors):
+    """Spark derives more from its conditions than the rows: those of which they do not hold must not come out."""
+    location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
+    shard, schema = ShardId.new(), Schema.from_ddl("id BIGINT", "name STRING")
+    with PersistClient.open(location) as client:
+        client.initialise(shard, with_errors(schema) if errors else schema)
+    options = Options.parse({"shard": shard, "blob": location.blob, "consensus": location.consensus})
+    reader = PushingReader(options, row_type(schema, updates=False))
+    found = EqualTo(("id",), 12)
+    assert list(reader.pushFilters([found])) == ([found] if errors else [])
+    assert reader.pushed == (Compare("key.id", "=", 12),), "parts are skipped either way"
 
 
 @pytest.mark.spark

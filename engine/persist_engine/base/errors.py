@@ -78,7 +78,7 @@ class InvalidBounds(InvalidUsage):
 
 
 class InvalidEmptyTimeInterval(InvalidUsage):
-    """Updates were handed over for an empty interval [t, t)."""
+    """Updates were handed over for an empty interval [t, t). `detail`: lower, upper, parts (keys of those staged)."""
 
     kind = ErrorKind.INVALID_EMPTY_TIME_INTERVAL
 
@@ -134,7 +134,7 @@ class SchemaMismatch(InvalidUsage):
 
 
 class FinalizationError(InvalidUsage):
-    """A shard can be finalized only when since and upper are empty. `detail`: since, upper."""
+    """A shard can be finalized only when since and upper are empty. `detail`: since, upper, and obstacles where known."""
 
     kind = ErrorKind.FINALIZATION_ERROR
 

@@ -147,7 +147,9 @@ def finalize(
         state = machine.refresh()
         found = obstacles(state, now_ms=machine.env.now_ms(), close=close, give_up=released)
         if found:
-            raise FinalizationError(f"cannot finalize {shard_id}: {'; '.join(found)}", obstacles=found)
+            since, upper = state.trace.since, state.trace.upper
+            text = f"cannot finalize {shard_id}: {'; '.join(found)}"
+            raise FinalizationError(text, since=since, upper=upper, obstacles=found)
         plan = []
         if close:
             plan += [Planned("close", f"upper, now {state.trace.upper}, and since, now {state.trace.since}")]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import accumulate
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -61,7 +62,7 @@ class Batch:
         schema: Schema,
         shard_id: ShardId,
         version: str = APPLIER_VERSION,
-        named_keys: Callable[[Batch], Collection[str]] | None = None,
+        named_keys: NamedKeys | None = None,
     ) -> None:
         self._store = store
         self._named_keys = named_keys
@@ -116,7 +117,7 @@ class Batch:
         if self._spent == "deleted":
             return
         self.check_usable()
-        named = self._named_keys(self) if self._named_keys is not None and any(self._hollow.blob_keys()) else ()
+        named = self._named_keys([self]) if self._named_keys is not None and self.has_blobs else ()
         self.delete_but(named)
 
     def delete_but(self, named: Collection[str]) -> None:
@@ -142,8 +143,17 @@ class Batch:
 
     @property
     def may_have_copies(self) -> bool:
-        """Whether it was made from bytes, from which others may have made it too."""
+        """Whether it was made from bytes, from which others may have made it too, or may have been appended."""
         return self._named_keys is not None
+
+    @property
+    def has_blobs(self) -> bool:
+        """Whether not all of it is inline."""
+        return any(True for _ in self._hollow.blob_keys())
+
+    def note_unknown_outcome(self, named_keys: NamedKeys) -> None:
+        """It may have been appended: from here on it is as careful as one that has copies, by `named_keys`."""
+        self._named_keys = named_keys
 
     def check_usable(self) -> None:
         """Raise InvalidUsage when the batch was appended, sent elsewhere or deleted."""
@@ -163,6 +173,10 @@ class Batch:
 
     def __repr__(self) -> str:
         return f"Batch({self._hollow.desc} {self.rows} rows {len(self._hollow.parts)} parts of {self.shard_id})"
+
+
+NamedKeys: TypeAlias = Callable[[Sequence[Batch]], Collection[str]]
+"""Partial keys that the shard names, where some of the batches may have been appended."""
 
 
 def flush_inline_parts(batches: Sequence[Batch]) -> None:
@@ -246,7 +260,7 @@ class BatchBuilder:
             if self._time_max is not None:
                 if lower == upper:
                     raise InvalidEmptyTimeInterval(
-                        f"updates for the empty interval [{lower}, {upper})", lower=lower, upper=upper
+                        f"updates for the empty interval [{lower}, {upper})", lower=lower, upper=upper, parts=()
                     )
                 _check_before(self._time_max, upper)
             self._flush(last=True)
@@ -287,7 +301,7 @@ class BatchBuilder:
         if not upper.is_empty():
             if lower == upper:
                 raise InvalidEmptyTimeInterval(
-                    f"updates for the empty interval [{lower}, {upper})", lower=lower, upper=upper
+                    f"updates for the empty interval [{lower}, {upper})", lower=lower, upper=upper, parts=()
                 )
             _check_before(greatest, upper)
         self._time_max = greatest if self._time_max is None else max(self._time_max, greatest)

@@ -138,9 +138,7 @@ class PersistClient:
         """
         writer = self._open_correcting_writer(shard_id, schema, purpose=purpose)
         machine = writer.machine
-        open_store = store_opener(
-            backend, directory, spill_bytes=spill_bytes, env=machine.env, metrics=machine.metrics, shard=str(shard_id)
-        )
+        open_store = store_opener(backend, directory, spill_bytes=spill_bytes, env=machine.env, metrics=machine.metrics)
         return UpsertHandle(
             writer,
             lambda: self.open_leased_reader(shard_id, schema, purpose=purpose),

@@ -57,9 +57,10 @@ def close_shard(client: PersistClient, shard_id: ShardId, *, give_up: Sequence[C
     reader moves it at the same time. May be repeated after either.
     """
     machine = client.machine(shard_id)
-    found = obstacles(machine.refresh(), now_ms=machine.env.now_ms(), close=True, give_up=give_up)
+    state = machine.refresh()
+    found = obstacles(state, now_ms=machine.env.now_ms(), close=True, give_up=give_up)
     if found:
-        raise FinalizationError(f"cannot close {shard_id}: {'; '.join(found)}", obstacles=found)
+        raise _refused(f"cannot close {shard_id}", state, found)
     with client.open_writer(shard_id, machine.schema, purpose=_PURPOSE) as writer:
         while not (upper := writer.fetch_recent_upper()).is_empty():
             if isinstance(writer.compare_and_append([], expected_upper=upper, new_upper=EMPTY), Appended):
@@ -91,14 +92,14 @@ def finalize_shard(client: PersistClient, shard_id: ShardId) -> list[Outcome]:
     state = machine.refresh()
     found = obstacles(state, now_ms=machine.env.now_ms())
     if found:
-        raise FinalizationError(
-            f"cannot finalize {shard_id}: {'; '.join(found)}",
-            since=state.trace.since,
-            upper=state.trace.upper,
-            obstacles=found,
-        )
+        raise _refused(f"cannot finalize {shard_id}", state, found)
     machine.become_tombstone()
     state = machine.state
     # All that a tombstone can need, whoever was told so before: its state alone does not tell that collection was cut off.
     rollup = state.seqno if rollup_wanted(state, machine.settings.maintenance) else None
     return perform(machine, Maintenance(rollup, state.seqno))
+
+
+def _refused(what: str, state: ShardState, found: list[str]) -> FinalizationError:
+    since, upper = state.trace.since, state.trace.upper
+    return FinalizationError(f"{what}: {'; '.join(found)}", since=since, upper=upper, obstacles=found)

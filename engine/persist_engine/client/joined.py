@@ -1,6 +1,7 @@
 """Many staged batches as the one that an append puts into state (spec 9.5, 10.9).
 
-Owns which parts become which runs, and the joining of small inline parts. Decides nothing about whether the append may
+Owns which parts become which runs, the joining of small inline parts, and the staging anew of what must not be linked as
+it lies. Decides nothing about whether the append may
 happen.
 """
 
@@ -11,12 +12,14 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from persist_engine.base.errors import BatchExpired, MissingBlob
 from persist_engine.client.batch import Batch, BatchBuilder
 from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import HollowBatch, InlinePart, RunMeta, RunPart
-from persist_engine.model.frontier import Description
-from persist_engine.shard.fetch import PartSource
+from persist_engine.model.frontier import MINIMUM, Description
+from persist_engine.shard.fetch import CompactionFilter, PartSource, read_consolidated, runs_of
 from persist_engine.shard.parts import PartStore
+from persist_engine.shard.runs import expand
 
 
 def joined(batches: Sequence[HollowBatch], desc: Description) -> HollowBatch:
@@ -60,6 +63,26 @@ def combined_inline_parts(
             bounds = Description(desc.lower, desc.upper, since)
             builder.add(pa.concat_tables(source.decode(part.data, part, bounds)))
         store.metrics.count("inline_combined_parts", len(small))
+        return builder.finish(desc.upper)
+
+
+def restaged(batches: Sequence[Batch], desc: Description, *, store: PartStore, schema: Schema, schema_id: int) -> Batch:
+    """A new batch of [desc.lower, desc.upper) with the updates of `batches` there, in parts of its own; the caller's to
+    append or to delete. `schema` is as new as each of theirs, so that none loses a field.
+
+    `batches` stay untouched. Memory: a few parts. BatchExpired when a blob is gone: no live version names it any more.
+    """
+    source = PartSource(store.shard_id, store.blob, schema, store.retry, store.metrics)
+    memory_bytes = 2 * store.settings.batch.target_part_bytes
+    with BatchBuilder(store, desc.lower, schema=schema, schema_id=schema_id, upper=desc.upper) as builder:
+        try:
+            runs = runs_of(expand(source, [batch.hollow.with_desc(desc) for batch in batches]))
+            for table in read_consolidated(source, runs, CompactionFilter(MINIMUM), memory_bytes=memory_bytes):
+                builder.add(table)
+        except MissingBlob as error:
+            key = error.detail.get("key")
+            text = f"blob {key} of a batch of shard {store.shard_id} that may have been appended before is gone"
+            raise BatchExpired(f"{text}: stage the updates in {desc} again", key=key) from error
         return builder.finish(desc.upper)
 
 

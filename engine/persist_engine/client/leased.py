@@ -12,7 +12,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -45,7 +45,8 @@ _ROWS: dict[str, type[Rows]] = {"snapshot": SnapshotFilter, "listen": ListenFilt
 class LeasedPart:
     """One part to fetch, and which of its rows belong to the read: `fetch` needs the blob store and nothing else.
 
-    `number` names it to `reader_id`, the reader that holds its blobs until it is returned there.
+    `number` names it to `reader_id`, the reader that holds its blobs until it is returned there. It keeps that reader alive
+    where it was leased; elsewhere (as bytes, or pickled) it does not.
     """
 
     reader_id: LeasedReaderId
@@ -57,6 +58,7 @@ class LeasedPart:
     part: Part
     rows: Rows
     where: Predicate | None
+    holder: object = field(default=None, compare=False, repr=False)
 
     @property
     def bytes_estimate(self) -> int:
@@ -96,6 +98,9 @@ class LeasedPart:
             "where": None if self.where is None else to_json(self.where),
         }
         return json.dumps(value).encode()
+
+    def __reduce__(self) -> tuple[Callable[[bytes], LeasedPart], tuple[bytes]]:
+        return LeasedPart.from_bytes, (self.to_bytes(),)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> LeasedPart:
@@ -147,15 +152,19 @@ def part_source(
 class Pin:
     """Holds the blobs that one version of a shard names, until `release` or until nobody refers to it. Thread-safe."""
 
-    def __init__(self, pins: Pins, seqno: SeqNo) -> None:
+    def __init__(self, pins: Pins, seqno: SeqNo, holder: object) -> None:
         self._pins = pins
-        self._held = threading.Lock()
-        self._held.acquire()
         self.seqno = seqno
         """The version."""
+        self.holder = holder
+        """The reader, without whose lease nothing is held: it lives as long as its pins are held."""
+        self._held = threading.Lock()
+        self._held.acquire()
 
     def again(self) -> Pin:
-        """Another hold of the same version; InvalidUsage when this one was let go."""
+        """Another hold of the same version, for the reader's own books, so that it does not keep the reader alive.
+        InvalidUsage when this one was let go.
+        """
         if not self._held.locked():
             raise InvalidUsage(f"version {self.seqno} is not held any more")
         return self._pins.hold(self.seqno)
@@ -167,6 +176,7 @@ class Pin:
         except RuntimeError:  # it was released
             return
         self._pins.let_go(self.seqno)
+        self.holder = None
 
     def __del__(self) -> None:
         self.release()
@@ -183,16 +193,16 @@ class Pins:
 
     def hold(self, seqno: SeqNo) -> Pin:
         """Hold `seqno`, which is held already, once more."""
-        return self.hold_current(lambda: seqno)
+        return self.hold_current(lambda: seqno, holder=None)
 
-    def hold_current(self, newest: Callable[[], SeqNo]) -> Pin:
+    def hold_current(self, newest: Callable[[], SeqNo], *, holder: object) -> Pin:
         """Hold what `newest` says. It is asked under the lock: a version read before it could be given up, by `oldest`,
-        until we hold it.
+        until we hold it. The pin keeps `holder` alive.
         """
         with self._lock:
             seqno = newest()
             self._held[seqno] += 1
-        return Pin(self, seqno)
+        return Pin(self, seqno, holder)
 
     def let_go(self, seqno: SeqNo) -> None:
         """Hold `seqno` once less."""
@@ -220,7 +230,7 @@ class PartLeases:
         self, pin: Pin, source: PartSource, desc: Description, part: Part, *, rows: Rows, where: Filter | None
     ) -> LeasedPart:
         """`part` of a batch `desc` that the version of `pin` names, held until `give_back`."""
-        own = pin.again()
+        holder, own = pin.holder, pin.again()
         with self._lock:
             number, self._next = self._next, self._next + 1
             self._out[number] = own
@@ -234,6 +244,7 @@ class PartLeases:
             part=part,
             rows=rows,
             where=None if where is None else where.predicate,
+            holder=holder,
         )
 
     def give_back(self, part: LeasedPart) -> bool:

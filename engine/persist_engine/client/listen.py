@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
-from persist_engine.base.errors import Fenced, InvariantViolated, PersistError
+from persist_engine.base.errors import Fenced, InvalidUsage, InvariantViolated, PersistError
 from persist_engine.client.leased import LeasedPart, PartLeases, Pin
 from persist_engine.codec.filter import Filter
 from persist_engine.model.batch import HollowBatch
-from persist_engine.model.frontier import Antichain
+from persist_engine.model.frontier import EMPTY, Antichain
 from persist_engine.shard.fetch import ListenFilter, Matching, PartSource, RowFilter, read_parts
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.runs import expand
@@ -74,6 +74,9 @@ class Listen:
         self._started = False
         self._passed: Antichain | None = None
         self._events: Iterator[Updates | Progress] = iter(())
+        self._is_closed = False
+        self.needs = self._frontier
+        """The earliest time that must still be told apart for the listener to go on; set in one piece, read by any thread."""
 
     @property
     def frontier(self) -> Antichain:
@@ -93,6 +96,11 @@ class Listen:
             events = self.next_batch(timeout_s=None)
             assert events is not None, "waiting without a limit ends with a batch"
             self._events = events
+
+    def close(self) -> None:
+        """Read no further: the handle's since no longer waits for this listener. Idempotent."""
+        self._is_closed, self.needs = True, EMPTY
+        self._events = iter(())
 
     def next_batch(self, *, timeout_s: float | None) -> Iterator[Updates | Progress] | None:
         """The events of the next batch, to be consumed before the next call; None when none came within `timeout_s`.
@@ -127,22 +135,25 @@ class Listen:
 
     def _next(self, timeout_s: float | None) -> tuple[HollowBatch, Pin] | None:
         """The batch that holds the frontier, pinned; None when none came within `timeout_s`."""
+        if self._is_closed:
+            raise InvalidUsage(f"the listener of {self._machine.shard_id} at {self._frontier} was closed")
         if self._passed is not None:
             # Not as the frontier moves: an error then would come between rows and the Progress that makes them count.
             self._handle.maybe_downgrade_since(self._passed)
-        pin = self._handle.pin()
+        frontier = self._frontier
+        pin = self._handle.pin_when(lambda trace: frontier.is_empty() or frontier < trace.upper, timeout_s=timeout_s)
+        if pin is None:
+            return None
         try:
-            batch = self._machine.next_listen_batch(self._frontier, timeout_s=timeout_s)
-            if batch is not None:
-                since, frontier = batch.desc.since, self._frontier
-                if not (since < frontier or (since == frontier and not self._started)):
-                    raise self._advanced_beyond(batch)
-                return batch, pin
+            batch = self._machine.next_listen_batch(frontier, timeout_s=0)
+            assert batch is not None, "an upper never goes back"
+            since = batch.desc.since
+            if not (since < frontier or (since == frontier and not self._started)):
+                raise self._advanced_beyond(batch)
+            return batch, pin
         except BaseException:
             pin.release()
             raise
-        pin.release()
-        return None
 
     def _advanced_beyond(self, batch: HollowBatch) -> PersistError:
         """What it means that the times of `batch` can no longer be told apart: nobody held them for us, or a broken rule."""
@@ -156,7 +167,8 @@ class Listen:
         events of a batch are outstanding.
         """
         if self._frontier < frontier:
-            self._passed, self._frontier, self._started = self._frontier, frontier, True
+            self._passed = self._frontier
+            self._move_to(frontier)
 
     def _selected(self, batch: HollowBatch) -> tuple[ListenFilter, Selection]:
         lower = self._frontier.time
@@ -187,6 +199,10 @@ class Listen:
     def _advance(self, batch: HollowBatch) -> Progress:
         if self._frontier < batch.desc.upper:
             self._passed = self._frontier
-        self._started = True  # only now: a batch that failed half-way is given out again
-        self._frontier = batch.desc.upper
+        self._move_to(batch.desc.upper)  # only now: a batch that failed half-way is given out again
         return Progress(self._frontier)
+
+    def _move_to(self, frontier: Antichain) -> None:
+        self._started, self._frontier = True, frontier
+        if not self._is_closed:
+            self.needs = EMPTY if frontier.time is None else Antichain.of(frontier.time - 1)

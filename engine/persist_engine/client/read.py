@@ -9,7 +9,10 @@ collected.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from functools import partial, reduce
 from typing import Self
 
 import pyarrow as pa
@@ -27,6 +30,7 @@ from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.ids import LeasedReaderId
+from persist_engine.model.trace import Trace
 from persist_engine.shard.fetch import PartSource
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.selection import sampled
@@ -38,7 +42,9 @@ class ReadHandle:
     """Reads one shard at times at or past `since`. Thread-safe. A context manager: leaving it expires the lease.
 
     While the handle lives the shard's since does not pass the handle's `since`, and no blob of an open snapshot or
-    listener is deleted. A handle that dies without `expire` holds both back until its lease runs out.
+    listener is deleted. It lives as long as anybody refers to it, to what it opened (and has not closed), or to a part that
+    it leased. When nobody does it expires in the background, at best; a handle whose process dies holds both back until its
+    lease runs out.
     """
 
     @classmethod
@@ -74,6 +80,7 @@ class ReadHandle:
         self.reader_id = reader_id
         self._lock = threading.Lock()
         self._downgrading = threading.Lock()
+        self._listeners: weakref.WeakSet[Listen] = weakref.WeakSet()
         self._since = since
         self._hold = seqno
         self._pins = Pins()
@@ -84,7 +91,13 @@ class ReadHandle:
         self.audited = sampled(machine.env, machine.settings.read.stats_audit_percent)
         """Drawn for every part that statistics let a read skip: whether to fetch it all the same."""
         self._heartbeat = Heartbeat(
-            self._beat, interval_s=lease_ms / 2000, env=machine.env, what=f"reader {reader_id}", shard=machine.shard_id
+            self._beat,
+            give_up=partial(machine.expire_leased_reader, reader_id),
+            interval_s=lease_ms / 2000,
+            env=machine.env,
+            what=f"reader {reader_id}",
+            shard=machine.shard_id,
+            metrics=machine.metrics,
         )
 
     @property
@@ -193,15 +206,17 @@ class ReadHandle:
     def listen(self, as_of: Antichain | int, *, where: Where | None = None) -> Listen | SinceAhead:
         """Everything after `as_of` that passes `where` (see `snapshot`), as it is appended: an endless iterator of Updates
         and Progress (it ends when the shard is closed). Moves this handle's since to `as_of`, and on as the iterator is
-        consumed.
+        consumed; of several listeners the one furthest behind decides.
         """
         time = self._time(as_of)
         bound = self._filter(where)
-        since = self.since
-        if not since.less_equal(time):
-            return SinceAhead(since=since, as_of=time)
+        listen = Listen(self, self._machine, self._source("listen"), as_of=time, leases=self._leases, where=bound)
+        with self._lock:
+            if not self._since.less_equal(time):
+                return SinceAhead(since=self._since, as_of=time)
+            self._listeners.add(listen)
         self.downgrade_since(Antichain.of(time))
-        return Listen(self, self._machine, self._source("listen"), as_of=time, leases=self._leases, where=bound)
+        return listen
 
     def subscribe(
         self, as_of: Antichain | int, *, where: Where | None = None, timeout_s: float | None = None
@@ -241,14 +256,16 @@ class ReadHandle:
         return self._leases.count
 
     def downgrade_since(self, since: Antichain) -> Antichain:
-        """Give up the times before `since` (one commit); the handle's since afterwards. Never goes back; idempotent.
+        """Give up the times before `since` (one commit); the handle's since afterwards. Never goes back; idempotent. Stops
+        at what listeners of this handle still need, while anybody refers to them and until they are closed.
 
         Blobs that only older versions name are given up too, but for those of open snapshots. The times are given up by
         the call, not by its success: after Unavailable the commit may have happened, and nothing before `since` is
         promised any more.
         """
         self._check_open()
-        with self._lock:
+        with self._lock:  # under which listeners begin
+            since = reduce(Antichain.meet, (listener.needs for listener in self._listeners), since)
             self._since = self._since.join(since)
         held = self._downgrade(since)
         with self._lock:
@@ -275,9 +292,33 @@ class ReadHandle:
         self._heartbeat.stop()
         self._machine.expire_leased_reader(self.reader_id)
 
+    def abandon(self) -> None:
+        """Renew the lease no more, and do not give it up: it runs out. For who hands what is read to others and must not
+        stay itself. Idempotent.
+        """
+        self._heartbeat.stop()
+
     def pin(self) -> Pin:
         """Hold the blobs of the current version."""
-        return self._pins.hold_current(lambda: self._machine.state.seqno)
+        return self._pins.hold_current(lambda: self._machine.state.seqno, holder=self)
+
+    def pin_when(self, is_due: Callable[[Trace], bool], *, timeout_s: float | None) -> Pin | None:
+        """Wait until `is_due` of the newest known version, then hold the blobs of the current one; None when `timeout_s`
+        passed first. What came due must stay so: it is true of the version held and of all later ones.
+
+        SUBTLE: nothing is held while it waits, which may be for ever, so heartbeats give up one version after the other
+        (spec 20.9). Hence what the wait has seen must not be read: its version may be given up before the pin. The caller
+        looks again under the pin, and finds the version held or a later one, as what a process knows never goes back; no
+        beat gives up these before the pin is released (see `Pins.hold_current`).
+        """
+        machine = self._machine
+
+        def look() -> bool | None:
+            return is_due(machine.state.trace) or None
+
+        if not look() and not machine.wait(look, timeout_s):
+            return None
+        return self.pin()
 
     def __enter__(self) -> Self:
         return self
@@ -312,26 +353,23 @@ class ReadHandle:
         self, time: int, *, since: int, timeout_s: float | None
     ) -> tuple[Pin, tuple[HollowBatch, ...]] | SinceAhead:
         """The batches that hold all updates at or before `time`, pinned, while times from `since` on can be told apart."""
-        own = self.since
+        own, at = self.since, Antichain.of(time)
         if not own.less_equal(since):
             return SinceAhead(since=own, as_of=since)
-        pin = self.pin()
-        answer = self._machine.snapshot_batches(Antichain.of(time), timeout_s=timeout_s)
-        if isinstance(answer, tuple):
-            shard_since = self._machine.state.trace.since
-            if shard_since.less_equal(since):
-                return pin, answer
-            pin.release()
-            return SinceAhead(since=shard_since, as_of=since)
-        pin.release()
-        if answer is None:
+        pin = self.pin_when(lambda trace: at < trace.upper or not trace.since <= at, timeout_s=timeout_s)
+        if pin is None:
             upper = self._machine.state.trace.upper
             raise Unavailable(
                 f"shard {self._machine.shard_id} is not written at {time}: upper is still {upper} after {timeout_s} s",
                 as_of=time,
                 upper=upper,
             )
-        return SinceAhead(since=answer.since, as_of=since)
+        answer = self._machine.snapshot_batches(at, timeout_s=0)
+        shard_since = self._machine.state.trace.since
+        if isinstance(answer, tuple) and shard_since.less_equal(since):
+            return pin, answer
+        pin.release()
+        return SinceAhead(since=shard_since, as_of=since)
 
     def _filter(self, where: Where | None) -> Filter | None:
         return None if where is None else Filter(predicate_of(where), self._schema)
@@ -358,8 +396,9 @@ class ReadHandle:
 
 
 def _snapshot_then(snapshot: Snapshot, listen: Listen) -> Iterator[Updates | Progress]:
-    with snapshot:
-        for batch in snapshot.to_batches():
-            yield Updates(pa.Table.from_batches([batch]))
-    yield Progress(Antichain.of(snapshot.as_of + 1))
-    yield from listen
+    with closing(listen):
+        with snapshot:
+            for batch in snapshot.to_batches():
+                yield Updates(pa.Table.from_batches([batch]))
+        yield Progress(Antichain.of(snapshot.as_of + 1))
+        yield from listen

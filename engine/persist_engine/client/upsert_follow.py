@@ -127,8 +127,10 @@ class UpsertFollower:
 
     def drop_state(self) -> None:
         """Throw the state away: the next use hydrates."""
-        machine, store = self._machine, self._store
+        machine, store, listen = self._machine, self._store, self._listen
         self._machine = self._state = self._store = self._listen = None
+        if listen is not None:
+            listen.close()
         if machine is not None:
             machine.forget_commands()
         if store is not None:
@@ -245,8 +247,9 @@ class UpsertFollower:
         metrics.count("upsert_merged_updates", stats.updates)
         metrics.count("upsert_merged_inserts", stats.inserts)
         metrics.count("upsert_merged_deletes", stats.deletes)
-        if self._state is not None:
-            metrics.gauge("upsert_state_bytes", self._state.store.size_bytes, shard=shard)
+        if self._store is not None:
+            metrics.gauge("upsert_state_bytes", self._store.size_bytes, shard=shard)
+            metrics.gauge("upsert_spilled", self._store.is_spilled, shard=shard)
 
     def _tell(self, hydration: Hydration) -> None:
         if self._state is not None:

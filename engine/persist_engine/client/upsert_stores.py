@@ -24,7 +24,7 @@ SPILL_BYTES = 64 * MIB
 
 
 def store_opener(
-    backend: str, directory: Path | str | None, *, spill_bytes: int, env: Env, metrics: Metrics, shard: str
+    backend: str, directory: Path | str | None, *, spill_bytes: int, env: Env, metrics: Metrics
 ) -> OpenStore:
     """What opens the stores of one handle. InvalidUsage for a backend that there is not, or a disk without a directory."""
     if backend not in ("memory", "rocksdb", "auto"):
@@ -41,13 +41,7 @@ def store_opener(
         return RocksStore(folder / name)
 
     def spilling(name: str) -> KeyValues:
-        def spill() -> KeyValues:
-            disk = on_disk(name)
-            metrics.gauge("upsert_spilled", 1, shard=shard)
-            return disk
-
-        metrics.gauge("upsert_spilled", 0, shard=shard)
-        return SpillingStore(MemoryStore(), spill, spill_bytes=spill_bytes)
+        return SpillingStore(MemoryStore(), lambda: on_disk(name), spill_bytes=spill_bytes)
 
     open_store = on_disk if backend == "rocksdb" else spilling
     return lambda name: MeteredStore(open_store(name), env, metrics)
@@ -64,6 +58,11 @@ class MeteredStore:
     def size_bytes(self) -> int:
         """See KeyValues."""
         return self._inner.size_bytes
+
+    @property
+    def is_spilled(self) -> bool:
+        """Whether it began in memory and is on disk now."""
+        return isinstance(self._inner, SpillingStore) and self._inner.is_spilled
 
     def multi_get(self, keys: UInt64s) -> pa.LargeBinaryArray:
         """See KeyValues."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from persist_engine.base.errors import (
+    AmbiguousAppend,
     BatchNotFromThisShard,
     InvalidBounds,
     InvalidUsage,
@@ -21,7 +22,7 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.version import check_readable
 from persist_engine.client.batch import Batch, BatchBuilder, flush_inline_parts
-from persist_engine.client.joined import combined_inline_parts, joined, without_inline_parts
+from persist_engine.client.joined import combined_inline_parts, joined, restaged, without_inline_parts
 from persist_engine.codec.batch import decode_transmittable
 from persist_engine.codec.ingest import Updates
 from persist_engine.codec.schema import Schema
@@ -179,7 +180,7 @@ class WriteHandle:
             schema=self._schema,
             shard_id=shard_id,
             version=version,
-            named_keys=lambda batch: self._named_keys([batch]),
+            named_keys=self._named_keys,
         )
 
     def delete_batches(self, batches: Sequence[Batch]) -> None:
@@ -266,27 +267,40 @@ class WriteHandle:
 
         Every batch must cover [expected_upper, new_upper); its updates outside are left out. On Appended the batches
         are spent, otherwise they stay as they are and belong to the caller. `progress` as in `compare_and_append`.
+
+        What a batch holds is linked as it lies, but for one that may have been appended before, from a copy of its bytes
+        or by a call that ended in Unavailable, where `expected_upper` is past its lower: its updates are then staged
+        anew, since the shard may have let go of its blobs (BatchExpired when they are gone). With `progress` that is not
+        needed as long as this sink stored none past the batch's lower: copies of such a batch are to be appended with it
+        only.
         """
         self._check_open()
         _check_bounds(expected_upper, new_upper)
         self._check_batches(batches, expected_upper, new_upper)
         desc = Description(expected_upper, new_upper, MINIMUM)
-        combined = self._combined(batches, desc)
+        doubtful = self._doubtful(batches, desc, progress, expected_progress)
+        if isinstance(doubtful, UpperMismatch | ProgressMismatch):
+            return doubtful
+        own: list[Batch] = []
         try:
-            answer, maintenance = self._append_all(batches, combined, desc, progress, expected_progress)
+            if doubtful:
+                machine = self._machine
+                own.append(restaged(doubtful, desc, store=machine, schema=machine.schema, schema_id=machine.schema_id))
+            linked = [*(batch for batch in batches if batch not in doubtful), *own]
+            combined = self._combined(linked, desc)
+            own += [] if combined is None else [combined]
+            answer, maintenance = self._append_all(linked, combined, desc, progress, expected_progress)
         except InvalidUsage:
-            if combined is not None:
-                self._discard(combined)
+            self._settle(own, is_appended=False)
             raise
-        if combined is not None:
-            if isinstance(answer, commands.Appended):
-                combined.mark_spent("appended")
-            else:
-                self._discard(combined)
+        except (Unavailable, AmbiguousAppend):
+            for batch in batches:
+                batch.note_unknown_outcome(self._named_keys)
+            raise
+        self._settle(own, is_appended=isinstance(answer, commands.Appended))
         match answer:
             case commands.Appended():
-                for batch in batches:
-                    batch.mark_spent("appended")
+                self._spend(batches, doubtful, new_upper)
                 self._upper = self._upper.join(new_upper)
                 return Appended(upper=new_upper, maintenance=maintenance)
             case commands.UpperMismatch(current=current):
@@ -331,6 +345,52 @@ class WriteHandle:
             batch.mark_spent("discarded")
             text = "left blobs %s behind: %s"
             _log.warning(text, list(batch.hollow.blob_keys()), unavailable, extra={"shard": self.shard_id})
+
+    def _settle(self, own: Sequence[Batch], *, is_appended: bool) -> None:
+        """What was staged for one append only has come to its end with it."""
+        for batch in own:
+            if is_appended:
+                batch.mark_spent("appended")
+            else:
+                self._discard(batch)
+
+    def _spend(self, batches: Sequence[Batch], restaged_: Sequence[Batch], upper: Antichain) -> None:
+        """The updates of `batches` were appended up to `upper`, those of `restaged_` under other keys. Their own blobs go
+        when nothing is left that a holder of another copy could append.
+        """
+        for batch in batches:
+            if batch in restaged_ and batch.upper <= upper:
+                self._discard(batch)
+            batch.mark_spent("appended")
+
+    def _doubtful(
+        self,
+        batches: Sequence[Batch],
+        desc: Description,
+        progress: tuple[str, bytes] | None,
+        expected_progress: bytes | None,
+    ) -> list[Batch] | UpperMismatch | ProgressMismatch:
+        """Those of `batches` whose blobs the shard may have linked before and let go of since: they must not be linked
+        again, whatever it names now. An answer where the append would be refused anyhow: nobody stages for that.
+
+        SUBTLE: at its own lower a batch is safe, and however many copies there are: appending one would have moved the
+        upper past it. So it is while the sink's stored progress ends before that: appending one would have moved this.
+        """
+        doubtful = [
+            batch for batch in batches if batch.may_have_copies and batch.lower < desc.lower and batch.has_blobs
+        ]
+        if not doubtful or desc.lower == desc.upper:  # data in an empty interval is refused as ever
+            return []
+        state = self._machine.refresh()
+        if progress is not None:
+            stored = state.progress.get(progress[0])
+            if (None if stored is None else stored.token) != expected_progress:
+                return ProgressMismatch(current=stored)
+            doubtful = [batch for batch in doubtful if stored is not None and not stored.upper <= batch.lower]
+        if doubtful and state.trace.upper != desc.lower:
+            self._upper = self._upper.join(state.trace.upper)
+            return UpperMismatch(current=state.trace.upper, expected=desc.lower)
+        return doubtful
 
     def _combined(self, batches: Sequence[Batch], desc: Description) -> Batch | None:
         if not self._machine.settings.batch.combine_inline or desc.lower == desc.upper:

@@ -25,6 +25,7 @@ from persist_engine.codec.comparable import NAN, Comparable, comparable_bound, f
 from persist_engine.codec.part_stats import stats_name
 from persist_engine.codec.predicate import And, Compare, In, IsNull, Not, Or, Predicate
 from persist_engine.codec.schema import Schema
+from persist_engine.codec.tagged import ERR, holds_errors
 from persist_engine.model.batch import HollowPart, InlinePart, Part
 
 _NULL = pa.scalar(None, pa.bool_())
@@ -227,7 +228,11 @@ def _where_valid(values: pa.ChunkedArray, outcome: pa.ChunkedArray | pa.Scalar) 
 
 
 class Filter:
-    """A predicate over the collections of one schema. A value; cheap to keep, not to compare."""
+    """A predicate over the collections of one schema. A value; cheap to keep, not to compare.
+
+    Where a collection may be in error (codec.tagged) its errors pass, unless the predicate itself says something of
+    `key.err`: else a collection that nobody could compute would read as one without such rows.
+    """
 
     def __init__(self, predicate: Predicate, schema: Schema) -> None:
         """InvalidUsage for a column that the schema does not have (it lists those it has) or that the text leaves open, and
@@ -238,6 +243,8 @@ class Filter:
         self._columns: dict[tuple[str, ...], Column] = {}
         try:
             self._bound = self._bind(predicate)
+            if holds_errors(schema) and ("key", ERR) not in self._columns:
+                self._bound = self._bind(Or((Not(IsNull(f"key.{ERR}")), predicate)))
         except RecursionError:
             raise InvalidUsage("the filter nests too deep") from None
 

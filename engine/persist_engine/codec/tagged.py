@@ -20,7 +20,9 @@ from persist_engine.codec.columns import empty_struct
 from persist_engine.codec.schema import Schema
 
 ERR = "err"
-"""The column. Its statistics are never trimmed: a reader that cannot exclude errors cannot skip a part (spec 15.7)."""
+"""The column. A filter that does not name it keeps errors (codec.filter), so its statistics go last: without them no part
+can be skipped (spec 15.7).
+"""
 
 Errors: TypeAlias = pa.Table | Iterable[tuple[str, int, int]]
 """(message, time, diff), or a table of columns err, time, diff."""
@@ -33,6 +35,12 @@ def with_errors(schema: Schema) -> Schema:
     key = [pa.field(field.name, field.type) for field in schema.key]
     val = [pa.field(field.name, field.type) for field in schema.val]
     return Schema(pa.schema([*key, pa.field(ERR, pa.string())]), pa.schema(val))
+
+
+def holds_errors(schema: Schema) -> bool:
+    """Whether `with_errors` made it, or might have: errors are then among the rows."""
+    fields = [*schema.key, *schema.val]
+    return schema.key.names[-1:] == [ERR] and schema.key.types[-1] == pa.string() and all(f.nullable for f in fields)
 
 
 def tag_rows(updates: pa.Table, tagged: Schema) -> pa.Table:

@@ -86,7 +86,10 @@ def batch_expired(shard_id: ShardId, refusal: StagedTooEarly) -> BatchExpired:
 def _refusal(state: ShardState, writer: Writer, cmd: CompareAndAppend) -> Refused | None:
     desc, upper = cmd.batch.desc, state.trace.upper
     if desc.lower == desc.upper and (cmd.batch.parts or cmd.batch.rows):
-        raise InvalidEmptyTimeInterval(f"updates in the empty interval {desc}", lower=desc.lower, upper=desc.upper)
+        parts = tuple(cmd.batch.blob_keys())
+        raise InvalidEmptyTimeInterval(
+            f"updates in the empty interval {desc}", lower=desc.lower, upper=desc.upper, parts=parts
+        )
     if not desc.since <= state.trace.since:
         raise InvalidUsage(f"batch {desc} is advanced beyond the shard's since {state.trace.since}")
     if cmd.token == writer.most_recent_write_token:

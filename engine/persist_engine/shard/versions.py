@@ -44,6 +44,8 @@ from persist_engine.storage.consensus import Consensus
 from persist_engine.storage.notify import NoPush, Push
 
 _FIRST = SeqNo(1)
+#: Diffs fetched at once in search of an unlinked rollup: memory stays bounded however long the log is.
+_SEARCHED_DIFFS = 1024
 T = TypeVar("T")
 
 LiveDiffs = Sequence[VersionedData]
@@ -308,11 +310,9 @@ class StateVersions:
         current = self.fetch_current_state(shard_id)
         linked = current.rollups.get(earliest)
         keys = [linked.key] if linked is not None else []
-        # An interrupted garbage collection may have unlinked it already: the diffs then still mention it.
-        for entry in live if linked is None else ():
-            for change in self._decode_diff(shard_id, entry).rollups:
-                if change.key == earliest:
-                    keys += [value.key for name in ("old", "to") if (value := getattr(change, name, None)) is not None]
+        # It may have been unlinked already: the diff that linked it and the one that did that mention it.
+        if linked is None:
+            keys += self._rollup_keys_mentioned(shard_id, live, of=earliest)
         for key in dict.fromkeys(keys):
             data = self._get_blob(shard_id, key)
             if data is not None:
@@ -320,6 +320,21 @@ class StateVersions:
                     self.metrics.count("rollup_migrated")
                 return self._decode_rollup(shard_id, key, data).state
         return None
+
+    def _rollup_keys_mentioned(self, shard_id: ShardId, live: LiveDiffs, *, of: SeqNo) -> Iterator[str]:
+        """Partial keys of rollups at version `of` that diffs name or unlink: those of `live`, and of later ones, a page
+        at a time, where these say nothing.
+        """
+        found = False
+        page = live
+        while page:
+            for entry in page:
+                for change in self._decode_diff(shard_id, entry).rollups:
+                    values = [getattr(change, name, None) for name in ("old", "to")] if change.key == of else []
+                    for key in [value.key for value in values if value is not None]:
+                        found = True
+                        yield key
+            page = () if found else self.fetch_diffs_after(shard_id, page[-1].seqno, limit=_SEARCHED_DIFFS)
 
     def _apply_successors(self, state: ShardState, live: LiveDiffs) -> ShardState:
         for entry in live:

@@ -141,7 +141,7 @@ class Node:
             self._transact(self._plan())
 
     def close(self) -> None:
-        """Let go of the reader, whose heartbeat would go on for ever."""
+        """Let go of the reader."""
         with contextlib.suppress(PersistError):
             self._reader.expire()
 

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
@@ -63,6 +63,7 @@ _WITH_THREADING: tuple[ModuleType, ...] = (
     persist_engine.shard.watch,
     persist_engine.work.heartbeat,
 )
+_WITH_WEAK_OWNERS: tuple[ModuleType, ...] = (persist_engine.client.read, persist_engine.work.heartbeat)
 #: Pure functions of immutable bytes: every simulated process decodes what all others decode too, and need not.
 _REMEMBERED: tuple[tuple[ModuleType, str], ...] = (
     (persist_engine.shard.versions, "decode_state_diff"),
@@ -116,6 +117,7 @@ class SimLock:
         """See threading.Lock."""
         scheduler = self._scheduler
         if scheduler.is_over:
+            self._is_held = True
             return True
         if scheduler.rng.random() < PREEMPT_RATE:
             scheduler.pause(0)
@@ -127,8 +129,14 @@ class SimLock:
         self._is_held = True
         return True
 
-    def release(self) -> None:
+    def locked(self) -> bool:
         """See threading.Lock."""
+        return self._is_held
+
+    def release(self) -> None:
+        """See threading.Lock: pins count on the RuntimeError of a second release."""
+        if not self._is_held:
+            raise RuntimeError("release unlocked lock")
         self._is_held = False
         self._waiters.wake()
 
@@ -137,7 +145,8 @@ class SimLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.release()
+        if self._is_held:  # not so where the process died while it waited
+            self.release()
 
 
 class SimCondition:
@@ -162,7 +171,7 @@ class SimCondition:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self._lock.__exit__()
 
 
 class SimEvent:
@@ -243,6 +252,24 @@ class SimThreading:
         return self._scheduler.current
 
 
+class StrongReferences:
+    """What the engine finds under the name `weakref`, where that decides who lets go of what: nothing is ever dropped.
+    When garbage is found depends on all that the process did before, and a seed must not.
+    """
+
+    WeakSet = set
+
+    @staticmethod
+    def WeakMethod(method: Callable[..., T]) -> Callable[[], Callable[..., T]]:  # noqa: N802 - as weakref.WeakMethod
+        """See weakref."""
+        return lambda: method
+
+    @staticmethod
+    def finalize(*_: object) -> SimpleNamespace:
+        """See weakref."""
+        return SimpleNamespace(atexit=False)
+
+
 class InlinePool:
     """As ThreadPoolExecutor, but work is done when it is submitted, by the submitter: in one of the orders that a real
     pool may take. Its store calls are scheduling points as all others.
@@ -319,6 +346,7 @@ def simulated_threads(scheduler: Scheduler) -> Iterator[None]:
     replaced: list[tuple[ModuleType, str, Any]] = [(module, "threading", shim) for module in _WITH_THREADING]
     replaced_pools = [(module, "ThreadPoolExecutor", InlinePool) for module in _WITH_POOLS]
     replaced += replaced_pools
+    replaced += [(module, "weakref", StrongReferences) for module in _WITH_WEAK_OWNERS]
     known: dict[Any, Any] = {}
     replaced += [(module, name, _remembering(getattr(module, name), known)) for module, name in _REMEMBERED]
     replaced.append((persist_engine.shard.part_source, "open_part", _remembering_rows(open_part)))

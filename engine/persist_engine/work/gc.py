@@ -13,7 +13,7 @@ neither the state there nor the newest known state names it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,14 +70,16 @@ def collectable(machine: Machine, to: SeqNo) -> Iterator[GcStep]:
     for stop in [*stops, to]:
         if walk.seqno < stop:
             first = walk.seqno
-            garbage = _garbage(machine, walk, stop)
+            garbage = _garbage(machine, walk, stop, needed=live_keys(state))
             if garbage is None:
                 return
             yield GcStep(stop, stop - first, tuple(sorted(garbage.values(), key=lambda blob: blob.partial_key)))
 
 
-def _garbage(machine: Machine, walk: VersionWalk, to: SeqNo) -> dict[str, BlobRef] | None:
-    """Advance to `to`; what the diffs on the way let go of and the state there does not name. None: overtaken."""
+def _garbage(machine: Machine, walk: VersionWalk, to: SeqNo, *, needed: Set[str]) -> dict[str, BlobRef] | None:
+    """Advance to `to`; what the diffs on the way let go of and neither the state there nor the newest, which names
+    `needed`, has again. What only the newest has is the garbage of the diff that will let go of it. None: overtaken.
+    """
     # What the earliest diff itself deleted is gone: whoever truncated to it collected through it first.
     garbage: dict[str, BlobRef] = {}
     while walk.seqno < to:
@@ -86,10 +88,14 @@ def _garbage(machine: Machine, walk: VersionWalk, to: SeqNo) -> dict[str, BlobRe
             return None
         garbage.update((blob.partial_key, blob) for blob in deleted_blobs(diff))
     # A late merge result may have brought back what an earlier diff deleted (spec 20, bug 6).
-    for key in live_keys(walk.state):
-        garbage.pop(key, None)
+    live = live_keys(walk.state)
+    for key in [key for key in garbage if key in live or key in needed]:
+        del garbage[key]
     # What listings name goes with them. In this order, each listing before what it names.
-    return {blob.partial_key: blob for blob in with_nested(machine, garbage.values())}
+    garbage = {blob.partial_key: blob for blob in with_nested(machine, garbage.values())}
+    found = sorted(key for key in garbage if key in live or key in needed)
+    check(not found, f"GC of {machine.shard_id} to {to} would delete blobs that live states name: {found[:3]}")
+    return garbage
 
 
 class _Collection:
@@ -161,13 +167,11 @@ class _Collection:
         """
         machine = self._machine
         with self._timed("find_blobs"):
-            garbage = _garbage(machine, walk, to)
+            garbage = _garbage(machine, walk, to, needed=needed)
         self._bytes_read = walk.encoded_bytes
         if garbage is None:
             return False
         text = f"GC of {machine.shard_id} to {to} would delete"
-        live = sorted(needed.intersection(garbage))
-        check(not live, f"{text} blobs that the newest state names: {live[:3]}")
         parts, listings, rollups = [], [], []
         for key, blob in garbage.items():
             if blob.kind == "rollup":

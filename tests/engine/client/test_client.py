@@ -12,6 +12,7 @@ import pytest
 from persist_engine import Antichain, Appended, Location, PersistClient, Schema, Settings, ShardId
 from persist_engine.base.errors import FinalizationError, InvalidUsage, SchemaMismatch, ShardNotFound, Unavailable
 from persist_engine.base.settings import RetrySettings
+from persist_engine.client.closing import close_shard
 from persist_engine.model.frontier import EMPTY
 from persist_engine.testing.world import SCHEMA, World, row
 
@@ -111,8 +112,15 @@ def test_a_closed_shard_is_finalized_and_an_open_one_refused():
     writer = client.open_writer(shard_id, SCHEMA, purpose="x")
     for time in range(5):
         writer.append([row(1, "a", time)], lower=A(time), upper=A(time + 1))
-    with pytest.raises(FinalizationError, match=r"\{5\}"):
+    with pytest.raises(FinalizationError, match=r"\{5\}") as caught:
         client.finalize(shard_id)
+    assert (caught.value.detail["since"], caught.value.detail["upper"]) == (A(0), A(5))
+    with (
+        client.open_leased_reader(shard_id, purpose="holds"),
+        pytest.raises(FinalizationError, match=r"holds") as caught,
+    ):
+        close_shard(client, shard_id)
+    assert (caught.value.detail["since"], caught.value.detail["upper"]) == (A(0), A(5))
     writer.append([], lower=A(5), upper=EMPTY)
     reader = client.open_leased_reader(shard_id, purpose="x")
     reader.downgrade_since(EMPTY)

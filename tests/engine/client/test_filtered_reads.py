@@ -18,7 +18,8 @@ from persist_engine.codec.filter import Filter
 from persist_engine.codec.predicate import And, Compare, In, IsNull, Not, Or
 from persist_engine.codec.predicate_text import parse_predicate
 from persist_engine.codec.schema import Schema
-from persist_engine.model.batch import HollowBatch, PartStats
+from persist_engine.codec.tagged import tag_errors, with_errors
+from persist_engine.model.batch import ColumnStats, HollowBatch, HollowPart, PartStats
 from persist_engine.model.frontier import Antichain
 from persist_engine.shard.contents import Contents
 from persist_engine.shard.machine import Machine
@@ -104,6 +105,109 @@ FILTERS = [
     [[("id", "=", 3)], [("id", ">", 650), ("tag", "!=", "a")]],
     Or((IsNull("tag"), In("id", (1, 2, 3, 401)))),
 ]
+
+
+def test_statistics_of_times_and_counts_of_a_rewritten_batch_hold_for_its_new_times():
+    """Regression: its parts say 0 to 1, and their rows are seen at 7; no read may skip, count or show them by that."""
+    world = World(settings=settings(), env=AheadEnv())
+    client, shard_id = client_of(world, audit=100)[0], world.shard_id()
+    with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
+        rows = [((n, "a"), (0.5, None, None, n)) for n in (1, 2)]
+        batch = writer.batch([(rows[0], 0, 1), (rows[1], 1, 2)], lower=at(0), upper=at(5))
+        batch.rewrite_times(at(7), at(10))
+        writer.compare_and_append_batch([batch], expected_upper=at(0), new_upper=at(10))
+        assert [part.ts_rewrite for part in batch.hollow.parts] == [at(7)]
+    with client.open_leased_reader(shard_id, purpose="test") as reader:
+        for as_of, seen in [(1, 0), (3, 0), (6, 0), (7, 2), (9, 2)]:
+            for where in (None, "id >= 1"):
+                with reader.snapshot(as_of, where=where) as snapshot:
+                    assert snapshot.to_table().num_rows == seen, as_of
+                    assert snapshot.count() == (3 if seen else 0), as_of
+            with reader.snapshot(as_of, columns=["key.id"]) as snapshot:
+                assert snapshot.to_table().num_rows == seen, as_of
+        for since, upto, seen in [(None, 6, 0), (0, 1, 0), (5, 9, 2), (6, 7, 2), (7, 9, 0)]:
+            with reader.changes(since, upto) as changes:
+                assert changes.to_table().column("time").to_pylist() == [7] * seen, (since, upto)
+        for as_of, seen in [(5, 2), (7, 0)]:
+            with client.open_leased_reader(shard_id, purpose="follows") as follower:
+                events = follower.listen(as_of).next_batch(timeout_s=10)
+                times = [time for e in events if isinstance(e, Updates) for time in e.table.column("time").to_pylist()]
+                assert times == [7] * seen, as_of
+
+
+def errors_world():
+    """A shard that may be in error: rows 0 to 39 in four parts, one more part with an error, which is over at 50."""
+    world = World(settings=settings(), env=AheadEnv())
+    client, shard_id = client_of(world)[0], world.shard_id()
+    tagged = with_errors(SCHEMA)
+    with client.open_writer(shard_id, tagged, purpose="test") as writer:
+        for n in range(4):
+            rows = [((id_, "a", None), (0.5, None, None, n)) for id_ in range(10 * n, 10 * n + 10)]
+            writer.append([(each, n, 1) for each in rows], lower=at(n), upper=at(n + 1))
+        writer.append(tag_errors([("division by zero", 4, 1)], tagged), lower=at(4), upper=at(50))
+        writer.append(tag_errors([("division by zero", 50, -1)], tagged), lower=at(50), upper=at(51))
+    return world, shard_id
+
+
+@pytest.mark.parametrize(
+    ("where", "ids"),
+    [
+        ("id = 12", [12, None]),
+        ("id > 1000", [None]),
+        ("id IS NOT NULL AND id < 2", [0, 1, None]),
+        ("val.x < 0", [None]),
+    ],
+)
+def test_regression_a_filter_hides_no_error(where, ids):
+    """A collection in error read as one without rows. Its errors pass, and no part that may hold one is skipped."""
+    world, shard_id = errors_world()
+    client, counts = client_of(world, audit=100)
+    with client.open_leased_reader(shard_id, purpose="test") as reader:
+        with reader.snapshot(49, where=where) as snapshot:
+            table = snapshot.to_table()
+            assert [key["id"] for key in table.column("key").to_pylist()] == ids
+            assert [key["err"] for key in table.column("key").to_pylist()][-1] == "division by zero"
+            assert snapshot.count() == len(ids)
+            splits = [SnapshotSplit.from_bytes(split.to_bytes()) for split in snapshot.splits(3)]
+            assert sum(b.num_rows for split in splits for b in split.to_batches(reader.blob)) == len(ids)
+            leased = snapshot.lease_parts()
+            assert sum(reader.fetch(part).num_rows for part in leased) == len(ids)
+        assert counts["stats_skipped_parts"] >= 3, "parts without errors are skipped as ever"
+        with reader.changes(3, 50, where=where, shape="updates") as changes:
+            assert changes.to_table().column("diff").to_pylist() == [1, -1]
+        with reader.snapshot(50, where=where) as snapshot:
+            assert [key["id"] for key in snapshot.to_table().column("key").to_pylist()] == ids[:-1]
+        seen = 0
+        for event in reader.listen(3, where=where):
+            if isinstance(event, Updates):
+                seen += event.table.num_rows
+            elif event.frontier == at(50):
+                break
+        assert seen == 1
+
+
+def test_a_filter_that_names_the_error_means_what_it_says():
+    world, shard_id = errors_world()
+    client, _ = client_of(world)
+    with client.open_leased_reader(shard_id, purpose="test") as reader:
+        for where, seen in [("err IS NULL AND id = 12", [12]), ("key.err IS NOT NULL", [None]), ("err = 'other'", [])]:
+            with reader.snapshot(49, where=where) as snapshot:
+                assert [key["id"] for key in snapshot.to_table().column("key").to_pylist()] == seen
+
+
+def test_no_part_is_skipped_whose_statistics_do_not_exclude_errors():
+    tagged = with_errors(SCHEMA)
+    where = Filter(parse_predicate("id = 12"), tagged)
+    stats = (("key.id", ColumnStats(0, "50", "60")), ("key.err", ColumnStats(3, None, None)))
+    part = HollowPart("p", 1, rows=3, diffs_sum=3, checksum="", stats=PartStats(stats, 0, 1))
+    assert not where.may_pass(part)
+    for left in [stats[:1], ()]:
+        assert where.may_pass(dataclasses.replace(part, stats=PartStats(left, 0, 1)))
+    assert where.may_pass(dataclasses.replace(part, stats=None))
+    plain = Schema.from_ddl("id BIGINT NOT NULL, err STRING", "")
+    assert not Filter(parse_predicate("id = 12"), plain).may_pass(
+        dataclasses.replace(part, stats=PartStats(stats[:1], 0, 1))
+    )
 
 
 @pytest.mark.parametrize("where", FILTERS, ids=str)

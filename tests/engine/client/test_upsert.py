@@ -473,6 +473,20 @@ def test_a_disk_that_fails_costs_a_hydration_and_nothing_else(
     assert contents(world.process(), shard_id) == {1: "d"}
 
 
+def test_regression_a_spilled_state_is_shown_as_such_whatever_other_stores_are_opened(
+    world: World, shard_id: ShardId, tmp_path: Path
+) -> None:
+    """The provisional state of a stream is a store of the same handle."""
+    registry = CollectorRegistry()
+    client = PersistClient(
+        world.blob, world.consensus, settings=Settings(), env=world.env, metrics=PrometheusMetrics(registry)
+    )
+    with opened(client, shard_id, backend="auto", directory=tmp_path, spill_bytes=5000) as upserts:
+        upserts.upsert(commands(*((key, "c" * 100) for key in range(100))))
+        upserts.upsert_stream([commands((1, "z"))])
+        assert registry.get_sample_value("persist_upsert_spilled", {"shard": str(shard_id)}) == 1
+
+
 def test_metrics_show_the_state_and_where_it_is(world: World, shard_id: ShardId, tmp_path: Path) -> None:
     registry = CollectorRegistry()
     client = PersistClient(

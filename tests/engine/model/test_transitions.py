@@ -130,8 +130,11 @@ def test_append_of_nothing_in_an_empty_interval_is_a_heartbeat() -> None:
 
 def test_append_of_data_in_an_empty_interval_is_refused_before_anything_else() -> None:
     shard = Stepper()
-    with pytest.raises(InvalidEmptyTimeInterval):
-        shard.do(append(batch(3, 3, 1), token_number=1))
+    data = batch(3, 3, 1)
+    with pytest.raises(InvalidEmptyTimeInterval) as caught:
+        shard.do(append(data, token_number=1))
+    assert caught.value.detail == {"lower": frontier(3), "upper": frontier(3), "parts": tuple(data.blob_keys())}
+    assert len(caught.value.detail["parts"]) == 1
 
 
 def test_append_of_an_advanced_batch_is_refused() -> None:

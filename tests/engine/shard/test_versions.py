@@ -17,6 +17,8 @@ from persist_engine.model.state_diff import apply
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.versions import LiveDiffBounds
 from persist_engine.testing.world import SCHEMA, World, row
+from persist_engine.work.gc import gc_and_truncate
+from persist_engine.work.walk import VersionWalk
 
 
 def commits(client: PersistClient, shard_id: ShardId, count: int) -> Machine:
@@ -232,6 +234,27 @@ def test_a_walk_starts_at_a_rollup_that_only_diffs_still_name():
     walk = machine.versions.fetch_all_live_states(shard_id)
     assert walk is not None
     assert walk.seqno == 1
+
+
+def test_regression_every_walk_starts_at_a_rollup_that_only_a_later_diff_names(monkeypatch: pytest.MonkeyPatch):
+    """The diff at the earliest version says nothing of the rollup there: the one that linked it comes after it."""
+    monkeypatch.setattr("persist_engine.shard.versions._SEARCHED_DIFFS", 2)
+    world = World()
+    shard_id = world.shard_id()
+    machine = commits(world.process(), shard_id, 2)
+    earliest = link_rollup(machine)
+    commits(world.process(), shard_id, 5)
+    link_rollup(machine)
+    machine.versions.truncate_diffs(shard_id, earliest)
+    machine.remove_rollups([(seqno, machine.state.rollups[seqno]) for seqno in (SeqNo(1), earliest)])
+    walk = VersionWalk(machine)
+    assert walk.seqno == earliest
+    commits(world.process(), shard_id, 2)
+    newest = link_rollup(machine)
+    assert gc_and_truncate(machine).truncated_to == newest
+    bounds = machine.versions.live_diff_bounds(shard_id)
+    assert bounds is not None
+    assert bounds.earliest == newest
 
 
 def test_keys_that_name_no_shard_are_not_listed():
