@@ -341,7 +341,7 @@ BUGS = (
         "shard/consolidate.py",
         "cursor.take_before(boundary)",
         "cursor.take_before(None)",
-        BAD + "test_regression_33_reading_in_little_memory_still_consolidates_everything",
+        "tests/engine/shard/test_consolidate.py::test_merge_equals_a_dictionary_for_every_cut_and_window",
     ),
     bug(
         "34",
