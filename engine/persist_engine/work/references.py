@@ -17,7 +17,7 @@ from persist_engine.base.version import may_write
 from persist_engine.codec.keys import PartKey, RollupKey
 from persist_engine.model.state import ShardState
 from persist_engine.model.state_diff import BlobRef, StateDiff, inserted_blobs, live_blobs
-from persist_engine.model.views import is_tombstone, rollup_seqnos
+from persist_engine.model.views import is_tombstone, rollup_seqnos, seqno_since
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.runs import with_nested
 from persist_engine.storage.blob import Blob, BlobInfo
@@ -49,6 +49,7 @@ class References:
         """Walks all live versions. MissingBlob when the earliest has no readable rollup."""
         self._machine = machine
         self._any: set[str] = set()
+        self._readable: set[str] = set()
         self._current: set[str] = set()
         self._below: dict[str, frozenset[str]] = {}
         self._begin()
@@ -64,7 +65,12 @@ class References:
         while True:
             diff = self._walk.advance()
             if isinstance(diff, StateDiff):
-                self._any |= self._keys(inserted_blobs(diff))
+                added = self._keys(inserted_blobs(diff))
+                self._any |= added
+                if self._walk.seqno == self._floor:
+                    self._readable = self._keys(live_blobs(self._walk.state))
+                elif self._walk.seqno > self._floor:
+                    self._readable |= added
             elif diff is WalkEnd.OVERTAKEN:
                 self._begin()
             else:
@@ -83,9 +89,19 @@ class References:
         """Whether a version live at the last refresh, or since this was opened, names it."""
         return partial_key in self._any
 
+    def is_needed(self, partial_key: str) -> bool:
+        """Whether a version names it that somebody may read. Others may lack their blobs already: a collection that was
+        cut short deletes first, and takes the versions out of the log when it is repeated.
+        """
+        return partial_key in self._readable
+
     def _begin(self) -> None:
+        # Taken before the walk begins: what may be read only moves on.
+        self._floor = seqno_since(self._machine.refresh())
         self._walk = VersionWalk(self._machine)
-        self._any |= self._keys(live_blobs(self._walk.state))
+        named = self._keys(live_blobs(self._walk.state))
+        self._any |= named
+        self._readable = named if self._walk.seqno >= self._floor else set()
 
     def _keys(self, blobs: Iterable[BlobRef]) -> set[str]:
         """Partial keys of `blobs` and of all that listings among them name; each listing is looked into once."""

@@ -256,16 +256,16 @@ class _Verifying:
         return zlib.crc32(key.encode()) < self._sample * 2**32
 
     def _settle(self, missing: list[str]) -> None:
-        """A blob that is missing and still named is lost; one that no live version names any more was collected."""
+        """A blob that is missing and that a version names which may be read is lost; any other was collected."""
         if not missing:
             return
         try:
-            still_named = References(self._machine)
+            references = References(self._machine)
         except (CorruptData, Incompatible, InvariantViolated):
-            still_named = None  # the versions themselves are broken, which was told
+            references = None  # the versions themselves are broken, which was told
         for key in sorted(set(missing)):
-            if still_named is None or still_named.is_named(key):
-                text = "a live version names it and it does not exist"
+            if references is None or references.is_needed(key):
+                text = "a version that may be read names it, and it does not exist"
                 self._found.error(FindingKind.MISSING_BLOB, blob_key(self._machine.shard_id, key), text)
             else:
                 self._found.collected += 1
