@@ -8,6 +8,7 @@ from collections import Counter
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from persist_engine.codec import updates as laws
 from persist_engine.codec.batch import decode_batch, decode_transmittable, encode_batch, encode_transmittable
 from persist_engine.codec.order import KEY_LOWER_BYTES_MAX, key_bytes
 from persist_engine.codec.part import decode_part, encode_part, key_lower, part_stats
-from persist_engine.codec.part_stats import bound
+from persist_engine.codec.part_stats import bound, stats_path
 from persist_engine.codec.schema import Schema
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup, flat_trace_from_pb, flat_trace_to_pb
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
@@ -178,8 +179,8 @@ def test_statistics_bound_every_row(data: st.DataObject) -> None:
     table = data.draw(strategies.updates(schema))
     stats = part_stats(table, schema, data.draw(st.sampled_from([0, 100, 10_000])))
     for name, column in stats.columns:
-        side, field = name.split(".", 1)
-        values = table.column(side).combine_chunks().field(field)
+        side, *below = stats_path(name)
+        values = pc.struct_field(table.column(side).combine_chunks(), below)
         assert column.null_count == values.null_count
         for text, wrong in ((column.lower, "less"), (column.upper, "greater")):
             if text is not None:

@@ -39,7 +39,14 @@ from persist_engine.work.verify import verify_shard
 A = Antichain.of
 PARQUET_MAGIC = b"PAR1"
 #: In parts of 1 KiB: two runs when merged, one of three parts.
-MANY = [row(number * 7919 % 6000, "x", 0) for number in range(6000)]
+MANY = pa.table(
+    {
+        "key": [{"id": number * 7919 % 20_000} for number in range(20_000)],
+        "val": pa.repeat(pa.scalar({"name": "x"}), 20_000),
+        "time": pa.repeat(pa.scalar(0, pa.int64()), 20_000),
+        "diff": pa.repeat(pa.scalar(1, pa.int64()), 20_000),
+    }
+)
 
 
 def opened(**batch: int | bool) -> tuple[World, WriteHandle]:
@@ -86,7 +93,7 @@ def test_a_builder_leaves_no_more_runs_than_it_may(runs_max: int):
 def test_long_runs_of_a_builder_end_behind_listings(way: str, inline: int):
     """State then holds no more of a batch than it does of what compaction makes; everything else stays as it was."""
     world, writer = opened(
-        runs_max=2, run_parts_max=2, inline_part_bytes_max=inline, target_part_bytes=1024, combine_inline=False
+        runs_max=2, run_parts_max=2, inline_part_bytes_max=inline, target_part_bytes=1 << 16, combine_inline=False
     )
     batch = writer.batch(MANY, lower=A(0), upper=A(1))
     assert any(isinstance(part, HollowRun) for part in batch.hollow.parts)
@@ -116,7 +123,7 @@ def test_parts_that_are_runs_of_their_own_need_no_listing():
 
 
 def test_a_builder_that_cannot_write_a_listing_leaves_no_blob():
-    world, writer = opened(runs_max=2, run_parts_max=2, inline_part_bytes_max=0, target_part_bytes=1024)
+    world, writer = opened(runs_max=2, run_parts_max=2, inline_part_bytes_max=0, target_part_bytes=1 << 16)
     put = world.blob.set
 
     def no_listings(key: str, value: bytes) -> None:
