@@ -284,3 +284,11 @@ def test_at_the_bounds_statistics_say_exactly_what_whole_numbers_are(values: lis
                 assert filter_.may_pass(part) == any(passes), (op, literal)
             assert filter_.may_pass(part) or not any(passes), (op, literal)
             assert not filter_.must_pass(part) or all(passes), (op, literal)
+
+
+@pytest.mark.parametrize("kind", ["FLOAT", "DOUBLE"])
+@pytest.mark.parametrize("wanted", [(-0.0, 1.0), (0.0, 1.0), (-0.0,), (-0.0, math.nan)])
+def test_zeros_of_either_sign_are_one_value_of_a_list(kind: str, wanted: tuple[float, ...]) -> None:
+    schema = Schema.from_ddl(f"id {kind}")
+    table = updates_table(schema, [({"id": value}, {}, 1, 1) for value in (-0.0, 0.0, 2.0)])
+    assert Filter(In("key.id", wanted), schema).mask(table).to_pylist() == [True, True, False]

@@ -150,7 +150,9 @@ class _Within:
         scalars = [scalar_of(value, self.column.data_type) for value in self.values]
         if len(scalars) == 1 and self.values[0] != NAN:
             return pc.equal(values, scalars[0])
-        return _where_valid(values, pc.is_in(values, value_set=pa.array(scalars, values.type)))
+        # Looked up by their bits, as the column's are.
+        wanted = canonical_floats(pa.chunked_array([pa.array(scalars, values.type)])).combine_chunks()
+        return _where_valid(values, pc.is_in(values, value_set=wanted))
 
     def outcomes(self, part: HollowPart) -> Outcomes:
         known = _known(self.column, part)
