@@ -25,6 +25,7 @@ from persist_engine import (
 from persist_engine.base.errors import InvalidUsage, InvariantViolated, SchemaMismatch, Unavailable, UpdateBeyondUpper
 from persist_engine.base.metrics import PrometheusMetrics
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, RetrySettings, Settings
+from persist_engine.client.read import ReadHandle
 from persist_engine.client.upsert import UpsertHandle
 from persist_engine.testing.world import SCHEMA, World, row
 from persist_engine.work.perform import perform
@@ -597,3 +598,24 @@ Upserts.TestCase.settings = settings(
     max_examples=12, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestUpserts = Upserts.TestCase
+
+
+def test_a_lease_that_runs_out_before_the_shard_is_read_is_no_closed_shard(world: World, shard_id: ShardId) -> None:
+    """Found by simulation: a reader without its lease says that its since is empty, which was taken for the shard's."""
+    client = world.process()
+    with opened(client, shard_id) as upserts:
+        upserts.upsert(commands((1, "a")))
+    late = opened(client, shard_id)
+    open_reader = late._shard._open_reader
+
+    def lapsing() -> ReadHandle:
+        late._shard._open_reader = open_reader
+        reader = open_reader()
+        reader._heartbeat._lost.set()  # as its thread does when a beat finds the lease gone
+        assert reader.since.is_empty()
+        return reader
+
+    late._shard._open_reader = lapsing
+    with late:
+        late.upsert(commands((1, "b")))
+    assert contents(client, shard_id) == {1: "b"}
