@@ -25,8 +25,8 @@ sys.path.insert(0, str(HERE))
 from hashing import content_hash  # noqa: E402 - a neighbour of this script, not a package
 from persist_engine import Antichain, Location, PersistClient, ShardId  # noqa: E402
 from persist_engine.base.env import SystemEnv  # noqa: E402
+from persist_engine.base.wording import sized  # noqa: E402
 from persist_operator.local.objects import Objects  # noqa: E402
-from persist_operator.local.view import size  # noqa: E402
 
 
 def source_of(name: str) -> pa.Table:
@@ -83,7 +83,7 @@ def upkeep(state: Path, console: Console) -> None:
         deleted, cut = (sum(one.get(key, 0) for one in history) for key in ("blobsDeleted", "diffsTruncated"))
         kinds = [one["type"] for one in reversed(history)]
         runs = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-        table.add_row(document["metadata"]["name"], size(before), size(after), str(deleted), str(cut), runs)
+        table.add_row(document["metadata"]["name"], sized(before), sized(after), str(deleted), str(cut), runs)
     console.print(table)
 
 
