@@ -28,6 +28,7 @@ lint: ## ruff: style, names, docstrings, banned clocks and randomness
 	@$(RUN) ruff format --check $(PYTHON_DIRS) && $(RUN) ruff check $(PYTHON_DIRS)
 types: ## mypy strict
 	@$(RUN) mypy engine/persist_engine operator/persist_operator spark-images/persist_spark
+	@MYPYPATH=examples/flights $(RUN) mypy examples/flights
 rooms: ## import-linter: who may import whom
 	@$(RUN) lint-imports
 tidy: ## house rules as a test
