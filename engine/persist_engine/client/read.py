@@ -194,7 +194,7 @@ class ReadHandle:
         """Every update before the upper of the newest known version, as of this handle's since, and that upper. No
         round trip, no wait: unlike `snapshot`, also where the upper is not past since and no time can be read.
         """
-        self._check_open()
+        self.check_open()
         since = self.since
         pin = self.pin()
         trace = self._machine.state.trace
@@ -263,7 +263,7 @@ class ReadHandle:
         the call, not by its success: after Unavailable the commit may have happened, and nothing before `since` is
         promised any more.
         """
-        self._check_open()
+        self.check_open()
         with self._lock:  # under which listeners begin
             since = reduce(Antichain.meet, (listener.needs for listener in self._listeners), since)
             self._since = self._since.join(since)
@@ -297,6 +297,16 @@ class ReadHandle:
         stay itself. Idempotent.
         """
         self._heartbeat.stop()
+
+    def check_open(self) -> None:
+        """InvalidUsage when this handle was expired, Fenced when its lease ran out: its empty `since` is not the shard's."""
+        if self._expired:
+            raise InvalidUsage(f"reader {self.reader_id} of shard {self._machine.shard_id} was expired by its owner")
+        if self._heartbeat.is_lost:
+            self._machine.metrics.count("lease_timeout_read")
+            raise Fenced(
+                f"the lease of reader {self.reader_id} on shard {self._machine.shard_id} ran out: open a new reader"
+            )
 
     def pin(self) -> Pin:
         """Hold the blobs of the current version."""
@@ -378,17 +388,8 @@ class ReadHandle:
         machine, own_id = self._machine, self._schema_id
         return PartSource(machine.shard_id, machine.blob, self._schema, machine.retry, machine.metrics, own_id, path)
 
-    def _check_open(self) -> None:
-        if self._expired:
-            raise InvalidUsage(f"reader {self.reader_id} of shard {self._machine.shard_id} was expired by its owner")
-        if self._heartbeat.is_lost:
-            self._machine.metrics.count("lease_timeout_read")
-            raise Fenced(
-                f"the lease of reader {self.reader_id} on shard {self._machine.shard_id} ran out: open a new reader"
-            )
-
     def _time(self, as_of: Antichain | int) -> int:
-        self._check_open()
+        self.check_open()
         time = as_of.time if isinstance(as_of, Antichain) else as_of
         if time is None or not 0 <= time <= DATA_TIME_MAX:
             raise InvalidUsage(f"as_of must be a time in [0, {DATA_TIME_MAX}], not {as_of}")

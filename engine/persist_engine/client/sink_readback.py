@@ -159,8 +159,7 @@ class ReadBack:
         """Instead of what was given out before: all that lies before the upper."""
         since = self.reader.since
         if since.time is None:
-            if not self._machine.state.trace.since.is_empty():
-                raise Fenced(f"the lease of {self.reader} ran out before it was read")
+            self.reader.check_open()
             raise InvalidUsage(
                 f"the since of shard {self._machine.shard_id} is empty: "
                 "its contents can no longer be read, so they cannot be corrected"

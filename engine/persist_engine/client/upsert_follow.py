@@ -189,9 +189,8 @@ class UpsertFollower:
         """The last time written, or since when that is later; None when nothing was ever written."""
         while True:
             upper, since = self._writer.fetch_recent_upper().time, reader.since.time
-            if since is None and not self._writer.machine.state.trace.since.is_empty():
-                raise Fenced(f"the lease of {reader} ran out before it was read")
             if upper is None or since is None:
+                reader.check_open()
                 end = "upper" if upper is None else "since"
                 raise InvalidUsage(f"shard {self.shard_id} cannot be upserted into: its {end} is empty")
             if upper == since == 0:

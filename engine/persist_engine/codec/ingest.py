@@ -216,6 +216,8 @@ def _array_of(values: tuple[Any, ...], target: pa.DataType) -> pa.Array:
     if not (pa.types.is_integer(target) or pa.types.is_floating(target) or pa.types.is_temporal(target)):
         return pa.array(values, target)  # Arrow is strict about these
     given = pa.array(values)
+    if given.type == target:
+        return given
     if pa.types.is_integer(given.type):
         fits = pa.types.is_integer(target) or pa.types.is_floating(target) or pa.types.is_timestamp(target)
     elif pa.types.is_timestamp(given.type):
@@ -223,7 +225,7 @@ def _array_of(values: tuple[Any, ...], target: pa.DataType) -> pa.Array:
     elif pa.types.is_floating(given.type):
         fits = pa.types.is_floating(target)
     else:
-        fits = given.type == target or pa.types.is_null(given.type)
+        fits = pa.types.is_null(given.type)
     if not fits:
         raise TypeError(f"the values are {given.type}")
     return pa.array(values, target)
@@ -243,7 +245,7 @@ def _struct_of(path: str, values: tuple[Any, ...], target: pa.DataType) -> pa.Ar
             raise SchemaMismatch(f"{path} holds values, the shard's schema has none: expected (), {{}} or None")
         return empty_struct(len(values))
     fields = list(target)
-    absent = pa.array([value is None for value in values])
+    absent = [value is None for value in values]
     columns: list[pa.Array] = []
     for index, (field, column) in enumerate(
         zip(fields, _columns_of(path, values, [field.name for field in fields]), strict=True)
@@ -256,7 +258,7 @@ def _struct_of(path: str, values: tuple[Any, ...], target: pa.DataType) -> pa.Ar
             columns.append(_array_of(column, field.type))
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise SchemaMismatch(f"{name} does not fit {print_type(field.type)}: {error}") from error
-    return pa.StructArray.from_arrays(columns, fields=fields, mask=absent)
+    return pa.StructArray.from_arrays(columns, fields=fields, mask=pa.array(absent) if any(absent) else None)
 
 
 def _columns_of(path: str, values: tuple[Any, ...], names: list[str]) -> list[tuple[Any, ...]]:
