@@ -70,7 +70,9 @@ def _lost_commit_ignored(put: Put) -> None:
 
 
 def _redis_without_check(put: Put) -> None:
-    """The script appends whatever the head is; what stands at that seqno already is overwritten."""
+    """The script appends whatever the head is; what stands at that seqno already is overwritten. Nor are entries tagged:
+    who saw the overwritten one would be told (CorruptData) before the checker is asked.
+    """
     script = persist_engine.storage.consensus_redis._Script("compare_and_set")
     overwrite = (
         "if head and minus(ARGV[4], head) <= 0 and minus(ARGV[4], low) >= 0 then "
@@ -81,6 +83,7 @@ def _redis_without_check(put: Put) -> None:
     script.source = script.source.replace(_CHECK, overwrite)
     script.sha1 = "0" * 40  # never loaded: always sent whole
     put(persist_engine.storage.consensus_redis, "_COMPARE_AND_SET", script)
+    put(persist_engine.storage.consensus_redis, "_tag", lambda data: "")
 
 
 BUGS = {
