@@ -130,7 +130,16 @@ def decoding_transport(what: str) -> Iterator[None]:
     """What goes wrong over bytes that no encoder of ours made, as CorruptData naming `what`."""
     try:
         yield
-    except (ValueError, LookupError, TypeError, RecursionError, OSError, ArithmeticError, pa.ArrowException) as error:
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        RecursionError,
+        OSError,
+        EOFError,
+        ArithmeticError,
+        pa.ArrowException,
+    ) as error:
         raise CorruptData(f"{what} does not decode: {error}", key=what) from error
 
 

@@ -18,9 +18,9 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, InvariantViolated, SchemaMismatch, check
+from persist_engine.base.errors import CorruptData, Incompatible, SchemaMismatch, check
 from persist_engine.codec.evolution import adapted, needs_adapting
-from persist_engine.codec.part import DecodedPart, decode_part, part_schema
+from persist_engine.codec.part import DecodedPart, decode_part, decoding, part_schema
 from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import Antichain, Description
 
@@ -83,7 +83,7 @@ def decode_inline(
     if format_name != INLINE_FORMAT_NAME:
         raise Incompatible(f"part {key}: this code cannot read inline parts of format {format_name!r}", key=key)
     rest = _verified(data, key)
-    try:
+    with decoding(key):
         closed, *bounds, key_bytes, val_bytes = _HEAD.unpack_from(rest)
         at = _HEAD.size + key_bytes
         texts = bytes(rest[_HEAD.size : at]).decode(), bytes(rest[at : at + val_bytes]).decode()
@@ -96,10 +96,6 @@ def decode_inline(
         batch = pa.ipc.read_record_batch(message, written.updates_schema)
         batch.validate(full=True)
         check(all(column.null_count == 0 for column in batch.columns), "a column holds nulls")
-    except SchemaMismatch:
-        raise
-    except (InvalidUsage, InvariantViolated, pa.ArrowException, OSError, ValueError, struct.error) as error:
-        raise CorruptData(f"part {key} does not decode: {error}", key=key) from error
     table = pa.Table.from_batches([batch])
     return DecodedPart(adapted(table, asked=schema, key=key) if schema is not None and adapts else table, desc)
 

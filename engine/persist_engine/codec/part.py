@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,7 +34,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, SchemaMismatch, check
+from persist_engine.base.errors import (
+    CorruptData,
+    Incompatible,
+    InvalidUsage,
+    InvariantViolated,
+    SchemaMismatch,
+    check,
+)
 from persist_engine.codec.checksum import checksum, is_known
 from persist_engine.codec.columns import constant, empty_struct
 from persist_engine.codec.evolution import adapted, needs_adapting
@@ -108,7 +116,7 @@ class OpenedPart:
         metadata, file = self._file.metadata, self._file
         if self.groups > 1:  # others may be reading other groups: files are cheap, their footer is shared
             file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(self._data)), metadata=metadata, pre_buffer=False)
-        with _decoding(self._key):
+        with decoding(self._key):
             table = file.read_row_group(group, columns=names, use_threads=use_threads)
         return self._shown(table, metadata.row_group(group).num_rows, constants)
 
@@ -122,10 +130,10 @@ class OpenedPart:
             return
         constants = self._constants(range(self.groups))
         names = [name for name in self._names if name not in constants]
-        with _decoding(self._key):
+        with decoding(self._key):
             batches = self._file.iter_batches(rows, columns=names, use_threads=False)
         while True:
-            with _decoding(self._key):
+            with decoding(self._key):
                 batch = next(batches, None)
             if batch is None:
                 return
@@ -282,7 +290,7 @@ def decode_part(
     """
     verify_part(data, key=key, expected_checksum=expected_checksum)
     picked = _picked(schema, columns)
-    with _decoding(key):
+    with decoding(key):
         return _decoded(data, key, schema, picked, may_be_newer=may_be_newer)
 
 
@@ -301,7 +309,7 @@ def open_part(
     order.
     """
     verify_part(data, key=key, expected_checksum=expected_checksum)
-    with _decoding(key):
+    with decoding(key):
         file, desc, written = _opened(data, key, schema, may_be_newer=may_be_newer)
     names = tuple(name for name in _COLUMNS if name != "val" or len(written.val))
     rows, groups = file.metadata.num_rows, file.num_row_groups
@@ -309,7 +317,7 @@ def open_part(
 
 
 @contextmanager
-def _decoding(key: str) -> Iterator[None]:
+def decoding(key: str) -> Iterator[None]:
     """What the libraries raise over damaged bytes, as CorruptData naming `key`."""
     try:
         yield
@@ -317,6 +325,7 @@ def _decoding(key: str) -> Iterator[None]:
         raise
     except (
         InvalidUsage,
+        InvariantViolated,
         pa.ArrowException,
         OSError,
         ValueError,
@@ -324,13 +333,14 @@ def _decoding(key: str) -> Iterator[None]:
         TypeError,
         RecursionError,
         EOFError,
+        struct.error,
     ) as error:
         raise CorruptData(f"part {key} does not decode: {error}", key=key) from error
 
 
 def part_schema(data: bytes | memoryview, *, key: str) -> Schema:
     """The schema a part was written with, by its own account; CorruptData naming `key`. Verifies nothing else."""
-    with _decoding(key):
+    with decoding(key):
         return schema_of(pq.read_schema(pa.BufferReader(pa.py_buffer(data))))
 
 
