@@ -103,9 +103,9 @@ def seeds() -> dict[str, list[bytes]]:
             encode_inline(short, desc=made.DESC, schema=SCHEMA, bytes_max=1 << 20) or b"",
         ],
         "rows": [
-            row.as_py()
-            for table, schema in ((tables, made.SCHEMA), (short, SCHEMA))
-            for side, kind in (("key", schema.key_type), ("val", schema.val_type))
+            bytes((number + index,)) + row.as_py()
+            for number, table, schema in ((2, tables, made.SCHEMA), (0, short, SCHEMA))
+            for index, (side, kind) in enumerate((("key", schema.key_type), ("val", schema.val_type)))
             for row in RowCodec(kind).encode(table.column(side))
         ],
         "ddl": [

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["persist_engine"]):
+with atheris.instrument_imports(include=["persist_engine"], exclude=["persist_engine.testing"]):
     from persist_engine.testing.fuzz_targets import TARGETS, Target
 
 #: An input that takes longer than this hangs; the slowest that is no finding takes 50 ms.

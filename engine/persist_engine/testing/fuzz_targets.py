@@ -14,7 +14,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import pyarrow as pa
@@ -49,7 +49,7 @@ from persist_engine.codec.schema import Schema
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model import ids
-from persist_engine.model.state import SchemaPair
+from persist_engine.model.state import SchemaPair, ShardState
 from persist_engine.model.state_diff import apply
 from persist_engine.storage.urls import parse_url
 from persist_engine.testing import fuzz_wire
@@ -84,6 +84,9 @@ _ID_KINDS = (
 )
 
 
+_ROW_CODECS = [RowCodec(kind) for kind in (NARROW.key_type, NARROW.val_type, WIDE.key_type, WIDE.val_type)]
+
+
 class Finding(AssertionError):
     """A decoder did what it must not."""
 
@@ -113,9 +116,12 @@ def _comes_back(
     except refusals:
         return None
     again = encode(value)
-    back = decode(again)
-    need(back == value, f"{value!r} came back as {back!r}")
-    need(encode(back) == again, f"{value!r} is written in two ways")
+    if again != raw:  # else it comes back as it came
+        back = decode(again)
+        if back != value:
+            raise Finding(f"{value!r} came back as {back!r}")
+        if encode(back) != again:
+            raise Finding(f"{value!r} is written in two ways")
     return value
 
 
@@ -171,7 +177,7 @@ def _applied(payload: bytes) -> bool:
     """
     size = int.from_bytes(payload[:4], "little")
     try:
-        before = decode_rollup(enveloped(Kind.ROLLUP, payload[4 : 4 + size]), key="fuzz").state
+        before = _state_of(payload[4 : 4 + size])
         diff = decode_state_diff(enveloped(Kind.STATE_DIFF, payload[4 + size :]), key="fuzz")
         diff = replace(diff, seqno_from=before.seqno, seqno_to=before.seqno.next())
         after = apply(before, diff)
@@ -180,6 +186,12 @@ def _applied(payload: bytes) -> bool:
     data = encode_rollup(Rollup(after))
     need(decode_rollup(data, key="fuzz").state == after, "the state after a diff is not what its rollup says")
     return True
+
+
+@lru_cache(maxsize=256)
+def _state_of(payload: bytes) -> ShardState:
+    """Most mutations leave it alone, and decoding it is the larger half of an execution."""
+    return decode_rollup(enveloped(Kind.ROLLUP, payload), key="fuzz").state
 
 
 def _mutated_pair(data: bytes, rng: random.Random, scramble: Callable[[bytes], bytes]) -> bytes:
@@ -239,18 +251,16 @@ def _inline(data: bytes) -> bool:
 
 
 def _rows(data: bytes) -> bool:
-    """One row as bytes, of either side of either schema."""
-    accepted = False
-    for kind in (NARROW.key_type, NARROW.val_type, WIDE.key_type, WIDE.val_type):
-        codec = RowCodec(kind)
-        try:
-            rows = codec.decode(pa.array([data], pa.large_binary()))
-        except CorruptData:
-            continue
-        accepted = True
-        written = codec.encode(rows)
-        need(codec.encode(codec.decode(written)).equals(written), f"{data!r} is written in two ways")
-    return accepted
+    """A byte that picks a side of a schema, and one row of it as bytes."""
+    codec = _ROW_CODECS[data[0] % len(_ROW_CODECS) if data else 0]
+    try:
+        rows = codec.decode(pa.array([data[1:]], pa.large_binary()))
+    except CorruptData:
+        return False
+    written = codec.encode(rows)
+    if not codec.encode(codec.decode(written)).equals(written):
+        raise Finding(f"{data!r} is written in two ways")
+    return True
 
 
 def _with_check(data: bytes) -> bytes:
