@@ -15,6 +15,7 @@ from persist_engine.codec import updates
 from persist_engine.codec.filter import Filter
 from persist_engine.model.batch import HollowBatch, RunOrder
 from persist_engine.model.frontier import Antichain
+from persist_engine.shard.chains import chained
 from persist_engine.shard.consolidate import merge_runs
 from persist_engine.shard.key_range import KeyRange
 from persist_engine.shard.part_source import PartSource
@@ -110,9 +111,9 @@ def runs_of(batches: Iterable[HollowBatch], key_range: KeyRange | None = None) -
         for meta, parts in batch.part_runs():
             wanted = tuple(part for part in parts if key_range is None or key_range.may_hold(part))
             if meta.order is RunOrder.STRUCTURED and wanted:
-                runs.append(RunToRead(batch.desc, wanted, is_sorted=True))
+                runs.append(RunToRead.of(batch.desc, wanted, is_sorted=True))
             elif meta.order is not RunOrder.STRUCTURED:
-                runs.extend(RunToRead(batch.desc, (part,), is_sorted=False) for part in wanted)
+                runs.extend(RunToRead.of(batch.desc, (part,), is_sorted=False) for part in wanted)
     return runs
 
 
@@ -132,7 +133,7 @@ def read_consolidated(
     closing the iterator stops them. `on_fetched` is told the bytes of every part as it is taken up, in the reader's
     thread.
     """
-    runs = _without_newer(source, runs)
+    runs = chained(_without_newer(source, runs), source.schema)
     ahead = FetchAhead(source, runs, budget_bytes=memory_bytes // 4, on_fetched=on_fetched)
     workers = Workers(is_worthwhile=_bytes_of(runs) >= THREADED_BYTES_MIN)
     merge_bytes = memory_bytes // 2
@@ -158,7 +159,7 @@ def _without_newer(source: PartSource, runs: Sequence[RunToRead]) -> list[RunToR
     out: list[RunToRead] = []
     for run in runs:
         if run.is_sorted and any(source.is_newer(part) for part in run.parts):
-            out.extend(RunToRead(run.desc, (part,), is_sorted=False) for part in run.parts)
+            out.extend(RunToRead((member,), is_sorted=False) for member in run.members)
         else:
             out.append(run)
     return out
@@ -167,7 +168,7 @@ def _without_newer(source: PartSource, runs: Sequence[RunToRead]) -> list[RunToR
 def read_parts(source: PartSource, batch: HollowBatch, row_filter: RowFilter) -> Iterator[pa.Table]:
     """The rows of `batch` part by part after the filter, neither sorted nor consolidated across parts."""
     parts = tuple(part for _, run in batch.part_runs() for part in run)
-    runs = [RunToRead(batch.desc, parts, is_sorted=True)] if parts else []
+    runs = [RunToRead.of(batch.desc, parts, is_sorted=True)] if parts else []
     ahead = FetchAhead(source, runs, budget_bytes=2 * max((part.hollow_bytes for part in parts), default=0))
     try:
         for position, part in enumerate(parts):

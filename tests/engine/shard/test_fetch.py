@@ -216,3 +216,17 @@ def test_a_part_whose_rows_go_back_over_a_run_is_refused(source):
     batches = [batch_of(desc(0, 10), high, low), batch_of(desc(10, 20), other)]
     with pytest.raises(InvariantViolated, match="out of order"):
         rows_of(read_consolidated(source, runs_of(batches), KEEP, memory_bytes=1 << 20))
+
+
+def test_runs_that_lie_elsewhere_than_statistics_say_are_refused(source):
+    """They were read one behind the other, without a merge: that they do not lie so is found all the same."""
+    from persist_engine.base.errors import InvariantViolated
+    from persist_engine.model.batch import ColumnStats, PartStats
+
+    batches = []
+    for index, key in enumerate((2, 1)):
+        stats = PartStats(columns=(("key.id", ColumnStats(0, str(index), str(index))),))
+        part = dataclasses.replace(stored(source, [(key, 1, 1)], desc(0, 10)), stats=stats)
+        batches.append(batch_of(desc(0, 10), part))
+    with pytest.raises(InvariantViolated, match="out of order"):
+        rows_of(read_consolidated(source, runs_of(batches), KEEP, memory_bytes=1 << 20))
