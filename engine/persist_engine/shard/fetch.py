@@ -14,7 +14,7 @@ import pyarrow as pa
 from persist_engine.codec import updates
 from persist_engine.codec.filter import Filter
 from persist_engine.model.batch import HollowBatch, RunOrder
-from persist_engine.model.frontier import Antichain
+from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.shard.chains import chained
 from persist_engine.shard.consolidate import merge_runs
 from persist_engine.shard.key_range import KeyRange
@@ -49,6 +49,10 @@ class CompactionFilter:
         """The rows that pass, with their times as the reader sees them."""
         return table if self.since.is_empty() else updates.advance_times(table, self.since)
 
+    def seen(self, time: int) -> int:
+        """What `apply` makes of one time."""
+        return time if self.since.time is None else max(time, min(self.since.time, DATA_TIME_MAX))
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFilter:
@@ -59,6 +63,10 @@ class SnapshotFilter:
     def apply(self, table: pa.Table) -> pa.Table:
         """The rows that pass, with their times as the reader sees them."""
         return updates.times_at(table, self.as_of)
+
+    def seen(self, time: int) -> int:
+        """What `apply` makes of one time; of one that does not pass, itself."""
+        return max(time, min(self.as_of, DATA_TIME_MAX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,10 @@ class ListenFilter:
         """The rows that pass, with their times as the reader sees them."""
         return updates.time_filter(table, Antichain.of(max(self.as_of + 1, self.lower)), Antichain.empty())
 
+    def seen(self, time: int) -> int:
+        """What `apply` makes of one time."""
+        return time
+
 
 @dataclass(frozen=True, slots=True)
 class ChangesFilter:
@@ -86,6 +98,10 @@ class ChangesFilter:
         """The rows that pass, with their times as the reader sees them."""
         return updates.time_filter(table, Antichain.of(self.after + 1), Antichain.of(self.upto + 1))
 
+    def seen(self, time: int) -> int:
+        """What `apply` makes of one time."""
+        return time
+
 
 @dataclass(frozen=True, slots=True)
 class Matching:
@@ -97,6 +113,10 @@ class Matching:
     def apply(self, table: pa.Table) -> pa.Table:
         """The rows that pass, with their times as the reader sees them."""
         return self.where.apply(self.rows.apply(table))
+
+    def seen(self, time: int) -> int:
+        """What `apply` makes of one time; of one that does not pass, itself."""
+        return self.rows.seen(time)
 
 
 RowFilter = CompactionFilter | SnapshotFilter | ListenFilter | ChangesFilter | Matching
@@ -142,7 +162,7 @@ def read_consolidated(
         table = row_filter.apply(table)
         return table if key_range is None else key_range.apply(table)
 
-    shape = Shape(filtered)
+    shape = Shape(filtered, row_filter.seen)
     try:
         streams = [RunReader(ahead, index, shape, workers.submit, merge_bytes) for index in range(len(runs))]
         if workers.are_there:

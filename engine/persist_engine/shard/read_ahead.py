@@ -65,18 +65,20 @@ class Shape:
 
     filtered: Callable[[pa.Table], pa.Table]
     """The rows that the reader asked for, with their times as it sees them."""
+    seen: Callable[[int], int]
+    """A time as it will be after that; of one whose rows were not asked for, itself."""
 
     def group(self, part: PartToRead, group: int, *, use_threads: bool = False) -> pa.Table:
         """One group of a sorted run's part."""
-        return consolidated(self.filtered(part.read_group(group, use_threads=use_threads)))
+        return consolidated(self.filtered(part.read_group(group, seen=self.seen, use_threads=use_threads)))
 
     def tables(self, part: PartToRead, table_bytes: int) -> Iterator[pa.Table]:
         """A sorted run's part in order."""
-        return (consolidated(self.filtered(table)) for table in part.stream(table_bytes))
+        return (consolidated(self.filtered(table)) for table in part.stream(table_bytes, seen=self.seen))
 
     def whole(self, part: PartToRead) -> pa.Table:
         """A part in an order that is not ours, sorted."""
-        groups = [self.filtered(part.read_group(group)) for group in range(part.groups)]
+        groups = [self.filtered(part.read_group(group, seen=self.seen)) for group in range(part.groups)]
         return updates.consolidate(pa.concat_tables(groups))
 
 
@@ -165,6 +167,12 @@ class RunReader(Iterator[pa.Table]):
             self.begin()
             if decoded.table is not None:
                 return decoded.table
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether it is known that no more will come; without waiting."""
+        self.begin()
+        return not self._tasks
 
     def _starts(self) -> Iterator[Callable[[], _Decoded] | None]:
         """What opens the parts, in order; None while those being opened are enough."""
