@@ -44,6 +44,8 @@ TABLES_HELD = 3
 #: less than that of sort keys and of the column being copied), in one that waits to be taken and in the one that the
 #: consumer holds.
 COPIES = 6
+#: Larger rounds gain nothing: their sort keys fall out of the cache, and their columns come from the system anew each time.
+ROUND_BYTES_MAX = 8 << 20
 #: Marks per run and round, and one for what lies between two marks: the more, the less rounds differ in size, and the
 #: more rows Python touches.
 MARKS = 3
@@ -139,7 +141,7 @@ def _rounds(cursors: list[_Cursor], memory_bytes: int) -> Iterator[list[pa.Table
     marks_of_round = (MARKS - 1) * len(cursors)
     for cursor in cursors:
         cursor.window_bytes = window_bytes(memory_bytes, len(cursors))
-        cursor.mark_bytes = memory_bytes // (2 * COPIES * MARKS * len(cursors))
+        cursor.mark_bytes = min(memory_bytes // (2 * COPIES), ROUND_BYTES_MAX) // (MARKS * len(cursors))
     while True:
         cursors = [cursor for cursor in cursors if cursor.fill()]
         if not cursors:
