@@ -1,5 +1,8 @@
 """Seeded histories of the whole engine, the sameness of a seed, and proof that the simulation sees bugs."""
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 
@@ -10,6 +13,7 @@ from persist_engine.testing.sim_mutants import MUTANTS, planted
 
 SEEDS = 100
 CHUNK = 20
+PATIENCE_S = 30
 #: Histories in which each planted bug must show; `make sim` and CI run many more without bugs.
 MUTANT_SEEDS = 400
 EVERYWHERE = {"writers", "sinks", "upserts"}
@@ -47,6 +51,27 @@ def test_the_same_seed_is_the_same_history_in_any_process() -> None:
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": hash_seed}, check=True, capture_output=True, text=True
         )
         assert answer.stdout.split() == traces
+
+
+def test_workers_end_with_a_parent_that_is_killed() -> None:
+    """Nobody else would end them: they wait for more seeds. What they inherit of it ends with the last of them."""
+    code = (
+        "import os, signal\n"
+        "from persist_engine.testing.sim_main import workers\n"
+        "with workers(1) as pool:\n"
+        "    print(pool.submit(os.getpid).result(), flush=True)\n"
+        "    signal.pause()\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert parent.stdout is not None
+        assert int(parent.stdout.readline()) != parent.pid
+        parent.kill()
+        assert parent.communicate(timeout=PATIENCE_S) == (b"", None)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(parent.pid, signal.SIGKILL)
+        parent.wait()
 
 
 def test_histories_contain_what_they_are_for() -> None:
