@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import pickle
 import random
 from datetime import date
 from decimal import Decimal
@@ -388,6 +389,8 @@ def test_an_audit_finds_statistics_that_lie_and_names_part_and_column(world, mon
                 snapshot.to_table,
                 snapshot.count,
                 lambda s=splits: [list(s_.to_batches(reader.blob)) for s_ in s],
+                lambda s=snapshot: [list(part.fetch(reader.blob)) for part in s.lease_parts()],
+                lambda s=snapshot: [list(pickle.loads(pickle.dumps(p)).fetch(reader.blob)) for p in s.lease_parts()],
             ):
                 with pytest.raises(InvariantViolated, match=r"was skipped by its statistics.*key\.id") as caught:
                     read()
@@ -413,6 +416,15 @@ def test_an_audited_read_of_honest_statistics_is_silent(world):
         assert counts["stats_audits"] == counts["stats_skipped_parts"] > 0
         for event in reader.listen(0, where="id >= 700").next_batch(timeout_s=0):
             assert event
+        leased = [
+            *reader.snapshot(79, where="id >= 700").lease_parts(),
+            *reader.listen(0, where="id >= 700").next_parts(timeout_s=0).parts,
+        ]
+        audits = [part for part in leased if part.is_audit]
+        audited = counts["stats_audits"]
+        assert [reader.fetch(part).num_rows for part in audits] == [0] * len(audits)
+        assert counts["stats_audits"] == audited + len(audits) > audited
+        assert reader.leased_parts == len(leased)
     with pytest.raises(InvalidUsage, match="stats_audit_percent"):
         ReadSettings(stats_audit_percent=101)
 
