@@ -16,12 +16,14 @@ CHUNK = 20
 PATIENCE_S = 30
 #: Histories in which each planted bug must show; `make sim` and CI run many more without bugs.
 MUTANT_SEEDS = 400
-EVERYWHERE = {"writers", "sinks", "upserts"}
-#: What only histories with a sink, or with upserts, can show: no need to look at all the others.
+EVERYWHERE = {"writers", "background", "sinks", "upserts"}
+#: What only histories with a sink, with upserts, or with work in the background can show: no need to look at the others.
 WHERE_IT_SHOWS = {
     "a sink's lost append joins later": {"sinks"},
     "a sink stages before it has read back": {"sinks"},
     "a sink does not read what is appended": {"sinks"},
+    "a lapsed sink skips history": {"sinks"},
+    "a stopped compaction is applied": {"background"},
     "an upsert does not follow": {"upserts"},
     "late commands come to pass": {"upserts"},
     "order keys are not asked": {"upserts"},
@@ -93,8 +95,8 @@ def test_histories_contain_what_they_are_for() -> None:
         "upserts",
     ]
     paths = ["news", "inline flushes", "compactions applied exact", "compactions applied subset", "updates slow"]
-    sinks = ["corrections appended", "corrections lost", "lapses of a sink's reader"]
-    for name in [*happened, *paths, *sinks]:
+    sinks = ["corrections appended", "corrections lost", "lapses of a sink's reader", "sinks ended"]
+    for name in [*happened, *paths, *sinks, "compactions skipped as closed"]:
         assert totals.get(name, 0) > 0, totals
 
 
