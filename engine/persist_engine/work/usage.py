@@ -33,20 +33,28 @@ OnListed = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ReferencedUsage:
-    """Bytes that a shard's newest version names, by its own account."""
+    """Bytes that a shard's newest version names, by its own account, and of its log in consensus."""
 
     shard_id: ShardId
     parts_bytes: int
     rollups_bytes: int
     inline_bytes: int
+    consensus_bytes: int
 
 
 def referenced_usage(machine: Machine) -> ReferencedUsage:
-    """What the newest version names. Linearized; one small read."""
+    """What the newest version names, and the log. Linearized; reads the log, no blob."""
     state = machine.refresh()
     sizes = state.trace.sizes
     rollups_bytes = sum(rollup.size_bytes or 0 for rollup in state.rollups.values())
-    return ReferencedUsage(machine.shard_id, sizes.blob_bytes, rollups_bytes, sizes.inline_bytes)
+    return ReferencedUsage(
+        machine.shard_id, sizes.blob_bytes, rollups_bytes, sizes.inline_bytes, consensus_bytes(machine)
+    )
+
+
+def consensus_bytes(machine: Machine) -> int:
+    """Bytes of all live versions in consensus, keys and what the store adds not counted."""
+    return sum(len(entry.data) for entry in machine.versions.fetch_all_live_diffs(machine.shard_id))
 
 
 @dataclass(slots=True)
