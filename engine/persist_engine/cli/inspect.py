@@ -97,16 +97,13 @@ def shard(
     as_json: AsJson = False,
 ) -> None:
     """One shard in numbers: frontiers, schema, data, versions, debt, and who holds what."""
-    from persist_engine.work.usage import consensus_bytes
-
     shard_id = one_shard(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
         seen = client.inspect(shard_id)
-        log = {"consensus_bytes": consensus_bytes(client.machine(shard_id))}
     if as_json:
-        print_json(seen.to_json() | log)
+        print_json(seen.to_json())
         return
-    value: dict[str, Any] = plain(seen) | log
+    value: dict[str, Any] = plain(seen)
     readers, writers = value.pop("readers"), value.pop("writers")
     value["progress"] = ", ".join(f"{sink} to {upper}" for sink, upper in value["progress"].items()) or None
     print_pairs(value)

@@ -217,13 +217,18 @@ def _actors(rng: random.Random, *, is_short: bool) -> list[tuple[str, int]]:
 
 
 class PathCounts(NoMetrics):
-    """Counts the rare paths of the engine, so that a campaign can tell that it went them."""
+    """Counts the rare paths of the engine, so that a campaign can tell that it went them, and notes which command a task is
+    at.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
         self.totals: Counter[str] = Counter()
 
     def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
         """See Metrics."""
+        if name == "command_started":
+            self._scheduler.current.command = labels["name"]
         if name in _RARE:
             self.totals[" ".join([_RARE[name], *labels.values()])] += 1
 
@@ -260,7 +265,7 @@ class History:
         self.correcting: list[Correcting] = []
         self.sinks_ended = 0
         self.upserts = 0
-        self.paths = PathCounts()
+        self.paths = PathCounts(self.scheduler)
         self._init = Process("init")
         self._incarnations: dict[int, Host] = {}
         self._guests: list[Process] = []
