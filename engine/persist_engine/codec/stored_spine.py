@@ -21,7 +21,7 @@ from persist_engine.codec.batch import (
 from persist_engine.codec.envelope import decoding
 from persist_engine.model.flat_trace import SpineId, ThinMerge
 from persist_engine.model.flatten import assemble, thin_merges
-from persist_engine.model.lazy_parts import LazyParts
+from persist_engine.model.lazy_parts import JoinedParts, LazyParts, Outline
 from persist_engine.model.spine import IdBatch, Parts, Sizes, Spine, SpineBatch, validate_parts
 from persist_engine.model.trace import Trace
 from persist_engine.pb import state_pb2 as pb
@@ -78,6 +78,11 @@ def _stored(batch: SpineBatch) -> pb.StoredSpineBatch:
 def _encode(parts: Parts) -> bytes:
     if isinstance(parts, LazyParts):
         return parts.source
+    if isinstance(parts, JoinedParts):
+        message = pb.StoredBatches()
+        for piece in parts.pieces:
+            message.MergeFromString(_encode(piece))  # appends both its lists, so the bytes are those of all at once
+        return message.SerializeToString(deterministic=True)
     ids = [records.spine_id_to_pb(part_id) for part_id, _ in parts]
     message = pb.StoredBatches(ids=ids, batches=[batch_to_pb(batch) for _, batch in parts])
     return message.SerializeToString(deterministic=True)
@@ -90,14 +95,18 @@ def _opened(stored: pb.StoredSpineBatch, key: str) -> SpineBatch:
     level, count = stored.level, stored.count
     check(count > 0, f"spine batch {spine_id} holds nothing")
 
+    def read(source: bytes) -> pb.StoredBatches:
+        message = pb.StoredBatches()
+        message.ParseFromString(source)
+        check(
+            len(message.ids) == len(message.batches) == count,
+            f"{len(message.batches)} batches with {len(message.ids)} ids, where {count} belong",
+        )
+        return message
+
     def load(source: bytes) -> tuple[IdBatch, ...]:
         with decoding(f"spine batch {spine_id}", key):
-            message = pb.StoredBatches()
-            message.ParseFromString(source)
-            check(
-                len(message.ids) == len(message.batches) == count,
-                f"{len(message.batches)} batches with {len(message.ids)} ids, where {count} belong",
-            )
+            message = read(source)
             parts = tuple(
                 (records.spine_id_from_pb(part_id), batch_from_pb(batch))
                 for part_id, batch in zip(message.ids, message.batches, strict=True)
@@ -105,4 +114,10 @@ def _opened(stored: pb.StoredSpineBatch, key: str) -> SpineBatch:
             validate_parts(SpineBatch(spine_id, desc, level, parts, sizes))
             return parts
 
-    return SpineBatch(spine_id, desc, level, LazyParts(count, stored.batches, load), sizes)
+    def outline(source: bytes) -> Outline:
+        with decoding(f"spine batch {spine_id}", key):
+            message = read(source)
+            ids = tuple(records.spine_id_from_pb(part_id) for part_id in message.ids)
+            return ids, tuple(description_from_pb(batch.desc) for batch in message.batches)
+
+    return SpineBatch(spine_id, desc, level, LazyParts(count, stored.batches, load, outline), sizes)

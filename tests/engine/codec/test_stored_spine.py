@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from persist_engine.base.errors import CorruptData, Incompatible
 from persist_engine.codec import envelope, stored_spine
 from persist_engine.codec.envelope import STORED_SPINE_VERSION, Kind, sealed
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
-from persist_engine.model.lazy_parts import LazyParts
+from persist_engine.model.lazy_parts import JoinedParts, LazyParts, joined, outline_of
 from persist_engine.model.state import ShardState
 from persist_engine.model.state_diff import apply
 from persist_engine.model.trace import Trace
@@ -91,15 +92,42 @@ def test_lazily_and_at_once_give_the_same_and_come_back(data: st.DataObject) -> 
     assert list(lazy.state.trace.batches()) == list(state.trace.batches())
 
 
-def test_diffs_apply_to_what_was_not_looked_at() -> None:
+def test_diffs_move_what_was_not_looked_at_without_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     shard = Stepper()
     shard.state = STATE
     replica = decode_rollup(DATA, key="k", lazily=True).state
     for index in range(40):
         shard.do(append(batch(37 + index, 38 + index, 1), token_number=1 + index))
+    loads = Loads(monkeypatch)
     for diff in shard.diffs:
         replica = apply(replica, diff)
+    assert any(isinstance(each.parts, JoinedParts) for each in replica.trace.spine_batches())
+    assert encode_rollup(Rollup(replica)) == encode_rollup(Rollup(shard.state))
+    assert loads.decoded == 0
     assert replica == shard.state
+    assert loads.decoded == 37
+    replica.trace.validate(deep=True)
+
+
+@pytest.mark.parametrize("damage", ["a description", "ids"])
+def test_a_diff_does_not_move_what_is_not_as_it_says(damage: str) -> None:
+    shard = Stepper()
+    shard.state = STATE
+    for index in range(3):
+        shard.do(append(batch(37 + index, 38 + index, 1), token_number=1 + index))
+
+    def change(trace: state_pb2.FlatTrace) -> None:
+        held = state_pb2.StoredBatches()
+        held.ParseFromString(trace.stored[-1].batches)
+        if damage == "ids":
+            del held.ids[0]
+        else:
+            held.batches[0].desc.lower.elements[0] += 1
+        trace.stored[-1].batches = held.SerializeToString()
+
+    replica = decode_rollup(damaged(change), key="the-key", lazily=True).state
+    with pytest.raises(CorruptData, match="the-key: spine batch 36-37 breaks a rule"):
+        reduce(apply, shard.diffs, replica)
 
 
 def test_lazy_parts_are_the_tuple_they_stand_for() -> None:
@@ -112,6 +140,13 @@ def test_lazy_parts_are_the_tuple_they_stand_for() -> None:
     assert lazy != items[1:]
     assert (lazy + items, items + lazy, lazy + lazy) == (items * 2, items * 2, items * 2)
     assert hash(lazy) == hash(items)
+    both = joined([items[:2], joined([lazy, items[:1]]), items[:1]])
+    assert isinstance(both, JoinedParts)
+    assert (len(both), both, both.pieces) == (len(items) + 4, items[:2] + items + items[:1] * 2, both.pieces)
+    assert both.pieces[1] is lazy
+    assert outline_of(both) == outline_of(tuple(both))
+    assert joined([items, items[:1]]) == items + items[:1]
+    assert joined([lazy]) is lazy
 
 
 def damaged(change: Callable[[state_pb2.FlatTrace], None]) -> bytes:
