@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, SupportsIndex, overload
 
 if TYPE_CHECKING:
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
 
 #: Ids and descriptions of hollow batches: their spine batch's stored form.
 Outline = tuple[tuple["SpineId", ...], tuple["Description", ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedParts:
+    """Hollow batches as rollups store them: `data`, compressed unless `unpacked_bytes`, its size before, is 0."""
+
+    data: bytes
+    unpacked_bytes: int = 0
 
 
 class DeferredParts(ABC):
@@ -89,9 +98,9 @@ class LazyParts(DeferredParts):
     def __init__(
         self,
         count: int,
-        source: bytes,
-        load: Callable[[bytes], tuple[IdBatch, ...]],
-        outline: Callable[[bytes], Outline] | None = None,
+        source: EncodedParts,
+        load: Callable[[EncodedParts], tuple[IdBatch, ...]],
+        outline: Callable[[EncodedParts], Outline],
     ) -> None:
         super().__init__(count)
         self.source = source
@@ -101,7 +110,7 @@ class LazyParts(DeferredParts):
         return self._loader(self.source)
 
     def _outline(self) -> Outline:
-        return outline_of(self.loaded()) if self._outliner is None else self._outliner(self.source)
+        return self._outliner(self.source)
 
 
 class JoinedParts(DeferredParts):

@@ -24,7 +24,7 @@ from persist_engine.model.batch import HollowBatch
 from persist_engine.model.flat_trace import SpineId, ThinSpineBatch
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
 from persist_engine.model.ids import RunId
-from persist_engine.model.lazy_parts import DeferredParts, outline_of
+from persist_engine.model.lazy_parts import DeferredParts, EncodedParts, outline_of
 
 #: Far above what any number of rows needs (level_for(2**64) is 64), and low enough that a damaged level costs nothing.
 LEVELS_MAX = 128
@@ -154,7 +154,7 @@ class SpineBatch:
     sizes: Sizes
     active_compaction_start_ms: int | None = None
     _thin: ThinSpineBatch | None = field(default=None, init=False, compare=False)
-    _encoded: bytes | None = field(default=None, init=False, compare=False)
+    _encoded: EncodedParts | None = field(default=None, init=False, compare=False)
     _oldest_writer: str | None = field(default=None, init=False, compare=False)
 
     @classmethod
@@ -203,7 +203,7 @@ class SpineBatch:
         object.__setattr__(out, "_oldest_writer", self._oldest_writer)
         return out
 
-    def encoded_parts(self, encode: Callable[[Parts], bytes]) -> bytes:
+    def encoded_parts(self, encode: Callable[[Parts], EncodedParts]) -> EncodedParts:
         """`encode(parts)`, kept while this batch lives, at whatever level: the next rollup holds most of the last one's.
         `encode` must always be the same pure function.
         """
