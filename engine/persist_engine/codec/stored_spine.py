@@ -75,9 +75,16 @@ def trace_from_pb(message: pb.FlatTrace, *, key: str) -> Trace:
     return Trace(spine, structured=True)
 
 
+def stored_form(batch: SpineBatch) -> EncodedParts:
+    """The hollow batches of `batch` as its next rollup holds them: equal ones are equal. Kept, and the same afterwards,
+    as the work of that rollup.
+    """
+    return batch.encoded_parts(_encode)
+
+
 def _stored(batch: SpineBatch) -> pb.StoredSpineBatch:
     sizes = batch.sizes
-    encoded = batch.encoded_parts(_encode)
+    encoded = stored_form(batch)
     return pb.StoredSpineBatch(
         id=records.spine_id_to_pb(batch.id),
         level=batch.level,
