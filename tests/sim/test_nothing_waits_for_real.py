@@ -20,8 +20,6 @@ NOT_SIMULATED = {
     # What they let go of is let go of when it is closed, which histories always do.
     "persist_engine.client.changes",
     "persist_engine.client.snapshot",
-    # No history has it: its actors do what appends hand back themselves.
-    "persist_engine.work.background",
 }
 
 
@@ -39,7 +37,7 @@ def names_holding(value: object) -> set[str]:
     ("value", "replaced"),
     [
         (threading, sim_threads._WITH_THREADING),
-        (ThreadPoolExecutor, sim_threads._WITH_POOLS),
+        (ThreadPoolExecutor, (*sim_threads._WITH_POOLS, *sim_threads._WITH_TASK_POOLS)),
         (weakref, sim_threads._WITH_WEAK_OWNERS),
     ],
     ids=["threading", "pools", "weak references"],

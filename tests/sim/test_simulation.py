@@ -1,5 +1,8 @@
 """Seeded histories of the whole engine, the sameness of a seed, and proof that the simulation sees bugs."""
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 
@@ -10,14 +13,17 @@ from persist_engine.testing.sim_mutants import MUTANTS, planted
 
 SEEDS = 100
 CHUNK = 20
+PATIENCE_S = 30
 #: Histories in which each planted bug must show; `make sim` and CI run many more without bugs.
 MUTANT_SEEDS = 400
-EVERYWHERE = {"writers", "sinks", "upserts"}
-#: What only histories with a sink, or with upserts, can show: no need to look at all the others.
+EVERYWHERE = {"writers", "background", "sinks", "upserts"}
+#: What only histories with a sink, with upserts, or with work in the background can show: no need to look at the others.
 WHERE_IT_SHOWS = {
     "a sink's lost append joins later": {"sinks"},
     "a sink stages before it has read back": {"sinks"},
     "a sink does not read what is appended": {"sinks"},
+    "a lapsed sink skips history": {"sinks"},
+    "a stopped compaction is applied": {"background"},
     "an upsert does not follow": {"upserts"},
     "late commands come to pass": {"upserts"},
     "order keys are not asked": {"upserts"},
@@ -49,6 +55,27 @@ def test_the_same_seed_is_the_same_history_in_any_process() -> None:
         assert answer.stdout.split() == traces
 
 
+def test_workers_end_with_a_parent_that_is_killed() -> None:
+    """Nobody else would end them: they wait for more seeds. What they inherit of it ends with the last of them."""
+    code = (
+        "import os, signal\n"
+        "from persist_engine.testing.sim_main import workers\n"
+        "with workers(1) as pool:\n"
+        "    print(pool.submit(os.getpid).result(), flush=True)\n"
+        "    signal.pause()\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert parent.stdout is not None
+        assert int(parent.stdout.readline()) != parent.pid
+        parent.kill()
+        assert parent.communicate(timeout=PATIENCE_S) == (b"", None)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(parent.pid, signal.SIGKILL)
+        parent.wait()
+
+
 def test_histories_contain_what_they_are_for() -> None:
     """A quiet simulation proves nothing: faults, crashes, sleeping machines, late calls and refusals all occur."""
     totals: dict[str, int] = {}
@@ -68,8 +95,8 @@ def test_histories_contain_what_they_are_for() -> None:
         "upserts",
     ]
     paths = ["news", "inline flushes", "compactions applied exact", "compactions applied subset", "updates slow"]
-    sinks = ["corrections appended", "corrections lost", "lapses of a sink's reader"]
-    for name in [*happened, *paths, *sinks]:
+    sinks = ["corrections appended", "corrections lost", "lapses of a sink's reader", "sinks ended"]
+    for name in [*happened, *paths, *sinks, "compactions skipped as closed"]:
         assert totals.get(name, 0) > 0, totals
 
 

@@ -20,7 +20,7 @@ class Env(Protocol):
     """What a shell room may know of the world. Thread-safe."""
 
     def now_ms(self) -> int:
-        """Wall clock, milliseconds since the epoch. May step in both directions."""
+        """Wall clock, milliseconds since the epoch, never less than 0. May step in both directions."""
 
     def monotonic_s(self) -> float:
         """Seconds that never go back; for deadlines and durations."""
@@ -46,7 +46,7 @@ class SystemEnv:
 
     def now_ms(self) -> int:
         """See Env."""
-        return time.time_ns() // 1_000_000
+        return max(0, time.time_ns() // 1_000_000)
 
     def monotonic_s(self) -> float:
         """See Env."""
@@ -84,7 +84,7 @@ class SeededEnv:
     def now_ms(self) -> int:
         """See Env."""
         with self._lock:
-            return self._now_ms
+            return max(0, self._now_ms)
 
     def monotonic_s(self) -> float:
         """See Env."""

@@ -162,7 +162,7 @@ class RetrySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchSettings:
-    """Polling for a newer state while waiting for an upper."""
+    """Polling for a newer state while waiting for an upper; docs/adr/0002-stores.md has the reasons."""
 
     initial_ms: float = 20.0
     factor: float = 2.0

@@ -127,7 +127,7 @@ def _referenced(client: PersistClient, shard_ids: list[ShardId], *, as_json: boo
     from persist_engine.work.usage import referenced_usage
 
     found = [referenced_usage(client.machine(shard_id)) for shard_id in shard_ids]
-    columns = ("shard_id", "parts_bytes", "rollups_bytes", "inline_bytes")
+    columns = ("shard_id", "parts_bytes", "rollups_bytes", "inline_bytes", "consensus_bytes")
     rows = [tuple(getattr(each, column) for column in columns) for each in found]
     if as_json:
         print_json([dict(zip(columns, row, strict=True)) for row in rows])

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.versioned import SeqNo
 from persist_engine.cli.options import (
     GIVE_UP_S,
     AsJson,
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from persist_engine.client.client import PersistClient
     from persist_engine.model.batch import RunPart
     from persist_engine.model.ids import ShardId
+    from persist_engine.model.state import ShardState
     from persist_engine.shard.machine import Machine
 
 EPILOG = """Examples:
@@ -33,6 +36,8 @@ EPILOG = """Examples:
 persist inspect shards --long
 
 persist inspect shard SHARD --json
+
+persist inspect state SHARD --seqno 17
 
 persist inspect blobs SHARD --unreferenced"""
 
@@ -114,17 +119,33 @@ def state(
     shard: ShardOption = None,
     blob: BlobUrl = None,
     consensus: ConsensusUrl = None,
+    seqno: Annotated[
+        int | None, typer.Option("--seqno", help="As of this version, one of those that `inspect diffs` lists.")
+    ] = None,
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
 ) -> None:
-    """The whole metadata at the newest version, as JSON in any case."""
+    """The whole metadata at the newest version, or at an older one, as JSON in any case."""
     del as_json
     shard_id = one_shard(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
-        newest = client.machine(shard_id).refresh()
-    flat = newest.trace.flatten()
-    value = {name: plain(getattr(newest, name)) for name in _STATE_FIELDS}
+        machine = client.machine(shard_id)
+        seen = machine.refresh() if seqno is None else _state_at(machine, seqno)
+    flat = seen.trace.flatten()
+    value = {name: plain(getattr(seen, name)) for name in _STATE_FIELDS}
     print_json(value | {"trace": plain(flat)})
+
+
+def _state_at(machine: Machine, seqno: int) -> ShardState:
+    walk = machine.versions.fetch_all_live_states(machine.shard_id, through=SeqNo(seqno))
+    assert walk is not None, "the machine found it"
+    earliest = walk.seqno
+    while walk.seqno < seqno and walk.advance() is not None:
+        pass
+    if walk.seqno != seqno:
+        text = f"version {seqno} of shard {machine.shard_id} is not live: those from {earliest} to"
+        raise InvalidUsage(f"{text} {machine.refresh().seqno} are")
+    return walk.state
 
 
 _STATE_FIELDS = (

@@ -26,15 +26,16 @@ from persist_engine.codec.batch import decode_batch, encode_batch
 from persist_engine.codec.filter import Filter
 from persist_engine.codec.predicate import Predicate, from_json, to_json
 from persist_engine.codec.schema import Schema
-from persist_engine.model.batch import HollowBatch, Part, RunMeta
+from persist_engine.model.batch import HollowBatch, HollowPart, Part, RunMeta
 from persist_engine.model.frontier import Description
 from persist_engine.model.ids import LeasedReaderId, ShardId
 from persist_engine.shard.fetch import ChangesFilter, ListenFilter, Matching, PartSource, RowFilter, SnapshotFilter
 from persist_engine.shard.retry import Retry
+from persist_engine.shard.selection import Selection, Skipped, audit
 from persist_engine.storage.blob import Blob
 
 #: Format of `LeasedPart.to_bytes`. It crosses processes of one release, nothing durable.
-PART_FORMAT = 1
+PART_FORMAT = 2
 
 Rows = SnapshotFilter | ListenFilter | ChangesFilter
 """Which rows of a part belong to the read it came from."""
@@ -58,6 +59,8 @@ class LeasedPart:
     part: Part
     rows: Rows
     where: Predicate | None
+    is_audit: bool = False
+    """The read does without it by its statistics: fetching it gives no rows, and tells when they lie."""
     holder: object = field(default=None, compare=False, repr=False)
 
     @property
@@ -70,12 +73,15 @@ class LeasedPart:
         consolidated with those of other parts nor necessarily in order.
 
         Storage errors are retried by `retry` (default: for ever). MissingBlob when it was returned, or its reader expired,
-        and the blobs were collected; CorruptData names the key.
+        and the blobs were collected; CorruptData names the key; InvariantViolated for an audit that finds a row.
         """
         source = part_source(self.shard_id, self.schema, self.schema_id, blob, retry, metrics=metrics)
-        row_filter: RowFilter = self.rows
-        if self.where is not None:
-            row_filter = Matching(self.rows, Filter(self.where, self.schema))
+        where = None if self.where is None else Filter(self.where, self.schema)
+        row_filter: RowFilter = self.rows if where is None else Matching(self.rows, where)
+        if self.is_audit:
+            assert isinstance(self.part, HollowPart), "inline parts are not skipped for an audit"
+            audit(source, Skipped(self.desc, self.part), row_filter, where)
+            return
         for table in source.decode(source.get(self.part, self.desc), self.part, self.desc):
             wanted = row_filter.apply(table)
             if wanted.num_rows:
@@ -96,6 +102,7 @@ class LeasedPart:
             "part": base64.b64encode(encode_batch(alone)).decode(),
             "rows": [kind, *(getattr(self.rows, name) for name in self.rows.__slots__)],
             "where": None if self.where is None else to_json(self.where),
+            "is_audit": self.is_audit,
         }
         return json.dumps(value).encode()
 
@@ -122,6 +129,7 @@ class LeasedPart:
                 part,
                 _ROWS[kind](*map(int, times)),
                 None if value["where"] is None else from_json(value["where"]),
+                bool(value["is_audit"]),
             )
 
 
@@ -235,10 +243,30 @@ class PartLeases:
         self._out: dict[int, Pin] = {}
         self._next = 0
 
-    def lease(
-        self, pin: Pin, source: PartSource, desc: Description, part: Part, *, rows: Rows, where: Filter | None
+    def lease_all(
+        self, pin: Pin, source: PartSource, selection: Selection, *, rows: Rows, where: Filter | None
+    ) -> list[LeasedPart]:
+        """The parts of `selection`, of batches that the version of `pin` names, and what is audited of those it leaves out,
+        each held until `give_back`.
+        """
+        read = [(batch.desc, part, False) for batch in selection.batches for part in batch.part_list()]
+        audits = [(skipped.desc, skipped.part, True) for skipped in selection.audits]
+        return [
+            self._lease(pin, source, desc, part, rows=rows, where=where, is_audit=is_audit)
+            for desc, part, is_audit in [*read, *audits]
+        ]
+
+    def _lease(
+        self,
+        pin: Pin,
+        source: PartSource,
+        desc: Description,
+        part: Part,
+        *,
+        rows: Rows,
+        where: Filter | None,
+        is_audit: bool,
     ) -> LeasedPart:
-        """`part` of a batch `desc` that the version of `pin` names, held until `give_back`."""
         holder, own = pin.holder, pin.again()
         with self._lock:
             number, self._next = self._next, self._next + 1
@@ -253,6 +281,7 @@ class PartLeases:
             part=part,
             rows=rows,
             where=None if where is None else where.predicate,
+            is_audit=is_audit,
             holder=holder,
         )
 

@@ -121,14 +121,7 @@ class Listen:
         batch, pin = found
         try:
             rows, selection = self._selected(batch)
-            source = self._source
-            parts = tuple(
-                self._leases.lease(pin, source, each.desc, part, rows=rows, where=self._where)
-                for each in selection.batches
-                for part in each.part_list()
-            )
-            for skipped in selection.audits:
-                audit(source, skipped, self._row_filter(rows), self._where)
+            parts = tuple(self._leases.lease_all(pin, self._source, selection, rows=rows, where=self._where))
         finally:
             pin.release()
         return LeasedParts(parts, self._advance(batch).frontier)
@@ -179,13 +172,10 @@ class Listen:
         self._source.metrics.count("stats_skipped_parts", selection.skipped_parts, shard=self._source.shard_id)
         return ListenFilter(as_of=self._as_of, lower=lower), selection
 
-    def _row_filter(self, rows: ListenFilter) -> RowFilter:
-        return rows if self._where is None else Matching(rows, self._where)
-
     def _give_out(self, batch: HollowBatch, pin: Pin) -> Iterator[Updates | Progress]:
         try:
             rows, selection = self._selected(batch)
-            row_filter = self._row_filter(rows)
+            row_filter: RowFilter = rows if self._where is None else Matching(rows, self._where)
             for skipped in selection.audits:
                 audit(self._source, skipped, row_filter, self._where)
             for each in selection.batches:

@@ -26,7 +26,7 @@ from persist_engine.model.frontier import Antichain
 from persist_engine.shard.contents import Contents
 from persist_engine.shard.fetch import PartSource, SnapshotFilter
 from persist_engine.shard.runs import expand
-from persist_engine.shard.selection import Times, select
+from persist_engine.shard.selection import Selection, Times, select
 
 #: Memory of one streaming read beside, of each run, the bytes of the part at hand and a row group or two.
 READ_MEMORY_BYTES = 256 << 20
@@ -153,19 +153,16 @@ class Snapshot:
 
     def lease_parts(self) -> list[LeasedPart]:
         """The parts to read, one by one, for others to fetch: neither sorted nor consolidated across parts, so the same
-        (key, val) may come in several, with diffs that add up.
+        (key, val) may come in several, with diffs that add up. Those that are fetched for an audit only come last.
 
         Every part keeps its blobs from collection by itself until it is returned to the reader (`ReadHandle.return_part`)
         or the reader expires; the snapshot may be closed before.
         """
         self._check_open()
         contents = self._contents
+        selection = Selection(contents.batches, contents.audits)
         rows = SnapshotFilter(self.as_of)
-        return [
-            self._leases.lease(self._pin, contents.source, batch.desc, part, rows=rows, where=self._where)
-            for batch in contents.batches
-            for part in batch.part_list()
-        ]
+        return self._leases.lease_all(self._pin, contents.source, selection, rows=rows, where=self._where)
 
     def close(self) -> None:
         """Let go of the blobs. Idempotent."""

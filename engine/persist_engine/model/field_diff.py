@@ -86,23 +86,26 @@ def applied_to_dict(name: str, values: dict[K, V], diffs: Iterable[FieldDiff[K, 
 
 def applied_to_map(name: str, values: SharedMap[K, V], diffs: Iterable[FieldDiff[K, V]]) -> SharedMap[K, V]:
     """As `applied_to_dict`, making a new map; O(diffs)."""
+    changes: dict[K, V | None] = {}
     for diff in diffs:
+        key = diff.key
+        found = changes[key] if key in changes else values.get(key)
         match diff:
-            case Insert(key, to):
-                if key in values:
+            case Insert(_, to):
+                if found is not None:
                     raise InvariantViolated(f"{name}: insert over existing {key}")
-                values = values.set(key, to)
-            case Update(key, old, to):
-                if key not in values or values[key] != old:
+                changes[key] = to
+            case Update(_, old, to):
+                if found is None or found != old:
                     raise InvariantViolated(f"{name}: update of {key} from another value")
-                values = values.set(key, to)
-            case Delete(key, old):
-                if key not in values or values[key] != old:
+                changes[key] = to
+            case Delete(_, old):
+                if found is None or found != old:
                     raise InvariantViolated(f"{name}: delete of {key} with another value")
-                values = values.remove(key)
+                changes[key] = None
             case _:
                 assert_never(diff)
-    return values
+    return values.edited(changes)
 
 
 def updated_value(name: str, value: V, diffs: Iterable[FieldDiff[None, V]]) -> V:

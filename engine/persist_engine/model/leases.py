@@ -34,9 +34,7 @@ def expire_at(state: ShardState, now_ms: int) -> ShardState:
 
 
 def _unexpired(holders: SharedMap[_Id, _Leased], now_ms: int) -> SharedMap[_Id, _Leased]:
-    for holder_id in holders.keys_below(expires_after_ms, now_ms):
-        holders = holders.remove(holder_id)
-    return holders
+    return holders.edited(dict.fromkeys(holders.keys_below(expires_after_ms, now_ms)))
 
 
 def is_live(claim: Claim | None, now_ms: int, claim_ms: int) -> bool:

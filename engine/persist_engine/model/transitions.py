@@ -189,13 +189,13 @@ def _remove_rollups(state: ShardState, cmd: c.RemoveRollups) -> Applied | Refuse
     if not cmd.rollups or (is_tombstone(state) and not _ends_before_a_tombstone(state, cmd)):
         return Refused(c.RollupsRemoved(()))
     latest, _ = latest_rollup(state)
-    rollups, removed = state.rollups, []
+    removed = []
     for seqno, rollup in cmd.rollups:
-        existing = rollups.get(seqno)
+        existing = state.rollups.get(seqno)
         if existing is not None and existing.key == rollup.key:
             check(seqno != latest, f"the newest rollup {seqno} cannot be removed")
-            rollups = rollups.remove(seqno)
             removed.append(seqno)
+    rollups = state.rollups.edited(dict.fromkeys(removed))
     return Applied(replace(state, rollups=rollups, active_gc=None), c.RollupsRemoved(tuple(removed)))
 
 

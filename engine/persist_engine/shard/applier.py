@@ -35,12 +35,12 @@ _TURN_S = 1.0
 
 class UnknownOutcome(Indeterminate):
     """A command's compare-and-set may have happened. `answer` is what it would then have answered, `before` the state it
-    was decided on.
+    was decided on, `decided_ms` the time by which it was.
     """
 
-    def __init__(self, message: str, *, answer: Answer, before: ShardState) -> None:
+    def __init__(self, message: str, *, answer: Answer, before: ShardState, decided_ms: int) -> None:
         super().__init__(message)
-        self.answer, self.before = answer, before
+        self.answer, self.before, self.decided_ms = answer, before, decided_ms
 
 
 class Applier:
@@ -88,11 +88,11 @@ class Applier:
             result: CasResult | Determinate
             with self._taking_turns():
                 self._take_news()
-                before = self._state
+                before, decided_ms = self._state, env.now_ms()
                 stepped = step(
                     before,
                     command,
-                    now_ms=env.now_ms(),
+                    now_ms=decided_ms,
                     hostname=env.hostname(),
                     applier_version=APPLIER_VERSION,
                     settings=versions.settings,
@@ -108,7 +108,9 @@ class Applier:
                     result = error
                 except Indeterminate as error:
                     metrics.count("command", name=name, outcome="indeterminate")
-                    raise UnknownOutcome(str(error), answer=stepped.answer, before=before) from error
+                    raise UnknownOutcome(
+                        str(error), answer=stepped.answer, before=before, decided_ms=decided_ms
+                    ) from error
                 if result is CasResult.COMMITTED:
                     self._install(stepped.state)
             if isinstance(result, Determinate):

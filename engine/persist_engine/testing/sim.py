@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -38,7 +39,7 @@ from persist_engine.testing.sim_push import SimPush
 from persist_engine.testing.sim_scheduler import Process, Scheduler
 from persist_engine.testing.sim_sink import Correcting, DesiredCollection, Sinker
 from persist_engine.testing.sim_threads import SimEnv, SimEvent, simulated_threads
-from persist_engine.testing.sim_upkeep import Closer, Downgrader, Maintainer
+from persist_engine.testing.sim_upkeep import BackgroundWriter, Closer, Downgrader, Maintainer
 from persist_engine.testing.sim_upsert import Upserter
 from persist_engine.testing.sim_witness import WatchedBlob, WatchedConsensus, Witness
 
@@ -51,6 +52,8 @@ _RARE = {
     "command_turn_timeout": "lost turns",
     "sink_append": "corrections",
     "sink_lapses": "lapses of a sink's",
+    "background_failed": "failures in the background of",
+    "compaction_skipped": "compactions skipped as",
 }
 _KINDS: dict[str, type[Actor]] = {
     "writer": Writer,
@@ -68,8 +71,9 @@ _KINDS: dict[str, type[Actor]] = {
 _OTHERS = (("reader", 2, 8), ("compactor", 2, 4), ("collector", 2, 4), ("roller", 1, 4), ("downgrader", 2, 3))
 #: Short histories with more faults find most bugs for their time; some need a longer life.
 _LENGTHS = {"short": 0.7, "usual": 0.22, "listening": 0.08}
-#: Who writes: anybody anything; sinks that keep the shard as desired, maybe beside a writer who does not; upserts only.
-_WRITTEN_BY = {"writers": 0.8, "sinks": 0.1, "upserts": 0.1}
+#: Who writes: anybody anything, his maintenance done by hand or in the background; sinks that keep the shard as desired,
+#: maybe beside a writer who does not; upserts only.
+_WRITTEN_BY = {"writers": 0.7, "background": 0.1, "sinks": 0.1, "upserts": 0.1}
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,8 @@ class Plan:
     """Of one append; many make runs of several parts."""
     written_by: str = "writers"
     """See _WRITTEN_BY."""
+    sleepy: bool = False
+    """Whether there is but one sink, which often sleeps past its lease; then nobody holds since back for it."""
 
     @property
     def may_be_ambiguous(self) -> bool:
@@ -169,6 +175,8 @@ def _rewritten(plan: Plan, without: frozenset[str]) -> Plan:
     written_by = rng.choices(list(_WRITTEN_BY), weights=list(_WRITTEN_BY.values()))[0]
     if written_by == "writers":
         return plan
+    if written_by == "background":
+        return replace(plan, written_by=written_by, writers_maintain=1.0)
     kept = [actor for actor in plan.actors if not actor[0].startswith("writer")]
     if written_by == "sinks":
         writer = [actor for actor in plan.actors if actor[0] == "writer1"] if rng.random() < 0.6 else []
@@ -176,9 +184,14 @@ def _rewritten(plan: Plan, without: frozenset[str]) -> Plan:
     else:
         kept += [(f"upserter{index}", rng.randint(2, 5)) for index in range(1, rng.randint(1, 3) + 1)]
     lease_ms = rng.choice([200, 200, 600, 5_000])
+    sleepy = written_by == "sinks" and rng.random() < 0.3
+    if sleepy:
+        kept = [("sinker1", rng.randint(4, 8))]
     return replace(
         plan,
         written_by=written_by,
+        sleepy=sleepy,
+        weather=replace(plan.weather, crash=0.0, freeze=0.0, step=0.0) if sleepy else plan.weather,
         processes=max(2, plan.processes),
         lease_ms=lease_ms,
         actors=tuple(actor for actor in kept if actor[0] not in without),
@@ -204,13 +217,18 @@ def _actors(rng: random.Random, *, is_short: bool) -> list[tuple[str, int]]:
 
 
 class PathCounts(NoMetrics):
-    """Counts the rare paths of the engine, so that a campaign can tell that it went them."""
+    """Counts the rare paths of the engine, so that a campaign can tell that it went them, and notes which command a task is
+    at.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
         self.totals: Counter[str] = Counter()
 
     def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
         """See Metrics."""
+        if name == "command_started":
+            self._scheduler.current.command = labels["name"]
         if name in _RARE:
             self.totals[" ".join([_RARE[name], *labels.values()])] += 1
 
@@ -247,12 +265,16 @@ class History:
         self.correcting: list[Correcting] = []
         self.sinks_ended = 0
         self.upserts = 0
-        self.paths = PathCounts()
+        self.paths = PathCounts(self.scheduler)
         self._init = Process("init")
         self._incarnations: dict[int, Host] = {}
+        self._guests: list[Process] = []
         self._started = 0
         self._done = SimEvent(self.scheduler)
-        self._actors = [_KINDS[name.rstrip("0123456789")](self, name, operations) for name, operations in plan.actors]
+        kinds = dict(_KINDS)
+        if plan.written_by == "background":
+            kinds["writer"] = BackgroundWriter
+        self._actors = [kinds[name.rstrip("0123456789")](self, name, operations) for name, operations in plan.actors]
 
     def run(self) -> Report:
         """From the first commit to the last check."""
@@ -307,6 +329,13 @@ class History:
         )
         return Host(process, client)
 
+    def visit(self, name: str, body: Callable[[Host], None]) -> SimEvent:
+        """Run `body` in a process of its own, which does not start again when it dies; set when it has ended."""
+        host, ended = self.process(name), SimEvent(self.scheduler)
+        self._guests.append(host.process)
+        self.scheduler.spawn(host.process, "guest", partial(body, host)).on_finished.append(ended.set)
+        return ended
+
     def _root(self) -> None:
         self.network.on_crash = self._crashed
         for slot in range(self.plan.processes):
@@ -314,8 +343,8 @@ class History:
         if self._actors:
             self._done.wait()
         self.network.calm_down()
-        for host in self._incarnations.values():
-            self.scheduler.kill(host.process)
+        for process in [*(host.process for host in self._incarnations.values()), *self._guests]:
+            self.scheduler.kill(process)
         settle(self)
         self.scheduler.stop()
 
@@ -328,6 +357,8 @@ class History:
                 self.scheduler.spawn(host.process, actor.name, partial(actor.live, host))
 
     def _crashed(self, process: Process) -> None:
+        if process in self._guests:
+            return
         slot = next(slot for slot, host in self._incarnations.items() if host.process is process)
 
         def restart() -> None:

@@ -26,6 +26,7 @@ from persist_engine.client.write import Appended, AppendOutcome, ProgressMismatc
 from persist_engine.codec.schema import Schema
 from persist_engine.model.commands import SchemaEvolved
 from persist_engine.model.frontier import Antichain
+from persist_engine.model.maintenance import Maintenance
 from persist_engine.testing.oracle import Update
 from persist_engine.testing.sim_scheduler import Process
 from persist_engine.testing.sim_witness import CLOSED, Append, frontier_of
@@ -260,6 +261,10 @@ class Writer(Actor):
         finally:
             self._open()
 
+    def maintain(self, maintenance: Maintenance) -> None:
+        """What an append of ours handed back."""
+        perform(self.handle.machine, maintenance)
+
     def _upper(self) -> int:
         upper = self.handle.fetch_recent_upper() if self.rng.random() < 0.5 else self.handle.shared_upper()
         return CLOSED if upper.time is None else upper.time
@@ -298,7 +303,7 @@ class Writer(Actor):
             case Appended(maintenance=maintenance):
                 witness.acknowledged(append)
                 if self.rng.random() < self.history.plan.writers_maintain:
-                    perform(self.handle.machine, maintenance)
+                    self.maintain(maintenance)
             case UpperMismatch(current=current):
                 witness.refused(append, current=current)
             case ProgressMismatch(current=stored):

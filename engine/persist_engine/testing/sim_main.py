@@ -7,12 +7,14 @@ python -m persist_engine.testing.sim_main --seed 17 [--without reader1,crash] [-
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 
 from persist_engine.testing.sim import Report, plan_of, simulate
 
@@ -97,9 +99,26 @@ def _outcomes(seeds: range, *, jobs: int) -> Iterator[tuple[int, str | None, dic
     if jobs == 1:
         yield from map(_outcome, seeds)
         return
-    # Spawned: a fork would carry half of our threads along.
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with workers(jobs) as pool:
         yield from pool.map(_outcome, seeds, chunksize=16)
+
+
+def workers(jobs: int) -> ProcessPoolExecutor:
+    """So many processes, which end with this one however it ends."""
+    # Spawned: a fork would carry half of our threads along.
+    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed tells its pool nothing: its workers would wait for more seeds for ever."""
+    parent = parent_process()
+    assert parent is not None, "runs in a worker"
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def _outcome(seed: int) -> tuple[int, str | None, dict[str, int]]:

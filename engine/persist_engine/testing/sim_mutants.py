@@ -15,9 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import persist_engine.model.transitions
+import persist_engine.work.compact
 import persist_engine.work.gc
 from persist_engine.client.listen import Progress
 from persist_engine.client.sink_readback import ReadBack
+from persist_engine.client.snapshot import SinceAhead
 from persist_engine.client.upsert_follow import UpsertFollower
 from persist_engine.flow import upsert as flow_upsert
 from persist_engine.flow.append import Append
@@ -230,6 +232,19 @@ def _inputs_deleted(put: Callable[[object, str, object], None]) -> None:
     put(Machine, "apply_merge_res", apply_merge_res)
 
 
+def _stopped_compaction_is_applied(put: Callable[[object, str, object], None]) -> None:
+    """A compaction that is stopped swaps in what it has merged so far."""
+    original = persist_engine.work.compact._Compaction._in_time
+
+    def in_time(self: Any, tables: Any) -> Any:
+        try:
+            yield from original(self, tables)
+        except persist_engine.work.compact._GivenUp:
+            return
+
+    put(persist_engine.work.compact._Compaction, "_in_time", in_time)
+
+
 def _asks_what_stands(put: Callable[[object, str, object], None]) -> None:
     """A sink's progress is swapped whatever stands there."""
     original = Applier.apply
@@ -311,6 +326,16 @@ def _own_appends_are_not_read(put: Callable[[object, str, object], None]) -> Non
     put(ReadBack, "_listened", listened)
 
 
+def _lapsed_sink_skips_history(put: Callable[[object, str, object], None]) -> None:
+    """A sink whose lease lapsed reads on from where it still can, whatever it has missed."""
+
+    def listen_from(self: ReadBack, as_of: int) -> Any:
+        listen = self.reader.listen(as_of)
+        return self.reader.listen(listen.since) if isinstance(listen, SinceAhead) else listen
+
+    put(ReadBack, "_listen_from", listen_from)
+
+
 def _upsert_does_not_follow(put: Callable[[object, str, object], None]) -> None:
     """What others appended moves an upsert's frontier, but not its values."""
 
@@ -355,6 +380,7 @@ MUTANTS: dict[str, Planting] = {
     "compaction output deleted when unknown": _output_deleted_when_unknown,
     "only the last attempt counts": _only_the_last_attempt_counts,
     "compaction deletes its inputs": _inputs_deleted,
+    "a stopped compaction is applied": _stopped_compaction_is_applied,
     "gc does not subtract live parts": _gc_takes_live_parts,
     "gc truncates before it deletes": _gc_truncates_first,
     "gc ignores holds": _gc_ignores_holds,
@@ -368,6 +394,7 @@ MUTANTS: dict[str, Planting] = {
     "a sink's lost append joins later": _lost_append_joins_later,
     "a sink stages before it has read back": _stages_before_it_read_back,
     "a sink does not read what is appended": _own_appends_are_not_read,
+    "a lapsed sink skips history": _lapsed_sink_skips_history,
     "an upsert does not follow": _upsert_does_not_follow,
     "late commands come to pass": _late_commands_come_to_pass,
     "order keys are not asked": _order_is_not_asked,

@@ -67,15 +67,15 @@ class Network(Faults):
         self._disturb(weather)
         scheduler.pause(self._delay_ms(weather))
         what = f"{verb} {_short(key)}"
-        doing = scheduler.current.doing
+        behalf = scheduler.current.doing, scheduler.current.command
         happens, answers = self._decide(verb, key)
         if not answers and scheduler.rng.random() < weather.late:
             delay_ms = scheduler.rng.uniform(0, weather.late_ms_max)
             scheduler.note(f"{what}: no answer, {delay_ms:.0f} ms late")
             self.late_calls += 1
-            scheduler.later(delay_ms, lambda: self._carry_out(f"late {what}", run, doing))
+            scheduler.later(delay_ms, lambda: self._carry_out(f"late {what}", run, behalf))
             raise Indeterminate(f"{what} at {address}: time-out, still under way", key=key)
-        answer = self._carry_out(what, run, doing) if happens else None
+        answer = self._carry_out(what, run, behalf) if happens else None
         if not (happens and answers):
             scheduler.note(f"{what}: happened {happens}, answered {answers}")
         if weather.crash and scheduler.rng.random() < weather.crash / 2:
@@ -85,13 +85,13 @@ class Network(Faults):
             return cast(T, answer)
         raise self.failure(verb, key, address, answers=answers)
 
-    def _carry_out(self, what: str, run: Callable[[], T], doing: object) -> T:
+    def _carry_out(self, what: str, run: Callable[[], T], behalf: tuple[object, str]) -> T:
         scheduler = self._scheduler
-        scheduler.acting = doing
+        scheduler.acting, scheduler.command = behalf
         try:
             answer = run()
         finally:
-            scheduler.acting = None
+            scheduler.acting, scheduler.command = None, ""
         scheduler.note(f"{what}: {_told(answer)}")
         return answer
 

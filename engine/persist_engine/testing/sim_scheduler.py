@@ -37,13 +37,15 @@ class Process:
 
 
 class Task:
-    """One simulated thread. `doing` is what the checker attributes its store calls to."""
+    """One simulated thread. `doing` and `command` are what the checker attributes its store calls to."""
 
     def __init__(self, process: Process, name: str) -> None:
         self.process = process
         self.name = f"{process.name}.{name}"
         self.wake_ms = 0.0
         self.doing: object = None
+        self.command = ""
+        """Name of the engine's command that it began last."""
         self.is_finished = False
         self.on_finished: list[Callable[[], None]] = []
         self.thread: greenlet | None = None
@@ -65,6 +67,8 @@ class Scheduler:
         self.is_over = False
         self.acting: object = None
         """On whose behalf a store call is carried out right now; it may be a late one, after its caller is gone."""
+        self.command = ""
+        """And for which command."""
         self._steps_max = steps_max
         self._tasks: list[Task] = []
         self._outside: greenlet | None = None

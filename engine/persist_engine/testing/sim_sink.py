@@ -99,7 +99,7 @@ class Sinker(Actor):
     def operate(self) -> None:
         ways = [self.tell, self.wait, self.maintain, self.promote, self.restart, self.oversleep]
         try:
-            self.rng.choices(ways, weights=[6, 4, 2, 1, 1, 3])[0]()
+            self.rng.choices(ways, weights=[6, 4, 2, 1, 1, 10 if self.history.plan.sleepy else 3])[0]()
             self.sink.status()
         except SinkFailed as error:
             self.ended(error)
@@ -132,13 +132,36 @@ class Sinker(Actor):
         self._open()
 
     def oversleep(self) -> None:
-        """Its machine sleeps past the lease, and the others go on."""
+        """Its machine sleeps past the lease, and the others go on, maybe one who is started in its place."""
         scheduler = self.history.scheduler
         scheduler.note(f"{self.name} oversleeps")
-        self.host.process.frozen_until_ms = scheduler.now_ms + 2 * self.history.plan.lease_ms
-        scheduler.pause(0)
+        if self.history.plan.sleepy or self.rng.random() < 0.5:
+            self.frontier += self.rng.randint(2, 6)
+            replaced = self.history.visit(f"{self.name}'", self._replace)
+            self.host.process.frozen_until_ms = scheduler.now_ms + 2 * self.history.plan.lease_ms
+            replaced.wait()
+        else:
+            self.host.process.frozen_until_ms = scheduler.now_ms + 2 * self.history.plan.lease_ms
+            scheduler.pause(0)
         self.tell()
         self.wait()
+
+    def _replace(self, host: Host) -> None:
+        """Bring the shard to where this sink is to be, then give up all times before, which are nobody's any more."""
+        self.history.scheduler.pause(1.5 * self.history.plan.lease_ms)
+        try:
+            sink = open_sink(self.history, host.client, workers=1, as_of=0, read_only=False)
+            tell(self.history, sink, 0, self.frontier, rng=self.rng)
+            sink.wait_for_upper(Antichain.of(self.frontier), timeout_s=20 * WAIT_S)
+            sink.close()
+            reader = host.client.open_leased_reader(self.history.shard_id, SCHEMA, purpose="replacement")
+            upper = self.history.client_upper(host.client)
+            reader.downgrade_since(upper if not upper.time else Antichain.of(upper.time - 1))
+            reader.expire()
+        except (Unavailable, Fenced) as error:
+            self.history.scheduler.note(f"the replacement of {self.name} gives up: {error}")
+        except SinkFailed as error:
+            self.ended(error)
 
     def ended(self, error: SinkFailed) -> None:
         """By something that a sink may end by."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any, Self, TypeVar
 
@@ -35,6 +37,7 @@ import persist_engine.shard.runs
 import persist_engine.shard.versions
 import persist_engine.shard.watch
 import persist_engine.testing.sim_witness
+import persist_engine.work.background
 import persist_engine.work.compact
 import persist_engine.work.gc
 import persist_engine.work.heartbeat
@@ -61,6 +64,7 @@ _WITH_THREADING: tuple[ModuleType, ...] = (
     persist_engine.shard.applier,
     persist_engine.shard.news,
     persist_engine.shard.watch,
+    persist_engine.work.background,
     persist_engine.work.heartbeat,
 )
 _WITH_WEAK_OWNERS: tuple[ModuleType, ...] = (persist_engine.client.read, persist_engine.work.heartbeat)
@@ -81,6 +85,8 @@ _WITH_POOLS: tuple[ModuleType, ...] = (
     persist_engine.work.orphans,
     persist_engine.work.verify,
 )
+#: As _WITH_POOLS, where work goes on beside whoever submits it.
+_WITH_TASK_POOLS: tuple[ModuleType, ...] = (persist_engine.work.background,)
 
 
 class _Waiters:
@@ -153,6 +159,7 @@ class SimCondition:
     """As threading.Condition, with a lock of its own."""
 
     def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
         self._lock = SimLock(scheduler)
         self._waiters = _Waiters(scheduler)
 
@@ -161,6 +168,15 @@ class SimCondition:
         self._lock.release()
         self._waiters.wait_until(NEVER)
         self._lock.acquire()
+
+    def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
+        """See threading.Condition."""
+        deadline_ms = NEVER if timeout is None else self._scheduler.now_ms + timeout * 1000
+        while not (answer := predicate()) and self._scheduler.now_ms < deadline_ms:
+            self._lock.release()
+            self._waiters.wait_until(deadline_ms)
+            self._lock.acquire()
+        return answer
 
     def notify_all(self) -> None:
         """See threading.Condition."""
@@ -302,6 +318,40 @@ class InlinePool:
     def __exit__(self, *_: object) -> None: ...
 
 
+class TaskPool:
+    """As ThreadPoolExecutor, of tasks beside the one that submits: for work that nobody waits for."""
+
+    def __init__(self, scheduler: Scheduler, threads: int, **_: object) -> None:
+        self._scheduler = scheduler
+        self._threads = threads
+        self._jobs: deque[Callable[[], object]] = deque()
+        self._busy = 0
+        self._idle = SimEvent(scheduler)
+        self._idle.set()
+
+    def submit(self, call: Callable[..., object], /, *args: object) -> None:
+        """See Executor; what `call` raises ends the history."""
+        self._jobs.append(partial(call, *args))
+        if self._busy < self._threads:
+            self._busy += 1
+            self._idle.clear()
+            SimThread(self._scheduler, target=self._work, name="pool").start()
+
+    def shutdown(self, *, wait: bool) -> None:
+        """See Executor."""
+        if wait:
+            self._idle.wait()
+
+    def _work(self) -> None:
+        try:
+            while self._jobs:
+                self._jobs.popleft()()
+        finally:
+            self._busy -= 1
+            if not self._busy:
+                self._idle.set()
+
+
 class SimEnv:
     """Env of one process: virtual time, its own skew and its own randomness."""
 
@@ -339,27 +389,45 @@ class SimEnv:
         return self._process.name
 
 
+class _Alarm(logging.Handler):
+    """Ends the history when the engine logs an error."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__(logging.ERROR)
+        self._scheduler = scheduler
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging.Handler."""
+        if not self._scheduler.is_over:
+            self._scheduler.fail(record.getMessage())
+
+
 @contextmanager
 def simulated_threads(scheduler: Scheduler) -> Iterator[None]:
-    """While in force the engine's threads, locks and pools are those of `scheduler`, and its log says nothing."""
+    """While in force the engine's threads, locks and pools are those of `scheduler`. Its log says nothing, but for errors:
+    lost data or a broken rule, told where nobody is left to raise it to. They end the history.
+    """
     shim = SimThreading(scheduler)
     replaced: list[tuple[ModuleType, str, Any]] = [(module, "threading", shim) for module in _WITH_THREADING]
     replaced_pools = [(module, "ThreadPoolExecutor", InlinePool) for module in _WITH_POOLS]
     replaced += replaced_pools
+    replaced += [(module, "ThreadPoolExecutor", partial(TaskPool, scheduler)) for module in _WITH_TASK_POOLS]
     replaced += [(module, "weakref", StrongReferences) for module in _WITH_WEAK_OWNERS]
     known: dict[Any, Any] = {}
     replaced += [(module, name, _remembering(getattr(module, name), known)) for module, name in _REMEMBERED]
     replaced.append((persist_engine.shard.part_source, "open_part", _remembering_rows(open_part)))
     before = [(module, name, getattr(module, name)) for module, name, _ in replaced]
     logger = logging.getLogger("persist_engine")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
+    level, alarm = logger.level, _Alarm(scheduler)
+    logger.setLevel(logging.ERROR)
+    logger.addHandler(alarm)
     try:
         for module, name, value in replaced:
             setattr(module, name, value)
         yield
     finally:
         logger.setLevel(level)
+        logger.removeHandler(alarm)
         for module, name, original in before:
             setattr(module, name, original)
 

@@ -13,10 +13,12 @@ from persist_engine.model.commands import OpaqueMismatch
 from persist_engine.model.flat_trace import SpineId
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.model.ids import CriticalReaderId
+from persist_engine.model.maintenance import Maintenance
 from persist_engine.shard.machine import Machine
-from persist_engine.testing.sim_actors import Actor
+from persist_engine.testing.sim_actors import WAIT_S, Actor, Writer
 from persist_engine.testing.sim_witness import CLOSED, Takeover, frontier_of
 from persist_engine.testing.world import SCHEMA
+from persist_engine.work.background import BackgroundMaintenance
 from persist_engine.work.compact import compact, compact_due
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.orphans import scan_orphans
@@ -60,6 +62,40 @@ class Maintainer(Actor):
             (low, oldest), (high, newest) = inputs[0], inputs[-1]
             desc = Description(oldest.desc.lower, newest.desc.upper, request.desc.since)
             compact(machine, replace(request, id=SpineId(low.lo, high.hi), desc=desc, inputs=inputs))
+
+
+class BackgroundWriter(Writer):
+    """A writer whose appends are tidied up after by threads, which it waits for, or stops before or while they work."""
+
+    background: BackgroundMaintenance
+
+    def open(self) -> None:
+        super().open()
+        self._start()
+
+    def close(self) -> None:
+        self._stop()
+        super().close()
+
+    def expire(self) -> None:
+        self._stop()
+        super().expire()
+
+    def maintain(self, maintenance: Maintenance) -> None:
+        self.upkeep.offer(maintenance)
+        if maintenance.requests and self.rng.random() < 0.5:
+            self.history.scheduler.pause(self.rng.choice([0, 5, 10, 20]))
+            self._stop()
+            self._start()
+
+    def _start(self) -> None:
+        self.background = self.client.background_maintenance()
+        self.upkeep = self.background.of(self.handle.machine)
+
+    def _stop(self) -> None:
+        if self.rng.random() < 0.3:
+            self.background.drain(WAIT_S)
+        self.background.close()
 
 
 class Downgrader(Actor):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from persist_engine.base.settings import Settings
+from persist_engine.base.versioned import SeqNo
 from persist_engine.model.batch import HollowBatch, HollowPart, HollowRollup, InlinePart, Part, RunMeta
-from persist_engine.model.commands import Answer, Command, CompareAndAppend
+from persist_engine.model.commands import Answer, Command, CompareAndAppend, DowngradeSince, RegisterLeasedReader
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.model.ids import CriticalReaderId, IdempotencyToken, LeasedReaderId, ShardId, WriterId
 from persist_engine.model.maintenance import Maintenance
@@ -135,3 +137,32 @@ class Stepper:
         self.state, self.maintenance = out.state, out.maintenance
         self.diffs.append(out.diff)
         return out.answer
+
+
+def refused(shard: Stepper, cmd: Command) -> Answer:
+    """The answer of a command that must not commit."""
+    before, seen = shard.state, len(shard.diffs)
+    answer = shard.do(cmd)
+    assert shard.state is before
+    assert len(shard.diffs) == seen
+    assert shard.maintenance.is_empty()
+    return answer
+
+
+def committed(shard: Stepper, cmd: Command) -> Answer:
+    """The answer of a command that must take a version."""
+    before = shard.state.seqno
+    answer = shard.do(cmd)
+    assert shard.state.seqno == before + 1
+    return answer
+
+
+def register(shard: Stepper, number: int = 1, **more: Any) -> Answer:
+    """A leased reader, committed."""
+    return committed(shard, RegisterLeasedReader(reader_id=leased_id(number), lease_ms=1000, debug=DEBUG, **more))
+
+
+def downgrade(number: int, since: int | None, outstanding: int | None = None) -> DowngradeSince:
+    """The command; without `outstanding` it keeps its hold."""
+    hold = None if outstanding is None else SeqNo(outstanding)
+    return DowngradeSince(reader_id=leased_id(number), outstanding_seqno=hold, new_since=frontier(since))

@@ -1,5 +1,5 @@
-"""Keeps one leased reader alive: a thread that beats every half lease until stopped, until the reader is gone, or until
-nobody refers to its owner any more, whom the thread does not keep alive.
+"""Keeps one leased reader alive: a thread that beats every half lease until stopped, until the reader is gone, until its
+client was closed, or until nobody refers to its owner any more, whom the thread does not keep alive.
 
 Knows nothing of what the lease is for. A machine that slept past its lease finds the reader expired: the thread ends
 and says so through `is_lost`; the handle then behaves as if its since were empty (spec 20, bug 23), it does not
@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 
 from persist_engine.base.env import Env
-from persist_engine.base.errors import PersistError
+from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_engine.base.metrics import Metrics
 
 _log = logging.getLogger(__name__)
@@ -103,10 +103,12 @@ class Heartbeat:
             registered = beat()
         except PersistError as error:
             self._metrics.count("heartbeat", outcome="failed")
-            # The store was away for longer than its retries: the lease may yet be renewed by the next beat.
-            text = "heartbeat of %s on shard %s failed: %s"
+            # A client that was closed stays so. But a store that was away for longer than its retries may be back for the
+            # next beat.
+            is_final = isinstance(error, InvalidUsage)
+            text = "heartbeat of %s on shard %s ends: %s" if is_final else "heartbeat of %s on shard %s failed: %s"
             _log.warning(text, self._what, self._shard, error, extra={"shard": self._shard})
-            return True
+            return not is_final
         self._metrics.count("heartbeat", outcome="renewed" if registered else "lost")
         if not registered:
             self._lost.set()

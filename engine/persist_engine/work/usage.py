@@ -15,6 +15,7 @@ from typing import Any
 
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, InvariantViolated, PersistError
 from persist_engine.base.metrics import Metrics
+from persist_engine.base.versioned import SeqNo
 from persist_engine.codec.keys import RollupKey, parse_blob_key
 from persist_engine.model.ids import ShardId
 from persist_engine.shard.machine import Machine
@@ -24,6 +25,7 @@ from persist_engine.work.references import Bucket, References, listed_in_chunks
 
 #: Shards whose references are held at once; listings come shard by shard from most stores.
 TRACKERS_MAX = 8
+_PAGE = 1000
 
 #: The shard's commands; None for a shard that consensus does not know.
 MachineOf = Callable[[ShardId], Machine | None]
@@ -33,20 +35,32 @@ OnListed = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ReferencedUsage:
-    """Bytes that a shard's newest version names, by its own account."""
+    """Bytes that a shard's newest version names, by its own account, and of its log in consensus."""
 
     shard_id: ShardId
     parts_bytes: int
     rollups_bytes: int
     inline_bytes: int
+    consensus_bytes: int
 
 
 def referenced_usage(machine: Machine) -> ReferencedUsage:
-    """What the newest version names. Linearized; one small read."""
+    """What the newest version names, and the log. Linearized; reads the log, no blob."""
     state = machine.refresh()
     sizes = state.trace.sizes
     rollups_bytes = sum(rollup.size_bytes or 0 for rollup in state.rollups.values())
-    return ReferencedUsage(machine.shard_id, sizes.blob_bytes, rollups_bytes, sizes.inline_bytes)
+    return ReferencedUsage(
+        machine.shard_id, sizes.blob_bytes, rollups_bytes, sizes.inline_bytes, _consensus_bytes(machine)
+    )
+
+
+def _consensus_bytes(machine: Machine) -> int:
+    """Bytes of all live versions in consensus, keys and what the store adds not counted. Memory is a page of them."""
+    total, last = 0, SeqNo(0)
+    while page := machine.versions.fetch_diffs_after(machine.shard_id, last, limit=_PAGE):
+        total += sum(len(entry.data) for entry in page)
+        last = page[-1].seqno
+    return total
 
 
 @dataclass(slots=True)

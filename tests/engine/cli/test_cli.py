@@ -113,6 +113,28 @@ def test_state_diffs_batches_and_blobs_tell_the_same_story(persist, shop):
         assert (code, out.count("\t") > 3) == (0, True)
 
 
+def test_older_versions_are_shown_while_they_are_live(persist, shop):
+    _, out, _ = persist("inspect", "diffs", shop.shard_id, "--json", *shop.args)
+    diffs = json.loads(out)
+    for diff in diffs:
+        _, out, _ = persist("inspect", "state", shop.shard_id, "--seqno", diff["seqno"], *shop.args)
+        state = json.loads(out)
+        assert (state["seqno"], state["walltime_ms"]) == (diff["seqno"], diff["walltime_ms"])
+    _, newest, _ = persist("inspect", "state", shop.shard_id, *shop.args)
+    assert json.loads(newest) == state
+    for seqno in (0, len(diffs) + 1):
+        code, _, err = persist("inspect", "state", shop.shard_id, "--seqno", seqno, *shop.args)
+        assert code == 64
+        assert f"version {seqno} of shard {shop.shard_id} is not live: those from v1 to v{len(diffs)} are" in err
+
+
+def test_the_log_is_weighed(persist, shop):
+    _, out, _ = persist("inspect", "diffs", shop.shard_id, "--json", *shop.args)
+    total = sum(diff["bytes"] for diff in json.loads(out))
+    _, out, _ = persist("admin", "usage", shop.shard_id, "--referenced", "--json", *shop.args)
+    assert json.loads(out)[0]["consensus_bytes"] == total > 0
+
+
 def test_unreferenced_blobs_are_found(persist, shop, tmp_path):
     stray = f"{shop.shard_id}/n0000100/p00000000-0000-0000-0000-000000000000"
     (tmp_path / "blobs" / stray).write_bytes(b"stray")

@@ -306,7 +306,7 @@ def test_parts_of_others_and_garbled_parts_are_refused(filled):
             other.return_part(part)
         data = part.to_bytes()
         with pytest.raises(Incompatible, match="format 7"):
-            LeasedPart.from_bytes(data.replace(b'"format": 1', b'"format": 7'))
+            LeasedPart.from_bytes(data.replace(b'"format": 2', b'"format": 7'))
         for damaged in (b"", b"{}", data[:-5], data.replace(b'"snapshot"', b'"snapshut"'), b"[]", b"null"):
             with pytest.raises(CorruptData, match="leased part"):
                 LeasedPart.from_bytes(damaged)

@@ -2,9 +2,9 @@
 
 import collections
 import dataclasses
+import pickle
 import random
 from datetime import date
-from decimal import Decimal
 
 import pyarrow as pa
 import pytest
@@ -388,6 +388,8 @@ def test_an_audit_finds_statistics_that_lie_and_names_part_and_column(world, mon
                 snapshot.to_table,
                 snapshot.count,
                 lambda s=splits: [list(s_.to_batches(reader.blob)) for s_ in s],
+                lambda s=snapshot: [list(part.fetch(reader.blob)) for part in s.lease_parts()],
+                lambda s=snapshot: [list(pickle.loads(pickle.dumps(p)).fetch(reader.blob)) for p in s.lease_parts()],
             ):
                 with pytest.raises(InvariantViolated, match=r"was skipped by its statistics.*key\.id") as caught:
                     read()
@@ -413,6 +415,15 @@ def test_an_audited_read_of_honest_statistics_is_silent(world):
         assert counts["stats_audits"] == counts["stats_skipped_parts"] > 0
         for event in reader.listen(0, where="id >= 700").next_batch(timeout_s=0):
             assert event
+        leased = [
+            *reader.snapshot(79, where="id >= 700").lease_parts(),
+            *reader.listen(0, where="id >= 700").next_parts(timeout_s=0).parts,
+        ]
+        audits = [part for part in leased if part.is_audit]
+        audited = counts["stats_audits"]
+        assert [reader.fetch(part).num_rows for part in audits] == [0] * len(audits)
+        assert counts["stats_audits"] == audited + len(audits) > audited
+        assert reader.leased_parts == len(leased)
     with pytest.raises(InvalidUsage, match="stats_audit_percent"):
         ReadSettings(stats_audit_percent=101)
 
@@ -461,97 +472,6 @@ def test_a_filtered_subscription_is_snapshot_and_listener_filtered(world):
             for key, diff in summed(event.table).items():
                 sums[key] += diff
     assert {key: diff for key, diff in sums.items() if diff} == expected
-
-
-@pytest.mark.parametrize(
-    ("where", "said"),
-    [
-        ("nope = 1", r"no column nope; there are key.id, key.tag, val.x, val.d, val.place, val.o.dd"),
-        ("key.x = 1", r"no column key.x; there are key.id"),
-        ("val.place.b = 1", "no column val.place.b"),
-        ("id = 'a'", r"key.id.*'a' is no value to compare int64 with"),
-        ("id = NULL", "IS NULL"),
-        ("id IN (1, NULL)", "IS NULL"),
-        ("tag > 5", "no value to compare string with"),
-        ("d = 'yesterday'", "val.d"),
-        ("place = 1", "val.place"),
-        ("id >", "not complete"),
-        ("", "empty"),
-        ("1 = 1", "where a column is expected"),
-        ("f(id) = 1", "where a column is expected"),
-        ("id LIKE '1%'", "cannot say"),
-        ("id IN (SELECT 1)", "cannot say"),
-        ("id = 1; DROP TABLE x", "id = 1; DROP TABLE x"),
-        ("(" * 3000 + "id = 1" + ")" * 3000, "too deep|not complete"),
-        ("id = 1 OR " * 20000 + "id = 2", "more than 100000"),
-        ([], "not empty"),
-        ([("id", "~", 1)], "'~' is none of"),
-        ([("id", "in", "abc")], "takes a list"),
-        (["id"], "a term of a filter"),
-        (7, "a list of"),
-        (And(()), "at least one term"),
-        (Compare(7, "=", 1), "named by a text"),
-        (Compare("id", "=", float("nan")), "nan"),
-        (Compare("id", "=", True), "True"),
-    ],
-)
-def test_a_filter_that_makes_no_sense_is_refused_before_anything_is_read(world, where, said):
-    client, _ = client_of(world)
-    with client.open_leased_reader(world.shard, purpose="test") as reader:
-        for read in (lambda: reader.snapshot(79, where=where), lambda: reader.listen(79, where=where)):
-            with pytest.raises(InvalidUsage, match=said):
-                read()
-
-
-@pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        (["nope"], "there are key.id"),
-        (["val.place.a"], "lies within val.place"),
-        ("id", "not the text"),
-        ([7], "named by a text"),
-    ],
-)
-def test_columns_that_make_no_sense_are_refused(world, columns, said):
-    client, _ = client_of(world)
-    with client.open_leased_reader(world.shard, purpose="test") as reader, pytest.raises(InvalidUsage, match=said):
-        reader.snapshot(79, columns=columns)
-
-
-def test_a_name_on_both_sides_needs_its_side():
-    schema = Schema.from_ddl("id INT, `a.b` INT, a STRUCT<b: INT>", "id INT")
-    for text, said in (("id = 1", "key.id, val.id"), ("key.a.b = 1", "may be any of")):
-        with pytest.raises(InvalidUsage, match=said):
-            Filter(parse_predicate(text), schema)
-    assert Filter(parse_predicate("val.id = 1"), schema).columns == ("val.id",)
-
-
-def test_literals_beyond_a_column_are_before_or_past_all_its_values():
-    schema = Schema.from_ddl("i TINYINT, m DECIMAL(4,2)")
-    table = pa.table(
-        {
-            "key": pa.array(
-                [{"i": v, "m": Decimal(v)} for v in (-128, 0, 127)][1:2] + [{"i": None, "m": None}], schema.key_type
-            ),
-        }
-    )
-    answers = {
-        "i < 1000": [True, False],
-        "i > 1000": [False, False],
-        "i > -1e99999": [True, False],
-        "i <> 1e40": [True, False],
-        "i = 0.5": [False, False],
-        "NOT (i = 0.5)": [True, False],
-        "i < 0.5": [True, False],
-        "i >= 0.5": [False, False],
-        "i > -0.5": [True, False],
-        "m <= 0.001": [True, False],
-        "m < 0": [False, False],
-        "m = 0": [True, False],
-        "m > -100000": [True, False],
-    }
-    for text, expected in answers.items():
-        assert Filter(parse_predicate(text), schema).mask(table).to_pylist() == expected, text
 
 
 def test_contents_are_a_value_that_reads_again():

@@ -17,8 +17,10 @@ from persist_engine.base.settings import BatchSettings, CompactionSettings, Leas
 from persist_engine.client.client import PersistClient
 from persist_engine.client.leased import LeasedPart
 from persist_engine.client.listen import Progress, Updates
+from persist_engine.client.location import Location
 from persist_engine.client.read import ReadHandle
 from persist_engine.model.frontier import EMPTY, Antichain
+from persist_engine.model.ids import ShardId
 from persist_engine.model.views import seqno_since
 from persist_engine.testing.world import SCHEMA, AheadEnv, World, row
 from persist_engine.work.compact import compact
@@ -409,6 +411,19 @@ def test_heartbeats_are_counted():
         assert eventually(lambda: counted("renewed") >= 1)
         client.machine(shard_id).expire_leased_reader(reader.reader_id)
         assert eventually(lambda: counted("lost") == 1)
+
+
+def test_a_heartbeat_whose_client_was_closed_says_so_once_and_ends(tmp_path, caplog):
+    """It would be told so every half lease, as long as the process lives."""
+    location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
+    client, shard_id = PersistClient.open(location), ShardId.new()
+    client.initialise(shard_id, SCHEMA)
+    reader = client.open_leased_reader(shard_id, purpose="test", lease_ms=100)
+    client.close()
+    assert eventually(lambda: not reader._heartbeat._thread.is_alive())
+    ends = [record for record in caplog.records if "it was closed" in record.message]
+    assert len(ends) == 1
+    assert not reader._heartbeat.is_lost
 
 
 class SleepyEnv(AheadEnv):

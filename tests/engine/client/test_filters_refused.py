@@ -1,0 +1,110 @@
+"""Filters and columns that make no sense are refused by name, before anything is read; literals no column can hold compare."""
+
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.codec.filter import Filter
+from persist_engine.codec.predicate import And, Compare
+from persist_engine.codec.predicate_text import parse_predicate
+from persist_engine.codec.schema import Schema
+from persist_engine.testing.world import AheadEnv, World
+
+SCHEMA = Schema.from_ddl("id BIGINT, tag STRING", "x DOUBLE, d DATE, place STRUCT<a: INT>, `o.dd` INT")
+
+
+@pytest.fixture
+def reader():
+    world = World(env=AheadEnv())
+    client, shard_id = world.process(), world.shard_id()
+    with client.open_leased_reader(shard_id, SCHEMA, purpose="test") as reader:
+        yield reader
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("nope = 1", r"no column nope; there are key.id, key.tag, val.x, val.d, val.place, val.o.dd"),
+        ("key.x = 1", r"no column key.x; there are key.id"),
+        ("val.place.b = 1", "no column val.place.b"),
+        ("id = 'a'", r"key.id.*'a' is no value to compare int64 with"),
+        ("id = NULL", "IS NULL"),
+        ("id IN (1, NULL)", "IS NULL"),
+        ("tag > 5", "no value to compare string with"),
+        ("d = 'yesterday'", "val.d"),
+        ("place = 1", "val.place"),
+        ("id >", "not complete"),
+        ("", "empty"),
+        ("1 = 1", "where a column is expected"),
+        ("f(id) = 1", "where a column is expected"),
+        ("id LIKE '1%'", "cannot say"),
+        ("id IN (SELECT 1)", "cannot say"),
+        ("id = 1; DROP TABLE x", "id = 1; DROP TABLE x"),
+        ("(" * 3000 + "id = 1" + ")" * 3000, "too deep|not complete"),
+        ("id = 1 OR " * 20000 + "id = 2", "more than 100000"),
+        ([], "not empty"),
+        ([("id", "~", 1)], "'~' is none of"),
+        ([("id", "in", "abc")], "takes a list"),
+        (["id"], "a term of a filter"),
+        (7, "a list of"),
+        (And(()), "at least one term"),
+        (Compare(7, "=", 1), "named by a text"),
+        (Compare("id", "=", float("nan")), "nan"),
+        (Compare("id", "=", True), "True"),
+    ],
+)
+def test_a_filter_that_makes_no_sense_is_refused_before_anything_is_read(reader, where, said):
+    for read in (lambda: reader.snapshot(79, where=where), lambda: reader.listen(79, where=where)):
+        with pytest.raises(InvalidUsage, match=said):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        (["nope"], "there are key.id"),
+        (["val.place.a"], "lies within val.place"),
+        ("id", "not the text"),
+        ([7], "named by a text"),
+    ],
+)
+def test_columns_that_make_no_sense_are_refused(reader, columns, said):
+    with pytest.raises(InvalidUsage, match=said):
+        reader.snapshot(79, columns=columns)
+
+
+def test_a_name_on_both_sides_needs_its_side():
+    schema = Schema.from_ddl("id INT, `a.b` INT, a STRUCT<b: INT>", "id INT")
+    for text, said in (("id = 1", "key.id, val.id"), ("key.a.b = 1", "may be any of")):
+        with pytest.raises(InvalidUsage, match=said):
+            Filter(parse_predicate(text), schema)
+    assert Filter(parse_predicate("val.id = 1"), schema).columns == ("val.id",)
+
+
+def test_literals_beyond_a_column_are_before_or_past_all_its_values():
+    schema = Schema.from_ddl("i TINYINT, m DECIMAL(4,2)")
+    table = pa.table(
+        {
+            "key": pa.array(
+                [{"i": v, "m": Decimal(v)} for v in (-128, 0, 127)][1:2] + [{"i": None, "m": None}], schema.key_type
+            ),
+        }
+    )
+    answers = {
+        "i < 1000": [True, False],
+        "i > 1000": [False, False],
+        "i > -1e99999": [True, False],
+        "i <> 1e40": [True, False],
+        "i = 0.5": [False, False],
+        "NOT (i = 0.5)": [True, False],
+        "i < 0.5": [True, False],
+        "i >= 0.5": [False, False],
+        "i > -0.5": [True, False],
+        "m <= 0.001": [True, False],
+        "m < 0": [False, False],
+        "m = 0": [True, False],
+        "m > -100000": [True, False],
+    }
+    for text, expected in answers.items():
+        assert Filter(parse_predicate(text), schema).mask(table).to_pylist() == expected, text
