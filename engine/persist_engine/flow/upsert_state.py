@@ -323,9 +323,8 @@ def merged(before: Records, groups: Int64s, values: Words, diffs: Int64s, seed: 
         odd_groups, odd_values = groups[odd], values.take(np.flatnonzero(odd))
     np.maximum.at(sizes, odd_groups, odd_values.sizes)
     words = _blank(sizes)
-    payloads = before.payloads
     data = words.data
-    scatter(data, words.starts + HEADER_WORDS, payloads)
+    scatter(data, words.starts + HEADER_WORDS, before.payloads)
     _xor_into(words, odd_groups, odd_values)
 
     sums_zero = (diff_sums == 0) & (len_sums == 0) & (checksum_sums == 0)
