@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from persist_engine import Antichain, Appended, Location, PersistClient, ShardId, WriteHandle
@@ -27,26 +27,32 @@ from bench.measure import Row, median, ms, timings_s
 
 EARLY = 100
 SAMPLES = 60
+T = TypeVar("T")
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
     """Rollups and garbage collection are performed between the measured commits, compactions are not: live batches stay.
 
-    An opening is measured after every second commit, so that it meets rollups of every age.
+    An old shard and a young one are measured turn by turn, so that both meet the same machine; an opening after every
+    second commit, so that it meets rollups of every age.
     """
     versions, live = (2_000, 500) if quick else (100_000, 10_000)
     with redis_server(appendonly=True) as redis:
-        shard = _Shard(Location(blob=f"file://{folder}/blobs", consensus=redis.url))
-        shard.write(EARLY, with_data=True)
-        early = shard.sample()
-        shard.write(versions - live - 4 * SAMPLES, with_data=False)
-        shard.write(live - 2 * SAMPLES - EARLY, with_data=True)
-        late = shard.sample()
-        shard.close()
+        location = Location(blob=f"file://{folder}/blobs", consensus=redis.url)
+        old, young = _Shard(location), _Shard(location)
+        old.write(versions - live - 2 * SAMPLES, with_data=False)
+        old.write(live - 2 * SAMPLES, with_data=True)
+        young.write(EARLY, with_data=True)
+        for index in range(2 * SAMPLES):
+            for shard in (young, old):
+                shard.sample(opens=index % 2 == 1)
+        old.close()
+        young.close()
     rows = []
-    for what, before, after in (("commit", early[0], late[0]), ("open", early[1], late[1])):
+    for what in old.seconds:
+        after, before = median(old.seconds[what]), median(young.seconds[what])
         name = f"{what} at {versions:,} versions and {live:,} live batches against 100"
-        rows.append(Row(name, ms(median(after)), ms(median(before)), median(after) / median(before), "lower"))
+        rows.append(Row(name, ms(after), ms(before), after / before, "lower"))
     return rows + _pure(live)
 
 
@@ -61,6 +67,7 @@ class _Shard:
         self._inline = self._client.open_writer(self._id, SCHEMA, purpose="bench")
         self._in_blob = self._stager.open_writer(self._id, SCHEMA, purpose="bench")
         self._time = 0
+        self.seconds: dict[str, list[float]] = {}
 
     def write(self, versions: int, *, with_data: bool) -> None:
         """`versions` more of them: 10 rows each, in blob, or the news that nothing happened."""
@@ -69,31 +76,36 @@ class _Shard:
             for each in at_times(updates(10, time=0), count, first=self._time):
                 self._append(self._in_blob, each if with_data else [])
 
-    def sample(self) -> tuple[list[float], list[float]]:
-        """Seconds of commits of 10 rows inline, and of openings."""
+    def sample(self, *, opens: bool) -> None:
+        """A commit of 10 rows inline and, with `opens`, an opening."""
         self._inline.fetch_recent_upper()
-        commits: list[float] = []
-        opens: list[float] = []
-        for index, rows in enumerate(at_times(updates(10, time=0), 2 * SAMPLES, first=self._time)):
-            commits.append(self._append(self._inline, rows))
-            if index % 2:
-                opens += timings_s(lambda _: self._open(), repeat=1, warm=0, collect=False)
-        return commits, opens
+        self._append(self._inline, at_times(updates(10, time=0), 1, first=self._time)[0], measured=True)
+        if opens:
+            self._timed("open", self._open)
 
     def close(self) -> None:
         self._client.close()
         self._stager.close()
 
-    def _append(self, writer: WriteHandle, rows: pa.Table | list[Any]) -> float:
-        """One commit and what fell due after it; seconds of the commit."""
+    def _append(self, writer: WriteHandle, rows: pa.Table | list[Any], *, measured: bool = False) -> None:
+        """One commit and what fell due after it."""
         lower, upper = Antichain.of(self._time), Antichain.of(self._time + 1)
-        began = time.perf_counter()
-        result = writer.compare_and_append(rows, expected_upper=lower, new_upper=upper)
-        seconds = time.perf_counter() - began
-        assert isinstance(result, Appended)
+
+        def commit() -> Appended:
+            result = writer.compare_and_append(rows, expected_upper=lower, new_upper=upper)
+            assert isinstance(result, Appended)
+            return result
+
+        result = self._timed("commit", commit) if measured else commit()
         self._time += 1
         perform(writer.machine, replace(result.maintenance, requests=()))
-        return seconds
+
+    def _timed(self, what: str, call: Callable[[], T]) -> T:
+        began, began_cpu = time.perf_counter(), time.process_time()
+        result = call()
+        self.seconds.setdefault(what, []).append(time.perf_counter() - began)
+        self.seconds.setdefault(f"{what}, processor time,", []).append(time.process_time() - began_cpu)
+        return result
 
     def _open(self) -> None:
         with PersistClient.open(self._location) as client:

@@ -206,6 +206,16 @@ def fenced_rollup() -> Rollup:
     return Rollup(state, (VersionedData(SeqNo(2), encode_state_diff(fenced_diff())),))
 
 
+def packed_rollup() -> Rollup:
+    """In format 3: so many live batches that some are compressed."""
+    state = fenced_rollup().state
+    trace = state.trace
+    for index in range(1, 40):
+        desc = Description(Antichain(10 * index), Antichain(10 * index + 10), Antichain(0))
+        trace = trace.push_without_requests(replace(batch(), desc=desc))
+    return Rollup(replace(state, trace=trace))
+
+
 def files() -> dict[str, bytes]:
     """Name of each golden file and what this code would write there."""
     return {
@@ -222,6 +232,7 @@ def files() -> dict[str, bytes]:
         "rollup-born.bin": encode_rollup(born_rollup()),
         "diff-fenced.bin": encode_state_diff(fenced_diff()),
         "rollup-fenced.bin": encode_rollup(fenced_rollup()),
+        "rollup-3.bin": encode_rollup(packed_rollup()),
     }
 
 

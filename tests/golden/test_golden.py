@@ -49,6 +49,14 @@ def test_the_stored_messages_decode_to_the_values_they_were_made_of(golden: Modu
     assert decode_rollup(stored("rollup-fenced.bin"), key="golden") == golden.fenced_rollup()
 
 
+def test_the_stored_rollup_of_many_batches_decodes_to_its_state(golden: ModuleType) -> None:
+    """Not byte for byte: how bytes are compressed is the library's to choose."""
+    data = stored("rollup-3.bin")
+    assert data[4:6] == b"\3\0"
+    for lazily in (False, True):
+        assert decode_rollup(data, key="golden", lazily=lazily) == golden.packed_rollup()
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -29,7 +29,7 @@ from persist_engine.flow.upsert_state import (
     merged,
 )
 from persist_engine.flow.upsert_store import KEY_WORDS, KeyValues, SpillingStore
-from persist_engine.flow.upsert_words import Words, hash_rows
+from persist_engine.flow.upsert_words import Words, gather, hash_rows, scatter
 from persist_engine.storage.upsert_rocks import RocksStore
 from persist_engine.testing import strategies
 
@@ -108,6 +108,36 @@ def test_a_hash_is_the_same_whether_rows_are_alike_in_size_or_not(rows: list[byt
     for index, row in enumerate(rows):
         assert np.array_equal(hash_rows(words([row]), SEED)[0], together[index])
     assert len({bytes(hashed.tobytes()) for hashed in together}) == len(set(rows))
+
+
+@pytest.mark.parametrize("size", [1, 2, 12, 13, 40])
+def test_a_hash_of_long_rows_too(size: int) -> None:
+    """So long that they are summed in another way."""
+    rows = [np.arange(first, first + size, dtype=np.uint64).tobytes() for first in range(5)]
+    alike, unlike = hash_rows(words(rows), SEED), hash_rows(words([*rows, b""]), SEED)
+    assert np.array_equal(alike, unlike[:-1])
+    assert len(np.unique(alike)) == alike.size
+
+
+@given(st.data())
+def test_rows_are_copied_out_of_and_into_words_wherever_they_lie(data: st.DataObject) -> None:
+    """Rows of one size take another path."""
+    size = data.draw(st.integers(0, 3))
+    sizes = data.draw(st.lists(st.just(size) | st.integers(0, 3), max_size=6) | st.just([size] * 4))
+    gaps = data.draw(st.lists(st.integers(0, 2), min_size=len(sizes), max_size=len(sizes)))
+    ends = np.cumsum(np.add(sizes, gaps), dtype=np.int64)
+    starts = (ends - sizes).astype(np.int64)
+    full = np.arange(100, 100 + (int(ends[-1]) if len(ends) else 0), dtype=np.uint64)
+    order = np.array(data.draw(st.permutations(range(len(sizes)))), np.int64)
+    rows = gather(full, starts[order], np.array(sizes, np.int64)[order])
+    expected = [full[starts[row] : ends[row]].tobytes() for row in order.tolist()]
+    assert rows.to_arrow().to_pylist() == expected
+    again = np.zeros_like(full)
+    scatter(again, starts[order], rows)
+    named = np.zeros(len(full), np.bool_)
+    for row in range(len(sizes)):
+        named[starts[row] : ends[row]] = True
+    assert np.array_equal(again, np.where(named, full, 0))
 
 
 @given(st.binary(max_size=40))

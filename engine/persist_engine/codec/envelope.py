@@ -24,6 +24,8 @@ from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, 
 FORMAT_VERSION = 1
 #: Format of rollups that store a spine batch's hollow batches as bytes (codec.stored_spine).
 STORED_SPINE_VERSION = 2
+#: Format of rollups that hold some of those bytes compressed.
+PACKED_SPINE_VERSION = 3
 
 _MAGIC = b"PST"
 _FRONT = struct.Struct("<4sH")
@@ -70,7 +72,7 @@ def opened(kind: Kind, data: bytes, message: M, key: str) -> M:
         raise CorruptData(f"{key}: the {what} does not match its checksum", key=key)
     if magic[3:] != kind.value:
         raise CorruptData(f"{key}: expected a {what}, found the kind {magic[3:]!r}", key=key)
-    newest = STORED_SPINE_VERSION if kind is Kind.ROLLUP else FORMAT_VERSION
+    newest = PACKED_SPINE_VERSION if kind is Kind.ROLLUP else FORMAT_VERSION
     if version > newest:
         raise Incompatible(f"{key}: {what} in format {version}, this code reads up to {newest}", key=key)
     try:

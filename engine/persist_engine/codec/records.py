@@ -141,7 +141,11 @@ def _spine_id_to_pb(lo: int, hi: int) -> pb.SpineId:
 
 
 def spine_id_from_pb(message: pb.SpineId) -> SpineId:
-    return SpineId(message.lo, message.hi)
+    """Equal ones share it, as descriptions do."""
+    return _spine_id(message.lo, message.hi)
+
+
+_spine_id = lru_cache(maxsize=16_384)(SpineId)
 
 
 def spine_batch_to_pb(batch: ThinSpineBatch) -> pb.ThinSpineBatch:
@@ -158,8 +162,8 @@ def spine_batch_from_pb(message: pb.ThinSpineBatch) -> ThinSpineBatch:
     return ThinSpineBatch(
         level=message.level,
         desc=description_from_pb(message.desc),
-        parts=tuple(spine_id_from_pb(part) for part in message.parts),
-        descs=tuple(description_from_pb(desc) for desc in message.descs),
+        parts=tuple([_spine_id(part.lo, part.hi) for part in message.parts]),
+        descs=tuple(map(description_from_pb, message.descs)),
     )
 
 

@@ -11,8 +11,8 @@ from persist_engine.base.version import check_readable
 from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.codec import records
 from persist_engine.codec.batch import antichain_from_pb, antichain_to_pb, batch_from_pb, batch_to_pb
-from persist_engine.codec.envelope import STORED_SPINE_VERSION, Kind, decoding, opened, sealed
-from persist_engine.codec.stored_spine import trace_from_pb, trace_to_pb
+from persist_engine.codec.envelope import Kind, decoding, opened, sealed
+from persist_engine.codec.stored_spine import format_version, trace_from_pb, trace_to_pb
 from persist_engine.model.flat_trace import FlatTrace
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId, WriterId
 from persist_engine.model.shared_map import SharedMap
@@ -46,7 +46,7 @@ def encode_rollup(rollup: Rollup) -> bytes:
         state=state_to_pb(rollup.state),
         diffs=[pb.VersionedData(seqno=diff.seqno, data=diff.data) for diff in rollup.diffs],
     )
-    return sealed(Kind.ROLLUP, message, format_version=STORED_SPINE_VERSION if message.state.trace.stored else None)
+    return sealed(Kind.ROLLUP, message, format_version=format_version(message.state.trace))
 
 
 def decode_rollup(data: bytes, *, key: str, lazily: bool = False) -> Rollup:

@@ -1,5 +1,5 @@
 """A trace with structure <-> protobuf as rollups hold it since format 2: a head per spine batch, its hollow batches as
-bytes beside it.
+bytes beside it, compressed since format 3 when they are many.
 
 Opening a shard reads the heads, of which there are O(log n); what lies in a spine batch is decoded when somebody looks
 (`LazyParts`), and written again as the bytes it came from while nobody changes it. So opening a shard, and its next
@@ -8,7 +8,9 @@ rollup, cost what changed and not what lives.
 
 from __future__ import annotations
 
-from persist_engine.base.errors import check
+import pyarrow as pa
+
+from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.codec import records
 from persist_engine.codec.batch import (
     antichain_from_pb,
@@ -18,13 +20,27 @@ from persist_engine.codec.batch import (
     description_from_pb,
     description_to_pb,
 )
-from persist_engine.codec.envelope import decoding
+from persist_engine.codec.envelope import PACKED_SPINE_VERSION, STORED_SPINE_VERSION, decoding
 from persist_engine.model.flat_trace import SpineId, ThinMerge
 from persist_engine.model.flatten import assemble, thin_merges
-from persist_engine.model.lazy_parts import LazyParts
+from persist_engine.model.lazy_parts import EncodedParts, JoinedParts, LazyParts, Outline
 from persist_engine.model.spine import IdBatch, Parts, Sizes, Spine, SpineBatch, validate_parts
 from persist_engine.model.trace import Trace
 from persist_engine.pb import state_pb2 as pb
+
+#: Fewer bytes are stored as they are.
+PACK_BYTES_MIN = 4096
+#: The codec makes no more of one byte (128 KiB of one block that only repeats): whoever claims more is not asked for it.
+_UNPACKED_PER_BYTE_MAX = 1 << 15
+#: At its first level, Arrow's default: a quarter is left of what parts are described by, at a gigabyte a second.
+_PACKER = "zstd"
+
+
+def format_version(trace: pb.FlatTrace) -> int | None:
+    """The oldest format of rollups that explains `trace`; None for the first."""
+    if not trace.stored:
+        return None
+    return PACKED_SPINE_VERSION if any(each.unpacked_bytes for each in trace.stored) else STORED_SPINE_VERSION
 
 
 def trace_to_pb(trace: Trace) -> pb.FlatTrace:
@@ -59,8 +75,16 @@ def trace_from_pb(message: pb.FlatTrace, *, key: str) -> Trace:
     return Trace(spine, structured=True)
 
 
+def stored_form(batch: SpineBatch) -> EncodedParts:
+    """The hollow batches of `batch` as its next rollup holds them: equal ones are equal. Kept, and the same afterwards,
+    as the work of that rollup.
+    """
+    return batch.encoded_parts(_encode)
+
+
 def _stored(batch: SpineBatch) -> pb.StoredSpineBatch:
     sizes = batch.sizes
+    encoded = stored_form(batch)
     return pb.StoredSpineBatch(
         id=records.spine_id_to_pb(batch.id),
         level=batch.level,
@@ -71,16 +95,42 @@ def _stored(batch: SpineBatch) -> pb.StoredSpineBatch:
         blob_bytes=sizes.blob_bytes,
         inline_bytes=sizes.inline_bytes,
         count=len(batch.parts),
-        batches=batch.encoded_parts(_encode),
+        batches=encoded.data,
+        unpacked_bytes=encoded.unpacked_bytes,
     )
 
 
-def _encode(parts: Parts) -> bytes:
-    if isinstance(parts, LazyParts):
+def _encode(parts: Parts) -> EncodedParts:
+    if isinstance(parts, LazyParts) and (parts.source.unpacked_bytes or len(parts.source.data) < PACK_BYTES_MIN):
         return parts.source
+    data = _unpacked_message(parts).SerializeToString(deterministic=True)
+    if len(data) < PACK_BYTES_MIN:
+        return EncodedParts(data)
+    return EncodedParts(pa.compress(data, codec=_PACKER, asbytes=True), len(data))
+
+
+def _unpacked_message(parts: Parts) -> pb.StoredBatches:
+    if isinstance(parts, LazyParts):
+        return pb.StoredBatches.FromString(_unpacked(parts.source))
+    if isinstance(parts, JoinedParts):
+        message = pb.StoredBatches()
+        for piece in parts.pieces:
+            message.MergeFrom(_unpacked_message(piece))  # appends both its lists
+        return message
     ids = [records.spine_id_to_pb(part_id) for part_id, _ in parts]
-    message = pb.StoredBatches(ids=ids, batches=[batch_to_pb(batch) for _, batch in parts])
-    return message.SerializeToString(deterministic=True)
+    return pb.StoredBatches(ids=ids, batches=[batch_to_pb(batch) for _, batch in parts])
+
+
+def _unpacked(encoded: EncodedParts) -> bytes:
+    """InvariantViolated when it is not what was packed."""
+    data, size = encoded.data, encoded.unpacked_bytes
+    if not size:
+        return data
+    check(size <= len(data) * _UNPACKED_PER_BYTE_MAX, f"{len(data)} bytes do not hold {size}")
+    try:
+        return bytes(pa.decompress(data, decompressed_size=size, codec=_PACKER, asbytes=True))
+    except OSError as error:
+        raise InvariantViolated(f"{len(data)} bytes do not unpack to {size}: {error}") from error
 
 
 def _opened(stored: pb.StoredSpineBatch, key: str) -> SpineBatch:
@@ -90,14 +140,17 @@ def _opened(stored: pb.StoredSpineBatch, key: str) -> SpineBatch:
     level, count = stored.level, stored.count
     check(count > 0, f"spine batch {spine_id} holds nothing")
 
-    def load(source: bytes) -> tuple[IdBatch, ...]:
+    def read(source: EncodedParts) -> pb.StoredBatches:
+        message = pb.StoredBatches.FromString(_unpacked(source))
+        check(
+            len(message.ids) == len(message.batches) == count,
+            f"{len(message.batches)} batches with {len(message.ids)} ids, where {count} belong",
+        )
+        return message
+
+    def load(source: EncodedParts) -> tuple[IdBatch, ...]:
         with decoding(f"spine batch {spine_id}", key):
-            message = pb.StoredBatches()
-            message.ParseFromString(source)
-            check(
-                len(message.ids) == len(message.batches) == count,
-                f"{len(message.batches)} batches with {len(message.ids)} ids, where {count} belong",
-            )
+            message = read(source)
             parts = tuple(
                 (records.spine_id_from_pb(part_id), batch_from_pb(batch))
                 for part_id, batch in zip(message.ids, message.batches, strict=True)
@@ -105,4 +158,11 @@ def _opened(stored: pb.StoredSpineBatch, key: str) -> SpineBatch:
             validate_parts(SpineBatch(spine_id, desc, level, parts, sizes))
             return parts
 
-    return SpineBatch(spine_id, desc, level, LazyParts(count, stored.batches, load), sizes)
+    def outline(source: EncodedParts) -> Outline:
+        with decoding(f"spine batch {spine_id}", key):
+            message = read(source)
+            ids = tuple(records.spine_id_from_pb(part_id) for part_id in message.ids)
+            return ids, tuple(description_from_pb(batch.desc) for batch in message.batches)
+
+    source = EncodedParts(stored.batches, stored.unpacked_bytes)
+    return SpineBatch(spine_id, desc, level, LazyParts(count, source, load, outline), sizes)

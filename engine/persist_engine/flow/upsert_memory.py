@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from persist_engine.base.errors import check
 from persist_engine.flow.upsert_store import KEY_WORDS, check_keys
-from persist_engine.flow.upsert_words import WORD_BYTES, Int64s, UInt64s, Words, gather, spread
+from persist_engine.flow.upsert_words import WORD_BYTES, Int64s, UInt64s, Words, gather, scatter
 
 _ENTRIES = 8
 #: Share of the entries that may be taken: at a half, one bucket in fifty overflows.
@@ -138,12 +138,16 @@ class MemoryStore:
         buckets = (keys[:, 0] & mask).astype(np.int64)
         tags = keys[:, 1] >> _SLOT_BITS
         while len(rows):
-            entries = self._buckets[buckets]
-            # A free entry has the tag 0; the key in slot 0 is then compared for nothing, or is the one.
-            found, at = np.nonzero((entries >> _SLOT_BITS) == tags[rows, None])
-            slots = (entries[found, at] & _SLOT_MASK).astype(np.int64) - 1
-            same = (self._keys[slots] == keys[rows[found]]).all(axis=1) & (slots >= 0)
-            out[rows[found[same]]] = slots[same]
+            # `take` copies rows whole, where an index of rows copies them word by word.
+            entries = self._buckets.take(buckets, axis=0)
+            hits = np.flatnonzero((entries >> _SLOT_BITS) == tags[rows, None])
+            asked = rows[hits // _ENTRIES]
+            slots = (entries.ravel()[hits] & _SLOT_MASK).astype(np.int64) - 1
+            same = slots >= 0  # a free entry has the tag 0
+            held, wanted = self._keys.take(np.maximum(slots, 0), axis=0), keys.take(asked, axis=0)
+            for word in range(KEY_WORDS):
+                same &= held[:, word] == wanted[:, word]
+            out[asked[same]] = slots[same]
             # A bucket that was ever full may have sent the key on to the next.
             on = self._fill[buckets] == _ENTRIES
             if not on.any():
@@ -229,9 +233,7 @@ class MemoryStore:
             self._extend(slots[rows], words if len(rows) == len(slots) else words.take(rows))
         if not moved.all():
             rows = np.flatnonzero(~moved)
-            self._arena[spread(self._starts[slots[rows]], sizes[rows])] = (
-                words.data if len(rows) == len(slots) else words.take(rows).data
-            )
+            scatter(self._arena, self._starts[slots[rows]], words if len(rows) == len(slots) else words.take(rows))
         if self._arena_end > 2 * self._live_words + (1 << 16):
             self._copy_together()
 

@@ -37,6 +37,7 @@ from persist_engine.flow.upsert_words import (
     gather,
     hash_rows,
     offsets_of,
+    scatter,
     spread,
 )
 
@@ -322,9 +323,8 @@ def merged(before: Records, groups: Int64s, values: Words, diffs: Int64s, seed: 
         odd_groups, odd_values = groups[odd], values.take(np.flatnonzero(odd))
     np.maximum.at(sizes, odd_groups, odd_values.sizes)
     words = _blank(sizes)
-    payloads = before.payloads
     data = words.data
-    data[spread(words.starts + HEADER_WORDS, payloads.sizes)] = payloads.data
+    scatter(data, words.starts + HEADER_WORDS, before.payloads)
     _xor_into(words, odd_groups, odd_values)
 
     sums_zero = (diff_sums == 0) & (len_sums == 0) & (checksum_sums == 0)
@@ -388,7 +388,7 @@ def _records(values: pa.LargeBinaryArray, kinds: Int64s, first_words: Int64s, pr
     payloads = Words.from_arrow(values)
     offsets = offsets_of(np.where(present, payloads.sizes + HEADER_WORDS, 0))
     words = Words(offsets, np.empty(int(offsets[-1]), np.uint64))
-    words.data[spread(words.starts + HEADER_WORDS, payloads.sizes)] = payloads.data
+    scatter(words.data, words.starts + HEADER_WORDS, payloads)
     lengths, starts = payloads.sizes * WORD_BYTES, words.starts[present]
     for word, column in enumerate((kinds, first_words, lengths, hash_rows(payloads, seed)[:, 0])):
         words.data[starts + word] = column[present].view(np.uint64)

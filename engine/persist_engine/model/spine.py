@@ -24,7 +24,7 @@ from persist_engine.model.batch import HollowBatch
 from persist_engine.model.flat_trace import SpineId, ThinSpineBatch
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
 from persist_engine.model.ids import RunId
-from persist_engine.model.lazy_parts import LazyParts
+from persist_engine.model.lazy_parts import DeferredParts, EncodedParts, outline_of
 
 #: Far above what any number of rows needs (level_for(2**64) is 64), and low enough that a damaged level costs nothing.
 LEVELS_MAX = 128
@@ -34,7 +34,7 @@ FUEL_MAX = 1 << 64
 #: A hollow batch and its place in the order of arrival.
 IdBatch = tuple[SpineId, HollowBatch]
 #: Those of one spine batch, oldest first.
-Parts = tuple[IdBatch, ...] | LazyParts
+Parts = tuple[IdBatch, ...] | DeferredParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class SpineBatch:
     sizes: Sizes
     active_compaction_start_ms: int | None = None
     _thin: ThinSpineBatch | None = field(default=None, init=False, compare=False)
-    _encoded: bytes | None = field(default=None, init=False, compare=False)
+    _encoded: EncodedParts | None = field(default=None, init=False, compare=False)
     _oldest_writer: str | None = field(default=None, init=False, compare=False)
 
     @classmethod
@@ -203,7 +203,7 @@ class SpineBatch:
         object.__setattr__(out, "_oldest_writer", self._oldest_writer)
         return out
 
-    def encoded_parts(self, encode: Callable[[Parts], bytes]) -> bytes:
+    def encoded_parts(self, encode: Callable[[Parts], EncodedParts]) -> EncodedParts:
         """`encode(parts)`, kept while this batch lives, at whatever level: the next rollup holds most of the last one's.
         `encode` must always be the same pure function.
         """
@@ -216,11 +216,15 @@ class SpineBatch:
     def thin(self) -> ThinSpineBatch:
         """Its stored form; O(its parts) once. Made again for every diff it is in, it would be most of a commit."""
         if self._thin is None:
-            ids = tuple(part_id for part_id, _ in self.parts)
-            thin = ThinSpineBatch(self.level, self.desc, ids, tuple(part.desc for _, part in self.parts))
+            thin = ThinSpineBatch(self.level, self.desc, *outline_of(self.parts))
             object.__setattr__(self, "_thin", thin)
             return thin
         return self._thin
+
+    def known_as(self, thin: ThinSpineBatch) -> SpineBatch:
+        """Itself, whose stored form the caller knows to be `thin`."""
+        object.__setattr__(self, "_thin", thin)
+        return self
 
     def __repr__(self) -> str:
         return f"{self.id} {self.desc} L{self.level} {len(self.parts)} batches {self.rows} rows"

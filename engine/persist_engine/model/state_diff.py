@@ -225,7 +225,7 @@ def inserted_blobs(diff: StateDiff) -> Iterator[BlobRef]:
             yield BlobRef("rollup", to.key)
     for _, new in _versions_of_batches(diff):
         if new is not None:
-            yield from _parts_of(new)
+            yield from blobs_of(new)
 
 
 def deleted_blobs(diff: StateDiff) -> Iterator[BlobRef]:
@@ -235,7 +235,7 @@ def deleted_blobs(diff: StateDiff) -> Iterator[BlobRef]:
             yield BlobRef("rollup", old.key)
     for gone, _ in _versions_of_batches(diff):
         if gone is not None:
-            yield from _parts_of(gone)
+            yield from blobs_of(gone)
 
 
 def live_blobs(state: ShardState) -> Iterator[BlobRef]:
@@ -243,10 +243,11 @@ def live_blobs(state: ShardState) -> Iterator[BlobRef]:
     for rollup in state.rollups.values():
         yield BlobRef("rollup", rollup.key)
     for batch in state.trace.batches():
-        yield from _parts_of(batch)
+        yield from blobs_of(batch)
 
 
-def _parts_of(batch: HollowBatch) -> Iterator[BlobRef]:
+def blobs_of(batch: HollowBatch) -> Iterator[BlobRef]:
+    """Every blob that `batch` names itself."""
     for part in batch.parts:
         if not isinstance(part, InlinePart):
             yield BlobRef("run" if isinstance(part, HollowRun) else "part", part.key)

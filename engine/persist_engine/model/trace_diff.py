@@ -1,8 +1,8 @@
 """What changed between two traces, and how to apply it (spec 8.5).
 
 Owns the structured path: `changes` looks only at spine batches that the two traces do not share, and
-`apply_structured` rebuilds only those, so both cost what changed (amortised as merges are). The path without
-structure lives in `legacy_diff`.
+`apply_structured` makes only those again, out of whole ones where they only moved, so both cost what changed (amortised
+as merges are). The path without structure lives in `legacy_diff`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from persist_engine.model.field_diff import (
 )
 from persist_engine.model.flat_trace import FlatTrace, SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.frontier import Antichain, Description
-from persist_engine.model.spine import IdBatch, Spine, SpineBatch, validate_tiling
+from persist_engine.model.lazy_parts import joined
+from persist_engine.model.spine import IdBatch, Sizes, Spine, SpineBatch, validate_tiling
 from persist_engine.model.trace import Trace
 
 
@@ -154,17 +155,20 @@ def apply_flat(flat: FlatTrace, diff: TraceDiff) -> FlatTrace:
 
 
 def _apply_incremental(spine: Spine, diff: TraceDiff) -> Spine:
-    """Only spine batches that the diff names, or whose hollow batches it names, are taken apart and made again."""
+    """Only spine batches that the diff names are made again, and only those of which it names hollow batches are taken
+    apart for that: what is merged or sinks moves as it is, however many hollow batches it has.
+    """
     since = updated_value("since", spine.since, diff.since)
     batches = {batch.id: batch for batch in spine.batches()}
-    touched = _touched(batches, diff)
+    opened = _opened(batches, diff)
+    touched = opened | _named(batches, diff)
     thins = {spine_id: flatten.thin(batches[spine_id]) for spine_id in touched}
     applied_to_dict("spine_batches", thins, diff.spine_batches)
     check(thins.keys().isdisjoint(batches.keys() - touched), "spine_batches: insert over existing")
 
     legacy: dict[HollowBatch, None] = {}
     hollow: dict[SpineId, HollowBatch] = {}
-    for spine_id in touched:
+    for spine_id in opened:
         for part_id, part in batches[spine_id].parts:
             if flatten.is_zero_width(part):
                 hollow[part_id] = part
@@ -175,8 +179,9 @@ def _apply_incremental(spine: Spine, diff: TraceDiff) -> Spine:
 
     by_desc = {batch.desc: batch for batch in legacy}
     check(len(by_desc) == len(legacy), "two batches of one description")
-    rebuilt = [_rebuild(spine_id, stored, by_desc, hollow) for spine_id, stored in thins.items()]
-    check(not by_desc and not hollow, "batches of no spine batch")
+    whole = {spine_id.lo: batches[spine_id] for spine_id in touched - opened}
+    rebuilt = [_rebuild(spine_id, stored, whole, by_desc, hollow) for spine_id, stored in thins.items()]
+    check(not by_desc and not hollow and not whole, "batches of no spine batch")
     kept = [batch for spine_id, batch in batches.items() if spine_id not in touched]
     merges = flatten.thin_merges(spine.levels)
     applied_to_dict("merges", merges, diff.merges)
@@ -188,32 +193,77 @@ def _apply_incremental(spine: Spine, diff: TraceDiff) -> Spine:
 def _rebuild(
     spine_id: SpineId,
     stored: ThinSpineBatch,
+    whole: dict[int, SpineBatch],
     by_desc: dict[Description, HollowBatch],
     hollow: dict[SpineId, HollowBatch],
 ) -> SpineBatch:
-    """One spine batch out of the pool, which loses what it took."""
-    parts = []
-    for part_id, desc in zip(stored.parts, stored.descs, strict=True):
-        batch = hollow.pop(part_id, None) if desc.lower == desc.upper else by_desc.pop(desc, None)
-        if batch is None or batch.desc != desc:
-            raise InvariantViolated(f"no batch {desc} for part {part_id} of {spine_id}")
-        parts.append((part_id, batch))
-    rebuilt = flatten.built(spine_id, stored, tuple(parts))  # with its sums
-    validate_tiling(rebuilt)
-    return rebuilt
+    """One spine batch out of the others as they were and of single hollow batches, all of which lose what it took."""
+    pieces: list[SpineBatch] = []
+    loose: list[IdBatch] = []
+    index = 0
+    while index < len(stored.parts):
+        part_id, desc = stored.parts[index], stored.descs[index]
+        moved = whole.pop(part_id.lo, None)
+        if moved is None:
+            batch = hollow.pop(part_id, None) if desc.lower == desc.upper else by_desc.pop(desc, None)
+            if batch is None or batch.desc != desc:
+                raise InvariantViolated(f"no batch {desc} for part {part_id} of {spine_id}")
+            loose.append((part_id, batch))
+            index += 1
+            continue
+        known, end = flatten.thin(moved), index + len(moved.parts)
+        if stored.parts[index:end] != known.parts or stored.descs[index:end] != known.descs:
+            raise InvariantViolated(f"spine batch {moved.id} is not as it was within {spine_id}")
+        pieces += [*_gathered(loose, stored), moved]
+        loose, index = [], end
+    pieces += _gathered(loose, stored)
+    if len(pieces) == 1 and (pieces[0].id, pieces[0].desc) == (spine_id, stored.desc):
+        return pieces[0].at_level(stored.level).known_as(stored)
+    return _joined(spine_id, stored, pieces)
 
 
-def _touched(batches: dict[SpineId, SpineBatch], diff: TraceDiff) -> set[SpineId]:
-    """Spine batches named by the diff, or holding hollow batches that it names."""
+def _gathered(loose: list[IdBatch], stored: ThinSpineBatch) -> list[SpineBatch]:
+    """Hollow batches that follow one another as a spine batch of their own; none without any."""
+    if not loose:
+        return []
+    (first_id, first), (last_id, last) = loose[0], loose[-1]
+    desc = Description(first.desc.lower, last.desc.upper, stored.desc.since)
+    batch = SpineBatch(SpineId(first_id.lo, last_id.hi), desc, stored.level, tuple(loose), Sizes.total(tuple(loose)))
+    validate_tiling(batch)
+    return [batch]
+
+
+def _joined(spine_id: SpineId, stored: ThinSpineBatch, pieces: list[SpineBatch]) -> SpineBatch:
+    """One spine batch of several, each of which is tiled; InvariantViolated unless they tile it."""
+    sizes = Sizes()
+    next_id, upper = spine_id.lo, stored.desc.lower
+    for piece in pieces:
+        if piece.id.lo != next_id or piece.desc.lower != upper:
+            raise InvariantViolated(f"{piece} within {spine_id} does not follow id {next_id} and upper {upper}")
+        sizes += piece.sizes
+        next_id, upper = piece.id.hi, piece.desc.upper
+    if next_id != spine_id.hi or upper != stored.desc.upper:
+        raise InvariantViolated(f"parts of spine batch {spine_id} end at id {next_id} and {upper}")
+    parts = joined([piece.parts for piece in pieces])
+    return SpineBatch(spine_id, stored.desc, stored.level, parts, sizes).known_as(stored)
+
+
+def _named(batches: dict[SpineId, SpineBatch], diff: TraceDiff) -> set[SpineId]:
+    """Spine batches that the diff changes or deletes; InvariantViolated when one is not there."""
     named = {change.key for change in diff.spine_batches if not isinstance(change, Insert)}
-    touched = named & batches.keys()
-    check(touched == named, f"spine_batches: no spine batch {sorted(named - touched)[:1]}")
+    check(named <= batches.keys(), f"spine_batches: no spine batch {sorted(named - batches.keys())[:1]}")
+    return named
+
+
+def _opened(batches: dict[SpineId, SpineBatch], diff: TraceDiff) -> set[SpineId]:
+    """Spine batches that hold hollow batches which the diff names, or would hold those that it inserts."""
     times = [change.key.desc.lower for change in diff.legacy_batches]
     ids = [change.key for change in diff.hollow_batches]
-    for batch in batches.values():
-        if batch.id not in touched and (_any_within(times, batch) or any(batch.id.covers(part_id) for part_id in ids)):
-            touched.add(batch.id)
-    return touched
+    return {
+        batch.id
+        for batch in batches.values()
+        if _any_within(times, batch) or any(batch.id.covers(part_id) for part_id in ids)
+    }
 
 
 def _any_within(times: list[Antichain], batch: SpineBatch) -> bool:

@@ -168,7 +168,7 @@ class FlatTrace(_message.Message):
     def __init__(self, since: _Optional[_Union[_batch_pb2.Antichain, _Mapping]] = ..., legacy_batches: _Optional[_Iterable[_Union[_batch_pb2.HollowBatch, _Mapping]]] = ..., hollow_batches: _Optional[_Iterable[_Union[HollowBatchEntry, _Mapping]]] = ..., spine_batches: _Optional[_Iterable[_Union[SpineBatchEntry, _Mapping]]] = ..., merges: _Optional[_Iterable[_Union[MergeEntry, _Mapping]]] = ..., stored: _Optional[_Iterable[_Union[StoredSpineBatch, _Mapping]]] = ...) -> None: ...
 
 class StoredSpineBatch(_message.Message):
-    __slots__ = ("id", "level", "desc", "rows", "parts", "runs", "blob_bytes", "inline_bytes", "count", "batches")
+    __slots__ = ("id", "level", "desc", "rows", "parts", "runs", "blob_bytes", "inline_bytes", "count", "batches", "unpacked_bytes")
     ID_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     DESC_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +179,7 @@ class StoredSpineBatch(_message.Message):
     INLINE_BYTES_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
+    UNPACKED_BYTES_FIELD_NUMBER: _ClassVar[int]
     id: SpineId
     level: int
     desc: _batch_pb2.Description
@@ -189,7 +190,8 @@ class StoredSpineBatch(_message.Message):
     inline_bytes: int
     count: int
     batches: bytes
-    def __init__(self, id: _Optional[_Union[SpineId, _Mapping]] = ..., level: _Optional[int] = ..., desc: _Optional[_Union[_batch_pb2.Description, _Mapping]] = ..., rows: _Optional[int] = ..., parts: _Optional[int] = ..., runs: _Optional[int] = ..., blob_bytes: _Optional[int] = ..., inline_bytes: _Optional[int] = ..., count: _Optional[int] = ..., batches: _Optional[bytes] = ...) -> None: ...
+    unpacked_bytes: int
+    def __init__(self, id: _Optional[_Union[SpineId, _Mapping]] = ..., level: _Optional[int] = ..., desc: _Optional[_Union[_batch_pb2.Description, _Mapping]] = ..., rows: _Optional[int] = ..., parts: _Optional[int] = ..., runs: _Optional[int] = ..., blob_bytes: _Optional[int] = ..., inline_bytes: _Optional[int] = ..., count: _Optional[int] = ..., batches: _Optional[bytes] = ..., unpacked_bytes: _Optional[int] = ...) -> None: ...
 
 class StoredBatches(_message.Message):
     __slots__ = ("ids", "batches")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from persist_engine.base.errors import FinalizationError
+from persist_engine.base.errors import AmbiguousAppend, FinalizationError
 from persist_engine.client.since import SinceHandle
 from persist_engine.client.write import Appended, UpperMismatch
 from persist_engine.model.commands import OpaqueMismatch
@@ -135,6 +135,9 @@ class Closer(Downgrader):
     def open(self) -> None:
         self.history.scheduler.pause(self.rng.choice([100, 400, 1000]))
         super().open()
+        self._open_writer()
+
+    def _open_writer(self) -> None:
         self.writer = self.client.open_writer(self.history.shard_id, SCHEMA, purpose=self.name)
 
     def operate(self) -> None:
@@ -152,8 +155,17 @@ class Closer(Downgrader):
     def close_at(self, lower: int) -> None:
         """An append whose upper is the closed frontier."""
         append = self.history.witness.begin([], lower=lower, upper=CLOSED, is_exact=True)
-        with self.history.scheduler.doing(append):
-            outcome = self.writer.compare_and_append([], expected_upper=frontier_of(lower), new_upper=Antichain.empty())
+        try:
+            with self.history.scheduler.doing(append):
+                outcome = self.writer.compare_and_append(
+                    [], expected_upper=frontier_of(lower), new_upper=Antichain.empty()
+                )
+        except AmbiguousAppend:
+            if not self.history.plan.may_be_ambiguous:
+                raise
+            self.history.ambiguous += 1
+            self._open_writer()
+            return
         match outcome:
             case Appended():
                 self.history.witness.acknowledged(append)

@@ -13,7 +13,7 @@ neither the state there nor the newest known state names it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,9 +22,11 @@ from persist_engine.base.errors import InvalidUsage, check
 from persist_engine.base.versioned import SeqNo
 from persist_engine.base.wording import counted
 from persist_engine.codec.keys import RollupKey, blob_key, parse_blob_key
+from persist_engine.codec.stored_spine import stored_form
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.state import ShardState
-from persist_engine.model.state_diff import BlobRef, StateDiff, deleted_blobs
+from persist_engine.model.state_diff import BlobRef, StateDiff, blobs_of, deleted_blobs
+from persist_engine.model.trace import Trace
 from persist_engine.model.views import rollup_seqnos, seqno_since
 from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.machine import Machine
@@ -70,15 +72,15 @@ def collectable(machine: Machine, to: SeqNo) -> Iterator[GcStep]:
     for stop in [*stops, to]:
         if walk.seqno < stop:
             first = walk.seqno
-            garbage = _garbage(machine, walk, stop, needed=live_keys(state))
+            garbage = _garbage(machine, walk, stop, newest=state)
             if garbage is None:
                 return
             yield GcStep(stop, stop - first, tuple(sorted(garbage.values(), key=lambda blob: blob.partial_key)))
 
 
-def _garbage(machine: Machine, walk: VersionWalk, to: SeqNo, *, needed: Set[str]) -> dict[str, BlobRef] | None:
-    """Advance to `to`; what the diffs on the way let go of and neither the state there nor the newest, which names
-    `needed`, has again. What only the newest has is the garbage of the diff that will let go of it. None: overtaken.
+def _garbage(machine: Machine, walk: VersionWalk, to: SeqNo, *, newest: ShardState) -> dict[str, BlobRef] | None:
+    """Advance to `to`; what the diffs on the way let go of and neither the state there nor `newest` has again. What only
+    the newest has is the garbage of the diff that will let go of it. None: overtaken.
     """
     # What the earliest diff itself deleted is gone: whoever truncated to it collected through it first.
     garbage: dict[str, BlobRef] = {}
@@ -88,14 +90,22 @@ def _garbage(machine: Machine, walk: VersionWalk, to: SeqNo, *, needed: Set[str]
             return None
         garbage.update((blob.partial_key, blob) for blob in deleted_blobs(diff))
     # A late merge result may have brought back what an earlier diff deleted (spec 20, bug 6).
-    live = live_keys(walk.state)
-    for key in [key for key in garbage if key in live or key in needed]:
+    for key in _named(garbage, walk.state) | _named(garbage, newest):
         del garbage[key]
     # What listings name goes with them. In this order, each listing before what it names.
     garbage = {blob.partial_key: blob for blob in with_nested(machine, garbage.values())}
-    found = sorted(key for key in garbage if key in live or key in needed)
+    found = sorted(_named(garbage, walk.state) | _named(garbage, newest))
     check(not found, f"GC of {machine.shard_id} to {to} would delete blobs that live states name: {found[:3]}")
     return garbage
+
+
+def _named(blobs: Mapping[str, BlobRef], state: ShardState) -> Set[str]:
+    """Those of `blobs` that `state` names. Batches name no rollups, so where nothing else is asked for, as without
+    compactions, live batches are not looked at, however many.
+    """
+    if all(blob.kind == "rollup" for blob in blobs.values()):
+        return blobs.keys() & {rollup.key for rollup in state.rollups.values()}
+    return blobs.keys() & live_keys(state)
 
 
 class _Collection:
@@ -152,8 +162,8 @@ class _Collection:
         for seqno in rollups:
             if walk.seqno < seqno:
                 # Read anew for every step: nothing that anybody linked meanwhile may go.
-                needed = live_keys(self._machine.refresh())
-                if not self._step(walk, seqno, needed):
+                newest = self._machine.refresh()
+                if not self._step(walk, seqno, newest):
                     return walk.seqno
                 if self._on_progress is not None:
                     self._on_progress(seqno - first, max(1, last - first), self._blobs_deleted)
@@ -161,13 +171,13 @@ class _Collection:
             self._count_held(walk.state)
         return walk.seqno
 
-    def _step(self, walk: VersionWalk, to: SeqNo, needed: set[str]) -> bool:
+    def _step(self, walk: VersionWalk, to: SeqNo, newest: ShardState) -> bool:
         """Advance from one rollup to the next, delete what the diffs between let go of, then those diffs. False:
         overtaken, and nothing was deleted.
         """
         machine = self._machine
         with self._timed("find_blobs"):
-            garbage = _garbage(machine, walk, to, needed=needed)
+            garbage = _garbage(machine, walk, to, newest=newest)
         self._bytes_read = walk.encoded_bytes
         if garbage is None:
             return False
@@ -216,9 +226,7 @@ class _Collection:
         """What readers of older versions still keep: parts that the earliest version names and the newest does not."""
         machine = self._machine
         newest = machine.state
-        held = live_keys(reached) - live_keys(newest)
-        parts = sum(1 for key in held if not key.startswith("v"))
-        machine.metrics.gauge("gc_held_parts", parts, shard=machine.shard_id)
+        machine.metrics.gauge("gc_held_parts", _held_parts(reached.trace, newest.trace), shard=machine.shard_id)
         machine.metrics.gauge("gc_live_diffs", newest.seqno - reached.seqno + 1, shard=machine.shard_id)
 
     @contextmanager
@@ -251,3 +259,16 @@ class _Collection:
             rollups_removed=rollups_removed,
             maintenance=maintenance,
         )
+
+
+def _held_parts(old: Trace, new: Trace) -> int:
+    """How many blobs of batches `old` names and `new` does not. Costs what differs: hollow batches have fixed places in
+    the order of arrival, so spine batches that are stored alike need no closer look.
+    """
+    then, now = ({batch.id: batch for batch in trace.spine_batches()} for trace in (old, new))
+    same = {key for key in then.keys() & now.keys() if stored_form(then[key]) == stored_form(now[key])}
+    held, kept = (
+        {blob.partial_key for key in batches.keys() - same for _, part in batches[key].parts for blob in blobs_of(part)}
+        for batches in (then, now)
+    )
+    return len(held - kept)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from persist_engine.base.errors import CorruptData, Incompatible
 from persist_engine.codec import envelope, stored_spine
-from persist_engine.codec.envelope import STORED_SPINE_VERSION, Kind, sealed
+from persist_engine.codec.envelope import PACKED_SPINE_VERSION, STORED_SPINE_VERSION, Kind, sealed
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
-from persist_engine.model.lazy_parts import LazyParts
+from persist_engine.model.lazy_parts import EncodedParts, JoinedParts, LazyParts, joined, outline_of
 from persist_engine.model.state import ShardState
 from persist_engine.model.state_diff import apply
 from persist_engine.model.trace import Trace
@@ -29,7 +30,9 @@ def state_of(batches: int) -> ShardState:
 
 
 STATE = state_of(37)
+MANY = state_of(300)
 DATA = encode_rollup(Rollup(STATE))
+PACKED = encode_rollup(Rollup(MANY))
 
 
 class Loads:
@@ -91,34 +94,108 @@ def test_lazily_and_at_once_give_the_same_and_come_back(data: st.DataObject) -> 
     assert list(lazy.state.trace.batches()) == list(state.trace.batches())
 
 
-def test_diffs_apply_to_what_was_not_looked_at() -> None:
+def test_diffs_move_what_was_not_looked_at_without_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     shard = Stepper()
     shard.state = STATE
     replica = decode_rollup(DATA, key="k", lazily=True).state
     for index in range(40):
         shard.do(append(batch(37 + index, 38 + index, 1), token_number=1 + index))
+    loads = Loads(monkeypatch)
     for diff in shard.diffs:
         replica = apply(replica, diff)
+    assert any(isinstance(each.parts, JoinedParts) for each in replica.trace.spine_batches())
+    assert encode_rollup(Rollup(replica)) == encode_rollup(Rollup(shard.state))
+    assert loads.decoded == 0
     assert replica == shard.state
+    assert loads.decoded == 37
+    replica.trace.validate(deep=True)
+
+
+@pytest.mark.parametrize("damage", ["a description", "ids"])
+def test_a_diff_does_not_move_what_is_not_as_it_says(damage: str) -> None:
+    shard = Stepper()
+    shard.state = STATE
+    for index in range(3):
+        shard.do(append(batch(37 + index, 38 + index, 1), token_number=1 + index))
+
+    def change(trace: state_pb2.FlatTrace) -> None:
+        held = state_pb2.StoredBatches()
+        held.ParseFromString(trace.stored[-1].batches)
+        if damage == "ids":
+            del held.ids[0]
+        else:
+            held.batches[0].desc.lower.elements[0] += 1
+        trace.stored[-1].batches = held.SerializeToString()
+
+    replica = decode_rollup(damaged(change), key="the-key", lazily=True).state
+    with pytest.raises(CorruptData, match="the-key: spine batch 36-37 breaks a rule"):
+        reduce(apply, shard.diffs, replica)
 
 
 def test_lazy_parts_are_the_tuple_they_stand_for() -> None:
     items = tuple(part for each in STATE.trace.spine_batches() for part in each.parts)
-    lazy = LazyParts(len(items), b"", lambda _: items)
+
+    def made() -> LazyParts:
+        return LazyParts(len(items), EncodedParts(b""), lambda _: items, lambda _: outline_of(items))
+
+    lazy = made()
     assert (len(lazy), tuple(lazy), lazy[0], lazy[-3:]) == (len(items), items, items[0], items[-3:])
     assert lazy == items
     assert items == lazy
-    assert lazy == LazyParts(len(items), b"", lambda _: items)
+    assert lazy == made()
     assert lazy != items[1:]
     assert (lazy + items, items + lazy, lazy + lazy) == (items * 2, items * 2, items * 2)
     assert hash(lazy) == hash(items)
+    both = joined([items[:2], joined([lazy, items[:1]]), items[:1]])
+    assert isinstance(both, JoinedParts)
+    assert (len(both), both, both.pieces) == (len(items) + 4, items[:2] + items + items[:1] * 2, both.pieces)
+    assert both.pieces[1] is lazy
+    assert outline_of(both) == outline_of(tuple(both))
+    assert joined([items, items[:1]]) == items + items[:1]
+    assert joined([lazy]) is lazy
 
 
-def damaged(change: Callable[[state_pb2.FlatTrace], None]) -> bytes:
+def test_many_hollow_batches_are_stored_compressed_and_come_back_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    lazy = decode_rollup(PACKED, key="k", lazily=True)
+    assert lazy == decode_rollup(PACKED, key="k") == Rollup(MANY)
+    assert encode_rollup(lazy) == PACKED
+    monkeypatch.setattr(stored_spine, "PACK_BYTES_MIN", 1 << 30)
+    plain = encode_rollup(Rollup(state_of(300)))
+    assert (plain[4], PACKED[4]) == (STORED_SPINE_VERSION, PACKED_SPINE_VERSION)
+    assert len(PACKED) * 2 < len(plain)
+    monkeypatch.undo()
+    loads = Loads(monkeypatch)
+    assert encode_rollup(decode_rollup(plain, key="k", lazily=True)) == PACKED, (
+        "what format 2 wrote is packed with the next"
+    )
+    assert loads.decoded == 0
+
+
+@pytest.mark.parametrize(
+    ("claim", "message"),
+    [
+        (lambda _: 1 << 60, "do not hold"),
+        (lambda size: size + 1, "do not unpack"),
+        (lambda size: size - 1, "do not unpack"),
+    ],
+)
+def test_compressed_bytes_of_another_size_are_refused_when_they_are_looked_at(
+    claim: Callable[[int], int], message: str
+) -> None:
+    def change(trace: state_pb2.FlatTrace) -> None:
+        assert trace.stored[0].unpacked_bytes
+        trace.stored[0].unpacked_bytes = claim(trace.stored[0].unpacked_bytes)
+
+    state = decode_rollup(damaged(change, PACKED), key="the-key", lazily=True).state
+    with pytest.raises(CorruptData, match=f"the-key: spine batch 0-128 breaks a rule: .*{message}"):
+        list(state.trace.batches())
+
+
+def damaged(change: Callable[[state_pb2.FlatTrace], None], data: bytes = DATA) -> bytes:
     message = state_pb2.Rollup()
-    message.ParseFromString(DATA[10:])
+    message.ParseFromString(data[10:])
     change(message.state.trace)
-    return sealed(Kind.ROLLUP, message, format_version=STORED_SPINE_VERSION)
+    return sealed(Kind.ROLLUP, message, format_version=data[4])
 
 
 def _other_batches(trace: state_pb2.FlatTrace) -> None:
@@ -179,7 +256,10 @@ def test_hollow_batches_that_break_a_rule_are_refused_when_they_are_looked_at(
             list(state.trace.batches())
 
 
-def test_code_that_knows_only_format_1_refuses_such_a_rollup(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(envelope, "STORED_SPINE_VERSION", 1)
-    with pytest.raises(Incompatible, match="the-key: rollup in format 2, this code reads up to 1"):
-        decode_rollup(DATA, key="the-key")
+@pytest.mark.parametrize(("data", "version"), [(DATA, 2), (PACKED, 3)])
+def test_code_that_knows_only_older_formats_refuses_such_a_rollup(
+    monkeypatch: pytest.MonkeyPatch, data: bytes, version: int
+) -> None:
+    monkeypatch.setattr(envelope, "PACKED_SPINE_VERSION", version - 1)
+    with pytest.raises(Incompatible, match=f"the-key: rollup in format {version}, this code reads up to {version - 1}"):
+        decode_rollup(data, key="the-key")

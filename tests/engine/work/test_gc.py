@@ -8,6 +8,7 @@ from persist_engine import PersistClient
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import InvalidUsage, InvariantViolated
 from persist_engine.base.metrics import PrometheusMetrics
+from persist_engine.codec import stored_spine
 from persist_engine.model.state_diff import deleted_blobs, live_blobs
 from persist_engine.model.views import rollup_seqnos, seqno_since
 from persist_engine.testing.faults import Faults, FaultyBlob, FaultyConsensus
@@ -215,6 +216,21 @@ def test_gc_tells_what_readers_of_older_versions_keep():
     write_rollup(machine)
     assert gc_and_truncate(machine).diffs_truncated > 0
     assert held_parts() == 0
+
+
+def test_gc_looks_at_few_of_the_live_batches_where_none_was_compacted(monkeypatch):
+    """Else collecting every hundred versions costs what lives, and ten thousand live batches more than the commits do."""
+    stores = RecordedShard()
+    stores.append(times=70, rows=1)
+    write_rollup(stores.client().machine(stores.shard_id))
+    stores.append(times=2, rows=1)
+    write_rollup(stores.client().machine(stores.shard_id))
+    assert stores.client().machine(stores.shard_id).refresh().trace.batch_count == 72
+    decoded: list[object] = []
+    decode = stored_spine.batch_from_pb
+    monkeypatch.setattr(stored_spine, "batch_from_pb", lambda message: decoded.append(message) or decode(message))
+    assert gc_and_truncate(stores.client().machine(stores.shard_id)).diffs_truncated > 70
+    assert len(decoded) < 20
 
 
 def test_gc_goes_on_when_the_newest_state_has_no_rollup_at_the_earliest_version(caplog):
