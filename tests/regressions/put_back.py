@@ -339,8 +339,8 @@ BUGS = (
     bug(
         "33",
         "shard/consolidate.py",
-        "cursor.take_before(boundary)",
-        "cursor.take_before(None)",
+        "takes_rest=holding_up is None",
+        "takes_rest=True",
         "tests/engine/shard/test_consolidate.py::test_merge_equals_a_dictionary_for_every_cut_and_window",
     ),
     bug(

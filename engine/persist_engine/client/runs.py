@@ -69,7 +69,7 @@ class RunGroups:
         store = self._store
         source = PartSource(store.shard_id, store.blob, self._schema, store.retry, store.metrics, path="builder")
         target = store.settings.batch.target_part_bytes
-        reading = [RunToRead(self._desc, run, is_sorted=True) for run in group]
+        reading = [RunToRead.of(self._desc, run, is_sorted=True) for run in group]
         written: list[Part] = []
         try:
             tables = read_consolidated(source, reading, CompactionFilter(MINIMUM), memory_bytes=2 * target)

@@ -30,6 +30,8 @@ from persist_engine.shard.selection import Selection, Times, select
 
 #: Memory of one streaming read beside, of each run, the bytes of the part at hand and a row group or two.
 READ_MEMORY_BYTES = 256 << 20
+#: The same, of one that ends in a table: beside all rows, larger pieces cost no more than many small ones do.
+TABLE_MEMORY_BYTES = 512 << 20
 #: Rows of one record batch: large enough for vectorised consumers, small enough to show progress.
 BATCH_ROWS = 65_536
 
@@ -118,7 +120,7 @@ class Snapshot:
 
     def to_table(self) -> pa.Table:
         """Everything at once."""
-        return pa.Table.from_batches(self.to_batches(), schema=self.updates_schema)
+        return pa.Table.from_batches(self.to_batches(memory_bytes=TABLE_MEMORY_BYTES), schema=self.updates_schema)
 
     def to_batches(
         self, *, memory_bytes: int = READ_MEMORY_BYTES, on_fetched: Callable[[int], None] | None = None

@@ -24,7 +24,7 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +85,11 @@ _HEXADECIMAL = re.compile(rb"[0-9a-f]{8}")
 _COLUMNS = ("key", "val", "time", "diff")
 
 
+def as_it_is(value: int) -> int:
+    """Itself."""
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class DecodedPart:
     """A part's rows, in the order they were written, and the description it was written with."""
@@ -109,9 +114,9 @@ class OpenedPart:
     _asked: Schema | None
     """Of what schema rows are to be shown, when it is not theirs."""
 
-    def read_group(self, group: int, *, use_threads: bool = False) -> pa.Table:
-        """The rows of one group, in order. CorruptData when they do not decode."""
-        constants = self._constants([group])
+    def read_group(self, group: int, *, seen: Callable[[int], int] = as_it_is, use_threads: bool = False) -> pa.Table:
+        """The rows of one group, in order; when all have one time, at what `seen` makes of it. CorruptData if damaged."""
+        constants = self._constants([group], seen)
         names = [name for name in self._names if name not in constants]
         metadata, file = self._file.metadata, self._file
         if self.groups > 1:  # others may be reading other groups: files are cheap, their footer is shared
@@ -120,15 +125,15 @@ class OpenedPart:
             table = file.read_row_group(group, columns=names, use_threads=use_threads)
         return self._shown(table, metadata.row_group(group).num_rows, constants)
 
-    def stream(self, table_bytes: int) -> Iterator[pa.Table]:
-        """All rows in order, in tables of about `table_bytes` bytes at most, but no less than a few rows: groups are
-        decoded as far as needed only.
+    def stream(self, table_bytes: int, *, seen: Callable[[int], int] = as_it_is) -> Iterator[pa.Table]:
+        """All rows in order, in tables of about `table_bytes`, but no less than a few rows; `seen` as for `read_group`.
+        Groups are decoded as far as needed only.
         """
         rows = max(STREAM_ROWS_MIN, self.rows * table_bytes // max(1, self.decoded_bytes))
         if self.groups == 1 and self.rows <= 2 * rows:
-            yield self.read_group(0)
+            yield self.read_group(0, seen=seen)
             return
-        constants = self._constants(range(self.groups))
+        constants = self._constants(range(self.groups), seen)
         names = [name for name in self._names if name not in constants]
         with decoding(self._key):
             batches = self._file.iter_batches(rows, columns=names, use_threads=False)
@@ -150,18 +155,18 @@ class OpenedPart:
         table = _with_columns(table, _COLUMNS, rows, constants)
         return table if self._asked is None else adapted(table, asked=self._asked, key=self._key)
 
-    def _constants(self, groups: Iterable[int]) -> dict[str, int]:
-        """Times and diffs that are the same in all rows of `groups`, as the footer knows: they need not be decoded."""
+    def _constants(self, groups: Iterable[int], seen: Callable[[int], int]) -> dict[str, int]:
+        """Times (as `seen`) and diffs that are the same in all rows of `groups`, as the footer knows: not decoded."""
         metadata = self._file.metadata
         values: dict[str, set[int | None]] = {"time": set(), "diff": set()}
         for group in groups:
-            columns = metadata.row_group(group)
             for name, index in (("time", metadata.num_columns - 2), ("diff", metadata.num_columns - 1)):
-                stats = columns.column(index).statistics
+                stats = metadata.row_group(group).column(index).statistics
                 is_known = stats is not None and stats.has_min_max and stats.min == stats.max
                 values[name].add(int(stats.min) if is_known else None)
         only = {name: found.pop() for name, found in values.items() if len(found) == 1}
-        return {name: value for name, value in only.items() if value is not None}
+        as_seen = {"time": seen, "diff": as_it_is}
+        return {name: as_seen[name](value) for name, value in only.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +191,11 @@ class PartInMemory:
         """How large all rows are in memory."""
         return int(self.table.nbytes)
 
-    def read_group(self, _group: int, *, use_threads: bool = False) -> pa.Table:
+    def read_group(self, _group: int, *, seen: Callable[[int], int] = as_it_is, use_threads: bool = False) -> pa.Table:
         """All rows."""
         return self.table
 
-    def stream(self, _table_bytes: int) -> Iterator[pa.Table]:
+    def stream(self, _table_bytes: int, *, seen: Callable[[int], int] = as_it_is) -> Iterator[pa.Table]:
         """All rows at once: they are in memory."""
         return iter([self.table])
 

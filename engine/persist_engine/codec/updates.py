@@ -10,6 +10,8 @@ Everything is vectorised; nothing here loops over rows.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -68,13 +70,19 @@ def consolidate(table: pa.Table) -> pa.Table:
     return _summed(table, order, equal)
 
 
-def consolidate_shuffled(table: pa.Table) -> pa.Table:
-    """As `consolidate`, of rows that came from it or `consolidate_sorted` and were put together: floats are canonical
-    already, and in order the rows are hardly.
+def consolidate_pieces(table: pa.Table, pieces: int) -> pa.Table:
+    """As `consolidate`, of rows that came from it or `consolidate_sorted` and were put together, so many pieces of them:
+    floats are canonical already, and in order the rows are hardly. Where pieces lie one behind the other nothing is
+    copied.
     """
     if (few := consolidate_small(table)) is not None:
         return few
-    return _summed(table, *order_and_equal(flatten_columns(table), table.num_rows))
+    order, equal = order_and_equal(flatten_columns(table), table.num_rows)
+    ends = np.flatnonzero(order[1:] != order[:-1] + 1) + 1
+    if len(ends) < pieces and not equal.any():
+        stretches = itertools.pairwise([0, *ends.tolist(), table.num_rows])
+        return pa.concat_tables([table.slice(int(order[start]), end - start) for start, end in stretches])
+    return _summed(table, order, equal)
 
 
 def consolidate_sorted(table: pa.Table) -> pa.Table | None:

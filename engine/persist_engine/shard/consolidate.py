@@ -1,16 +1,16 @@
 """Streaming merge of sorted runs into one consolidated, sorted stream, under a memory bound (spec 13.7).
 
-    run 0  ..[   .   window   .   | later tables]   round    = all rows before the boundary, from every window
+    run 0  ..[   .   window   .   | later tables]   round    = all rows up to the next boundary, from every window
     run 1  ....[   .   window | ...]                emitted  = the round, sorted and consolidated
     run 2  .[   .   window   .   .   .]             boundary = see below
 
-Windows are marked (.) at equal distances. The boundary is the row at the n-th mark of all windows together, or the
-least last row among the windows that have more behind them, whichever comes first: so rounds are of about the same
-size however large windows are and wherever their rows lie. Everything before the boundary is in memory, and rows equal
-to it stay in their windows until what follows them is there too: rounds are complete and share no row, so they are
-merged in the background, several at once. Every row is sorted once. Python touches one row per mark, one per window
-and round, and at most log2(window) rows to find the boundary in a window. The run that held the others up gets a
-larger window next time, as long as the memory lasts.
+Windows are marked (.) at equal distances. A boundary is the row at every n-th mark of all windows together, up to the
+least last row among the windows that may have more behind them, which is the last: so rounds are of about the same size
+however large windows are and wherever their rows lie. Everything before a boundary is in memory, and rows equal to it
+stay in their windows until what follows them is there too: rounds are complete and share no row, so they are merged in
+the background, several at once. Every row is sorted once. Python touches one row per mark, two per table, and at most
+log2(window) rows to find a boundary in a window. The run that held the others up gets a larger window next time, as long
+as the memory lasts.
 
 Knows nothing of blobs, parts or times: runs are iterators of consolidated Arrow tables whose filters were applied.
 
@@ -19,7 +19,7 @@ Invariant: what is emitted rises strictly in (key, val, time) over the whole str
 
 from __future__ import annotations
 
-import heapq
+import bisect
 import itertools
 import math
 from collections import deque
@@ -37,13 +37,15 @@ from persist_engine.codec.columns import flatten_columns
 #: Neither windows nor the distances of their marks are smaller: below this the cost of a round is its overhead, not its
 #: rows.
 WINDOW_ROWS_MIN = 1024
-#: Half of the memory is for rows that wait to be merged. Of each run these are its window, a table behind it and one
-#: being decoded; the fourth share is for windows to grow.
-TABLES_HELD = 4
+#: Half of the memory is for rows that wait to be merged. Of each run these are its window, and a table being decoded;
+#: the third share is for windows to grow.
+TABLES_HELD = 3
 #: Half is for rounds, whose rows exist about this many times at once: in two that are sorted (each its sorted copy, and
 #: less than that of sort keys and of the column being copied), in one that waits to be taken and in the one that the
 #: consumer holds.
 COPIES = 6
+#: Larger rounds gain nothing: their sort keys fall out of the cache, and their columns come from the system anew each time.
+ROUND_BYTES_MAX = 8 << 20
 #: Marks per run and round, and one for what lies between two marks: the more, the less rounds differ in size, and the
 #: more rows Python touches.
 MARKS = 3
@@ -107,9 +109,9 @@ def merge_runs(runs: Iterable[Iterator[pa.Table]], *, memory_bytes: int, submit:
     """The consolidated union of `runs`, sorted by (key, val, time), as non-empty tables.
 
     Each run yields tables that are `consolidated` and, read one after the other, never go back; equal rows may repeat
-    within (across its tables) and across runs. Diffs of equal (key, val, time) are added, zeros dropped. Holds about
-    `memory_bytes`, when tables are no larger than `window_bytes`. Raises InvariantViolated when a run goes backwards or
-    a sum leaves int64.
+    within (across its tables) and across runs. One that knows that it yields no more may say so by `is_at_end`. Diffs of
+    equal (key, val, time) are added, zeros dropped. Holds about `memory_bytes`, when tables are no larger than
+    `window_bytes`. Raises InvariantViolated when a run goes backwards or a sum leaves int64.
     """
     cursors = [_Cursor(index, run) for index, run in enumerate(runs)]
     if len(cursors) == 1:
@@ -128,52 +130,55 @@ def merge_runs(runs: Iterable[Iterator[pa.Table]], *, memory_bytes: int, submit:
             yield table
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Rows of one run, at least one, and the key of the first."""
-
-    table: pa.Table
-    first: RowKey
-
-    def last(self) -> RowKey:
-        """The key of the last."""
-        return _last_key(self.table)
+def _merged(pieces: list[pa.Table]) -> pa.Table:
+    """The union of `pieces`, each of which is consolidated, consolidated."""
+    table = pa.concat_tables(pieces)
+    return table if len(pieces) == 1 else updates.consolidate_pieces(table, len(pieces))
 
 
-def _rounds(cursors: list[_Cursor], memory_bytes: int) -> Iterator[list[_Piece]]:
-    """What may be merged on its own, in order."""
-    marks = (MARKS - 1) * len(cursors)
+def _rounds(cursors: list[_Cursor], memory_bytes: int) -> Iterator[list[pa.Table]]:
+    """What may be merged on its own, in order: of each run the rows that belong there, if any."""
+    marks_of_round = (MARKS - 1) * len(cursors)
     for cursor in cursors:
         cursor.window_bytes = window_bytes(memory_bytes, len(cursors))
-        cursor.mark_bytes = memory_bytes // (2 * COPIES * MARKS * len(cursors))
+        cursor.mark_bytes = min(memory_bytes // (2 * COPIES), ROUND_BYTES_MAX) // (MARKS * len(cursors))
     while True:
         cursors = [cursor for cursor in cursors if cursor.fill()]
         if not cursors:
             return
-        boundary = next(itertools.islice(heapq.merge(*(cursor.marks for cursor in cursors)), marks - 1, None), None)
+        _survey([cursor for cursor in cursors if cursor.is_changed])
+        boundaries: list[RowKey] = sorted(mark for cursor in cursors for mark in cursor.marks)
+        boundaries = boundaries[marks_of_round - 1 :: marks_of_round]
         holding_up = min((cursor for cursor in cursors if cursor.limit is not None), key=_limit, default=None)
-        if holding_up is not None and (boundary is None or _limit(holding_up) <= boundary):
-            boundary = _limit(holding_up)
-            spare = memory_bytes // TABLES_HELD - sum(cursor.window_bytes for cursor in cursors)
-            holding_up.window_bytes += min(holding_up.window_bytes, max(0, spare))
-        yield [piece for cursor in cursors if (piece := cursor.take_before(boundary)) is not None]
+        if holding_up is not None:
+            limit = _limit(holding_up)
+            if not boundaries or limit <= boundaries[0]:
+                spare = memory_bytes // TABLES_HELD - sum(cursor.window_bytes for cursor in cursors)
+                holding_up.window_bytes += min(holding_up.window_bytes, max(0, spare))
+            boundaries = [*(boundary for boundary in boundaries if boundary < limit), limit]
+        boundaries = [boundary for boundary, _ in itertools.groupby(boundaries)]
+        cuts = [cursor.cut(boundaries, takes_rest=holding_up is None) for cursor in cursors]
+        while cuts and cuts[0]:
+            pieces = [piece for cut in cuts if (piece := cut.popleft()).num_rows]
+            if pieces:
+                yield pieces
 
 
 def _limit(cursor: _Cursor) -> RowKey:
     return cursor.limit or ()
 
 
-def _merged(pieces: list[_Piece]) -> pa.Table:
-    """The union of `pieces`, consolidated. Not sorted where they lie one behind the other."""
-    pieces.sort(key=lambda piece: piece.first)
-    table = pa.concat_tables([piece.table for piece in pieces])
-    if all(piece.last() < after.first for piece, after in itertools.pairwise(pieces)):
-        return table
-    return updates.consolidate_shuffled(table)
+def _survey(cursors: Sequence[_Cursor]) -> None:
+    """Have the marks of all windows that changed, at once: to turn a few rows into Python values costs calls, not rows."""
+    rows = [row for cursor in cursors for row in cursor.marked_rows()]
+    keys = iter(_keys_of(rows))
+    for cursor in cursors:
+        cursor.marks = [next(keys) for _ in cursor.marks_at]
+        cursor.is_changed = False
 
 
 class _Cursor:
-    """One run being read: the window of it that takes part in rounds, and the table behind the window."""
+    """One run being read: the window of it that takes part in rounds."""
 
     def __init__(self, index: int, run: Iterator[pa.Table]) -> None:
         self._index = index
@@ -181,25 +186,29 @@ class _Cursor:
         self._window: pa.Table | None = None
         self._start = 0  # rows of it that were taken
         self._columns: Sequence[pa.ChunkedArray] = ()
-        self._behind: pa.Table | None = None
-        self._is_begun = False
-        self._first: RowKey = ()
-        self._last: RowKey = ()
+        self._is_ended = False
         self._reached: RowKey = ()
         self._row_bytes = 0.0
         self.window_bytes = 0
         self.mark_bytes = 0
-        self.limit: RowKey | None = None
-        """What a round may not reach: the window's last row, when more lies behind it."""
-        self.marks: deque[RowKey] = deque()
-        """Rows of the window at equal distances, none of them its first, ascending."""
+        self.is_changed = False
+        """Whether the window was filled since it was surveyed."""
+        self.marks: list[RowKey] = []
+        """Rows of the window at equal distances, ascending; which they are: `marks_at`."""
+        self.marks_at: Sequence[int] = ()
+
+    @property
+    def limit(self) -> RowKey | None:
+        """What a round may not reach: the last row that was read, unless the run is known to have ended there."""
+        return None if self._is_ended else self._reached
 
     def rest(self) -> Iterator[pa.Table]:
         """The whole run, as one that needs no others."""
         window = next_rows(self._run)
+        if window is not None:
+            self._follows(window)
         while window is not None:
             behind = next_rows(self._run)
-            self._reach(window)
             if behind is not None and self._follows(behind):
                 # Only the row that they share is merged.
                 behind = consolidated(pa.concat_tables([window.slice(window.num_rows - 1), behind]))
@@ -209,75 +218,72 @@ class _Cursor:
             window = behind
 
     def fill(self) -> bool:
-        """Make the window as large as it should be. False when the run is at its end."""
-        if not self._is_begun:
-            self._is_begun = True
-            self._behind = next_rows(self._run)
-        is_changed = False
-        while self._behind is not None and self._is_small():
-            window, behind = self._window, self._behind
-            is_shared = self._follows(behind)
-            self._reach(behind)
-            self._row_bytes = behind.nbytes / behind.num_rows
-            if window is None:
-                window = behind
+        """Make the window as large as it should be. False when the run is at its end, and all of it was taken."""
+        while not self._is_ended and self._is_small():
+            table = next_rows(self._run)
+            if table is None:
+                self._is_ended = True
+                break
+            self._is_ended = getattr(self._run, "is_at_end", False)
+            self._row_bytes = table.nbytes / table.num_rows
+            is_shared = self._follows(table)
+            if self._window is None:
+                self._window = table
             else:
-                window = pa.concat_tables([window.slice(self._start), behind])
-                window = consolidated(window) if is_shared else window
-            self._window, self._start, is_changed = window, 0, True
-            # Only the end of the run frees the others from waiting for its rows, so it must be known now.
-            self._behind = next_rows(self._run)
+                window = pa.concat_tables([self._window.slice(self._start), table])
+                self._window = consolidated(window) if is_shared else window
+            self._start, self.is_changed = 0, True
         if self._window is None or not self._window.num_rows:
             return False
-        if is_changed:
-            self._survey(self._window)
+        if self.is_changed:
+            self._columns = flatten_columns(self._window)
+            distance = max(2, WINDOW_ROWS_MIN, int(self.mark_bytes / max(1.0, self._row_bytes)))
+            self.marks_at = range(distance, self._window.num_rows, distance)
         return True
 
-    def take_before(self, boundary: RowKey | None) -> _Piece | None:
-        """Remove and return the window's rows before `boundary` (None: all)."""
-        window, start, first = self._window, self._start, self._first
+    def marked_rows(self) -> list[pa.Table]:
+        """The rows `marks_at`, one by one."""
+        window = self._window
+        return [] if window is None else [window.slice(index, 1) for index in self.marks_at]
+
+    def cut(self, boundaries: Sequence[RowKey], *, takes_rest: bool) -> deque[pa.Table]:
+        """Remove and return the window's rows before each of `boundaries`, and what is left if `takes_rest`: as many
+        pieces as that makes, empty ones too.
+        """
+        window = self._window
         assert window is not None
-        if boundary is not None and boundary <= first:
-            return None
-        if boundary is None or self._last < boundary:
-            self._window, self._start, self._columns = None, 0, ()
-            self.limit = None
-            self.marks.clear()
-            return _Piece(window.slice(start), first)
-        self._start = lower_bound(self._columns, boundary, start)
-        self._first = row_key(self._columns, self._start)
-        while self.marks and self.marks[0] <= self._first:
-            self.marks.popleft()
-        return _Piece(window.slice(start, self._start - start), first)
+        ends = lower_bounds(self._columns, boundaries, self._start)
+        if takes_rest:
+            ends.append(window.num_rows)
+        pieces = deque(window.slice(start, end - start) for start, end in itertools.pairwise([self._start, *ends]))
+        self._start = ends[-1]
+        if self._start == window.num_rows:
+            self._window, self._start, self._columns, self.marks, self.marks_at = None, 0, (), [], ()
+        taken = bisect.bisect_right(self.marks_at, self._start)
+        self.marks, self.marks_at = self.marks[taken:], self.marks_at[taken:]
+        return pieces
 
     def _is_small(self) -> bool:
         """Whether more should be added: without a second row there is none before the boundary."""
         rows = 0 if self._window is None else self._window.num_rows - self._start
         return rows < max(2, WINDOW_ROWS_MIN) or bool(rows * self._row_bytes < self.window_bytes)
 
-    def _survey(self, window: pa.Table) -> None:
-        """What rounds are chosen by."""
-        self._columns = columns = flatten_columns(window)
-        self._first, self._last = row_key(columns, 0), row_key(columns, window.num_rows - 1)
-        self.limit = None if self._behind is None else self._last
-        distance = max(2, WINDOW_ROWS_MIN, int(self.mark_bytes / max(1.0, self._row_bytes)))
-        self.marks = deque(row_keys(columns, range(distance, window.num_rows, distance)))
-
     def _follows(self, table: pa.Table) -> bool:
-        """Whether its first row is the last that was reached. InvariantViolated when it lies before that."""
-        if not self._reached:
-            return False
-        first = row_key(flatten_columns(table.slice(0, 1)), 0)
-        check(self._reached <= first, f"rows arrived out of order in run {self._index}")
-        return self._reached == first
-
-    def _reach(self, table: pa.Table) -> None:
-        if table.num_rows:  # what cancelled out was reached all the same
-            self._reached = _last_key(table)
+        """Whether its first row is the last that was reached; the last that was reached is now its last.
+        InvariantViolated when it begins before that.
+        """
+        first, last = _keys_of([table.slice(0, 1), table.slice(table.num_rows - 1)])
+        before, self._reached = self._reached, last
+        check(before <= first, f"rows arrived out of order in run {self._index}")
+        return before == first
 
 
-def _last_key(table: pa.Table) -> RowKey:
-    return row_key(flatten_columns(table.slice(table.num_rows - 1)), 0)
+def _keys_of(rows: Sequence[pa.Table]) -> list[RowKey]:
+    """The keys of tables of one row each."""
+    if not rows:
+        return []
+    columns = flatten_columns(pa.concat_tables(rows))
+    return list(zip(*map(_comparables, columns), strict=True))
 
 
 def next_rows(run: Iterator[pa.Table]) -> pa.Table | None:
@@ -285,16 +291,25 @@ def next_rows(run: Iterator[pa.Table]) -> pa.Table | None:
     return next((table for table in run if table.num_rows), None)
 
 
-def lower_bound(columns: Sequence[pa.ChunkedArray], boundary: RowKey, start: int = 0) -> int:
-    """The first index from `start` on whose row is not before `boundary`, or their number; rows must be sorted."""
-    end = len(columns[0])
-    kind, value = boundary[0]
-    if kind == 0 and _is_searchable(columns[0].type):
-        scalar = pa.scalar(value, columns[0].type)
-        start = max(start, pc.search_sorted(columns[0], scalar, side="left").as_py())
-        if start == end or columns[0][start] != scalar:
-            return start
-        end = pc.search_sorted(columns[0], scalar, side="right").as_py()
+def lower_bounds(columns: Sequence[pa.ChunkedArray], boundaries: Sequence[RowKey], start: int = 0) -> list[int]:
+    """Of each of `boundaries`, which ascend, the first index from `start` on whose row is not before it, or the number of
+    rows; rows must be sorted.
+    """
+    rows = len(columns[0])
+    firsts = [boundary[0] for boundary in boundaries]
+    if boundaries and _is_searchable(columns[0].type) and all(kind == 0 for kind, _ in firsts):
+        values = pa.array([value for _, value in firsts], columns[0].type)
+        starts, ends = (pc.search_sorted(columns[0], values, side=side).to_pylist() for side in ("left", "right"))
+    else:
+        starts, ends = [start] * len(firsts), [rows] * len(firsts)
+    return [
+        _found(columns, boundary, max(start, least), max(start, greatest))
+        for boundary, least, greatest in zip(boundaries, starts, ends, strict=True)
+    ]
+
+
+def _found(columns: Sequence[pa.ChunkedArray], boundary: RowKey, start: int, end: int) -> int:
+    """The first index in [start, end) whose row is not before `boundary`, or `end`."""
     while start < end:
         middle = (start + end) // 2
         if _is_before(columns, middle, boundary):
@@ -322,14 +337,6 @@ def _is_before(columns: Sequence[pa.ChunkedArray], index: int, boundary: RowKey)
 def row_key(columns: Sequence[pa.ChunkedArray], index: int) -> RowKey:
     """Row `index` in comparable form."""
     return tuple(_comparable(column[index]) for column in columns)
-
-
-def row_keys(columns: Sequence[pa.ChunkedArray], indices: range) -> Iterator[RowKey]:
-    """The rows `indices`, each as `row_key` has it."""
-    if not indices:
-        return iter(())
-    picked = pa.array(indices, pa.int64())
-    return zip(*(_comparables(column.take(picked)) for column in columns), strict=True)
 
 
 def _comparables(column: pa.ChunkedArray) -> list[tuple[int, Any]]:

@@ -14,7 +14,8 @@ import pyarrow as pa
 from persist_engine.codec import updates
 from persist_engine.codec.filter import Filter
 from persist_engine.model.batch import HollowBatch, RunOrder
-from persist_engine.model.frontier import Antichain
+from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
+from persist_engine.shard.chains import chained
 from persist_engine.shard.consolidate import merge_runs
 from persist_engine.shard.key_range import KeyRange
 from persist_engine.shard.part_source import PartSource
@@ -48,6 +49,10 @@ class CompactionFilter:
         """The rows that pass, with their times as the reader sees them."""
         return table if self.since.is_empty() else updates.advance_times(table, self.since)
 
+    def seen(self, time: int) -> int:
+        """What `apply` makes of one time."""
+        return time if self.since.time is None else max(time, min(self.since.time, DATA_TIME_MAX))
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFilter:
@@ -58,6 +63,10 @@ class SnapshotFilter:
     def apply(self, table: pa.Table) -> pa.Table:
         """The rows that pass, with their times as the reader sees them."""
         return updates.times_at(table, self.as_of)
+
+    def seen(self, time: int) -> int:
+        """What `apply` makes of one time; of one that does not pass, itself."""
+        return max(time, min(self.as_of, DATA_TIME_MAX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,10 @@ class ListenFilter:
         """The rows that pass, with their times as the reader sees them."""
         return updates.time_filter(table, Antichain.of(max(self.as_of + 1, self.lower)), Antichain.empty())
 
+    def seen(self, time: int) -> int:
+        """What `apply` makes of one time."""
+        return time
+
 
 @dataclass(frozen=True, slots=True)
 class ChangesFilter:
@@ -85,6 +98,10 @@ class ChangesFilter:
         """The rows that pass, with their times as the reader sees them."""
         return updates.time_filter(table, Antichain.of(self.after + 1), Antichain.of(self.upto + 1))
 
+    def seen(self, time: int) -> int:
+        """What `apply` makes of one time."""
+        return time
+
 
 @dataclass(frozen=True, slots=True)
 class Matching:
@@ -96,6 +113,10 @@ class Matching:
     def apply(self, table: pa.Table) -> pa.Table:
         """The rows that pass, with their times as the reader sees them."""
         return self.where.apply(self.rows.apply(table))
+
+    def seen(self, time: int) -> int:
+        """What `apply` makes of one time; of one that does not pass, itself."""
+        return self.rows.seen(time)
 
 
 RowFilter = CompactionFilter | SnapshotFilter | ListenFilter | ChangesFilter | Matching
@@ -110,9 +131,9 @@ def runs_of(batches: Iterable[HollowBatch], key_range: KeyRange | None = None) -
         for meta, parts in batch.part_runs():
             wanted = tuple(part for part in parts if key_range is None or key_range.may_hold(part))
             if meta.order is RunOrder.STRUCTURED and wanted:
-                runs.append(RunToRead(batch.desc, wanted, is_sorted=True))
+                runs.append(RunToRead.of(batch.desc, wanted, is_sorted=True))
             elif meta.order is not RunOrder.STRUCTURED:
-                runs.extend(RunToRead(batch.desc, (part,), is_sorted=False) for part in wanted)
+                runs.extend(RunToRead.of(batch.desc, (part,), is_sorted=False) for part in wanted)
     return runs
 
 
@@ -132,7 +153,7 @@ def read_consolidated(
     closing the iterator stops them. `on_fetched` is told the bytes of every part as it is taken up, in the reader's
     thread.
     """
-    runs = _without_newer(source, runs)
+    runs = chained(_without_newer(source, runs), source.schema)
     ahead = FetchAhead(source, runs, budget_bytes=memory_bytes // 4, on_fetched=on_fetched)
     workers = Workers(is_worthwhile=_bytes_of(runs) >= THREADED_BYTES_MIN)
     merge_bytes = memory_bytes // 2
@@ -141,7 +162,7 @@ def read_consolidated(
         table = row_filter.apply(table)
         return table if key_range is None else key_range.apply(table)
 
-    shape = Shape(filtered)
+    shape = Shape(filtered, row_filter.seen)
     try:
         streams = [RunReader(ahead, index, shape, workers.submit, merge_bytes) for index in range(len(runs))]
         if workers.are_there:
@@ -158,7 +179,7 @@ def _without_newer(source: PartSource, runs: Sequence[RunToRead]) -> list[RunToR
     out: list[RunToRead] = []
     for run in runs:
         if run.is_sorted and any(source.is_newer(part) for part in run.parts):
-            out.extend(RunToRead(run.desc, (part,), is_sorted=False) for part in run.parts)
+            out.extend(RunToRead((member,), is_sorted=False) for member in run.members)
         else:
             out.append(run)
     return out
@@ -167,7 +188,7 @@ def _without_newer(source: PartSource, runs: Sequence[RunToRead]) -> list[RunToR
 def read_parts(source: PartSource, batch: HollowBatch, row_filter: RowFilter) -> Iterator[pa.Table]:
     """The rows of `batch` part by part after the filter, neither sorted nor consolidated across parts."""
     parts = tuple(part for _, run in batch.part_runs() for part in run)
-    runs = [RunToRead(batch.desc, parts, is_sorted=True)] if parts else []
+    runs = [RunToRead.of(batch.desc, parts, is_sorted=True)] if parts else []
     ahead = FetchAhead(source, runs, budget_bytes=2 * max((part.hollow_bytes for part in parts), default=0))
     try:
         for position, part in enumerate(parts):

@@ -5,7 +5,7 @@ Knows nothing of state, leases or handles: whoever calls holds the lease that ke
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from persist_engine.base.metrics import Metrics
 from persist_engine.codec import updates
 from persist_engine.codec.inline_part import decode_inline
 from persist_engine.codec.keys import blob_key
-from persist_engine.codec.part import OpenedPart, PartInMemory, open_part
+from persist_engine.codec.part import OpenedPart, PartInMemory, as_it_is, open_part
 from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import HollowPart, Part
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
@@ -117,21 +117,30 @@ class PartToRead:
         """About how large a row is in memory."""
         return self._opened.decoded_bytes / max(1, self._opened.rows)
 
-    def read_group(self, group: int, *, use_threads: bool = False) -> pa.Table:
-        """The rows of one group."""
-        return self._cut(self._opened.read_group(group, use_threads=use_threads))
+    def read_group(self, group: int, *, seen: Callable[[int], int] = as_it_is, use_threads: bool = False) -> pa.Table:
+        """The rows of one group. Where they all have one time it may be the one that `seen` makes of it: for who makes
+        that of all times afterwards, it need not be written twice.
+        """
+        seen = seen if self._is_whole else as_it_is
+        return self._cut(self._opened.read_group(group, seen=seen, use_threads=use_threads))
 
-    def stream(self, table_bytes: int) -> Iterator[pa.Table]:
-        """All rows, in tables of about `table_bytes`."""
-        return (self._cut(table) for table in self._opened.stream(table_bytes))
+    def stream(self, table_bytes: int, *, seen: Callable[[int], int] = as_it_is) -> Iterator[pa.Table]:
+        """All rows, in tables of about `table_bytes`; `seen` as for `read_group`."""
+        seen = seen if self._is_whole else as_it_is
+        return (self._cut(table) for table in self._opened.stream(table_bytes, seen=seen))
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether rows are registered just as they were written."""
+        desc, written = self._registered, self._opened.desc
+        return self._ts_rewrite is None and (written.lower, written.upper) == (desc.lower, desc.upper)
 
     def _cut(self, table: pa.Table) -> pa.Table:
-        desc, written = self._registered, self._opened.desc
+        if self._is_whole:
+            return table
         if self._ts_rewrite is not None:
             table = updates.advance_times(table, self._ts_rewrite)
-        elif (written.lower, written.upper) == (desc.lower, desc.upper):
-            return table
-        return updates.time_filter(table, desc.lower, desc.upper)
+        return updates.time_filter(table, self._registered.lower, self._registered.upper)
 
 
 def _check_description(written: Description, registered: Description, part: Part, key: str) -> None:

@@ -195,7 +195,7 @@ class _Compaction:
         runs: list[RunToRead] = []
         for run in chunk.runs:
             pieces = [run.parts] if run.is_sorted else [(part,) for part in run.parts]
-            runs += [RunToRead(run.desc, piece, is_sorted=run.is_sorted) for piece in pieces]
+            runs += [RunToRead.of(run.desc, piece, is_sorted=run.is_sorted) for piece in pieces]
         on_read, total_bytes = self._on_read, self._total_bytes
         told = None if on_read is None else (lambda count: on_read(count, total_bytes))
         memory_bytes = machine.settings.compaction.memory_bytes_max // MERGING_SHARE

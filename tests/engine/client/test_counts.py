@@ -90,7 +90,7 @@ def test_parts_are_counted_by_whether_they_had_been_fetched_when_needed(shop):
     parts = [part for batch in machine.state.trace.batches() for part in batch.part_list()]
     retry = Retry(machine.env, machine.settings.retry, shop.metrics)
     source = PartSource(shop.shard_id, shop.world.blob, SCHEMA, retry, shop.metrics, path="compaction")
-    runs = [RunToRead(Description(MINIMUM, at(4), MINIMUM), (part,), is_sorted=True) for part in parts]
+    runs = [RunToRead.of(Description(MINIMUM, at(4), MINIMUM), (part,), is_sorted=True) for part in parts]
     two = sum(part.hollow_bytes for part in parts[:2])
     ahead = FetchAhead(source, runs, budget_bytes=two)
     assert shop.metrics.total("prefetch_over_budget", path="compaction") == 1
@@ -120,7 +120,7 @@ def test_a_part_that_is_still_on_its_way_is_waited_for(shop):
     retry = Retry(machine.env, machine.settings.retry, shop.metrics)
     source = PartSource(shop.shard_id, shop.world.blob, SCHEMA, retry, shop.metrics)
     ahead = FetchAhead(
-        source, [RunToRead(Description(MINIMUM, at(4), MINIMUM), (part,), is_sorted=True)], budget_bytes=0
+        source, [RunToRead.of(Description(MINIMUM, at(4), MINIMUM), (part,), is_sorted=True)], budget_bytes=0
     )
     ahead._pending[(0, 0)] = Future()
     ahead.take(0, 0)
@@ -184,7 +184,7 @@ def test_blobs_are_fetched_ahead_in_turns_over_all_runs(shop):
     retry = Retry(machine.env, machine.settings.retry, shop.metrics)
     source = PartSource(shop.shard_id, shop.world.blob, SCHEMA, retry, shop.metrics)
     desc = Description(MINIMUM, at(4), MINIMUM)
-    runs = [RunToRead(desc, (one, two), is_sorted=True), RunToRead(desc, (three, four), is_sorted=True)]
+    runs = [RunToRead.of(desc, (one, two), is_sorted=True), RunToRead.of(desc, (three, four), is_sorted=True)]
     begun = []
     for parts in range(5):
         ahead = FetchAhead(

@@ -122,5 +122,5 @@ def test_runs_put_together_are_consolidated_as_any_rows_are() -> None:
         laws.consolidate(numbers(*((float(x % m), 3, d) for x in range(300)))) for m, d in ((7, 1), (5, -1), (9, 2))
     ]
     table = pa.concat_tables(runs * 20)
-    assert laws.consolidate_shuffled(table).equals(laws.consolidate(table))
+    assert laws.consolidate_pieces(table, 60).equals(laws.consolidate(table))
     assert table.num_rows > 128  # fewer are not sorted by words

@@ -12,15 +12,19 @@ from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import RetrySettings
 from persist_engine.codec import part as part_codec
 from persist_engine.codec.columns import empty_struct
+from persist_engine.codec.filter import Filter
 from persist_engine.codec.keys import blob_key, part_key
 from persist_engine.codec.part import checksum, encode_part
+from persist_engine.codec.predicate import Compare
 from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import HollowBatch, HollowPart, InlinePart, RunMeta, RunOrder
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.model.ids import PartId, ShardId
 from persist_engine.shard.fetch import (
+    ChangesFilter,
     CompactionFilter,
     ListenFilter,
+    Matching,
     PartSource,
     SnapshotFilter,
     read_consolidated,
@@ -216,3 +220,39 @@ def test_a_part_whose_rows_go_back_over_a_run_is_refused(source):
     batches = [batch_of(desc(0, 10), high, low), batch_of(desc(10, 20), other)]
     with pytest.raises(InvariantViolated, match="out of order"):
         rows_of(read_consolidated(source, runs_of(batches), KEEP, memory_bytes=1 << 20))
+
+
+def test_runs_that_lie_elsewhere_than_statistics_say_are_refused(source):
+    """They were read one behind the other, without a merge: that they do not lie so is found all the same."""
+    from persist_engine.base.errors import InvariantViolated
+    from persist_engine.model.batch import ColumnStats, PartStats
+
+    batches = []
+    for index, key in enumerate((2, 1)):
+        stats = PartStats(columns=(("key.id", ColumnStats(0, str(index), str(index))),))
+        part = dataclasses.replace(stored(source, [(key, 1, 1)], desc(0, 10)), stats=stats)
+        batches.append(batch_of(desc(0, 10), part))
+    with pytest.raises(InvariantViolated, match="out of order"):
+        rows_of(read_consolidated(source, runs_of(batches), KEEP, memory_bytes=1 << 20))
+
+
+@pytest.mark.parametrize(
+    "row_filter",
+    [
+        KEEP,
+        CompactionFilter(Antichain.of(5)),
+        CompactionFilter(Antichain.empty()),
+        SnapshotFilter(5),
+        SnapshotFilter(2**63),
+    ]
+    + [ListenFilter(4, 5), ChangesFilter(2, 5), Matching(SnapshotFilter(5), Filter(Compare("id", "<", 2), SCHEMA))],
+    ids=repr,
+)
+@pytest.mark.parametrize("time", [0, 4, 5, 6, 2**63 - 1])
+def test_rows_of_one_time_pass_as_well_when_they_come_at_the_time_they_are_seen(row_filter, time):
+    def passed(at):
+        rows = pa.array([{"id": each} for each in range(3)], SCHEMA.key_type)
+        columns = [rows, empty_struct(3), pa.array([at] * 3, pa.int64()), pa.array([1, 2, 3], pa.int64())]
+        return row_filter.apply(pa.table(columns, schema=SCHEMA.updates_schema)).to_pylist()
+
+    assert passed(row_filter.seen(time)) == passed(time)

@@ -36,7 +36,7 @@ def ahead_of(fetched: list[str], runs: list[str], *, budget_bytes: int) -> Fetch
         return b""
 
     source = SimpleNamespace(get=get, metrics=NoMetrics(), path="test")
-    to_read = [RunToRead(DESC, tuple(part(name) for name in run), is_sorted=True) for run in runs]
+    to_read = [RunToRead.of(DESC, tuple(part(name) for name in run), is_sorted=True) for run in runs]
     return FetchAhead(source, to_read, budget_bytes=budget_bytes)
 
 
