@@ -92,7 +92,7 @@ BUGS = (
     bug(
         "6",
         "work/gc.py",
-        "    for key in [key for key in garbage if key in live or key in needed]:\n        del garbage[key]\n",
+        "    for key in _named(garbage, walk.state) | _named(garbage, newest):\n        del garbage[key]\n",
         "",
         STORIES + "test_regression_6_a_part_that_a_stale_result_brought_back_is_not_collected",
     ),
@@ -346,8 +346,9 @@ BUGS = (
     bug(
         "34",
         "shard/applier.py",
-        "                    now_ms=env.now_ms(),\n",
-        "                    now_ms=self.__dict__.setdefault('now', {}).setdefault(id(command), env.now_ms()),\n",
+        "                before, decided_ms = self._state, env.now_ms()\n",
+        "                before = self._state\n"
+        "                decided_ms = self.__dict__.setdefault('now', {}).setdefault(id(command), env.now_ms())\n",
         "tests/engine/shard/test_machine.py::test_regression_34_the_clock_is_read_on_every_attempt",
     ),
     bug(
