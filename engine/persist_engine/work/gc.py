@@ -156,7 +156,7 @@ class _Collection:
         with self._timed("find_blobs"):
             walk = VersionWalk(self._machine)
         first, last = walk.seqno, rollups[-1]
-        if first not in state.rollups and first not in self._machine.refresh().rollups:
+        if first not in state.rollups and first not in self._machine.refresh().rollups and self._begins_at(first):
             text = "the earliest version %s of shard %s has no rollup in its newest state"
             _log.error(text, first, self._machine.shard_id, extra={"shard": self._machine.shard_id})
         for seqno in rollups:
@@ -170,6 +170,11 @@ class _Collection:
         if walk.seqno == last:
             self._count_held(walk.state)
         return walk.seqno
+
+    def _begins_at(self, seqno: SeqNo) -> bool:
+        """Whether the log still does: who truncates it removes the rollups before only afterwards."""
+        bounds = self._machine.versions.live_diff_bounds(self._machine.shard_id)
+        return bounds is not None and bounds.earliest == seqno
 
     def _step(self, walk: VersionWalk, to: SeqNo, newest: ShardState) -> bool:
         """Advance from one rollup to the next, delete what the diffs between let go of, then those diffs. False:
