@@ -45,7 +45,7 @@ def parse_url(url: str, *, allowed: dict[str, frozenset[str]]) -> StoreUrl:
         raise InvalidUsage(
             "store URL does not parse: check brackets and port, and percent-encode the password"
         ) from None
-    if "@" not in split.netloc and "@" in (url if split.netloc else split.query + split.fragment):
+    if "@" in split.query + split.fragment or (split.netloc and "@" not in split.netloc and "@" in url):
         # A password with a raw /, ? or # ends the host early; showing what follows would show the password.
         raise InvalidUsage("store URL has an @ past its host: percent-encode the password (and @ elsewhere as %40)")
     shown = _without_credentials(split)
