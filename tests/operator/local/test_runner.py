@@ -105,13 +105,18 @@ def test_a_driver_that_was_stopped_is_no_fault_of_the_sink(house):
 
 def subprocess_up(house):
     file = house.write(house.shard(), house.sink(restart={"backoffSeconds": 1, "maxConsecutiveFailures": 1}))
-    return subprocess.Popen(
-        house.command("up", "-f", str(file)),
-        env=house.environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    # Tests that a shell started in the background ignore SIGINT, and so would what they start.
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            house.command("up", "-f", str(file)),
+            env=house.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, ours)
 
 
 def test_a_killed_runner_leaves_its_driver_to_the_next_one(house):
