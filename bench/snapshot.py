@@ -15,8 +15,8 @@ from bench.measure import Row, interleaved_s, median, ms
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
-    """One run, made by compaction where an append leaves more, and 64 runs, as before it: with keys of their own, and with keys between one
-    another's.
+    """One run, made by compaction where an append leaves more, and 64 runs, as before it: with keys of their own, and with
+    keys between one another's.
     """
     sizes = (100_000,) if quick else (1_000_000, 10_000_000)
     return [

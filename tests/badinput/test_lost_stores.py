@@ -13,9 +13,9 @@ import pytest
 from persist_engine import Antichain, Appended, Location, PersistClient, ShardId
 from persist_engine.base.errors import CorruptData, InvariantViolated, PersistError, ShardNotFound, Unavailable
 from persist_engine.storage import blob_s3
-from persist_engine.testing.disk import SETTINGS, contents, write
+from persist_engine.testing.disk import SETTINGS, write
 from persist_engine.testing.servers import redis_server, s3_server
-from persist_engine.testing.world import SCHEMA, row
+from persist_engine.testing.world import SCHEMA, contents, row
 
 A = Antichain.of
 LOST = "lost"

@@ -15,8 +15,7 @@ from persist_engine.client.client import PersistClient
 from persist_engine.client.listen import Progress, Updates
 from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.storage.consensus_mem import MemConsensus
-from persist_engine.testing.disk import contents
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_engine.testing.world import SCHEMA, World, contents, row
 from persist_engine.work.compact import compact_due
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.perform import perform_due

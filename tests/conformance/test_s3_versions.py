@@ -12,8 +12,9 @@ from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.model.ids import ShardId
 from persist_engine.storage.open import open_blob
-from persist_engine.testing.disk import contents, write
+from persist_engine.testing.disk import write
 from persist_engine.testing.servers import s3_server
+from persist_engine.testing.world import contents
 from persist_engine.work.restore import restore_shard
 
 pytestmark = pytest.mark.s3

@@ -17,17 +17,10 @@ from persist_engine.model.batch import HollowBatch, HollowRollup
 from persist_engine.model.frontier import MINIMUM, Description
 from persist_engine.model.ids import CriticalReaderId, RollupId, WriterId
 from persist_engine.model.trace import MergeRes
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_engine.testing.world import SCHEMA, World, contents, row
 
 A = Antichain.of
 NO_INLINE = Settings(batch=BatchSettings(inline_part_bytes_max=0))
-
-
-def contents(world: World, shard_id, as_of: int) -> list[tuple[int, str, int]]:
-    """(id, name, diff) at `as_of`, as a fresh process sees them."""
-    with world.process().open_leased_reader(shard_id, purpose="check") as reader:
-        rows = reader.snapshot(A(as_of)).to_table().to_pylist()
-    return [(row["key"]["id"], row["val"]["name"], row["diff"]) for row in rows]
 
 
 def during_backoff(world: World, action: Callable[[], object]) -> None:
@@ -52,7 +45,7 @@ def test_regression_2_an_append_of_unknown_outcome_happens_exactly_once(happened
     outcome = writer.compare_and_append([row(1, "a", 0)], expected_upper=A(0), new_upper=A(5))
     assert outcome == Appended(A(5))
     assert world.faults.injected == 3
-    assert contents(world, shard_id, 4) == [(1, "a", 1)]
+    assert contents(world.process(), shard_id, 4) == [(1, "a", 1)]
 
 
 def test_an_append_that_surely_failed_is_simply_retried():
@@ -61,7 +54,7 @@ def test_an_append_that_surely_failed_is_simply_retried():
     writer = world.process().open_writer(shard_id, SCHEMA, purpose="test")
     world.faults.fail_next("compare_and_set", happened=False, answered=True, times=4)
     assert writer.compare_and_append([row(1, "a", 0)], expected_upper=A(0), new_upper=A(5)) == Appended(A(5))
-    assert contents(world, shard_id, 4) == [(1, "a", 1)]
+    assert contents(world.process(), shard_id, 4) == [(1, "a", 1)]
 
 
 def test_regression_2_an_append_overtaken_after_its_lost_answer_is_still_a_success():
@@ -73,7 +66,7 @@ def test_regression_2_an_append_overtaken_after_its_lost_answer_is_still_a_succe
     during_backoff(world, lambda: rival.append([row(2, "b", 5)], lower=A(5), upper=A(9)))
     world.faults.fail_next("compare_and_set", happened=True)
     assert isinstance(writer.compare_and_append([row(1, "a", 0)], expected_upper=A(0), new_upper=A(5)), Appended)
-    assert contents(world, shard_id, 8) == [(1, "a", 1), (2, "b", 1)]
+    assert contents(world.process(), shard_id, 8) == [(1, "a", 1), (2, "b", 1)]
 
 
 def test_regression_2_an_append_that_lost_after_an_unknown_outcome_is_a_mismatch_and_leaves_nothing():
@@ -85,7 +78,7 @@ def test_regression_2_an_append_that_lost_after_an_unknown_outcome_is_a_mismatch
     world.faults.fail_next("compare_and_set", happened=False)
     outcome = writer.compare_and_append([row(1, "a", 0)], expected_upper=A(0), new_upper=A(5))
     assert outcome == UpperMismatch(current=A(9), expected=A(0))
-    assert contents(world, shard_id, 8) == [(2, "b", 1)]
+    assert contents(world.process(), shard_id, 8) == [(2, "b", 1)]
     assert len(world.blob_keys(shard_id, kind="part")) == 1
 
 
@@ -125,7 +118,7 @@ def test_regression_2_a_writer_whose_registration_lapsed_while_its_outcome_was_u
     world.faults.fail_next("compare_and_set", happened=True)
     with pytest.raises(InvariantViolated, match="may or may not have happened"):
         writer.compare_and_append([row(1, "a", 0)], expected_upper=A(0), new_upper=A(5))
-    assert contents(world, shard_id, 8) == [(1, "a", 1)]
+    assert contents(world.process(), shard_id, 8) == [(1, "a", 1)]
 
 
 class Wanted:
@@ -165,7 +158,7 @@ def test_regression_2_a_handle_that_is_expired_beside_its_append_of_unknown_outc
     world.faults.fail_next("compare_and_set", happened=True)
     assert writer.compare_and_append([row(1, "a", 0)], expected_upper=A(0), new_upper=A(5)) == Appended(A(5))
     expiring.join(10)
-    assert contents(world, shard_id, 4) == [(1, "a", 1)]
+    assert contents(world.process(), shard_id, 4) == [(1, "a", 1)]
     assert writer.writer_id not in writer.machine.refresh().writers
     with pytest.raises(InvalidUsage, match="has expired"):
         writer._swap_in(HollowBatch.empty(Description(A(5), A(6), MINIMUM)), A(6), None, None)
@@ -182,7 +175,7 @@ def test_regression_2_a_writer_that_somebody_removed_while_its_outcome_was_unkno
     world.faults.fail_next("compare_and_set", happened=True)
     with pytest.raises(InvariantViolated, match="may or may not have happened"):
         writer.compare_and_append([row(2, "b", 5)], expected_upper=A(5), new_upper=A(9))
-    assert contents(world, shard_id, 8) == [(1, "a", 1), (2, "b", 1)]
+    assert contents(world.process(), shard_id, 8) == [(1, "a", 1), (2, "b", 1)]
 
 
 def test_regression_2_a_writer_whose_lease_had_lapsed_before_is_surely_refused():
@@ -327,7 +320,7 @@ def test_giving_up_names_the_store_and_keeps_blobs_that_may_be_in_use():
     with pytest.raises(Unavailable, match="compare_and_append of s.* gave up .* mem:"):
         writer.compare_and_append([row(1, "a", 0)], expected_upper=A(0), new_upper=A(5))
     world.faults.heal()
-    assert contents(world, shard_id, 4) == [(1, "a", 1)]
+    assert contents(world.process(), shard_id, 4) == [(1, "a", 1)]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -350,4 +343,4 @@ def test_under_heavy_faults_every_append_is_there_exactly_once(seed: int):
         expected.append((number, "x", 1))
     world.faults.heal()
     assert world.faults.injected > 30
-    assert contents(world, shard_id, writers[0].fetch_recent_upper().time - 1) == expected
+    assert contents(world.process(), shard_id, writers[0].fetch_recent_upper().time - 1) == expected

@@ -23,6 +23,7 @@ from persist_engine.base.metrics import Metrics, NoMetrics
 from persist_engine.base.settings import RetrySettings
 from persist_engine.base.versioned import SeqNo
 from persist_engine.codec.batch import decode_batch, encode_batch
+from persist_engine.codec.damage import UNDECODABLE
 from persist_engine.codec.filter import Filter
 from persist_engine.codec.predicate import Predicate, from_json, to_json
 from persist_engine.codec.schema import Schema
@@ -138,16 +139,7 @@ def decoding_transport(what: str) -> Iterator[None]:
     """What goes wrong over bytes that no encoder of ours made, as CorruptData naming `what`."""
     try:
         yield
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        RecursionError,
-        OSError,
-        EOFError,
-        ArithmeticError,
-        pa.ArrowException,
-    ) as error:
+    except UNDECODABLE as error:
         raise CorruptData(f"{what} does not decode: {error}", key=what) from error
 
 

@@ -19,8 +19,9 @@ from functools import lru_cache
 import pyarrow as pa
 
 from persist_engine.base.errors import CorruptData, Incompatible, SchemaMismatch, check
+from persist_engine.codec.damage import decoding
 from persist_engine.codec.evolution import adapted, needs_adapting
-from persist_engine.codec.part import DecodedPart, decode_part, decoding, part_schema
+from persist_engine.codec.part import DecodedPart, decode_part, part_schema
 from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import Antichain, Description
 

@@ -22,10 +22,8 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,12 +36,12 @@ from persist_engine.base.errors import (
     CorruptData,
     Incompatible,
     InvalidUsage,
-    InvariantViolated,
     SchemaMismatch,
     check,
 )
 from persist_engine.codec.checksum import checksum, is_known
 from persist_engine.codec.columns import constant, empty_struct
+from persist_engine.codec.damage import decoding
 from persist_engine.codec.evolution import adapted, needs_adapting
 from persist_engine.codec.order import key_lower
 from persist_engine.codec.part_stats import part_stats
@@ -160,8 +158,9 @@ class OpenedPart:
         metadata = self._file.metadata
         values: dict[str, set[int | None]] = {"time": set(), "diff": set()}
         for group in groups:
+            columns = metadata.row_group(group)
             for name, index in (("time", metadata.num_columns - 2), ("diff", metadata.num_columns - 1)):
-                stats = metadata.row_group(group).column(index).statistics
+                stats = columns.column(index).statistics
                 is_known = stats is not None and stats.has_min_max and stats.min == stats.max
                 values[name].add(int(stats.min) if is_known else None)
         only = {name: found.pop() for name, found in values.items() if len(found) == 1}
@@ -319,28 +318,6 @@ def open_part(
     names = tuple(name for name in _COLUMNS if name != "val" or len(written.val))
     rows, groups = file.metadata.num_rows, file.num_row_groups
     return OpenedPart(desc, rows, groups, key, memoryview(data), file, names, None if written is schema else schema)
-
-
-@contextmanager
-def decoding(key: str) -> Iterator[None]:
-    """What the libraries raise over damaged bytes, as CorruptData naming `key`."""
-    try:
-        yield
-    except SchemaMismatch:
-        raise
-    except (
-        InvalidUsage,
-        InvariantViolated,
-        pa.ArrowException,
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RecursionError,
-        EOFError,
-        struct.error,
-    ) as error:
-        raise CorruptData(f"part {key} does not decode: {error}", key=key) from error
 
 
 def part_schema(data: bytes | memoryview, *, key: str) -> Schema:

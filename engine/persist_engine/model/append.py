@@ -58,9 +58,9 @@ def is_refusal_certain(
     state: ShardState, cmd: CompareAndAppend, *, earliest_ms: int, held_ms: int, now_ms: int
 ) -> bool:
     """Whether a mismatch on `state`, after an attempt of unknown outcome, says that no attempt succeeded: a success would
-    show in the writer's registration. `earliest_ms`: by which time the first of these attempts was decided, or less. `held_ms`: until when
-    the lease held that the writer had before any success; when it is gone sooner, somebody removed it, and may have
-    removed a success with it.
+    show in the writer's registration. `earliest_ms`: by which time the first of these attempts was decided, or less.
+    `held_ms`: until when the lease held that the writer had before any success; when it is gone sooner, somebody removed
+    it, and may have removed a success with it.
     """
     writer = state.writers.get(cmd.writer_id)
     if writer is not None:

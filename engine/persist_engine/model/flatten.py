@@ -14,7 +14,7 @@ from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.flat_trace import FlatTrace, SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.frontier import Antichain, Description
-from persist_engine.model.spine import LEVELS_MAX, Fueling, IdBatch, Level, Sizes, Spine, SpineBatch
+from persist_engine.model.spine import LEVELS_MAX, Fueling, Level, Sizes, Spine, SpineBatch
 from persist_engine.model.spine_edit import SpineEdit
 
 
@@ -96,7 +96,7 @@ def unflatten(flat: FlatTrace) -> tuple[Spine, bool]:
             (part_id, _take(part_id, desc, hollow, legacy))
             for part_id, desc in zip(stored.parts, stored.descs, strict=True)
         )
-        batches.append(built(spine_id, stored, parts))
+        batches.append(SpineBatch(spine_id, stored.desc, stored.level, parts, Sizes.total(parts)))
     check(not legacy, f"batches of no spine batch: {list(legacy)[:3]}")
     check(not hollow, f"hollow batches of no spine batch: {sorted(hollow)[:3]}")
     spine = assemble(flat.since, batches, flat.merges)
@@ -110,11 +110,6 @@ def pushed(since: Antichain, batches: Iterable[HollowBatch]) -> Spine:
     for batch in batches:
         edit.push(batch)
     return edit.finish()[0]
-
-
-def built(spine_id: SpineId, stored: ThinSpineBatch, parts: tuple[IdBatch, ...]) -> SpineBatch:
-    """The spine batch of its stored form and its hollow batches."""
-    return SpineBatch(spine_id, stored.desc, stored.level, parts, Sizes.total(parts))
 
 
 def assemble(since: Antichain, batches: list[SpineBatch], merges: Mapping[SpineId, ThinMerge]) -> Spine:

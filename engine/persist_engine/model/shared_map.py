@@ -59,8 +59,8 @@ class SharedMap(Generic[K, V]):
         return self._edit(self._map.remove(key), frozenset((key,))) if key in self._map else self
 
     def edited(self, changes: Mapping[K, V | None]) -> SharedMap[K, V]:
-        """With each key set to its value, those of None removed; as many sets and removes, but O(changes * log n) where each
-        of those copies the memory of those before. Self when nothing changes.
+        """With each key set to its value, those of None removed: as many sets and removes, but O(changes * log n), where
+        each of those copies the memory of those before. Self when nothing changes.
         """
         new_map, keys = self._map, []
         for key, value in changes.items():

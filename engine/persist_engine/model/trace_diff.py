@@ -228,7 +228,8 @@ def _gathered(loose: list[IdBatch], stored: ThinSpineBatch) -> list[SpineBatch]:
         return []
     (first_id, first), (last_id, last) = loose[0], loose[-1]
     desc = Description(first.desc.lower, last.desc.upper, stored.desc.since)
-    batch = SpineBatch(SpineId(first_id.lo, last_id.hi), desc, stored.level, tuple(loose), Sizes.total(tuple(loose)))
+    parts = tuple(loose)
+    batch = SpineBatch(SpineId(first_id.lo, last_id.hi), desc, stored.level, parts, Sizes.total(parts))
     validate_tiling(batch)
     return [batch]
 

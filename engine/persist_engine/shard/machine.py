@@ -40,6 +40,8 @@ from persist_engine.storage.blob import Blob
 _log = logging.getLogger(__name__)
 #: Who waits this long for a time to be written is told why nothing happens (spec 9.19).
 WAIT_LOG_S = 1.0
+#: Past all clocks.
+_NEVER_MS = 2**63
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -155,15 +157,14 @@ class Machine:
             claim_percent=self.settings.compaction.claim_percent,
             claim_min_version=self.settings.compaction.claim_min_version,
         )
-        earliest_ms: int | None = None
-        held_ms = 0
-        backoff: Backoff | None = None  # there was an unknown outcome iff these are not None
+        earliest_ms, held_ms = _NEVER_MS, 0
+        backoff: Backoff | None = None  # there was an unknown outcome iff it is not None
         while True:
             try:
                 answer, maintenance = self._applier.apply(command, is_write=True)
             except UnknownOutcome as error:
                 # Not our clock now, nor before the call: it may have been set back between two attempts.
-                earliest_ms = error.decided_ms if earliest_ms is None else min(earliest_ms, error.decided_ms)
+                earliest_ms = min(earliest_ms, error.decided_ms)
                 before = error.before.writers.get(writer_id)
                 held_ms = held_ms if before is None else max(held_ms, expires_after_ms(before))
                 backoff = backoff or self._backoff("compare_and_append")
@@ -181,11 +182,11 @@ class Machine:
                     return answer, NO_MAINTENANCE
                 case commands.StagedTooEarly():
                     # Only later versions know the floor, so an earlier attempt that got through would show.
-                    if earliest_ms is not None:
+                    if backoff is not None:
                         self._check_surely_refused(command, earliest_ms, held_ms)
                     raise batch_expired(self.shard_id, answer)
                 case commands.UpperMismatch() | commands.ProgressMismatch():
-                    if earliest_ms is not None:
+                    if backoff is not None:
                         self._check_surely_refused(command, earliest_ms, held_ms)
                     # The refusal may come from a stale state: only a fresh one may be told.
                     self.refresh()

@@ -70,10 +70,3 @@ def write(client: PersistClient, shard_id: ShardId, times: range) -> None:
         for time in times:
             at, after = Antichain.of(time), Antichain.of(time + 1)
             writer.compare_and_append([row(time, f"n{time}", time)], expected_upper=at, new_upper=after)
-
-
-def contents(client: PersistClient, shard_id: ShardId, as_of: int) -> list[tuple[int, str, int]]:
-    """(id, name, diff) at a time."""
-    with client.open_leased_reader(shard_id, SCHEMA, purpose="test") as reader:
-        table = reader.snapshot(Antichain.of(as_of)).to_table()
-    return [(each["key"]["id"], each["val"]["name"], each["diff"]) for each in table.to_pylist()]

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist_engine.client.client import PersistClient
+from persist_engine.client.upsert import UpsertHandle
 from persist_engine.model.ids import ShardId
 from persist_engine.testing.world import SCHEMA
 
@@ -18,6 +19,11 @@ def commands(*rows: Row, **more: list[Any]) -> pa.Table:
     keys = pa.array([{"id": key} for key, _ in rows], SCHEMA.key_type)
     vals = pa.array([None if name is None else {"name": name} for _, name in rows], SCHEMA.val_type)
     return pa.table({"key": keys, "val": vals, **{k: pa.array(v, pa.int64()) for k, v in more.items()}})
+
+
+def opened(client: PersistClient, shard_id: ShardId, **more: Any) -> UpsertHandle:
+    """A handle on a shard of SCHEMA."""
+    return client.open_upsert(shard_id, SCHEMA, purpose="test", **more)
 
 
 def contents(client: PersistClient, shard_id: ShardId, as_of: int | None = None) -> dict[int, str]:

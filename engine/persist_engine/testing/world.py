@@ -17,6 +17,7 @@ from persist_engine.base.settings import Settings
 from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
 from persist_engine.client.client import PersistClient
 from persist_engine.codec.schema import Schema
+from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.storage.consensus import Consensus
@@ -33,6 +34,13 @@ Row = tuple[tuple[tuple[int], tuple[str]], int, int]
 def row(key: int, name: str, time: int, diff: int = 1) -> Row:
     """One update of SCHEMA."""
     return ((key,), (name,)), time, diff
+
+
+def contents(client: PersistClient, shard_id: ShardId, as_of: int) -> list[tuple[int, str, int]]:
+    """(id, name, diff) at a time, of SCHEMA."""
+    with client.open_leased_reader(shard_id, purpose="test") as reader:
+        table = reader.snapshot(Antichain.of(as_of)).to_table()
+    return [(each["key"]["id"], each["val"]["name"], each["diff"]) for each in table.to_pylist()]
 
 
 class CountedConsensus:

@@ -13,8 +13,8 @@ from persist_engine.cli.options import complete_shard
 from persist_engine.cli.output import ago
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, PartId, ShardId
-from persist_engine.testing.disk import SETTINGS, Disk, contents, write
-from persist_engine.testing.world import SCHEMA
+from persist_engine.testing.disk import SETTINGS, Disk, write
+from persist_engine.testing.world import SCHEMA, contents
 
 at = Antichain.of
 

@@ -18,28 +18,13 @@ from persist_engine.client.write import ProgressMismatch
 from persist_engine.model.batch import HollowPart, InlinePart
 from persist_engine.model.frontier import MINIMUM, Description
 from persist_engine.model.ids import ShardId
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_engine.testing.staged import named_keys, opened
+from persist_engine.testing.world import SCHEMA, World, contents, row
 from persist_engine.work.compact import compact
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.rollup import write_rollup
 
 A = Antichain.of
-
-
-def opened(**batch: int | bool) -> tuple[World, WriteHandle]:
-    world = World(settings=Settings(batch=BatchSettings(**batch)))
-    return world, world.process().open_writer(world.shard_id(), SCHEMA, purpose="test")
-
-
-def contents(world: World, shard_id: ShardId, as_of: int) -> list[tuple[int, str, int]]:
-    with world.process().open_leased_reader(shard_id, purpose="check") as reader:
-        rows = reader.snapshot(A(as_of)).to_table().to_pylist()
-    return [(each["key"]["id"], each["val"]["name"], each["diff"]) for each in rows]
-
-
-def named_keys(writer: WriteHandle) -> set[str]:
-    state = writer.machine.refresh()
-    return {f"{writer.shard_id}/{key}" for batch in state.trace.batches() for key in batch.blob_keys()}
 
 
 # -- deletion ------------------------------------------------------------------------------------------------------------
@@ -62,7 +47,7 @@ def test_regression_deleting_a_copy_of_an_appended_batch_keeps_its_blobs(
     copy = ours.batch_from_transmittable(data)
     assert isinstance(theirs.append_batch(theirs.batch_from_transmittable(data), A(0), A(1)), Appended)
     copy.delete()
-    assert contents(world, shard_id, 0) == [(1, "a", 1)]
+    assert contents(world.process(), shard_id, 0) == [(1, "a", 1)]
     with pytest.raises(InvalidUsage, match="already deleted"):
         copy.check_usable()
 
@@ -75,7 +60,7 @@ def test_regression_appending_a_second_copy_keeps_the_blobs_of_the_first(
     for _ in range(2):
         with world.process().open_writer(shard_id, SCHEMA, purpose="driver") as driver:
             assert isinstance(driver.append_batch(driver.batch_from_transmittable(data), A(0), A(1)), Appended)
-    assert contents(world, shard_id, 0) == [(1, "a", 1)]
+    assert contents(world.process(), shard_id, 0) == [(1, "a", 1)]
 
 
 def test_blobs_that_only_an_older_version_names_are_kept_too(twins: tuple[World, PersistClient, ShardId, bytes]):
@@ -142,12 +127,12 @@ def test_regression_a_copy_appended_for_a_later_window_shares_no_blob_with_the_f
     newest = list(writer.machine.state.trace.batches())[-1]
     assert newest.desc == Description(A(10), A(20), MINIMUM)
     assert linked.isdisjoint(newest.blob_keys())
-    assert contents(world, writer.shard_id, 9) == upto(9)
-    assert contents(world, writer.shard_id, 19) == upto(19)
+    assert contents(world.process(), writer.shard_id, 9) == upto(9)
+    assert contents(world.process(), writer.shard_id, 19) == upto(19)
     for _ in range(2):
         compact_and_collect(writer, collects=True)
         writer.append([], lower=writer.upper, upper=A(writer.upper.time + 1))
-    assert contents(world, writer.shard_id, 19) == upto(19)
+    assert contents(world.process(), writer.shard_id, 19) == upto(19)
     assert world.blob_keys(writer.shard_id, kind="part") == named_keys(writer)
 
 
@@ -169,7 +154,7 @@ def test_regression_a_copy_whose_blobs_were_collected_is_refused_and_may_be_stag
     assert (writer.fetch_recent_upper(), world.blob_keys(writer.shard_id, kind="part")) == (A(10), before)
     again = [row(n, "x" * 40, n % 19 + 1) for n in range(100)]
     assert isinstance(writer.append(again, lower=A(1), upper=A(20)), Appended)
-    assert contents(world, writer.shard_id, 19) == upto(19)
+    assert contents(world.process(), writer.shard_id, 19) == upto(19)
 
 
 def test_the_blobs_of_copies_past_their_lower_go_with_the_last_window(sent: tuple[World, WriteHandle, bytes]):
@@ -185,8 +170,11 @@ def test_the_blobs_of_copies_past_their_lower_go_with_the_last_window(sent: tupl
     early = [(n, "x" * 40, 1) for n in range(100) if 5 <= n % 19 + 1 < 9]
     doubled = [(n, "x" * 40, 2) for n in range(100) if 5 <= n % 19 + 1 < 9]
     others = [(n, "x" * 40, 1) for n in range(100) if not 5 <= n % 19 + 1 < 9]
-    assert contents(world, writer.shard_id, 11) == sorted([*early, (8, "other", 1), (9, "z", 1)])
-    assert contents(world, writer.shard_id, 12)[:5] == sorted([*doubled, *others, (8, "other", 1), (9, "z", 1)])[:5]
+    assert contents(world.process(), writer.shard_id, 11) == sorted([*early, (8, "other", 1), (9, "z", 1)])
+    assert (
+        contents(world.process(), writer.shard_id, 12)[:5]
+        == sorted([*doubled, *others, (8, "other", 1), (9, "z", 1)])[:5]
+    )
     for batch in (one, two, own):
         with pytest.raises(InvalidUsage, match="already appended"):
             batch.check_usable()
@@ -234,7 +222,7 @@ def test_a_sink_appends_again_without_staging_anew_unless_it_appended_past_the_b
     assert writer.fetch_recent_upper() == A(10)
     assert append(10, 20, b"2", b"1") == set()
     assert writer.fetch_recent_upper() == A(20)
-    assert len(contents(world, writer.shard_id, 19)) == len([n for n in range(100) if n % 19 + 1 >= 3]) + 1
+    assert len(contents(world.process(), writer.shard_id, 19)) == len([n for n in range(100) if n % 19 + 1 >= 3]) + 1
 
 
 def test_a_batch_whose_append_has_an_unknown_end_is_not_linked_a_second_time():
@@ -257,7 +245,7 @@ def test_a_batch_whose_append_has_an_unknown_end_is_not_linked_a_second_time():
     deleted.delete()
     assert isinstance(writer.append_batch(again, A(0), A(20)), Appended)
     assert linked.isdisjoint(list(writer.machine.state.trace.batches())[-1].blob_keys())
-    assert contents(world, writer.shard_id, 19) == [(1, "a", 1), (1, "b", 1), (2, "a", 1)]
+    assert contents(world.process(), writer.shard_id, 19) == [(1, "a", 1), (1, "b", 1), (2, "a", 1)]
 
 
 def test_copies_that_nobody_appended_are_deleted_with_one_look():

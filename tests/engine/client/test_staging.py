@@ -17,15 +17,14 @@ from persist_engine.base.errors import (
     InvalidUsage,
     SchemaMismatch,
 )
-from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.client.batch import Batch
 from persist_engine.codec.batch import decode_transmittable, encode_transmittable
 from persist_engine.model.batch import HollowBatch, HollowPart, HollowRun, InlinePart, RunMeta
 from persist_engine.model.frontier import MINIMUM, Description
-from persist_engine.model.ids import ShardId
 from persist_engine.model.rewrite import rewritten
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_engine.testing.staged import named_keys, opened
+from persist_engine.testing.world import SCHEMA, contents, row
 from persist_engine.work.compact import compact
 from persist_engine.work.verify import verify_shard
 
@@ -42,24 +41,8 @@ MANY = pa.table(
 )
 
 
-def opened(**batch: int | bool) -> tuple[World, WriteHandle]:
-    world = World(settings=Settings(batch=BatchSettings(**batch)))
-    return world, world.process().open_writer(world.shard_id(), SCHEMA, purpose="test")
-
-
-def contents(world: World, shard_id: ShardId, as_of: int) -> list[tuple[int, str, int]]:
-    with world.process().open_leased_reader(shard_id, purpose="check") as reader:
-        rows = reader.snapshot(A(as_of)).to_table().to_pylist()
-    return [(each["key"]["id"], each["val"]["name"], each["diff"]) for each in rows]
-
-
 def part_kinds(writer: WriteHandle) -> list[type]:
     return [type(part) for batch in writer.machine.state.trace.batches() for part in batch.parts]
-
-
-def named_keys(writer: WriteHandle) -> set[str]:
-    state = writer.machine.refresh()
-    return {f"{writer.shard_id}/{key}" for batch in state.trace.batches() for key in batch.blob_keys()}
 
 
 # -- runs ----------------------------------------------------------------------------------------------------------------
@@ -78,7 +61,7 @@ def test_a_builder_leaves_no_more_runs_than_it_may(runs_max: int):
     whole = {f"{writer.shard_id}/{key}" for key in batch.hollow.blob_keys()}
     assert world.blob_keys(writer.shard_id, kind="part") == whole, "what was merged away is deleted"
     assert isinstance(writer.append_batch(batch, A(0), A(1)), Appended)
-    assert contents(world, writer.shard_id, 0) == [(key, "x", 1) for key in range(1009)]
+    assert contents(world.process(), writer.shard_id, 0) == [(key, "x", 1) for key in range(1009)]
 
 
 @pytest.mark.parametrize("inline", [0, 1 << 20], ids=["blobs", "inline"])
@@ -103,7 +86,7 @@ def test_long_runs_of_a_builder_end_behind_listings(way: str, inline: int):
     upper = batch.upper
     assert isinstance(writer.append_batch(batch, A(0), upper), Appended)
     assert HollowRun in part_kinds(writer)
-    assert contents(world, writer.shard_id, upper.time - 1) == [(key, "x", 1) for key in range(len(MANY))]
+    assert contents(world.process(), writer.shard_id, upper.time - 1) == [(key, "x", 1) for key in range(len(MANY))]
     assert verify_shard(writer.machine).findings == []
 
 
@@ -135,7 +118,7 @@ def test_runs_that_cancel_leave_nothing():
     updates = [row(key, "x", 0, diff) for diff in (1, -1) for key in range(300)]
     batch = writer.batch(updates, lower=A(0), upper=A(1))
     assert isinstance(writer.append_batch(batch, A(0), A(1)), Appended)
-    assert contents(world, writer.shard_id, 0) == []
+    assert contents(world.process(), writer.shard_id, 0) == []
     assert batch.rows < 600
     assert world.blob_keys(writer.shard_id, kind="part") == named_keys(writer)
 
@@ -184,11 +167,11 @@ def test_a_rewritten_batch_is_read_at_its_new_times(inline: int):
     assert (batch.lower, batch.upper) == (A(0), A(9))
     assert isinstance(writer.append([], lower=A(0), upper=A(6)), Appended)
     assert isinstance(writer.append_batch(batch, A(6), A(9)), Appended)
-    assert contents(world, writer.shard_id, 6) == []
-    assert contents(world, writer.shard_id, 7) == [(1, "a", 2), (2, "b", -1)]
+    assert contents(world.process(), writer.shard_id, 6) == []
+    assert contents(world.process(), writer.shard_id, 7) == [(1, "a", 2), (2, "b", -1)]
     answer, _ = writer.machine.spine_exert(1000)
     assert [compact(writer.machine, request).applied for request in answer.requests] == [1]
-    assert contents(world, writer.shard_id, 8) == [(1, "a", 2), (2, "b", -1)]
+    assert contents(world.process(), writer.shard_id, 8) == [(1, "a", 2), (2, "b", -1)]
 
 
 def test_rewrites_that_would_change_what_was_promised_are_refused():
@@ -221,7 +204,7 @@ def test_small_batches_of_one_append_become_one_part():
     outcome = writer.compare_and_append_batch(staged, expected_upper=A(0), new_upper=A(9))
     assert isinstance(outcome, Appended)
     assert part_kinds(writer) == [InlinePart]
-    assert contents(world, writer.shard_id, 8) == [(n, "x", 1) for n in range(1, 8)]
+    assert contents(world.process(), writer.shard_id, 8) == [(n, "x", 1) for n in range(1, 8)]
     for batch in staged:
         with pytest.raises(InvalidUsage, match="already appended"):
             batch.delete()
@@ -236,13 +219,18 @@ def test_small_batches_are_cut_and_rewritten_as_they_are_joined():
     assert isinstance(outcome, Appended)
     (meta,) = [meta for batch in writer.machine.state.trace.batches() for meta in batch.run_metas]
     assert not meta.truncated, "what is joined holds nothing that is not seen"
-    assert contents(world, writer.shard_id, 5) == [(2, "in", 1), (4, "in", 1)]
+    assert contents(world.process(), writer.shard_id, 5) == [(2, "in", 1), (4, "in", 1)]
     moved = [writer.batch([row(n, "moved", 2)], lower=A(2), upper=A(8)) for n in (5, 6)]
     for batch in moved:
         batch.rewrite_times(A(7), A(8))
     assert isinstance(writer.compare_and_append_batch(moved, expected_upper=A(6), new_upper=A(8)), Appended)
-    assert contents(world, writer.shard_id, 6) == [(2, "in", 1), (4, "in", 1)]
-    assert contents(world, writer.shard_id, 7) == [(2, "in", 1), (4, "in", 1), (5, "moved", 1), (6, "moved", 1)]
+    assert contents(world.process(), writer.shard_id, 6) == [(2, "in", 1), (4, "in", 1)]
+    assert contents(world.process(), writer.shard_id, 7) == [
+        (2, "in", 1),
+        (4, "in", 1),
+        (5, "moved", 1),
+        (6, "moved", 1),
+    ]
 
 
 def test_small_batches_that_are_large_together_become_a_blob_which_a_lost_append_deletes():
@@ -265,7 +253,7 @@ def test_small_batches_that_are_large_together_become_a_blob_which_a_lost_append
     again = [writer.batch([row(n, "y" * 1500, 3) for n in (k, k + 1)], lower=A(1), upper=A(9)) for k in range(0, 8, 2)]
     assert isinstance(writer.compare_and_append_batch(again, expected_upper=A(1), new_upper=A(9)), Appended)
     assert len(part_kinds(writer)) == 1
-    assert len(contents(world, writer.shard_id, 8)) == 8
+    assert len(contents(world.process(), writer.shard_id, 8)) == 8
 
 
 def test_small_batches_whose_diffs_no_single_row_can_hold_together_are_appended_as_they_are():
@@ -311,7 +299,7 @@ def test_parts_of_all_batches_are_flushed_at_once(monkeypatch: pytest.MonkeyPatc
     world.blob.set = meets_the_others  # type: ignore[method-assign]  # watch the uploads
     assert isinstance(writer.compare_and_append_batch(staged, expected_upper=A(0), new_upper=A(1)), Appended)
     assert part_kinds(writer) == [HollowPart] * 4
-    assert contents(world, writer.shard_id, 0) == [(n, "x", 1) for n in range(4)]
+    assert contents(world.process(), writer.shard_id, 0) == [(n, "x", 1) for n in range(4)]
 
 
 def test_a_joined_part_is_flushed_as_one_when_state_takes_no_more():
@@ -347,7 +335,7 @@ def test_an_append_of_many_batches_is_all_their_updates(data: st.DataObject):
         if lower <= time < upper:
             sums[key] = sums.get(key, 0) + diff
     expected = [(key, "x", total) for key, total in sorted(sums.items()) if total]
-    assert contents(world, writer.shard_id, upper - 1) == expected
+    assert contents(world.process(), writer.shard_id, upper - 1) == expected
     assert world.blob_keys(writer.shard_id, kind="part") == named_keys(writer)
 
 
@@ -377,4 +365,4 @@ def test_arrow_readers_are_staged_in_bounded_memory():
     row_bytes = table.nbytes / 1000
     assert max(part.rows for part in batch.hollow.parts) <= 4096 / row_bytes + 1
     assert isinstance(writer.append_batch(batch, A(0), A(1)), Appended)
-    assert len(contents(world, writer.shard_id, 0)) == 1000
+    assert len(contents(world.process(), writer.shard_id, 0)) == 1000

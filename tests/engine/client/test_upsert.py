@@ -26,25 +26,11 @@ from persist_engine.base.errors import InvariantViolated
 from persist_engine.base.metrics import PrometheusMetrics
 from persist_engine.base.settings import Settings
 from persist_engine.client.upsert import UpsertHandle
-from persist_engine.testing.upserts import Row, commands, contents
+from persist_engine.testing.upserts import Row, commands, contents, opened
 from persist_engine.testing.world import SCHEMA, World, row
 from prometheus_client import CollectorRegistry
 
 A = Antichain.of
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def shard_id(world: World) -> ShardId:
-    return world.shard_id()
-
-
-def opened(client: PersistClient, shard_id: ShardId, **more: Any) -> UpsertHandle:
-    return client.open_upsert(shard_id, SCHEMA, purpose="test", **more)
 
 
 def test_the_last_value_of_a_key_stands_and_null_deletes(world: World, shard_id: ShardId) -> None:

@@ -9,33 +9,17 @@ import pyarrow as pa
 import pytest
 from persist_engine import (
     Antichain,
-    PersistClient,
     Schema,
     ShardId,
 )
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch, Unavailable, UpdateBeyondUpper
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, RetrySettings, Settings
 from persist_engine.client.read import ReadHandle
-from persist_engine.client.upsert import UpsertHandle
-from persist_engine.testing.upserts import commands, contents
+from persist_engine.testing.upserts import commands, contents, opened
 from persist_engine.testing.world import SCHEMA, World
 from persist_engine.work.perform import perform
 
 A = Antichain.of
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def shard_id(world: World) -> ShardId:
-    return world.shard_id()
-
-
-def opened(client: PersistClient, shard_id: ShardId, **more: Any) -> UpsertHandle:
-    return client.open_upsert(shard_id, SCHEMA, purpose="test", **more)
 
 
 def test_misuse_is_refused_by_name_before_anything_happens(world: World, shard_id: ShardId, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from persist_engine.codec.batch import decode_transmittable, encode_transmittabl
 from persist_engine.model.batch import HollowPart, InlinePart
 from persist_engine.model.frontier import EMPTY
 from persist_engine.model.ids import ShardId
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_engine.testing.world import SCHEMA, World, contents, row
 
 A = Antichain.of
 
@@ -65,12 +65,6 @@ def writer(client: PersistClient, shard_id: ShardId) -> WriteHandle:
     return client.open_writer(shard_id, SCHEMA, purpose="test")
 
 
-def contents(world: World, shard_id: ShardId, as_of: int) -> list[tuple[int, str, int]]:
-    with world.process().open_leased_reader(shard_id, purpose="check") as reader:
-        rows = reader.snapshot(A(as_of)).to_table().to_pylist()
-    return [(row["key"]["id"], row["val"]["name"], row["diff"]) for row in rows]
-
-
 def table(*rows: tuple[int, str, int, int], schema: Schema = SCHEMA) -> pa.Table:
     updates = [{"key": {"id": k}, "val": {"name": v}, "time": t, "diff": d} for k, v, t, d in rows]
     return pa.Table.from_pylist(updates, schema=schema.updates_schema)
@@ -93,8 +87,8 @@ FORMS: dict[str, Callable[[], object]] = {
 def test_appends_every_form_of_updates(world: World, shard_id: ShardId, writer: WriteHandle, form: str):
     outcome = writer.compare_and_append(FORMS[form](), expected_upper=A(0), new_upper=A(5))
     assert outcome == Appended(A(5))
-    assert contents(world, shard_id, 4) == [(1, "a", 1), (2, "b", 1)]
-    assert contents(world, shard_id, 2) == [(1, "a", 1)]
+    assert contents(world.process(), shard_id, 4) == [(1, "a", 1), (2, "b", 1)]
+    assert contents(world.process(), shard_id, 2) == [(1, "a", 1)]
 
 
 def test_a_mismatch_is_a_value_and_leaves_no_blob(world: World, shard_id: ShardId, writer: WriteHandle):
@@ -110,7 +104,7 @@ def test_append_skips_what_others_wrote_and_adds_the_rest(world: World, shard_id
     assert writer.append(rows[:4], lower=A(0), upper=A(4)) == Appended(A(4))
     other = world.process().open_writer(shard_id, SCHEMA, purpose="other")
     assert other.append(rows, lower=A(0), upper=A(6)) == Appended(A(6))
-    assert contents(world, shard_id, 5) == [(time, "x", 1) for time in range(6)]
+    assert contents(world.process(), shard_id, 5) == [(time, "x", 1) for time in range(6)]
     before = world.blob_keys(shard_id, kind="part")
     assert writer.append(rows, lower=A(0), upper=A(6)) == Appended(A(6))
     assert world.blob_keys(shard_id, kind="part") == before
@@ -126,7 +120,7 @@ def test_many_staged_batches_become_one_append(world: World, shard_id: ShardId, 
     sent = [w.batch([row(i, "x", i)], lower=A(0), upper=A(5)).to_transmittable() for i, w in enumerate(stagers)]
     batches = [writer.batch_from_transmittable(data) for data in sent]
     assert isinstance(writer.compare_and_append_batch(batches, expected_upper=A(0), new_upper=A(5)), Appended)
-    assert contents(world, shard_id, 4) == [(0, "x", 1), (1, "x", 1), (2, "x", 1)]
+    assert contents(world.process(), shard_id, 4) == [(0, "x", 1), (1, "x", 1), (2, "x", 1)]
     (batch,) = writer.machine.state.trace.batches()
     assert (len(batch.parts), batch.run_splits) == (3, (1, 2))
     assert set(writer.machine.state.writers) == {writer.writer_id}
@@ -136,7 +130,7 @@ def test_a_batch_may_be_appended_under_narrower_bounds(world: World, shard_id: S
     writer.append([], lower=A(0), upper=A(3))
     batch = writer.batch([row(time, "x", time) for time in range(10)], lower=A(0), upper=A(10))
     assert writer.compare_and_append_batch([batch], expected_upper=A(3), new_upper=A(7)) == Appended(A(7))
-    assert contents(world, shard_id, 6) == [(time, "x", 1) for time in range(3, 7)]
+    assert contents(world.process(), shard_id, 6) == [(time, "x", 1) for time in range(3, 7)]
     appended = list(writer.machine.state.trace.batches())[-1]
     assert all(meta.truncated for meta in appended.run_metas)
 
@@ -145,7 +139,7 @@ def test_empty_appends_and_no_batches_at_all_move_the_upper(world: World, shard_
     assert writer.compare_and_append([], expected_upper=A(0), new_upper=A(5)) == Appended(A(5))
     assert writer.compare_and_append_batch([], expected_upper=A(5), new_upper=A(6)) == Appended(A(6))
     assert writer.compare_and_append([], expected_upper=A(6), new_upper=A(6)) == Appended(A(6))
-    assert contents(world, shard_id, 5) == []
+    assert contents(world.process(), shard_id, 5) == []
     assert world.blob_keys(shard_id, kind="part") == set()
 
 
@@ -202,7 +196,7 @@ def test_threads_of_one_handle_take_turns(world: World, shard_id: ShardId, write
         thread.start()
     for thread in threads:
         thread.join()
-    assert contents(world, shard_id, 7) == [(0, "x", 8)]
+    assert contents(world.process(), shard_id, 7) == [(0, "x", 8)]
 
 
 def test_an_append_costs_one_round_trip(world: World, writer: WriteHandle):
@@ -255,7 +249,7 @@ def test_small_parts_stay_in_state_until_they_are_too_many(shard_id: ShardId):
     assert kinds.count(InlinePart) >= 2
     assert kinds.count(HollowPart) >= 2
     assert writer.machine.state.trace.inline_bytes < 8_000
-    assert contents(world, shard_id, 19) == [(time, "x", 1) for time in range(20)]
+    assert contents(world.process(), shard_id, 19) == [(time, "x", 1) for time in range(20)]
     assert len(world.blob_keys(shard_id, kind="part")) == kinds.count(HollowPart)
 
 

@@ -1,0 +1,17 @@
+"""Most tests of handles: one shard that nobody has opened, on fresh stores in memory."""
+
+from __future__ import annotations
+
+import pytest
+from persist_engine import ShardId
+from persist_engine.testing.world import World
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def shard_id(world: World) -> ShardId:
+    return world.shard_id()
