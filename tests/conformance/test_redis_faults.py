@@ -150,6 +150,38 @@ def test_what_an_acl_forbids_is_not_verified_but_said(server, caplog):
     consensus.close()
 
 
+@pytest.mark.parametrize(
+    ("verb", "command"),
+    [
+        ("append", "hset"),
+        ("append", "rpush"),
+        ("create", "hset"),
+        ("create", "rpush"),
+        ("truncate", "hset"),
+        ("truncate", "ltrim"),
+    ],
+)
+def test_a_script_that_an_acl_stops_half_way_leaves_the_log_as_it_was(server, consensus, verb, command):
+    """One of its two writes was done, and every verb called the log corrupt from then on."""
+    fill(consensus, "s1", 1, 3)
+    server.command("ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", f"-{command}")
+    limited = opened(server.url.replace("redis://", "redis://limited:pw@"))
+    calls = {
+        "append": lambda: limited.compare_and_set("s1", SeqNo(3), entry(4)),
+        "create": lambda: limited.compare_and_set("s2", None, entry(1)),
+        "truncate": lambda: limited.truncate("s1", SeqNo(3)),
+    }
+    with pytest.raises(StorageError, match=f"{'s2' if verb == 'create' else 's1'} at redis://"):
+        calls[verb]()
+    limited.close()
+    assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == [entry(1), entry(2), entry(3)]
+    assert consensus.head("s2") is None
+    assert list(consensus.list_keys()) == ["s1"]
+    assert consensus.compare_and_set("s1", SeqNo(3), entry(4)) is CasResult.COMMITTED
+    assert consensus.compare_and_set("s2", None, entry(1)) is CasResult.COMMITTED
+    assert consensus.truncate("s1", SeqNo(3)) == 2
+
+
 def test_a_wrong_password_is_refused_and_never_shown():
     with redis_server(password="right/one") as server:
         for secret in ("wrong-secret", ""):

@@ -10,13 +10,18 @@ local info = redis.pcall('INFO', 'server')
 local here = type(info) == 'string' and string.match(info, 'run_id:(%x+)') or ''
 
 redis.call('RPUSH', list, ARGV[5])
+local noted
+if exists then
+  noted = redis.pcall('HSET', meta, 'run', here, 'h', ARGV[4], 't', ARGV[8])
+else
+  noted = redis.pcall('HSET', meta, 'e', ARGV[1], 'run', here, 'h', ARGV[4], 'l', ARGV[4], 't', ARGV[8])
+end
+if type(noted) == 'table' and noted.err then
+  redis.call('LTRIM', list, 0, -2)
+  return noted
+end
 if ARGV[6] ~= '' then
   -- pcall: an ACL may forbid it, and a commit must not fail for want of news.
   redis.pcall('PUBLISH', ARGV[6], #ARGV[5] > tonumber(ARGV[7]) and ARGV[4] or ARGV[4] .. ' ' .. ARGV[5])
 end
-if not exists then
-  redis.call('HSET', meta, 'e', ARGV[1], 'run', here, 'h', ARGV[4], 'l', ARGV[4], 't', ARGV[8])
-  return {'OK', 0}
-end
-redis.call('HSET', meta, 'run', here, 'h', ARGV[4], 't', ARGV[8])
-return {'OK', run ~= here and 1 or 0}
+return {'OK', exists and run ~= here and 1 or 0}

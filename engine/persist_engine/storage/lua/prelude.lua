@@ -2,7 +2,8 @@
 -- ARGV[1]: epoch the caller works in. ARGV[2]: the highest head the caller has seen of this log, or ''; where it knows that
 -- entry, as `head:tag`. t is the same of the newest entry; whoever commits without it leaves that of an older one.
 -- Seqnos travel as decimal strings: Lua's numbers are exact only below 2^53. Replies start with a status word.
--- SUBTLE: Lua has no rollback. Every check stands before the first write, and no write can fail after another.
+-- SUBTLE: Lua has no rollback. Every check stands before the first write. After it only an ACL can refuse one (it forbids one
+-- of two commands): the first is then undone, or the log would be taken for corrupt for ever.
 local meta, list = KEYS[1], KEYS[2]
 
 local function halves(seqno)

@@ -9,6 +9,10 @@ local dropped = minus(ARGV[3], low)
 if dropped <= 0 then
   return {'OK', 0}
 end
-redis.call('LTRIM', list, dropped, -1)
 redis.call('HSET', meta, 'l', ARGV[3])
+local trimmed = redis.pcall('LTRIM', list, dropped, -1)
+if type(trimmed) == 'table' and trimmed.err then
+  redis.call('HSET', meta, 'l', low)
+  return trimmed
+end
 return {'OK', dropped}
