@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from persist_engine import Antichain, Location, PersistClient, ShardId
 from persist_engine.base.env import SystemEnv
-from persist_engine.base.errors import CorruptData, Determinate, Indeterminate, InvalidUsage
+from persist_engine.base.errors import CorruptData, Determinate, Indeterminate, InvalidUsage, NotKept
 from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo
 from persist_engine.storage import blob_file, consensus_sqlite
@@ -184,7 +184,7 @@ def test_a_failed_directory_sync_is_indeterminate(blob, monkeypatch):
     def broken(_):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(blob_file, "_sync_directory", broken)
+    monkeypatch.setattr(blob_file, "sync_directory", broken)
     with pytest.raises(Indeterminate, match="s1/p1"):
         blob.set("s1/p1", b"x")
     assert blob.get("s1/p1") == b"x"
@@ -193,10 +193,45 @@ def test_a_failed_directory_sync_is_indeterminate(blob, monkeypatch):
 def test_every_directory_up_to_the_root_is_synced(tmp_path, blob, monkeypatch):
     """A power loss after `set` must not find the object's name, or its folder's, unwritten."""
     synced = []
-    monkeypatch.setattr(blob_file, "_sync_directory", synced.append)
+    monkeypatch.setattr(blob_file, "sync_directory", synced.append)
     blob.set("s1/n1/p1", b"x")
     root = tmp_path / "blobs"
     assert synced == [root / "s1/n1", root / "s1", root]
+
+
+@pytest.mark.parametrize(
+    "opened", [lambda root: FileBlob(root, env=SystemEnv()), lambda root: SqliteConsensus(root / "c.db")]
+)
+def test_the_directories_that_opening_makes_are_durable_too(tmp_path, monkeypatch, opened):
+    """A power loss could take the store's own directory, with all that was made durable in it."""
+    synced, real_fsync = set(), os.fsync
+
+    def fsync(handle):
+        synced.add(Path(f"/proc/self/fd/{handle}").readlink())
+        real_fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    opened(tmp_path / "new" / "store").close()
+    assert synced >= {tmp_path, tmp_path / "new"}
+
+
+def test_a_directory_that_is_away_is_an_error_not_an_empty_store(tmp_path, blob):
+    """Not mounted, say: what it lacks may well exist, and is neither missing nor deleted."""
+    blob.set("s1/p1", b"x")
+    (tmp_path / "blobs").rename(tmp_path / "elsewhere")
+    calls = {
+        "get": lambda: blob.get("s1/p1"),
+        "set": lambda: blob.set("s1/p2", b"x"),
+        "list": lambda: list(blob.list_prefix("s1/")),
+        "delete": lambda: blob.delete("s1/p1"),
+        "restore": lambda: blob.restore("s1/p1"),
+    }
+    for verb, call in calls.items():
+        with pytest.raises(Determinate, match=f"{verb} s1/.* at file://") as caught:
+            call()
+        assert not isinstance(caught.value, NotKept)
+    (tmp_path / "elsewhere").rename(tmp_path / "blobs")
+    assert blob.get("s1/p1") == b"x"
 
 
 def test_a_directory_that_has_not_changed_is_not_synced_again(tmp_path, monkeypatch):
@@ -204,7 +239,7 @@ def test_a_directory_that_has_not_changed_is_not_synced_again(tmp_path, monkeypa
     env = LateEnv()
     blob = FileBlob(tmp_path / "blobs", env=env)
     synced = []
-    monkeypatch.setattr(blob_file, "_sync_directory", synced.append)
+    monkeypatch.setattr(blob_file, "sync_directory", synced.append)
     root = tmp_path / "blobs"
     blob.set("s1/n1/p1", b"x")
     synced.clear()

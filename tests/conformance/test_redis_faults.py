@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 
 import pytest
@@ -320,6 +321,16 @@ def test_a_raised_epoch_fences(server, consensus, verb):
     with pytest.raises(Fenced, match="epoch is 1"):
         verbs(consensus)[verb]()
     assert server.command("LLEN", "{s1}:l") == b":3\r\n"
+
+
+def test_another_applications_names_are_no_logs(server, consensus):
+    """Not even such as look like ours from afar, or are no text."""
+    fill(consensus, "s1", 1, 1)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        for name in (b"{\xff}:m", b"{}:m", b"{a\nb}:m", b"{" + b"k" * 800 + b"}:m"):
+            connection.sendall(b"*3\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$1\r\nx\r\n" % (len(name), name))
+            assert connection.recv(100) == b"+OK\r\n"
+    assert list(consensus.list_keys()) == ["s1"]
 
 
 def test_a_full_redis_refuses_and_nothing_happened(server, consensus):

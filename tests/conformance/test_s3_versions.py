@@ -5,12 +5,13 @@ from __future__ import annotations
 import boto3
 import pytest
 from persist_engine.base.env import SystemEnv
-from persist_engine.base.errors import Determinate
+from persist_engine.base.errors import Determinate, NotKept
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.model.ids import ShardId
+from persist_engine.storage.blob_s3 import S3Blob
 from persist_engine.storage.open import open_blob
 from persist_engine.testing.disk import write
 from persist_engine.testing.servers import s3_server
@@ -50,11 +51,26 @@ def test_a_deleted_object_comes_back_whatever_happened_to_it(blob):
     blob.delete("s1/n1/p11")
     blob.restore("s1/n1/p1")
     assert blob.get("s1/n1/p11") is None, "neighbours are left alone"
-    with pytest.raises(Determinate, match="keeps no version"):
+    with pytest.raises(NotKept, match="keeps no version"):
         blob.restore("s1/n1/p2")
 
 
-def test_a_shard_whose_blobs_are_all_gone_comes_back(blob, server, tmp_path):
+def refuse_once_each(monkeypatch):
+    """The first try to restore any object finds the server away."""
+    refused, restore = set(), S3Blob.restore
+
+    def refusing(self, key):
+        if key not in refused:
+            refused.add(key)
+            raise Determinate(f"restore {key}: could not connect", key=key)
+        restore(self, key)
+
+    monkeypatch.setattr(S3Blob, "restore", refusing)
+
+
+def test_a_shard_whose_blobs_are_all_gone_comes_back(blob, server, tmp_path, monkeypatch):
+    """Also where the store is away for a moment: that is no object lost."""
+    refuse_once_each(monkeypatch)
     location = Location(blob=server.location("two"), consensus=f"sqlite://{tmp_path}/consensus.db")
     settings = Settings(retry=RetrySettings(give_up_ms=1000), batch=BatchSettings(inline_part_bytes_max=0))
     shard_id = ShardId.new()

@@ -139,6 +139,9 @@ def open_both(url):
         "redis://host/notanumber",
         "redis://host:port/0",
         "redis://[::1/0",
+        "redis://host:0/0",
+        "file:///a%00b",
+        "sqlite:///a%00b",
     ],
 )
 def test_a_url_that_is_no_store_is_misuse(url):

@@ -5,7 +5,7 @@ Expected outcomes (a lost race, a since that moved on) are values, never raised.
     PersistError
     |- InvalidUsage        fix the call; nothing was done
     |- StorageError        a driver failed
-    |  |- Determinate      it certainly did not happen: retry freely
+    |  |- Determinate      it certainly did not happen: retry freely (but for NotKept: a deleted object has no copy)
     |  |- Indeterminate    it may have happened: retry only what is idempotent, or with the same token
     |- Unavailable         a limit of time or attempts ran out while the store failed; nothing is known to be wrong with the data
     |- Fenced              reopen the handle: its lease ran out, or a newer owner was seen
@@ -159,6 +159,10 @@ class StorageError(PersistError):
 
 class Determinate(StorageError):
     """The operation certainly did not happen."""
+
+
+class NotKept(Determinate):
+    """A deleted object cannot be restored: the store keeps no copy. Another attempt would find the same."""
 
 
 class Indeterminate(StorageError):

@@ -39,7 +39,7 @@ class Blob(Protocol):
         """All objects whose key starts with `prefix`, in no particular order; "" lists everything."""
 
     def restore(self, key: str) -> None:
-        """Make the object exist again. Succeeds iff it exists afterwards; Determinate when it cannot."""
+        """Make the object exist again. Succeeds iff it exists afterwards; NotKept when there is no copy to make it of."""
 
     def address(self) -> str:
         """URL of this store for messages, without credentials."""

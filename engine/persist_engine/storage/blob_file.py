@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from persist_engine.base.env import Env
-from persist_engine.base.errors import Determinate, Indeterminate
+from persist_engine.base.errors import Determinate, Indeterminate, NotKept
 from persist_engine.storage.blob import BlobInfo
 from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix
+from persist_engine.storage.directories import make_directory, sync_directory
 
 #: A set that keeps losing its directory to deletes gives up after this many; each loss needs another process's delete.
 PLACE_ATTEMPTS_MAX = 100
@@ -38,7 +39,7 @@ class FileBlob:
         self._synced: dict[Path, tuple[int, int]] = {}
         """What each directory was, by inode and time of change, when all its entries were made durable."""
         try:
-            (root / _TEMP).mkdir(parents=True, exist_ok=True)
+            make_directory(root / _TEMP)
             self._drop_stale_temps()
         except OSError as error:
             raise Determinate(f"open {self.address()}: {_reason(error)}") from error
@@ -48,6 +49,7 @@ class FileBlob:
         try:
             return self._path(key).read_bytes()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            self._check_there("get", key)
             return None
         except OSError as error:
             raise Determinate(f"get {key} at {self.address()}: {_reason(error)}", key=key) from error
@@ -78,6 +80,7 @@ class FileBlob:
             size = path.lstat().st_size
             path.unlink()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            self._check_there("delete", key)
             return None
         except OSError as error:
             # Some systems tell a directory apart only by refusing to unlink it: still no object under this key.
@@ -99,7 +102,8 @@ class FileBlob:
     def restore(self, key: str) -> None:
         """See Blob. Keeps no deleted objects."""
         if not self._path(key).is_file():
-            raise Determinate(f"restore {key} at {self.address()}: deleted objects are not kept", key=key)
+            self._check_there("restore", key)
+            raise NotKept(f"restore {key} at {self.address()}: deleted objects are not kept", key=key)
 
     def address(self) -> str:
         """See Blob."""
@@ -107,6 +111,13 @@ class FileBlob:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+    def _check_there(self, verb: str, key: str) -> None:
+        """Determinate when the whole directory is away, as when it is not mounted: what is missing from it may well exist."""
+        try:
+            (self._root / _TEMP).stat()
+        except OSError as error:
+            raise Determinate(f"{verb} {key} at {self.address()}: the directory is away", key=key) from error
 
     def _path(self, key: str) -> Path:
         check_blob_key(key)
@@ -145,7 +156,7 @@ class FileBlob:
         state = found.st_ino, found.st_ctime_ns  # before the sync: a change meanwhile then shows the next time
         if self._synced.get(directory) == state:
             return
-        _sync_directory(directory)
+        sync_directory(directory)
         if self._env.now_ms() - found.st_ctime_ns // 1_000_000 >= SETTLED_MS:
             if len(self._synced) >= SYNCED_MAX:
                 self._synced.clear()
@@ -164,6 +175,7 @@ class FileBlob:
             with os.scandir(self._root / below) as listing:
                 entries = list(listing)
         except (FileNotFoundError, NotADirectoryError):
+            self._check_there("list", prefix)
             return
         except OSError as error:
             raise Determinate(f"list {prefix!r} at {self.address()}: {_reason(error)}") from error
@@ -195,14 +207,6 @@ def _write_durably(path: Path, value: bytes) -> None:
         file.write(value)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _reason(error: OSError) -> str:

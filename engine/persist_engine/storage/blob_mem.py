@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from persist_engine.base.errors import Determinate
+from persist_engine.base.errors import NotKept
 from persist_engine.storage.blob import BlobInfo
 from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix
 
@@ -47,7 +47,7 @@ class MemBlob:
     def restore(self, key: str) -> None:
         """See Blob. Keeps no deleted objects."""
         if self.get(key) is None:
-            raise Determinate(f"restore {key} at {self.address()}: deleted objects are not kept", key=key)
+            raise NotKept(f"restore {key} at {self.address()}: deleted objects are not kept", key=key)
 
     def address(self) -> str:
         """See Blob."""

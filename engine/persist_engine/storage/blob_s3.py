@@ -7,9 +7,10 @@ seconds. boto3's CRC32 travels with every put and is stored, and every get is ch
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import boto3.session
 import botocore.exceptions
@@ -22,6 +23,7 @@ from persist_engine.base.errors import (
     Determinate,
     Indeterminate,
     InvalidUsage,
+    NotKept,
     PersistError,
     UnsafeStore,
 )
@@ -44,6 +46,8 @@ PROBE_RACERS = 16
 PROBE_ROUNDS_MAX = 5
 #: What servers without versions of objects answer when asked for them.
 NOT_IMPLEMENTED = 501
+#: What a gateway answers that did not get the whole request in time; it may have passed on what it had.
+REQUEST_TIMEOUT = 408
 #: Where probes write; not part of any listing.
 PROBE_FOLDER = ".persist-probe/"
 
@@ -62,13 +66,17 @@ def open_s3_blob(url: StoreUrl, *, env: Env) -> S3Blob:
             f"{url.shown}: expected s3://bucket/prefix?endpoint=...; credentials come from the environment"
         )
     endpoint = url.params.get("endpoint")
+    if endpoint is not None and "@" in endpoint:
+        # Not shown: the driver's errors would show it whole, and nothing reads a password from it.
+        raise InvalidUsage(f"{url.shown}: the endpoint has an @; credentials come from the environment")
     prefix = url.path.strip("/")
     address = f"s3://{url.host}/{prefix}" + (f" ({_host_of(endpoint)})" if endpoint else "")
     try:
-        client = _client(url, endpoint)
+        blob = S3Blob(
+            lambda: _client(url, endpoint), bucket=url.host, prefix=f"{prefix}/" if prefix else "", address=address
+        )
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
         raise InvalidUsage(f"open {address}: {error}") from error
-    blob = S3Blob(client, bucket=url.host, prefix=f"{prefix}/" if prefix else "", address=address)
     try:
         if url.flag("probe", default=True):
             blob.probe(env)
@@ -81,10 +89,11 @@ def open_s3_blob(url: StoreUrl, *, env: Env) -> S3Blob:
 
 
 class S3Blob:
-    """Objects under `prefix` (empty or ending in a slash) of one bucket. Thread-safe."""
+    """Objects under `prefix` (empty or ending in a slash) of one bucket. Thread-safe, and of use on both sides of a fork."""
 
-    def __init__(self, client: S3Client, *, bucket: str, prefix: str, address: str) -> None:
-        self._client = client
+    def __init__(self, connect: Callable[[], S3Client], *, bucket: str, prefix: str, address: str) -> None:
+        self._connect = connect
+        self._opened: tuple[int, S3Client] = os.getpid(), connect()
         self._bucket = bucket
         self._prefix = prefix
         self._address = address
@@ -110,7 +119,7 @@ class S3Blob:
             raise self._mapped("set", key, error) from error
 
     def delete(self, key: str) -> int | None:
-        """See Blob. The size is that of a moment before the delete."""
+        """See Blob. The size is that of a moment before the delete, and 0 where an answer on the way lost it."""
         check_blob_key(key)
         size = self._size(key, "delete")
         if size is None:
@@ -126,11 +135,10 @@ class S3Blob:
     def list_prefix(self, prefix: str) -> Iterator[BlobInfo]:
         """See Blob. One request per thousand objects."""
         check_prefix(prefix)
-        pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket, Prefix=self._prefix + prefix
-        )
         try:
-            for page in pages:
+            pages = self._client.get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix):
+                self._check_whole(page, "NextContinuationToken", "list", prefix)
                 for row in page.get("Contents", ()):
                     key = row["Key"].removeprefix(self._prefix)
                     if not key.startswith(PROBE_FOLDER):
@@ -151,6 +159,7 @@ class S3Blob:
         kept = 0
         try:
             for page in self._client.get_paginator("list_object_versions").paginate(Bucket=bucket, Prefix=name):
+                self._check_whole(page, "NextKeyMarker", "restore", key)
                 kept += sum(row["Key"] == name for row in page.get("Versions", ()))
                 markers += [row["VersionId"] for row in page.get("DeleteMarkers", ()) if row["Key"] == name]
             for marker in markers if kept else ():
@@ -159,7 +168,7 @@ class S3Blob:
             if _status(error) != NOT_IMPLEMENTED:
                 raise self._mapped("restore", key, error) from error
         if not kept or self._size(key, "restore") is None:
-            raise Determinate(f"restore {key} at {self._address}: the bucket keeps no version of it", key=key)
+            raise NotKept(f"restore {key} at {self._address}: the bucket keeps no version of it", key=key)
 
     def address(self) -> str:
         """See Blob."""
@@ -184,7 +193,7 @@ class S3Blob:
                 winners = [racer for racer, outcome in enumerate(outcomes) if outcome == "won"]
                 if winners:
                     break
-            if len(winners) != 1 or self._winner_at(key) not in winners:
+            if len(winners) != 1 or self._kept_at(key) != b"%d" % winners[0]:
                 raise UnsafeStore(
                     f"{self._address}: conditional writes (If-None-Match: *) do not exclude each other, "
                     f"{len(winners)} of {PROBE_RACERS} racing puts won; {_WHAT_TO_CHANGE}"
@@ -193,6 +202,17 @@ class S3Blob:
             self._forget_probe(key)
         with _probed_lock:
             _probed.add(self._address)
+
+    @property
+    def _client(self) -> S3Client:
+        """This process's own: over connections that a fork copied, each side would be given the other's answers. Made anew
+        when its credentials were refused, since it reads a file of them only once.
+        """
+        pid, client = self._opened
+        if pid != os.getpid():
+            client = self._connect()
+            self._opened = os.getpid(), client
+        return client
 
     def _put_if_absent(self, key: str, racer: int) -> str:
         try:
@@ -207,9 +227,9 @@ class S3Blob:
             raise self._mapped("probe", "", error) from error
         return "won"
 
-    def _winner_at(self, key: str) -> int:
+    def _kept_at(self, key: str) -> bytes:
         try:
-            return int(self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read())
+            return self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
         except _DRIVER_ERRORS as error:
             raise self._mapped("probe", "", error) from error
 
@@ -233,25 +253,36 @@ class S3Blob:
         bucket, name = self._bucket, self._prefix + key
         try:
             try:
-                return self._client.head_object(Bucket=bucket, Key=name)["ContentLength"]
+                return self._client.head_object(Bucket=bucket, Key=name).get("ContentLength", 0)
             except botocore.exceptions.ClientError as error:
                 if _status(error) != 404:
                     raise
             # The answer to a HEAD has no body: only a GET tells a missing object from a missing bucket.
             found = self._client.get_object(Bucket=bucket, Key=name)
             found["Body"].close()
-            return found["ContentLength"]
+            return found.get("ContentLength", 0)
         except _DRIVER_ERRORS as error:
             if _code(error) in _MISSING_CODES:
                 return None
             raise self._mapped(verb, key, error) from error
 
+    def _check_whole(self, page: Mapping[str, Any], next_page: str, verb: str, key: str) -> None:
+        """Indeterminate when there is more than the driver is going to list: it takes an answer that was cut off before its
+        first byte for an empty page, and one that does not say where the next begins for the last.
+        """
+        says_nothing = "IsTruncated" not in page and "Name" not in page
+        if says_nothing or (page.get("IsTruncated") and not page.get(next_page)):
+            text = f"{verb} {key}".rstrip() + f" at {self._address}: the listing of bucket {self._bucket} is not whole"
+            raise Indeterminate(text, key=key)
+
     def _mapped(self, verb: str, key: str, error: Exception) -> PersistError:
         text = f"{verb} {key}".rstrip() + f" at {self._address}"
+        if _code(error) in _REFUSED_CREDENTIALS or isinstance(error, _NO_CREDENTIALS):
+            self._opened = _NOBODY, self._opened[1]  # in use by others, maybe
         if isinstance(error, botocore.exceptions.ClientError):
             status, code = _status(error), _code(error)
             text += f": bucket {self._bucket}: {code} ({status}): {error.response.get('Error', {}).get('Message', '')}"
-            refused = 400 <= status < 500 and code not in _UNDECIDED_CODES
+            refused = 400 <= status < 500 and status != REQUEST_TIMEOUT and code not in _UNDECIDED_CODES
             return (Determinate if refused else Indeterminate)(text, key=key, code=code)
         kind = Determinate if isinstance(error, _NEVER_SENT) else Indeterminate
         return kind(f"{text}: {error}", key=key)
@@ -260,15 +291,22 @@ class S3Blob:
 _WHAT_TO_CHANGE = (
     "use a server that honours them (AWS S3, MinIO, versitygw, Ceph), with no proxy before it that drops the header"
 )
-_DRIVER_ERRORS = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, OSError)
-#: Raised before a request is on its way.
-_NEVER_SENT = (
-    botocore.exceptions.EndpointConnectionError,
-    botocore.exceptions.ConnectTimeoutError,
-    botocore.exceptions.ProxyConnectionError,
+#: No process has this id.
+_NOBODY = -1
+_NO_CREDENTIALS = (
     botocore.exceptions.NoCredentialsError,
     botocore.exceptions.PartialCredentialsError,
     botocore.exceptions.CredentialRetrievalError,
+)
+#: Codes that other credentials may help against; 403 where an answer has no body.
+_REFUSED_CREDENTIALS = ("403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
+_DRIVER_ERRORS = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, OSError)
+#: Raised before a request is on its way. A failing proxy is not among them: a connection that it resets after the request
+#: is told as one that was never made.
+_NEVER_SENT = (
+    botocore.exceptions.EndpointConnectionError,
+    botocore.exceptions.ConnectTimeoutError,
+    *_NO_CREDENTIALS,
 )
 _MISSING_CODES = ("NoSuchKey",)
 #: 4xx answers that do not say that nothing happened.
@@ -319,7 +357,7 @@ def _race(run: Callable[[int], str], count: int) -> list[str]:
 
 
 def _host_of(endpoint: str) -> str:
-    return endpoint.partition("://")[2].rpartition("@")[2].partition("/")[0]
+    return endpoint.partition("://")[2].partition("/")[0]
 
 
 def _code(error: Exception) -> str:

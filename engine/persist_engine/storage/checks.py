@@ -13,6 +13,8 @@ KEY_BYTES_MAX = 768
 COMPONENT_BYTES_MAX = 255
 #: S3 takes so much in one put; more would need several requests, whose sum is no single moment (ADR 2).
 VALUE_BYTES_MAX = 5 << 30
+#: Redis takes so much in one argument (`proto-max-bulk-len`), and drops the connection of who sends more.
+ENTRY_BYTES_MAX = 512 << 20
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -55,10 +57,15 @@ def check_log_key(key: str) -> None:
 
 
 def check_append(key: str, expected: SeqNo | None, new: VersionedData) -> None:
-    """InvalidUsage unless `new` may follow `expected`: a first entry may have any seqno, a later one the successor."""
+    """InvalidUsage unless `new` may follow `expected` (a first entry may have any seqno, a later one the successor) and every
+    store can hold it.
+    """
     check_log_key(key)
     if expected is not None and new.seqno != expected + 1:
         raise InvalidUsage(f"compare_and_set {key}: new seqno {new.seqno} is not the successor of expected {expected}")
+    if len(new.data) > ENTRY_BYTES_MAX:
+        text = f"compare_and_set {key}: entry {new.seqno} has {len(new.data)} bytes, more than {ENTRY_BYTES_MAX}"
+        raise InvalidUsage(f"{text}: commit less at once", key=key)
 
 
 def check_scan(key: str, limit: int) -> None:

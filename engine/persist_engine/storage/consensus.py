@@ -22,8 +22,8 @@ class Consensus(Protocol):
     def compare_and_set(self, key: str, expected: SeqNo | None, new: VersionedData) -> CasResult:
         """Append `new` iff the latest entry's seqno is exactly `expected` (None: iff the key has no entries at all).
 
-        InvalidUsage when `new.seqno` is not `expected + 1` (any seqno may be the first). A mismatch carries no data:
-        callers refetch. Not idempotent.
+        InvalidUsage when `new.seqno` is not `expected + 1` (any seqno may be the first), or `new` larger than every store
+        takes (persist_engine.storage.checks). A mismatch carries no data: callers refetch. Not idempotent.
         """
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:

@@ -161,14 +161,20 @@ class RedisConsensus:
         return int(answer[1])
 
     def list_keys(self) -> Iterator[str]:
-        """See Consensus. Keys made while it runs may be missing; each is given once."""
+        """See Consensus. Keys made while it runs may be missing; each is given once. Names that no log of ours can have are
+        another application's.
+        """
         start, end = f"{self._prefix}{{", "}:m"
         listed: set[bytes] = set()
         cursor = b"0"
         while True:
             cursor, names = self.ask("SCAN", cursor, "MATCH", f"{_glob_escaped(start)}*{end}", "COUNT", 1000)
+            keys: list[str] = []
             for name in set(names) - listed:
-                yield name.decode()[len(start) : -len(end)]
+                with contextlib.suppress(UnicodeDecodeError, InvalidUsage):
+                    check_log_key(key := name.decode()[len(start) : -len(end)])
+                    keys.append(key)
+            yield from keys
             listed.update(names)
             if cursor == b"0":
                 return

@@ -30,6 +30,7 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
 from persist_engine.storage.checks import check_append, check_log_key, check_scan, refuse_truncate
+from persist_engine.storage.directories import make_directory
 
 #: How long a call waits for another process's commit. Commits take milliseconds; a longer wait means a stuck process.
 BUSY_TIMEOUT_S = 10.0
@@ -86,8 +87,8 @@ class SqliteConsensus:
         self._closed = False
         self._commits = 0
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
+            make_directory(path.parent)
+            path.touch()  # made durable with the write-ahead log, whose first sync takes in their directory
         except OSError as error:
             raise Determinate(f"open {self.address()}: {error.strerror or error}") from error
         with self._borrow("open") as connection:

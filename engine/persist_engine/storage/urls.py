@@ -51,6 +51,10 @@ def parse_url(url: str, *, allowed: dict[str, frozenset[str]]) -> StoreUrl:
     shown = _without_credentials(split)
     if split.scheme not in allowed:
         raise InvalidUsage(f"{shown}: unknown scheme {split.scheme!r}, expected one of {', '.join(sorted(allowed))}")
+    if "\0" in unquote(split.path):
+        raise InvalidUsage(f"{shown}: a store URL has no %00 in its path")
+    if port == 0:
+        raise InvalidUsage(f"{shown}: 0 is no port")
     if split.fragment:
         raise InvalidUsage(f"{shown}: a store URL has no fragment; write # as %23")
     pairs = parse_qsl(split.query, keep_blank_values=True)

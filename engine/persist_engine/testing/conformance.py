@@ -18,10 +18,10 @@ from typing import TypeVar
 
 import pytest
 
-from persist_engine.base.errors import Determinate, InvalidUsage
+from persist_engine.base.errors import Determinate, InvalidUsage, NotKept
 from persist_engine.base.versioned import SCAN_ALL, SEQNO_MAX, CasResult, SeqNo, VersionedData
 from persist_engine.storage.blob import Blob
-from persist_engine.storage.checks import VALUE_BYTES_MAX
+from persist_engine.storage.checks import ENTRY_BYTES_MAX, VALUE_BYTES_MAX
 from persist_engine.storage.consensus import Consensus
 
 T = TypeVar("T")
@@ -76,6 +76,13 @@ class _Huge(bytes):
 
     def __len__(self) -> int:
         return VALUE_BYTES_MAX + 1
+
+
+class _HugeEntry(bytes):
+    """As `_Huge`, for a log."""
+
+    def __len__(self) -> int:
+        return ENTRY_BYTES_MAX + 1
 
 
 class BlobTests:
@@ -200,7 +207,7 @@ class BlobTests:
 
     def test_restore_succeeds_iff_the_object_exists(self, blob: Blob) -> None:
         """These stores keep no deleted objects."""
-        with pytest.raises(Determinate, match="s1/p1"):
+        with pytest.raises(NotKept, match="s1/p1"):
             blob.restore("s1/p1")
         blob.set("s1/p1", b"x")
         blob.restore("s1/p1")
@@ -367,6 +374,12 @@ class ConsensusTests:
         assert consensus.compare_and_set("s1", None, new) is CasResult.COMMITTED
         assert other.head("s1") == new
         assert other.scan("s1", SeqNo(0), SCAN_ALL) == [new]
+
+    def test_an_entry_that_not_every_store_could_take_is_refused(self, consensus: Consensus) -> None:
+        """By its size alone, and nothing happens: Redis would drop the connection, at every attempt."""
+        with pytest.raises(InvalidUsage, match=r"entry v1 has .* bytes, more than 536870912"):
+            consensus.compare_and_set("s1", None, entry(1, _HugeEntry()))
+        assert consensus.head("s1") is None
 
     def test_keys_are_apart(self, consensus: Consensus, other: Consensus) -> None:
         """Odd names are kept as they are, are logs of their own and are all listed once."""

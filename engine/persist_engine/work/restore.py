@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from persist_engine.base.errors import Determinate, Indeterminate, ShardNotFound
+from persist_engine.base.errors import NotKept, ShardNotFound, StorageError
 from persist_engine.base.versioned import SeqNo
 from persist_engine.codec.keys import blob_key, shard_prefix
 from persist_engine.model.ids import ShardId
@@ -119,10 +119,10 @@ class _Restoring:
         while True:
             try:
                 self._versions.blob.restore(key)
-            except Determinate as error:
+            except NotKept as error:
                 self.report.lost.append((key, str(error)))
                 return
-            except Indeterminate as error:
+            except StorageError as error:
                 backoff = backoff or self._versions.retry.backoff("restore", shard=self._shard_id)
                 backoff.wait(error)
             else:

@@ -1,0 +1,229 @@
+"""Answers that no good S3 gives, and what stands between it and us does: cut off, stripped of headers, never sent."""
+
+from __future__ import annotations
+
+import http.server
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import Determinate, Indeterminate, InvalidUsage, UnsafeStore
+from persist_engine.base.metrics import NoMetrics
+from persist_engine.storage.blob_s3 import S3Blob, _client
+from persist_engine.storage.open import open_blob
+from persist_engine.storage.urls import parse_url
+
+#: What one request is answered with: status, body, and headers, where None takes away one that would be sent.
+Answer = tuple[int, bytes, dict[str, str | None]]
+MISSING: Answer = (404, b"<Error><Code>NoSuchKey</Code></Error>", {})
+
+
+class Endpoint(http.server.ThreadingHTTPServer):
+    """Answers as it is told, and remembers who asked for what."""
+
+    request_queue_size = 64
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answer: Callable[[str, str, bytes], Answer | None] = lambda *_: MISSING
+        self.authorization = ""
+        self.requests: list[tuple[str, str, int]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Endpoint
+
+    def serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.authorization = self.headers.get("Authorization", "")
+        self.server.requests.append((self.command, self.path, self.client_address[1]))
+        answer = self.server.answer(self.command, self.path, body)
+        if answer is None:
+            self.close_connection = True
+            return
+        status, content, headers = answer
+        self.send_response(status)
+        for name, value in ({"Content-Length": str(len(content))} | headers).items():
+            if value is not None:
+                self.send_header(name, value)
+        self.close_connection = headers != {}
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    do_GET = do_HEAD = do_PUT = do_DELETE = serve
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    server = Endpoint()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def url_at(address: str, query: str = "") -> str:
+    return f"s3://bucket/p?endpoint={quote(address, safe='')}&region=us-east-1&path_style=true{query}"
+
+
+def unprobed(address: str) -> S3Blob:
+    url = parse_url(url_at(address), allowed={"s3": frozenset({"endpoint", "region", "path_style"})})
+    return S3Blob(lambda: _client(url, address), bucket="bucket", prefix="p/", address="s3://bucket/p")
+
+
+CUT_OFF: Answer = (200, b"", {"Content-Length": "700"})
+NOWHERE_TO_GO_ON: Answer = (
+    200,
+    b"<ListBucketResult><Name>bucket</Name><IsTruncated>true</IsTruncated>"
+    b"<Contents><Key>p/a</Key><Size>1</Size></Contents></ListBucketResult>",
+    {},
+)
+
+
+@pytest.mark.parametrize("answer", [CUT_OFF, NOWHERE_TO_GO_ON], ids=["cut off", "nowhere to go on"])
+def test_a_listing_that_is_not_whole_is_never_taken_for_one(endpoint: Endpoint, answer: Answer) -> None:
+    """boto3 takes the first for an empty page, the second for the last."""
+    endpoint.answer = lambda *_: answer
+    blob = unprobed(endpoint.url)
+    with pytest.raises(Indeterminate, match="list s1/ at s3://bucket/p: the listing of bucket bucket is not whole"):
+        list(blob.list_prefix("s1/"))
+    blob.close()
+
+
+def test_a_restore_that_did_not_see_the_versions_does_not_say_that_there_are_none(endpoint: Endpoint) -> None:
+    endpoint.answer = lambda _, path, __: CUT_OFF if "versions" in path else MISSING
+    blob = unprobed(endpoint.url)
+    with pytest.raises(Indeterminate, match="restore a at .* is not whole"):
+        blob.restore("a")
+    blob.close()
+
+
+def test_a_size_that_a_gateway_dropped_does_not_matter(endpoint: Endpoint) -> None:
+    endpoint.answer = lambda verb, *_: (200, b"", {"Content-Length": None}) if verb == "HEAD" else (204, b"", {})
+    blob = unprobed(endpoint.url)
+    assert blob.delete("a") == 0
+    assert [verb for verb, *_ in endpoint.requests] == ["HEAD", "DELETE"]
+    blob.close()
+
+
+def test_a_request_that_a_proxy_took_and_did_not_answer_may_have_happened(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver says that it never reached the proxy."""
+    monkeypatch.setenv("http_proxy", endpoint.url)
+    monkeypatch.setenv("no_proxy", "")
+    endpoint.answer = lambda *_: None
+    blob = unprobed("http://s3.invalid")
+    with pytest.raises(Indeterminate, match="set a at s3://bucket/p"):
+        blob.set("a", b"x")
+    assert [(verb, path) for verb, path, _ in endpoint.requests] == [("PUT", "http://s3.invalid/bucket/p/a")]
+    blob.close()
+
+
+def test_a_gateway_that_ran_out_of_patience_does_not_know(endpoint: Endpoint) -> None:
+    endpoint.answer = lambda *_: (408, b"", {})
+    blob = unprobed(endpoint.url)
+    with pytest.raises(Indeterminate, match=r"set a at .*\(408\)"):
+        blob.set("a", b"x")
+    blob.close()
+
+
+def test_a_store_that_keeps_other_bytes_than_it_was_given_is_refused(endpoint: Endpoint) -> None:
+    """Some keep the chunks a body is sent in, with their lengths."""
+    won = threading.Lock()
+
+    def answer(verb: str, _: str, __: bytes) -> Answer:
+        if verb == "PUT":
+            return (200, b"", {}) if won.acquire(blocking=False) else (412, b"", {})
+        return (200, b"1\r\n7\r\n0\r\n", {}) if verb == "GET" else (204, b"", {})
+
+    endpoint.answer = answer
+    with pytest.raises(UnsafeStore, match="1 of 16 racing puts won"):
+        open_blob(url_at(endpoint.url), env=SystemEnv(), metrics=NoMetrics())
+
+
+@pytest.mark.parametrize("address", ["http://u:SECRET@127.0.0.1:1", "http://u:SECRET@a b", "u:SECRET@host"])
+@pytest.mark.parametrize("query", ["", "&probe=false"])
+def test_credentials_in_the_endpoint_are_refused_and_not_shown(address: str, query: str) -> None:
+    with pytest.raises(InvalidUsage, match="the endpoint has an @") as refused:
+        open_blob(url_at(address, query), env=SystemEnv(), metrics=NoMetrics())
+    assert "SECRET" not in f"{refused.value!r}{refused.value.__cause__!r}"
+
+
+def test_rotated_credentials_need_no_new_process(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """boto3 reads the file that pods mount once for each client: the revoked key would have been used, and refused, for ever."""
+    file = tmp_path / "credentials"
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    valid = "first"
+
+    def answer(*_: object) -> Answer:
+        known = f"Credential={valid}/" in endpoint.authorization
+        return (200, b"", {}) if known else (403, b"<Error><Code>InvalidAccessKeyId</Code></Error>", {})
+
+    def mount(name: str) -> None:
+        file.write_text(f"[default]\naws_access_key_id = {name}\naws_secret_access_key = secret\n")
+
+    endpoint.answer = answer
+    mount("first")
+    blob = unprobed(endpoint.url)
+    blob.set("a", b"x")
+    valid = "second"
+    with pytest.raises(Determinate, match="InvalidAccessKeyId"):
+        blob.set("a", b"x")
+    file.unlink()
+    for _ in range(2):
+        with pytest.raises(Determinate, match="set a at s3://bucket/p"):
+            blob.set("a", b"x")
+    mount("second")
+    blob.set("a", b"x")
+    blob.close()
+
+
+FORKS = """
+import os, sys
+from persist_engine.storage.blob_s3 import S3Blob, _client
+from persist_engine.storage.urls import parse_url
+
+url = parse_url(sys.argv[1], allowed={"s3": frozenset({"endpoint", "region", "path_style"})})
+blob = S3Blob(lambda: _client(url, sys.argv[2]), bucket="bucket", prefix="p/", address="s3://bucket/p")
+blob.get("before")
+child = os.fork()
+if not child:
+    blob.get("child")
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+blob.get("after")
+"""
+
+
+def test_a_fork_takes_no_connection_along(endpoint: Endpoint) -> None:
+    """Both sides would read from it, each the other's answers."""
+    subprocess.run([sys.executable, "-c", FORKS, url_at(endpoint.url), endpoint.url], check=True, timeout=120)
+    connection = {path.rpartition("/")[2]: port for _, path, port in endpoint.requests}
+    assert set(connection) == {"before", "child", "after"}
+    assert connection["after"] == connection["before"], "connections are kept, or this proves nothing"
+    assert connection["child"] != connection["before"]
