@@ -96,7 +96,7 @@ class _Reader:
                 return IsNull(self._column(node.this))
             case exp.In() if node.expressions and not node.args.get("query"):
                 return In(self._column(node.this), tuple(map(self._value, node.expressions)))
-            case exp.Between():
+            case exp.Between() if not node.args.get("symmetric"):
                 column, low, high = self._column(node.this), node.args["low"], node.args["high"]
                 return And((Compare(column, ">=", self._value(low)), Compare(column, "<=", self._value(high))))
             case exp.Column() | exp.Dot():
