@@ -15,7 +15,7 @@ from persist_engine.base.errors import CorruptData, Incompatible, InvariantViola
 from persist_engine.codec.columns import flatten_columns
 from persist_engine.codec.order import key_lower
 from persist_engine.codec.part_stats import bound, stats_path
-from persist_engine.codec.updates import diffs_sum, sort
+from persist_engine.codec.updates import sort, wrapped_diffs_sum
 from persist_engine.model.batch import ColumnStats, HollowPart, Part, PartStats
 from persist_engine.model.frontier import Description
 from persist_engine.shard.consolidate import RowKey, row_key
@@ -86,8 +86,8 @@ def _check_rows(table: pa.Table, part: Part, name: str) -> Iterator[Finding]:
     (spec 20, bug 20).
     """
     is_whole = table.num_rows == part.rows
-    if is_whole and part.diffs_sum is not None and diffs_sum(table) != part.diffs_sum:
-        text = f"diffs add up to {diffs_sum(table)}, the descriptor says {part.diffs_sum}"
+    if is_whole and part.diffs_sum is not None and wrapped_diffs_sum(table) != part.diffs_sum:
+        text = f"diffs add up to {wrapped_diffs_sum(table)}, the descriptor says {part.diffs_sum}"
         yield _error(FindingKind.WRONG_SUM, name, text)
     if not isinstance(part, HollowPart) or not table.num_rows:
         return
