@@ -107,6 +107,15 @@ class MaintenanceSettings:
     """Whether every version is, before it is committed, encoded, decoded and applied anew, and compared: twice the work.
     For tests, and for doubts."""
 
+    def __post_init__(self) -> None:
+        _need(self.rollup_threshold >= 1, "maintenance.rollup_threshold must be at least 1")
+        _need(self.gc_versions_min >= 1, "maintenance.gc_versions_min must be at least 1")
+        _need(self.gc_versions_max >= 1, "maintenance.gc_versions_max must be at least 1")
+        _need(self.gc_delete_concurrency >= 1, "maintenance.gc_delete_concurrency must be at least 1")
+        _need(
+            self.recent_diffs_max >= 1, "maintenance.recent_diffs_max must be at least 1"
+        )  # else nothing is ever seen
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionSettings:
@@ -159,6 +168,11 @@ class RetrySettings:
     give_up_ms: float | None = None
     """None retries forever (as persist does). With a number, the loop raises Unavailable naming the operation and the address."""
 
+    def __post_init__(self) -> None:
+        _need(self.initial_ms > 0 and self.clamp_ms > 0, "retry.initial_ms and retry.clamp_ms must be above 0")
+        _need(self.factor >= 1, "retry.factor must be at least 1")
+        _need(0 <= self.jitter <= 1, "retry.jitter must be from 0 to 1")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchSettings:
@@ -171,6 +185,12 @@ class WatchSettings:
     """Whether to hear of others' commits as they happen (where the store can tell). Off: waiting only polls."""
     pushed_clamp_ms: float = 5_000.0
     """As `clamp_ms`, while commits are being heard. Grows with it: the delay when a writer's push is off or a message is lost."""
+
+    def __post_init__(self) -> None:
+        # Pauses of nothing would ask the store as fast as it answers.
+        pauses_ms = (self.initial_ms, self.clamp_ms, self.pushed_clamp_ms)
+        _need(min(pauses_ms) > 0, "watch.initial_ms, watch.clamp_ms and watch.pushed_clamp_ms must be above 0")
+        _need(self.factor >= 1, "watch.factor must be at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,15 @@
 
 import pytest
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.base.settings import COMPACTION_DISABLED_VARIABLE, CompactionSettings, Settings, with_environ
+from persist_engine.base.settings import (
+    COMPACTION_DISABLED_VARIABLE,
+    CompactionSettings,
+    MaintenanceSettings,
+    RetrySettings,
+    Settings,
+    WatchSettings,
+    with_environ,
+)
 
 
 @pytest.mark.parametrize(
@@ -20,8 +28,28 @@ def test_it_never_enables_it():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"concurrency": 0}, {"queue_max": 0}, {"claim_min_version": "99.0.0"}, {"claim_min_version": "one"}]
+    ("group", "bad"),
+    [
+        (CompactionSettings, {"concurrency": 0}),
+        (CompactionSettings, {"queue_max": 0}),
+        (CompactionSettings, {"claim_min_version": "99.0.0"}),
+        (CompactionSettings, {"claim_min_version": "one"}),
+        # Each of these would only have shown later: as work without end, a busy loop, or a reader that sees nothing.
+        (MaintenanceSettings, {"rollup_threshold": 0}),
+        (MaintenanceSettings, {"gc_versions_min": 0}),
+        (MaintenanceSettings, {"gc_versions_max": 0}),
+        (MaintenanceSettings, {"gc_delete_concurrency": 0}),
+        (MaintenanceSettings, {"recent_diffs_max": 0}),
+        (RetrySettings, {"initial_ms": 0}),
+        (RetrySettings, {"clamp_ms": 0}),
+        (RetrySettings, {"factor": 0.5}),
+        (RetrySettings, {"jitter": 1.5}),
+        (WatchSettings, {"initial_ms": 0}),
+        (WatchSettings, {"clamp_ms": -1}),
+        (WatchSettings, {"pushed_clamp_ms": 0}),
+        (WatchSettings, {"factor": 0.9}),
+    ],
 )
-def test_numbers_that_make_no_sense_are_refused(bad):
-    with pytest.raises(InvalidUsage):
-        CompactionSettings(**bad)
+def test_numbers_that_make_no_sense_are_refused_by_name(group, bad):
+    with pytest.raises(InvalidUsage, match=f"settings: .*{next(iter(bad))}|not a version"):
+        group(**bad)
