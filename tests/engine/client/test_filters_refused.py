@@ -1,12 +1,14 @@
 """Filters and columns that make no sense are refused by name, before anything is read; literals no column can hold compare."""
 
+import json
 from decimal import Decimal
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.codec.filter import Filter
-from persist_engine.codec.predicate import And, Compare
+from persist_engine.codec.predicate import And, Compare, from_json, to_json
 from persist_engine.codec.predicate_text import parse_predicate
 from persist_engine.codec.schema import Schema
 from persist_engine.testing.world import AheadEnv, World
@@ -109,3 +111,12 @@ def test_literals_beyond_a_column_are_before_or_past_all_its_values():
     }
     for text, expected in answers.items():
         assert Filter(parse_predicate(text), schema).mask(table).to_pylist() == expected, text
+
+
+def test_numpy_s_floats_are_floats():
+    """They say `np.float64(0.5)` of themselves: a split with such a filter could not be read where it was sent."""
+    schema = Schema.from_ddl("i INT", "x DOUBLE")
+    table = pa.table({"key": pa.array([{"i": 0}, {"i": 1}], schema.key_type)})
+    predicate = Compare("i", ">", np.float64(0.5))
+    assert from_json(json.loads(json.dumps(to_json(predicate)))) == predicate
+    assert Filter(predicate, schema).mask(table).to_pylist() == [False, True]
