@@ -128,7 +128,7 @@ class _Reader:
             case exp.Literal():
                 return node.this if node.is_string else self._number(node, node.this)
             case exp.Neg() if isinstance(node.this, exp.Literal) and not node.this.is_string:
-                return -self._number(node, node.this.this)
+                return self._number(node, node.this.this).copy_negate()  # minus would round to 28 digits
             case exp.Boolean():
                 return bool(node.this)
             case exp.HexString():

@@ -120,3 +120,12 @@ def test_numpy_s_floats_are_floats():
     predicate = Compare("i", ">", np.float64(0.5))
     assert from_json(json.loads(json.dumps(to_json(predicate)))) == predicate
     assert Filter(predicate, schema).mask(table).to_pylist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    "digits", ["12345678901234567890123456789012345678", "0.1234567890123456789012345678901234567"]
+)
+@pytest.mark.parametrize("sign", ["", "-", "- "])
+def test_a_literal_of_many_digits_keeps_them_all(sign, digits):
+    parsed = parse_predicate(f"id = {sign}{digits}")
+    assert parsed == Compare("id", "=", Decimal(f"{sign.strip()}{digits}"))
