@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.wording import counted, sized
 from persist_engine.cli.options import (
     GIVE_UP_S,
@@ -19,6 +18,7 @@ from persist_engine.cli.options import (
     ShardOption,
     connected,
     one_shard,
+    one_time,
 )
 from persist_engine.cli.output import ago, print_json, print_rows, progress_bar
 
@@ -100,6 +100,8 @@ def usage(
                 prefix="" if shard_id is None else shard_prefix(shard_id),
                 on_listed=lambda blobs, size: bar(blobs, blobs, f"{counted(blobs, 'blob')}, {sized(size)}"),
             )
+        if shard_id is not None and shard_id not in found.shards:
+            client.machine(shard_id)  # nothing of it anywhere: says that there is no such shard
     if as_json:
         print_json(found.to_json())
         return
@@ -219,14 +221,13 @@ def export(
     from persist_engine.client.export import MANIFEST, export_shard
 
     shard_id = one_shard(shard_argument, shard)
-    if not (as_of == "latest" or as_of.isdecimal()):
-        raise InvalidUsage(f"--as-of must be a time or `latest`, not {as_of!r}")
+    time = one_time(as_of, "--as-of")
     with connected(blob, consensus, give_up) as client, progress_bar("export", quiet=as_json) as bar:
         manifest = export_shard(
             client,
             shard_id,
             to,
-            as_of=None if history else "latest" if as_of == "latest" else int(as_of),
+            as_of=None if history else "latest" if time is None else time,
             on_read=lambda done, total: bar(done, total, sized(done)),
         )
     if as_json:

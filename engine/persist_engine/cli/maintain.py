@@ -16,11 +16,13 @@ from persist_engine.cli.options import (
     GIVE_UP_S,
     AsJson,
     BlobUrl,
+    ClaimAge,
     ConsensusUrl,
     GiveUp,
     ReportFile,
     ShardArgument,
     ShardOption,
+    check_can_write,
     connected,
     one_shard,
 )
@@ -104,9 +106,7 @@ def compact(
     consensus: ConsensusUrl = None,
     report: ReportFile = None,
     max_requests: Annotated[int, typer.Option(min=1, help="Do at most this many compactions.")] = 1024,
-    claim_age: Annotated[
-        float, typer.Option(min=0, help="Take over compactions that others claimed this many seconds ago.")
-    ] = 0.0,
+    claim_age: ClaimAge = 0.0,
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
 ) -> None:
@@ -179,6 +179,7 @@ def _run(
     claim_ms: int | None = None,
 ) -> None:
     """Do it, report it. A failure is reported too, then raised."""
+    check_can_write(report, "--report")
     started_s = time.monotonic()
     try:
         with connected(blob, consensus, give_up, claim_ms=claim_ms) as client:

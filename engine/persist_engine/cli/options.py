@@ -67,8 +67,35 @@ METRICS_FILE: ContextVar[Path | None] = ContextVar("METRICS_FILE", default=None)
 #: The environment as `persist` was started with it; what it says of the engine goes into the settings of every client.
 ENVIRON: ContextVar[Mapping[str, str]] = ContextVar("ENVIRON", default=MappingProxyType({}))
 GIVE_UP_S = 60.0
+#: Those of 2**64.
+_TIME_DIGITS_MAX = 20
 #: Who presses Tab does not wait longer.
 COMPLETION_GIVE_UP_S = 1.0
+
+
+ClaimAge = Annotated[
+    float,
+    typer.Option(min=0, max=1e9, help="Leave compactions that others claimed less than this many seconds ago."),
+]
+
+
+def one_time(text: str, option: str) -> int | None:
+    """What `option` says: a time, None for `latest`; InvalidUsage for anything else."""
+    if text == "latest":
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= _TIME_DIGITS_MAX):
+        raise InvalidUsage(f"{option} must be a time or `latest`, not {text[:50]!r}")
+    return int(text)
+
+
+def check_can_write(path: Path | None, option: str) -> None:
+    """InvalidUsage when the file that `option` names cannot be written: told before the work, not after it."""
+    if path is None:
+        return
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise InvalidUsage(f"cannot write {option} {path}: {error.strerror}") from error
 
 
 def one_shard(argument: str | None, option: str | None) -> ShardId:
@@ -109,6 +136,7 @@ def connected(
     if claim_ms is not None:
         settings = replace(settings, compaction=replace(settings.compaction, claim_ms=claim_ms))
     path, registry = METRICS_FILE.get(), CollectorRegistry()
+    check_can_write(path, "--metrics")
     counting = NoMetrics() if path is None else PrometheusMetrics(registry)
     with PersistClient.open(Location(blob=blob, consensus=consensus), settings=settings, metrics=counting) as client:
         try:
