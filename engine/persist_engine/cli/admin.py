@@ -138,9 +138,11 @@ def finalize(
     released = [CriticalReaderId(text) for text in release or ()]
     with connected(blob, consensus, give_up) as client:
         if commit:
-            if close:
-                close_shard(client, shard_id, give_up=released)
-            _done(finalize_shard(client, shard_id), as_json=as_json)
+            with progress_bar("finalize", quiet=as_json):
+                if close:
+                    close_shard(client, shard_id, give_up=released)
+                outcomes = finalize_shard(client, shard_id)
+            _done(outcomes, as_json=as_json)
             return
         machine = client.machine(shard_id)
         state = machine.refresh()
