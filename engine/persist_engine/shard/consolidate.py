@@ -169,12 +169,13 @@ def _limit(cursor: _Cursor) -> RowKey:
 
 
 def _survey(cursors: Sequence[_Cursor]) -> None:
-    """Have the marks of all windows that changed, at once: to turn a few rows into Python values costs calls, not rows."""
-    rows = [row for cursor in cursors for row in cursor.marked_rows()]
-    keys = iter(_keys_of(rows))
-    for cursor in cursors:
-        cursor.marks = [next(keys) for _ in cursor.marks_at]
-        cursor.is_changed = False
+    """Have the marks and limits of all windows that changed, at once: to turn a few rows into Python values costs calls,
+    not rows.
+    """
+    rows = [cursor.rows_to_survey() for cursor in cursors]
+    keys = iter(_keys_of(list(itertools.chain.from_iterable(rows))))
+    for cursor, some in zip(cursors, rows, strict=True):
+        cursor.surveyed(list(itertools.islice(keys, len(some))))
 
 
 class _Cursor:
@@ -187,7 +188,8 @@ class _Cursor:
         self._start = 0  # rows of it that were taken
         self._columns: Sequence[pa.ChunkedArray] = ()
         self._is_ended = False
-        self._reached: RowKey = ()
+        self._reached: RowKey | pa.Table | None = None
+        """The last row that was read, as it came until its key is needed; None: there is none yet."""
         self._row_bytes = 0.0
         self.window_bytes = 0
         self.mark_bytes = 0
@@ -199,8 +201,13 @@ class _Cursor:
 
     @property
     def limit(self) -> RowKey | None:
-        """What a round may not reach: the last row that was read, unless the run is known to have ended there."""
-        return None if self._is_ended else self._reached
+        """What a round may not reach: the last row that was read, unless the run is known to have ended there. To be asked
+        for once the window was surveyed.
+        """
+        if self._is_ended:
+            return None
+        assert isinstance(self._reached, tuple)
+        return self._reached
 
     def rest(self) -> Iterator[pa.Table]:
         """The whole run, as one that needs no others."""
@@ -241,10 +248,19 @@ class _Cursor:
             self.marks_at = range(distance, self._window.num_rows, distance)
         return True
 
-    def marked_rows(self) -> list[pa.Table]:
-        """The rows `marks_at`, one by one."""
+    def rows_to_survey(self) -> list[pa.Table]:
+        """The rows `marks_at`, and the last that was read if the limit is not known, one by one."""
         window = self._window
-        return [] if window is None else [window.slice(index, 1) for index in self.marks_at]
+        assert window is not None
+        limit = [self._reached] if isinstance(self._reached, pa.Table) and not self._is_ended else []
+        return [*(window.slice(index, 1) for index in self.marks_at), *limit]
+
+    def surveyed(self, keys: Sequence[RowKey]) -> None:
+        """Take the keys of `rows_to_survey`."""
+        marks = len(self.marks_at)
+        self.marks, self.is_changed = list(keys[:marks]), False
+        if len(keys) > marks:
+            self._reached = keys[marks]
 
     def cut(self, boundaries: Sequence[RowKey], *, takes_rest: bool) -> deque[pa.Table]:
         """Remove and return the window's rows before each of `boundaries`, and what is left if `takes_rest`: as many
@@ -270,12 +286,15 @@ class _Cursor:
 
     def _follows(self, table: pa.Table) -> bool:
         """Whether its first row is the last that was reached; the last that was reached is now its last.
-        InvariantViolated when it begins before that.
+        InvariantViolated when it begins before that. Most runs are one table, whose ends nobody need know.
         """
-        first, last = _keys_of([table.slice(0, 1), table.slice(table.num_rows - 1)])
-        before, self._reached = self._reached, last
+        reached, self._reached = self._reached, table.slice(table.num_rows - 1)
+        if reached is None:
+            return False
+        *known, first = _keys_of([*([reached] if isinstance(reached, pa.Table) else []), table.slice(0, 1)])
+        before = known[0] if known else reached
         check(before <= first, f"rows arrived out of order in run {self._index}")
-        return before == first
+        return bool(before == first)
 
 
 def _keys_of(rows: Sequence[pa.Table]) -> list[RowKey]:
