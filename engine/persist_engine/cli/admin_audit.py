@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, PersistError
 from persist_engine.base.wording import counted, sized
 from persist_engine.cli.options import (
     GIVE_UP_S,
+    UNREADABLE,
     AsJson,
     BlobUrl,
     ConsensusUrl,
@@ -17,6 +19,7 @@ from persist_engine.cli.options import (
     ShardArgument,
     ShardOption,
     connected,
+    ended_with,
     one_shard,
     one_time,
 )
@@ -126,15 +129,22 @@ def _remark(problem: str | None, exists: bool) -> str | None:  # noqa: FBT001 - 
 
 
 def _referenced(client: PersistClient, shard_ids: list[ShardId], *, as_json: bool) -> None:
-    from persist_engine.work.usage import referenced_usage
+    from persist_engine.work.usage import ReferencedUsage, referenced_usage
 
-    found = [referenced_usage(client.machine(shard_id)) for shard_id in shard_ids]
+    found: list[ReferencedUsage] = []
+    problems: list[PersistError] = []
+    for shard_id in shard_ids:
+        try:
+            found.append(referenced_usage(client.machine(shard_id)))
+        except UNREADABLE as error:
+            problems.append(error)
     columns = ("shard_id", "parts_bytes", "rollups_bytes", "inline_bytes", "consensus_bytes")
     rows = [tuple(getattr(each, column) for column in columns) for each in found]
     if as_json:
         print_json([dict(zip(columns, row, strict=True)) for row in rows])
     else:
         print_rows(columns, rows)
+    ended_with(problems)
 
 
 def _machine_of(client: PersistClient) -> Callable[[ShardId], Machine | None]:
@@ -170,7 +180,15 @@ def verify(
     shard_id = None if shard_argument is None and shard is None else one_shard(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
         shard_ids = sorted(client.shards()) if shard_id is None else [shard_id]
-        found = [_verified(client, each, sample / 100, quiet=as_json) for each in shard_ids]
+        found: list[Verification] = []
+        problems: list[PersistError] = []
+        for each in shard_ids:
+            try:
+                found.append(_verified(client, each, sample / 100, quiet=as_json))
+            except Incompatible as error:
+                if shard_id is not None:
+                    raise
+                problems.append(error)
     if as_json:
         reports = [each.to_json() for each in found]
         print_json(reports if shard_id is None else reports[0])
@@ -184,10 +202,10 @@ def verify(
         print_rows((*numbers, "findings"), rows)
     if any(each.is_corrupt for each in found):
         raise typer.Exit(EXIT_CORRUPT)
+    ended_with(problems)
 
 
 def _verified(client: PersistClient, shard_id: ShardId, sample: float, *, quiet: bool) -> Verification:
-    from persist_engine.base.errors import CorruptData, InvariantViolated
     from persist_engine.work.finding import FindingKind, Verification
     from persist_engine.work.verify import verify_shard
 

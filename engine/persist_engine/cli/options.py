@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from persist_engine.base.errors import InvalidUsage, ShardNotFound
+from persist_engine.base.errors import (
+    CorruptData,
+    Incompatible,
+    InvalidUsage,
+    InvariantViolated,
+    PersistError,
+    ShardNotFound,
+)
 
 if TYPE_CHECKING:
     from persist_engine.client.client import PersistClient
@@ -42,8 +49,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables, fo
 
 def complete_shard(ctx: typer.Context, incomplete: str) -> list[str]:
     """Shards of the location at hand that begin so, for the shell; none where there is no answer soon."""
-    from persist_engine.base.errors import PersistError
-
     try:
         with connected(ctx.params.get("blob"), ctx.params.get("consensus"), COMPLETION_GIVE_UP_S) as client:
             return sorted(shard_id for shard_id in client.shards() if shard_id.startswith(incomplete))
@@ -67,6 +72,8 @@ METRICS_FILE: ContextVar[Path | None] = ContextVar("METRICS_FILE", default=None)
 #: The environment as `persist` was started with it; what it says of the engine goes into the settings of every client.
 ENVIRON: ContextVar[Mapping[str, str]] = ContextVar("ENVIRON", default=MappingProxyType({}))
 GIVE_UP_S = 60.0
+#: What makes one shard unreadable and says nothing of the others.
+UNREADABLE = (CorruptData, InvariantViolated, Incompatible)
 #: Those of 2**64.
 _TIME_DIGITS_MAX = 20
 #: Who presses Tab does not wait longer.
@@ -96,6 +103,16 @@ def check_can_write(path: Path | None, option: str) -> None:
         path.open("a").close()
     except OSError as error:
         raise InvalidUsage(f"cannot write {option} {path}: {error.strerror}") from error
+
+
+def ended_with(problems: Sequence[PersistError]) -> None:
+    """After a command on many shards that left out some: tell of each on stderr, and exit as of the first."""
+    from persist_engine.cli.main import exit_code
+
+    for error in problems:
+        typer.echo(f"error: {error.kind.value}: {' '.join(str(error).split())}", err=True)
+    if problems:
+        raise typer.Exit(exit_code(problems[0]))
 
 
 def one_shard(argument: str | None, option: str | None) -> ShardId:

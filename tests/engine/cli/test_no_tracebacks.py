@@ -148,3 +148,20 @@ def test_an_output_that_takes_nothing_ends_in_words(location, shard_id, redirect
     command = f"{command} --consensus {location.consensus} {redirection}; exit ${{PIPESTATUS[0]}}"
     ended = subprocess.run(["bash", "-c", command], check=False, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr.splitlines()) == (code, lines)
+
+
+def test_one_shard_that_cannot_be_read_hides_no_other(persist, location, shard_id, tmp_path):
+    other = ShardId("s" + "0" * 8 + "-0000-4000-8000-" + "0" * 12)
+    with PersistClient.open(location) as client:
+        client.initialise(other, SCHEMA)
+    for path in (tmp_path / "blobs" / other).rglob("r*"):
+        path.write_bytes(b"no rollup")
+    code, out, err = persist("inspect", "shards", "--long", "--json")
+    assert (code, [each["seqno"] is None for each in json.loads(out)]) == (74, [True, False])
+    assert (err.count("\n"), err.startswith(f"error: Corrupt: {other}/")) == (1, True)
+    code, out, _ = persist("admin", "usage", "--referenced", "--json")
+    assert (code, [each["shard_id"] for each in json.loads(out)]) == (74, [shard_id])
+    code, out, _ = persist("admin", "orphans", "--json")
+    assert (code, [each["shard_id"] for each in json.loads(out)["shards"]]) == (74, [shard_id])
+    assert persist("admin", "orphans", other, "--json")[0] == 74
+    assert persist("admin", "verify", "--json")[0] == 74
