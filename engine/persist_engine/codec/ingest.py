@@ -34,16 +34,16 @@ Updates: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader | Rows
 def normalise(updates: Updates, schema: Schema) -> Iterator[pa.Table]:
     """Non-empty tables of exactly `schema.updates_schema`, holding the rows of `updates` in their order, lazily.
 
-    SchemaMismatch names every column that differs or holds a null where the schema forbids it; InvalidUsage for times
-    and diffs that are null, not whole numbers, outside int64 or (times) negative. Both may come after earlier tables
-    were yielded.
+    SchemaMismatch names every column that differs, holds a null where the schema forbids it, or is no sound Arrow data
+    (text that is not UTF-8); InvalidUsage for times and diffs that are null, not whole numbers, outside int64 or (times)
+    negative. Both may come after earlier tables were yielded.
     """
     if isinstance(updates, pa.Table):
-        tables: Iterable[pa.Table] = [updates]
+        tables: Iterable[pa.Table] = map(_sound, [updates])
     elif isinstance(updates, pa.RecordBatch):
-        tables = [pa.Table.from_batches([updates])]
+        tables = map(_sound, [pa.Table.from_batches([updates])])
     elif isinstance(updates, pa.RecordBatchReader):
-        tables = (pa.Table.from_batches([batch]) for batch in updates)
+        tables = (_sound(pa.Table.from_batches([batch])) for batch in updates)
     elif isinstance(updates, Iterable):
         tables = _from_rows(updates, schema)
     else:
@@ -55,6 +55,29 @@ def normalise(updates: Updates, schema: Schema) -> Iterator[pa.Table]:
         conforming = table if _conforms(table, schema) else _conforming(table, schema)
         if conforming.num_rows:
             yield conforming
+
+
+def _sound(table: pa.Table) -> pa.Table:
+    """`table`, whose buffers hold what its types say: nobody else looks, and what is not text would be found by readers."""
+    try:
+        table.validate(full=True)
+    except pa.ArrowInvalid as error:
+        paths = [path for name in table.column_names for path in _unsound(table.column(name), name)]
+        raise SchemaMismatch(
+            f"{', '.join(paths)}: no sound Arrow data: {error}", requested=str(table.schema), actual=tuple(paths)
+        ) from error
+    return table
+
+
+def _unsound(column: pa.ChunkedArray, path: str) -> list[str]:
+    """The column's innermost fields that do not validate."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        is_struct = pa.types.is_struct(column.type)
+        within = zip(column.flatten(), column.type, strict=True) if is_struct else ()
+        return [path_ for values, field in within for path_ in _unsound(values, f"{path}.{field.name}")] or [path]
+    return []
 
 
 def time_bounds(table: pa.Table) -> tuple[int, int]:
