@@ -63,9 +63,9 @@ BUGS = (
     bug(
         "1a (given up)",
         "client/write.py",
-        "        except InvalidUsage:\n            self._settle(own, is_appended=False)\n            raise\n        except (Unavailable",
+        "        except InvalidUsage:\n            self._settle(own, is_appended=False)\n            raise\n        except BaseException",
         "        except (InvalidUsage, Unavailable):\n            self._settle(own, is_appended=False)\n            raise\n"
-        "        except (Unavailable",
+        "        except BaseException",
         GIVEN_UP + "[_append_doubtful_copy]",
     ),
     bug(
