@@ -9,9 +9,12 @@ time and diff), never with loss.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
+from decimal import Decimal
 from itertools import islice
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -38,6 +41,7 @@ def normalise(updates: Updates, schema: Schema) -> Iterator[pa.Table]:
     and diffs that are null, not whole numbers, outside int64 or (times) negative. Both may come after earlier tables
     were yielded.
     """
+    is_checked = False
     if isinstance(updates, pa.Table):
         tables: Iterable[pa.Table] = [updates]
     elif isinstance(updates, pa.RecordBatch):
@@ -45,7 +49,7 @@ def normalise(updates: Updates, schema: Schema) -> Iterator[pa.Table]:
     elif isinstance(updates, pa.RecordBatchReader):
         tables = (pa.Table.from_batches([batch]) for batch in updates)
     elif isinstance(updates, Iterable):
-        tables = _from_rows(updates, schema)
+        tables, is_checked = _from_rows(updates, schema), True
     else:
         raise InvalidUsage(
             f"updates are a {type(updates).__name__}; expected an Arrow table, batch or reader, "
@@ -54,6 +58,8 @@ def normalise(updates: Updates, schema: Schema) -> Iterator[pa.Table]:
     for table in tables:
         conforming = table if _conforms(table, schema) else _conforming(table, schema)
         if conforming.num_rows:
+            if not is_checked:
+                _check_values(conforming)
             yield conforming
 
 
@@ -98,6 +104,48 @@ def _conforming(table: pa.Table, schema: Schema) -> pa.Table:
     if problems:
         raise SchemaMismatch("; ".join(problems), requested=str(table.schema), actual=repr(schema))
     return pa.table([key, val, _whole(table, "time"), _whole(table, "diff")], schema=schema.updates_schema)
+
+
+def _check_values(table: pa.Table) -> None:
+    """SchemaMismatch for values that are none of their type: Arrow builds such columns from the bytes of others without
+    looking, parts would hold other values in their place, or never be read again.
+    """
+    problems: list[str] = []
+    for side in ("key", "val"):
+        for chunk in table.column(side).chunks:
+            _check_array(chunk, side, problems)
+    if problems:
+        raise SchemaMismatch("; ".join(dict.fromkeys(problems)))
+
+
+def _check_array(array: pa.Array, path: str, problems: list[str]) -> None:
+    if pa.types.is_struct(array.type):
+        for index, field in enumerate(array.type):
+            _check_array(array.field(index), f"{path}.{field.name}", problems)
+    elif pa.types.is_string(array.type):
+        if not _is_text(array):
+            problems.append(f"{path} holds bytes that are not UTF-8: declare it BINARY, or mend them")
+    elif pa.types.is_decimal(array.type):
+        bounds = pc.min_max(array).as_py()
+        greatest = Decimal(10) ** (array.type.precision - array.type.scale)
+        if any(bound is not None and bound.copy_abs() >= greatest for bound in bounds.values()):
+            problems.append(f"{path} holds values that do not fit {print_type(array.type)}")
+
+
+def _is_text(array: pa.Array) -> bool:
+    """Whether all strings are UTF-8. Bytes below 128 are, wherever strings begin and end, and are looked at fastest."""
+    _, offsets, data = array.buffers()
+    if data is None or not len(array):
+        return True
+    edges = np.frombuffer(offsets, np.int32, count=array.offset + len(array) + 1)
+    used = np.frombuffer(data, np.uint8)[edges[array.offset] : edges[-1]]
+    if not len(used) or used.max() < 128:
+        return True
+    try:
+        array.cast(pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _unexpected(val_type: pa.DataType) -> list[str]:
@@ -151,8 +199,9 @@ def _conform_struct(array: pa.Array, field: pa.Field, path: str, problems: list[
             if child.name not in given:
                 problems.append(f"{path}.{child.name} is missing")
             continue
-        values = array.field(given.index(child.name))
-        children.append(_conform(values, child, f"{path}.{child.name}", problems))
+        # Nulls are counted once converted: a dictionary may hold them among its values, where they do not show.
+        values = _conform(array.field(given.index(child.name)), child, f"{path}.{child.name}", problems)
+        children.append(values)
         if not child.nullable and values.null_count:
             nulls = values.is_null() if absent is None else pc.and_not(values.is_null(), absent)
             if count := pc.sum(nulls).as_py():
@@ -211,11 +260,13 @@ def _from_rows(rows: Rows, schema: Schema) -> Iterator[pa.Table]:
 
 def _array_of(values: tuple[Any, ...], target: pa.DataType) -> pa.Array:
     """`values` as `target`. Arrow's own errors, and TypeError where Arrow would cut without a word: fractions off
-    numbers, the time of day off dates, zones off instants.
+    numbers, the time of day off dates, zones off instants; OverflowError where it would make a number infinite.
     """
     if not (pa.types.is_integer(target) or pa.types.is_floating(target) or pa.types.is_temporal(target)):
         return pa.array(values, target)  # Arrow is strict about these
     given = pa.array(values)
+    if pa.types.is_temporal(target) and _would_cut(values, target):
+        raise TypeError("some of the values have a time of day, or a zone, and some do not")
     if given.type == target:
         return given
     if pa.types.is_integer(given.type):
@@ -228,7 +279,17 @@ def _array_of(values: tuple[Any, ...], target: pa.DataType) -> pa.Array:
         fits = pa.types.is_null(given.type)
     if not fits:
         raise TypeError(f"the values are {given.type}")
-    return pa.array(values, target)
+    fitted = pa.array(values, target)
+    if target == pa.float32() and pc.any(pc.xor(pc.is_inf(fitted), pc.is_inf(given))).as_py():
+        raise OverflowError("a value is too large")
+    return fitted
+
+
+def _would_cut(values: tuple[Any, ...], target: pa.DataType) -> bool:
+    """Whether values hold more than `target` does, which Arrow overlooks in those after the first."""
+    if pa.types.is_date(target):
+        return any(isinstance(value, datetime) for value in values)
+    return target.tz is None and any(isinstance(value, datetime) and value.tzinfo is not None for value in values)
 
 
 def _ints_of(name: str, values: tuple[Any, ...]) -> pa.Array:
