@@ -135,7 +135,7 @@ def _value_to_json(column: str, value: Any) -> Any:
         case bool() | int() | str():
             return value
         case float():
-            return {"float": repr(value)}
+            return {"float": repr(float(value))}
         case Decimal():
             return {"decimal": str(value)}
         case bytes():

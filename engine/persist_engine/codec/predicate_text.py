@@ -9,6 +9,7 @@ Owns the parts of SQL that a predicate can say; everything else is refused by na
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import date
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
@@ -128,17 +129,19 @@ class _Reader:
             case exp.Literal():
                 return node.this if node.is_string else self._number(node, node.this)
             case exp.Neg() if isinstance(node.this, exp.Literal) and not node.this.is_string:
-                return -self._number(node, node.this.this)
+                # SUBTLE: a minus would round to the 28 digits that Python's decimals are computed with.
+                return self._number(node, node.this.this).copy_negate()
             case exp.Boolean():
                 return bool(node.this)
-            case exp.HexString():
+            case exp.HexString() if len(node.this) % 2 == 0:
                 return bytes.fromhex(node.this)
             case exp.Null():
                 return None
-            case exp.Cast() if isinstance(node.this, exp.Literal) and node.to.is_type(
-                "date", "timestamp", "timestamptz"
-            ):
-                return node.this.this  # DATE '...': the column's type says the same
+            case exp.Cast() if isinstance(node.this, exp.Literal) and node.this.is_string:
+                if node.to.is_type("date"):
+                    return self._date(node, node.this.this)
+                if node.to.is_type("timestamp", "timestamptz"):
+                    return node.this.this  # TIMESTAMP '...': the column's type says the same
         raise self._refusal(node, "where a value is expected")
 
     def _number(self, node: Expr, text: str) -> Decimal:
@@ -146,6 +149,13 @@ class _Reader:
             return Decimal(text)
         except InvalidOperation:
             raise self._refusal(node, "where a number is expected") from None
+
+    def _date(self, node: Expr, text: str) -> date:
+        """A whole day, also for columns of times: the text of one would say a time of day."""
+        try:
+            return date.fromisoformat(text)
+        except ValueError:
+            raise self._refusal(node, "where a date is expected") from None
 
     def _refusal(self, node: Expr, where: str = "") -> InvalidUsage:
         said = _shown(node.sql(dialect="spark"))
