@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 from persist_engine import Antichain, Schema, SchemaEvolved, SchemaIncompatible
+from persist_engine.base.settings import BatchSettings, Settings
+from persist_engine.client.splits import SnapshotSplit
 from persist_engine.testing.world import SCHEMA, World, row
 from persist_engine.work.perform import perform_due
+from persist_engine.work.verify import verify_shard
 
 A = Antichain.of
 
@@ -64,3 +68,20 @@ def test_a_closed_shard_answers_everything_about_its_empty_frontiers() -> None:
     client.finalize(shard_id)
     client.finalize(shard_id)
     assert client.is_finalized(shard_id)
+
+
+@pytest.mark.parametrize("name", [".x", "[0]", "a.b", "`", "key", '["key","a","b"]', " "])
+def test_whatever_a_column_is_called_its_rows_are_read_cut_and_filtered(name: str) -> None:
+    """Arrow takes a name that begins with a dot for a path, where it is given as a text."""
+    schema = Schema(key=pa.schema([(name, pa.int64())]), val=pa.schema([(name, pa.float64())]))
+    world = World(settings=Settings(batch=BatchSettings(inline_part_bytes_max=0)))
+    client, shard_id = world.process(), world.shard_id()
+    with client.open_writer(shard_id, schema, purpose="test") as writer:
+        writer.append([(((i,), (i / 2,)), 0, 1) for i in range(50)], lower=A(0), upper=A(1))
+    with client.open_leased_reader(shard_id, purpose="test") as reader:
+        splits = [SnapshotSplit.from_bytes(split.to_bytes()) for split in reader.snapshot(0).splits(4)]
+        rows = [row for split in splits for batch in split.to_batches(reader.blob) for row in batch.to_pylist()]
+        assert (len(splits), [row["key"][name] for row in rows]) == (4, list(range(50)))
+        some = reader.snapshot(0, where=[(f"key.{name}", ">=", 40)], columns=[f"val.{name}"]).to_table().to_pylist()
+        assert [row["val"][name] for row in some] == [i / 2 for i in range(40, 50)]
+    assert verify_shard(client.machine(shard_id)).findings == []

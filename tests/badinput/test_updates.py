@@ -1,5 +1,6 @@
 """Updates that cannot be taken: refused with the reason and the values, before anything is committed, and nothing is left behind."""
 
+import itertools
 import math
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -306,3 +307,28 @@ def test_arrow_schemas_that_no_shard_can_have_name_the_field():
     ):
         with pytest.raises(InvalidUsage, match=text):
             Schema(key=pa.schema(fields), val=pa.schema([]))
+
+
+def _no_text(rows):
+    """Updates of SCHEMA at time 5, one of whose names is no UTF-8."""
+    names = [b"name"] * rows
+    names[rows // 2] = b"\xff"
+    ends = list(itertools.accumulate(map(len, names), initial=0))
+    text = pa.Array.from_buffers(
+        pa.string(), rows, [None, pa.array(ends, pa.int32()).buffers()[1], pa.py_buffer(b"".join(names))]
+    )
+    key = pa.StructArray.from_arrays([pa.array(range(rows), pa.int64())], fields=list(SCHEMA.key))
+    val = pa.StructArray.from_arrays([text], fields=list(SCHEMA.val))
+    whole = pa.array([5] * rows, pa.int64())
+    return pa.table([key, val, whole, whole], schema=SCHEMA.updates_schema)
+
+
+@pytest.mark.parametrize("rows", [3, 300, 10_000])
+def test_bytes_that_are_no_text_are_refused_before_any_reader_meets_them(shard, rows):
+    """From 129 rows on no value was looked at: readers and compactions failed, or not, by where their windows ended."""
+    table = _no_text(rows)
+    (batch,) = table.to_batches()
+    for updates in (table, batch, pa.RecordBatchReader.from_batches(table.schema, [batch])):
+        with pytest.raises(SchemaMismatch, match=r"val\.name: no sound Arrow data: .*UTF8"):
+            shard.append(updates, 5, 6)
+    assert isinstance(shard.writer.append([], lower=A(5), upper=A(6)), Appended)

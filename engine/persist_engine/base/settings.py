@@ -23,6 +23,13 @@ def _need(condition: bool, message: str) -> None:  # noqa: FBT001
         raise InvalidUsage(f"settings: {message}")
 
 
+def _need_pauses(group: str, initial_ms: float, factor: float, clamp_ms: float) -> None:
+    """A pause of nothing, or one that shrinks to it, would be a loop at full speed."""
+    _need(initial_ms > 0, f"{group}.initial_ms must be more than 0")
+    _need(factor >= 1, f"{group}.factor must be at least 1")
+    _need(clamp_ms > 0, f"{group}.clamp_ms must be more than 0")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSettings:
     """How updates become parts."""
@@ -49,6 +56,8 @@ class BatchSettings:
     def __post_init__(self) -> None:
         _need(self.target_part_bytes >= KIB, "batch.target_part_bytes must be at least 1 KiB")
         _need(self.inline_part_bytes_max >= 0, "batch.inline_part_bytes_max must not be negative")
+        _need(self.inline_total_bytes_max >= 0, "batch.inline_total_bytes_max must not be negative")
+        _need(self.stats_bytes_max >= 0, "batch.stats_bytes_max must not be negative")
         _need(self.runs_max >= 1, "batch.runs_max must be at least 1")
         _need(self.outstanding_parts_max >= 1, "batch.outstanding_parts_max must be at least 1")
         _need(self.run_parts_max is None or self.run_parts_max >= 2, "batch.run_parts_max must be at least 2, or None")
@@ -80,6 +89,7 @@ class LeaseSettings:
     def __post_init__(self) -> None:
         _need(self.reader_lease_ms >= 0, "lease.reader_lease_ms must not be negative")
         _need(self.writer_lease_ms >= 0, "lease.writer_lease_ms must not be negative")
+        _need(self.critical_downgrade_interval_ms >= 0, "lease.critical_downgrade_interval_ms must not be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +116,16 @@ class MaintenanceSettings:
     validate_roundtrip: bool = False
     """Whether every version is, before it is committed, encoded, decoded and applied anew, and compared: twice the work.
     For tests, and for doubts."""
+
+    def __post_init__(self) -> None:
+        # 0: the version that links a rollup would make the next one due.
+        _need(self.rollup_threshold >= 1, "maintenance.rollup_threshold must be at least 1")
+        _need(self.rollup_claim_ms >= 0, "maintenance.rollup_claim_ms must not be negative")
+        _need(self.gc_versions_min >= 1, "maintenance.gc_versions_min must be at least 1")
+        _need(self.gc_claim_ms >= 0, "maintenance.gc_claim_ms must not be negative")
+        _need(self.gc_versions_max >= 1, "maintenance.gc_versions_max must be at least 1")
+        _need(self.gc_delete_concurrency >= 1, "maintenance.gc_delete_concurrency must be at least 1")
+        _need(self.recent_diffs_max >= 1, "maintenance.recent_diffs_max must be at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +157,8 @@ class CompactionSettings:
     left: to retire a format. At most this code's own version. None: never."""
 
     def __post_init__(self) -> None:
+        _need(self.memory_bytes_max >= 0, "compaction.memory_bytes_max must not be negative")
+        _need(self.claim_ms >= 0, "compaction.claim_ms must not be negative")
         _need(self.claim_percent >= 0, "compaction.claim_percent must not be negative")
         if self.claim_min_version is not None:  # what newer code wrote is rewritten by this code, for ever
             is_ours = parse_version(self.claim_min_version) <= parse_version(APPLIER_VERSION)
@@ -159,6 +181,11 @@ class RetrySettings:
     give_up_ms: float | None = None
     """None retries forever (as persist does). With a number, the loop raises Unavailable naming the operation and the address."""
 
+    def __post_init__(self) -> None:
+        _need_pauses("retry", self.initial_ms, self.factor, self.clamp_ms)
+        _need(0 <= self.jitter <= 1, "retry.jitter must be from 0 to 1")
+        _need(self.give_up_ms is None or self.give_up_ms >= 0, "retry.give_up_ms must not be negative, or None")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchSettings:
@@ -171,6 +198,10 @@ class WatchSettings:
     """Whether to hear of others' commits as they happen (where the store can tell). Off: waiting only polls."""
     pushed_clamp_ms: float = 5_000.0
     """As `clamp_ms`, while commits are being heard. Grows with it: the delay when a writer's push is off or a message is lost."""
+
+    def __post_init__(self) -> None:
+        _need_pauses("watch", self.initial_ms, self.factor, self.clamp_ms)
+        _need(self.pushed_clamp_ms > 0, "watch.pushed_clamp_ms must be more than 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,7 +112,8 @@ class Batch:
         """Delete the blobs; only for a batch that nobody appends, now or later. Idempotent.
 
         A batch that came from elsewhere may have been appended before, from a copy of its bytes: blobs that a live
-        version of the shard names are left to garbage collection.
+        version of the shard names are left to garbage collection, and an append of it that was given up and is still on
+        its way is made to fail, by a commit that changes nothing.
         """
         if self._spent == "deleted":
             return

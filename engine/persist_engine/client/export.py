@@ -29,6 +29,7 @@ from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import DATA_TIME_MAX
 from persist_engine.model.ids import ShardId
 from persist_engine.shard.fetch import CompactionFilter, PartSource, read_consolidated, runs_of
+from persist_engine.shard.runs import expand
 
 #: Readers of directories pass over names that begin so.
 MANIFEST = "_manifest.json"
@@ -116,8 +117,9 @@ def _export(
     client: PersistClient, shard_id: ShardId, directory: Path, as_of: int | None, on_read: OnRead | None
 ) -> Manifest:
     with client.open_leased_reader(shard_id, purpose="persist admin export") as reader:
-        # Registered first: whatever version is the newest from here on, its blobs stay while the lease does.
-        machine = client.machine(shard_id)
+        # Pinned first: whatever version is the newest from here on, its blobs stay while the lease does. Without the pin
+        # heartbeats would give it up.
+        pin, machine = reader.pin(), client.machine(shard_id)
         state, schema = machine.refresh(), machine.schema
         batches = tuple(state.trace.batches())
         total_bytes = max(1, sum(batch.size_bytes for batch in batches))
@@ -131,8 +133,8 @@ def _export(
 
         if as_of is None:
             source = PartSource(shard_id, machine.blob, schema, machine.retry, machine.metrics, path="export")
-            row_filter = CompactionFilter(reader.since)
-            tables = read_consolidated(source, runs_of(batches), row_filter, memory_bytes=MEMORY_BYTES, on_fetched=told)
+            row_filter, runs = CompactionFilter(reader.since), runs_of(expand(source, batches))
+            tables = read_consolidated(source, runs, row_filter, memory_bytes=MEMORY_BYTES, on_fetched=told)
             files = _files(tables, directory, schema)
         else:
             answer = reader.snapshot(as_of, timeout_s=0)
@@ -141,6 +143,7 @@ def _export(
             with answer as snapshot:
                 rows = (pa.Table.from_batches([batch]) for batch in snapshot.to_batches(on_fetched=told))
                 files = _files(rows, directory, schema)
+        pin.release()
     return Manifest(
         format=FORMAT,
         shard_id=str(shard_id),

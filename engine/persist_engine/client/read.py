@@ -8,6 +8,7 @@ collected.
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -34,8 +35,13 @@ from persist_engine.model.trace import Trace
 from persist_engine.shard.fetch import PartSource
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.selection import sampled
+from persist_engine.shard.watch import once_after
 from persist_engine.storage.blob import Blob
 from persist_engine.work.heartbeat import Heartbeat
+
+_log = logging.getLogger(__name__)
+#: Who waits this long for a time to be written is told why nothing happens (spec 9.19).
+WAIT_LOG_S = 1.0
 
 
 class ReadHandle:
@@ -345,7 +351,9 @@ class ReadHandle:
         """
         with self._lock:
             since = self._since
-        return since.is_empty() or not self._downgrade(since, is_heartbeat=True).is_empty()
+        held = self._downgrade(since, is_heartbeat=True)
+        # Who has given up all times may still be reading. Its answer does not tell whether it is there, and need not.
+        return since.is_empty() or not held.is_empty()
 
     def _downgrade(self, since: Antichain, *, is_heartbeat: bool = False) -> Antichain:
         """Renew the lease and give up times before `since` and versions that nobody of ours pins; the reader's since.
@@ -366,7 +374,17 @@ class ReadHandle:
         own, at = self.since, Antichain.of(time)
         if not own.less_equal(since):
             return SinceAhead(since=own, as_of=since)
-        pin = self.pin_when(lambda trace: at < trace.upper or not trace.since <= at, timeout_s=timeout_s)
+        is_long = once_after(WAIT_LOG_S, self._machine.env)
+
+        def is_due(trace: Trace) -> bool:
+            if at < trace.upper or not trace.since <= at:
+                return True
+            if is_long():
+                text, shard_id = "read of shard %s at %s waits: the upper is still %s", self._machine.shard_id
+                _log.info(text, shard_id, at, trace.upper, extra={"shard": shard_id})
+            return False
+
+        pin = self.pin_when(is_due, timeout_s=timeout_s)
         if pin is None:
             upper = self._machine.state.trace.upper
             raise Unavailable(

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from persist_engine.base.errors import (
-    AmbiguousAppend,
     BatchNotFromThisShard,
     InvalidBounds,
     InvalidUsage,
@@ -71,8 +70,8 @@ class WriteHandle:
     handle.
 
     The writer shows in the shard's state from its first append until `expire`, or until its lease lapses.
-    InvalidUsage is raised before anything is committed. Unavailable, only with `settings.retry.give_up_ms`: the
-    outcome is unknown, and the blobs are left alone.
+    InvalidUsage is raised before anything is committed. Unavailable, only with `settings.retry.give_up_ms` or when the
+    client was closed meanwhile, and any other error: the outcome is unknown, and the blobs are left alone.
     """
 
     def __init__(self, machine: Machine, schema: Schema, schema_id: int, *, purpose: str) -> None:
@@ -269,7 +268,7 @@ class WriteHandle:
         are spent, otherwise they stay as they are and belong to the caller. `progress` as in `compare_and_append`.
 
         What a batch holds is linked as it lies, but for one that may have been appended before, from a copy of its bytes
-        or by a call that ended in Unavailable, where `expected_upper` is past its lower: its updates are then staged
+        or by a call whose end is unknown, where `expected_upper` is past its lower: its updates are then staged
         anew, since the shard may have let go of its blobs (BatchExpired when they are gone). With `progress` that is not
         needed as long as this sink stored none past the batch's lower: copies of such a batch are to be appended with it
         only.
@@ -293,7 +292,8 @@ class WriteHandle:
         except InvalidUsage:
             self._settle(own, is_appended=False)
             raise
-        except (Unavailable, AmbiguousAppend):
+        except BaseException:
+            # Whatever it is, an attempt before it may have committed: who cleans up must not delete what is linked.
             for batch in batches:
                 batch.note_unknown_outcome(self._named_keys)
             raise
@@ -427,8 +427,14 @@ class WriteHandle:
         raise AssertionError("unreachable")
 
     def _named_keys(self, batches: Sequence[Batch]) -> frozenset[str]:
-        """Partial keys that live versions name, where a copy of one of `batches` may have been appended."""
+        """Partial keys that live versions name, where a copy of one of `batches` may have been appended.
+
+        SUBTLE: an append that somebody gave up may still be on its way, and come to pass behind our look. Whatever it was
+        decided on must no longer be the newest version.
+        """
         upper = self._machine.refresh().trace.upper
+        if any(upper < batch.upper for batch in batches):
+            upper = self._machine.overtake().trace.upper
         if all(upper <= batch.lower for batch in batches):  # nobody has appended anything there
             return frozenset()
         return live_part_keys(self._machine.versions, self.shard_id)

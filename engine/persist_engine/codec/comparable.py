@@ -120,7 +120,7 @@ def _floor(literal: Any, data_type: pa.DataType) -> Floor | None:
 def _whole(literal: float | Decimal, scale: int, least: int, greatest: int) -> Floor | None:
     """Among multiples of 10**-scale from `least` to `greatest` of them; scale 0 gives integers."""
     # The shortest text of a float is what its author meant: 0.1, not 0.1000000000000000055.
-    exact = Decimal(repr(float(literal))) if isinstance(literal, float) else Decimal(literal)
+    exact = Decimal(float.__repr__(literal)) if isinstance(literal, float) else Decimal(literal)
     if exact.is_nan():
         return None
     if exact.is_infinite() or (exact and exact.adjusted() > _DIGITS_MAX):

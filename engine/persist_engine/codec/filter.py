@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import NamedTuple, Protocol
 
@@ -55,6 +55,11 @@ class Column:
         return f"{self.path[0]}.{self.path[1]}"
 
     @property
+    def bounds_type(self) -> pa.DataType:
+        """What bounds in statistics are values of: parts of a newer schema may hold wider whole numbers."""
+        return pa.int64() if pa.types.is_signed_integer(self.data_type) else self.data_type
+
+    @property
     def is_top(self) -> bool:
         """Whether it lies within no struct."""
         return len(self.path) == 2
@@ -92,7 +97,7 @@ def _known(column: Column, part: HollowPart) -> _Known | None:
         outer = None if column.is_top else columns.get(column.top)
         return None if outer is None else _Known(part.rows, outer.null_count, None, None, is_whole=False)
     lower, upper = (
-        comparable_bound(text, column.data_type) if text is not None else None for text in (found.lower, found.upper)
+        comparable_bound(text, column.bounds_type) if text is not None else None for text in (found.lower, found.upper)
     )
     return _Known(part.rows, found.null_count, lower, upper)
 
@@ -332,14 +337,14 @@ def _denied(column: Column, table: pa.Table, part: HollowPart) -> bool:
     known = _known(column, part)
     if known is None:
         return False
-    values = column.values(table)
+    values, bounded = column.values(table), replace(column, data_type=column.bounds_type)
     wrong: list[pa.ChunkedArray] = [] if known.may_be_null else [pc.is_null(values)]
     if known.null_count == known.rows:
         wrong.append(pc.is_valid(values))
     if known.lower is not None:
-        wrong.append(_Below(column, known.lower, or_equal=False).mask(table))
+        wrong.append(_Below(bounded, known.lower, or_equal=False).mask(table))
     if known.upper is not None:
-        wrong.append(pc.invert(_Below(column, known.upper, or_equal=True).mask(table)))
+        wrong.append(pc.invert(_Below(bounded, known.upper, or_equal=True).mask(table)))
     return any(bool(pc.any(mask).as_py()) for mask in wrong)
 
 

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from decimal import Decimal
 from itertools import islice
 from typing import Any, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -37,19 +35,18 @@ Updates: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader | Rows
 def normalise(updates: Updates, schema: Schema) -> Iterator[pa.Table]:
     """Non-empty tables of exactly `schema.updates_schema`, holding the rows of `updates` in their order, lazily.
 
-    SchemaMismatch names every column that differs or holds a null where the schema forbids it; InvalidUsage for times
-    and diffs that are null, not whole numbers, outside int64 or (times) negative. Both may come after earlier tables
-    were yielded.
+    SchemaMismatch names every column that differs, holds a null where the schema forbids it, or is no sound Arrow data
+    (text that is not UTF-8); InvalidUsage for times and diffs that are null, not whole numbers, outside int64 or (times)
+    negative. Both may come after earlier tables were yielded.
     """
-    is_checked = False
     if isinstance(updates, pa.Table):
-        tables: Iterable[pa.Table] = [updates]
+        tables: Iterable[pa.Table] = map(_sound, [updates])
     elif isinstance(updates, pa.RecordBatch):
-        tables = [pa.Table.from_batches([updates])]
+        tables = map(_sound, [pa.Table.from_batches([updates])])
     elif isinstance(updates, pa.RecordBatchReader):
-        tables = (pa.Table.from_batches([batch]) for batch in updates)
+        tables = (_sound(pa.Table.from_batches([batch])) for batch in updates)
     elif isinstance(updates, Iterable):
-        tables, is_checked = _from_rows(updates, schema), True
+        tables = _from_rows(updates, schema)
     else:
         raise InvalidUsage(
             f"updates are a {type(updates).__name__}; expected an Arrow table, batch or reader, "
@@ -58,9 +55,30 @@ def normalise(updates: Updates, schema: Schema) -> Iterator[pa.Table]:
     for table in tables:
         conforming = table if _conforms(table, schema) else _conforming(table, schema)
         if conforming.num_rows:
-            if not is_checked:
-                _check_values(conforming)
             yield conforming
+
+
+def _sound(table: pa.Table) -> pa.Table:
+    """`table`, whose buffers hold what its types say: nobody else looks, and what is not text would be found by readers."""
+    try:
+        table.validate(full=True)
+    except pa.ArrowInvalid as error:
+        paths = [path for name in table.column_names for path in _unsound(table.column(name), name)]
+        raise SchemaMismatch(
+            f"{', '.join(paths)}: no sound Arrow data: {error}", requested=str(table.schema), actual=tuple(paths)
+        ) from error
+    return table
+
+
+def _unsound(column: pa.ChunkedArray, path: str) -> list[str]:
+    """The column's innermost fields that do not validate."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        is_struct = pa.types.is_struct(column.type)
+        within = zip(column.flatten(), column.type, strict=True) if is_struct else ()
+        return [path_ for values, field in within for path_ in _unsound(values, f"{path}.{field.name}")] or [path]
+    return []
 
 
 def time_bounds(table: pa.Table) -> tuple[int, int]:
@@ -104,48 +122,6 @@ def _conforming(table: pa.Table, schema: Schema) -> pa.Table:
     if problems:
         raise SchemaMismatch("; ".join(problems), requested=str(table.schema), actual=repr(schema))
     return pa.table([key, val, _whole(table, "time"), _whole(table, "diff")], schema=schema.updates_schema)
-
-
-def _check_values(table: pa.Table) -> None:
-    """SchemaMismatch for values that are none of their type: Arrow builds such columns from the bytes of others without
-    looking, parts would hold other values in their place, or never be read again.
-    """
-    problems: list[str] = []
-    for side in ("key", "val"):
-        for chunk in table.column(side).chunks:
-            _check_array(chunk, side, problems)
-    if problems:
-        raise SchemaMismatch("; ".join(dict.fromkeys(problems)))
-
-
-def _check_array(array: pa.Array, path: str, problems: list[str]) -> None:
-    if pa.types.is_struct(array.type):
-        for index, field in enumerate(array.type):
-            _check_array(array.field(index), f"{path}.{field.name}", problems)
-    elif pa.types.is_string(array.type):
-        if not _is_text(array):
-            problems.append(f"{path} holds bytes that are not UTF-8: declare it BINARY, or mend them")
-    elif pa.types.is_decimal(array.type):
-        bounds = pc.min_max(array).as_py()
-        greatest = Decimal(10) ** (array.type.precision - array.type.scale)
-        if any(bound is not None and bound.copy_abs() >= greatest for bound in bounds.values()):
-            problems.append(f"{path} holds values that do not fit {print_type(array.type)}")
-
-
-def _is_text(array: pa.Array) -> bool:
-    """Whether all strings are UTF-8. Bytes below 128 are, wherever strings begin and end, and are looked at fastest."""
-    _, offsets, data = array.buffers()
-    if data is None or not len(array):
-        return True
-    edges = np.frombuffer(offsets, np.int32, count=array.offset + len(array) + 1)
-    used = np.frombuffer(data, np.uint8)[edges[array.offset] : edges[-1]]
-    if not len(used) or used.max() < 128:
-        return True
-    try:
-        array.cast(pa.binary()).cast(pa.string())
-    except pa.ArrowInvalid:
-        return False
-    return True
 
 
 def _unexpected(val_type: pa.DataType) -> list[str]:

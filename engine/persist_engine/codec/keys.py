@@ -52,6 +52,15 @@ def rollup_key(seqno: SeqNo, rollup_id: RollupId) -> str:
     return f"{seqno}/{rollup_id}"
 
 
+def is_rollup_key(partial: str) -> bool:
+    """Whether `partial` is the partial key of some rollup."""
+    seqno, _, rollup_id = partial.partition("/")
+    try:
+        return rollup_key(SeqNo.parse(seqno), RollupId(rollup_id)) == partial
+    except InvalidUsage:
+        return False
+
+
 def blob_key(shard_id: ShardId, partial: str) -> str:
     """The whole key of a partial one."""
     return f"{shard_id}/{partial}"

@@ -135,7 +135,7 @@ def _value_to_json(column: str, value: Any) -> Any:
         case bool() | int() | str():
             return value
         case float():
-            return {"float": repr(float(value))}
+            return {"float": float.__repr__(value)}  # numpy's are floats, and say otherwise
         case Decimal():
             return {"decimal": str(value)}
         case bytes():

@@ -97,7 +97,7 @@ class _Reader:
                 return IsNull(self._column(node.this))
             case exp.In() if node.expressions and not node.args.get("query"):
                 return In(self._column(node.this), tuple(map(self._value, node.expressions)))
-            case exp.Between():
+            case exp.Between() if not node.args.get("symmetric"):
                 column, low, high = self._column(node.this), node.args["low"], node.args["high"]
                 return And((Compare(column, ">=", self._value(low)), Compare(column, "<=", self._value(high))))
             case exp.Column() | exp.Dot():
@@ -129,8 +129,7 @@ class _Reader:
             case exp.Literal():
                 return node.this if node.is_string else self._number(node, node.this)
             case exp.Neg() if isinstance(node.this, exp.Literal) and not node.this.is_string:
-                # SUBTLE: a minus would round to the 28 digits that Python's decimals are computed with.
-                return self._number(node, node.this.this).copy_negate()
+                return self._number(node, node.this.this).copy_negate()  # minus would round to 28 digits
             case exp.Boolean():
                 return bool(node.this)
             case exp.HexString() if len(node.this) % 2 == 0:

@@ -65,6 +65,8 @@ def is_refusal_certain(
     writer = state.writers.get(cmd.writer_id)
     if writer is not None:
         return not writer.most_recent_write_upper >= cmd.batch.desc.upper > cmd.batch.desc.lower
+    if is_tombstone(state):  # finalizing removes all writers, whatever their leases
+        return False
     # Others remove us by their own clocks, which may be far ahead of ours; no state is older than the clock of whoever
     # committed it.
     newest_ms = max(now_ms, state.walltime_ms)

@@ -21,6 +21,11 @@ def expires_after_ms(holder: LeasedReader | Writer) -> int:
     return holder.last_heartbeat_ms + holder.lease_ms
 
 
+def held_until_ms(holder: LeasedReader | Writer | None) -> int:
+    """`expires_after_ms`; before all times for nobody."""
+    return 0 if holder is None else expires_after_ms(holder)
+
+
 def expire_at(state: ShardState, now_ms: int) -> ShardState:
     """Without the leased readers and writers whose lease ended before `now_ms`; the same state when there is none.
 

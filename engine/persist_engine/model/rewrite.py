@@ -10,16 +10,18 @@ from dataclasses import replace
 
 from persist_engine.base.errors import InvalidBatchBounds, InvalidRewrite
 from persist_engine.model.batch import HollowBatch
-from persist_engine.model.frontier import MINIMUM, Antichain, Description
+from persist_engine.model.frontier import DATA_TIME_MAX, MINIMUM, Antichain, Description
 
 
 def rewritten(batch: HollowBatch, frontier: Antichain, new_upper: Antichain) -> HollowBatch:
     """`batch` with all times advanced to `frontier` and registered up to `new_upper`. Idempotent.
 
-    InvalidRewrite unless frontier < new_upper, neither steps back behind the batch's own bounds nor behind an earlier
-    rewrite, and the batch is as a user wrote it (since at the minimum).
+    InvalidRewrite unless frontier < new_upper, updates may have the time `frontier`, neither steps back behind the batch's
+    own bounds nor behind an earlier rewrite, and the batch is as a user wrote it (since at the minimum).
     """
     desc = batch.desc
+    if frontier.time is not None and frontier.time > DATA_TIME_MAX:  # read, its rows would lie before it
+        raise InvalidRewrite(f"batch {desc} rewritten to {frontier}: no update is later than {DATA_TIME_MAX}")
     if not frontier < new_upper:
         raise InvalidRewrite(f"batch {desc} rewritten to {frontier}, at or past its new upper {new_upper}")
     if not desc.upper <= new_upper:

@@ -260,7 +260,8 @@ def _versions_of_rollups(diff: StateDiff) -> Iterator[tuple[HollowRollup | None,
 
 def _versions_of_batches(diff: StateDiff) -> Iterator[tuple[HollowBatch | None, HollowBatch | None]]:
     for change in diff.legacy_batches:
-        yield (change.key, None) if isinstance(change, Delete) else (None, change.key)
+        if not isinstance(change, Update):  # of the unit to the unit: nothing came or went (spec 7.7)
+            yield (change.key, None) if isinstance(change, Delete) else (None, change.key)
     for hollow in diff.hollow_batches:
         yield _old(hollow), _to(hollow)
 

@@ -273,7 +273,7 @@ def _raise_staging_floor(state: ShardState, cmd: c.RaiseStagingFloor) -> Applied
     floor_ms = max(state.staging_floor_ms or 0, cmd.floor_ms)
     if is_tombstone(state):
         return Refused(c.StagingFloor(floor_ms))
-    return Applied(replace(state, staging_floor_ms=floor_ms), c.StagingFloor(floor_ms))
+    return Applied(replace(state, staging_floor_ms=floor_ms or None), c.StagingFloor(floor_ms))
 
 
 def _become_tombstone(state: ShardState) -> Applied | Refused:

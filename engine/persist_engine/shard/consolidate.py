@@ -216,7 +216,8 @@ class _Cursor:
             self._follows(window)
         while window is not None:
             behind = next_rows(self._run)
-            if behind is not None and self._follows(behind):
+            # SUBTLE: what came so far of a row that repeats may have cancelled, and have been all there was.
+            if behind is not None and self._follows(behind) and window.num_rows:
                 # Only the row that they share is merged.
                 behind = consolidated(pa.concat_tables([window.slice(window.num_rows - 1), behind]))
                 window = window.slice(0, window.num_rows - 1)

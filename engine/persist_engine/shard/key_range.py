@@ -29,7 +29,6 @@ class KeyRange:
         """The rows of `table` within the range, in their order."""
         if self.lower is None and self.upper is None:
             return table
-        # As a list: a name that begins with a dot would be read as a path.
         return table.filter(self._mask(pc.struct_field(table.column("key"), [self.column])))
 
     def _mask(self, values: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -9,13 +9,12 @@ attempts, so that nobody deletes blobs that are in use. Storage errors surface o
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from persist_engine.base.env import Env
-from persist_engine.base.errors import AmbiguousAppend, InvalidUsage, InvariantViolated, check
+from persist_engine.base.errors import AmbiguousAppend, InvalidUsage, InvariantViolated, Unavailable, check
 from persist_engine.base.metrics import Metrics
 from persist_engine.base.settings import Settings
 from persist_engine.base.versioned import SeqNo
@@ -26,7 +25,7 @@ from persist_engine.model.batch import HollowBatch, HollowRollup
 from persist_engine.model.commands import Command
 from persist_engine.model.frontier import MINIMUM, Antichain
 from persist_engine.model.ids import CriticalReaderId, IdempotencyToken, LeasedReaderId, ShardId, WriterId
-from persist_engine.model.leases import expires_after_ms
+from persist_engine.model.leases import held_until_ms
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.state import DebugInfo, SchemaPair, ShardState, SourceProgress
 from persist_engine.model.trace import MergeOutcome, MergeRes
@@ -34,12 +33,9 @@ from persist_engine.shard.applier import NO_MAINTENANCE, Applier, UnknownOutcome
 from persist_engine.shard.gauges import count_inline
 from persist_engine.shard.retry import Backoff, Retry
 from persist_engine.shard.versions import StateVersions
-from persist_engine.shard.watch import StateWatch, once_after, wait_until
+from persist_engine.shard.watch import StateWatch, wait_until
 from persist_engine.storage.blob import Blob
 
-_log = logging.getLogger(__name__)
-#: Who waits this long for a time to be written is told why nothing happens (spec 9.19).
-WAIT_LOG_S = 1.0
 #: Past all clocks.
 _NEVER_MS = 2**63
 
@@ -165,11 +161,15 @@ class Machine:
             except UnknownOutcome as error:
                 # Not our clock now, nor before the call: it may have been set back between two attempts.
                 earliest_ms = min(earliest_ms, error.decided_ms)
-                before = error.before.writers.get(writer_id)
-                held_ms = held_ms if before is None else max(held_ms, expires_after_ms(before))
+                held_ms = max(held_ms, held_until_ms(error.before.writers.get(writer_id)))
                 backoff = backoff or self._backoff("compare_and_append")
                 backoff.wait(error)
                 continue
+            except InvalidUsage as error:
+                if backoff is not None:  # what was right once stays right: it is the store that takes no more calls
+                    text = f"append of {batch.desc} to {self.shard_id} may or may not have happened: {error}"
+                    raise Unavailable(text, shard_id=self.shard_id) from error
+                raise
             match answer:
                 case commands.Appended():
                     count_inline(self.metrics, batch)
@@ -361,6 +361,13 @@ class Machine:
         """Let no part that was staged before `floor_ms` be linked any more, by anybody, ever. The floor that stands."""
         return self._idempotent(commands.RaiseStagingFloor(floor_ms), commands.StagingFloor)
 
+    def overtake(self) -> ShardState:
+        """Commit a version that changes nothing, so that whatever was decided before it and is still on its way loses its
+        race; the state then. A tombstone takes no such version, and nothing else either.
+        """
+        self.raise_staging_floor(0)
+        return self.state
+
     def register_schema(self, pair: SchemaPair) -> tuple[commands.SchemaRegistered, Maintenance]:
         """The id of `pair`; None when the shard has others and not this one."""
         return self._idempotent(commands.RegisterSchema(pair=pair), commands.SchemaRegistered)
@@ -410,16 +417,11 @@ class Machine:
         if as_of.is_empty():
             raise InvalidUsage(f"a snapshot of {self.shard_id} needs a time, not the closed frontier")
 
-        is_long = once_after(WAIT_LOG_S, self.env)
-
         def check_state() -> tuple[HollowBatch, ...] | SinceAhead | None:
             trace = self.state.trace
             if not trace.since <= as_of:
                 return SinceAhead(trace.since)
             if trace.upper <= as_of:
-                if is_long():
-                    text = "snapshot of shard %s at %s waits: the upper is still %s"
-                    _log.info(text, self.shard_id, as_of, trace.upper, extra={"shard": self.shard_id})
                 return None
             return tuple(batch for batch in trace.batches() if batch.desc.lower <= as_of)
 

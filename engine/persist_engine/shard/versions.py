@@ -26,7 +26,7 @@ from persist_engine.base.metrics import Metrics
 from persist_engine.base.settings import Settings
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo, VersionedData
-from persist_engine.codec.keys import blob_key, rollup_key
+from persist_engine.codec.keys import blob_key, is_rollup_key, rollup_key
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model.batch import HollowRollup
@@ -381,6 +381,8 @@ class StateVersions:
             raise CorruptData(f"diff {key} leads to {diff.seqno_to}", key=key)
         if diff.shard_id not in {None, shard_id}:
             raise CorruptData(f"diff {key} belongs to shard {diff.shard_id}", key=key)
+        if not is_rollup_key(diff.latest_rollup_key):
+            raise CorruptData(f"diff {key} names no rollup: {diff.latest_rollup_key!r}", key=key)
         return diff
 
 

@@ -276,6 +276,11 @@ class History:
             kinds["writer"] = BackgroundWriter
         self._actors = [kinds[name.rstrip("0123456789")](self, name, operations) for name, operations in plan.actors]
 
+    @property
+    def may_be_ambiguous(self) -> bool:
+        """As of the plan; a shard that is finalized tells of no append any more."""
+        return self.plan.may_be_ambiguous or self.witness.is_past()
+
     def run(self) -> Report:
         """From the first commit to the last check."""
         with simulated_threads(self.scheduler):

@@ -149,7 +149,7 @@ class Writer(Actor):
             self.rng.choices(ways, weights=[6, 4, 2, 4, 3, 1, 1])[0]()
         except InvariantViolated:
             # The one case in which an append cannot tell what became of it: the documented end is a restart.
-            if not self.history.plan.may_be_ambiguous:
+            if not self.history.may_be_ambiguous:
                 raise
             self.history.ambiguous += 1
             self._open()
@@ -234,15 +234,17 @@ class Writer(Actor):
         upper = self.rng.randint(lower + 1, upper)
         updates = [update for letter in fitting for update in letter.updates if lower <= update[1] < upper]
         append = self.history.witness.begin(updates, lower=lower, upper=upper, is_exact=True)
-        is_appended = self._conclude(
-            append,
-            lambda: self.handle.compare_and_append_batch(
-                batches, expected_upper=Antichain.of(lower), new_upper=Antichain.of(upper)
-            ),
-        )
-        if not is_appended:
-            for batch in batches:
-                batch.delete()
+        is_appended = False
+        try:
+            is_appended = self._conclude(
+                append,
+                lambda: self.handle.compare_and_append_batch(
+                    batches, expected_upper=Antichain.of(lower), new_upper=Antichain.of(upper)
+                ),
+            )
+        finally:  # who gives up an append cleans up, too, while it may still be on the way
+            if not is_appended:
+                self.handle.delete_batches(batches)
         return None
 
     def ask_upper(self) -> None:

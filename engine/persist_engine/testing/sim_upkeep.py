@@ -161,7 +161,7 @@ class Closer(Downgrader):
                     [], expected_upper=frontier_of(lower), new_upper=Antichain.empty()
                 )
         except AmbiguousAppend:
-            if not self.history.plan.may_be_ambiguous:
+            if not self.history.may_be_ambiguous:
                 raise
             self.history.ambiguous += 1
             self._open_writer()

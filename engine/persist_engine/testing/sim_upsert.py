@@ -111,7 +111,7 @@ class Upserter(Actor):
         except (Fenced, MissingBlob) as error:
             self.history.scheduler.note(f"{self.name} hydrates next time: {error}")
         except AmbiguousAppend:
-            if not self.history.plan.may_be_ambiguous:
+            if not self.history.may_be_ambiguous:
                 raise
             self.history.ambiguous += 1
             self._open()

@@ -58,8 +58,11 @@ def gc_and_truncate(machine: Machine, upto: SeqNo | None = None, *, on_progress:
     bounded by the versions between two rollups at most, not by how long nothing was collected. InvalidUsage when
     `upto` is past seqno_since: readers are still there.
     """
-    run = _Collection(machine, on_progress)
-    outcome = run.run(upto)
+    try:
+        outcome = _Collection(machine, on_progress).run(upto)
+    except BaseException:
+        machine.metrics.count("gc", outcome=Ending.FAILED.value)
+        raise
     machine.metrics.count("gc", outcome=outcome.ending.value)
     return outcome
 

@@ -19,6 +19,7 @@ from itertools import islice
 
 from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, MissingBlob
 from persist_engine.codec.keys import blob_key, shard_prefix
+from persist_engine.codec.schema import Schema
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
 from persist_engine.model.batch import (
     HollowBatch,
@@ -243,10 +244,11 @@ class _Verifying:
         source = PartSource(
             machine.shard_id, machine.blob, machine.schema, machine.retry, machine.metrics, path="verify"
         )
+        schemas = {schema_id: Schema.from_pair(pair) for schema_id, pair in machine.state.schemas.items()}
         left = iter(runs)
         with ThreadPoolExecutor(CHECK_THREADS, thread_name_prefix="persist-verify") as pool:
             while window := list(islice(left, CHECK_THREADS * 4)):
-                yield from pool.map(lambda run: check_run(source, run), window)
+                yield from pool.map(lambda run: check_run(source, run, schemas), window)
 
     def _sampled(self, run: RunToCheck) -> RunToCheck:
         picked = tuple(part for part in run.parts if not isinstance(part, HollowPart) or self._is_picked(part.key))

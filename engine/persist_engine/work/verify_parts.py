@@ -5,7 +5,7 @@ Reads through the same decoding as every reader does, so what passes here can be
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -13,9 +13,11 @@ import pyarrow.compute as pc
 
 from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, MissingBlob, SchemaMismatch
 from persist_engine.codec.columns import flatten_columns
+from persist_engine.codec.evolution import adapted
 from persist_engine.codec.order import key_lower
 from persist_engine.codec.part_stats import bound, stats_path
-from persist_engine.codec.updates import diffs_sum, sort
+from persist_engine.codec.schema import Schema
+from persist_engine.codec.updates import sort, wrapped_diffs_sum
 from persist_engine.model.batch import ColumnStats, HollowPart, Part, PartStats
 from persist_engine.model.frontier import Description
 from persist_engine.shard.consolidate import RowKey, row_key
@@ -43,8 +45,10 @@ class RunChecked:
     bytes_read: int = 0
 
 
-def check_run(source: PartSource, run: RunToCheck) -> RunChecked:
-    """Fetch and check every part. Storage errors are retried by `source`, and surface when it gives up."""
+def check_run(source: PartSource, run: RunToCheck, schemas: Mapping[int, Schema]) -> RunChecked:
+    """Fetch and check every part. Storage errors are retried by `source`, and surface when it gives up. `schemas`: all of
+    the shard's by id, of which `source` has the newest.
+    """
     checked = RunChecked([], [])
     last: RowKey | None = None
     for index, part in enumerate(run.parts):
@@ -68,7 +72,8 @@ def check_run(source: PartSource, run: RunToCheck) -> RunChecked:
         table = pa.concat_tables(tables) if tables else source.schema.updates_schema.empty_table()
         checked.parts += 1
         checked.rows += table.num_rows
-        checked.findings += _check_rows(table, part, name)
+        own = source.schema if part.schema_id is None else schemas.get(part.schema_id, source.schema)
+        checked.findings += _check_rows(table, part, name, Schema(own.key, source.schema.val))
         if run.is_sorted and table.num_rows:
             columns = flatten_columns(table)
             if sort(table) is not table or (last is not None and row_key(columns, 0) < last):
@@ -81,17 +86,17 @@ def _error(kind: FindingKind, key: str, message: str) -> Finding:
     return Finding(Severity.ERROR, kind, key, message)
 
 
-def _check_rows(table: pa.Table, part: Part, name: str) -> Iterator[Finding]:
-    """The rows that readers see against the descriptor. Sums and counts only when none of the part's rows is cut off
-    (spec 20, bug 20).
+def _check_rows(table: pa.Table, part: Part, name: str, with_own_keys: Schema) -> Iterator[Finding]:
+    """The rows that readers see against the descriptor, whose keys are those of the schema that the part was written
+    under. Sums and counts only when none of the part's rows is cut off (spec 20, bug 20).
     """
     is_whole = table.num_rows == part.rows
-    if is_whole and part.diffs_sum is not None and diffs_sum(table) != part.diffs_sum:
-        text = f"diffs add up to {diffs_sum(table)}, the descriptor says {part.diffs_sum}"
+    if is_whole and part.diffs_sum is not None and wrapped_diffs_sum(table) != part.diffs_sum:
+        text = f"diffs add up to {wrapped_diffs_sum(table)}, the descriptor says {part.diffs_sum}"
         yield _error(FindingKind.WRONG_SUM, name, text)
     if not isinstance(part, HollowPart) or not table.num_rows:
         return
-    if key_lower(table) < part.key_lower:
+    if key_lower(adapted(table, asked=with_own_keys, key=name)) < part.key_lower:
         yield _error(FindingKind.STATS_NOT_CONSERVATIVE, name, "a key lies before the descriptor's lower bound")
     if part.stats is not None:
         for text in _beyond_stats(table, part.stats, is_whole=is_whole, is_rewritten=part.ts_rewrite is not None):

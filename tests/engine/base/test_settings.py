@@ -2,7 +2,17 @@
 
 import pytest
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.base.settings import COMPACTION_DISABLED_VARIABLE, CompactionSettings, Settings, with_environ
+from persist_engine.base.settings import (
+    COMPACTION_DISABLED_VARIABLE,
+    BatchSettings,
+    CompactionSettings,
+    LeaseSettings,
+    MaintenanceSettings,
+    RetrySettings,
+    Settings,
+    WatchSettings,
+    with_environ,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,9 +29,39 @@ def test_it_never_enables_it():
     assert with_environ(off, {COMPACTION_DISABLED_VARIABLE: "0"}) == off
 
 
+NONSENSE = [
+    (BatchSettings, "batch", {"inline_total_bytes_max": -1, "stats_bytes_max": -1, "runs_max": 0}),
+    (LeaseSettings, "lease", {"reader_lease_ms": -1, "critical_downgrade_interval_ms": -1}),
+    (
+        MaintenanceSettings,
+        "maintenance",
+        {
+            "rollup_threshold": 0,
+            "rollup_claim_ms": -1,
+            "gc_versions_min": 0,
+            "gc_claim_ms": -1,
+            "gc_versions_max": 0,
+            "gc_delete_concurrency": 0,
+            "recent_diffs_max": 0,
+        },
+    ),
+    (CompactionSettings, "compaction", {"concurrency": 0, "queue_max": 0, "memory_bytes_max": -1, "claim_ms": -1}),
+    (RetrySettings, "retry", {"initial_ms": 0, "factor": 0.5, "clamp_ms": 0, "jitter": 1.1, "give_up_ms": -1}),
+    (WatchSettings, "watch", {"initial_ms": 0, "factor": 0.9, "clamp_ms": -1, "pushed_clamp_ms": 0}),
+]
+
+
 @pytest.mark.parametrize(
-    "bad", [{"concurrency": 0}, {"queue_max": 0}, {"claim_min_version": "99.0.0"}, {"claim_min_version": "one"}]
+    ("settings", "name", "value"),
+    [(each, f"{group}.{name}", value) for each, group, bad in NONSENSE for name, value in bad.items()],
 )
-def test_numbers_that_make_no_sense_are_refused(bad):
+def test_numbers_that_make_no_sense_are_refused_by_name(settings, name, value):
+    """Among them those that would never end: a rollup due for every link of a rollup, pauses of nothing."""
+    with pytest.raises(InvalidUsage, match=f"settings: {name} must"):
+        settings(**{name.partition(".")[2]: value})
+
+
+@pytest.mark.parametrize("bad", ["99.0.0", "one"])
+def test_a_version_to_retire_is_one_that_there_was(bad):
     with pytest.raises(InvalidUsage):
-        CompactionSettings(**bad)
+        CompactionSettings(claim_min_version=bad)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import pickle
 import subprocess
 import sys
@@ -260,6 +261,38 @@ def test_a_wait_that_ends_without_an_answer_holds_nothing():
             reader.snapshot(60, timeout_s=0.5)
         assert reader._beat()
         assert reader._pins.oldest(None) is None
+
+
+def test_regression_a_reader_that_gave_up_all_times_keeps_the_blobs_of_what_it_still_reads():
+    """Its heartbeat renewed nothing any more: the lease ran out below an open snapshot."""
+    shard = Shard(World(settings=COMPACTED, env=AheadEnv()))
+    machine, lease_ms = shard.client.machine(shard.id), COMPACTED.lease.reader_lease_ms
+    with shard.reader() as reader, reader.snapshot(59) as snapshot:
+        reader.downgrade_since(EMPTY)
+        compact_all(machine)
+        for _ in range(3):
+            shard.world.env.advance_ms(lease_ms // 2 + 1)
+            assert reader._beat()
+            shard.append()
+            write_rollup(machine)
+            gc_and_truncate(machine)
+        assert shard.is_registered(reader.reader_id)
+        assert snapshot.to_table().num_rows == 6
+
+
+def test_who_waits_long_for_a_time_to_be_written_is_told_once_what_for(caplog):
+    shard = Shard(World(), appends=0)
+    with shard.reader() as reader, caplog.at_level(logging.INFO, "persist_engine.client.read"):
+        with pytest.raises(Unavailable):
+            reader.snapshot(7, timeout_s=0.5)
+        assert not caplog.records
+        for read in (lambda: reader.snapshot(7, timeout_s=10), lambda: reader.changes(None, 7, timeout_s=10)):
+            with pytest.raises(Unavailable):
+                read()
+            (record,) = caplog.records
+            assert record.getMessage() == f"read of shard {shard.id} at {A(7)} waits: the upper is still {A(0)}"
+            assert record.__dict__["shard"] == shard.id
+            caplog.clear()
 
 
 class LockThatLetsOthersIn:

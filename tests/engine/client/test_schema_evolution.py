@@ -190,3 +190,15 @@ def test_a_finalized_shard_takes_no_schema(world: World) -> None:
     client.finalize(shard_id)
     with pytest.raises(InvalidUsage, match="finalized"):
         client.evolve_schema(shard_id, WIDE)
+
+
+@pytest.mark.parametrize("world", [0], indirect=True)
+def test_an_old_handle_filters_by_what_a_widened_column_has_grown_to(world: World) -> None:
+    """Bounds of newer parts are past all values of the old type: they say what they say, and are not damaged."""
+    client, shard_id = grown(world)
+    with client.open_leased_reader(shard_id, WIDE, purpose="old") as reader:
+        small = reader.snapshot(3, where="extra < 100")
+        assert [each["key"]["id"] for each in small.to_table().to_pylist()] == [3]
+        assert (small.count(), reader.snapshot(3, where="extra = 30").count()) == (1, 1)
+        with pytest.raises(SchemaMismatch, match="holds values that do not fit INT"):
+            reader.snapshot(3, where="extra > 100").to_table()

@@ -174,6 +174,18 @@ def test_a_rewritten_batch_is_read_at_its_new_times(inline: int):
     assert contents(world.process(), writer.shard_id, 8) == [(1, "a", 2), (2, "b", -1)]
 
 
+def test_a_batch_rewritten_to_the_greatest_time_is_read_there_and_to_no_later_one():
+    """A row of a later time would be read before its batch's lower, and be dropped as one that nobody appended."""
+    world, writer = opened()
+    batch = writer.batch([row(1, "a", 2)], lower=A(0), upper=A(5))
+    with pytest.raises(InvalidRewrite):
+        batch.rewrite_times(A(2**63), A(2**63 + 9))
+    batch.rewrite_times(A(2**63 - 1), A(2**63 + 9))
+    assert isinstance(writer.append([], lower=A(0), upper=A(2**63 - 1)), Appended)
+    assert isinstance(writer.append_batch(batch, A(2**63 - 1), A(2**63 + 9)), Appended)
+    assert contents(world.process(), writer.shard_id, 2**63 - 1) == [(1, "a", 1)]
+
+
 def test_rewrites_that_would_change_what_was_promised_are_refused():
     desc = Description(A(3), A(9), MINIMUM)
     part = InlinePart(b"", 1, 1, ts_rewrite=A(5))
@@ -184,6 +196,7 @@ def test_rewrites_that_would_change_what_was_promised_are_refused():
         (A(2), A(9), "before its lower"),
         (A(4), A(9), "before an earlier {5}"),
         (Antichain.empty(), A(9), "at or past"),
+        (A(2**63), A(2**63 + 9), "no update is later than 9223372036854775807"),
     ]:
         with pytest.raises(InvalidRewrite, match=text.replace("{", r"\{")):
             rewritten(batch, frontier, upper)

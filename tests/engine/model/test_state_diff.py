@@ -15,7 +15,16 @@ from persist_engine.model.flatten import pushed
 from persist_engine.model.frontier import MINIMUM
 from persist_engine.model.legacy_diff import apply_unstructured, lenient_replacement
 from persist_engine.model.spine import MergeRes, Spine
-from persist_engine.model.state_diff import Delete, Insert, StateDiff, Update, apply, between
+from persist_engine.model.state_diff import (
+    Delete,
+    Insert,
+    StateDiff,
+    Update,
+    apply,
+    between,
+    deleted_blobs,
+    inserted_blobs,
+)
 from persist_engine.model.trace import Trace
 from persist_engine.model.trace_diff import TraceDiff, changes
 from persist_engine.testing.states import (
@@ -266,6 +275,29 @@ def apart_empties() -> Spine:
 def test_a_diff_that_no_path_understands_is_an_error() -> None:
     with pytest.raises(InvariantViolated):
         applied(bare(batch(0, 1, 5)), delete(batch(0, 1, 4)), delete(batch(7, 8, 4)))
+
+
+@pytest.mark.parametrize("structured", [True, False])
+def test_regression_an_update_of_a_flat_batch_to_itself_changes_nothing_and_names_no_new_blob(structured: bool) -> None:
+    """Old code wrote them (spec 7.7). One path refused the whole diff, and audits saw the blobs appear a second time."""
+    shard = Stepper(settings=Settings() if structured else FLAT)
+    shard.do(c.RegisterLeasedReader(reader_id=leased_id(1), lease_ms=100, debug=DEBUG))
+    if not structured:
+        shard.state = replace(shard.state, trace=bare())
+    shard.do(append(batch(0, 1, 5), token_number=1))
+    before = shard.state
+    shard.do(append(batch(1, 9, 5), token_number=2))
+    diff = shard.diffs[-1]
+    assert before.trace.structured is structured
+    assert list(inserted_blobs(diff))
+    held = list(shard.state.trace.batches())[-1]
+    updates = tuple(Update(each, None, None) for each in before.trace.batches())
+    more = replace(diff, legacy_batches=(*updates, *diff.legacy_batches))
+    assert apply(before, more) == apply(before, diff)
+    assert list(inserted_blobs(more)) == list(inserted_blobs(diff))
+    assert list(deleted_blobs(more)) == list(deleted_blobs(diff))
+    only = replace(diff, legacy_batches=(Update(held, None, None),))
+    assert not [*inserted_blobs(only), *deleted_blobs(only)]
 
 
 def test_since_moves_without_structure_too() -> None:

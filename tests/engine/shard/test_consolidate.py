@@ -122,6 +122,17 @@ def test_rows_that_cancel_across_tables_and_windows_vanish(window_rows):
     assert merged([[ones[:1], ones[1:]], [minus]]) == []
 
 
+@pytest.mark.parametrize("others", [[], [[(9, "z", 0.0, 0, 1)]]])
+def test_a_row_that_cancels_at_a_table_s_end_may_come_again(window_rows, others):
+    """Seen at one time, a row that came and went and came again: its last -1 may be a table by itself."""
+    window_rows(1)
+    first, hot, last = (1, "a", 0.0, 9, 1), (2, "a", 0.0, 9, 1), (3, "a", 0.0, 9, 1)
+    gone = (*hot[:4], -1)
+    run = [[first, hot], [gone], [hot], [gone], [hot, last]]
+    assert rows_of(merged([run, *([others] if others else [])])) == [first, hot, last, *(others[0] if others else [])]
+    assert rows_of(merged([run[:2]])) == [first]
+
+
 def test_one_hot_row_repeated_past_every_window_is_one_row(window_rows):
     window_rows(2)
     hot, cold = (1, "a", 0.0, 9, 1), (0, "a", 0.0, 9, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 
 import pytest
@@ -106,19 +105,6 @@ def test_a_snapshot_holds_what_was_written_and_waits_for_what_was_not(world: Wor
     assert machine.snapshot_batches(A(9), 0) is not None
     with pytest.raises(InvalidUsage, match="closed frontier"):
         machine.snapshot_batches(EMPTY)
-
-
-def test_who_waits_long_for_a_snapshot_is_told_once_what_for(
-    world: World, shard_id: ShardId, caplog: pytest.LogCaptureFixture
-):
-    machine = world.process().machine(shard_id)
-    with caplog.at_level(logging.INFO, "persist_engine.shard.machine"):
-        assert machine.snapshot_batches(A(7), timeout_s=0.5) is None
-        assert not caplog.records
-        assert machine.snapshot_batches(A(7), timeout_s=10) is None
-    (record,) = caplog.records
-    assert record.getMessage() == f"snapshot of shard {shard_id} at {A(7)} waits: the upper is still {A(0)}"
-    assert record.__dict__["shard"] == shard_id
 
 
 def test_a_snapshot_before_since_can_never_be_told(world: World, shard_id: ShardId):

@@ -155,6 +155,24 @@ def test_damaged_rollups_and_diffs_are_named():
         world.process()._versions.fetch_current_state(shard_id)
 
 
+@pytest.mark.parametrize(
+    "named", ["", "rubbish", "v1", "v1/", "v01/{rollup}", "v1/{rollup}/x", "w1/{rollup}", "../{rollup}"]
+)
+def test_regression_a_diff_that_names_no_rollup_is_damage_whatever_the_number_of_diffs(named: str):
+    """The search from the newest rollup took it for misuse by the caller, and named neither shard nor version."""
+    world = World(settings=Settings(maintenance=MaintenanceSettings(recent_diffs_max=2)))
+    shard_id = world.shard_id()
+    state = commits(world.process(), shard_id, 3).state
+    (head,) = world.consensus.scan(shard_id, state.seqno, 1)
+    diff = decode_state_diff(head.data, key="head")
+    key = named.format(rollup=diff.latest_rollup_key.split("/")[1])
+    bad = dataclasses.replace(diff, seqno_from=state.seqno, seqno_to=state.seqno.next(), latest_rollup_key=key)
+    world.consensus.compare_and_set(shard_id, state.seqno, VersionedData(bad.seqno_to, encode_state_diff(bad)))
+    for versions in (world.process()._versions, world.process(settings=Settings())._versions):
+        with pytest.raises(CorruptData, match=f"{shard_id} {bad.seqno_to} names no rollup"):
+            versions.fetch_current_state(shard_id)
+
+
 def test_a_log_that_lost_acknowledged_versions_stops_the_writer():
     world = World()
     shard_id = world.shard_id()

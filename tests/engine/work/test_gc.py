@@ -6,7 +6,7 @@ import threading
 import pytest
 from persist_engine import PersistClient
 from persist_engine.base.env import SystemEnv
-from persist_engine.base.errors import InvalidUsage, InvariantViolated
+from persist_engine.base.errors import InvalidUsage, InvariantViolated, Unavailable
 from persist_engine.base.metrics import PrometheusMetrics
 from persist_engine.codec import stored_spine
 from persist_engine.model.state_diff import deleted_blobs, live_blobs
@@ -193,6 +193,24 @@ def test_gc_refuses_to_delete_what_the_version_it_truncates_to_names(monkeypatch
         gc_and_truncate(machine)
     assert stores.blobs() == blobs
     stores.check_contents(since)
+
+
+def test_a_run_that_raises_is_counted(monkeypatch):
+    stores, _ = aged()
+    registry = CollectorRegistry()
+    client = PersistClient(
+        stores.blob, stores.consensus, settings=SETTINGS, env=SystemEnv(), metrics=PrometheusMetrics(registry)
+    )
+    machine = client.machine(stores.shard_id)
+
+    def refused(*_: object) -> int:
+        raise Unavailable("the log is away")
+
+    write_rollup(machine)
+    monkeypatch.setattr(machine.versions, "truncate_diffs", refused)
+    with pytest.raises(Unavailable):
+        gc_and_truncate(machine)
+    assert registry.get_sample_value("persist_gc_total", {"outcome": "Failed"}) == 1
 
 
 def test_gc_tells_what_readers_of_older_versions_keep():

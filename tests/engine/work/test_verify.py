@@ -3,7 +3,8 @@
 import dataclasses
 
 import pytest
-from persist_engine.base.settings import Settings
+from persist_engine import Antichain, Schema
+from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.base.versioned import VersionedData
 from persist_engine.codec.checksum import checksum
 from persist_engine.codec.keys import blob_key
@@ -13,8 +14,11 @@ from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model.batch import ColumnStats
 from persist_engine.model.views import latest_rollup, seqno_since
 from persist_engine.testing.recorded import SCHEMA, RecordedShard, aged
+from persist_engine.testing.world import SCHEMA as WORLD_SCHEMA
+from persist_engine.testing.world import World, row
 from persist_engine.work import verify, verify_parts
 from persist_engine.work.finding import FindingKind, Severity
+from persist_engine.work.force import force_compaction
 from persist_engine.work.gc import collectable, gc_and_truncate
 from persist_engine.work.verify import verify_shard
 
@@ -240,3 +244,27 @@ def test_float_bounds_do_not_hide_nan():
     values = pa.chunked_array([pa.array([1.0, float("nan")])])
     assert list(verify_parts._beyond_bounds(values, ColumnStats(0, "1.0", "2.0"), "val.x", is_whole=True))
     assert not list(verify_parts._beyond_bounds(values, ColumnStats(0, "1.0", None), "val.x", is_whole=True))
+
+
+def test_sums_of_diffs_that_left_int64_when_parts_became_one_are_sound():
+    """Each part's rows add up to int64's greatest value; together they wrap, as the descriptor's sum does."""
+    world = World(settings=Settings(batch=BatchSettings(inline_part_bytes_max=0)))
+    client, shard_id = world.process(), world.shard_id()
+    with client.open_writer(shard_id, WORLD_SCHEMA, purpose="test") as writer:
+        for time in range(2):
+            writer.append([row(time, "x", time, 2**63 - 1)], lower=Antichain.of(time), upper=Antichain.of(time + 1))
+    machine = client.machine(shard_id)
+    force_compaction(machine, full=True)
+    assert [part.diffs_sum for batch in machine.state.trace.batches() for part in batch.parts] == [-2]
+    assert verify_shard(machine).findings == []
+
+
+def test_bounds_of_keys_are_those_of_the_schema_that_a_part_was_written_under():
+    """As bytes, keys of two schemas do not compare: here a field came between the two there were."""
+    world = World(settings=Settings(batch=BatchSettings(inline_part_bytes_max=0)))
+    client, shard_id = world.process(), world.shard_id()
+    with client.open_writer(shard_id, Schema.from_ddl("a BIGINT, c BIGINT", "x INT"), purpose="test") as writer:
+        updates = [(((1, 5), (1,)), 0, 1), (((1, -5), (2,)), 0, 1)]
+        writer.append(updates, lower=Antichain.of(0), upper=Antichain.of(1))
+    assert client.evolve_schema(shard_id, Schema.from_ddl("a BIGINT, b STRUCT<d: INT>, c BIGINT", "x BIGINT"))
+    assert verify_shard(client.machine(shard_id)).findings == []

@@ -1,0 +1,64 @@
+"""An export of the whole history reads one version from its beginning to its end, whatever becomes of the shard meanwhile."""
+
+from __future__ import annotations
+
+import pyarrow.parquet as pq
+import pytest
+from persist_engine import Antichain, PersistClient
+from persist_engine.base.settings import BatchSettings, MaintenanceSettings, Settings
+from persist_engine.client import export
+from persist_engine.testing.world import SCHEMA, AheadEnv, World, row
+from persist_engine.work.force import force_compaction, force_gc
+from persist_engine.work.rollup import write_rollup
+
+A = Antichain.of
+APPENDS = 20
+
+
+@pytest.mark.parametrize("run_parts_max", [None, 2])
+def test_a_history_is_exported_whole_while_others_compact_and_collect(tmp_path, monkeypatch, run_parts_max):
+    """The reader's heartbeats give up what it has not pinned: a long export lost its blobs with the first of them."""
+    settings = Settings(
+        batch=BatchSettings(inline_part_bytes_max=0, target_part_bytes=1024, run_parts_max=run_parts_max),
+        maintenance=MaintenanceSettings(gc_versions_min=1),
+    )
+    world = World(settings=settings, env=AheadEnv())
+    client, other, shard_id = world.process(), world.process(), world.shard_id()
+    with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
+        for time in range(APPENDS):
+            rows = [row(100 * time + key, "x" * 40, time) for key in range(30)]
+            writer.compare_and_append(rows, expected_upper=A(time), new_upper=A(time + 1))
+    if run_parts_max is not None:
+        force_compaction(other.machine(shard_id), full=True)
+        batches = other.machine(shard_id).refresh().trace.batches()
+        assert any(batch.has_hollow_runs for batch in batches)
+    readers = []
+    opened = PersistClient.open_leased_reader
+
+    def noted(*args, **kwargs):
+        readers.append(opened(*args, **kwargs))
+        return readers[-1]
+
+    reads = 0
+
+    def told(_read: int, _total: int) -> None:
+        nonlocal reads
+        reads += 1
+        if reads == 1:
+            with other.open_writer(shard_id, SCHEMA, purpose="late") as late:
+                late.compare_and_append([row(7, "late", APPENDS)], expected_upper=A(APPENDS), new_upper=A(APPENDS + 1))
+            force_compaction(other.machine(shard_id), full=True)
+            write_rollup(other.machine(shard_id))
+            client.machine(shard_id).refresh()
+            assert readers[0]._beat()
+            force_gc(other.machine(shard_id))
+
+    monkeypatch.setattr(PersistClient, "open_leased_reader", noted)
+    monkeypatch.setattr(export, "MEMORY_BYTES", 1)  # nothing is fetched before it is needed
+    manifest = export.export_shard(client, shard_id, tmp_path / "out", as_of=None, on_read=told)
+    assert (reads > 10, manifest.rows) == (True, 30 * APPENDS)
+    table = pq.read_table(tmp_path / "out")
+    assert [key["id"] for key in table["key"].to_pylist()] == [
+        100 * time + key for time in range(APPENDS) for key in range(30)
+    ]
+    assert table["time"].to_pylist() == [time for time in range(APPENDS) for _ in range(30)]
