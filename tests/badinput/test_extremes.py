@@ -1,4 +1,4 @@
-"""A shard at its limits: 100,000 readers, leases of zero, clocks that jump."""
+"""A shard at its limits: 100,000 readers, leases of zero, clocks that jump, the last uppers there are."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from persist_engine import Antichain, Appended, PersistClient, ShardId
+from persist_engine import Antichain, Appended, Location, PersistClient, ShardId
 from persist_engine.base.errors import Fenced
 from persist_engine.base.settings import LeaseSettings, MaintenanceSettings, Settings
 from persist_engine.base.versioned import CasResult, VersionedData
+from persist_engine.client.export import export_shard
 from persist_engine.client.snapshot import Snapshot
 from persist_engine.codec.state_diff import encode_state_diff
+from persist_engine.model.frontier import DATA_TIME_MAX, EMPTY, TIME_MAX
 from persist_engine.model.ids import LeasedReaderId
 from persist_engine.model.shared_map import SharedMap
 from persist_engine.model.state import LeasedReader
 from persist_engine.model.state_diff import between
 from persist_engine.model.views import seqno_since
 from persist_engine.testing.states import DEBUG
-from persist_engine.testing.world import SCHEMA, AheadEnv, World, row
+from persist_engine.testing.upserts import commands
+from persist_engine.testing.world import SCHEMA, AheadEnv, World, contents, row
 from persist_engine.work.perform import perform, perform_due
 
 A = Antichain.of
@@ -105,3 +108,23 @@ def test_clocks_that_jump_lose_nothing_and_stop_nothing(jumps_ms: tuple[int, ...
     state = world.process().machine(shard_id).refresh()
     assert len(list(state.trace.batches())) < 24, "nothing was compacted"
     assert len(world.consensus.scan(shard_id, state.seqno.__class__(0), 10_000)) < 60, "nothing was collected"
+
+
+@pytest.mark.parametrize("upper", [DATA_TIME_MAX, DATA_TIME_MAX + 1, TIME_MAX])
+def test_a_shard_written_past_all_data_is_read_by_whoever_needs_its_contents(tmp_path, upper):
+    """Uppers are u64, times of data and as_of int64: the time before the upper is none that can be asked for."""
+    shard_id = ShardId.new()
+    with PersistClient.open(Location(blob="mem:", consensus=f"sqlite://{tmp_path}/consensus.db")) as client:
+        with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
+            writer.compare_and_append([row(1, "a", 0)], expected_upper=A(0), new_upper=A(upper))
+        assert export_shard(client, shard_id, tmp_path / "export", as_of="latest").rows == 1
+        for _ in range(2):  # one that hydrates, and one that finds what the other wrote
+            with client.open_upsert(shard_id, SCHEMA, purpose="test") as upserts:
+                assert upserts.hydrate() >= A(upper)
+                done = upserts.upsert_at(commands((2, "late"), time=[0]), upper=A(TIME_MAX))
+                assert (done.late, done.inserted, done.upper) == (1, 0, A(TIME_MAX))
+        with client.open_sink(shard_id, SCHEMA) as sink:
+            sink.inputs[0].insert([row(1, "a", 0)])
+            sink.inputs[0].advance(EMPTY)
+            assert sink.wait_for_upper(EMPTY, timeout_s=30)
+        assert contents(client, shard_id, DATA_TIME_MAX) == [(1, "a", 1)]

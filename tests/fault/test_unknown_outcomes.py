@@ -5,19 +5,24 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from persist_engine import Antichain, Appended, UpperMismatch
 from persist_engine.base.errors import InvalidUsage, InvariantViolated, Unavailable
 from persist_engine.base.settings import BatchSettings, LeaseSettings, MaintenanceSettings, RetrySettings, Settings
 from persist_engine.base.versioned import SeqNo
+from persist_engine.client.client import PersistClient
 from persist_engine.codec.keys import rollup_key
 from persist_engine.codec.schema import CODECS
 from persist_engine.model.batch import HollowBatch, HollowRollup
 from persist_engine.model.frontier import MINIMUM, Description
-from persist_engine.model.ids import CriticalReaderId, RollupId, WriterId
+from persist_engine.model.ids import CriticalReaderId, RollupId, ShardId, WriterId
 from persist_engine.model.trace import MergeRes
 from persist_engine.testing.world import SCHEMA, World, contents, row
+from persist_engine.work.compact import compact
+from persist_engine.work.rollup import write_rollup
+from persist_engine.work.verify import verify_shard
 
 A = Antichain.of
 NO_INLINE = Settings(batch=BatchSettings(inline_part_bytes_max=0))
@@ -284,6 +289,49 @@ def test_regression_1b_a_merge_result_of_unknown_outcome_counts_as_applied(happe
     inputs = tuple(part for _, part in batch.parts)
     outcome, _ = machine.apply_merge_res(MergeRes(output=output, input=batch.id, inputs=inputs))
     assert outcome.applied
+
+
+def _append(client: PersistClient, shard_id: ShardId) -> None:
+    client.open_writer(shard_id, SCHEMA, purpose="late").append([row(4, "x", 4)], lower=A(4), upper=A(5))
+
+
+def _append_doubtful_copy(client: PersistClient, shard_id: ShardId) -> None:
+    """Of a batch that others may have appended: staged anew, by the append itself."""
+    writer = client.open_writer(shard_id, SCHEMA, purpose="late")
+    with writer.builder(A(3)) as builder:
+        builder.add([row(3, "x", 3), row(4, "x", 4)])
+        copy = writer.batch_from_transmittable(builder.finish(A(5)).to_transmittable())
+    writer.compare_and_append_batch([copy], expected_upper=A(4), new_upper=A(5))
+
+
+def _compact(client: PersistClient, shard_id: ShardId) -> None:
+    machine = client.machine(shard_id)
+    compact(machine, next(each for each in machine.state.trace.spine_batches() if len(each.parts) > 1).request())
+
+
+def _roll_up(client: PersistClient, shard_id: ShardId) -> None:
+    write_rollup(client.machine(shard_id))
+
+
+@pytest.mark.parametrize("command", [_append, _append_doubtful_copy, _compact, _roll_up])
+def test_regression_1_what_may_have_been_linked_stays_when_retrying_ends(command):
+    """Bug 1, once more: who gives up before the outcome is known must not tidy up behind himself."""
+    world = World(settings=replace(NO_INLINE, retry=RetrySettings(give_up_ms=0)))
+    shard_id = world.shard_id()
+    client = world.process()
+    writer = client.open_writer(shard_id, SCHEMA, purpose="test")
+    for time in range(4):
+        writer.append([row(time, "x", time)], lower=A(time), upper=A(time + 1))
+    machine = client.machine(shard_id)
+    before = machine.state
+    world.faults.fail_next("compare_and_set", happened=True)
+    with pytest.raises(Unavailable):
+        command(client, shard_id)
+    after = machine.refresh()
+    assert after.trace != before.trace or after.rollups != before.rollups, "it happened"
+    assert verify_shard(machine).findings == []
+    rows = 5 if after.trace.upper == A(5) else 4
+    assert contents(world.process(), shard_id, rows - 1) == [(key, "x", 1) for key in range(rows)]
 
 
 @pytest.mark.parametrize("happened", [True, False])

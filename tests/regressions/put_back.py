@@ -33,6 +33,7 @@ def bug(name: str, file: str, now: str, then: str, *tests: str) -> Bug:
 
 
 FAULT = "tests/fault/test_unknown_outcomes.py::"
+GIVEN_UP = FAULT + "test_regression_1_what_may_have_been_linked_stays_when_retrying_ends"
 BAD = "tests/badinput/test_regressions.py::"
 MODEL = "tests/engine/model/"
 STORIES = "tests/regressions/test_stories.py::"
@@ -58,6 +59,31 @@ BUGS = (
         "lambda unknown, known: unknown if unknown.applied else known,",
         "lambda unknown, known: known,",
         FAULT + "test_regression_1c_a_rollup_that_was_linked_and_replaced_before_the_retry_counts_as_linked",
+    ),
+    bug(
+        "1a (given up)",
+        "client/write.py",
+        "        except InvalidUsage:\n            self._settle(own, is_appended=False)\n            raise\n        except BaseException",
+        "        except (InvalidUsage, Unavailable):\n            self._settle(own, is_appended=False)\n            raise\n"
+        "        except BaseException",
+        GIVEN_UP + "[_append_doubtful_copy]",
+    ),
+    bug(
+        "1b (given up)",
+        "work/compact.py",
+        "        answer, maintenance = machine.apply_merge_res(MergeRes(output, chunk.input, replaced, chunk.run_ids))\n",
+        "        try:\n"
+        "            answer, maintenance = machine.apply_merge_res(MergeRes(output, chunk.input, replaced, chunk.run_ids))\n"
+        "        except BaseException:\n            writer.abandon()\n            raise\n",
+        GIVEN_UP + "[_compact]",
+    ),
+    bug(
+        "1c (given up)",
+        "work/rollup.py",
+        "    answer, maintenance = machine.add_rollup(state.seqno, HollowRollup(key, size_bytes))\n",
+        "    try:\n        answer, maintenance = machine.add_rollup(state.seqno, HollowRollup(key, size_bytes))\n"
+        "    except BaseException:\n        machine.versions.delete_rollup(machine.shard_id, key)\n        raise\n",
+        GIVEN_UP + "[_roll_up]",
     ),
     bug(
         "2",

@@ -15,6 +15,7 @@ from persist_engine.cli.options import (
     GIVE_UP_S,
     AsJson,
     BlobUrl,
+    ClaimAge,
     Commit,
     ConsensusUrl,
     GiveUp,
@@ -58,9 +59,7 @@ def force_compaction(
     full: Annotated[
         bool, typer.Option("--full", help="Merge all batches into one, not only those that are due.")
     ] = False,
-    claim_age: Annotated[
-        float, typer.Option(min=0, help="Leave compactions that others claimed less than this many seconds ago.")
-    ] = 0.0,
+    claim_age: ClaimAge = 0.0,
     commit: Commit = False,
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
@@ -139,9 +138,11 @@ def finalize(
     released = [CriticalReaderId(text) for text in release or ()]
     with connected(blob, consensus, give_up) as client:
         if commit:
-            if close:
-                close_shard(client, shard_id, give_up=released)
-            _done(finalize_shard(client, shard_id), as_json=as_json)
+            with progress_bar("finalize", quiet=as_json):
+                if close:
+                    close_shard(client, shard_id, give_up=released)
+                outcomes = finalize_shard(client, shard_id)
+            _done(outcomes, as_json=as_json)
             return
         machine = client.machine(shard_id)
         state = machine.refresh()

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, PersistError
 from persist_engine.base.wording import counted, sized
 from persist_engine.cli.options import (
     GIVE_UP_S,
+    UNREADABLE,
     AsJson,
     BlobUrl,
     ConsensusUrl,
@@ -18,7 +19,9 @@ from persist_engine.cli.options import (
     ShardArgument,
     ShardOption,
     connected,
+    ended_with,
     one_shard,
+    one_time,
 )
 from persist_engine.cli.output import ago, print_json, print_rows, progress_bar
 
@@ -100,6 +103,8 @@ def usage(
                 prefix="" if shard_id is None else shard_prefix(shard_id),
                 on_listed=lambda blobs, size: bar(blobs, blobs, f"{counted(blobs, 'blob')}, {sized(size)}"),
             )
+        if shard_id is not None and shard_id not in found.shards:
+            client.machine(shard_id)  # nothing of it anywhere: says that there is no such shard
     if as_json:
         print_json(found.to_json())
         return
@@ -124,15 +129,22 @@ def _remark(problem: str | None, exists: bool) -> str | None:  # noqa: FBT001 - 
 
 
 def _referenced(client: PersistClient, shard_ids: list[ShardId], *, as_json: bool) -> None:
-    from persist_engine.work.usage import referenced_usage
+    from persist_engine.work.usage import ReferencedUsage, referenced_usage
 
-    found = [referenced_usage(client.machine(shard_id)) for shard_id in shard_ids]
+    found: list[ReferencedUsage] = []
+    problems: list[PersistError] = []
+    for shard_id in shard_ids:
+        try:
+            found.append(referenced_usage(client.machine(shard_id)))
+        except UNREADABLE as error:
+            problems.append(error)
     columns = ("shard_id", "parts_bytes", "rollups_bytes", "inline_bytes", "consensus_bytes")
     rows = [tuple(getattr(each, column) for column in columns) for each in found]
     if as_json:
         print_json([dict(zip(columns, row, strict=True)) for row in rows])
     else:
         print_rows(columns, rows)
+    ended_with(problems)
 
 
 def _machine_of(client: PersistClient) -> Callable[[ShardId], Machine | None]:
@@ -168,7 +180,15 @@ def verify(
     shard_id = None if shard_argument is None and shard is None else one_shard(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
         shard_ids = sorted(client.shards()) if shard_id is None else [shard_id]
-        found = [_verified(client, each, sample / 100, quiet=as_json) for each in shard_ids]
+        found: list[Verification] = []
+        problems: list[PersistError] = []
+        for each in shard_ids:
+            try:
+                found.append(_verified(client, each, sample / 100, quiet=as_json))
+            except Incompatible as error:
+                if shard_id is not None:
+                    raise
+                problems.append(error)
     if as_json:
         reports = [each.to_json() for each in found]
         print_json(reports if shard_id is None else reports[0])
@@ -182,10 +202,10 @@ def verify(
         print_rows((*numbers, "findings"), rows)
     if any(each.is_corrupt for each in found):
         raise typer.Exit(EXIT_CORRUPT)
+    ended_with(problems)
 
 
 def _verified(client: PersistClient, shard_id: ShardId, sample: float, *, quiet: bool) -> Verification:
-    from persist_engine.base.errors import CorruptData, InvariantViolated
     from persist_engine.work.finding import FindingKind, Verification
     from persist_engine.work.verify import verify_shard
 
@@ -219,14 +239,13 @@ def export(
     from persist_engine.client.export import MANIFEST, export_shard
 
     shard_id = one_shard(shard_argument, shard)
-    if not (as_of == "latest" or as_of.isdecimal()):
-        raise InvalidUsage(f"--as-of must be a time or `latest`, not {as_of!r}")
+    time = one_time(as_of, "--as-of")
     with connected(blob, consensus, give_up) as client, progress_bar("export", quiet=as_json) as bar:
         manifest = export_shard(
             client,
             shard_id,
             to,
-            as_of=None if history else "latest" if as_of == "latest" else int(as_of),
+            as_of=None if history else "latest" if time is None else time,
             on_read=lambda done, total: bar(done, total, sized(done)),
         )
     if as_json:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_engine.base.wording import counted, sized
 from persist_engine.cli.options import (
     GIVE_UP_S,
+    UNREADABLE,
     AsJson,
     BlobUrl,
     Commit,
@@ -19,6 +20,7 @@ from persist_engine.cli.options import (
     ShardArgument,
     ShardOption,
     connected,
+    ended_with,
     one_shard,
 )
 from persist_engine.cli.output import ago, print_json, print_rows, progress_bar
@@ -79,6 +81,7 @@ def orphans(
     one = None if shard_argument is None and shard is None else one_shard(shard_argument, shard)
     after = None if resume_after is None else ShardId(resume_after)
     found: list[Orphans] = []
+    problems: list[PersistError] = []
     done = resume_after
     with connected(blob, consensus, give_up) as client:
         shard_ids = [one] if one is not None else sorted(client.shards())
@@ -87,7 +90,14 @@ def orphans(
         for shard_id in (each for each in shard_ids if after is None or each > after):
             stopped = left == 0
             if not stopped:
-                scanned = _scanned(client, shard_id, older_than_s * 1000, left, commit=commit, quiet=as_json)
+                try:
+                    scanned = _scanned(client, shard_id, older_than_s * 1000, left, commit=commit, quiet=as_json)
+                except UNREADABLE as error:
+                    if one is not None:
+                        raise
+                    problems.append(error)  # those before it are reported, those after it looked through
+                    done = shard_id
+                    continue
                 found.append(scanned)
                 left = None if left is None else left - scanned.deleted
                 stopped = not scanned.is_complete
@@ -95,6 +105,7 @@ def orphans(
                 break
             done = shard_id
     _show(found, older_than_s, commit=commit, stopped=stopped, resume_after=done, as_json=as_json)
+    ended_with(problems)
 
 
 def _scanned(

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,7 +33,7 @@ def flattened(batch: pa.RecordBatch) -> pa.RecordBatch:
     diffs = batch.column("diff").to_numpy(zero_copy_only=False)
     if (diffs < 0).any():
         at = int(np.argmax(diffs < 0))
-        row = {name: batch.column(name)[at].as_py() for name in ("key", "val", "diff")}
+        row = {name: _value(batch.column(name)[at]) for name in ("key", "val", "diff")}
         raise InvariantViolated(f"the collection holds a row a negative number of times: {row}; see --updates")
     flat = _side_by_side(batch)
     return flat if (diffs == 1).all() else flat.take(pa.array(np.repeat(np.arange(len(diffs)), diffs)))
@@ -85,7 +85,8 @@ def writing(format_name: str, path: Path | None, schema: pa.Schema) -> Iterator[
     except OSError as error:
         raise InvalidUsage(f"cannot write {path}: {error.strerror}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # where it could not be made, it cannot be removed either
+            partial.unlink()
 
 
 @contextmanager
@@ -107,7 +108,7 @@ def _writer(format_name: str, file: IO[bytes], schema: pa.Schema) -> Iterator[Wr
             held: list[pa.RecordBatch] = []
             yield held.append
             table = pa.Table.from_batches(held, schema=schema)
-            print_rows(schema.names, zip(*(map(_shown, column.to_pylist()) for column in table.columns), strict=True))
+            print_rows(schema.names, zip(*(map(_shown, _values(column)) for column in table.columns), strict=True))
 
 
 def _leaves(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -134,7 +135,7 @@ def _write_lines(file: IO[bytes], batch: pa.RecordBatch) -> None:
     """
     plain = [_json_ready(column) for column in batch.columns]
     names = batch.schema.names
-    rows = zip(*(column.to_pylist() for column in plain), strict=True)
+    rows = zip(*(_values(column) for column in plain), strict=True)
     lines = (json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, default=_json_value) for row in rows)
     file.write("".join(f"{line}\n" for line in lines).encode())
 
@@ -154,6 +155,24 @@ def _json_ready(column: pa.Array) -> pa.Array:
 
 def _json_value(value: Any) -> str:
     return value.hex() if isinstance(value, bytes) else value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """As Python has them, but for dates and instants in years that it does not have: those as numbers, said to be so."""
+    try:
+        found: list[Any] = column.to_pylist()
+    except (OverflowError, ValueError):
+        return [_value(each) for each in column]
+    return found
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):
+        if isinstance(scalar, pa.StructScalar):
+            return {field.name: _value(scalar[field.name]) for field in scalar.type}
+        return f"<value out of range: {scalar.value}>"  # Arrow's own text of a far instant has another year
 
 
 def _shown(value: Any) -> object:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_engine.base.versioned import SeqNo
 from persist_engine.cli.options import (
     GIVE_UP_S,
+    UNREADABLE,
     AsJson,
     BlobUrl,
     ConsensusUrl,
@@ -20,6 +21,7 @@ from persist_engine.cli.options import (
     ShardArgument,
     ShardOption,
     connected,
+    ended_with,
     one_shard,
 )
 from persist_engine.cli.output import plain, print_json, print_pairs, print_rows
@@ -59,16 +61,24 @@ def shards(
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
 ) -> None:
-    """List the shards of a location."""
+    """List the shards of a location. One that cannot be read is listed without numbers, and ends in its exit code."""
     with connected(blob, consensus, give_up) as client:
         found = sorted(client.shards())
         names = ("shard", "seqno", "since", "upper", "updates", "parts", "bytes", "readers", "writers")
-        rows = [_shard_row(client, shard_id) if long else (shard_id,) for shard_id in found]
+        rows: list[tuple[object, ...]] = []
+        problems: list[PersistError] = []
+        for shard_id in found:
+            try:
+                rows.append(_shard_row(client, shard_id) if long else (shard_id,))
+            except UNREADABLE as error:
+                rows.append((shard_id, *(None for _ in names[1:])))
+                problems.append(error)
     columns = names if long else names[:1]
     if as_json:
         print_json([dict(zip(columns, row, strict=True)) for row in rows])
     else:
         print_rows(columns, rows)
+    ended_with(problems)
 
 
 def _shard_row(client: PersistClient, shard_id: ShardId) -> tuple[object, ...]:

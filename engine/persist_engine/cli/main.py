@@ -9,8 +9,9 @@ import json
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 
@@ -44,6 +45,8 @@ EXIT_CODES: tuple[tuple[type[PersistError], int], ...] = (
 )
 EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141
+#: In the environment: show where an unexpected error came from instead of one line about it.
+TRACEBACK = "PERSIST_TRACEBACK"
 
 EPILOG = """Examples:
 
@@ -55,10 +58,26 @@ persist maintain auto SHARD
 
 persist admin holds SHARD
 
-Exit codes: 0 done, 64 usage, 70 store unavailable, 71 fenced, 73 broken invariant, 74 corrupt data, 75 newer data."""
+Exit codes: 0 done, 1 any other error, 64 usage, 70 store unavailable, 71 fenced, 73 broken invariant, 74 corrupt data, 75 newer data."""
+
+
+class _OutputClosed(Exception):
+    """Whoever read our output left."""
+
+
+class _Root(PluginGroup):
+    """All commands. A closed pipe leaves them under a name of our own: the parser would make exit code 1 of it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _OutputClosed from error
+
 
 app = typer.Typer(
-    cls=PluginGroup,
+    cls=_Root,
     name="persist",
     help="Durable, versioned, time-varying collections: look into shards, maintain, administer and read them.",
     epilog=EPILOG,
@@ -94,25 +113,52 @@ def exit_code(error: PersistError) -> int:
 
 def main() -> NoReturn:
     """Run the command line of this process and exit."""
+    # Closed by who started us: there is nobody to tell.
+    sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    as_json = "--json" in sys.argv[1:]
     try:
         app(prog_name="persist")
     except PersistError as error:
-        code = exit_code(error)
-        text = " ".join(str(error).split())
-        if as_json:
-            report = {"error": text, "kind": error.kind.value, "exit_code": code}
-            sys.stdout.write(json.dumps(report, ensure_ascii=False) + "\n")
-        sys.stderr.write(f"error: {error.kind.value}: {text}\n")
-        sys.exit(code)
+        sys.exit(_told(error.kind.value, str(error), exit_code(error)))
     except SystemExit as ended:
         # What the parser refuses (unknown commands and options) is usage as well, whatever its own code is.
         sys.exit(EXIT_USAGE if ended.code == _PARSER_EXIT_USAGE else ended.code)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:
+    except _OutputClosed:
         # The reader of our output left: say nothing, and keep Python from flushing into the closed pipe at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(EXIT_PIPE)
+    except OSError as error:
+        # Files and streams of this machine, the output first of all: stores' errors are PersistErrors. What did not fit
+        # into the output is not flushed into it again at exit.
+        code = _told("OSError", f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
+        _drop_output()
+        sys.exit(code)
+    except Exception as error:  # a bug of ours: told in one line like everything else
+        if os.environ.get(TRACEBACK):
+            raise
+        text = f"{type(error).__name__}: {error}; this is a bug of persist, {TRACEBACK}=1 shows where"
+        sys.exit(_told("Unexpected", text, 1))
     sys.exit(0)
+
+
+def _told(kind: str, text: str, code: int) -> int:
+    """An error as one line on stderr, and as JSON on stdout when that was asked for; `code`."""
+    line = " ".join(text.split())
+    sys.stderr.write(f"error: {kind}: {line}\n")
+    if "--json" in sys.argv[1:]:
+        with suppress(OSError):
+            report = {"error": line, "kind": kind, "exit_code": code}
+            sys.stdout.write(json.dumps(report, ensure_ascii=False) + "\n")
+            sys.stdout.flush()
+    return code
+
+
+def _nowhere() -> TextIO:
+    return Path(os.devnull).open("w")
+
+
+def _drop_output() -> None:
+    """Let stdout be nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -16,11 +16,13 @@ from persist_engine.cli.options import (
     GIVE_UP_S,
     AsJson,
     BlobUrl,
+    ClaimAge,
     ConsensusUrl,
     GiveUp,
     ReportFile,
     ShardArgument,
     ShardOption,
+    check_can_write,
     connected,
     one_shard,
 )
@@ -86,10 +88,7 @@ def gc(
     def work(machine: Machine, bar: Bar) -> list[Outcome]:
         from persist_engine.work.gc import gc_and_truncate
 
-        def told(done: int, total: int, deleted: int) -> None:
-            bar(done, total, f"{counted(deleted, 'blob')} deleted")
-
-        return [gc_and_truncate(machine, on_progress=told)]
+        return [gc_and_truncate(machine, on_progress=_collecting(bar))]
 
     shard_id = one_shard(shard_argument, shard)
     _run("GC", shard_id, work, blob=blob, consensus=consensus, give_up=give_up, report=report, as_json=as_json)
@@ -104,9 +103,7 @@ def compact(
     consensus: ConsensusUrl = None,
     report: ReportFile = None,
     max_requests: Annotated[int, typer.Option(min=1, help="Do at most this many compactions.")] = 1024,
-    claim_age: Annotated[
-        float, typer.Option(min=0, help="Take over compactions that others claimed this many seconds ago.")
-    ] = 0.0,
+    claim_age: ClaimAge = 0.0,
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
 ) -> None:
@@ -147,10 +144,10 @@ def auto(
 ) -> None:
     """Do whatever the shard's state says is due. The report is the list of what was done."""
 
-    def work(machine: Machine, _bar: Bar) -> list[Outcome]:
+    def work(machine: Machine, bar: Bar) -> list[Outcome]:
         from persist_engine.work.perform import perform_due
 
-        return perform_due(machine)
+        return perform_due(machine, on_read=reading(bar), on_progress=_collecting(bar))
 
     shard_id = one_shard(shard_argument, shard)
     _run(
@@ -179,6 +176,7 @@ def _run(
     claim_ms: int | None = None,
 ) -> None:
     """Do it, report it. A failure is reported too, then raised."""
+    check_can_write(report, "--report")
     started_s = time.monotonic()
     try:
         with connected(blob, consensus, give_up, claim_ms=claim_ms) as client:
@@ -202,6 +200,15 @@ def _run(
         return
     rows = [(o.type, o.ending.value, o.message, o.duration_ms) for o in outcomes]
     print_rows(("work", "outcome", "what", "ms"), rows or [(kind, "Skipped", "nothing was due", 0)])
+
+
+def _collecting(bar: Bar) -> Callable[[int, int, int], None]:
+    """What to tell of a collection."""
+
+    def told(done: int, total: int, deleted: int) -> None:
+        bar(done, total, f"{counted(deleted, 'blob')} deleted")
+
+    return told
 
 
 def _write_report(report: Path | None, value: Any) -> None:

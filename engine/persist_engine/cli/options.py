@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from persist_engine.base.errors import InvalidUsage, ShardNotFound
+from persist_engine.base.errors import (
+    CorruptData,
+    Incompatible,
+    InvalidUsage,
+    InvariantViolated,
+    PersistError,
+    ShardNotFound,
+)
 
 if TYPE_CHECKING:
     from persist_engine.client.client import PersistClient
@@ -42,8 +49,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables, fo
 
 def complete_shard(ctx: typer.Context, incomplete: str) -> list[str]:
     """Shards of the location at hand that begin so, for the shell; none where there is no answer soon."""
-    from persist_engine.base.errors import PersistError
-
     try:
         with connected(ctx.params.get("blob"), ctx.params.get("consensus"), COMPLETION_GIVE_UP_S) as client:
             return sorted(shard_id for shard_id in client.shards() if shard_id.startswith(incomplete))
@@ -67,8 +72,47 @@ METRICS_FILE: ContextVar[Path | None] = ContextVar("METRICS_FILE", default=None)
 #: The environment as `persist` was started with it; what it says of the engine goes into the settings of every client.
 ENVIRON: ContextVar[Mapping[str, str]] = ContextVar("ENVIRON", default=MappingProxyType({}))
 GIVE_UP_S = 60.0
+#: What makes one shard unreadable and says nothing of the others.
+UNREADABLE = (CorruptData, InvariantViolated, Incompatible)
+#: Those of 2**64.
+_TIME_DIGITS_MAX = 20
 #: Who presses Tab does not wait longer.
 COMPLETION_GIVE_UP_S = 1.0
+
+
+ClaimAge = Annotated[
+    float,
+    typer.Option(min=0, max=1e9, help="Leave compactions that others claimed less than this many seconds ago."),
+]
+
+
+def one_time(text: str, option: str) -> int | None:
+    """What `option` says: a time, None for `latest`; InvalidUsage for anything else."""
+    if text == "latest":
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= _TIME_DIGITS_MAX):
+        raise InvalidUsage(f"{option} must be a time or `latest`, not {text[:50]!r}")
+    return int(text)
+
+
+def check_can_write(path: Path | None, option: str) -> None:
+    """InvalidUsage when the file that `option` names cannot be written: told before the work, not after it."""
+    if path is None:
+        return
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise InvalidUsage(f"cannot write {option} {path}: {error.strerror}") from error
+
+
+def ended_with(problems: Sequence[PersistError]) -> None:
+    """After a command on many shards that left out some: tell of each on stderr, and exit as of the first."""
+    from persist_engine.cli.main import exit_code
+
+    for error in problems:
+        typer.echo(f"error: {error.kind.value}: {' '.join(str(error).split())}", err=True)
+    if problems:
+        raise typer.Exit(exit_code(problems[0]))
 
 
 def one_shard(argument: str | None, option: str | None) -> ShardId:
@@ -109,6 +153,7 @@ def connected(
     if claim_ms is not None:
         settings = replace(settings, compaction=replace(settings.compaction, claim_ms=claim_ms))
     path, registry = METRICS_FILE.get(), CollectorRegistry()
+    check_can_write(path, "--metrics")
     counting = NoMetrics() if path is None else PrometheusMetrics(registry)
     with PersistClient.open(Location(blob=blob, consensus=consensus), settings=settings, metrics=counting) as client:
         try:

@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+#: What would end a cell or a row of tab-separated text.
+_IN_ONE_CELL = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
+
 
 def plain(value: Any) -> Any:
     """`value` as JSON can hold it: dataclasses and mappings as objects (fields that are private left out), bytes as
@@ -49,19 +52,22 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None
     if not sys.stdout.isatty():
         sys.stdout.write("\t".join(columns) + "\n")
         for row in rows:
-            sys.stdout.write("\t".join("" if cell is None else str(cell) for cell in row) + "\n")
+            sys.stdout.write(
+                "\t".join("" if cell is None else str(cell).translate(_IN_ONE_CELL) for cell in row) + "\n"
+            )
         sys.stdout.flush()
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     held = [tuple(row) for row in rows]
     table = Table()
     for index, column in enumerate(columns):
         is_number = any(isinstance(row[index], int) for row in held)
-        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+        table.add_column(Text(column), justify="right" if is_number else "left", overflow="fold")
     for row in held:
-        table.add_row(*(_cell(cell) for cell in row))
+        table.add_row(*(Text(_cell(cell)) for cell in row))  # a bare string would be read as markup
     Console().print(table)
 
 

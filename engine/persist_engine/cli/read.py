@@ -20,6 +20,7 @@ from persist_engine.cli.options import (
     ShardOption,
     connected,
     one_shard,
+    one_time,
 )
 from persist_engine.cli.output import Bar, print_json, print_rows, progress_bar
 
@@ -178,10 +179,9 @@ def _time(client: PersistClient, shard_id: ShardId, text: str, option: str) -> i
     """What an option says, as a time."""
     from persist_engine.model.frontier import DATA_TIME_MAX
 
-    if text != "latest":
-        if not text.isascii() or not text.isdecimal():
-            raise InvalidUsage(f"{option} must be a time or `latest`, not {text!r}")
-        return int(text)
+    time = one_time(text, option)
+    if time is not None:
+        return time
     upper = client.recent_upper(shard_id)
     if upper.time == 0:
         raise InvalidUsage(f"shard {shard_id} has no complete time yet: nothing was appended (its upper is 0)")

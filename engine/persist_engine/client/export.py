@@ -95,7 +95,7 @@ def export_shard(
         upper = client.recent_upper(shard_id)
         if upper.time == 0:
             raise InvalidUsage(f"shard {shard_id} has no complete time yet: nothing was appended")
-        as_of = DATA_TIME_MAX if upper.time is None else upper.time - 1
+        as_of = DATA_TIME_MAX if upper.time is None else min(upper.time - 1, DATA_TIME_MAX)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise InvalidUsage(f"{directory} exists and is not an empty directory")
     partial = directory.with_name(f".{directory.name}.{os.getpid()}.partial")

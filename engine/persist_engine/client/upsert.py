@@ -128,7 +128,7 @@ class UpsertHandle:
     ) -> Upserted | ProgressMismatch:
         """As `upsert`, at the times of the column `time`, all before `upper`, to which the shard's upper is moved. For
         replicas of one input and for replays: whoever is first writes a time, and commands at times that are written are
-        dropped (`late`), so doing it again changes nothing.
+        dropped (`late`), so doing it again changes nothing. `progress` is stored also when all of it was written before.
 
         Within one time order keys decide, as in `upsert`; a later time wins whatever its order. UpdateBeyondUpper.
         """
@@ -202,13 +202,14 @@ class UpsertHandle:
                 machine.on_input_frontier(upper)
             emission = machine.drain()
             if emission is None:
-                return Upserted(machine.persisted_frontier, 0, 0, late)
-            outcome = self._append(emission, progress, expected_progress)
+                outcome = self._store_progress(machine.persisted_frontier, progress, expected_progress)
+            else:
+                outcome = self._append(emission, progress, expected_progress)
             match outcome:
-                case Appended(maintenance=maintenance):
-                    retracted = _retractions(emission.updates)
-                    inserted = emission.updates.num_rows - retracted
-                    return Upserted(emission.upper, inserted, retracted, late, maintenance)
+                case Appended(reached, maintenance):
+                    retracted = 0 if emission is None else _retractions(emission.updates)
+                    inserted = 0 if emission is None else emission.updates.num_rows - retracted
+                    return Upserted(reached, inserted, retracted, late, maintenance)
                 case UpperMismatch(current=current):
                     shared = current
                 case ProgressMismatch():
@@ -234,6 +235,23 @@ class UpsertHandle:
                 _log.warning(text, error, extra={"shard": self.shard_id})
                 self._shard.drop_state()
         return outcome
+
+    def _store_progress(
+        self, at: Antichain, progress: tuple[str, bytes] | None, expected_progress: bytes | None
+    ) -> AppendOutcome:
+        """What the commands come to was written before, up to `at`: only their progress may be missing."""
+        if progress is None:
+            return Appended(at)
+        stored = self._writer.machine.refresh().progress.get(progress[0])
+        if stored is not None and stored.token == progress[1]:
+            return Appended(at)  # all of it is a repetition
+        if at.is_empty():
+            raise InvalidUsage(
+                f"shard {self.shard_id} is closed: the progress of {progress[0]} cannot be stored any more"
+            )
+        return self._writer.compare_and_append(
+            [], expected_upper=at, new_upper=at, progress=progress, expected_progress=expected_progress
+        )
 
     def _write_stream(self, commands: Iterable[Any]) -> Upserted | UpperMismatch:
         machine, at = self._open_time()

@@ -24,7 +24,7 @@ from persist_engine.client.write import WriteHandle
 from persist_engine.flow.upsert import Emission, UpsertMachine
 from persist_engine.flow.upsert_state import MergeStats, UpsertState
 from persist_engine.flow.upsert_words import UInt64s
-from persist_engine.model.frontier import MINIMUM, Antichain
+from persist_engine.model.frontier import DATA_TIME_MAX, MINIMUM, Antichain
 from persist_engine.model.ids import ShardId
 
 _log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class UpsertFollower:
         if emission.upper.time is None:
             return
         if self._listen is None:
-            self._listen = self._listen_from(emission.upper.time - 1)
+            self._listen = self._listen_from(min(emission.upper.time - 1, DATA_TIME_MAX))
         self._listen.skip_to(emission.upper)
 
     def tidy_up(self) -> None:
@@ -195,7 +195,7 @@ class UpsertFollower:
                 raise InvalidUsage(f"shard {self.shard_id} cannot be upserted into: its {end} is empty")
             if upper == since == 0:
                 return None
-            as_of = max(since, upper - 1)
+            as_of = max(since, min(upper - 1, DATA_TIME_MAX))
             if as_of < upper:
                 return as_of
             # SUBTLE: since is at or past upper. Times before since cannot be told apart, so the contents are read at since,

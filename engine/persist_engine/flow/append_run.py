@@ -69,7 +69,7 @@ def after_upper_mismatch(staged: Staged, current: Antichain) -> AppendAgain | Re
         return Recompute()
     if current < staged.upper and (staged.least_time is None or current.less_equal(staged.least_time)):
         return AppendAgain(current, staged.upper)
-    return Late(current) if staged.own_times else Recompute()
+    return Late(current) if staged.own_times and staged.least_time is not None else Recompute()
 
 
 def after_progress_mismatch(current: SourceProgress | None, *, run: bytes) -> AlreadyDone | Superseded:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -65,7 +66,23 @@ def compact_due(
         return []
     machine.refresh()
     claimed, _ = machine.claim_compactions(max_requests=max_requests)
-    return [compact(machine, req, on_read=on_read) for req in claimed.requests]
+    outcomes: list[CompactOutcome] = []
+    others_bytes = sum(_input_bytes(req) for req in claimed.requests)
+    for req in claimed.requests:
+        others_bytes -= _input_bytes(req)
+        told = None if on_read is None else partial(_tell, on_read, others_bytes)
+        outcomes.append(compact(machine, req, on_read=told))
+        others_bytes += outcomes[-1].bytes_read
+    return outcomes
+
+
+def _input_bytes(req: MergeReq) -> int:
+    return sum(batch.size_bytes for _, batch in req.inputs)
+
+
+def _tell(on_read: OnRead, others_bytes: int, count: int, own_bytes: int) -> None:
+    """As one compaction tells it, of all: beside what the others read, or are to read."""
+    on_read(count, others_bytes + own_bytes)
 
 
 def compact(

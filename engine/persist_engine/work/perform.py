@@ -13,8 +13,8 @@ from persist_engine.model.spine import MergeReq
 from persist_engine.model.upkeep import collection_target, rollup_wanted
 from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.machine import Machine
-from persist_engine.work.compact import compact, compact_due
-from persist_engine.work.gc import gc_and_truncate
+from persist_engine.work.compact import OnRead, compact, compact_due
+from persist_engine.work.gc import OnProgress, gc_and_truncate
 from persist_engine.work.outcome import Ending, Outcome
 from persist_engine.work.rollup import write_rollup
 
@@ -61,16 +61,18 @@ def is_admitted(machine: Machine, req: MergeReq) -> bool:
     return reason is None
 
 
-def perform_due(machine: Machine) -> list[Outcome]:
+def perform_due(
+    machine: Machine, *, on_read: OnRead | None = None, on_progress: OnProgress | None = None
+) -> list[Outcome]:
     """Whatever the shard's state says is due, whoever it was assigned to: for shards that nobody maintains.
 
     What is left undone is not due: a second call finds nothing but what was committed meanwhile. Safe to repeat and
-    to race.
+    to race. `on_read`: told bytes read by compactions; `on_progress`: how far collection is.
     """
     # Compactions first: what they let go of is collected in the same round.
-    outcomes: list[Outcome] = [*compact_due(machine)]
+    outcomes: list[Outcome] = [*compact_due(machine, on_read=on_read)]
     if rollup_wanted(machine.refresh(), machine.settings.maintenance):
         outcomes.append(write_rollup(machine))
     if collection_target(machine.refresh()) is not None:
-        outcomes.append(gc_and_truncate(machine))
+        outcomes.append(gc_and_truncate(machine, on_progress=on_progress))
     return [outcome for outcome in outcomes if outcome.ending is not Ending.SKIPPED]

@@ -22,10 +22,11 @@ from persist_engine import (
     UpperMismatch,
     Upserted,
 )
-from persist_engine.base.errors import InvariantViolated
+from persist_engine.base.errors import InvalidUsage, InvariantViolated
 from persist_engine.base.metrics import PrometheusMetrics
 from persist_engine.base.settings import Settings
 from persist_engine.client.upsert import UpsertHandle
+from persist_engine.model.frontier import EMPTY
 from persist_engine.testing.upserts import Row, commands, contents, opened
 from persist_engine.testing.world import SCHEMA, World, row
 from prometheus_client import CollectorRegistry
@@ -142,6 +143,26 @@ def test_progress_is_committed_with_the_commands(world: World, shard_id: ShardId
     assert isinstance(refused, ProgressMismatch)
     assert upserts.upsert(commands((2, "c"))).inserted == 1
     assert contents(client, shard_id) == {1: "a", 2: "c"}
+
+
+def test_progress_is_stored_although_all_of_it_was_written_before(world: World, shard_id: ShardId) -> None:
+    """Upserted without its progress: the source began again where it had been, for ever, or was told it was superseded."""
+    client = world.process()
+    upserts, other = opened(client, shard_id), opened(world.process(), shard_id)
+    other.upsert_at(commands((1, "other"), time=[3]), upper=A(10))
+    one: dict[str, Any] = {"upper": A(5), "progress": ("sink", b"1")}
+    for _ in range(2):  # the second is a repetition
+        done = upserts.upsert_at(commands((1, "late"), time=[3]), **one)
+        assert isinstance(done, Upserted)
+        assert (done.late, done.inserted, done.upper) == (1, 0, A(10))
+        assert client.progress(shard_id, "sink").token == b"1"
+    refused = upserts.upsert_at(commands(time=[]), upper=A(6), progress=("sink", b"3"), expected_progress=b"2")
+    assert isinstance(refused, ProgressMismatch)
+    assert contents(client, shard_id) == {1: "other"}
+    upserts.upsert_at(commands(time=[]), upper=EMPTY, progress=("sink", b"2"), expected_progress=b"1")
+    assert isinstance(upserts.upsert_at(commands(time=[]), upper=EMPTY, progress=("sink", b"2")), Upserted)
+    with pytest.raises(InvalidUsage, match="closed"):
+        upserts.upsert_at(commands(time=[]), upper=EMPTY, progress=("sink", b"3"), expected_progress=b"2")
 
 
 def test_a_stream_is_seen_at_once_or_not_at_all(world: World, shard_id: ShardId) -> None:

@@ -76,6 +76,7 @@ def test_rows_before_the_new_upper_are_late_or_get_a_new_time():
     assert after_upper_mismatch(staged(), AT(21)) == Late(AT(21))
     assert after_upper_mismatch(staged(own_times=False), AT(21)) == Recompute()
     assert after_upper_mismatch(staged(least_time=None, own_times=False), AT(31)) == Recompute()
+    assert after_upper_mismatch(staged(least_time=None), AT(31)) == Recompute(), "no row is late where there is none"
 
 
 def test_corrections_are_never_appended_elsewhere_than_computed_for():

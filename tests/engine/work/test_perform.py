@@ -32,7 +32,17 @@ def test_perform_due_does_everything_for_a_shard_that_nobody_maintains():
     stores = RecordedShard()
     stores.append(times=40)
     machine = stores.client().machine(stores.shard_id)
-    outcomes = perform_due(machine)
+    read: list[tuple[int, int]] = []
+    collected: list[tuple[int, int, int]] = []
+    outcomes = perform_due(
+        machine, on_read=lambda *told: read.append(told), on_progress=lambda *told: collected.append(told)
+    )
+    assert 0 < sum(count for count, _ in read) <= read[-1][1], "who waits for it sees it go on"
+    assert collected[-1] == (
+        collected[-1][1],
+        collected[-1][1],
+        sum(o.blobs_deleted for o in outcomes if o.type == "GC"),
+    )
     kinds = {outcome.type for outcome in outcomes if outcome.ending is Ending.SUCCEEDED}
     assert kinds == {"Rollup", "GC", "Compaction"}
     assert [o for o in perform_due(machine) if o.type != "Compaction" and o.ending is Ending.SUCCEEDED] == []

@@ -1,0 +1,167 @@
+"""Whatever users pass, hold in their shards or point the output at: the command line answers in its own words."""
+
+import io
+import json
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+from persist_engine.cli import inspect
+from persist_engine.cli import main as cli
+from persist_engine.cli.output import print_rows
+from persist_engine.client.client import PersistClient
+from persist_engine.client.location import Location
+from persist_engine.codec.schema import Schema
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.ids import ShardId
+
+SCHEMA = Schema.from_ddl("id BIGINT", "at TIMESTAMP, day DATE, nested STRUCT<at: TIMESTAMP_NTZ>")
+#: An instant and a day beyond the years that Python has.
+FAR_US, FAR_DAY = 1 << 62, (1 << 31) - 1
+
+
+@pytest.fixture
+def location(tmp_path):
+    return Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
+
+
+@pytest.fixture
+def shard_id(location):
+    """One shard with one row, whose value Python's own dates cannot hold."""
+    shard_id = ShardId.new()
+    nested = pa.StructArray.from_arrays([pa.array([FAR_US], pa.timestamp("us"))], names=["at"])
+    days = pa.array([FAR_DAY], pa.int32()).cast(pa.date32())
+    val = pa.StructArray.from_arrays(
+        [pa.array([FAR_US], pa.timestamp("us", "UTC")), days, nested], names=["at", "day", "nested"]
+    )
+    key = pa.StructArray.from_arrays([pa.array([1])], names=["id"])
+    rows = pa.table({"key": key, "val": val, "time": pa.array([0]), "diff": pa.array([1])})
+    with PersistClient.open(location) as client, client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
+        writer.compare_and_append(rows, expected_upper=Antichain.of(0), new_upper=Antichain.of(1))
+    return shard_id
+
+
+@pytest.fixture
+def persist(monkeypatch, capfd, location):
+    """Runs `persist ARGS` on the location in this process; (exit code, stdout, stderr)."""
+
+    def run(*args):
+        monkeypatch.setenv("PERSIST_BLOB", location.blob)
+        monkeypatch.setenv("PERSIST_CONSENSUS", location.consensus)
+        monkeypatch.setattr(sys, "argv", ["persist", *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capfd.readouterr()
+        return ended.value.code, out, err
+
+    return run
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("text", ["closed [/red]", "[bold]loud", "[link=x]"])
+def test_a_cell_is_no_markup(monkeypatch, text):
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    print_rows((f"name {text}",), [(text,)])
+    assert terminal.getvalue().count(text) == 2
+
+
+def test_a_cell_stays_one_cell_in_a_pipe(capsys):
+    print_rows(("purpose", "id"), [("two\nlines\tand\ra tab", 1)])
+    assert capsys.readouterr().out == "purpose\tid\ntwo\\nlines\\tand\\ra tab\t1\n"
+
+
+def test_dates_beyond_the_years_of_python_are_told(persist, shard_id):
+    code, out, _ = persist("read", shard_id)
+    told = [f"<value out of range: {far}>" for far in (FAR_US, FAR_DAY, FAR_US)]
+    assert (code, out.splitlines()[1]) == (0, "\t".join(["1", *told[:2], f"{{'at': '{told[2]}'}}"]))
+    code, out, _ = persist("read", shard_id, "--json")
+    assert (code, json.loads(out)["nested"]) == (0, {"at": told[2]})
+
+
+@pytest.mark.parametrize(
+    ("args", "option"),
+    [
+        (["--metrics", "{}/missing/m.prom", "maintain", "rollup"], "--metrics"),
+        (["maintain", "rollup", "--report", "{}/missing/report.json"], "--report"),
+        (["maintain", "rollup", "--report", "{}"], "--report"),
+        (["read", "--format", "csv", "--output", "{}/consensus.db/out.csv"], "out.csv"),
+        (["read", "--format", "csv", "--output", "{}/" + 300 * "x"], "xxx"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_named_before_anything_is_done(persist, shard_id, tmp_path, args, option):
+    before = sorted((tmp_path / "blobs" / shard_id).rglob("*"))
+    code, out, err = persist(*(arg.format(tmp_path) for arg in args), "--shard", shard_id)
+    assert (code, out, err.count("\n")) == (64, "", 1)
+    assert err.startswith("error: InvalidArgument: cannot write")
+    assert option in err
+    assert sorted((tmp_path / "blobs" / shard_id).rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["read", "--as-of", "9" * 5000],
+        ["read", "--from", "start", "--to", "9" * 5000],
+        ["read", "--as-of", "\N{ARABIC-INDIC DIGIT THREE}"],
+        ["admin", "export", "--to", "{}/export", "--as-of", "9" * 5000],
+        ["admin", "export", "--to", "{}/export", "--as-of", "\N{ARABIC-INDIC DIGIT THREE}"],
+        ["admin", "force-compaction", "--claim-age", "inf"],
+        ["maintain", "compact", "--claim-age", "inf"],
+    ],
+)
+def test_numbers_out_of_all_bounds_are_usage(persist, shard_id, tmp_path, args):
+    code, out, err = persist(*(arg.format(tmp_path) for arg in args), "--shard", shard_id)
+    assert (code, out) == (64, "")
+    assert "Traceback" not in err
+    assert len(err) < 1000, "what was given is not given back whole"
+
+
+def test_usage_of_a_shard_that_is_nowhere_says_so(persist, shard_id):
+    code, out, err = persist("admin", "usage", ShardId.new(), "--json")
+    assert (code, json.loads(out)["kind"]) == (64, "ShardNotFound")
+    assert "inspect shards" in err
+    assert persist("admin", "usage", shard_id)[0] == 0
+
+
+def test_a_bug_of_ours_is_one_line(persist, shard_id, monkeypatch):
+    monkeypatch.setattr(inspect, "connected", lambda *_: 1 / 0)
+    code, out, err = persist("inspect", "shard", shard_id, "--json")
+    assert (code, json.loads(out)["exit_code"], err.count("\n")) == (1, 1, 1)
+    assert err.startswith("error: Unexpected: ZeroDivisionError: division by zero; ")
+    monkeypatch.setenv("PERSIST_TRACEBACK", "1")
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "lines"),
+    [(">/dev/full", 1, ["error: OSError: No space left on device"]), (">&-", 0, []), ("| true", 141, [])],
+)
+def test_an_output_that_takes_nothing_ends_in_words(location, shard_id, redirection, code, lines):
+    # `true` is gone before the first byte is written: Arrow and the drivers are loaded meanwhile.
+    command = f"{sys.executable} -m persist_engine.cli read {shard_id} --json --blob {location.blob}"
+    command = f"{command} --consensus {location.consensus} {redirection}; exit ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", command], check=False, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr.splitlines()) == (code, lines)
+
+
+def test_one_shard_that_cannot_be_read_hides_no_other(persist, location, shard_id, tmp_path):
+    other = ShardId("s" + "0" * 8 + "-0000-4000-8000-" + "0" * 12)
+    with PersistClient.open(location) as client:
+        client.initialise(other, SCHEMA)
+    for path in (tmp_path / "blobs" / other).rglob("r*"):
+        path.write_bytes(b"no rollup")
+    code, out, err = persist("inspect", "shards", "--long", "--json")
+    assert (code, [each["seqno"] is None for each in json.loads(out)]) == (74, [True, False])
+    assert (err.count("\n"), err.startswith(f"error: Corrupt: {other}/")) == (1, True)
+    code, out, _ = persist("admin", "usage", "--referenced", "--json")
+    assert (code, [each["shard_id"] for each in json.loads(out)]) == (74, [shard_id])
+    code, out, _ = persist("admin", "orphans", "--json")
+    assert (code, [each["shard_id"] for each in json.loads(out)["shards"]]) == (74, [shard_id])
+    assert persist("admin", "orphans", other, "--json")[0] == 74
+    assert persist("admin", "verify", "--json")[0] == 74
