@@ -95,7 +95,7 @@ def _told(table: pa.Table) -> pa.Table:
     is_update = np.repeat(~added[starts] & added[ends], ends - starts + 1)
     codes = (2 * is_update + added).astype(np.int8)
     copies = np.abs(diffs[order])
-    total = float(copies.sum(dtype=np.float64))
+    total = float(np.abs(diffs.astype(np.float64)).sum())  # of the least int64 `copies` is negative
     if total > ROWS_MAX:
         raise InvalidUsage(f"{rows} updates are {total:.0f} changes, told row by row: take them as updates")
     if (copies != 1).any():

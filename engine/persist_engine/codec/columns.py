@@ -15,6 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_engine.base.errors import check
+
 Bools = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
 
@@ -89,6 +91,35 @@ def _canonical_struct(array: pa.StructArray) -> pa.StructArray:
     return pa.StructArray.from_arrays(
         merged, fields=list(array.type), mask=array.is_null() if array.null_count else None
     )
+
+
+def without_hidden_nulls(array: pa.StructArray, there: pa.Array | None = None) -> pa.StructArray:
+    """The same values, with no null in a NOT NULL field where a struct around it is null: what is there does not count,
+    but Parquet refuses it. `there`: where what is around `array` is not null; None: everywhere.
+
+    InvariantViolated for a null in a NOT NULL field where all around it is there.
+    """
+    present = array.is_valid() if there is None else pc.and_(there, array.is_valid())
+    children: list[pa.Array] = []
+    for index, field in enumerate(array.type):
+        child = array.field(index)
+        if pa.types.is_struct(field.type):
+            child = without_hidden_nulls(child, present)
+        if child.null_count and not field.nullable:
+            check(not pc.any(pc.and_(child.is_null(), present)).as_py(), f"NOT NULL field {field.name} holds nulls")
+            child = _all_valid(child)
+        children.append(child)
+    mask = array.is_null() if array.null_count else None
+    return pa.StructArray.from_arrays(children, fields=list(array.type), mask=mask)
+
+
+def _all_valid(array: pa.Array) -> pa.Array:
+    """The array with whatever lies under its nulls as values."""
+    if pa.types.is_struct(array.type):
+        children = [array.field(index) for index in range(array.type.num_fields)]
+        return pa.StructArray.from_arrays(children, fields=list(array.type))
+    _, *data = array.buffers()
+    return pa.Array.from_buffers(array.type, len(array), [None, *data], null_count=0, offset=array.offset)
 
 
 def compare_adjacent(columns: list[pa.ChunkedArray], rows: int) -> tuple[bool, Bools]:

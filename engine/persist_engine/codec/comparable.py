@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from datetime import UTC, date, datetime, time
-from decimal import MAX_EMAX, MIN_EMIN, ROUND_FLOOR, Context, Decimal
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, ROUND_FLOOR, Context, Decimal
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -21,10 +22,12 @@ Comparable = Any
 
 NAN: Comparable = (1, 0.0)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: Digits enough for the greatest decimal, 38, and a literal cut to them.
-_EXACT = Context(prec=100, Emax=MAX_EMAX, Emin=MIN_EMIN)
+#: Literals have any number of digits: one that were rounded would be equal to values that it is not.
+_EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 #: Literals of more digits before the point are past every column.
 _DIGITS_MAX = 60
+#: In the text of a time: a fraction that microseconds do not hold, which Python leaves out.
+_FINER = re.compile(r"[.,]\d{6}\d*[1-9]")
 
 
 class Floor(NamedTuple):
@@ -109,6 +112,8 @@ def _floor(literal: Any, data_type: pa.DataType) -> Floor | None:
         value = _days(literal)
     elif pa.types.is_timestamp(data_type):
         value = _microseconds(literal, is_instant=data_type.tz is not None)
+        is_finer = _FINER.search(literal) if isinstance(literal, str) else getattr(literal, "nanosecond", 0)
+        return None if value is None else Floor(value, exact=not is_finer)
     return None if value is None else Floor(value, exact=True)
 
 

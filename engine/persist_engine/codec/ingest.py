@@ -9,6 +9,7 @@ time and diff), never with loss.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -174,8 +175,9 @@ def _conform_struct(array: pa.Array, field: pa.Field, path: str, problems: list[
             if child.name not in given:
                 problems.append(f"{path}.{child.name} is missing")
             continue
-        values = array.field(given.index(child.name))
-        children.append(_conform(values, child, f"{path}.{child.name}", problems))
+        # Nulls are counted once converted: a dictionary may hold them among its values, where they do not show.
+        values = _conform(array.field(given.index(child.name)), child, f"{path}.{child.name}", problems)
+        children.append(values)
         if not child.nullable and values.null_count:
             nulls = values.is_null() if absent is None else pc.and_not(values.is_null(), absent)
             if count := pc.sum(nulls).as_py():
@@ -234,11 +236,13 @@ def _from_rows(rows: Rows, schema: Schema) -> Iterator[pa.Table]:
 
 def _array_of(values: tuple[Any, ...], target: pa.DataType) -> pa.Array:
     """`values` as `target`. Arrow's own errors, and TypeError where Arrow would cut without a word: fractions off
-    numbers, the time of day off dates, zones off instants.
+    numbers, the time of day off dates, zones off instants; OverflowError where it would make a number infinite.
     """
     if not (pa.types.is_integer(target) or pa.types.is_floating(target) or pa.types.is_temporal(target)):
         return pa.array(values, target)  # Arrow is strict about these
     given = pa.array(values)
+    if pa.types.is_temporal(target) and _would_cut(values, target):
+        raise TypeError("some of the values have a time of day, or a zone, and some do not")
     if given.type == target:
         return given
     if pa.types.is_integer(given.type):
@@ -251,7 +255,17 @@ def _array_of(values: tuple[Any, ...], target: pa.DataType) -> pa.Array:
         fits = pa.types.is_null(given.type)
     if not fits:
         raise TypeError(f"the values are {given.type}")
-    return pa.array(values, target)
+    fitted = pa.array(values, target)
+    if target == pa.float32() and pc.any(pc.xor(pc.is_inf(fitted), pc.is_inf(given))).as_py():
+        raise OverflowError("a value is too large")
+    return fitted
+
+
+def _would_cut(values: tuple[Any, ...], target: pa.DataType) -> bool:
+    """Whether values hold more than `target` does, which Arrow overlooks in those after the first."""
+    if pa.types.is_date(target):
+        return any(isinstance(value, datetime) for value in values)
+    return target.tz is None and any(isinstance(value, datetime) and value.tzinfo is not None for value in values)
 
 
 def _ints_of(name: str, values: tuple[Any, ...]) -> pa.Array:

@@ -9,6 +9,7 @@ Owns the parts of SQL that a predicate can say; everything else is refused by na
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import date
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
@@ -131,14 +132,15 @@ class _Reader:
                 return self._number(node, node.this.this).copy_negate()  # minus would round to 28 digits
             case exp.Boolean():
                 return bool(node.this)
-            case exp.HexString():
+            case exp.HexString() if len(node.this) % 2 == 0:
                 return bytes.fromhex(node.this)
             case exp.Null():
                 return None
-            case exp.Cast() if isinstance(node.this, exp.Literal) and node.to.is_type(
-                "date", "timestamp", "timestamptz"
-            ):
-                return node.this.this  # DATE '...': the column's type says the same
+            case exp.Cast() if isinstance(node.this, exp.Literal) and node.this.is_string:
+                if node.to.is_type("date"):
+                    return self._date(node, node.this.this)
+                if node.to.is_type("timestamp", "timestamptz"):
+                    return node.this.this  # TIMESTAMP '...': the column's type says the same
         raise self._refusal(node, "where a value is expected")
 
     def _number(self, node: Expr, text: str) -> Decimal:
@@ -146,6 +148,13 @@ class _Reader:
             return Decimal(text)
         except InvalidOperation:
             raise self._refusal(node, "where a number is expected") from None
+
+    def _date(self, node: Expr, text: str) -> date:
+        """A whole day, also for columns of times: the text of one would say a time of day."""
+        try:
+            return date.fromisoformat(text)
+        except ValueError:
+            raise self._refusal(node, "where a date is expected") from None
 
     def _refusal(self, node: Expr, where: str = "") -> InvalidUsage:
         said = _shown(node.sql(dialect="spark"))

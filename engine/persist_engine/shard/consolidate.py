@@ -319,7 +319,9 @@ def lower_bounds(columns: Sequence[pa.ChunkedArray], boundaries: Sequence[RowKey
     firsts = [boundary[0] for boundary in boundaries]
     if boundaries and _is_searchable(columns[0].type) and all(kind == 0 for kind, _ in firsts):
         values = pa.array([value for _, value in firsts], columns[0].type)
-        starts, ends = (pc.search_sorted(columns[0], values, side=side).to_pylist() for side in ("left", "right"))
+        # SUBTLE: without the nulls, which come last. Arrow's answers are wrong where they lie in several chunks.
+        there = columns[0].slice(0, rows - columns[0].null_count)
+        starts, ends = (pc.search_sorted(there, values, side=side).to_pylist() for side in ("left", "right"))
     else:
         starts, ends = [start] * len(firsts), [rows] * len(firsts)
     return [

@@ -1,6 +1,7 @@
 """Filters and columns that make no sense are refused by name, before anything is read; literals no column can hold compare."""
 
 import json
+from datetime import datetime
 from decimal import Decimal
 
 import numpy as np
@@ -11,6 +12,7 @@ from persist_engine.codec.filter import Filter
 from persist_engine.codec.predicate import And, Compare, from_json, to_json
 from persist_engine.codec.predicate_text import parse_predicate
 from persist_engine.codec.schema import Schema
+from persist_engine.codec.updates import normalise
 from persist_engine.testing.world import AheadEnv, World
 
 SCHEMA = Schema.from_ddl("id BIGINT, tag STRING", "x DOUBLE, d DATE, place STRUCT<a: INT>, `o.dd` INT")
@@ -55,6 +57,10 @@ def reader():
         (Compare(7, "=", 1), "named by a text"),
         (Compare("id", "=", float("nan")), "nan"),
         (Compare("id", "=", True), "True"),
+        ("d < CAST('2013-01-02 10:00:00' AS DATE)", "where a date is expected"),
+        ("d = CAST(20130102 AS DATE)", "where a value is expected"),
+        ("tag = DATE '2013-01-02'", "no value to compare string with"),
+        ("tag = X'abc'", "where a value is expected"),
     ],
 )
 def test_a_filter_that_makes_no_sense_is_refused_before_anything_is_read(reader, where, said):
@@ -111,6 +117,34 @@ def test_literals_beyond_a_column_are_before_or_past_all_its_values():
     }
     for text, expected in answers.items():
         assert Filter(parse_predicate(text), schema).mask(table).to_pylist() == expected, text
+
+
+GREATEST = "99999999999999999999999999999999999999"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "text", "passes"),
+    [
+        ("DECIMAL(38,0)", Decimal("-" + GREATEST), f"v = -{GREATEST}", True),
+        ("DECIMAL(38,0)", Decimal("-" + GREATEST), f"v < -{GREATEST[:-1]}8", True),
+        ("DECIMAL(38,0)", Decimal("-" + GREATEST), f"v >= -{GREATEST[:-1]}8", False),
+        ("INT", 1, "v = 0." + "9" * 150, False),
+        ("INT", 1, "v <= 0." + "9" * 150, False),
+        ("INT", 1, "v = 1." + "0" * 150 + "1", False),
+        ("INT", 1, "v < 1." + "0" * 150 + "1", True),
+        ("TIMESTAMP_NTZ", datetime(2013, 1, 1), "v = '2013-01-01 00:00:00.0000009'", False),
+        ("TIMESTAMP_NTZ", datetime(2013, 1, 1), "v < '2013-01-01 00:00:00.0000009'", True),
+        ("TIMESTAMP_NTZ", datetime(2013, 1, 1), "v >= '2013-01-01T00:00:00.0000009'", False),
+        ("TIMESTAMP_NTZ", datetime(2013, 1, 1), "v = '2013-01-01 00:00:00.0000000'", True),
+        ("TIMESTAMP", datetime(1969, 12, 31, 23, 59, 59), "v < TIMESTAMP '1969-12-31 23:59:59.0000001Z'", True),
+        ("TIMESTAMP_NTZ", datetime(2013, 1, 1, 5), "v < DATE '2013-01-02'", True),
+        ("TIMESTAMP_NTZ", datetime(2013, 1, 1, 5), "v < DATE '2013-01-01'", False),
+    ],
+)
+def test_literals_finer_or_longer_than_python_keeps_them_are_compared_as_they_stand(kind, value, text, passes):
+    schema = Schema.from_ddl(f"v {kind}")
+    (table,) = normalise([(((value,), ()), 0, 1)], schema)
+    assert Filter(parse_predicate(text), schema).mask(table).to_pylist() == [passes]
 
 
 def test_numpy_s_floats_are_floats():

@@ -18,6 +18,7 @@ from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.shard import consolidate
+from persist_engine.testing.world import AheadEnv, World
 
 SCHEMA = Schema(key=pa.schema([("id", pa.int64()), ("tag", pa.string())]), val=pa.schema([("x", pa.float64())]))
 SETTINGS = Settings(batch=BatchSettings(target_part_bytes=1024, inline_part_bytes_max=0))
@@ -330,3 +331,19 @@ def test_an_impossible_time_is_refused(client, as_of):
     shard_id, _ = fill(client, appends=1)
     with client.open_leased_reader(shard_id, purpose="test") as reader, pytest.raises(InvalidUsage, match="as_of"):
         reader.snapshot(as_of)
+
+
+def test_splits_go_by_a_key_whose_name_begins_with_a_dot() -> None:
+    """Arrow reads such a name as a path: that of another field, here."""
+    schema = Schema.from_ddl("`.id` BIGINT, id BIGINT")
+    world = World(settings=Settings(batch=BatchSettings(inline_part_bytes_max=0)), env=AheadEnv())
+    client, shard_id = world.process(), world.shard_id()
+    with client.open_writer(shard_id, schema, purpose="t") as writer:
+        rows = [(((number, 7), ()), 0, 1) for number in range(100)]
+        writer.compare_and_append(rows, expected_upper=Antichain.of(0), new_upper=Antichain.of(1))
+    with client.open_leased_reader(shard_id, schema, purpose="t") as reader, reader.snapshot(0) as snapshot:
+        splits = snapshot.splits(4)
+        read = [sum(batch.num_rows for batch in split.to_batches(world.blob)) for split in splits]
+    assert len(splits) == 4
+    assert sum(read) == 100
+    assert all(read)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch
@@ -142,3 +145,65 @@ def test_values_for_a_schema_without_any_are_refused() -> None:
     val = pa.StructArray.from_arrays([pa.array([1])], ["v"])
     with pytest.raises(SchemaMismatch, match=r"val.v is not in the shard's schema"):
         only(pa.table({"key": key, "val": val, "time": [0], "diff": [1]}), schema)
+
+
+def of_one(values: pa.Array, ddl: str) -> pa.Table:
+    """What the door makes of one column of values."""
+    val = pa.StructArray.from_arrays([values], ["v"])
+    key = pa.StructArray.from_arrays([pa.array(range(len(values)))], ["id"])
+    ones = pa.array([1] * len(values))
+    return only(
+        pa.table({"key": key, "val": val, "time": ones, "diff": ones}), Schema.from_ddl("id BIGINT", f"v {ddl}")
+    )
+
+
+def text_of(raw: bytes, ends: list[int]) -> pa.Array:
+    offsets = pa.py_buffer(np.array([0, *ends], np.int32))
+    return pa.Array.from_buffers(pa.string(), len(ends), [None, offsets, pa.py_buffer(raw)])
+
+
+def test_nulls_among_the_values_of_a_dictionary_are_nulls() -> None:
+    values = pa.DictionaryArray.from_arrays(pa.array([0, 1, 1]), pa.array(["a", None]))
+    assert values.null_count == 0
+    with pytest.raises(SchemaMismatch, match="val.v is NOT NULL and null in 2 rows"):
+        of_one(values, "STRING NOT NULL")
+    assert [row["val"]["v"] for row in of_one(values, "STRING").to_pylist()] == ["a", None, None]
+
+
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_strings_that_are_not_utf8_are_refused_at_the_door(dictionary: bool) -> None:  # noqa: FBT001 - two cases
+    bad = text_of(b"a\xc3\xffb", [1, 3, 4])
+    with pytest.raises(SchemaMismatch, match="val.v: no sound Arrow data"):
+        of_one(bad.dictionary_encode() if dictionary else bad, "STRING")
+
+
+def test_strings_are_judged_one_by_one_and_only_those_that_are_given() -> None:
+    cut = text_of("aé".encode(), [2, 3])  # each half of a letter
+    with pytest.raises(SchemaMismatch, match="no sound Arrow data"):
+        of_one(cut, "STRING")
+    beside = text_of(b"\xff" + "é".encode() + b"\xff", [1, 3, 4]).slice(1, 1)
+    assert of_one(beside, "STRING").to_pylist()[0]["val"] == {"v": "é"}
+
+
+def test_decimals_past_their_precision_are_refused_at_the_door() -> None:
+    wide = pa.array([Decimal("1234.5"), None, Decimal("-99999.9")], pa.decimal128(6, 1))
+    past = wide.cast(pa.decimal128(5, 1), safe=False)
+    with pytest.raises(SchemaMismatch, match="val.v: no sound Arrow data"):
+        of_one(past, "DECIMAL(5,1)")
+    assert of_one(past.slice(0, 2), "DECIMAL(5,1)").num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("ddl", "values"),
+    [
+        ("DATE", [date(2020, 1, 1), datetime(2020, 1, 1, 12)]),
+        ("TIMESTAMP_NTZ", [datetime(2020, 1, 1), datetime(2020, 1, 1, tzinfo=UTC)]),
+        ("FLOAT", [1e300]),
+        ("FLOAT", [1.0, -3.5e38]),
+    ],
+)
+def test_python_values_that_arrow_would_cut_without_a_word_are_refused(ddl: str, values: list[Any]) -> None:
+    schema = Schema.from_ddl("id INT", f"v {ddl}")
+    with pytest.raises(SchemaMismatch, match="val.v does not fit"):
+        only([(((1,), (value,)), 0, 1) for value in values], schema)
+    assert only([(((1,), (float("inf"),)), 0, 1)], Schema.from_ddl("id INT", "v FLOAT")).num_rows == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, 
 from persist_engine.codec import part as part_codec
 from persist_engine.codec.part import checksum, decode_part, encode_part, verify_part
 from persist_engine.codec.schema import Schema
-from persist_engine.codec.updates import consolidate
+from persist_engine.codec.updates import consolidate, normalise
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.testing.strategies import updates_table
 
@@ -145,6 +146,40 @@ def test_nulls_where_updates_have_none_are_refused() -> None:
     holes = TABLE.set_column(2, "time", pa.array([1, None, 2]))
     with pytest.raises(InvariantViolated, match="column time of a part holds nulls"):
         encode_part(holes, desc=DESC, schema=SCHEMA)
+
+
+NESTED = Schema.from_ddl(
+    "id BIGINT",
+    "v STRUCT<x: INT NOT NULL, y: STRING NOT NULL, z: STRUCT<w: DECIMAL(5,2) NOT NULL, b: BOOLEAN> NOT NULL>",
+)
+
+
+def test_null_structs_hide_the_nulls_of_their_fields_that_are_not_null() -> None:
+    """Python rows, and what Arrow makes of nothing, have nulls below: inline they were taken, and no compaction could ever
+    write them.
+    """
+    full = ((1,), ((5, "a", (1, None)),))
+    tables = list(normalise([(((0,), (None,)), 1, 1), (full, 1, 1), (((2,), (None,)), 1, 1)], NESTED))
+    val = pa.StructArray.from_arrays([pa.nulls(3, NESTED.val.field("v").type)], fields=list(NESTED.val))
+    tables.append(tables[0].set_column(1, tables[0].schema.field(1), pa.chunked_array([val])).slice(1))
+    for table in tables:
+        assert table.column("val").combine_chunks().field(0).field(0).null_count
+        decoded = decode_part(encode_part(table, desc=DESC, schema=NESTED), key="k", schema=NESTED).table
+        assert decoded.to_pylist() == table.to_pylist()
+        assert encode_part(decoded, desc=DESC, schema=NESTED) == encode_part(table, desc=DESC, schema=NESTED)
+
+
+@pytest.mark.parametrize(
+    ("hole", "name"), [((None, "a", (1, True)), "x"), ((5, "a", None), "z"), ((5, "a", (None,) * 2), "w")]
+)
+def test_a_null_that_shows_in_a_field_that_is_not_null_is_refused(hole: tuple[Any, ...], name: str) -> None:
+    x, y, z = hole
+    inner = None if z is None else dict(zip("wb", z, strict=True))
+    val = pa.array([{"v": {"x": x, "y": y, "z": inner}}], NESTED.val_type)
+    table = updates_table(NESTED, [({"id": 1}, {"v": None}, 1, 1)])
+    table = table.set_column(1, table.schema.field(1), pa.chunked_array([val]))
+    with pytest.raises(InvariantViolated, match=f"NOT NULL field {name} holds nulls"):
+        encode_part(table, desc=DESC, schema=NESTED)
 
 
 def test_many_rows_lie_in_row_groups_and_come_back_in_order() -> None:

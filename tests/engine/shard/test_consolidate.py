@@ -1,6 +1,7 @@
 """The streaming merge against a dictionary: however rows are cut into runs, tables and windows, the union is exact."""
 
 import collections
+import itertools
 import math
 
 import pyarrow as pa
@@ -234,3 +235,16 @@ def test_row_keys_compare_as_arrow_sorts():
     )
     keys = [row_key(columns, i) for i in range(5)]
     assert sorted(range(5), key=keys.__getitem__) == [4, 3, 2, 1, 0]
+
+
+def test_regression_bounds_are_found_where_nulls_lie_in_several_chunks():
+    """Arrow's search counts the nulls of every chunk: rows went into wrong rounds, and came out of order or twice."""
+    numbers, times = [1, 2, 3, None, None, None, None], [0, 0, 0, 0, 1, 2, 3]
+    for cuts in ((4,), (4, 5), (2, 4, 6), ()):
+        edges = list(itertools.pairwise([0, *cuts, len(numbers)]))
+        columns = [
+            pa.chunked_array([pa.array(values[low:high], pa.int64()) for low, high in edges])
+            for values in (numbers, times)
+        ]
+        boundaries = [((0, 2), (0, 0)), ((0, 2), (0, 1)), ((0, 4), (0, 0))]
+        assert lower_bounds(columns, boundaries) == [1, 2, 3]
