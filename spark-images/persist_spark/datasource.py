@@ -11,12 +11,15 @@ A read that takes longer may find blobs collected and then fails naming the blob
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import pyarrow as pa
-from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.errors import InvalidUsage, MissingBlob
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
+from persist_engine.client.read import ReadHandle
 from persist_engine.client.snapshot import SinceAhead
 from persist_engine.client.splits import SnapshotSplit
 from persist_engine.codec.predicate import And, Predicate
@@ -44,6 +47,7 @@ SPLITS_MAX = 10_000
 #: Off by default; Spark then refuses sources that take filters.
 PUSHDOWN_SETTING = "spark.sql.python.filterPushdown.enabled"
 _PART_BYTES = 128 << 20
+_DIGITS_MAX = 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +104,10 @@ def _number(given: Mapping[str, str], name: str, least: int, greatest: int) -> i
     text = given.get(name)
     if text is None:
         return None
-    if not text.isascii() or not text.isdecimal() or not least <= int(text) <= greatest:
-        raise InvalidUsage(f"option {name}: {text!r} is not a whole number in [{least}, {greatest}]")
+    # Digits are counted first: Python reads no number of thousands of them.
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX
+    if not is_number or not least <= int(text) <= greatest:
+        raise InvalidUsage(f"option {name}: {text[:64]!r} is not a whole number in [{least}, {greatest}]")
     return int(text)
 
 
@@ -172,15 +178,11 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
             if as_of < 0:
                 return []  # Nothing was ever written.
             reader = client.open_leased_reader(options.shard, purpose="spark read", lease_ms=LEASE_MS)
-            snapshot = reader.snapshot(Antichain.of(as_of), where=self._where(), columns=options.columns)
-            if isinstance(snapshot, SinceAhead):
-                reader.expire()
-                raise InvalidUsage(
-                    f"cannot read shard {options.shard} at as_of {as_of}: "
-                    f"times before since {snapshot.since} can no longer be told apart"
-                )
-            count = options.splits or min(max(1, -(-snapshot.bytes_estimate // SPLIT_BYTES)), SPLITS_MAX)
-            partitions = [SplitPartition(split.to_bytes()) for split in snapshot.splits(count)]
+            try:
+                partitions = self._cut(reader, as_of)
+            except BaseException:
+                reader.expire()  # nobody will read under its lease, which would hold the shard back all the same
+                raise
             reader.abandon()  # executors read under its lease
             return partitions
 
@@ -189,10 +191,24 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
         if not isinstance(partition, SplitPartition):
             return  # Spark makes one partition of its own when a plan has none.
         wanted = arrow_schema(self.row_type)
-        for batch in SnapshotSplit.from_bytes(partition.split).to_batches(
-            blob_at(self.options.location.blob), retry=reading_retry()
-        ):
-            yield from records_of(batch) if self.options.updates else rows_of(batch, wanted)
+        split = SnapshotSplit.from_bytes(partition.split)
+        with _telling_of_the_lease():
+            for batch in split.to_batches(blob_at(self.options.location.blob), retry=reading_retry()):
+                yield from (records_of(batch) if self.options.updates else rows_of(batch, wanted, shard=split.shard_id))
+
+    def _cut(self, reader: ReadHandle, as_of: int) -> list[SplitPartition]:
+        """The splits of the snapshot that `reader` holds."""
+        options = self.options
+        shown = row_type(reader.schema, updates=options.updates, columns=options.columns)
+        check_columns(self.row_type, shown, options.shard)
+        snapshot = reader.snapshot(Antichain.of(as_of), where=self._where(), columns=options.columns)
+        if isinstance(snapshot, SinceAhead):
+            raise InvalidUsage(
+                f"cannot read shard {options.shard} at as_of {as_of}: "
+                f"times before since {snapshot.since} can no longer be told apart"
+            )
+        count = options.splits or min(max(1, -(-snapshot.bytes_estimate // SPLIT_BYTES)), SPLITS_MAX)
+        return [SplitPartition(split.to_bytes()) for split in snapshot.splits(count)]
 
     def _where(self) -> Predicate | None:
         said = () if self.options.where is None else (predicate_said(self.options.where),)
@@ -238,6 +254,35 @@ def row_type(schema: Schema, *, updates: bool, columns: Sequence[str] | None = N
     return _spark_fields([*key, *val])
 
 
+def check_columns(asked: T.StructType, shown: T.StructType, shard: ShardId) -> None:
+    """Refuse to show rows of `shown` in a frame that was made for `asked`: columns go by their places, so that others would
+    pass for them, and a null where there is none to be is not seen. NOT NULL may be forgotten.
+
+    InvalidUsage names the first column that differs: the schema evolved since the frame was loaded, or the user gave one.
+    """
+    for theirs, ours in zip_longest(asked, shown):
+        if theirs is None or ours is None or not _is_shown_as(theirs, ours):
+            raise InvalidUsage(
+                f"shard {shard} has {_told(ours)} where the frame was made for {_told(theirs)}: "
+                "load the frame anew, without a schema of your own"
+            )
+
+
+def _is_shown_as(asked: T.StructField, shown: T.StructField) -> bool:
+    if asked.name != shown.name or (shown.nullable and not asked.nullable):
+        return False
+    theirs, ours = asked.dataType, shown.dataType
+    if isinstance(theirs, T.StructType) and isinstance(ours, T.StructType):
+        return len(theirs) == len(ours) and all(map(_is_shown_as, theirs, ours))
+    return bool(theirs == ours)
+
+
+def _told(field: T.StructField | None) -> str:
+    if field is None:
+        return "no column"
+    return f"column {field.name} {field.dataType.simpleString()}{'' if field.nullable else ' NOT NULL'}"
+
+
 def _sides(shown: pa.Schema) -> tuple[pa.Field, pa.Field]:
     return shown.field("key"), shown.field("val")
 
@@ -251,6 +296,19 @@ def arrow_schema(row: T.StructType) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(row, timezone="UTC")
+
+
+@contextmanager
+def _telling_of_the_lease() -> Iterator[None]:
+    """A blob that is gone says why it may be, and what to do."""
+    try:
+        yield
+    except MissingBlob as error:
+        raise MissingBlob(
+            f"{error}: what a query reads is kept for {LEASE_MS // 3_600_000} hours after it was planned; if that was "
+            "longer ago, run it again",
+            **error.detail,
+        ) from error
 
 
 def _open(options: Options) -> PersistClient:

@@ -23,16 +23,23 @@ from persist_engine.base.errors import (
     StorageError,
     Unavailable,
     UnsafeStore,
+    UpdateBeyondUpper,
+    UpdateNotBeyondLower,
 )
 
 #: A condition's message is read by people; the API server and the kubelet cut longer ones (the termination log at 4
 #: KiB).
 MESSAGE_CHARS_MAX = 1800
+#: Beside it the report has some hundred bytes; cut by the kubelet it would be no JSON any more.
+MESSAGE_BYTES_MAX = 3000
 _MARK = "PERSIST-FAILURE"
 _CARRIED = re.compile(_MARK + r" (\{.*?\}) " + _MARK, re.DOTALL)
-_URL_USERINFO = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^/\s@]*@", re.IGNORECASE)
+#: Up to the last `@` before a slash: a password may hold others. Both are linear in the text, which may show a long key: a
+#: scheme is short, a name is looked for where a word begins.
+_URL_USERINFO = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]{0,31}://)[^/\s\"]*@", re.IGNORECASE)
 _ASSIGNED = re.compile(
-    r"(?P<name>[\w.-]*(?:passw(?:or)?d|secret|token|credential|access.?key|api.?key)[\w.-]*)(?P<sep>\"?'?\s*[=:]\s*\"?'?)(?P<value>[^\s&\"',;)}\]]+)",
+    r"(?<![\w.-])(?P<name>[\w.-]*(?:passw(?:or)?d|secret|token|credential|access.?key|api.?key)[\w.-]*)(?P<sep>\"?'?\s*[=:]\s*)"
+    r"(?P<value>\"[^\"\n]*\"?|'[^'\n]*'?|[^\s&\"',;)}\]]+)",
     re.IGNORECASE,
 )
 _SPARK_CONFIGURATION = (
@@ -124,9 +131,21 @@ def classify(error: BaseException, *, secrets: Iterable[str] = ()) -> Failure:
 
 
 def redact(text: str, *, secrets: Iterable[str] = ()) -> str:
-    """`text` as `without_secrets` leaves it, cut to a message's length."""
-    text = without_secrets(text, secrets=secrets)
-    return text if len(text) <= MESSAGE_CHARS_MAX else text[: MESSAGE_CHARS_MAX - 1] + "…"
+    """`text` as `without_secrets` leaves it, cut in the middle to a message's length: the beginning says what failed, and the
+    end why, as a Python traceback does.
+    """
+    text = without_secrets(text, secrets=secrets).encode(errors="replace").decode()
+    room = MESSAGE_CHARS_MAX
+    while (size := len(json.dumps(cut := _cut(text, room), ensure_ascii=False).encode())) > MESSAGE_BYTES_MAX:
+        room = min(room, len(text)) * MESSAGE_BYTES_MAX // size
+    return cut
+
+
+def _cut(text: str, room: int) -> str:
+    if len(text) <= room:
+        return text
+    head = room // 3
+    return f"{text[:head]}…{text[len(text) - (room - 1 - head) :]}"
 
 
 def without_secrets(text: str, *, secrets: Iterable[str] = ()) -> str:
@@ -144,7 +163,8 @@ def _hide_assigned(match: re.Match[str]) -> str:
     # SUBTLE: `password_file=/run/...` names a file, which is what the reader of a message needs to see.
     if match["name"].lower().endswith("file"):
         return match[0]
-    return f"{match['name']}{match['sep']}***"
+    opening, closing = (end if end in ("'", '"') else "" for end in (match["value"][0], match["value"][1:][-1:]))
+    return f"{match['name']}{match['sep']}{opening}***{closing}"
 
 
 def _exit_code_of(error: PersistError) -> ExitCode:
@@ -155,6 +175,8 @@ def _exit_code_of(error: PersistError) -> ExitCode:
             return ExitCode.STORAGE
         case InvariantViolated() | CorruptData():
             return ExitCode.DIVERGENCE
+        case UpdateBeyondUpper() | UpdateNotBeyondLower():  # the input changed while it was read: another run may do
+            return ExitCode.APPLICATION
         case InvalidUsage() | Incompatible():
             return ExitCode.CONFIGURATION
         case _:

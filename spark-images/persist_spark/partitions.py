@@ -16,7 +16,7 @@ from functools import lru_cache
 import pyarrow as pa
 import pyarrow.compute as pc
 from persist_engine.base.env import Env, SystemEnv
-from persist_engine.base.errors import PersistError
+from persist_engine.base.errors import PersistError, UpdateBeyondUpper, UpdateNotBeyondLower
 from persist_engine.base.metrics import Metrics, NoMetrics
 from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
 from persist_engine.client.batch import BatchBuilder
@@ -89,7 +89,7 @@ class StageRows:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One staged row. Repeating it stages again and changes nothing that is linked."""
-        with _carrying_errors():
+        with _carrying_errors(), _telling_of_changed_input(self.task):
             counted = _Counted()
             tables = (counted.saw(batch) for batch in batches if batch.num_rows)
             yield _stage(self.task, (updates_of(table, self.task) for table in tables), counted)
@@ -215,6 +215,19 @@ def _stage(task: StageTask, tables: Iterator[pa.Table], counted: _Counted) -> pa
         [pa.array(column, field.type) for column, field in zip(columns, STAGED_SCHEMA, strict=True)],
         schema=STAGED_SCHEMA,
     )
+
+
+@contextmanager
+def _telling_of_changed_input(task: StageTask) -> Iterator[None]:
+    """Bounds were chosen by an earlier reading of the input: times outside came since."""
+    try:
+        yield
+    except (UpdateNotBeyondLower, UpdateBeyondUpper) as error:
+        raise type(error)(
+            f"the input changed while it was read for shard {task.shard_id}: {error}; nothing was appended, run it again, "
+            "and if that happens often, over an input that stands still",
+            **error.detail,
+        ) from error
 
 
 @contextmanager

@@ -51,15 +51,20 @@ def _translated(found: spark.Filter, sides: Mapping[str, str] | None) -> Predica
             return Not(IsNull(column))
         case spark.EqualNullSafe(value=value) if _is_exact(value):
             return And((Not(IsNull(column)), Compare(column, "=", value)))
-        case spark.In(value=values) if all(map(_is_exact, values)):
+        # Without values Spark's is false for nulls, too.
+        case spark.In(value=values) if values and all(map(_is_exact, values)):
             return In(column, tuple(values))
     op = _COMPARISONS.get(type(found))
     return Compare(column, op, found.value) if op is not None and _is_exact(found.value) else None
 
 
 def _column(path: tuple[str, ...], sides: Mapping[str, str] | None) -> str:
-    whole = path if sides is None else (sides[path[0]], *path)
-    if whole[0] not in ("key", "val"):
+    """How the engine names what Spark calls `path`. InvalidUsage for what is no field of the key or the value: a frame's
+    own columns of updates, and the structs `key` and `val` themselves, by whose names the engine knows fields called so.
+    """
+    side = path[0] if sides is None else sides.get(path[0])
+    whole = path if sides is None else (str(side), *path)
+    if side not in ("key", "val") or len(whole) == 1:
         raise InvalidUsage(f"{whole[0]} is no part of the collection's rows", column=whole[0])
     return ".".join(whole)
 

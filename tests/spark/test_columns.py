@@ -84,7 +84,7 @@ def test_negated():
 
 
 def test_rows_pass_once_when_every_diff_is_one():
-    (rows,) = rows_of(updates([1, 2], [1, 1]), WANTED)
+    (rows,) = rows_of(updates([1, 2], [1, 1]), WANTED, shard="s1")
     assert rows.to_pydict() == {"k": [1, 2], "v": ["1", "2"]}
     many = list(records_of(rows_batch := pa.RecordBatch.from_pydict({"k": range(2 * RECORD_ROWS + 1)})))
     assert [record.num_rows for record in many] == [RECORD_ROWS, RECORD_ROWS, 1]
@@ -92,7 +92,7 @@ def test_rows_pass_once_when_every_diff_is_one():
 
 
 def test_rows_are_repeated_by_their_diff_in_bounded_records():
-    records = list(rows_of(updates([1, 2, 3], [2, RECORD_ROWS, 1]), WANTED))
+    records = list(rows_of(updates([1, 2, 3], [2, RECORD_ROWS, 1]), WANTED, shard="s1"))
     assert max(record.num_rows for record in records) == RECORD_ROWS
     assert len(records) == 2
     keys = pa.Table.from_batches(records).column("k").value_counts().to_pylist()
@@ -100,9 +100,14 @@ def test_rows_are_repeated_by_their_diff_in_bounded_records():
 
 
 def test_a_negative_diff_is_named():
-    with pytest.raises(InvariantViolated, match=r"-2 copies of key.*7.*updates=true"):
-        list(rows_of(updates([1, 7], [1, -2]), WANTED))
+    with pytest.raises(InvariantViolated, match=r"shard s1 holds -2 copies of key.*7.*updates=true"):
+        list(rows_of(updates([1, 7], [1, -2]), WANTED, shard="s1"))
 
 
 def test_no_rows():
-    assert list(rows_of(updates([], []), WANTED)) == []
+    assert list(rows_of(updates([], []), WANTED, shard="s1")) == []
+
+
+def test_copies_past_what_an_int64_counts_are_rows_all_the_same():
+    first = next(rows_of(updates([1, 2, 3], [2**62, 2**62, 2**63 - 1]), WANTED, shard="s1"))
+    assert first.column("k").to_pylist() == [1] * RECORD_ROWS

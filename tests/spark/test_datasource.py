@@ -2,12 +2,22 @@
 
 import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
-from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.errors import InvalidUsage, MissingBlob
+from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.codec.predicate import Compare
 from persist_engine.codec.tagged import with_errors
-from persist_spark.datasource import PUSHDOWN_SETTING, Options, PersistDataSource, PushingReader, register, row_type
+from persist_spark.datasource import (
+    PUSHDOWN_SETTING,
+    Options,
+    PersistDataSource,
+    PersistReader,
+    PushingReader,
+    register,
+    row_type,
+)
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import EqualTo
+from pyspark.sql import types as T
+from pyspark.sql.datasource import EqualTo, IsNotNull
 
 SHARD = "s00000000-0000-0000-0000-000000000001"
 GIVEN = {"shard": SHARD, "blob": "mem:", "consensus": "mem:"}
@@ -26,6 +36,7 @@ def test_options_are_checked_by_name():
         ({"shard": "x"}, "not a shard id"),
         ({"as_of": "-1"}, "option as_of: '-1' is not a whole number"),
         ({"as_of": "now"}, "option as_of: 'now' is not a whole number"),
+        ({"as_of": "9" * 5000}, "option as_of: '9+' is not a whole number"),
         ({"splits": "0"}, "option splits: '0' is not a whole number"),
         ({"updates": "yes"}, "option updates: 'yes' is not true or false"),
         ({"asof": "1"}, "option asof: not known to format persist"),
@@ -168,3 +179,114 @@ def test_a_shard_never_written_is_empty(spark, tmp_path):
         client.initialise(shard, Schema.from_ddl("id BIGINT"))
     given = {"shard": shard, "blob": location.blob, "consensus": location.consensus}
     assert spark.read.format("persist").options(**given).load().count() == 0
+
+
+SMALL = Schema.from_ddl("id BIGINT NOT NULL", "city STRING, name STRING, p STRUCT<x: INT>")
+
+
+@pytest.fixture
+def small(tmp_path) -> dict[str, str]:
+    """A shard of schema SMALL with one row, in a blob, at time 0; upper 1. Read without Spark."""
+    location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
+    shard, settings = ShardId.new(), Settings(batch=BatchSettings(inline_part_bytes_max=0))
+    with (
+        PersistClient.open(location, settings=settings) as client,
+        client.open_writer(shard, SMALL, purpose="test") as writer,
+    ):
+        rows = [(((1,), ("c", "n", {"x": 2})), 0, 1)]
+        writer.compare_and_append(rows, expected_upper=Antichain.of(0), new_upper=Antichain.of(1))
+    return {"shard": shard, "blob": location.blob, "consensus": location.consensus}
+
+
+def reader_of(given: dict[str, str], row: T.StructType | None = None, **more: str) -> PersistReader:
+    options = Options.parse({**given, **more})
+    asked = row_type(SMALL, updates=options.updates, columns=options.columns) if row is None else row
+    return PersistReader(options, asked)
+
+
+def holds(given: dict[str, str]) -> int:
+    """How many readers hold the shard back."""
+    with PersistClient.open(Location(blob=given["blob"], consensus=given["consensus"])) as client:
+        return len(client.inspect(ShardId(given["shard"])).readers)
+
+
+def test_a_plan_leaves_a_lease_behind_only_when_it_is_read(small):
+    for wrong in ("nope = 1", "name =", "id = 'x'"):
+        with pytest.raises(InvalidUsage, match="nope|name|id"):
+            reader_of(small, where=wrong).partitions()
+    assert holds(small) == 0
+    (partition,) = reader_of(small).partitions()
+    assert holds(small) == 1
+    (rows,) = reader_of(small).read(partition)
+    assert rows.to_pylist() == [{"id": 1, "city": "c", "name": "n", "p": {"x": 2}}]
+
+
+def changed(**fields: str | None) -> T.StructType:
+    """The columns of SMALL with other DDL in the place of some; None: without it."""
+    values = {"city": "city STRING", "name": "name STRING", "p": "p STRUCT<x: INT>"} | fields
+    key = values.pop("id", SMALL.key_ddl)
+    return row_type(Schema.from_ddl(str(key), ", ".join(ddl for ddl in values.values() if ddl)), updates=False)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (changed(city="name STRING", name="city STRING"), "has column city string where .* column name string:"),
+        (changed(name="nome STRING"), "has column name string where .* column nome string:"),
+        (changed(id="id STRING NOT NULL"), "has column id bigint NOT NULL where .* column id string NOT NULL:"),
+        (changed(name="name STRING NOT NULL"), "has column name string where .* column name string NOT NULL:"),
+        (changed(p="p STRUCT<y: INT>"), r"has column p struct<x:int> where .* column p struct<y:int>:"),
+        (changed(p=None), r"has column p struct<x:int> where .* no column:"),
+        (changed(p="p STRUCT<x: INT>, q INT"), "has no column where .* column q int:"),
+    ],
+)
+def test_rows_are_shown_only_in_frames_made_for_their_columns(small, row, message):
+    """Columns go by their places: two of one type would be taken for each other."""
+    with pytest.raises(InvalidUsage, match=f"shard {small['shard']} {message}.*load the frame anew"):
+        reader_of(small, row).partitions()
+    assert holds(small) == 0
+
+
+def test_a_frame_may_forget_what_is_not_null(small):
+    reader = reader_of(small, changed(id="id BIGINT"))
+    (partition,) = reader.partitions()
+    assert next(reader.read(partition)).column("id").to_pylist() == [1]
+
+
+def test_a_frame_from_before_the_schema_evolved_is_refused_but_where_what_it_shows_stayed(small):
+    frame, narrow = reader_of(small), reader_of(small, columns="id, name")
+    with PersistClient.open(Location(blob=small["blob"], consensus=small["consensus"])) as client:
+        grown = Schema.from_ddl(SMALL.key_ddl, "city STRING, country STRING, name STRING, p STRUCT<x: INT>")
+        client.evolve_schema(ShardId(small["shard"]), grown)
+    with pytest.raises(InvalidUsage, match="has column country string where the frame was made for column name string"):
+        frame.partitions()
+    (partition,) = narrow.partitions()
+    assert next(narrow.read(partition)).to_pylist() == [{"id": 1, "name": "n"}]
+
+
+def test_a_condition_on_a_column_that_is_none_of_the_shards_stays_sparks(small):
+    reader = PushingReader(Options.parse(small), row_type(SMALL, updates=False))
+    found = IsNotNull(("nope",))
+    assert list(reader.pushFilters([found])) == [found]
+
+
+def test_a_blob_collected_since_the_plan_says_what_to_do(small, tmp_path):
+    reader = reader_of(small)
+    (partition,) = reader.partitions()
+    for path in (tmp_path / "blobs" / small["shard"]).glob("n*/*"):
+        path.unlink()
+    with pytest.raises(
+        MissingBlob, match=rf"{small['shard']}.* for 6 hours after it was planned.*run it again"
+    ) as raised:
+        list(reader.read(partition))
+    assert small["shard"] in raised.value.detail["key"]
+
+
+@pytest.mark.spark
+def test_a_schema_of_the_users_own_must_be_the_shards(spark, small):
+    swapped = "id BIGINT, name STRING, city STRING, p STRUCT<x: INT>"
+    with pytest.raises(Exception, match="has column city string where the frame was made for column name string"):
+        spark.read.format("persist").options(**small).schema(swapped).load().collect()
+    assert [row["name"] for row in spark.read.format("persist").options(**small).load().collect()] == ["n"]
+    updates = spark.read.format("persist").options(**small, updates="true").load().where("key IS NOT NULL")
+    assert [row["key"]["id"] for row in updates.collect()] == [1]

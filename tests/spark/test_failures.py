@@ -17,8 +17,18 @@ from persist_engine.base.errors import (
     ShardNotFound,
     Unavailable,
     UnsafeStore,
+    UpdateBeyondUpper,
+    UpdateNotBeyondLower,
 )
-from persist_spark.failures import MESSAGE_CHARS_MAX, ExitCode, FailureClass, carried, classify, redact
+from persist_spark.failures import (
+    MESSAGE_BYTES_MAX,
+    MESSAGE_CHARS_MAX,
+    ExitCode,
+    FailureClass,
+    carried,
+    classify,
+    redact,
+)
 from persist_spark.report import Log, SinkReport, progress_lines, write_report
 from persist_spark.spec import ConfigurationError
 
@@ -30,6 +40,8 @@ CASES = [
     (UnsafeStore("x"), ExitCode.STORAGE, FailureClass.STORAGE),
     (Unavailable("x"), ExitCode.STORAGE, FailureClass.STORAGE),
     (Indeterminate("x"), ExitCode.STORAGE, FailureClass.STORAGE),
+    (UpdateBeyondUpper("x"), ExitCode.APPLICATION, FailureClass.APPLICATION),
+    (UpdateNotBeyondLower("x"), ExitCode.APPLICATION, FailureClass.APPLICATION),
     (Fenced("x"), ExitCode.FENCED, FailureClass.FENCED),
     (CorruptData("x"), ExitCode.DIVERGENCE, FailureClass.STORAGE),
     (InvariantViolated("x"), ExitCode.DIVERGENCE, FailureClass.STORAGE),
@@ -72,6 +84,9 @@ def test_java_frames_do_not_fill_the_message():
         ("url?password=hunter2&x=1", "url?password=***&x=1"),
         ("fs.s3a.secret.key=abc/def+g, fs.s3a.access.key: AKIA", "fs.s3a.secret.key=***, fs.s3a.access.key: ***"),
         ('{"sfPassword": "hunter2"}', '{"sfPassword": "***"}'),
+        ("redis://:hun@ter2@host:6379", "redis://***@host:6379"),
+        ('PlainLoginModule username="u" password="a;b c,d)e";', 'PlainLoginModule username="u" password="***";'),
+        ("{'apiKey': 'a&b', 'n': 1}", "{'apiKey': '***', 'n': 1}"),
         ("connected with tok-123 to host", "connected with *** to host"),
     ],
 )
@@ -81,6 +96,22 @@ def test_secrets_do_not_stand_in_messages(text, shown):
 
 def test_messages_are_bounded():
     assert len(redact("x" * 10_000)) == MESSAGE_CHARS_MAX
+    for text in ("\u5217" * 10_000, '\x00\n"' * 5_000, "\U0001f600" * 800):
+        assert 0.9 * MESSAGE_BYTES_MAX < len(json.dumps(redact(text), ensure_ascii=False).encode()) <= MESSAGE_BYTES_MAX
+    assert len(redact("k" * 200_000)) == MESSAGE_CHARS_MAX, (
+        "by work that is linear: squared it takes a quarter of an hour"
+    )
+    assert redact("named \ud800").encode() == b"named ?"
+
+
+def test_a_long_message_says_what_failed_and_why():
+    """Spark puts a Python traceback behind its own words: the error is its last line."""
+    frames = "".join(f'  File "lib{number}.py", line 1, in call\n' for number in range(500))
+    message = classify(
+        RuntimeError(f"Task 3 failed 4 times\nTraceback:\n{frames}ArrowInvalid: no room\n\tat a.b.C")
+    ).message
+    assert message.startswith("RuntimeError: Task 3 failed 4 times\n")
+    assert message.endswith("ArrowInvalid: no room")
 
 
 def test_the_report_is_the_last_line_and_in_the_file(tmp_path):

@@ -60,7 +60,9 @@ def passing(found: spark.Filter, sides: dict[str, str] | None = SIDES) -> list[i
         (spark.GreaterThan(("t",), datetime(2013, 1, 1, 1, tzinfo=UTC)), [2, 3]),
         (spark.GreaterThan(("w",), datetime(2013, 1, 1, 1)), [2, 3]),
         (spark.EqualTo(("b",), True), [1, 3]),
+        (spark.GreaterThan(("b",), False), [1, 3]),
         (spark.EqualTo(("r",), b"\x02"), [2]),
+        (spark.LessThan(("r",), b"\x02"), [0, 1]),
     ],
     ids=str,
 )
@@ -74,6 +76,8 @@ def test_the_rows_that_pass_are_those_of_spark(found, ids):
         spark.StringStartsWith(("s",), "n"),
         spark.Not(spark.StringContains(("s",), "n")),
         spark.In(("id",), (1, None)),
+        spark.Not(spark.In(("id",), ())),
+        spark.IsNotNull(("nope",)),
         spark.EqualTo(("m",), Decimal("123456789012345678901234567890.12")),
         spark.Not(spark.EqualTo(("m",), Decimal("123456789012345678901234567890.12"))),
         spark.GreaterThan(("w",), INSTANT),
@@ -93,3 +97,10 @@ def test_updates_are_filtered_by_key_and_val_only():
     assert passing(spark.EqualTo(("key", "key", "x"), 2.0), None) == [2]
     assert passing(spark.EqualTo(("diff",), 1), None) is None
     assert passing(spark.EqualTo(("time",), 0), None) is None
+
+
+def test_the_structs_of_updates_are_not_the_fields_called_so():
+    """`key IS NOT NULL` holds of every row; the field key.key of SCHEMA is null in one."""
+    assert passing(spark.IsNotNull(("key",)), None) is None
+    assert passing(spark.IsNull(("val",)), None) is None
+    assert passing(spark.IsNotNull(("key", "key")), None) == [0, 1, 2, 3]
