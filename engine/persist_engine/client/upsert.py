@@ -110,7 +110,8 @@ class UpsertHandle:
         """Set each key to its value, or delete it where `val` is null, all at one time that the handle chooses: the clock's,
         unless the shard is further. A lost race is decided anew at a later time, so the commands always come to pass.
 
-        Of several commands of one key the one with the greatest `order` counts, without that column the last.
+        Of several commands of one key the one with the greatest `order` counts, of equal ones the first; without that column
+        the last.
         Linearized: the shard's contents after Upserted are those before with exactly these commands applied. `progress` as
         in `WriteHandle.compare_and_append`; ProgressMismatch: nothing was written.
         """
@@ -144,7 +145,8 @@ class UpsertHandle:
         fit in memory. Nothing is seen before all of it is.
 
         UpperMismatch: somebody else wrote meanwhile, and nothing was; the commands were consumed, so bring them again.
-        Without an `order` column each table counts after those before it.
+        Without an `order` column each table counts after those before it. InvalidUsage when orders of two tables do not
+        compare: in one whole numbers, in another instants, or of another unit, or none.
         """
         with self._turn():
             return self._write_stream(commands)
@@ -256,9 +258,14 @@ class UpsertHandle:
     def _write_stream(self, commands: Iterable[Any]) -> Upserted | UpperMismatch:
         machine, at = self._open_time()
         rows = inserted = retracted = 0
+        order_kind: str | None = None
         with self._writer.builder(at) as builder:
             for given in commands:
                 table = self._rows.commands(given, has_time=False, first_row=rows)
+                kind = self._rows.order_kind(given)
+                if None not in (order_kind, kind) and order_kind != kind:
+                    raise InvalidUsage(f"orders of a stream do not compare: {order_kind} in one table, then {kind}")
+                order_kind = kind or order_kind
                 rows += table.num_rows
                 machine.on_commands(_at(table, _time_of(at)))
                 updates = machine.drain_partially()
@@ -278,7 +285,8 @@ class UpsertHandle:
 
     def _open_time(self) -> tuple[UpsertMachine, Antichain]:
         """A time to write at, to which the shard's upper was brought."""
-        shared = self._writer.shared_upper()
+        # Fetched, not guessed: a stream is consumed before its append would tell that others had written before.
+        shared = self._writer.fetch_recent_upper()
         at = MINIMUM
         while True:
             machine = self._shard.current(shared)

@@ -13,21 +13,25 @@ from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from persist_engine.base.errors import Fenced, InvalidUsage, InvariantViolated, MissingBlob
+from persist_engine.base.errors import Fenced, InvalidUsage, InvariantViolated, MissingBlob, PersistError
 from persist_engine.client.listen import Listen, Updates
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.snapshot import SinceAhead
-from persist_engine.client.upsert_rows import UpsertRows
+from persist_engine.client.upsert_rows import HASH_TYPE, UpsertRows
 from persist_engine.client.upsert_stores import MeteredStore, OpenStore
 from persist_engine.client.write import WriteHandle
-from persist_engine.flow.upsert import Emission, UpsertMachine
-from persist_engine.flow.upsert_state import MergeStats, UpsertState
+from persist_engine.flow.upsert import Emission, UpsertMachine, hashes_of
+from persist_engine.flow.upsert_state import MergeStats, UpsertState, group
 from persist_engine.flow.upsert_words import UInt64s
 from persist_engine.model.frontier import DATA_TIME_MAX, MINIMUM, Antichain
 from persist_engine.model.ids import ShardId
 
 _log = logging.getLogger(__name__)
+
+#: Of a key in an error: it may have megabytes.
+_NAME_CHARS_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +220,35 @@ class UpsertFollower:
                 self._tell(Hydration(as_of, rows, rows_max))
         nothing = self._rows.updates(self._writer.schema.updates_schema.empty_table())
         self._merge(partial(machine.on_snapshot, nothing, completed=True))
-        machine.on_persisted_frontier(Antichain.of(as_of + 1))
+        try:
+            machine.on_persisted_frontier(Antichain.of(as_of + 1))
+        except InvariantViolated as error:
+            raise self._named(error, reader, as_of) from error
+
+    def _named(self, error: InvariantViolated, reader: ReadHandle, as_of: int) -> InvariantViolated:
+        """`error` with the shard and some of the bad keys as its users know them, which are read again: hashes mean nothing
+        outside of this handle.
+        """
+        wanted = pa.array(error.detail.get("hashes", ()), HASH_TYPE)
+        names: list[str] = []
+        try:
+            snapshot = reader.snapshot(as_of)
+            if isinstance(snapshot, SinceAhead):
+                return error
+            with snapshot:
+                for batch in snapshot.to_batches() if len(wanted) else ():
+                    updates = self._rows.updates(pa.Table.from_batches([batch]))
+                    bad = updates.filter(pc.is_in(updates.column("hash"), wanted))
+                    firsts, _ = group(hashes_of(bad))
+                    bad = bad if firsts is None else bad.take(pa.array(firsts))
+                    names += (str(key)[:_NAME_CHARS_MAX] for key in bad.column("key").to_pylist())
+        except PersistError:
+            _log.warning("could not read the bad keys again", exc_info=True, extra={"shard": self.shard_id})
+        keys_text = "; ".join(dict.fromkeys(names)) or "not found again"
+        text = (
+            f"{error} (shard {self.shard_id} at {as_of}; keys: {keys_text}); append what they lack or have too many of"
+        )
+        return InvariantViolated(text, **error.detail)
 
     def _listen_from(self, as_of: int) -> Listen:
         assert self._reader is not None

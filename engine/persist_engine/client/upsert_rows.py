@@ -18,7 +18,7 @@ from persist_engine.codec.schema import Schema
 from persist_engine.flow.upsert_store import KEY_WORDS
 from persist_engine.flow.upsert_words import UInt64s, Words, hash_rows
 
-_HASH_TYPE = pa.binary(8 * KEY_WORDS)
+HASH_TYPE = pa.binary(8 * KEY_WORDS)
 _COLUMNS = {"key", "val", "order", "time"}
 
 
@@ -57,11 +57,23 @@ class UpsertRows:
             order = pa.chunked_array([pa.array(np.arange(first_row, first_row + table.num_rows))])
         columns = self._sides(table)
         if has_time:
+            if pa.types.is_temporal(table.column("time").type):
+                raise InvalidUsage(f"time is {table.column('time').type}, expected int64")
             time = _whole(table.column("time"), "time")
             if time.null_count or (len(time) and pc.min(time).as_py() < 0):
                 raise InvalidUsage("the time of a command is null or negative")
             columns = columns.append_column("time", time)
         return columns.append_column("order", order)
+
+    @staticmethod
+    def order_kind(commands: pa.Table | pa.RecordBatch) -> str | None:
+        """What the order of commands counts, in words: orders of one kind compare, those of two do not. None: all are null."""
+        if "order" not in commands.schema.names:
+            return "the number of the row"
+        kind = commands.schema.field("order").type
+        if pa.types.is_null(kind):
+            return None
+        return "whole numbers" if pa.types.is_integer(kind) else str(kind)
 
     def updates(self, table: pa.Table) -> pa.Table:
         """The columns hash, key, value and diff of rows that a reader gave out."""
@@ -107,7 +119,7 @@ class UpsertRows:
     def _hashes(self, key: pa.ChunkedArray) -> pa.Array:
         words = Words.from_arrow(self._key_codec.encode(key))
         buffers = [None, pa.py_buffer(np.ascontiguousarray(hash_rows(words, self._seed)))]
-        return pa.Array.from_buffers(_HASH_TYPE, len(words), buffers)
+        return pa.Array.from_buffers(HASH_TYPE, len(words), buffers)
 
 
 def _whole(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.flow.correction_chain import Chain, ChainPolicy
-from persist_engine.flow.correction_chunks import Chunk, ChunkStore, Run, Spill, UpdateLaws
+from persist_engine.flow.correction_chunks import Chunk, ChunkStore, Run, Spill, UpdateLaws, as_of
 from persist_engine.model.frontier import DATA_TIME_MAX, MINIMUM, Antichain
 
 _POWERS = (np.uint64(1) << np.arange(63, dtype=np.uint64)).astype(np.int64)
@@ -210,7 +210,7 @@ class CorrectionBuffer:
             if first == last:
                 parts.setdefault(first, []).append(chunk)
                 continue
-            table = self._laws.advance_times(self._store.read(chunk), self._since)
+            table = as_of(self._laws, self._store.read(chunk), self._since)
             self._store.drop(chunk)
             indices = self._indices(table)
             for index in np.unique(indices):

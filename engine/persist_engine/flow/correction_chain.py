@@ -9,7 +9,8 @@ than about 1 + 1 / (dampener + 1) snapshots, and a row is sorted about dampener 
 are. There is nothing to shrink: what cancelled is gone, and the allowance follows what is left.
 
 SUBTLE: stored times may lag behind the buffer's since, which runs on every read: max(time, since) keeps the order of
-rows, so that sorted runs stay sorted and nothing is rewritten when since advances.
+rows, so that sorted runs stay sorted and nothing is rewritten when since advances. But it makes rows equal that
+differed in time only, so that whatever is merged is consolidated again before.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from persist_engine.flow.correction_chunks import Chunk, ChunkStore, Run, UpdateLaws, rows_of
+from persist_engine.flow.correction_chunks import Chunk, ChunkStore, Run, UpdateLaws, as_of, rows_of
 from persist_engine.model.frontier import Antichain
 
 #: More runs than this are made one before they are merged with the main one: each needs a window in memory.
@@ -157,7 +158,7 @@ class Chain:
         if size_bytes <= policy.merge_bytes // 4:
             tables = [table for run in runs for table in self._store.drain(run)]
             return self._chunked(iter([self._sorted(tables, since)] if tables else []))
-        advanced = [(self._laws.advance_times(table, since) for table in self._store.drain(run)) for run in runs]
+        advanced = [(as_of(self._laws, table, since) for table in self._store.drain(run)) for run in runs]
         return self._chunked(self._laws.merge_runs(advanced, memory_bytes=policy.merge_bytes))
 
     def _sorted(self, tables: list[pa.Table], since: Antichain) -> pa.Table:

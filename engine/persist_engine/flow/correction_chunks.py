@@ -23,13 +23,15 @@ class UpdateLaws(Protocol):
         """Sorted by (key, val, time), equal ones added up, zeros dropped."""
 
     def advance_times(self, table: pa.Table, frontier: Antichain) -> pa.Table:
-        """max(time, frontier) for each row; nothing when it is empty."""
+        """max(time, frontier) for each row; nothing when it is empty. The table itself when no time is before it."""
 
     def time_filter(self, table: pa.Table, lower: Antichain, upper: Antichain) -> pa.Table:
         """The rows with lower <= time < upper."""
 
     def merge_runs(self, runs: Iterable[Iterator[pa.Table]], *, memory_bytes: int) -> Iterator[pa.Table]:
-        """The consolidated union of runs that are sorted each, streaming within about `memory_bytes`."""
+        """The consolidated union of runs that are sorted each, of consolidated tables, streaming within about
+        `memory_bytes`.
+        """
 
 
 class Spill(Protocol):
@@ -130,6 +132,15 @@ class ChunkStore:
             table = self.read(chunk)
             self.drop(chunk)
             yield table
+
+
+def as_of(laws: UpdateLaws, table: pa.Table, since: Antichain) -> pa.Table:
+    """`table`, which is consolidated, as of `since`, and consolidated still: times before it become one, and rows equal
+    that differed in them only.
+    """
+    advanced = laws.advance_times(table, since)
+    times = pc.min_max(table.column("time"))
+    return advanced if advanced is table or times["min"] == times["max"] else laws.consolidate(advanced)
 
 
 def rows_of(run: Run) -> int:

@@ -275,8 +275,7 @@ class UpsertState:
         """
         if not self._totals.unsettled:
             return
-        noted = self._totals.seen_unsettled
-        keys = np.concatenate(noted) if noted else np.zeros((0, KEY_WORDS), np.uint64)
+        keys = np.concatenate([np.zeros((0, KEY_WORDS), np.uint64), *self._totals.seen_unsettled])
         keys = keys[last_of_each(keys)]
         records = self.multi_get(keys)
         bad = np.flatnonzero(~_is_settled(records))
@@ -284,6 +283,7 @@ class UpsertState:
             f"{self._totals.unsettled} keys of the shard hold neither one value nor none, so it was not written by upserts "
             f"only: {_named(keys, records, bad)}",
             bad_keys=self._totals.unsettled,
+            hashes=tuple(key.tobytes() for key in keys[bad[:_NAMED_MAX]]),
         )
 
     def _count_unsettled(self, keys: UInt64s, before: Records, after: Records) -> None:

@@ -240,7 +240,8 @@ def test_bug_31_a_shard_that_upserts_did_not_write_is_refused_with_its_sums(worl
         writer.append([row(1, "a", 0), row(1, "a", 1), row(2, "b", 1), row(3, "c", 0)], lower=A(0), upper=A(2))
     upserts = opened(client, shard_id)
     for _ in range(2):
-        with pytest.raises(InvariantViolated, match=r"^1 keys .*diff_sum 2"):
+        named = rf"^1 keys .*diff_sum 2, .*\(shard {shard_id} at 1; keys: \{{'id': 1\}}\); append what they lack"
+        with pytest.raises(InvariantViolated, match=named):
             upserts.upsert(commands((3, "d")))
     with client.open_writer(shard_id, SCHEMA, purpose="repairs") as writer:
         writer.append([row(1, "a", 2, -1)], lower=A(2), upper=A(3))
@@ -392,3 +393,13 @@ Upserts.TestCase.settings = settings(
     max_examples=12, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestUpserts = Upserts.TestCase
+
+
+def test_a_stream_is_not_refused_for_what_was_written_before_it_began(world: World, shard_id: ShardId) -> None:
+    """Beyond the clock nothing else tells a handle what others wrote: the stream was consumed, staged and lost."""
+    with opened(world.process(), shard_id) as upserts, opened(world.process(), shard_id) as others:
+        future = world.env.now_ms() + 1_000_000
+        upserts.upsert_at(commands((1, "a"), time=[future]), upper=A(future + 1))
+        others.upsert(commands((2, "b")))
+        assert isinstance(upserts.upsert_stream([commands((3, "c"))]), Upserted)
+    assert contents(world.process(), shard_id) == {1: "a", 2: "b", 3: "c"}

@@ -49,6 +49,10 @@ def test_misuse_is_refused_by_name_before_anything_happens(world: World, shard_i
         upserts.upsert_at(commands((1, "a"), time=[-1]), upper=A(5))
     with pytest.raises(InvalidUsage, match="null or negative"):
         upserts.upsert_at(commands((1, "a"), time=[None]), upper=A(5))
+    for kind in (pa.timestamp("s"), pa.date32()):
+        of_another_unit = good.append_column("time", pa.array([1], kind))
+        with pytest.raises(InvalidUsage, match=r"time is (timestamp|date).*, expected int64"):
+            upserts.upsert_at(of_another_unit, upper=A(5))
     with pytest.raises(UpdateBeyondUpper, match="time 5"):
         upserts.upsert_at(commands((1, "a"), time=[5]), upper=A(5))
     assert client.recent_upper(shard_id) == A(0)
@@ -234,3 +238,22 @@ def test_a_lease_that_runs_out_before_the_shard_is_read_is_no_closed_shard(world
     with late:
         late.upsert(commands((1, "b")))
     assert contents(client, shard_id) == {1: "b"}
+
+
+def test_orders_that_do_not_compare_are_no_stream(world: World, shard_id: ShardId) -> None:
+    """A second is less than the microsecond before it when only their numbers are compared."""
+    client = world.process()
+    seconds, micros, whole, nulls = pa.timestamp("s"), pa.timestamp("us"), pa.int64(), pa.null()
+
+    def given(kind: pa.DataType | None, order: int | None, name: str) -> pa.Table:
+        made = commands((1, name))
+        return made if kind is None else made.append_column("order", pa.array([order], kind))
+
+    with opened(client, shard_id) as upserts:
+        for first, second in ((micros, seconds), (micros, whole), (None, micros), (whole, None)):
+            with pytest.raises(InvalidUsage, match="orders of a stream do not compare: .* in one table, then "):
+                upserts.upsert_stream([given(first, 5, "first"), given(second, 1, "second")])
+        assert contents(client, shard_id) == {}
+        rows = [(micros, 5, "five"), (nulls, None, "none"), (micros, 7, "seven"), (micros, 6, "six")]
+        upserts.upsert_stream([given(*row) for row in rows])
+        assert contents(client, shard_id) == {1: "seven"}

@@ -190,3 +190,21 @@ def test_a_spilled_chunk_that_comes_back_short_is_noticed():
     spill.tables[number] = spill.tables[number].slice(1)
     with pytest.raises(InvariantViolated, match="came back with 99"):
         list(buffer.updates_before(EMPTY))
+
+
+@pytest.mark.parametrize("since", [5, 8])
+def test_what_becomes_equal_as_since_passes_cancels_also_in_a_merge_of_what_is_large(since):
+    """Rows that differed in time only lie side by side in one sorted chunk. A run that is merged as a stream came out as it
+    went in: nothing cancelled, however often it was consolidated, and all of it was staged.
+    """
+    spill, keys = Kept(), np.arange(10_000)
+    buffer = CorrectionBuffer(ArrowLaws(), policy=BufferPolicy(memory_bytes=1 << 20, rows_min=16), spill=spill)
+    for time, diff in ((4, 1), (5, -1), (7, 1)):
+        buffer.insert(updates(keys, np.full(len(keys), time), np.full(len(keys), diff)))
+    assert sum(table.num_rows for table in buffer.updates_before(EMPTY)) == 3 * len(keys), "it is one run now"
+    buffer.advance_since(A(since))
+    buffer.consolidate_at_since()
+    assert buffer.size().rows == len(keys)
+    assert not list(buffer.updates_before(A(since)))
+    found = pa.concat_tables(buffer.updates_before(EMPTY)).to_pylist()
+    assert [(r["key"]["id"], r["time"], r["diff"]) for r in found] == [(key, max(7, since), 1) for key in range(10_000)]
