@@ -234,3 +234,22 @@ def test_a_lease_that_runs_out_before_the_shard_is_read_is_no_closed_shard(world
     with late:
         late.upsert(commands((1, "b")))
     assert contents(client, shard_id) == {1: "b"}
+
+
+def test_a_reader_that_cannot_be_given_up_keeps_no_writer(
+    world: World, shard_id: ShardId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upserts = opened(world.process(), shard_id)
+    upserts.upsert(commands((1, "a")))
+    machine = world.process().machine(shard_id)
+    assert machine.state.writers
+    expire = ReadHandle.expire
+
+    def unavailable(reader: ReadHandle) -> None:
+        expire(reader)
+        raise Unavailable("the store is away")
+
+    monkeypatch.setattr(ReadHandle, "expire", unavailable)
+    with pytest.raises(Unavailable, match="the store is away"):
+        upserts.expire()
+    assert not machine.refresh().writers
