@@ -10,6 +10,7 @@ import threading
 
 import pytest
 import redis
+from persist_engine import Location, PersistClient, ShardId
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import (
     CorruptData,
@@ -26,8 +27,11 @@ from persist_engine.storage import consensus_redis
 from persist_engine.storage.open import open_consensus
 from persist_engine.testing.conformance import entry, fill
 from persist_engine.testing.servers import _free_port, redis_server
+from persist_engine.testing.world import SCHEMA
 
 pytestmark = pytest.mark.redis
+#: Far longer than anything here takes.
+PATIENCE_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -441,3 +445,37 @@ def test_big_entries_make_small_pages(consensus, monkeypatch):
 def test_a_wrong_parameter_is_named(server, query, text):
     with pytest.raises(InvalidUsage, match=text):
         opened(server.url + query)
+
+
+def test_regression_a_closed_client_says_so_and_its_heartbeats_end(server, tmp_path):
+    """It connected anew: readers of a client that was closed held their shard for as long as the process lived."""
+    client = PersistClient.open(Location(blob=f"file://{tmp_path}", consensus=server.url))
+    shard_id = ShardId.new()
+    client.initialise(shard_id, SCHEMA)
+    reader = client.open_leased_reader(shard_id, purpose="test", lease_ms=100)
+    client.close()
+    client.close()
+    reader._heartbeat._thread.join(PATIENCE_S)
+    assert not reader._heartbeat._thread.is_alive()
+    consensus = opened(server.url)
+    fill(consensus, "s1", 1, 3)
+    consensus.close()
+    for call in verbs(consensus).values():
+        with pytest.raises(InvalidUsage, match="it was closed"):
+            call()
+
+
+def test_regression_closing_takes_no_connection_from_under_a_call(server):
+    """The call ended with whatever the driver stumbled over: an AttributeError, as often as not."""
+    consensus, answers = opened(server.url), []
+    fill(consensus, "s1", 1, 3)
+    pool = consensus._inner._pool
+    thread = threading.Thread(target=lambda: answers.append(consensus.head("s1")))
+    with server.paused():
+        thread.start()
+        while not pool._get_in_use_connections():
+            threading.Event().wait(0.001)
+        consensus.close()
+    thread.join(PATIENCE_S)
+    assert answers == [entry(3)]
+    assert all(connection._sock is None for connection in pool._connections)

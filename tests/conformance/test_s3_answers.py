@@ -227,3 +227,23 @@ def test_a_fork_takes_no_connection_along(endpoint: Endpoint) -> None:
     assert set(connection) == {"before", "child", "after"}
     assert connection["after"] == connection["before"], "connections are kept, or this proves nothing"
     assert connection["child"] != connection["before"]
+
+
+def test_regression_a_closed_store_says_so_and_connects_no_more(endpoint: Endpoint) -> None:
+    """It opened connections anew: who went on trying with a client that was closed, tried for ever."""
+    blob = unprobed(endpoint.url)
+    assert blob.get("a") is None
+    blob.close()
+    blob.close()
+    asked = len(endpoint.requests)
+    calls: list[Callable[[], object]] = [
+        lambda: blob.get("a"),
+        lambda: blob.set("a", b"x"),
+        lambda: blob.delete("a"),
+        lambda: list(blob.list_prefix("")),
+        lambda: blob.restore("a"),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidUsage, match="s3://bucket/p: it was closed"):
+            call()
+    assert len(endpoint.requests) == asked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import threading
 import time
@@ -253,3 +254,23 @@ def test_channels_of_shards_that_nobody_holds_are_left(pair: Pair) -> None:
     pair.push._listeners[news_channel("", pair.shard_id)].clear()
     pair.commit()
     until(lambda: not pair.push.is_live(pair.shard_id))
+
+
+def test_regression_nobody_believes_to_hear_on_the_other_side_of_a_fork(pair: Pair) -> None:
+    """The thread stays behind: whoever waited polled as rarely as if everything were told."""
+    applier = pair.waiter.machine._applier
+    applier.subscribe()
+    until(applier.is_live)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            assert not applier.is_live()
+            applier.subscribe()
+            until(applier.is_live)
+            pair.push.close()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert applier.is_live()

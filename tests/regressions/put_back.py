@@ -63,8 +63,8 @@ BUGS = (
     bug(
         "1a (given up)",
         "client/write.py",
-        "        except InvalidUsage:\n            self._settle(own, is_appended=False)\n            raise\n        except BaseException",
-        "        except (InvalidUsage, Unavailable):\n            self._settle(own, is_appended=False)\n            raise\n"
+        "        except InvalidUsage:\n            self._discard_all(own)\n            raise\n        except BaseException",
+        "        except (InvalidUsage, Unavailable):\n            self._discard_all(own)\n            raise\n"
         "        except BaseException",
         GIVEN_UP + "[_append_doubtful_copy]",
     ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -47,6 +48,15 @@ class Metrics(Protocol):
         """
 
 
+class _Uncounted:
+    """What takes the place of a series."""
+
+    def inc(self, _: float) -> None:
+        """Nothing."""
+
+    set = observe = inc
+
+
 class NoMetrics:
     """Counts nothing."""
 
@@ -72,6 +82,7 @@ class PrometheusMetrics(Collector):
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._lock = threading.Lock()
+        self._holder: int | None = None  # the thread that has it
         self._collectors: dict[tuple[Kind, str], Counter | Gauge | Histogram] = {}
         self._by_shard: list[Counter | Gauge | Histogram] = []
         #: What a call site found the last time: saves prometheus-client's own look-up, which costs more than counting.
@@ -99,7 +110,7 @@ class PrometheusMetrics(Collector):
 
     def watch_shard(self, shard: str, owner: O, read: Callable[[O], ShardGauges], /) -> None:
         """See Metrics. Of several owners (several clients of one location) the newest speaks."""
-        with self._lock:
+        with self._alone():
             self._watched.setdefault(shard, []).append((weakref.ref(owner), read))
 
     def collect(self) -> Iterator[Metric]:
@@ -118,7 +129,7 @@ class PrometheusMetrics(Collector):
     def _swept(self) -> dict[str, tuple[Any, Callable[[Any], ShardGauges]]]:
         """The newest owner of every shard that has one; series of the others are removed."""
         owned: dict[str, tuple[Any, Callable[[Any], ShardGauges]]] = {}
-        with self._lock:
+        with self._alone():
             for shard, owners in list(self._watched.items()):
                 alive = [(ref, owner, read) for ref, read in owners if (owner := ref()) is not None]
                 if alive:
@@ -135,8 +146,21 @@ class PrometheusMetrics(Collector):
         for collector in self._by_shard:
             collector.remove_by_labels(dict([label]))
 
-    def _child(self, key: tuple[Any, ...], kind: Kind, name: str, labels: Mapping[str, str]) -> Any:
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
         with self._lock:
+            self._holder = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._holder = None
+
+    def _child(self, key: tuple[Any, ...], kind: Kind, name: str, labels: Mapping[str, str]) -> Any:
+        if self._holder == threading.get_ident():
+            # SUBTLE: the garbage collector runs within anything, and may end a read that was abandoned, which counts. Better
+            # a count too few than to wait for ourselves.
+            return _Uncounted()
+        with self._alone():
             collector = self._collectors.get((kind, name))
             if collector is None:
                 text, names = _described(kind, name, tuple(sorted(labels)))

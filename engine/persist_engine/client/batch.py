@@ -41,6 +41,9 @@ from persist_engine.shard.runs import spill_runs
 #: store's answers together.
 FLUSH_THREADS = 16
 
+#: How a batch ends whose deletion breaks off.
+_IN_PART = "deleted in part"
+
 #: Of tables below this nobody asks how much of their buffers they use.
 _SMALL_BYTES = 16 * 1024
 
@@ -114,15 +117,17 @@ class Batch:
         A batch that came from elsewhere may have been appended before, from a copy of its bytes: blobs that a live
         version of the shard names are left to garbage collection, and an append of it that was given up and is still on
         its way is made to fail, by a commit that changes nothing.
+        Once it has begun it can only be brought to its end, by another call.
         """
-        if self._spent == "deleted":
+        if self.is_deleted:
             return
-        self.check_usable()
+        self.check_deletable()
         named = self._named_keys([self]) if self._named_keys is not None and self.has_blobs else ()
         self.delete_but(named)
 
     def delete_but(self, named: Collection[str]) -> None:
         """Delete the blobs whose partial keys are not among `named`. See `delete`, which knows which these are."""
+        self.mark_spent(_IN_PART)  # before the first is gone: what is left must not be appended
         delete_parts(self._store, [part for part in self._hollow.parts if not _names_any(part, named)])
         self.mark_spent("deleted")
 
@@ -161,13 +166,18 @@ class Batch:
         if self._spent is not None:
             raise InvalidUsage(f"batch {self._hollow.desc} of shard {self.shard_id} was already {self._spent}")
 
+    def check_deletable(self) -> None:
+        """As `check_usable`, but what was deleted in part may be deleted to its end."""
+        if self._spent != _IN_PART:
+            self.check_usable()
+
     def mark_spent(self, how: str) -> None:
         """The batch has come to its end: `how` completes "was already ..."."""
         self._spent = how
 
     def __del__(self) -> None:
         # A batch whose making failed has no `_spent`.
-        keys = [] if getattr(self, "_spent", "never made") is not None else list(self._hollow.blob_keys())
+        keys = [] if getattr(self, "_spent", "never made") not in (None, _IN_PART) else list(self._hollow.blob_keys())
         if keys:
             text = "a batch of shard %s was dropped, neither appended nor deleted; its blobs stay: %s"
             _log.warning(text, self.shard_id, ", ".join(keys), extra={"shard": self.shard_id})

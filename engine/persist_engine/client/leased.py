@@ -175,7 +175,7 @@ class Pin:
         InvalidUsage when this one was let go.
         """
         if not self._held.locked():
-            raise InvalidUsage(f"version {self.seqno} is not held any more")
+            raise _not_held(self.seqno)
         return self._pins.hold(self.seqno)
 
     def release(self) -> None:
@@ -201,8 +201,14 @@ class Pins:
         self._let_go: deque[SeqNo] = deque()
 
     def hold(self, seqno: SeqNo) -> Pin:
-        """Hold `seqno`, which is held already, once more."""
-        return self.hold_current(lambda: seqno, holder=None)
+        """Hold `seqno`, which is held already, once more. InvalidUsage when it was let go of, and `oldest` has said so: it may
+        be given up by now, and a reader that asks for it again is refused every heartbeat.
+        """
+        with self._lock:
+            if not self._held[seqno]:
+                raise _not_held(seqno)
+            self._held[seqno] += 1
+        return Pin(self, seqno, holder=None)
 
     def hold_current(self, newest: Callable[[], SeqNo], *, holder: object) -> Pin:
         """Hold what `newest` says. It is asked under the lock: a version read before it could be given up, by `oldest`,
@@ -243,10 +249,15 @@ class PartLeases:
         """
         read = [(batch.desc, part, False) for batch in selection.batches for part in batch.part_list()]
         audits = [(skipped.desc, skipped.part, True) for skipped in selection.audits]
-        return [
-            self._lease(pin, source, desc, part, rows=rows, where=where, is_audit=is_audit)
-            for desc, part, is_audit in [*read, *audits]
-        ]
+        parts: list[LeasedPart] = []
+        try:
+            for desc, part, is_audit in [*read, *audits]:
+                parts.append(self._lease(pin, source, desc, part, rows=rows, where=where, is_audit=is_audit))
+        except BaseException:  # nobody else knows of them
+            for leased in parts:
+                self.give_back(leased)
+            raise
+        return parts
 
     def _lease(
         self,
@@ -292,3 +303,7 @@ class PartLeases:
         """Parts that are out."""
         with self._lock:
             return len(self._out)
+
+
+def _not_held(seqno: SeqNo) -> InvalidUsage:
+    return InvalidUsage(f"version {seqno} is not held any more")

@@ -249,8 +249,13 @@ class Sink:
             self._thread("control", self._run_control),
             self._thread("reader", self._read),
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            self._threads = [thread for thread in self._threads if thread.ident is not None]
+            self.close()
+            raise
 
     # -- what users call -----------------------------------------------------------------------------------------------
 
@@ -296,19 +301,23 @@ class Sink:
         self._stop()
         for thread in self._threads:
             thread.join()
-        self._parts.control.close(self._parts.control_inbox)
-        self._parts.reader.close()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
-        for expire in (self._writer.expire, self._parts.reader.handle.expire):
+        reader = self._parts.reader
+        trouble: PersistError | None = None
+        forget = partial(self._parts.control.close, self._parts.control_inbox)
+        for end in (forget, reader.close, self._writer.expire, reader.handle.expire):
             try:
-                expire()
-            except Unavailable as error:
-                # The lease will lapse by itself; what matters is why the sink ended.
-                _log.warning("could not expire a handle of a sink: %s", error, extra={"shard": self._writer.shard_id})
+                end()
+            except PersistError as error:
+                # The others all the same. A lease will lapse by itself; what matters is why the sink ended.
+                _log.warning("could not end a part of a sink: %s", error, extra={"shard": self._writer.shard_id})
+                trouble = trouble or (None if isinstance(error, Unavailable) else error)
         if self._failure is not None and not self._was_raised:
             self._was_raised = True
             raise self._failure
+        if trouble is not None:
+            raise trouble
 
     def __enter__(self) -> Self:
         return self

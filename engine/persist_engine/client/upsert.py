@@ -155,8 +155,10 @@ class UpsertHandle:
         """Give up reader, writer and state. Idempotent."""
         with self._lock:
             self._closed = True
-            self._shard.expire()
-            self._writer.expire()
+            try:
+                self._shard.expire()
+            finally:
+                self._writer.expire()
 
     def __enter__(self) -> Self:
         return self

@@ -16,6 +16,7 @@ from persist_engine.base.errors import (
     InvalidBounds,
     InvalidUsage,
     InvariantViolated,
+    PersistError,
     SchemaMismatch,
     Unavailable,
 )
@@ -186,7 +187,7 @@ class WriteHandle:
         """`Batch.delete` of each, with one look at the shard for all. For batches that nobody appends, now or later."""
         left = [batch for batch in batches if not batch.is_deleted]
         for batch in left:
-            batch.check_usable()
+            batch.check_deletable()
         named = self._named_keys(left) if any(batch.may_have_copies for batch in left) else ()
         for batch in left:
             batch.delete_but(named)
@@ -289,18 +290,23 @@ class WriteHandle:
             combined = self._combined(linked, desc)
             own += [] if combined is None else [combined]
             answer, maintenance = self._append_all(linked, combined, desc, progress, expected_progress)
+            is_appended = isinstance(answer, commands.Appended)
+            # At once: who cleans up after whatever comes next must not delete what is linked.
+            for batch in (*linked, *own) if is_appended else ():
+                batch.mark_spent("appended")
         except InvalidUsage:
-            self._settle(own, is_appended=False)
+            self._discard_all(own)
             raise
         except BaseException:
             # Whatever it is, an attempt before it may have committed: who cleans up must not delete what is linked.
             for batch in batches:
                 batch.note_unknown_outcome(self._named_keys)
             raise
-        self._settle(own, is_appended=isinstance(answer, commands.Appended))
+        if not is_appended:
+            self._discard_all(own)
         match answer:
             case commands.Appended():
-                self._spend(batches, doubtful, new_upper)
+                self._spend(doubtful, new_upper)
                 self._upper = self._upper.join(new_upper)
                 return Appended(upper=new_upper, maintenance=maintenance)
             case commands.UpperMismatch(current=current):
@@ -338,28 +344,24 @@ class WriteHandle:
     # -- private ------------------------------------------------------------------------------------------------------
 
     def _discard(self, batch: Batch) -> None:
-        """Delete a batch that surely was not appended, without hiding that answer behind a failure to delete."""
+        """Delete blobs that no state names, without hiding the answer that is known behind a failure to delete."""
         try:
             batch.delete()
-        except Unavailable as unavailable:
+        except PersistError as error:
             batch.mark_spent("discarded")
             text = "left blobs %s behind: %s"
-            _log.warning(text, list(batch.hollow.blob_keys()), unavailable, extra={"shard": self.shard_id})
+            _log.warning(text, list(batch.hollow.blob_keys()), error, extra={"shard": self.shard_id})
 
-    def _settle(self, own: Sequence[Batch], *, is_appended: bool) -> None:
-        """What was staged for one append only has come to its end with it."""
+    def _discard_all(self, own: Sequence[Batch]) -> None:
         for batch in own:
-            if is_appended:
-                batch.mark_spent("appended")
-            else:
-                self._discard(batch)
+            self._discard(batch)
 
-    def _spend(self, batches: Sequence[Batch], restaged_: Sequence[Batch], upper: Antichain) -> None:
-        """The updates of `batches` were appended up to `upper`, those of `restaged_` under other keys. Their own blobs go
-        when nothing is left that a holder of another copy could append.
+    def _spend(self, restaged_: Sequence[Batch], upper: Antichain) -> None:
+        """Their updates were appended up to `upper`, under other keys. Their own blobs go when nothing is left that a holder
+        of another copy could append.
         """
-        for batch in batches:
-            if batch in restaged_ and batch.upper <= upper:
+        for batch in restaged_:
+            if batch.upper <= upper:
                 self._discard(batch)
             batch.mark_spent("appended")
 

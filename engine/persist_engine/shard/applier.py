@@ -221,14 +221,14 @@ class Applier:
     @contextmanager
     def _taking_turns(self) -> Iterator[None]:
         taken = self._turn.acquire(blocking=False)
-        if not taken:
-            env, metrics = self.versions.env, self.versions.metrics
-            began_s = env.monotonic_s()
-            taken = self._turn.acquire(timeout=_TURN_S)
-            metrics.observe_s("command_turn", env.monotonic_s() - began_s)
-            if not taken:
-                metrics.count("command_turn_timeout")
         try:
+            if not taken:
+                env, metrics = self.versions.env, self.versions.metrics
+                began_s = env.monotonic_s()
+                taken = self._turn.acquire(timeout=_TURN_S)
+                metrics.observe_s("command_turn", env.monotonic_s() - began_s)
+                if not taken:
+                    metrics.count("command_turn_timeout")
             yield
         finally:
             if taken:

@@ -45,4 +45,4 @@ class Blob(Protocol):
         """URL of this store for messages, without credentials."""
 
     def close(self) -> None:
-        """Release connections. Idempotent."""
+        """Release connections. Idempotent. Later calls are InvalidUsage, or work; they are no failure of the store."""

@@ -94,6 +94,7 @@ class S3Blob:
     def __init__(self, connect: Callable[[], S3Client], *, bucket: str, prefix: str, address: str) -> None:
         self._connect = connect
         self._opened: tuple[int, S3Client] = os.getpid(), connect()
+        self._closed = False
         self._bucket = bucket
         self._prefix = prefix
         self._address = address
@@ -175,8 +176,11 @@ class S3Blob:
         return self._address
 
     def close(self) -> None:
-        """See Blob."""
-        self._client.close()
+        """See Blob. Calls under way end as they would have."""
+        self._closed = True
+        pid, client = self._opened
+        if pid in (os.getpid(), _NOBODY):
+            client.close()
 
     def probe(self, env: Env) -> None:
         """Race conditional puts for one fresh key: UnsafeStore unless exactly one wins and its bytes are what is there.
@@ -208,6 +212,9 @@ class S3Blob:
         """This process's own: over connections that a fork copied, each side would be given the other's answers. Made anew
         when its credentials were refused, since it reads a file of them only once.
         """
+        if self._closed:
+            # Not an error of the store, which would be tried again, without end.
+            raise InvalidUsage(f"{self._address}: it was closed")
         pid, client = self._opened
         if pid != os.getpid():
             client = self._connect()

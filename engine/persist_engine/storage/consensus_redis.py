@@ -104,6 +104,7 @@ class RedisConsensus:
         self._push = push
         self._seen: dict[str, tuple[SeqNo, str]] = {}
         self._seen_lock = threading.Lock()
+        self._closed = False
 
     def head(self, key: str) -> VersionedData | None:
         """See Consensus."""
@@ -184,8 +185,11 @@ class RedisConsensus:
         return self._address
 
     def close(self) -> None:
-        """See Consensus."""
-        self._pool.disconnect()
+        """See Consensus. Connections in use by other threads are closed when their call ends: taken from under it they would
+        end it with whatever the driver stumbles over.
+        """
+        self._closed = True
+        self._pool.disconnect(inuse_connections=False)
 
     def ask(self, *command: str | bytes | int) -> Any:
         """Send one command, return its reply; errors mapped, with the command's name in the text."""
@@ -225,6 +229,9 @@ class RedisConsensus:
     def _exchange(self, verb: str, key: str, command: tuple[str | bytes | int, ...]) -> Any:
         """One command, one reply, no retry. Determinate until the first byte may have left, Indeterminate after it."""
         where = f"{verb} {key}".rstrip() + f" at {self._address}"
+        if self._closed:
+            # Not an error of the store, which would be tried again, without end.
+            raise InvalidUsage(f"{where}: it was closed")
         try:
             connection = self._pool.get_connection()  # type: ignore[no-untyped-call]  # unannotated in redis-py
         except (redis.RedisError, OSError) as error:
@@ -237,13 +244,14 @@ class RedisConsensus:
         except redis.exceptions.NoScriptError as error:
             answered = True
             raise _UnknownScript from error
-        except (redis.RedisError, OSError) as error:
+        except (redis.RedisError, OSError, AttributeError) as error:
+            # AttributeError: when another thread closes, the driver may drop its buffers under this call.
             answered = isinstance(error, redis.ResponseError)
             raise _mapped(where, key, error) from error
         else:
             return reply
         finally:
-            if not answered:
+            if not answered or self._closed:
                 connection.disconnect()  # a late reply must not meet the next command
             self._pool.release(connection)  # type: ignore[no-untyped-call]  # unannotated in redis-py
 

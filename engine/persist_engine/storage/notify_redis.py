@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from weakref import WeakSet
 
@@ -41,16 +42,23 @@ class RedisPush:
     def __init__(self, pool: redis.ConnectionPool, *, prefix: str, address: str, env: Env, metrics: Metrics) -> None:
         self._pool, self._prefix, self._address = pool, prefix, address
         self._env, self._metrics = env, metrics
+        self._closing = threading.Event()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing is heard in this process yet."""
+        self._pid = os.getpid()
         self._lock = threading.Lock()  # guards what follows, and sending
         self._listeners: dict[str, WeakSet[Listener]] = {}
         self._heard: set[str] = set()
         self._connection: redis.Connection | None = None
         self._thread: threading.Thread | None = None
-        self._closing = threading.Event()
 
     def subscribe(self, key: str, listener: Listener) -> None:
         """See Push."""
         channel = news_channel(self._prefix, key)
+        if self._is_forked:
+            self._begin()
         with self._lock:
             if self._closing.is_set():
                 return
@@ -67,18 +75,25 @@ class RedisPush:
 
     def is_live(self, key: str) -> bool:
         """See Push."""
-        return news_channel(self._prefix, key) in self._heard
+        return not self._is_forked and news_channel(self._prefix, key) in self._heard
 
     def close(self) -> None:
         """See Push. Waits for the thread, shortly: it may be in the middle of connecting to a Redis that does not
         answer, and then ends by itself.
         """
         self._closing.set()
+        if self._is_forked:
+            return
         with self._lock:
             thread = self._thread
             self._send("PING")  # the answer wakes it
         if thread is not None and thread is not threading.current_thread():
             thread.join(_CLOSE_S)
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether a fork copied this here: the thread it did not, nobody listens, and the connection is the other side's."""
+        return self._pid != os.getpid()
 
     def _send(self, *command: str) -> None:
         """Under the lock. A connection that fails is noticed, and made again, by the thread."""

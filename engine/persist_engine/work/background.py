@@ -111,17 +111,25 @@ class BackgroundMaintenance:
         return self._switch.is_on
 
     def submit(self, work: Work, machine: Machine, job: Callable[[], None]) -> bool:
-        """Have it done when a thread is free; false when closed."""
+        """Have it done when a thread is free; false when closed, or when no thread can be had any more."""
         with self._changed:
             if self._is_closed:
                 return False
             if work == "compaction" and self._under_way[work] >= self._concurrency:
                 machine.metrics.count("compaction_concurrency_waits")
             self._under_way[work] += 1
-            self._pools[work].submit(self._do, work, machine, job)
+            taken = threading.Lock()
+            try:
+                self._pools[work].submit(self._do, work, machine, job, taken)
+            except RuntimeError:  # the interpreter ends; or there is no thread to be had, and it stands in the queue
+                if taken.acquire(blocking=False):
+                    self._under_way[work] -= 1
+                    return False
             return True
 
-    def _do(self, work: Work, machine: Machine, job: Callable[[], None]) -> None:
+    def _do(self, work: Work, machine: Machine, job: Callable[[], None], taken: threading.Lock) -> None:
+        if not taken.acquire(blocking=False):
+            return
         try:
             job()
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to

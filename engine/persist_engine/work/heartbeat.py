@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 OVERSHOOT_WARN_S = 60.0
 #: A lease so short that half of it rounds to nothing still leaves the store in peace.
 INTERVAL_S_MIN = 0.05
+#: However long a lease is: locks take no time-out of centuries.
+INTERVAL_S_MAX = 24 * 60 * 60.0
 
 
 class Heartbeat:
@@ -45,7 +47,7 @@ class Heartbeat:
         self._beat = weakref.WeakMethod(beat)
         self._give_up = give_up
         self._metrics = metrics
-        self._interval_s = max(INTERVAL_S_MIN, interval_s)
+        self._interval_s = min(max(INTERVAL_S_MIN, interval_s), INTERVAL_S_MAX)
         self._env = env
         self._what, self._shard = what, shard
         # Held while there is reason to beat. SUBTLE: the garbage collector, which may run within any call of any thread,
@@ -101,13 +103,14 @@ class Heartbeat:
             return True  # and the rest ends at once
         try:
             registered = beat()
-        except PersistError as error:
+        except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to, and the lease is held as before
             self._metrics.count("heartbeat", outcome="failed")
             # A client that was closed stays so. But a store that was away for longer than its retries may be back for the
             # next beat.
             is_final = isinstance(error, InvalidUsage)
             text = "heartbeat of %s on shard %s ends: %s" if is_final else "heartbeat of %s on shard %s failed: %s"
-            _log.warning(text, self._what, self._shard, error, extra={"shard": self._shard})
+            is_known = isinstance(error, PersistError)
+            _log.warning(text, self._what, self._shard, error, extra={"shard": self._shard}, exc_info=not is_known)
             return not is_final
         self._metrics.count("heartbeat", outcome="renewed" if registered else "lost")
         if not registered:

@@ -3,6 +3,7 @@
 import ast
 import gc
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,42 @@ def test_names_are_unique_and_end_in_their_unit():
     full = [metric.full_name for metric in CATALOGUE.values()]
     assert len(set(full)) == len(full)
     assert not [name for name in full if any(unit in name for unit in ("_ms", "_kb", "_mib", "milli"))]
+
+
+class Collecting(CollectorRegistry):
+    """The garbage collector runs while something is registered."""
+
+    def register(self, collector):
+        gc.collect()
+        super().register(collector)
+
+
+def test_regression_a_read_that_the_garbage_collector_ends_may_count_whatever_is_being_counted():
+    """The thread waited for a lock that it had itself, and all others with it."""
+    registry = Collecting()
+    metrics = PrometheusMetrics(registry)
+    ended = []
+
+    def reading():
+        try:
+            yield
+        finally:
+            metrics.count("prefetch_parts", 1, path="snapshot", outcome="wasted")
+            ended.append(True)
+
+    gc.disable()  # until its time has come
+    try:
+        abandoned = [reading()]
+        next(abandoned[0])
+        abandoned.append(abandoned)
+        del abandoned
+        counting = threading.Thread(target=lambda: metrics.count("gc_deleted_blobs", 3, kind="part"), daemon=True)
+        counting.start()
+        counting.join(20)
+    finally:
+        gc.enable()
+    assert not counting.is_alive()
+    assert ended
+    metrics.count("prefetch_parts", 1, path="snapshot", outcome="wasted")
+    assert 'persist_gc_deleted_blobs_total{kind="part"} 3.0' in shown(registry)
+    assert 'persist_prefetch_parts_total{outcome="wasted",path="snapshot"} 1.0' in shown(registry)

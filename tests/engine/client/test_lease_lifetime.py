@@ -15,8 +15,9 @@ import pytest
 from persist_engine.base.errors import InvalidUsage, Unavailable
 from persist_engine.base.metrics import PrometheusMetrics
 from persist_engine.base.settings import BatchSettings, CompactionSettings, LeaseSettings, MaintenanceSettings, Settings
+from persist_engine.base.versioned import SeqNo
 from persist_engine.client.client import PersistClient
-from persist_engine.client.leased import LeasedPart
+from persist_engine.client.leased import LeasedPart, Pin, Pins
 from persist_engine.client.listen import Progress, Updates
 from persist_engine.client.location import Location
 from persist_engine.client.read import ReadHandle
@@ -500,3 +501,76 @@ def test_a_beat_that_comes_a_minute_late_is_told_of(caplog, late_s, is_told):
     late = [record for record in caplog.records if "s late: the machine slept" in record.message]
     assert len(late) == is_told
     assert all(record.shard == "s" for record in late)
+
+
+class Stumbling:
+    """An owner whose first beat meets what no store is said to raise."""
+
+    def __init__(self) -> None:
+        self.beats = 0
+        self.has_renewed = threading.Event()
+
+    def beat(self) -> bool:
+        self.beats += 1
+        if self.beats == 1:
+            raise ValueError("the password file is no text")
+        self.has_renewed.set()
+        return True
+
+
+def test_regression_a_beat_that_meets_an_error_of_no_store_is_not_the_last(caplog):
+    """The thread died of it, and the lease ran out under a reader that went on believing in it."""
+    owner = Stumbling()
+    heartbeat = Heartbeat(
+        owner.beat,
+        give_up=lambda: None,
+        interval_s=0,
+        env=AheadEnv(),
+        what="reader r",
+        shard="s",
+        metrics=PrometheusMetrics(CollectorRegistry()),
+    )
+    assert owner.has_renewed.wait(PATIENCE_S)
+    heartbeat.stop()
+    (told,) = [record for record in caplog.records if "the password file is no text" in record.message]
+    assert told.exc_info
+
+
+def test_regression_a_reader_with_a_lease_of_centuries_is_given_up_like_any_other(shard):
+    """No lock waits so long: the thread ended at once, and nobody let go of what was dropped."""
+    reader = shard.reader(lease_ms=10**17)
+    reader_id, thread = reader.reader_id, reader._heartbeat._thread
+    assert shard.is_registered(reader_id)
+    del reader
+    assert eventually(lambda: not thread.is_alive())
+    assert not shard.is_registered(reader_id)
+
+
+def test_regression_a_version_that_was_given_up_is_not_held_again():
+    """Parts leased while their snapshot was closed: every heartbeat then asked for a version given up, and was refused."""
+    pins = Pins()
+    pin = pins.hold_current(lambda: SeqNo(5), holder=None)
+    other = pins.hold(SeqNo(5))
+    pin.release()
+    assert pins.hold(SeqNo(5)).seqno == pins.oldest(SeqNo(9)) == 5
+    other.release()
+    assert pins.oldest(SeqNo(9)) == 9
+    with pytest.raises(InvalidUsage, match="version v5 is not held any more"):
+        pins.hold(SeqNo(5))
+    assert pins.oldest(SeqNo(9)) == 9
+
+
+def test_regression_parts_of_a_lease_that_broke_off_are_not_out(shard, monkeypatch):
+    again, calls = Pin.again, []
+
+    def third_fails(pin: Pin) -> Pin:
+        calls.append(pin)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return again(pin)
+
+    monkeypatch.setattr(Pin, "again", third_fails)
+    with shard.reader() as reader, reader.snapshot(59) as snapshot:
+        with pytest.raises(KeyboardInterrupt):
+            snapshot.lease_parts()
+        assert reader.leased_parts == 0

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
 from persist_engine.base.env import SystemEnv
-from persist_engine.base.errors import InvalidUsage, SchemaMismatch, SinkFailed, UpdateNotBeyondLower
+from persist_engine.base.errors import CorruptData, InvalidUsage, SchemaMismatch, SinkFailed, UpdateNotBeyondLower
 from persist_engine.base.metrics import PrometheusMetrics
 from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
 from persist_engine.client.sink_actors import Control, Desired, Inbox, ShardUpper, StagedBatch
@@ -455,3 +455,33 @@ def test_a_schema_that_the_shard_has_outgrown_is_refused(stores):
     with pytest.raises(SchemaMismatch, match="evolved to schema 1"):
         stores.client().open_sink(stores.shard_id, SCHEMA)
     stores.client().open_sink(stores.shard_id, grown).close()
+
+
+def test_regression_a_sink_ends_all_of_its_parts_whatever_one_of_them_raises(stores, monkeypatch):
+    """The first error was raised at once: the reader's heartbeat went on for as long as anybody held the sink."""
+    sink = stores.client().open_sink(stores.shard_id, SCHEMA)
+    thread = sink._parts.reader.handle._heartbeat._thread
+
+    def damaged() -> None:
+        raise CorruptData("the log lost versions", key="k")
+
+    monkeypatch.setattr(sink._writer, "expire", damaged)
+    with pytest.raises(CorruptData, match="the log lost versions"):
+        sink.close()
+    assert not thread.is_alive()
+    assert not stores.client().machine(stores.shard_id).state.leased_readers
+
+
+def test_regression_a_sink_that_cannot_start_leaves_no_thread_and_no_lease(stores, monkeypatch):
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name == "persist-sink-control":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        stores.client().open_sink(stores.shard_id, SCHEMA)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("persist-sink-")]
+    assert not stores.client().machine(stores.shard_id).state.leased_readers

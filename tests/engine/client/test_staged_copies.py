@@ -8,6 +8,7 @@ import pytest
 from persist_engine import Antichain, Appended, PersistClient, UpperMismatch, WriteHandle
 from persist_engine.base.errors import (
     BatchExpired,
+    CorruptData,
     Indeterminate,
     InvalidEmptyTimeInterval,
     InvalidUsage,
@@ -260,3 +261,53 @@ def test_copies_that_nobody_appended_are_deleted_with_one_look():
     writer.delete_batches(copies)
     assert world.consensus.calls["scan"] - scans <= 6
     assert world.blob_keys(writer.shard_id, kind="part") == named_keys(writer)
+
+
+def test_regression_an_append_stands_whatever_becomes_of_blobs_that_it_leaves_behind(
+    sent: tuple[World, WriteHandle, bytes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """The look for who else names the copy's blobs failed: the answer was lost, and cleaning up deleted linked blobs."""
+    world, writer, data = sent
+    writer.append([row(8, "other", 1)], lower=A(1), upper=A(5))
+    copy = writer.batch_from_transmittable(data)
+    own = writer.batch([row(n, "y" * 40, 5) for n in range(200, 300)], lower=A(5), upper=A(20))
+    assert own.has_blobs
+
+    def damaged(*_: Any) -> frozenset[str]:
+        raise CorruptData("a diff does not decode", key="k")
+
+    monkeypatch.setattr("persist_engine.client.write.live_part_keys", damaged)
+    outcome = writer.compare_and_append_batch([copy, own], expected_upper=A(5), new_upper=A(20))
+    monkeypatch.undo()
+    assert isinstance(outcome, Appended)
+    for batch in (copy, own):
+        with pytest.raises(InvalidUsage, match="already"):
+            batch.delete()
+    assert named_keys(writer) <= world.blob_keys(writer.shard_id, kind="part")
+    assert "a diff does not decode" in caplog.text
+
+
+# -- deletion that breaks off ----------------------------------------------------------------------------------------------
+
+
+def test_regression_a_batch_that_was_deleted_in_part_cannot_be_appended_any_more():
+    """Some of its blobs were gone already: the append was acknowledged, and could never be read."""
+    settings = Settings(
+        batch=BatchSettings(inline_part_bytes_max=0, target_part_bytes=4096), retry=RetrySettings(give_up_ms=1)
+    )
+    world = World(settings=settings)
+    writer = world.process().open_writer(world.shard_id(), SCHEMA, purpose="test")
+    batch = writer.batch([row(n, "x" * 40, 0) for n in range(100)], lower=A(0), upper=A(1))
+    first, *_, last = batch.hollow.blob_keys()
+    assert first != last
+    world.faults.fail_next("delete", happened=False, matching=last, times=1000)
+    with pytest.raises(Unavailable):
+        batch.delete()
+    with pytest.raises(InvalidUsage, match="already deleted in part"):
+        writer.append_batch(batch, A(0), A(1))
+    with pytest.raises(InvalidUsage, match="already deleted in part"):
+        batch.to_transmittable()
+    world.faults.heal()
+    writer.delete_batches([batch])
+    assert batch.is_deleted
+    assert not world.blob_keys(writer.shard_id, kind="part")

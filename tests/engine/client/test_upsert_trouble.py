@@ -257,3 +257,22 @@ def test_orders_that_do_not_compare_are_no_stream(world: World, shard_id: ShardI
         rows = [(micros, 5, "five"), (nulls, None, "none"), (micros, 7, "seven"), (micros, 6, "six")]
         upserts.upsert_stream([given(*row) for row in rows])
         assert contents(client, shard_id) == {1: "seven"}
+
+
+def test_a_reader_that_cannot_be_given_up_keeps_no_writer(
+    world: World, shard_id: ShardId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upserts = opened(world.process(), shard_id)
+    upserts.upsert(commands((1, "a")))
+    machine = world.process().machine(shard_id)
+    assert machine.state.writers
+    expire = ReadHandle.expire
+
+    def unavailable(reader: ReadHandle) -> None:
+        expire(reader)
+        raise Unavailable("the store is away")
+
+    monkeypatch.setattr(ReadHandle, "expire", unavailable)
+    with pytest.raises(Unavailable, match="the store is away"):
+        upserts.expire()
+    assert not machine.refresh().writers

@@ -205,3 +205,36 @@ def test_a_command_that_the_store_refuses_until_the_end_surely_did_not_happen(wo
     assert isinstance(raised.value.__cause__, Determinate)
     world.faults.heal()
     assert READER not in machine.refresh().leased_readers
+
+
+class Interrupted(NoMetrics):
+    """Ctrl-C comes when a command's turn has come."""
+
+    def observe_s(self, name: str, seconds: float, /, **labels: str) -> None:
+        if name == "command_turn":
+            raise KeyboardInterrupt
+
+
+class TakenOnce:
+    """A lock that another thread holds, and has released when one waits for it."""
+
+    def __init__(self) -> None:
+        self.holders = 0
+
+    def acquire(self, *, blocking: bool = True, timeout: float = -1) -> bool:
+        self.holders += blocking
+        return blocking
+
+    def release(self) -> None:
+        self.holders -= 1
+
+
+def test_regression_an_interrupt_as_a_command_takes_its_turn_gives_it_back(world: World, shard_id: ShardId):
+    """Every later command of the shard waited a second for a turn that nobody had."""
+    client = world.process()
+    shared, turn = client.machine(shard_id)._applier, TakenOnce()
+    shared._turn = turn  # type: ignore[assignment]  # as far as it is used
+    shared.versions.metrics = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        client.machine(shard_id).spine_exert(1)
+    assert turn.holders == 0

@@ -69,7 +69,7 @@ class Shop:
         )
         self.gate.open()
         self.machine = self.client.machine(self.stores.shard_id)
-        self.gate._is_shut = True
+        self.gate._is_shut, self.gate._waiting = True, 0
         self.requests = self.machine.claim_compactions(max_requests=10)[0].requests
         assert self.requests
 
@@ -240,3 +240,19 @@ def test_collections_that_are_asked_for_while_one_runs_are_done_as_one():
     assert shop.metrics.total("gc") == 2
     assert shop.metrics.total("gc", outcome="Succeeded") == 1
     shop.stores.check_nothing_lost()
+
+
+def test_regression_work_that_no_thread_takes_any_more_is_not_waited_for():
+    """What followed from work at the end of a program stayed counted: whoever waited for it, waited for ever."""
+    shop = Shop()
+    background = shop.client.background_maintenance()
+    upkeep = background.of(shop.machine)
+    for pool in background._pools.values():
+        pool.shutdown()  # as the interpreter does when it ends
+    for _ in range(3):
+        shop.offer(upkeep)
+        upkeep.offer(Maintenance(gc=shop.machine.state.seqno, rollup=shop.machine.state.seqno))
+    assert background.drain(0)
+    assert shop.metrics.total("compaction_skipped", reason="closed") == 3
+    assert shop.metrics.total("compaction_skipped", reason="queue_full") == 0
+    background.close()
