@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from persist_engine.base.errors import InvalidUsage
-from persist_engine.codec.keys import PartKey, RollupKey, parse_blob_key, shard_prefix
+from persist_engine.base.errors import InvalidUsage, check
+from persist_engine.codec.keys import PartKey, RollupKey, parse_blob_key, rollups_prefix, shard_prefix
 from persist_engine.model.ids import ShardId
 from persist_engine.model.state import ShardState
 from persist_engine.model.views import is_tombstone
@@ -81,6 +81,8 @@ def scan_orphans(
 
     May be repeated, raced and killed at any point, and takes up where it was: what is deleted is listed no more. A
     storage error begins the listing again. Writers whose batches were staged before the floor get BatchExpired.
+    Nothing is deleted where what is named cannot be told: MissingBlob when a rollup, or a listing that the newest version
+    needs, is gone; InvariantViolated when the log lies behind a rollup that was written of it.
     """
     if older_than_ms < 0:
         raise InvalidUsage("the age of orphans must not be negative")
@@ -101,7 +103,7 @@ class _Scan:
 
     def run(self, *, commit: bool) -> Orphans:
         machine = self._machine
-        newest = machine.refresh()
+        newest = self._newest()
         # The floor comes from both clocks, ours and that of whoever committed last: one that runs far ahead alone must
         # not refuse everybody's batches.
         floor_ms = max(0, min(machine.env.now_ms(), newest.walltime_ms) - self._older_than_ms)
@@ -120,6 +122,24 @@ class _Scan:
         machine.retry.external("list orphans", attempt, shard=machine.shard_id)
         return self._found
 
+    def _newest(self) -> ShardState:
+        """The newest version. InvariantViolated when it lies before one that was acknowledged once, as its rollup tells:
+        the log was rolled back, or is another's, and what the versions name that it lacks would be taken for orphans.
+        """
+        machine = self._machine
+        prefix = rollups_prefix(machine.shard_id)
+        listed = machine.retry.external("list", lambda: list(machine.blob.list_prefix(prefix)), shard=machine.shard_id)
+        newest = machine.refresh()
+        for key in filter(None, (_parsed(info.key) for info in listed)):
+            check(
+                not isinstance(key, RollupKey) or key.seqno <= newest.seqno,
+                f"shard {machine.shard_id} is at {newest.seqno} in {machine.versions.consensus.address()}, and {key.partial} "
+                f"in {machine.blob.address()} was written of a later version: the log lost versions or is not the one that "
+                "belongs to these blobs, nothing is deleted",
+                shard_id=machine.shard_id,
+            )
+        return newest
+
     def _list(self, floor_ms: int, *, commit: bool) -> None:
         machine, found = self._machine, self._found
         references: References | None = None
@@ -132,6 +152,7 @@ class _Scan:
                     references = References(machine)
                 else:
                     references.refresh()
+                references.check_listings()
                 orphans = list(self._orphans(candidates, references, floor_ms))
                 self._report(orphans)
                 if commit and not self._delete(orphans):
