@@ -43,7 +43,7 @@ def _unexpired(holders: SharedMap[_Id, _Leased], now_ms: int) -> SharedMap[_Id, 
 
 
 def is_live(claim: Claim | None, now_ms: int, claim_ms: int) -> bool:
-    """Whether somebody is believed to be at the claimed work. A start far in the future is some broken clock, not a
-    claim.
+    """Whether somebody is believed to be at the claimed work, for less than `claim_ms`: with 0 nobody ever is. A start far
+    in the future is some broken clock, not a claim.
     """
-    return claim is not None and abs(now_ms - claim.start_ms) <= claim_ms
+    return claim is not None and abs(now_ms - claim.start_ms) < claim_ms

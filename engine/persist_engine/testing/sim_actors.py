@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from persist_engine.base.errors import BatchExpired, Fenced, InvalidUsage, InvariantViolated, MissingBlob, Unavailable
+from persist_engine.base.errors import (
+    AmbiguousAppend,
+    BatchExpired,
+    Fenced,
+    InvalidUsage,
+    InvariantViolated,
+    MissingBlob,
+    Unavailable,
+)
 from persist_engine.client.client import PersistClient
 from persist_engine.client.listen import Listen, Progress, Updates
 from persist_engine.client.read import ReadHandle
@@ -234,17 +242,18 @@ class Writer(Actor):
         upper = self.rng.randint(lower + 1, upper)
         updates = [update for letter in fitting for update in letter.updates if lower <= update[1] < upper]
         append = self.history.witness.begin(updates, lower=lower, upper=upper, is_exact=True)
-        is_appended = False
-        try:
-            is_appended = self._conclude(
-                append,
-                lambda: self.handle.compare_and_append_batch(
+
+        def attempt() -> AppendOutcome:
+            try:
+                return self.handle.compare_and_append_batch(
                     batches, expected_upper=Antichain.of(lower), new_upper=Antichain.of(upper)
-                ),
-            )
-        finally:  # who gives up an append cleans up, too, while it may still be on the way
-            if not is_appended:
-                self.handle.delete_batches(batches)
+                )
+            except (Unavailable, AmbiguousAppend):
+                self.handle.delete_batches(batches)  # who gives up cleans up, too, while it may still be on the way
+                raise
+
+        if not self._conclude(append, attempt):
+            self.handle.delete_batches(batches)
         return None
 
     def ask_upper(self) -> None:

@@ -117,10 +117,10 @@ def test_a_rollup_is_claimed_once_and_offered_again_when_the_claim_lapses() -> N
     fill(shard, 1)
     assert shard.maintenance.rollup == 7
     assert shard.state.active_rollup == Claim(SeqNo(7), 0)
-    shard.now_ms = 10
+    shard.now_ms = 9
     fill(shard, 1)
     assert shard.maintenance.rollup is None
-    shard.now_ms = 11
+    shard.now_ms = 10
     fill(shard, 1)
     assert shard.maintenance.rollup == 9
     shard.do(c.AddRollup(SeqNo(9), rollup(9)))

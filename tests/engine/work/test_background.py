@@ -59,7 +59,7 @@ class Shop:
         given = {"memory_bytes_max": 1 << 20, "claim_ms": 0, "inputs_min": 1, "concurrency": 1, "queue_max": 2}
         settings = replace(
             SETTINGS,
-            maintenance=replace(SETTINGS.maintenance, rollup_claim_ms=-1),
+            maintenance=replace(SETTINGS.maintenance, rollup_claim_ms=0),
             compaction=CompactionSettings(**{**given, **compaction}),
             retry=RetrySettings(initial_ms=0.1, clamp_ms=0.5, give_up_ms=1),
         )
