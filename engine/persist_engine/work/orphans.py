@@ -130,9 +130,10 @@ class _Scan:
         prefix = rollups_prefix(machine.shard_id)
         listed = machine.retry.external("list", lambda: list(machine.blob.list_prefix(prefix)), shard=machine.shard_id)
         newest = machine.refresh()
-        for key in filter(None, (_parsed(info.key) for info in listed)):
+        rollups = [key for info in listed if isinstance(key := _parsed(info.key), RollupKey)]
+        for key in rollups:
             check(
-                not isinstance(key, RollupKey) or key.seqno <= newest.seqno,
+                key.seqno <= newest.seqno,
                 f"shard {machine.shard_id} is at {newest.seqno} in {machine.versions.consensus.address()}, and {key.partial} "
                 f"in {machine.blob.address()} was written of a later version: the log lost versions or is not the one that "
                 "belongs to these blobs, nothing is deleted",
