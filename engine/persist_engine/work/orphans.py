@@ -12,13 +12,13 @@ not know are reported and never deleted: a wrong consensus URL looks just the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from persist_engine.base.errors import InvalidUsage, check
-from persist_engine.codec.keys import PartKey, RollupKey, parse_blob_key, rollups_prefix, shard_prefix
+from persist_engine.codec.keys import PartKey, RollupKey, parse_blob_key, shard_prefix
 from persist_engine.model.ids import ShardId
 from persist_engine.model.state import ShardState
 from persist_engine.model.views import is_tombstone
@@ -103,7 +103,7 @@ class _Scan:
 
     def run(self, *, commit: bool) -> Orphans:
         machine = self._machine
-        newest = self._newest()
+        newest = machine.refresh()
         # The floor comes from both clocks, ours and that of whoever committed last: one that runs far ahead alone must
         # not refuse everybody's batches.
         floor_ms = max(0, min(machine.env.now_ms(), newest.walltime_ms) - self._older_than_ms)
@@ -122,25 +122,6 @@ class _Scan:
         machine.retry.external("list orphans", attempt, shard=machine.shard_id)
         return self._found
 
-    def _newest(self) -> ShardState:
-        """The newest version. InvariantViolated when it lies before one that was acknowledged once, as its rollup tells:
-        the log was rolled back, or is another's, and what the versions name that it lacks would be taken for orphans.
-        """
-        machine = self._machine
-        prefix = rollups_prefix(machine.shard_id)
-        listed = machine.retry.external("list", lambda: list(machine.blob.list_prefix(prefix)), shard=machine.shard_id)
-        newest = machine.refresh()
-        rollups = [key for info in listed if isinstance(key := _parsed(info.key), RollupKey)]
-        for key in rollups:
-            check(
-                key.seqno <= newest.seqno,
-                f"shard {machine.shard_id} is at {newest.seqno} in {machine.versions.consensus.address()}, and {key.partial} "
-                f"in {machine.blob.address()} was written of a later version: the log lost versions or is not the one that "
-                "belongs to these blobs, nothing is deleted",
-                shard_id=machine.shard_id,
-            )
-        return newest
-
     def _list(self, floor_ms: int, *, commit: bool) -> None:
         machine, found = self._machine, self._found
         references: References | None = None
@@ -154,6 +135,7 @@ class _Scan:
                 else:
                     references.refresh()
                 references.check_listings()
+                self._check_log((key for _, key in candidates.values()), references.newest)
                 orphans = list(self._orphans(candidates, references, floor_ms))
                 self._report(orphans)
                 if commit and not self._delete(orphans):
@@ -161,6 +143,18 @@ class _Scan:
                     return
             if self._on_listed is not None:
                 self._on_listed(found.listed, found.deleted)
+
+    def _check_log(self, keys: Iterable[PartKey | RollupKey], newest: ShardState) -> None:
+        """InvariantViolated when a rollup tells of a version after `newest`: the log was rolled back, or is another's, and what
+        the versions name that it lacks would be taken for orphans.
+        """
+        for key in keys:
+            check(
+                not isinstance(key, RollupKey) or key.seqno <= newest.seqno,
+                f"shard {newest.shard_id} is at {newest.seqno}, and rollup {key.partial} was written of a later version: the log "
+                "lost versions or is not the one that belongs to these blobs, nothing of this listing is deleted",
+                shard_id=newest.shard_id,
+            )
 
     def _orphans(
         self, candidates: dict[str, tuple[int, PartKey | RollupKey]], references: References, floor_ms: int
