@@ -17,6 +17,7 @@ from persist_engine.base.errors import (
     Unavailable,
 )
 from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
+from persist_engine.base.versioned import CasResult
 from persist_engine.client.batch import Batch
 from persist_engine.model.frontier import EMPTY
 from persist_engine.testing.staged import named_keys
@@ -113,6 +114,22 @@ def test_regression_who_deletes_a_batch_stops_its_append_that_is_still_on_the_wa
     assert not world.blob_keys(writer.shard_id, kind="part")
     assert writer.append([row(2, "b", 0)], lower=A(0), upper=A(5)) == Appended(A(5))
     assert contents(world.process(), writer.shard_id, 4) == [(2, "b", 1)]
+
+
+def test_regression_who_deletes_a_copy_whose_rewritten_twin_is_still_on_the_way_takes_nothing_from_it():
+    """The copy as it was staged ends before the upper, so nobody looked for appends on the way; its twin reaches further."""
+    world, writer = opened(give_up_ms=1)
+    data = staged(writer).to_transmittable()
+    writer.append([row(9, "z", 0)], lower=A(0), upper=A(7))
+    twin, copy = (writer.batch_from_transmittable(data) for _ in range(2))
+    twin.rewrite_times(A(8), A(10))
+    swaps = Swaps(world, "late", "late")
+    with pytest.raises(Unavailable):
+        writer.compare_and_append_batch([twin], expected_upper=A(7), new_upper=A(10), progress=("sink", b"1"))
+    copy.delete()
+    assert swaps.arrive()[0] is CasResult.COMMITTED
+    assert contents(world.process(), writer.shard_id, 9) == [(1, "a", 1), (9, "z", 1)]
+    twin.mark_spent("given up")
 
 
 def test_a_batch_that_can_no_longer_be_appended_is_deleted_without_a_commit():

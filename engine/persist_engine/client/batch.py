@@ -153,6 +153,11 @@ class Batch:
         return self._named_keys is not None
 
     @property
+    def is_rewritten(self) -> bool:
+        """Whether its times were rewritten, here or before it was sent: copies of it may end elsewhere."""
+        return any(part.ts_rewrite is not None for part in self._hollow.parts)
+
+    @property
     def has_blobs(self) -> bool:
         """Whether not all of it is inline."""
         return any(True for _ in self._hollow.blob_keys())

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from persist_engine.base.env import system_random_bytes
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.client.client import PersistClient
@@ -30,6 +31,7 @@ from persist_engine.model.frontier import DATA_TIME_MAX
 from persist_engine.model.ids import ShardId
 from persist_engine.shard.fetch import CompactionFilter, PartSource, read_consolidated, runs_of
 from persist_engine.shard.runs import expand
+from persist_engine.storage.directories import make_directory, sync_directory
 
 #: Readers of directories pass over names that begin so.
 MANIFEST = "_manifest.json"
@@ -86,7 +88,7 @@ def export_shard(
     on_read: OnRead | None = None,
 ) -> Manifest:
     """Write the shard's contents at `as_of` (latest: the newest complete time), or its history (None), into
-    `directory`, which must not exist or be empty; it appears complete or not at all.
+    `directory`, which must not exist or be empty; it appears complete or not at all, and is durable when this returns.
 
     InvalidUsage when `as_of` is before since or not yet complete, or the directory cannot be written. Streams in
     bounded memory; a lease keeps the data while it is read.
@@ -98,14 +100,17 @@ def export_shard(
         as_of = DATA_TIME_MAX if upper.time is None else min(upper.time - 1, DATA_TIME_MAX)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise InvalidUsage(f"{directory} exists and is not an empty directory")
-    partial = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
+    # Ours alone: a process id may be that of another container, or of one that was killed here.
+    partial = directory.with_name(f".{directory.name}.{system_random_bytes(8).hex()}.partial")
     try:
-        partial.mkdir(parents=True)
+        make_directory(partial)
         manifest = _export(client, shard_id, partial, as_of, on_read)
         _write_durably(partial / MANIFEST, json.dumps(manifest.to_json(), indent=2, ensure_ascii=False).encode())
+        sync_directory(partial)
         if directory.exists():
             directory.rmdir()
         partial.replace(directory)
+        sync_directory(directory.parent)
     except OSError as error:
         raise InvalidUsage(f"cannot write {directory}: {error.strerror or error}") from error
     finally:

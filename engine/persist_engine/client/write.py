@@ -271,8 +271,8 @@ class WriteHandle:
         What a batch holds is linked as it lies, but for one that may have been appended before, from a copy of its bytes
         or by a call whose end is unknown, where `expected_upper` is past its lower: its updates are then staged
         anew, since the shard may have let go of its blobs (BatchExpired when they are gone). With `progress` that is not
-        needed as long as this sink stored none past the batch's lower: copies of such a batch are to be appended with it
-        only.
+        needed as long as this sink stored none past the batch's lower, and its times were not rewritten: copies of such
+        a batch are to be appended with it only.
         """
         self._check_open()
         _check_bounds(expected_upper, new_upper)
@@ -377,6 +377,7 @@ class WriteHandle:
 
         SUBTLE: at its own lower a batch is safe, and however many copies there are: appending one would have moved the
         upper past it. So it is while the sink's stored progress ends before that: appending one would have moved this.
+        But not one that was rewritten: who deletes a copy that was not looks for appends before its own upper only.
         """
         doubtful = [
             batch for batch in batches if batch.may_have_copies and batch.lower < desc.lower and batch.has_blobs
@@ -388,7 +389,7 @@ class WriteHandle:
             stored = state.progress.get(progress[0])
             if (None if stored is None else stored.token) != expected_progress:
                 return ProgressMismatch(current=stored)
-            doubtful = [batch for batch in doubtful if stored is not None and not stored.upper <= batch.lower]
+            doubtful = [each for each in doubtful if each.is_rewritten or (stored and not stored.upper <= each.lower)]
         if doubtful and state.trace.upper != desc.lower:
             self._upper = self._upper.join(state.trace.upper)
             return UpperMismatch(current=state.trace.upper, expected=desc.lower)

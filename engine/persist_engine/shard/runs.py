@@ -11,7 +11,7 @@ nothing else names, so its blobs live exactly as long as it does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -202,12 +202,14 @@ def _check_sums(shard_id: ShardId, run: HollowRun, parts: Sequence[Part]) -> Non
 # -- what lies below, and the end of it ----------------------------------------------------------------------------------
 
 
-def with_nested(store: RunStore, refs: Iterable[BlobRef]) -> Iterator[BlobRef]:
+def with_nested(
+    store: RunStore, refs: Iterable[BlobRef], on_missing: Callable[[str], object] = lambda _: None
+) -> Iterator[BlobRef]:
     """`refs` and then all blobs below those of them that are listings, each once, a listing before what it names. A
     listing is looked into after it was given out, not before.
 
-    A listing that is missing has nothing below it: its children were deleted before it. Storage errors are retried;
-    CorruptData and Incompatible name the key.
+    `on_missing` is told the partial key of a listing that is missing. When it was deleted there is nothing below it: its
+    children were deleted before it. Storage errors are retried; CorruptData and Incompatible name the key.
     """
     level = list(dict.fromkeys(refs))
     if not any(ref.kind == "run" for ref in level):
@@ -220,7 +222,11 @@ def with_nested(store: RunStore, refs: Iterable[BlobRef]) -> Iterator[BlobRef]:
             yield from fresh
             seen.update(fresh)
             runs = [ref.partial_key for ref in fresh if ref.kind == "run"]
-            level = [ref for below in pool.map(partial(_below, store), runs) for ref in below]
+            level = []
+            for key, below in zip(runs, pool.map(partial(_below, store), runs), strict=True):
+                if below is None:
+                    on_missing(key)
+                level += below or ()
 
 
 def deletion_waves(store: RunStore, run_keys: Iterable[str]) -> list[list[str]]:
@@ -235,7 +241,7 @@ def deletion_waves(store: RunStore, run_keys: Iterable[str]) -> list[list[str]]:
         while runs:
             seen.update(runs)
             levels.append(runs)
-            below = [ref for refs in pool.map(partial(_below, store), runs) for ref in refs]
+            below = [ref for refs in pool.map(partial(_below, store), runs) for ref in refs or ()]
             parts += [ref.partial_key for ref in below if ref.kind != "run"]
             runs = [
                 key for key in dict.fromkeys(ref.partial_key for ref in below if ref.kind == "run") if key not in seen
@@ -243,11 +249,12 @@ def deletion_waves(store: RunStore, run_keys: Iterable[str]) -> list[list[str]]:
     return [wave for wave in (parts, *reversed(levels)) if wave]
 
 
-def _below(store: RunStore, partial_key: str) -> tuple[BlobRef, ...]:
+def _below(store: RunStore, partial_key: str) -> tuple[BlobRef, ...] | None:
+    """What the listing names; None when it is missing."""
     key = blob_key(store.shard_id, partial_key)
     data = store.retry.external("get run listing", lambda: store.blob.get(key), shard=store.shard_id)
     if data is None:
-        return ()
+        return None
     parts = decode_run_listing(data, key=key, shard_id=store.shard_id)
     kept = [part for part in parts if not isinstance(part, InlinePart)]
     return tuple(BlobRef("run" if isinstance(part, HollowRun) else "part", part.key) for part in kept)

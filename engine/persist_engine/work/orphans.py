@@ -12,12 +12,12 @@ not know are reported and never deleted: a wrong consensus URL looks just the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.errors import InvalidUsage, check
 from persist_engine.codec.keys import PartKey, RollupKey, parse_blob_key, shard_prefix
 from persist_engine.model.ids import ShardId
 from persist_engine.model.state import ShardState
@@ -81,6 +81,8 @@ def scan_orphans(
 
     May be repeated, raced and killed at any point, and takes up where it was: what is deleted is listed no more. A
     storage error begins the listing again. Writers whose batches were staged before the floor get BatchExpired.
+    Nothing is deleted where what is named cannot be told: MissingBlob when a rollup, or a listing that the newest version
+    needs, is gone; InvariantViolated when the log lies behind a rollup that was written of it.
     """
     if older_than_ms < 0:
         raise InvalidUsage("the age of orphans must not be negative")
@@ -132,6 +134,8 @@ class _Scan:
                     references = References(machine)
                 else:
                     references.refresh()
+                references.check_listings()
+                self._check_log((key for _, key in candidates.values()), references.newest)
                 orphans = list(self._orphans(candidates, references, floor_ms))
                 self._report(orphans)
                 if commit and not self._delete(orphans):
@@ -139,6 +143,18 @@ class _Scan:
                     return
             if self._on_listed is not None:
                 self._on_listed(found.listed, found.deleted)
+
+    def _check_log(self, keys: Iterable[PartKey | RollupKey], newest: ShardState) -> None:
+        """InvariantViolated when a rollup tells of a version after `newest`: the log was rolled back, or is another's, and what
+        the versions name that it lacks would be taken for orphans.
+        """
+        for key in keys:
+            check(
+                not isinstance(key, RollupKey) or key.seqno <= newest.seqno,
+                f"shard {newest.shard_id} is at {newest.seqno}, and rollup {key.partial} was written of a later version: the log "
+                "lost versions or is not the one that belongs to these blobs, nothing of this listing is deleted",
+                shard_id=newest.shard_id,
+            )
 
     def _orphans(
         self, candidates: dict[str, tuple[int, PartKey | RollupKey]], references: References, floor_ms: int

@@ -13,8 +13,9 @@ import enum
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
+from persist_engine.base.errors import MissingBlob
 from persist_engine.base.version import may_write
-from persist_engine.codec.keys import PartKey, RollupKey
+from persist_engine.codec.keys import PartKey, RollupKey, blob_key
 from persist_engine.model.state import ShardState
 from persist_engine.model.state_diff import BlobRef, StateDiff, inserted_blobs, live_blobs
 from persist_engine.model.views import is_tombstone, rollup_seqnos, seqno_since
@@ -52,6 +53,8 @@ class References:
         self._readable: set[str] = set()
         self._current: set[str] = set()
         self._below: dict[str, frozenset[str]] = {}
+        self._missing: dict[str, str] = {}
+        """A listing that is gone, by the one that leads to it (or is it)."""
         self._begin()
         self.refresh()
 
@@ -95,6 +98,18 @@ class References:
         """
         return partial_key in self._readable
 
+    def check_listings(self) -> None:
+        """MissingBlob when a listing is gone that the newest version needs: what it lists looks as if nobody named it. Of
+        older versions a collection may have taken it, after what it listed.
+        """
+        for key in sorted(self._current & self._missing.keys()):
+            whole_key = blob_key(self._machine.shard_id, self._missing[key])
+            raise MissingBlob(
+                f"run listing {whole_key}, which the newest version needs, is missing: what it lists cannot be told from "
+                "blobs that nobody names, restore it first",
+                key=whole_key,
+            )
+
     def _begin(self) -> None:
         # Taken before the walk begins: what may be read only moves on.
         self._floor = seqno_since(self._machine.refresh())
@@ -110,8 +125,10 @@ class References:
             keys.add(blob.partial_key)
             if blob.kind == "run":
                 if blob.partial_key not in self._below:
-                    below = with_nested(self._machine, [blob])
+                    missing: list[str] = []
+                    below = with_nested(self._machine, [blob], missing.append)
                     self._below[blob.partial_key] = frozenset(each.partial_key for each in below)
+                    self._missing.update((blob.partial_key, key) for key in missing)
                 keys |= self._below[blob.partial_key]
         return keys
 

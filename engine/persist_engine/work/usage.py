@@ -193,6 +193,7 @@ class _Audit:
                 references = References(machine)
             else:
                 references.refresh()
+            references.check_listings()
         except (CorruptData, Incompatible, InvariantViolated) as error:
             shard.problem = _told(error)
             return None

@@ -1,6 +1,10 @@
-"""An export of the whole history reads one version from its beginning to its end, whatever becomes of the shard meanwhile."""
+"""An export is whole: it reads one version from its beginning to its end, whatever becomes of the shard meanwhile, and what
+it wrote is durable and nobody else's.
+"""
 
 from __future__ import annotations
+
+import os
 
 import pyarrow.parquet as pq
 import pytest
@@ -62,3 +66,43 @@ def test_a_history_is_exported_whole_while_others_compact_and_collect(tmp_path, 
         100 * time + key for time in range(APPENDS) for key in range(30)
     ]
     assert table["time"].to_pylist() == [time for time in range(APPENDS) for _ in range(30)]
+
+
+@pytest.fixture
+def small():
+    """A client and a shard of one row at time 0."""
+    world = World()
+    client, shard_id = world.process(), world.shard_id()
+    with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
+        writer.compare_and_append([row(1, "a", 0)], expected_upper=A(0), new_upper=A(1))
+    return client, shard_id
+
+
+def test_regression_an_export_leaves_alone_what_another_of_its_process_id_has_begun(small, tmp_path):
+    """In containers process ids are alike: it failed, and took the files of the other with it."""
+    client, shard_id = small
+    theirs = tmp_path / f".out.{os.getpid()}.partial"
+    theirs.mkdir()
+    (theirs / "part-00000.parquet").write_bytes(b"theirs")
+    manifest = export.export_shard(client, shard_id, tmp_path / "out", as_of=0)
+    assert (manifest.rows, pq.read_table(tmp_path / "out").num_rows) == (1, 1)
+    assert (theirs / "part-00000.parquet").read_bytes() == b"theirs"
+    assert {path.name for path in tmp_path.iterdir()} == {"out", theirs.name}
+
+
+def test_regression_a_finished_export_outlives_a_power_loss(small, tmp_path, monkeypatch):
+    """Its files were on disk, the directory entries that lead to them were not: the shard may be gone by then."""
+    client, shard_id = small
+    out = tmp_path / "new" / "out"
+    synced, real = [], os.fsync
+
+    def fsync(handle):
+        synced.append((os.fstat(handle).st_ino, out.exists()))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    export.export_shard(client, shard_id, out, as_of=0)
+    inodes = [path.stat().st_ino for path in (tmp_path, out / "part-00000.parquet", out / "_manifest.json", out)]
+    assert {(inode, False) for inode in inodes} <= set(synced)
+    assert synced.index((inodes[3], False)) > synced.index((inodes[2], False))
+    assert synced[-1] == (out.parent.stat().st_ino, True)

@@ -184,6 +184,22 @@ def test_the_blobs_of_copies_past_their_lower_go_with_the_last_window(sent: tupl
     assert world.blob_keys(writer.shard_id, kind="part") == named_keys(writer)
 
 
+def test_regression_an_append_is_told_although_what_it_needs_no_more_cannot_be_deleted(
+    sent: tuple[World, WriteHandle, bytes], monkeypatch: pytest.MonkeyPatch
+):
+    """It was committed, and then an error of the tidying up was all that its caller heard."""
+    world, writer, data = sent
+    first, second = (writer.batch_from_transmittable(data) for _ in range(2))
+    assert isinstance(writer.compare_and_append_batch([first], expected_upper=A(1), new_upper=A(10)), Appended)
+
+    def damaged(*_: Any) -> frozenset[str]:
+        raise CorruptData("an older version cannot be read", key="k")
+
+    monkeypatch.setattr("persist_engine.client.write.live_part_keys", damaged)
+    assert writer.append_batch(second, A(1), A(20)).upper == A(20)
+    assert contents(world.process(), writer.shard_id, 19) == upto(19)
+
+
 def test_nothing_is_staged_anew_for_an_append_that_is_refused_anyhow(
     sent: tuple[World, WriteHandle, bytes], monkeypatch: pytest.MonkeyPatch
 ):

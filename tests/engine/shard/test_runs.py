@@ -412,6 +412,32 @@ def test_an_orphan_scan_deletes_nothing_that_a_listing_names(world, listed_shard
     assert read(client, machine.shard_id, 7) == contents
 
 
+def test_regression_an_orphan_scan_deletes_nothing_where_a_listing_is_lost(world, listed_shard):
+    """What it listed looked as if nobody named it: all of the run went, and to restore the listing brought nothing back."""
+    client, machine, contents, below = listed_shard
+    world.env.advance_ms(10**9)
+    write_rollup(machine)
+    refs_ = list(with_nested(machine, live_blobs(machine.refresh())))
+    listings = [blob_key(machine.shard_id, ref.partial_key) for ref in refs_ if ref.kind == "run"]
+    nested = [key for key in listings if key.partition("/")[2] in below]
+    before = world.blob_keys(machine.shard_id, kind="part")
+    for lost in {listings[0], nested[0]}:
+        kept = machine.blob.get(lost)
+        machine.blob.delete(lost)
+        for commit in (False, True):
+            with pytest.raises(MissingBlob, match="restore it first") as raised:
+                scan_orphans(machine, older_than_ms=0, commit=commit)
+            assert raised.value.detail["key"] == lost
+        shard = audit_usage(machine.blob, lambda _: machine, retry=machine.retry, metrics=NoMetrics()).shards[
+            machine.shard_id
+        ]
+        assert (lost in str(shard.problem), shard.blobs[Bucket.LEAKED]) == (True, 0)
+        machine.blob.set(lost, kept)
+    scan_orphans(machine, older_than_ms=0, commit=True)
+    assert world.blob_keys(machine.shard_id, kind="part") == before
+    assert read(client, machine.shard_id, 7) == contents
+
+
 def test_what_a_listing_names_counts_as_current_and_is_verified(listed_shard):
     client, machine, _, below = listed_shard
     keys = {blob_key(machine.shard_id, key) for key in below}

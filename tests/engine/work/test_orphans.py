@@ -7,12 +7,14 @@ from persist_engine.base.env import SeededEnv
 from persist_engine.base.errors import BatchExpired, InvalidUsage, InvariantViolated, MissingBlob
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, Settings
+from persist_engine.base.versioned import SeqNo
 from persist_engine.client.client import PersistClient
 from persist_engine.client.write import Appended
 from persist_engine.codec.keys import blob_key
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import PartId, staged_ms
+from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.testing.faults import Faults, FaultyConsensus
 from persist_engine.testing.recorded import Killed, Mortality
 from persist_engine.testing.world import SCHEMA, World, row
@@ -261,6 +263,32 @@ def test_a_rollup_is_an_orphan_once_the_log_begins_after_it(site):
     gc_and_truncate(site.machine())
     assert [orphan.key for orphan in site.scan().orphans] == [blob_key(site.shard_id, lost)]
     site.check()
+
+
+def test_regression_nothing_is_an_orphan_to_a_log_that_was_rolled_back(site):
+    """What the versions named that it had lost was deleted, and the log could be brought back to no avail."""
+    entries = site.world.consensus.scan(site.shard_id, SeqNo(0), 100)
+    site.append(5)
+    write_rollup(site.machine())
+    rolled_back = MemConsensus()
+    for entry in entries[:4]:
+        rolled_back.compare_and_set(site.shard_id, rolled_back_to(rolled_back, site.shard_id), entry)
+    client = PersistClient(site.world.blob, rolled_back, settings=SETTINGS, env=site.world.env, metrics=NoMetrics())
+    site.world.env.advance_ms(WEEK_MS + DAY_MS)
+    machine = client.machine(site.shard_id)
+    machine.heartbeat_leased_reader(site.reader_id())
+    before = site.blobs()
+    for commit in (False, True):
+        with pytest.raises(InvariantViolated, match="the log lost versions or is not the one"):
+            scan_orphans(machine, older_than_ms=WEEK_MS, commit=commit)
+    assert site.blobs() == before
+    assert site.scan().deleted == 0
+    site.check()
+
+
+def rolled_back_to(consensus, shard_id):
+    head = consensus.head(shard_id)
+    return None if head is None else head.seqno
 
 
 def test_a_second_rollup_of_a_version_is_an_orphan_at_once(site):
