@@ -357,9 +357,7 @@ class WriteHandle:
             self._discard(batch)
 
     def _spend(self, restaged_: Sequence[Batch], upper: Antichain) -> None:
-        """Their updates were appended up to `upper`, under other keys. Their own blobs go when nothing is left that a holder
-        of another copy could append.
-        """
+        """Their updates were appended under other keys: their own blobs go when no copy can be appended past `upper`."""
         for batch in restaged_:
             if batch.upper <= upper:
                 self._discard(batch)
