@@ -61,20 +61,6 @@ def shop(tmp_path):
     return Shop(tmp_path)
 
 
-@pytest.fixture
-def persist(monkeypatch, capfd):
-    """Runs `persist ARGS` in this process; (exit code, stdout, stderr)."""
-
-    def run(*args):
-        monkeypatch.setattr(sys, "argv", ["persist", *map(str, args)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capfd.readouterr()
-        return ended.value.code, out, err
-
-    return run
-
-
 def test_shards_are_listed_plainly_and_as_json(persist, shop):
     code, out, _ = persist("inspect", "shards", *shop.args)
     assert (code, out.splitlines()) == (0, ["shard", shop.shard_id])

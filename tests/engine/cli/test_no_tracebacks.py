@@ -42,20 +42,11 @@ def shard_id(location):
     return shard_id
 
 
-@pytest.fixture
-def persist(monkeypatch, capfd, location):
-    """Runs `persist ARGS` on the location in this process; (exit code, stdout, stderr)."""
-
-    def run(*args):
-        monkeypatch.setenv("PERSIST_BLOB", location.blob)
-        monkeypatch.setenv("PERSIST_CONSENSUS", location.consensus)
-        monkeypatch.setattr(sys, "argv", ["persist", *map(str, args)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capfd.readouterr()
-        return ended.value.code, out, err
-
-    return run
+@pytest.fixture(autouse=True)
+def _at_the_location(monkeypatch, location):
+    """Where commands look when they are told no place."""
+    monkeypatch.setenv("PERSIST_BLOB", location.blob)
+    monkeypatch.setenv("PERSIST_CONSENSUS", location.consensus)
 
 
 class Terminal(io.StringIO):

@@ -27,7 +27,6 @@ from persist_engine.model.views import seqno_since
 from persist_engine.testing.world import SCHEMA, AheadEnv, World, row
 from persist_engine.work.compact import compact
 from persist_engine.work.gc import gc_and_truncate
-from persist_engine.work.heartbeat import Heartbeat
 from persist_engine.work.rollup import write_rollup
 from prometheus_client import CollectorRegistry
 
@@ -458,82 +457,6 @@ def test_a_heartbeat_whose_client_was_closed_says_so_once_and_ends(tmp_path, cap
     ends = [record for record in caplog.records if "it was closed" in record.message]
     assert len(ends) == 1
     assert not reader._heartbeat.is_lost
-
-
-class SleepyEnv(AheadEnv):
-    """A machine that sleeps for `late_s` whenever somebody looks at the clock twice."""
-
-    def __init__(self, late_s: float) -> None:
-        super().__init__()
-        self._late_s, self._slept_s = late_s, 0.0
-
-    def monotonic_s(self) -> float:
-        self._slept_s += self._late_s
-        return self._slept_s
-
-
-class Owner:
-    def __init__(self) -> None:
-        self.beats = 0
-        self.is_done = threading.Event()
-
-    def beat(self) -> bool:
-        self.beats += 1
-        self.is_done.set()
-        return False
-
-
-@pytest.mark.parametrize(("late_s", "is_told"), [(61, True), (59, False)])
-def test_a_beat_that_comes_a_minute_late_is_told_of(caplog, late_s, is_told):
-    owner = Owner()
-    heartbeat = Heartbeat(
-        owner.beat,
-        give_up=lambda: None,
-        interval_s=0,
-        env=SleepyEnv(late_s),
-        what="reader r",
-        shard="s",
-        metrics=PrometheusMetrics(CollectorRegistry()),
-    )
-    assert owner.is_done.wait(PATIENCE_S)
-    heartbeat.stop()
-    assert owner.beats == 1
-    late = [record for record in caplog.records if "s late: the machine slept" in record.message]
-    assert len(late) == is_told
-    assert all(record.shard == "s" for record in late)
-
-
-class Stumbling:
-    """An owner whose first beat meets what no store is said to raise."""
-
-    def __init__(self) -> None:
-        self.beats = 0
-        self.has_renewed = threading.Event()
-
-    def beat(self) -> bool:
-        self.beats += 1
-        if self.beats == 1:
-            raise ValueError("the password file is no text")
-        self.has_renewed.set()
-        return True
-
-
-def test_regression_a_beat_that_meets_an_error_of_no_store_is_not_the_last(caplog):
-    """The thread died of it, and the lease ran out under a reader that went on believing in it."""
-    owner = Stumbling()
-    heartbeat = Heartbeat(
-        owner.beat,
-        give_up=lambda: None,
-        interval_s=0,
-        env=AheadEnv(),
-        what="reader r",
-        shard="s",
-        metrics=PrometheusMetrics(CollectorRegistry()),
-    )
-    assert owner.has_renewed.wait(PATIENCE_S)
-    heartbeat.stop()
-    (told,) = [record for record in caplog.records if "the password file is no text" in record.message]
-    assert told.exc_info
 
 
 def test_regression_a_reader_with_a_lease_of_centuries_is_given_up_like_any_other(shard):
