@@ -57,7 +57,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         for name, value in ({"Content-Length": str(len(content))} | headers).items():
             if value is not None:
                 self.send_header(name, value)
-        self.close_connection = headers != {}
+        if headers:
+            self.send_header("Connection", "close")  # or the next request may go where nobody listens any more
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
