@@ -27,11 +27,14 @@ from bench.data import SCHEMA, flat, interleaved
 from bench.measure import Row, median, memory_bytes
 
 RUNS = 64
-#: Bounds given: the default, and half of it.
+#: Bounds given: the default, and a half and a quarter of it.
 BOUNDS = {
     "1 GiB": Settings(),
     "512 MiB": Settings(
         batch=BatchSettings(target_part_bytes=32 << 20), compaction=CompactionSettings(memory_bytes_max=512 << 20)
+    ),
+    "256 MiB": Settings(
+        batch=BatchSettings(target_part_bytes=16 << 20), compaction=CompactionSettings(memory_bytes_max=256 << 20)
     ),
 }
 

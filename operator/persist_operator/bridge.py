@@ -95,6 +95,7 @@ class Bridge:
         )
         self._stores: dict[tuple[str, str], _Store] = {}
         self._lock = threading.Lock()
+        self._is_closed = False
 
     def inspect(self, location: StoreLocation, shard_id: str) -> Inspection | ShardMissing | StoreFailure:
         """The shard's newest state in numbers. Linearized when it answers. Never raises."""
@@ -147,6 +148,7 @@ class Bridge:
     def close(self) -> None:
         """Close all clients; calls that still hang are left behind."""
         with self._lock:
+            self._is_closed = True
             stores, self._stores = list(self._stores.values()), {}
         for store in stores:
             store.executor.shutdown(wait=False, cancel_futures=True)
@@ -180,7 +182,8 @@ class Bridge:
             future.cancel()
             raise BridgeFailure(self._hung(store, location)) from error
         except InvalidUsage as error:
-            if not isinstance(error, UnsafeStore):
+            # A call that hung when its client was closed is misuse to the engine, and says nothing of the storage.
+            if not (isinstance(error, UnsafeStore) or self._is_closed):
                 store.last_failure = None
                 raise
             raise BridgeFailure(self._break(store, location, error)) from error

@@ -68,8 +68,15 @@ class Operator:
         cluster = KubeCluster(load_client(), on_request=on_request)
         self._bridge = Bridge(settings, env=self._env, metrics=PrometheusMetrics(registry))
         reconciler = Reconciler(cluster, self._bridge, settings, self._env, metrics)
-        self._controller = Controller(reconciler, cluster, settings, self._env, metrics)
-        self._election = Election(cluster, settings.leader, identity, self._env)
+        self._election = election = Election(cluster, settings.leader, identity, self._env)
+        self._controller = Controller(
+            reconciler,
+            cluster,
+            settings,
+            self._env,
+            metrics,
+            may_act=lambda: not settings.leader.enabled or election.is_leader,
+        )
         self._lost = threading.Event()
         self._leading, self._watching = threading.Event(), threading.Event()
         self._probes = ProbeServer(
@@ -119,10 +126,17 @@ class Operator:
 
     def _renew(self, stop: threading.Event) -> None:
         while self._settings.leader.enabled and not stop.wait(self._settings.leader.renew_seconds):
-            if not self._election.tick():
+            if not self._is_renewed():
                 _LOG.error("lost the lease, ending")
                 self._lost.set()
                 stop.set()
+
+    def _is_renewed(self) -> bool:
+        try:
+            return self._election.tick()
+        except Exception:  # noqa: BLE001 - whatever it is: who renews no more must not go on as if nothing were
+            _LOG.exception("renewing the lease raised")
+            return self._election.is_leader
 
 
 if __name__ == "__main__":

@@ -26,8 +26,18 @@ def struct_column(table: pa.Table, letter: str, struct: pa.StructType) -> pa.Arr
         return empty_struct(table.num_rows)
     children = [table.column(f"{letter}{i}").combine_chunks() for i in range(struct.num_fields)]
     fields = list(struct)
-    cast = [c if c.type == f.type else c.cast(f.type) for c, f in zip(children, fields, strict=True)]
+    cast = [_cast(c, f.type) for c, f in zip(children, fields, strict=True)]
     return pa.StructArray.from_arrays(cast, fields=fields)
+
+
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """NB: to Arrow's own cast a null struct is a null in each NOT NULL field of it. Real ones are the door's to refuse."""
+    if array.type == kind:
+        return array
+    if not pa.types.is_struct(kind):
+        return array.cast(kind)
+    children = [_cast(array.field(index), field.type) for index, field in enumerate(kind)]
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null() if array.null_count else None)
 
 
 def flat_columns(key: pa.StructArray, val: pa.StructArray) -> dict[str, pa.Array]:

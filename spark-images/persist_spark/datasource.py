@@ -11,12 +11,12 @@ A read that takes longer may find blobs collected and then fails naming the blob
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 
 import pyarrow as pa
-from persist_engine.base.errors import InvalidUsage, MissingBlob
+from persist_engine.base.errors import InvalidUsage, MissingBlob, Unavailable
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.client.read import ReadHandle
@@ -165,25 +165,22 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
         """Pin the snapshot by a lease and cut it. Raises InvalidUsage when the time can no longer be read, or not
         yet.
         """
-        options = self.options
-        with _open(options) as client:
-            upper = client.recent_upper(options.shard)
-            latest = DATA_TIME_MAX if upper.time is None else min(upper.time - 1, DATA_TIME_MAX)
-            as_of = latest if options.as_of is None else options.as_of
-            if as_of > latest:
-                raise InvalidUsage(
-                    f"cannot read shard {options.shard} at as_of {as_of}: its upper is {upper}, "
-                    f"the latest readable time is {latest}"
-                )
-            if as_of < 0:
-                return []  # Nothing was ever written.
-            reader = client.open_leased_reader(options.shard, purpose="spark read", lease_ms=LEASE_MS)
+        with _open(self.options) as client:
+            # Before the time is chosen: since could pass the latest one before it is held.
+            reader = client.open_leased_reader(self.options.shard, purpose="spark read", lease_ms=LEASE_MS)
             try:
-                partitions = self._cut(reader, as_of)
+                as_of = self._as_of(client)
+                partitions = [] if as_of is None else self._cut(reader, as_of)
             except BaseException:
-                reader.expire()  # nobody will read under its lease, which would hold the shard back all the same
+                # Nobody will read under its lease, which would hold the shard back all the same.
+                with suppress(Unavailable):  # what went wrong before is what matters
+                    reader.expire()
                 raise
-            reader.abandon()  # executors read under its lease
+            if partitions:
+                reader.abandon()  # executors read under its lease
+            else:
+                with suppress(Unavailable):  # its lease runs out by itself; that there is nothing to read is known
+                    reader.expire()
             return partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -195,6 +192,19 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
         with _telling_of_the_lease():
             for batch in split.to_batches(blob_at(self.options.location.blob), retry=reading_retry()):
                 yield from (records_of(batch) if self.options.updates else rows_of(batch, wanted, shard=split.shard_id))
+
+    def _as_of(self, client: PersistClient) -> int | None:
+        """The time to read at; None when nothing was ever written. InvalidUsage for one that is not complete yet."""
+        options = self.options
+        upper = client.recent_upper(options.shard)
+        latest = upper.newest_complete
+        as_of = latest if options.as_of is None else options.as_of
+        if as_of > latest:
+            raise InvalidUsage(
+                f"cannot read shard {options.shard} at as_of {as_of}: its upper is {upper}, "
+                f"the latest readable time is {latest}"
+            )
+        return None if as_of < 0 else as_of
 
     def _cut(self, reader: ReadHandle, as_of: int) -> list[SplitPartition]:
         """The splits of the snapshot that `reader` holds."""
@@ -312,4 +322,4 @@ def _telling_of_the_lease() -> Iterator[None]:
 
 
 def _open(options: Options) -> PersistClient:
-    return PersistClient.open(options.location, settings=sink_settings(_PART_BYTES))
+    return PersistClient.open(options.location, settings=sink_settings(_PART_BYTES), create=False)

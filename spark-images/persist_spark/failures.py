@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from persist_engine.base.errors import (
+    BatchExpired,
     CorruptData,
     Fenced,
     Incompatible,
@@ -26,6 +27,7 @@ from persist_engine.base.errors import (
     UpdateBeyondUpper,
     UpdateNotBeyondLower,
 )
+from persist_engine.base.secrets import without_secrets
 
 #: A condition's message is read by people; the API server and the kubelet cut longer ones (the termination log at 4
 #: KiB).
@@ -34,14 +36,6 @@ MESSAGE_CHARS_MAX = 1800
 MESSAGE_BYTES_MAX = 3000
 _MARK = "PERSIST-FAILURE"
 _CARRIED = re.compile(_MARK + r" (\{.*?\}) " + _MARK, re.DOTALL)
-#: Up to the last `@` before a slash: a password may hold others. Both are linear in the text, which may show a long key: a
-#: scheme is short, a name is looked for where a word begins.
-_URL_USERINFO = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]{0,31}://)[^/\s\"]*@", re.IGNORECASE)
-_ASSIGNED = re.compile(
-    r"(?<![\w.-])(?P<name>[\w.-]*(?:passw(?:or)?d|secret|token|credential|access.?key|api.?key)[\w.-]*)(?P<sep>\"?'?\s*[=:]\s*)"
-    r"(?P<value>\"[^\"\n]*\"?|'[^'\n]*'?|[^\s&\"',;)}\]]+)",
-    re.IGNORECASE,
-)
 _SPARK_CONFIGURATION = (
     "AnalysisException",
     "ParseException",
@@ -148,25 +142,6 @@ def _cut(text: str, room: int) -> str:
     return f"{text[:head]}…{text[len(text) - (room - 1 - head) :]}"
 
 
-def without_secrets(text: str, *, secrets: Iterable[str] = ()) -> str:
-    """`text` without the given secrets, without user and password in URLs, without what is assigned to a secret's
-    name.
-    """
-    for secret in sorted(set(secrets), key=len, reverse=True):
-        if secret:
-            text = text.replace(secret, "***")
-    text = _URL_USERINFO.sub(r"\g<scheme>***@", text)
-    return _ASSIGNED.sub(_hide_assigned, text)
-
-
-def _hide_assigned(match: re.Match[str]) -> str:
-    # SUBTLE: `password_file=/run/...` names a file, which is what the reader of a message needs to see.
-    if match["name"].lower().endswith("file"):
-        return match[0]
-    opening, closing = (end if end in ("'", '"') else "" for end in (match["value"][0], match["value"][1:][-1:]))
-    return f"{match['name']}{match['sep']}{opening}***{closing}"
-
-
 def _exit_code_of(error: PersistError) -> ExitCode:
     match error:
         case Fenced():
@@ -175,7 +150,8 @@ def _exit_code_of(error: PersistError) -> ExitCode:
             return ExitCode.STORAGE
         case InvariantViolated() | CorruptData():
             return ExitCode.DIVERGENCE
-        case UpdateBeyondUpper() | UpdateNotBeyondLower():  # the input changed while it was read: another run may do
+        # The input changed while it was read, or an orphan scan took what was staged too long ago: another attempt may do.
+        case UpdateBeyondUpper() | UpdateNotBeyondLower() | BatchExpired():
             return ExitCode.APPLICATION
         case InvalidUsage() | Incompatible():
             return ExitCode.CONFIGURATION

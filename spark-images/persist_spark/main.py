@@ -19,8 +19,9 @@ from types import FrameType
 from typing import NoReturn
 
 from persist_engine.base.env import SystemEnv
+from persist_engine.base.secrets import without_secrets
 
-from persist_spark.failures import ExitCode, Terminated, classify, without_secrets
+from persist_spark.failures import ExitCode, Terminated, classify
 from persist_spark.report import Log, SinkReport, progress_lines, write_report
 from persist_spark.spec import ConfigurationError, SinkSpec
 

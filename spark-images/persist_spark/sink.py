@@ -29,11 +29,10 @@ from persist_engine.flow.append_run import (
     Late,
     Recompute,
     Staged,
-    Superseded,
     after_progress_mismatch,
     after_upper_mismatch,
 )
-from persist_engine.flow.mint_run import AlreadyDone, Minted, RaiseUpper, ShardView, mint
+from persist_engine.flow.mint_run import AlreadyDone, Minted, RaiseUpper, ShardView, Superseded, mint
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.state import SourceProgress
 from pyspark.sql import DataFrame, SparkSession
@@ -110,6 +109,11 @@ class _Run:
                 match decision:
                     case AlreadyDone(upper):
                         return self._done_before(upper)
+                    case Superseded():
+                        raise Fenced(
+                            f"a newer run of sink {self.spec.sink_id} than {self.spec.run_id} has appended to shard "
+                            f"{self.spec.shard_id}: whether this one did before is not known any more, nothing was written"
+                        )
                     case RaiseUpper(lower, upper):
                         # A mismatch means that somebody else raised it: look again either way.
                         self.writer.compare_and_append_batch([], expected_upper=lower, new_upper=upper)
@@ -126,7 +130,7 @@ class _Run:
             f"other writers of shard {self.spec.shard_id} were faster {ROUNDS_MAX} times in a row; nothing was appended"
         )
 
-    def _mint(self, view: ShardView) -> Minted | RaiseUpper | AlreadyDone:
+    def _mint(self, view: ShardView) -> Minted | RaiseUpper | AlreadyDone | Superseded:
         try:
             return mint(view, run=self.spec.run_token, now_ms=self.env.now_ms(), reads_back=self._reads_back)
         except InvalidUsage as error:

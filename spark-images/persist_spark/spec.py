@@ -85,7 +85,9 @@ class Write:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkSpec:
-    """One run of one sink. `run_id` names the run: every retry carries the same, so that its data are appended once."""
+    """One run of one sink. `run_id` names the run: every retry carries the same, so that its data are appended once. Of ids
+    `<series>-<number>` the greater number is the newer run: once it has appended, older ones append nothing any more.
+    """
 
     sink_id: str
     run_id: str

@@ -12,6 +12,7 @@ from persist_engine.base.errors import Fenced
 from persist_engine.base.settings import LeaseSettings, MaintenanceSettings, Settings
 from persist_engine.base.versioned import CasResult, VersionedData
 from persist_engine.client.export import export_shard
+from persist_engine.client.listen import Progress
 from persist_engine.client.snapshot import Snapshot
 from persist_engine.codec.state_diff import encode_state_diff
 from persist_engine.model.frontier import DATA_TIME_MAX, EMPTY, TIME_MAX
@@ -128,3 +129,29 @@ def test_a_shard_written_past_all_data_is_read_by_whoever_needs_its_contents(tmp
             sink.inputs[0].advance(EMPTY)
             assert sink.wait_for_upper(EMPTY, timeout_s=30)
         assert contents(client, shard_id, DATA_TIME_MAX) == [(1, "a", 1)]
+
+
+@pytest.mark.parametrize("who", ["listener", "upserts"])
+def test_regression_who_follows_a_shard_past_all_data_leaves_a_time_at_which_it_can_be_read(who: str):
+    """Its since trailed the upper past the last time that can be asked for, and nobody could ever read the shard again."""
+    world = World()
+    shard_id, client = world.shard_id(), world.process()
+    writer = client.open_writer(shard_id, SCHEMA, purpose="test")
+    writer.compare_and_append([row(1, "a", 0)], expected_upper=A(0), new_upper=A(5))
+    upserts, reader = (
+        client.open_upsert(shard_id, SCHEMA, purpose="test"),
+        client.open_leased_reader(shard_id, purpose="test"),
+    )
+    listen = reader.listen(4)
+    assert next(listen) == Progress(A(5))
+    for upper in (DATA_TIME_MAX, DATA_TIME_MAX + 10, DATA_TIME_MAX + 20, TIME_MAX):
+        if who == "listener":
+            writer.compare_and_append([], expected_upper=writer.fetch_recent_upper(), new_upper=A(upper))
+            assert next(listen) == Progress(A(upper))
+            upserts.expire()
+        else:
+            upserts.upsert_at(commands(time=[]), upper=A(upper))
+            reader.expire()
+        world.env.advance_ms(Settings().lease.reader_lease_ms // 3)
+    assert client.machine(shard_id).refresh().trace.since >= A(DATA_TIME_MAX - 1), "nothing was given up"
+    assert contents(world.process(), shard_id, DATA_TIME_MAX) == [(1, "a", 1)]

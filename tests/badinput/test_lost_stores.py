@@ -159,6 +159,7 @@ def test_redis_away_at_open_and_in_the_middle_is_bounded_named_and_recovers(shar
 
 @pytest.mark.redis
 def test_a_wrong_password_is_a_bounded_error_without_the_password(tmp_path, persist):
+    (tmp_path / "b" / ".tmp").mkdir(parents=True)
     with redis_server(password="hunter2") as server:
         url = server.url.replace("hunter2", "swordfish")
         args = ["--blob", f"file://{tmp_path}/b", "--consensus", url, "--give-up", "0.3"]
@@ -293,6 +294,7 @@ URLS = [
 
 @pytest.mark.parametrize(("blob", "consensus", "text"), URLS)
 def test_locations_that_make_no_sense_are_usage_errors_without_credentials(persist, blob, consensus, text, tmp_path):
+    (tmp_path / ".tmp").mkdir()
     blob = blob.replace("/tmp/x", str(tmp_path))
     code, out, err = persist("inspect", "shards", "--blob", blob, "--consensus", consensus, "--give-up", "0.3")
     assert (code, err.count("\n")) == (64, 1), err

@@ -258,19 +258,18 @@ def test_regression_1c_a_rollup_that_was_linked_and_replaced_before_the_retry_co
     machine, rival = client.machine(shard_id), world.process().machine(shard_id)
     seqno = machine.state.seqno
     ours = HollowRollup(rollup_key(seqno, RollupId.from_bytes(b"o" * 16)), 1)
-    theirs = HollowRollup(rollup_key(seqno, RollupId.from_bytes(b"t" * 16)), 1)
+    theirs = HollowRollup(rollup_key(seqno.next(), RollupId.from_bytes(b"t" * 16)), 1)
 
     def replace() -> None:
-        newer = rival.refresh().seqno  # the newest rollup may not go
-        rival.add_rollup(newer, HollowRollup(rollup_key(newer, RollupId.from_bytes(b"n" * 16)), 1))
+        rival.refresh()
+        rival.add_rollup(seqno.next(), theirs)  # the newest rollup may not go
         rival.remove_rollups([(seqno, ours)])
-        rival.add_rollup(seqno, theirs)
 
     during_backoff(world, replace)
     world.faults.fail_next("compare_and_set", happened=True)
     added, _ = machine.add_rollup(seqno, ours)
     assert added.applied
-    assert theirs in machine.refresh().rollups.values()
+    assert list(machine.refresh().rollups.values()) == [theirs]
 
 
 @pytest.mark.parametrize("happened", [True, False])

@@ -3,9 +3,10 @@
 import http.client
 import json
 import threading
+import time
 
 import pytest
-from persist_engine.base.env import SeededEnv
+from persist_engine.base.env import SeededEnv, SystemEnv
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, ShardNotFound, Unavailable
 from persist_operator.api import names, quantity, times
 from persist_operator.api.redact import clip, redact
@@ -14,12 +15,15 @@ from persist_operator.bridge import Bridge, BridgeFailure
 from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.lease import Election
 from persist_operator.cluster.port import LEASE, ApiError
+from persist_operator.handlers.controller import Controller
 from persist_operator.handlers.logs import JsonFormatter
 from persist_operator.handlers.probes import ProbeServer
+from persist_operator.main import Operator
 from persist_operator.plan.actions import AdvanceSince, InitialiseShard
 from persist_operator.plan.observed import Phase, ShardMissing, StoreFailure
 from persist_operator.settings import LeaderSettings, LoopSettings, OperatorSettings
 from persist_operator.steps.children import driver_run, executors, maintenance_run
+from persist_operator.steps.metrics import OperatorMetrics
 from prometheus_client import CollectorRegistry
 
 SHARD_ID = names.shard_id_of("u")
@@ -89,6 +93,50 @@ def test_of_two_that_take_at_once_one_wins(candidate, cluster, env):
     assert cluster.get(LEASE, "persist-operator", "persist-operator")["spec"]["holderIdentity"] == "b"
 
 
+def test_who_does_not_lead_acts_on_nothing_and_loses_nothing(cluster):
+    """As a process that slept for longer than its Lease, before it has noticed."""
+    done, leads = [], threading.Event()
+
+    class Recorder:
+        def reconcile(self, key):
+            done.append(key)
+
+    settings = OperatorSettings(loop=LoopSettings(workers=1))
+    metrics = OperatorMetrics(CollectorRegistry())
+    controller = Controller(Recorder(), cluster, settings, SystemEnv(), metrics, may_act=leads.is_set)
+    controller.changed({"kind": "SparkSink", "metadata": {"namespace": "n", "name": "a"}})
+    controller.start()
+    try:
+        time.sleep(0.3)
+        assert done == []
+        leads.set()
+        deadline = time.monotonic() + 20
+        while not done and time.monotonic() < deadline:
+            time.sleep(0.02)
+    finally:
+        controller.stop()
+    assert [str(key) for key in done] == ["SparkSink/n/a"]
+
+
+def test_a_lease_that_cannot_be_renewed_for_whatever_reason_ends_the_process(cluster):
+    """The thread that renews must not end silently and leave the rest at work."""
+    operator = object.__new__(Operator)
+    operator._settings = OperatorSettings(leader=LeaderSettings(lease_seconds=0.2, renew_seconds=0.05))
+    operator._lost, stop = threading.Event(), threading.Event()
+    operator._election = Election(cluster, operator._settings.leader, "a", SystemEnv())
+    assert operator._election.tick()
+
+    def broken(*_):
+        raise KeyError("spec")
+
+    cluster.get = broken
+    renewer = threading.Thread(target=operator._renew, args=(stop,), daemon=True)
+    renewer.start()
+    assert operator._lost.wait(20)
+    renewer.join(20)
+    assert stop.is_set()
+
+
 # -- children ---------------------------------------------------------------------------------------------------------
 
 
@@ -149,6 +197,27 @@ def test_a_failed_job_tells_what_its_pod_died_of_or_that_it_is_lost():
     ended[0]["reason"] = "DeadlineExceeded"
     assert maintenance_run(job, [died]).reason == "DeadlineExceeded"
     assert maintenance_run({"metadata": {"name": "other"}}, []) is None
+
+
+def test_a_job_that_is_to_fail_has_failed_though_its_pod_does_not_go():
+    """Its node is cut off: the Job would go on for ever, and no other of its kind would start."""
+    labels = {names.LABEL_KIND: "gc", names.LABEL_SEQNO: "7"}
+    moment = "2026-11-20T00:00:09Z"
+    ends = {"type": "FailureTarget", "status": "True", "reason": "DeadlineExceeded", "lastTransitionTime": moment}
+    stuck = pod("Running", state={"running": {"startedAt": "2026-11-20T00:00:00Z"}})
+    stuck["metadata"]["labels"]["batch.kubernetes.io/job-name"] = "j"
+    run = maintenance_run({"metadata": {"name": "j", "labels": labels}, "status": {"conditions": [ends]}}, [stuck])
+    assert (run.phase, run.reason, run.finished_ms) == (Phase.FAILED, "DeadlineExceeded", times.to_ms(moment))
+
+
+def test_a_sidecar_is_not_taken_for_the_driver():
+    """Its status may stand first; what it ended with is nobody's report."""
+    ended = {"exitCode": 70, "reason": "Error", "message": json.dumps({"class": "Storage"})}
+    beside = {"name": "a-proxy", "state": {"terminated": {"exitCode": 0, "message": "bye"}}}
+    found = pod("Failed")
+    found["status"]["containerStatuses"] = [beside, {"name": "driver", "state": {"terminated": ended}}]
+    run = driver_run(found)
+    assert (run.exit_code, run.report) == (70, {"class": "Storage"})
 
 
 def test_executors_are_counted_for_one_attempt():
@@ -214,6 +283,18 @@ def test_a_store_that_hangs_holds_nobody_beyond_the_deadline(bridge, client):
     assert isinstance(found, StoreFailure)
     assert "did not answer within 0.2 s" in found.message
     assert "redis://r:6379/0" in found.message
+
+
+def test_regression_a_call_that_hangs_as_the_operator_stops_calls_no_storage_invalid(bridge, client):
+    """Its client was closed under it, which the engine calls misuse: the shard was told to be configured wrongly, for good."""
+
+    def hanging():
+        bridge.close()
+        raise InvalidUsage("head s1 at redis://r:6379/0: it was closed")
+
+    client.answer = hanging
+    found = bridge.inspect(LOCATION, SHARD_ID)
+    assert (found.reason, found.permanent) == ("StorageUnreachable", False)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +394,8 @@ def test_probes_answer():
     "text",
     [
         "redis://user:hunter2@host:6379/0", "password=hunter2", '"aws_secret_access_key": "hunter2"',
-        "fs.s3a.secret.key=hunter2", "X-Token: hunter2",
+        "fs.s3a.secret.key=hunter2", "X-Token: hunter2", "redis://:at@hunter2@host:6379", 'password="a;b c,d)hunter2e"',
+        "{'apiKey': 'a&hunter2', 'n': 1}",
     ],
 )  # fmt: skip
 def test_secrets_are_taken_out(text):
@@ -323,6 +405,11 @@ def test_secrets_are_taken_out(text):
 
 def test_names_of_files_are_no_secrets():
     assert redact("redis://r:6379/0?password_file=/run/x") == "redis://r:6379/0?password_file=/run/x"
+
+
+def test_redaction_is_linear_in_what_a_driver_logs():
+    for text in ("k" * 200_000, "token-" * 40_000, "a://" * 50_000):
+        assert redact(text) == text  # by work that is squared it takes minutes
 
 
 def test_clipping_keeps_beginning_and_end():

@@ -114,7 +114,12 @@ class ApiServer:
         if rest[1:] == ["log"]:
             return 200, b"one\ntwo\n"
         if method == "PATCH":
-            self.cluster.apply_status(kind, namespace, rest[0], body["status"])
+            try:
+                self.cluster.apply_status(
+                    kind, namespace, rest[0], body["status"], version=body["metadata"]["resourceVersion"]
+                )
+            except ApiError as error:
+                return error.status, {"message": str(error)}
         if method == "PUT" and not self.cluster.replace(kind, body):
             return 409, {"message": "conflict"}
         if method == "DELETE":
@@ -232,12 +237,17 @@ def test_lists_follow_pages_and_select_by_label(kube, server):
 
 def test_status_goes_by_server_side_apply_to_the_subresource_alone(kube, server, shard_resource):
     server.cluster.create(PERSIST_SHARD, shard_resource())
-    assert kube.apply_status(PERSIST_SHARD, "team", "flights", {"shardId": "s"}) is True
+    version = server.cluster.get(PERSIST_SHARD, "team", "flights")["metadata"]["resourceVersion"]
+    assert kube.apply_status(PERSIST_SHARD, "team", "flights", {"shardId": "s"}, version=version) is True
     method, path, query, headers = server.seen[-1]
     assert (method, path.endswith("/persistshards/flights/status")) == ("PATCH", True)
     assert query == {"fieldManager": "persist-operator", "force": "true"}
     assert headers["Content-Type"] == "application/apply-patch+yaml"
-    assert kube.apply_status(PERSIST_SHARD, "team", "gone", {}) is False
+    assert kube.apply_status(PERSIST_SHARD, "team", "gone", {}, version=version) is False
+    with pytest.raises(ApiError, match="modified") as stale:
+        kube.apply_status(PERSIST_SHARD, "team", "flights", {"shardId": "t"}, version=version)
+    assert stale.value.status == 409
+    assert server.cluster.get(PERSIST_SHARD, "team", "flights")["status"] == {"shardId": "s"}
 
 
 def test_logs_of_what_is_not_there_are_empty(kube, server):
@@ -251,6 +261,10 @@ def test_refusals_and_silence_are_errors_with_the_servers_words(kube, server):
     with pytest.raises(ApiError, match="403 pods is forbidden") as refused:
         kube.get(POD, "team", "p")
     assert refused.value.status == 403
+
+    server.answer = lambda *_: (200, b"<html>sign in</html>")
+    with pytest.raises(ApiError, match="not JSON: b'<html>"):
+        kube.get(POD, "team", "p")
 
     def hang_up(*_):
         raise ConnectionResetError

@@ -335,6 +335,42 @@ def test_failures_back_off_take_other_names_and_are_told(plan, make_inspection, 
     assert "no answer" in status["maintenance"]["rollup"]["message"]
 
 
+def test_a_since_that_could_not_be_moved_is_told(plan, make_inspection, make_own_reader, now):
+    """As by another owner of the operator's reader: nothing else would say why since stands still."""
+    refused = ActionFailure(reason="InvalidArgument", message="reader c1 has another owner", permanent=True, at_ms=now)
+    inspection = make_inspection(upper=now, since=5, readers=(make_own_reader(5),))
+    observed = ShardObserved(inspected=inspection, failures={"AdvanceSince": refused})
+    found = plan(status=ASSIGNED, observed=observed)
+    assert reason(found, "SinceAdvancing") == ("False", "InvalidArgument")
+    assert "another owner" in conditions.find(found.status, "SinceAdvancing")["message"]
+    there = make_inspection(upper=now, since=now, readers=(make_own_reader(now),))
+    observed = ShardObserved(inspected=there, failures={"AdvanceSince": refused})
+    assert reason(plan(status=ASSIGNED, observed=observed), "SinceAdvancing") == ("True", "Advancing")
+
+
+def test_a_clock_that_was_ahead_holds_nothing_up(plan, make_inspection, make_own_reader, now):
+    """What it wrote lies a year ahead: backoff, interval, the age of numbers, the last move of since."""
+    year_ms = 365 * 24 * 3_600_000
+    state = {"seqno": 300, "upper": now, "since": 0}
+    early = plan(status=ASSIGNED, inspected=make_inspection(**state), at=now + year_ms)
+    failed = run("rollup", 300, now + year_ms, phase=Phase.FAILED, exit_code=70)
+    early = plan(status=early.status, inspected=make_inspection(**state), runs=[failed], at=now + year_ms + 2000)
+    assert times.to_ms(early.status["maintenance"]["rollup"]["nextRunTime"]) > now + year_ms
+    state = {"seqno": 301, "upper": now + 60_000, "since": 0, "readers": (make_own_reader(0),)}
+    right = plan(status=early.status, inspected=make_inspection(**state), at=now)
+    assert "rollup" in started(right)
+    assert any(isinstance(action, AdvanceSince) for action in right.actions)
+    assert right.status["frontiers"]["seqno"] == 301
+
+
+def test_a_run_that_ended_by_a_clock_ahead_of_ours_is_not_repeated_at_once(plan, make_inspection, now):
+    spec = {"gc": {"intervalSeconds": 600}}
+    first = plan(spec, status=ASSIGNED, inspected=make_inspection(gc_seqnos=5))
+    ended = run("gc", 10, now + 60_000, phase=Phase.SUCCEEDED, report={"outcome": "Succeeded"})
+    after = plan(spec, status=first.status, inspected=make_inspection(gc_seqnos=5), runs=[ended], at=now + 3000)
+    assert started(after) == {}
+
+
 def test_a_reader_that_holds_since_is_named(plan, make_inspection, make_own_reader, now):
     other = ReaderInfo(
         id="r01234567-89ab-cdef-0123-456789abcdef", kind="leased", since=5, seqno=3, purpose="monthly report",

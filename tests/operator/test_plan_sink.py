@@ -190,6 +190,7 @@ def test_too_many_failures_stall_until_the_spec_changes_or_a_restart_is_asked_fo
             "InvalidConfiguration",
         ),
         ({"exit_code": 73}, "Application", "Diverged"),
+        ({"exit_code": 73, "report": {"class": "Storage", "message": "part p is damaged"}}, "Application", "Diverged"),
         ({"exit_code": 1, "report": {"class": "Infrastructure", "message": "m"}}, "Infrastructure", "Infrastructure"),
         ({"exit_code": 137, "reason": "OOMKilled"}, "Application", "OOMKilled"),
         ({"exit_code": None, "reason": "Evicted", "message": "low on disk"}, "Infrastructure", "Evicted"),
@@ -250,6 +251,65 @@ def test_a_driver_that_somebody_deletes_is_awaited(world):
     one.step()
     assert one.plan.actions == ()
     assert "lastFailure" not in one.status
+
+
+def test_a_driver_whose_deletion_does_not_end_is_forced_out(world):
+    """Its node is cut off: nobody will ever say that it ended, and no other would start."""
+    one = world()
+    one.step()
+    one.change(phase=Phase.RUNNING, started_ms=one.now)
+    one.step()
+    one.change(deleting=True, deleted_ms=one.now + 30_000)
+    one.step(after=80_000)
+    assert (one.stops(), one.plan.requeue_after_s) == ([], 10)
+    one.step(after=10_000)
+    assert [(stop.name, stop.grace_seconds) for stop in one.stops()] == [(one.status["driver"]["podName"], 0)]
+    one.step()
+    assert one.status["lastFailure"]["reason"] == "DriverLost"
+    one.step(after=11_000)
+    assert [(start.run_id, start.attempt) for start in one.starts()] == [("uid-sink-1", 2)]
+
+
+@pytest.mark.parametrize("change", [{"suspend": True}, {"write": {"parallelism": 7}}])
+def test_an_intended_driver_that_is_not_to_be_leaves_nothing_behind(world, change):
+    """Its ConfigMap and Service may be there, if the operator was ended between them and the pod."""
+    one = world()
+    (start,) = one.step(act=False).actions
+    one.spec.update(change)
+    one.step()
+    assert [stop.name for stop in one.stops()] == [start.name]
+    assert start.name not in {again.name for again in one.starts()}
+
+
+def test_what_is_left_of_a_driver_that_somebody_removed_is_removed(make_sink, usable_shard, settings, now):
+    status = {"driver": {"podName": "load-aaaaaaaa-2", "phase": "Failed"}, "attempt": 2}
+    sink = make_sink({"suspend": True}, status=status)
+    observed = SinkObserved(shard=usable_shard, leftovers=("load-aaaaaaaa-1", "load-aaaaaaaa-2"))
+    actions = plan_sink(sink, observed, now_ms=now, settings=settings).actions
+    assert [action.name for action in actions] == ["load-aaaaaaaa-1", "load-aaaaaaaa-2"]
+
+
+def test_a_run_whose_committing_attempt_was_lost_does_not_show_the_numbers_of_another(world):
+    one = world()
+    one.step()
+    one.succeeds(updates_written=100)
+    one.step()
+    one.spec["write"] = {"parallelism": 7}
+    one.step()
+    one.succeeds(already_done=True, rows_read=0, updates_written=0, upper=90)
+    one.step()
+    assert set(one.status["progress"]) == {"upper", "lastCommitTime"}
+    assert one.status["progress"]["upper"] == "90"
+    assert conditions.find(one.status, "Ready")["message"] == "run 2 is committed"
+
+
+def test_why_a_driver_waits_is_told_without_secrets(world):
+    one = world()
+    one.step()
+    one.change(reason="ErrImagePull", message="https://user:hunter2@registry/spark: 401")
+    one.step()
+    assert "ErrImagePull" in conditions.find(one.status, "Running")["message"]
+    assert "hunter2" not in conditions.find(one.status, "Running")["message"]
 
 
 def test_a_driver_that_does_not_start_is_given_up(world):
@@ -330,6 +390,35 @@ def test_a_stray_driver_is_stopped_before_another_starts(world):
     assert len(one.starts()) == 1
 
 
+@pytest.mark.parametrize("spec", [{}, {"suspend": True}, {"write": {"parallelism": 7}}])
+def test_a_stop_that_was_decided_and_not_done_is_done_later(world, spec):
+    """The operator is ended between the status and the deletion: a driver that hangs would be waited for without end."""
+    one = world({"timeouts": {"activeDeadlineSeconds": 60}})
+    one.step()
+    one.change(phase=Phase.RUNNING, started_ms=one.now)
+    one.step()
+    one.spec.update(spec)
+    one.step(after=MINUTE, act=False)
+    (stop,) = one.stops()
+    assert one.status["driver"]["phase"] in {"Failed", "Deleted"}
+    one.step(after=MINUTE)
+    assert [again.name for again in one.stops()] == [stop.name]
+    one.step()
+    assert one.stops() == []
+    assert len(one.starts()) == (0 if one.spec.get("suspend") else 1)
+
+
+def test_a_driver_that_comes_back_after_its_run_is_stopped(world):
+    one = world()
+    (start,) = one.step().actions
+    one.succeeds()
+    one.step()
+    one.step()
+    one.runs["late"] = dataclasses.replace(one.driver(start), phase=Phase.RUNNING, name="late")
+    one.step()
+    assert [stop.name for stop in one.stops()] == ["late"]
+
+
 @pytest.mark.parametrize(("retain", "outcome", "kept"), [
     ("OnFailure", "succeeds", False), ("OnFailure", "fails", True),
     ("Never", "fails", False), ("Always", "succeeds", True),
@@ -387,6 +476,48 @@ def test_a_tick_waits_for_the_run_before_and_only_the_last_missed_one_is_run(wor
     one.step()
     (start,) = one.starts()
     assert 0 <= one.now - start.scheduled_ms < 10 * MINUTE
+
+
+def test_a_clock_that_was_ahead_does_not_stop_a_schedule_and_ids_only_rise(world):
+    """A driver takes a lower number of its series for an older run."""
+    one = scheduled(world)
+    one.step()
+    one.now += 365 * 24 * 60 * MINUTE
+    one.step()
+    (early,) = one.starts()
+    one.succeeds()
+    one.step()
+    one.now -= 365 * 24 * 60 * MINUTE
+    one.step()
+    assert one.starts() == []
+    one.step(after=10 * MINUTE)
+    (start,) = one.starts()
+    assert 0 <= one.now - start.scheduled_ms < 10 * MINUTE
+    assert names.run_order(start.run_id) == names.run_order(early.run_id) + 1
+
+
+def test_a_clock_that_was_a_little_ahead_repeats_no_tick(world):
+    one = scheduled(world)
+    one.step()
+    one.step(after=10 * MINUTE)
+    assert len(one.starts()) == 1
+    one.succeeds()
+    one.step()
+    one.now -= 5000
+    for _ in range(5):
+        one.step(after=2000)
+        assert one.starts() == []
+
+
+def test_a_backoff_of_a_clock_that_was_ahead_is_not_waited_for(world):
+    one = world()
+    one.step()
+    one.now += 365 * 24 * 60 * MINUTE
+    one.fails()
+    one.step()
+    one.now -= 365 * 24 * 60 * MINUTE
+    one.step()
+    assert len(one.starts()) == 1
 
 
 def test_a_tick_beyond_its_starting_deadline_is_skipped(world):

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from persist_engine.base.env import SeededEnv
+from persist_engine.base.errors import InvalidUsage
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.codec.schema import Schema
@@ -267,6 +268,78 @@ def test_a_crash_at_any_write_leaves_one_driver(world, shard_resource, sink_reso
         assert status["attempt"] == 1
 
 
+def reconciled_behind(world, key, happens):
+    """The reconcile of an operator that slept between its look at the world and its write; `happens` meanwhile."""
+    original = world.reconciler._write_status
+
+    def write(*arguments):
+        world.reconciler._write_status = original
+        happens()
+        return original(*arguments)
+
+    world.reconciler._write_status = write
+    with pytest.raises(ApiError, match="modified"):
+        world.reconciler.reconcile(key)
+
+
+def test_a_leader_that_slept_does_not_take_the_status_back(sink_world, sink_resource):
+    """Two operators during a rollout: what the new one did since is not undone by the old one's late write."""
+    world = sink_world
+    sleeper = Reconciler(world.cluster, world.bridge, world.settings, world.env, world.metrics)
+
+    def ends(status):
+        name = status["driver"]["podName"]
+        world.pod_phase(name, "Succeeded", exitCode=0, message=json.dumps({"outcome": "Succeeded", "upper": 5}))
+        return world.go(SINK, 2)
+
+    def the_new_leader_works():
+        world.reconciler, sleeping = sleeper, world.reconciler
+        ends(world.go(SINK, 2))
+        world.cluster.edit(
+            SPARK_SINK, "team", "load", lambda one: one["spec"]["input"]["format"]["options"].update(path="/other")
+        )
+        ends(world.go(SINK, 2))
+        world.reconciler = sleeping
+
+    reconciled_behind(world, SINK, the_new_leader_works)
+    status = world.go(SINK, 3)
+    assert (status["run"]["id"], status["run"]["state"], status["attempt"]) == ("uid-sink-2", "Succeeded", 2)
+    assert world.cluster.find(POD, "team", {}) == []
+
+
+def test_a_resource_that_was_made_anew_does_not_inherit_the_status_of_the_old_one(world, shard_resource):
+    world.cluster.create(PERSIST_SHARD, shard_resource())
+
+    def made_anew():
+        world.cluster.delete(PERSIST_SHARD, "team", "flights")
+        world.cluster.create(PERSIST_SHARD, shard_resource(uid="uid-new"))
+
+    reconciled_behind(world, SHARD, made_anew)
+    assert world.go(SHARD)["shardId"] == names.shard_id_of("uid-new")
+
+
+@pytest.mark.parametrize("leftover", [CONFIG_MAP, SERVICE, POD])
+def test_a_sink_that_was_made_anew_waits_for_what_was_its_predecessors(sink_world, sink_resource, leftover):
+    """The ConfigMap has its run id: the new sink's driver would find that run done, and write nothing."""
+    world = sink_world
+    name = world.go(SINK, 2)["driver"]["podName"]
+    left = world.cluster.get(leftover, "team", name)
+    world.cluster.delete(SPARK_SINK, "team", "load")
+    assert world.cluster.get(leftover, "team", name) is None
+    world.cluster.create(leftover, left)
+    world.cluster.create(SPARK_SINK, sink_resource(uid="uid-new"))
+    for _ in range(3):
+        world.env.advance_ms(6000)
+        with pytest.raises(ApiError, match="is not of this load"):
+            world.reconciler.reconcile(SINK)
+    assert leftover is POD or world.cluster.get(POD, "team", name) is None
+    world.cluster.delete(leftover, "team", name)
+    world.go(SINK, 2)
+    document = json.loads(world.cluster.get(CONFIG_MAP, "team", name)["data"]["sink.json"])
+    assert document["run_id"] == "uid-new-1"
+    assert world.cluster.get(POD, "team", name)["metadata"]["labels"][names.LABEL_OWNER_UID] == "uid-new"
+
+
 def test_a_lost_driver_is_tried_again_and_leaves_nothing_behind(sink_world):
     name = sink_world.go(SINK, 2)["driver"]["podName"]
     sink_world.pod_phase(name, "Running")
@@ -292,11 +365,75 @@ def test_the_last_log_lines_stand_on_the_failure(sink_world):
     assert "line 50" not in failure["message"]
 
 
+def test_logs_of_failures_that_are_told_are_not_read_again(sink_world):
+    """Failed drivers are retained: each look at the sink would ask the kubelet of every one of them."""
+    world, read = sink_world, []
+    logs = world.cluster.logs
+    world.cluster.logs = lambda namespace, pod, *, lines: read.append(pod) or logs(namespace, pod, lines=lines)
+    names_ = []
+    for _ in range(2):
+        names_.append(world.go(SINK, 5)["driver"]["podName"])
+        world.pod_phase(names_[-1], "Failed", exitCode=1, reason="Error")
+    world.go(SINK, 5)
+    assert len(set(names_)) == 2
+    assert read == names_
+
+
 def test_a_sink_of_a_missing_shard_says_so(world, sink_resource):
     world.cluster.create(SPARK_SINK, sink_resource())
     world.go(SINK)
     assert world.ready(SINK) == ("False", "ShardNotFound")
     assert world.cluster.find(POD, "team", {}) == []
+
+
+def test_a_retained_driver_that_others_remove_leaves_nothing_behind(sink_world):
+    """Collectors of finished pods, nodes that are scaled away: its Service and ConfigMap stay, one pair for each run."""
+    world = sink_world
+    name = world.go(SINK, 2)["driver"]["podName"]
+    world.pod_phase(name, "Failed", exitCode=72, reason="Error")
+    world.go(SINK, 2)
+    assert world.cluster.get(POD, "team", name) is not None
+    world.cluster.delete(POD, "team", name)
+    world.go(SINK, 2)
+    assert world.cluster.get(SERVICE, "team", name) is None
+    assert world.cluster.get(CONFIG_MAP, "team", name) is None
+
+
+def test_the_lag_of_a_shard_that_nobody_writes_grows_and_ends_with_it(world, shard_resource):
+    """The status of an idle shard stays as it is; the series must not."""
+
+    def lag():
+        return world.metrics.registry.get_sample_value(
+            "persist_shard_upper_lag_seconds", {"namespace": "team", "name": "flights"}
+        )
+
+    world.cluster.create(PERSIST_SHARD, shard_resource())
+    shard_id = ShardId(world.go(SHARD)["shardId"])
+    with (
+        PersistClient.open(world.location) as client,
+        client.open_writer(shard_id, client.schema(shard_id), purpose="test") as writer,
+    ):
+        upper = Antichain.of(world.env.now_ms())
+        writer.compare_and_append([], expected_upper=Antichain.of(0), new_upper=upper)
+        world.go(SHARD, 8)
+        assert lag() == 48
+        world.env.advance_ms(3_600_000)
+        world.go(SHARD, 1)
+        assert lag() == 3654
+        writer.compare_and_append([], expected_upper=upper, new_upper=Antichain.empty())
+    world.go(SHARD, 8)
+    assert lag() is None
+
+
+def test_secrets_in_what_an_action_is_refused_with_do_not_reach_the_status(world, shard_resource):
+    def refuse(action):
+        raise InvalidUsage("redis://user:hunter2@r:6379 is not usable")
+
+    world.bridge.initialise = refuse
+    world.cluster.create(PERSIST_SHARD, shard_resource())
+    status = world.go(SHARD, 3)
+    assert "is not usable" in json.dumps(status)
+    assert "hunter2" not in json.dumps(status)
 
 
 def test_a_deleted_resource_is_forgotten_with_its_series(world, shard_resource):

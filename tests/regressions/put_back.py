@@ -330,8 +330,8 @@ BUGS = (
     bug(
         "30 (growth)",
         "flow/write.py",
-        "        self._buffer.consolidate_at_since()\n",
-        "",
+        "bug 30).\n        self._buffer.consolidate_at_since()\n",
+        "bug 30).\n",
         "tests/datadriven/test_sink.py::test_script[regression_30_read_only_growth]",
     ),
     bug(

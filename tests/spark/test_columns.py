@@ -111,3 +111,14 @@ def test_no_rows():
 def test_copies_past_what_an_int64_counts_are_rows_all_the_same():
     first = next(rows_of(updates([1, 2, 3], [2**62, 2**62, 2**63 - 1]), WANTED, shard="s1"))
     assert first.column("k").to_pylist() == [1] * RECORD_ROWS
+
+
+def test_regression_a_struct_that_is_null_is_no_null_in_the_not_null_fields_of_it():
+    """Spark fills null structs with nulls: where its fields were nullable, a run with one such row could not be staged."""
+    schema = Schema.from_ddl("id INT", "place STRUCT<x: INT NOT NULL, in: STRUCT<y: STRING NOT NULL>>")
+    inner = pa.StructArray.from_arrays([pa.array([None, None, "a"])], ["y"], mask=pa.array([True, True, False]))
+    columns = [pa.array([None, 1, 2], pa.int32()), inner]
+    place = pa.StructArray.from_arrays(columns, ["x", "in"], mask=pa.array([True, False, False]))
+    val = struct_column(pa.table({"v0": place.slice(1)}), "v", schema.val_type)
+    assert (val.type, val.field(0).to_pylist()) == (schema.val_type, place.to_pylist()[1:])
+    assert struct_column(pa.table({"v0": place}), "v", schema.val_type).field(0).to_pylist() == place.to_pylist()

@@ -6,6 +6,7 @@ from persist_engine.base.errors import InvalidUsage, MissingBlob
 from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.codec.predicate import Compare
 from persist_engine.codec.tagged import with_errors
+from persist_engine.model.ids import CriticalReaderId
 from persist_spark.datasource import (
     PUSHDOWN_SETTING,
     Options,
@@ -219,6 +220,35 @@ def test_a_plan_leaves_a_lease_behind_only_when_it_is_read(small):
     assert holds(small) == 1
     (rows,) = reader_of(small).read(partition)
     assert rows.to_pylist() == [{"id": 1, "city": "c", "name": "n", "p": {"x": 2}}]
+
+
+def test_the_latest_time_is_held_before_it_is_chosen(small, monkeypatch):
+    """A writer commits and since follows it at once, between the two steps of a plan."""
+    original = PersistClient.recent_upper
+
+    def overtaken(client, shard):
+        upper = original(client, shard)
+        location = Location(blob=small["blob"], consensus=small["consensus"])
+        with PersistClient.open(location) as other, other.open_writer(shard, SMALL, purpose="test") as writer:
+            writer.compare_and_append([], expected_upper=upper, new_upper=Antichain.of(upper.time + 5))
+            since = other.open_critical_since(shard, CriticalReaderId.new(), opaque=b"a")
+            since.compare_and_downgrade_since(b"a", (b"b", Antichain.of(upper.time + 4)))
+        return upper
+
+    monkeypatch.setattr(PersistClient, "recent_upper", overtaken)
+    (partition,) = reader_of(small).partitions()
+    (rows,) = reader_of(small).read(partition)
+    assert rows.num_rows == 1
+
+
+def test_a_plan_of_a_shard_never_written_leaves_no_lease_behind(tmp_path):
+    location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
+    shard = ShardId.new()
+    with PersistClient.open(location) as client:
+        client.initialise(shard, SMALL)
+    given = {"shard": shard, "blob": location.blob, "consensus": location.consensus}
+    assert reader_of(given).partitions() == []
+    assert holds(given) == 0
 
 
 def changed(**fields: str | None) -> T.StructType:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from persist_engine.base.env import SeededEnv
 from persist_engine.base.errors import (
+    BatchExpired,
     CorruptData,
     Fenced,
     Incompatible,
@@ -42,6 +43,7 @@ CASES = [
     (Indeterminate("x"), ExitCode.STORAGE, FailureClass.STORAGE),
     (UpdateBeyondUpper("x"), ExitCode.APPLICATION, FailureClass.APPLICATION),
     (UpdateNotBeyondLower("x"), ExitCode.APPLICATION, FailureClass.APPLICATION),
+    (BatchExpired("x"), ExitCode.APPLICATION, FailureClass.APPLICATION),
     (Fenced("x"), ExitCode.FENCED, FailureClass.FENCED),
     (CorruptData("x"), ExitCode.DIVERGENCE, FailureClass.STORAGE),
     (InvariantViolated("x"), ExitCode.DIVERGENCE, FailureClass.STORAGE),

@@ -294,6 +294,14 @@ def test_timed_rows_overtaken_while_staging_are_refused_and_deleted(shard, monke
     assert shard.blobs() <= before + 1
 
 
+def test_an_older_run_that_comes_back_after_a_newer_one_appends_nothing(shard):
+    """A driver that slept, or was started twice: its own run is not on the shard any more, a newer one is."""
+    shard.run(ROWS.format(10), APPEND, "uid-10")
+    with pytest.raises(Fenced, match="newer run of sink ns/s than uid-9"):
+        shard.run(ROWS.format(10), APPEND, "uid-9")
+    assert shard.rows() == expected(10)
+
+
 def test_a_run_that_was_overtaken_by_another_run_of_its_sink_is_fenced(shard, monkeypatch):
     other = shard.spec(ROWS.format(2), APPEND, "r2")
     spec = shard.spec(ROWS.format(3), APPEND, "r1")

@@ -81,8 +81,9 @@ class PrometheusMetrics(Collector):
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._lock = threading.Lock()
-        self._holder: int | None = None  # the thread that has it
+        # The garbage collector runs within anything, from taking the lock on, and may end what counts: in the same thread.
+        self._lock = threading.RLock()
+        self._is_taken = False
         self._collectors: dict[tuple[Kind, str], Counter | Gauge | Histogram] = {}
         self._by_shard: list[Counter | Gauge | Histogram] = []
         #: What a call site found the last time: saves prometheus-client's own look-up, which costs more than counting.
@@ -147,20 +148,19 @@ class PrometheusMetrics(Collector):
             collector.remove_by_labels(dict([label]))
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self) -> Iterator[bool]:
+        """Whether this is not in the middle of the same, further up in this thread."""
         with self._lock:
-            self._holder = threading.get_ident()
+            was_taken, self._is_taken = self._is_taken, True
             try:
-                yield
+                yield not was_taken
             finally:
-                self._holder = None
+                self._is_taken = was_taken
 
     def _child(self, key: tuple[Any, ...], kind: Kind, name: str, labels: Mapping[str, str]) -> Any:
-        if self._holder == threading.get_ident():
-            # SUBTLE: the garbage collector runs within anything, and may end a read that was abandoned, which counts. Better
-            # a count too few than to wait for ourselves.
-            return _Uncounted()
-        with self._alone():
+        with self._alone() as is_alone:
+            if not is_alone:  # better a count too few than one in the middle of another
+                return _Uncounted()
             collector = self._collectors.get((kind, name))
             if collector is None:
                 text, names = _described(kind, name, tuple(sorted(labels)))

@@ -18,8 +18,11 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from persist_engine.base.env import system_random_bytes
 from persist_engine.base.errors import InvalidUsage, InvariantViolated
 from persist_engine.cli.output import print_rows
+from persist_engine.codec.columns import storable
+from persist_engine.storage.directories import sync_directory
 
 Write = Callable[[pa.RecordBatch], None]
 
@@ -65,7 +68,7 @@ def _side_by_side(batch: pa.RecordBatch, *, taken: Sequence[str] = ()) -> pa.Rec
 @contextmanager
 def writing(format_name: str, path: Path | None, schema: pa.Schema) -> Iterator[Write]:
     """What to call with every batch. `path` None: standard output. The file is moved into place when the block ends
-    well.
+    well, and durable then.
     """
     if path is None:
         if format_name in ("arrow", "parquet") and sys.stdout.isatty():
@@ -74,14 +77,16 @@ def writing(format_name: str, path: Path | None, schema: pa.Schema) -> Iterator[
             yield write
         sys.stdout.flush()
         return
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    # Ours alone: a process id may be that of another container, or of one that was killed here.
+    partial = path.with_name(f".{path.name}.{system_random_bytes(8).hex()}.partial")
     try:
-        with partial.open("wb") as file:
+        with partial.open("xb") as file:
             with _writer(format_name, file, schema) as write:
                 yield write
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+        sync_directory(path.parent)
     except OSError as error:
         raise InvalidUsage(f"cannot write {path}: {error.strerror}") from error
     finally:
@@ -97,7 +102,7 @@ def _writer(format_name: str, file: IO[bytes], schema: pa.Schema) -> Iterator[Wr
                 yield stream.write_batch
         case "parquet":
             with pq.ParquetWriter(file, schema, compression="zstd") as parquet:
-                yield parquet.write_batch
+                yield lambda batch: parquet.write_table(_storable(batch))
         case "csv":
             leaves = _leaves(pa.RecordBatch.from_pylist([], schema=schema)).schema
             with pyarrow.csv.CSVWriter(file, leaves) as csv:
@@ -109,6 +114,11 @@ def _writer(format_name: str, file: IO[bytes], schema: pa.Schema) -> Iterator[Wr
             yield held.append
             table = pa.Table.from_batches(held, schema=schema)
             print_rows(schema.names, zip(*(map(_shown, _values(column)) for column in table.columns), strict=True))
+
+
+def _storable(batch: pa.RecordBatch) -> pa.Table:
+    table = pa.Table.from_batches([batch])
+    return pa.table([storable(column) for column in table.columns], schema=table.schema)
 
 
 def _leaves(batch: pa.RecordBatch) -> pa.RecordBatch:

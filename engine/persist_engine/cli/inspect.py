@@ -11,6 +11,7 @@ import typer
 
 from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_engine.base.versioned import SeqNo
+from persist_engine.cli.inspect_rollup import rollup, shown_state
 from persist_engine.cli.options import (
     GIVE_UP_S,
     UNREADABLE,
@@ -41,13 +42,16 @@ persist inspect shard SHARD --json
 
 persist inspect state SHARD --seqno 17
 
-persist inspect blobs SHARD --unreferenced"""
+persist inspect blobs SHARD --unreferenced
+
+persist inspect rollup SHARD/v17/r...                    (needs no log)"""
 
 app = typer.Typer(
-    help="Look into a location or one shard: shards, shard, state, diffs, batches, blobs.",
+    help="Look into a location or one shard: shards, shard, state, diffs, batches, blobs, rollup.",
     epilog=EPILOG,
     no_args_is_help=True,
 )
+app.command()(rollup)
 
 
 @app.command()
@@ -141,9 +145,7 @@ def state(
     with connected(blob, consensus, give_up) as client:
         machine = client.machine(shard_id)
         seen = machine.refresh() if seqno is None else _state_at(machine, seqno)
-    flat = seen.trace.flatten()
-    value = {name: plain(getattr(seen, name)) for name in _STATE_FIELDS}
-    print_json(value | {"trace": plain(flat)})
+    print_json(shown_state(seen))
 
 
 def _state_at(machine: Machine, seqno: int) -> ShardState:
@@ -156,25 +158,6 @@ def _state_at(machine: Machine, seqno: int) -> ShardState:
         text = f"version {seqno} of shard {machine.shard_id} is not live: those from {earliest} to"
         raise InvalidUsage(f"{text} {machine.refresh().seqno} are")
     return walk.state
-
-
-_STATE_FIELDS = (
-    "applier_version",
-    "shard_id",
-    "codecs",
-    "seqno",
-    "walltime_ms",
-    "hostname",
-    "last_gc_req",
-    "active_rollup",
-    "active_gc",
-    "rollups",
-    "leased_readers",
-    "critical_readers",
-    "writers",
-    "schemas",
-    "progress",
-)
 
 
 @app.command()

@@ -23,6 +23,8 @@ from persist_engine.base.errors import (
 if TYPE_CHECKING:
     from persist_engine.client.client import PersistClient
     from persist_engine.model.ids import ShardId
+    from persist_engine.shard.retry import Retry
+    from persist_engine.storage.blob import Blob
 
 STORE = "Store"
 BlobUrl = Annotated[
@@ -131,7 +133,8 @@ def one_shard(argument: str | None, option: str | None) -> ShardId:
 def connected(
     blob: str | None, consensus: str | None, give_up_s: float, *, claim_ms: int | None = None
 ) -> Iterator[PersistClient]:
-    """A client of the location, closed afterwards. Store failures end in Unavailable after `give_up_s`.
+    """A client of the location, closed afterwards. Store failures end in Unavailable after `give_up_s`. No command makes
+    shards, so none makes the stores of a path that was mistyped: InvalidUsage.
 
     `claim_ms`: age after which compactions that others claimed are taken over.
     """
@@ -144,18 +147,16 @@ def connected(
     from persist_engine.client.client import PersistClient
     from persist_engine.client.location import Location
 
-    for url, name, variable in ((blob, "--blob", "PERSIST_BLOB"), (consensus, "--consensus", "PERSIST_CONSENSUS")):
-        if not url:
-            raise InvalidUsage(f"no store given: say {name} URL, or set {variable}")
-    assert blob is not None
-    assert consensus is not None
+    blob = _given(blob, "--blob", "PERSIST_BLOB")
+    consensus = _given(consensus, "--consensus", "PERSIST_CONSENSUS")
     settings = with_environ(Settings(retry=RetrySettings(give_up_ms=give_up_s * 1000)), ENVIRON.get())
     if claim_ms is not None:
         settings = replace(settings, compaction=replace(settings.compaction, claim_ms=claim_ms))
     path, registry = METRICS_FILE.get(), CollectorRegistry()
     check_can_write(path, "--metrics")
     counting = NoMetrics() if path is None else PrometheusMetrics(registry)
-    with PersistClient.open(Location(blob=blob, consensus=consensus), settings=settings, metrics=counting) as client:
+    location = Location(blob=blob, consensus=consensus)
+    with PersistClient.open(location, settings=settings, metrics=counting, create=False) as client:
         try:
             yield client
         except ShardNotFound as error:
@@ -164,3 +165,28 @@ def connected(
             # Before the client closes: with it the shards' own series go.
             if path is not None:
                 write_to_textfile(str(path), registry)
+
+
+@contextmanager
+def blobs_of(blob: str | None, give_up_s: float) -> Iterator[tuple[Blob, Retry]]:
+    """The blobs of a location without its log, closed afterwards, and how to insist on them. Errors as of `connected`."""
+    from persist_engine.base.env import SystemEnv
+    from persist_engine.base.metrics import NoMetrics
+    from persist_engine.base.settings import RetrySettings
+    from persist_engine.shard.retry import Retry
+    from persist_engine.storage.open import open_blob
+
+    url = _given(blob, "--blob", "PERSIST_BLOB")
+    env, metrics = SystemEnv(), NoMetrics()
+    retry = Retry(env, RetrySettings(give_up_ms=give_up_s * 1000), metrics)
+    opened = retry.external("open blob store", lambda: open_blob(url, env=env, metrics=metrics, create=False))
+    try:
+        yield opened, retry
+    finally:
+        opened.close()
+
+
+def _given(url: str | None, name: str, variable: str) -> str:
+    if not url:
+        raise InvalidUsage(f"no store given: say {name} URL, or set {variable}")
+    return url

@@ -177,16 +177,13 @@ def _tell_count(rows: int, *, as_json: bool) -> None:
 
 def _time(client: PersistClient, shard_id: ShardId, text: str, option: str) -> int:
     """What an option says, as a time."""
-    from persist_engine.model.frontier import DATA_TIME_MAX
-
     time = one_time(text, option)
     if time is not None:
         return time
     upper = client.recent_upper(shard_id)
     if upper.time == 0:
         raise InvalidUsage(f"shard {shard_id} has no complete time yet: nothing was appended (its upper is 0)")
-    # A closed shard is complete at every time.
-    return DATA_TIME_MAX if upper.time is None else min(upper.time - 1, DATA_TIME_MAX)
+    return upper.newest_complete
 
 
 def _fetched(contents: Snapshot | Changes, bar: Bar) -> Iterator[pa.RecordBatch]:

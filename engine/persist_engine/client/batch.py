@@ -33,6 +33,7 @@ from persist_engine.codec.updates import consolidate, diffs_sum
 from persist_engine.model.batch import HollowBatch, InlinePart, Part, RunMeta, RunOrder, RunPart
 from persist_engine.model.frontier import EMPTY, MINIMUM, Antichain, Description
 from persist_engine.model.ids import RunId, ShardId
+from persist_engine.model.merge_result import wrapped
 from persist_engine.model.rewrite import rewritten
 from persist_engine.shard.parts import PartStore, delete_parts, flush_inline, write_part
 from persist_engine.shard.runs import spill_runs
@@ -344,7 +345,7 @@ class BatchBuilder:
         """Write what is pending as one part: in the background, but for the last, which would only be waited for."""
         if not self._pending:
             return
-        table = pa.concat_tables(self._pending)
+        table = self._pending[0] if len(self._pending) == 1 else pa.concat_tables(self._pending)
         self._pending, self._pending_bytes = [], 0
         if last and self._pool is None:
             if (part := self._write(table)) is not None:
@@ -360,7 +361,8 @@ class BatchBuilder:
     def _write(self, table: pa.Table) -> Part | None:
         try:
             consolidated = consolidate(table)
-            diffs_sum(consolidated)  # stands in the part's descriptor
+            if (total := diffs_sum(consolidated)) != wrapped(total):
+                raise InvariantViolated("diffs sum to more than int64 holds")
         except InvariantViolated as error:  # a rule for what is stored; this was only handed over
             raise InvalidUsage(f"updates cannot be stored as one part: {error}") from error
         if consolidated.num_rows == 0:

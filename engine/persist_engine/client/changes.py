@@ -91,6 +91,7 @@ class Changes:
         return self._batches(memory_bytes, on_fetched)
 
     def _batches(self, memory_bytes: int, on_fetched: Callable[[int], None] | None) -> Iterator[pa.RecordBatch]:
+        self._check_open()
         rows = ChangesFilter(self.after, self.upto)
         row_filter = rows if self._where is None else Matching(rows, self._where)
         selection = self._selection
@@ -100,7 +101,9 @@ class Changes:
         tables = read_consolidated(self._source, runs, row_filter, memory_bytes=memory_bytes, on_fetched=on_fetched)
         for table in changes_of(tables) if self.shape == "rows" else tables:
             shown = table if self._projection is None else self._projection.apply(table)
-            yield from shown.to_batches(max_chunksize=BATCH_ROWS)
+            for batch in shown.to_batches(max_chunksize=BATCH_ROWS):
+                yield batch
+                self._check_open()  # what is not fetched yet may be collected
 
     def close(self) -> None:
         """Let go of the blobs. Idempotent."""

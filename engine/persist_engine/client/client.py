@@ -63,16 +63,20 @@ class PersistClient:
         settings: Settings | None = None,
         env: Env | None = None,
         metrics: Metrics | None = None,
+        create: bool = True,
     ) -> PersistClient:
         """Connect to both stores. InvalidUsage for URLs that make no sense, UnsafeStore for stores that break
-        promises.
+        promises. A directory or a file of a URL that is not there yet is made; without `create`, for who only reads, it is
+        InvalidUsage.
         """
         settings, env, metrics = settings or Settings(), env or SystemEnv(), metrics or NoMetrics()
         retry = Retry(env, settings.retry, metrics)
-        blob = retry.external("open blob store", lambda: open_blob(location.blob, env=env, metrics=metrics))
+        blob = retry.external(
+            "open blob store", lambda: open_blob(location.blob, env=env, metrics=metrics, create=create)
+        )
         try:
             consensus = retry.external(
-                "open consensus", lambda: open_consensus(location.consensus, env=env, metrics=metrics)
+                "open consensus", lambda: open_consensus(location.consensus, env=env, metrics=metrics, create=create)
             )
         except BaseException:
             blob.close()

@@ -26,8 +26,8 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.client.client import PersistClient
 from persist_engine.client.snapshot import SinceAhead
+from persist_engine.codec.columns import storable
 from persist_engine.codec.schema import Schema
-from persist_engine.model.frontier import DATA_TIME_MAX
 from persist_engine.model.ids import ShardId
 from persist_engine.shard.fetch import CompactionFilter, PartSource, read_consolidated, runs_of
 from persist_engine.shard.runs import expand
@@ -97,7 +97,7 @@ def export_shard(
         upper = client.recent_upper(shard_id)
         if upper.time == 0:
             raise InvalidUsage(f"shard {shard_id} has no complete time yet: nothing was appended")
-        as_of = DATA_TIME_MAX if upper.time is None else min(upper.time - 1, DATA_TIME_MAX)
+        as_of = upper.newest_complete
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise InvalidUsage(f"{directory} exists and is not an empty directory")
     # Ours alone: a process id may be that of another container, or of one that was killed here.
@@ -175,7 +175,7 @@ def _files(tables: Iterator[pa.Table], directory: Path, schema: Schema) -> list[
         rows = size_bytes = 0
         with pq.ParquetWriter(path, stored, compression="zstd") as writer:
             while table is not None and (rows == 0 or size_bytes + table.nbytes <= FILE_BYTES):
-                writer.write_table(table.select(stored.names).cast(stored))
+                writer.write_table(pa.table([storable(table.column(name)) for name in stored.names], schema=stored))
                 rows, size_bytes = rows + table.num_rows, size_bytes + table.nbytes
                 table = next(tables, None)
         files.append(_finished(path, rows))

@@ -195,4 +195,5 @@ class Listen:
     def _move_to(self, frontier: Antichain) -> None:
         self._started, self._frontier = True, frontier
         if not self._is_closed:
-            self.needs = EMPTY if frontier.time is None else Antichain.of(frontier.time - 1)
+            # Never past the times that can be asked for: nobody could read the shard again.
+            self.needs = EMPTY if frontier.time is None else Antichain.of(frontier.newest_complete)

@@ -14,13 +14,13 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial, reduce
-from typing import Self
 
 import pyarrow as pa
 
 from persist_engine.base.errors import Fenced, InvalidBounds, InvalidUsage, Unavailable
 from persist_engine.base.versioned import SeqNo
 from persist_engine.client.changes import Changes, Shape
+from persist_engine.client.expiring import Expiring
 from persist_engine.client.leased import LeasedPart, PartLeases, Pin, Pins
 from persist_engine.client.listen import Listen, Progress, Updates
 from persist_engine.client.snapshot import SinceAhead, Snapshot
@@ -30,7 +30,7 @@ from persist_engine.codec.projection import Projection
 from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
-from persist_engine.model.ids import LeasedReaderId
+from persist_engine.model.ids import LeasedReaderId, ShardId
 from persist_engine.model.trace import Trace
 from persist_engine.shard.fetch import PartSource
 from persist_engine.shard.machine import Machine
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 WAIT_LOG_S = 1.0
 
 
-class ReadHandle:
+class ReadHandle(Expiring):
     """Reads one shard at times at or past `since`. Thread-safe. A context manager: leaving it expires the lease.
 
     While the handle lives the shard's since does not pass the handle's `since`, and no blob of an open snapshot or
@@ -105,6 +105,11 @@ class ReadHandle:
             shard=machine.shard_id,
             metrics=machine.metrics,
         )
+
+    @property
+    def shard_id(self) -> ShardId:
+        """The shard."""
+        return self._machine.shard_id
 
     @property
     def schema(self) -> Schema:
@@ -335,12 +340,6 @@ class ReadHandle:
         if not look() and not machine.wait(look, timeout_s):
             return None
         return self.pin()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.expire()
 
     def __repr__(self) -> str:
         return f"ReadHandle({self.reader_id} of {self._machine.shard_id}, since {self.since})"

@@ -21,7 +21,7 @@ from typing import TypeAlias, assert_never
 
 import pyarrow as pa
 
-from persist_engine.base.errors import AmbiguousAppend, Unavailable
+from persist_engine.base.errors import AmbiguousAppend
 from persist_engine.client.batch import Batch, BatchBuilder
 from persist_engine.client.listen import Progress
 from persist_engine.client.read import ReadHandle
@@ -343,13 +343,7 @@ class Control:
 
     def _delete(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
-            try:
-                batch.delete()
-            except Unavailable as error:
-                batch.mark_spent("discarded")
-                keys = ", ".join(batch.hollow.blob_keys())
-                text = "a sink left stale blobs %s behind: %s"
-                _log.warning(text, keys, error, extra={"shard": self._writer.shard_id})
+            self._writer.discard(batch)  # a sink does not end because of what it tidies up
 
 
 class Reader:

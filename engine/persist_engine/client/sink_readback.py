@@ -31,7 +31,7 @@ from persist_engine.client.listen import Listen, Progress, Updates
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.snapshot import SinceAhead, Snapshot
 from persist_engine.client.write import WriteHandle
-from persist_engine.model.frontier import DATA_TIME_MAX, MINIMUM, Antichain
+from persist_engine.model.frontier import MINIMUM, Antichain
 
 _log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class ReadBack:
         elif not self._fresh and self._whole is None:
             assert self._frontier is not None
             assert self._frontier.time, "below the first time there is nothing to listen for"
-            self._listen = self._listen_from(min(self._frontier.time - 1, DATA_TIME_MAX))
+            self._listen = self._listen_from(self._frontier.newest_complete)
 
     def close(self) -> None:
         """Let go of the blobs; the reader is its owner's. Idempotent."""
@@ -182,7 +182,7 @@ class ReadBack:
             yield self._progress(upper)
         else:
             whole.close()
-            yield from self._readable(min(upper.time - 1, DATA_TIME_MAX), 0)
+            yield from self._readable(upper.newest_complete, 0)
 
     def _readable(self, as_of: int, given: int) -> Iterator[Updates | Progress]:
         """The contents at `as_of` but for the first `given` rows."""

@@ -130,12 +130,12 @@ class Snapshot:
         `on_fetched` is told the bytes of every part that was taken up. Storage errors are retried;
         MissingBlob and CorruptData name the key.
         """
-        self._check_open()
+        self.check_open()
         return _record_batches(self, self._contents.tables(memory_bytes=memory_bytes, on_fetched=on_fetched))
 
     def count(self) -> int:
         """The number of rows, each counted diff times. Reads only what statistics and sums in state do not tell."""
-        self._check_open()
+        self.check_open()
         return self._contents.count(self._named)
 
     def splits(self, count: int) -> list[SnapshotSplit]:
@@ -144,7 +144,7 @@ class Snapshot:
 
         Read them anywhere while this snapshot stays open: a split holds no lease.
         """
-        self._check_open()
+        self.check_open()
         if count < 1:
             raise InvalidUsage(f"a snapshot is cut into at least 1 split, not {count}")
         contents = self._contents
@@ -160,7 +160,7 @@ class Snapshot:
         Every part keeps its blobs from collection by itself until it is returned to the reader (`ReadHandle.return_part`)
         or the reader expires; the snapshot may be closed before.
         """
-        self._check_open()
+        self.check_open()
         contents = self._contents
         selection = Selection(contents.batches, contents.audits)
         rows = SnapshotFilter(self.as_of)
@@ -169,6 +169,11 @@ class Snapshot:
     def close(self) -> None:
         """Let go of the blobs. Idempotent."""
         self._finalizer()
+
+    def check_open(self) -> None:
+        """InvalidUsage once it was closed."""
+        if not self._finalizer.alive:
+            raise InvalidUsage(f"the snapshot of {self._source.shard_id} at {self.as_of} was closed")
 
     def __enter__(self) -> Self:
         return self
@@ -194,13 +199,13 @@ class Snapshot:
             audits=selection.audits,
         )
 
-    def _check_open(self) -> None:
-        if not self._finalizer.alive:
-            raise InvalidUsage(f"the snapshot of {self._source.shard_id} at {self.as_of} was closed")
-
 
 def _record_batches(snapshot: Snapshot, tables: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
-    """`snapshot` is kept alive, and with it the lease, until the last batch was taken."""
+    """`snapshot` is kept alive, and with it the lease, until the last batch was taken. InvalidUsage once it was closed:
+    what is not fetched yet may be collected.
+    """
+    snapshot.check_open()
     for table in tables:
-        yield from table.to_batches(max_chunksize=BATCH_ROWS)
-    del snapshot
+        for batch in table.to_batches(max_chunksize=BATCH_ROWS):
+            yield batch
+            snapshot.check_open()

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,9 +24,9 @@ import pyarrow as pa
 from persist_engine.base.errors import (
     InvalidUsage,
     PersistError,
-    Unavailable,
     UpdateBeyondUpper,
 )
+from persist_engine.client.expiring import Expiring
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.upsert_follow import Hydration, UpsertFollower
 from persist_engine.client.upsert_rows import UpsertRows
@@ -56,7 +56,7 @@ class Upserted:
     maintenance: Maintenance = NO_MAINTENANCE
 
 
-class UpsertHandle:
+class UpsertHandle(Expiring):
     """Upserts into one shard. Thread-safe: calls take turns. A context manager: leaving it expires reader and writer and
     throws the state away.
 
@@ -160,17 +160,8 @@ class UpsertHandle:
             finally:
                 self._writer.expire()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
-        try:
-            self.expire()
-        except Unavailable as unavailable:
-            if error is None:
-                raise
-            # Its leases will lapse by themselves; what matters is the error under way.
-            _log.warning("could not expire the upsert handle: %s", unavailable, extra={"shard": self.shard_id})
+    def __repr__(self) -> str:
+        return f"UpsertHandle({self._writer.writer_id} of {self.shard_id})"
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -282,7 +273,7 @@ class UpsertHandle:
         if isinstance(outcome, Appended):
             return Upserted(upper, inserted - retracted, retracted, 0, outcome.maintenance)
         assert isinstance(outcome, UpperMismatch), "no progress was asked for"
-        batch.delete()
+        self._writer.discard(batch)
         return outcome
 
     def _open_time(self) -> tuple[UpsertMachine, Antichain]:

@@ -25,7 +25,7 @@ from persist_engine.client.write import WriteHandle
 from persist_engine.flow.upsert import Emission, UpsertMachine, hashes_of
 from persist_engine.flow.upsert_state import MergeStats, UpsertState, group
 from persist_engine.flow.upsert_words import UInt64s
-from persist_engine.model.frontier import DATA_TIME_MAX, MINIMUM, Antichain
+from persist_engine.model.frontier import MINIMUM, Antichain
 from persist_engine.model.ids import ShardId
 
 _log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class UpsertFollower:
         if emission.upper.time is None:
             return
         if self._listen is None:
-            self._listen = self._listen_from(min(emission.upper.time - 1, DATA_TIME_MAX))
+            self._listen = self._listen_from(emission.upper.newest_complete)
         self._listen.skip_to(emission.upper)
 
     def tidy_up(self) -> None:
@@ -150,9 +150,9 @@ class UpsertFollower:
         """Hold since back no further than what was persisted last: a handle that only writes never reads on, and must not
         keep the shard from being compacted (spec 20, bug 9).
         """
-        upper = machine.persisted_frontier.time
-        if self._reader is not None and upper:
-            self._reader.maybe_downgrade_since(Antichain.of(upper - 1))
+        upper = machine.persisted_frontier
+        if self._reader is not None and upper.time:
+            self._reader.maybe_downgrade_since(Antichain.of(upper.newest_complete))
 
     def _forget_reader(self) -> None:
         """No more reading with this lease. When it ran out, others may have moved since past us, or collected what we were
@@ -199,7 +199,7 @@ class UpsertFollower:
                 raise InvalidUsage(f"shard {self.shard_id} cannot be upserted into: its {end} is empty")
             if upper == since == 0:
                 return None
-            as_of = max(since, min(upper - 1, DATA_TIME_MAX))
+            as_of = max(since, Antichain(upper).newest_complete)
             if as_of < upper:
                 return as_of
             # SUBTLE: since is at or past upper. Times before since cannot be told apart, so the contents are read at since,

@@ -18,10 +18,10 @@ from persist_engine.base.errors import (
     InvariantViolated,
     PersistError,
     SchemaMismatch,
-    Unavailable,
 )
 from persist_engine.base.version import check_readable
 from persist_engine.client.batch import Batch, BatchBuilder, flush_inline_parts
+from persist_engine.client.expiring import Expiring
 from persist_engine.client.joined import combined_inline_parts, joined, restaged, without_inline_parts
 from persist_engine.codec.batch import decode_transmittable
 from persist_engine.codec.ingest import Updates
@@ -66,7 +66,7 @@ class ProgressMismatch:
 AppendOutcome = Appended | UpperMismatch | ProgressMismatch
 
 
-class WriteHandle:
+class WriteHandle(Expiring):
     """Appends to one shard. Thread-safe: appends of one handle take turns. A context manager: leaving it expires the
     handle.
 
@@ -141,7 +141,7 @@ class WriteHandle:
         return self._upper
 
     def wait_for_upper_past(self, frontier: Antichain, timeout: float | None = None) -> bool:
-        """Wait until `frontier` is strictly before the shard's upper; false when `timeout` seconds passed first."""
+        """Wait until `frontier` is strictly before the shard's upper; see Machine.wait_for_upper_past."""
         past = self._machine.wait_for_upper_past(frontier, timeout)
         self.shared_upper()
         return past
@@ -188,9 +188,19 @@ class WriteHandle:
         left = [batch for batch in batches if not batch.is_deleted]
         for batch in left:
             batch.check_deletable()
-        named = self._named_keys(left) if any(batch.may_have_copies for batch in left) else ()
+        is_doubtful = any(batch.may_have_copies and batch.has_blobs for batch in left)
+        named = self._named_keys(left) if is_doubtful else ()
         for batch in left:
             batch.delete_but(named)
+
+    def discard(self, batch: Batch) -> None:
+        """`Batch.delete`, without hiding the answer that is known behind a failure to delete: the blobs are then left."""
+        try:
+            batch.delete()
+        except PersistError as error:
+            batch.mark_spent("discarded")
+            text = "left blobs %s behind: %s"
+            _log.warning(text, list(batch.hollow.blob_keys()), error, extra={"shard": self.shard_id})
 
     # -- appending ----------------------------------------------------------------------------------------------------
 
@@ -218,10 +228,10 @@ class WriteHandle:
                 expected_progress=expected_progress,
             )
         except InvalidUsage:
-            self._discard(batch)
+            self.discard(batch)
             raise
         if not isinstance(outcome, Appended):
-            self._discard(batch)
+            self.discard(batch)
         return outcome
 
     def append(self, updates: Updates, *, lower: Antichain, upper: Antichain) -> Appended | UpperMismatch:
@@ -232,7 +242,7 @@ class WriteHandle:
         try:
             return self.append_batch(batch, lower, upper)
         except InvalidUsage:
-            self._discard(batch)
+            self.discard(batch)
             raise
 
     def append_batch(self, batch: Batch, lower: Antichain, upper: Antichain) -> Appended | UpperMismatch:
@@ -249,7 +259,7 @@ class WriteHandle:
                 case UpperMismatch(current=current) if lower < current < upper:
                     lower = current
                 case UpperMismatch(current=current):
-                    self._discard(batch)
+                    self.discard(batch)
                     return Appended(upper=current) if upper <= current else outcome
                 case _:
                     raise InvariantViolated(f"append without progress answered {outcome}")
@@ -329,38 +339,20 @@ class WriteHandle:
                 self._machine.expire_writer(self.writer_id)
                 self._registered = False
 
-    def __enter__(self) -> WriteHandle:
-        return self
-
-    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
-        try:
-            self.expire()
-        except Unavailable as unavailable:
-            if error is None:
-                raise
-            # The lease will lapse by itself; what matters is the error under way.
-            _log.warning("could not expire writer %s: %s", self.writer_id, unavailable, extra={"shard": self.shard_id})
+    def __repr__(self) -> str:
+        return f"WriteHandle({self.writer_id} of {self.shard_id})"
 
     # -- private ------------------------------------------------------------------------------------------------------
 
-    def _discard(self, batch: Batch) -> None:
-        """Delete blobs that no state names, without hiding the answer that is known behind a failure to delete."""
-        try:
-            batch.delete()
-        except PersistError as error:
-            batch.mark_spent("discarded")
-            text = "left blobs %s behind: %s"
-            _log.warning(text, list(batch.hollow.blob_keys()), error, extra={"shard": self.shard_id})
-
     def _discard_all(self, own: Sequence[Batch]) -> None:
         for batch in own:
-            self._discard(batch)
+            self.discard(batch)
 
     def _spend(self, restaged_: Sequence[Batch], upper: Antichain) -> None:
         """Their updates were appended under other keys: their own blobs go when no copy can be appended past `upper`."""
         for batch in restaged_:
             if batch.upper <= upper:
-                self._discard(batch)
+                self.discard(batch)
             batch.mark_spent("appended")
 
     def _doubtful(

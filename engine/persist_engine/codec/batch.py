@@ -166,6 +166,7 @@ def _part_to_pb(part: RunPart) -> pb.Part:
             ts_rewrite=rewrite,
             schema_id=part.schema_id,
             format=None if part.format == PARQUET_FORMAT else part.format,
+            sum_wraps=part.sum_wraps,
         )
         return pb.Part(inline=inline)
     if isinstance(part, HollowRun):
@@ -181,6 +182,7 @@ def _part_to_pb(part: RunPart) -> pb.Part:
         ts_rewrite=rewrite,
         schema_id=part.schema_id,
         format=part.format,
+        sum_wraps=part.sum_wraps,
     )
     return pb.Part(hollow=hollow)
 
@@ -200,6 +202,7 @@ def _run_ref_to_pb(run: HollowRun) -> pb.HollowRun:
         schema_id=run.schema_id,
         key_lower=run.key_lower,
         ts_rewrite=None if run.ts_rewrite is None else antichain_to_pb(run.ts_rewrite),
+        sum_wraps=run.sum_wraps,
     )
 
 
@@ -218,6 +221,7 @@ def _run_ref_from_pb(message: pb.HollowRun) -> HollowRun:
         schema_id=message.schema_id if message.HasField("schema_id") else None,
         key_lower=message.key_lower,
         ts_rewrite=antichain_from_pb(message.ts_rewrite) if message.HasField("ts_rewrite") else None,
+        sum_wraps=message.sum_wraps,
     )
 
 
@@ -232,6 +236,7 @@ def _part_from_pb(message: pb.Part) -> RunPart:
             ts_rewrite=antichain_from_pb(inline.ts_rewrite) if inline.HasField("ts_rewrite") else None,
             schema_id=inline.schema_id if inline.HasField("schema_id") else None,
             format=inline.format if inline.HasField("format") else PARQUET_FORMAT,
+            sum_wraps=inline.sum_wraps,
         )
     if which == "run":
         return _run_ref_from_pb(message.run)
@@ -250,6 +255,7 @@ def _part_from_pb(message: pb.Part) -> RunPart:
         ts_rewrite=antichain_from_pb(hollow.ts_rewrite) if hollow.HasField("ts_rewrite") else None,
         schema_id=hollow.schema_id if hollow.HasField("schema_id") else None,
         format=hollow.format,
+        sum_wraps=hollow.sum_wraps,
     )
 
 

@@ -93,6 +93,13 @@ def _canonical_struct(array: pa.StructArray) -> pa.StructArray:
     )
 
 
+def storable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The same column as Parquet takes it: see `without_hidden_nulls`."""
+    if not pa.types.is_struct(column.type):
+        return column
+    return pa.chunked_array([without_hidden_nulls(chunk) for chunk in column.chunks], column.type)
+
+
 def without_hidden_nulls(array: pa.StructArray, there: pa.Array | None = None) -> pa.StructArray:
     """The same values, with no null in a NOT NULL field where a struct around it is null: what is there does not count,
     but Parquet refuses it. `there`: where what is around `array` is not null; None: everywhere.
@@ -133,6 +140,8 @@ def compare_adjacent(columns: list[pa.ChunkedArray], rows: int) -> tuple[bool, B
         return True, equal
     undecided: Indices | None = None  # numbers of rows equal to the one before so far; None: all
     for column in columns:
+        if undecided is None and _rises_strictly(column):
+            return True, equal
         before, after = _pairs(column, undecided)
         greater, same = _compared(before, after)
         if greater.any():
@@ -142,6 +151,16 @@ def compare_adjacent(columns: list[pa.ChunkedArray], rows: int) -> tuple[bool, B
             return True, equal
     equal[slice(None) if undecided is None else undecided] = True
     return True, equal
+
+
+def _rises_strictly(column: pa.ChunkedArray) -> bool:
+    """Whether each value is less than the next, of a kind of which that is found in one pass: most runs are like this,
+    each row another key.
+    """
+    if column.null_count or not _is_whole(column.type):
+        return False
+    values = _whole(column)
+    return bool((values[:-1] < values[1:]).all())
 
 
 def _pairs(column: pa.ChunkedArray, undecided: Indices | None) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:

@@ -67,7 +67,18 @@ class Column:
     def values(self, table: pa.Table) -> pa.ChunkedArray:
         """Its values, null where a struct around it is; floats as float64 with one zero and one NaN."""
         values = pc.struct_field(table.column(self.path[0]), list(self.path[1:]))
-        return canonical_floats(values.cast(pa.float64())) if pa.types.is_floating(self.data_type) else values
+        if pa.types.is_floating(self.data_type):
+            return canonical_floats(values.cast(pa.float64()))
+        return values if values.type == self.data_type else values.cast(self.data_type)
+
+    def widened(self, literals: Sequence[object]) -> Column:
+        """As wide as bounds are, where one of `literals` is past its own type: no row that shows is there, but those of newer
+        parts may be, whose statistics must not be taken to say otherwise. InvalidUsage as of `floor_of`.
+        """
+        name = ".".join(self.path)
+        if all(floor_of(literal, self.data_type, name).value is not None for literal in literals):
+            return self
+        return replace(self, data_type=self.bounds_type)
 
 
 class _Known(NamedTuple):
@@ -314,6 +325,7 @@ class Filter:
         if op in ("=", "!="):
             equal = self._within(column, (value,))
             return equal if op == "=" else _Opposite(equal)
+        column = column.widened((value,))
         floor = floor_of(value, column.data_type, ".".join(column.path))
         if floor.value is None:
             # Before or past all values: `below` is the same for every row that is not null.
@@ -325,6 +337,7 @@ class Filter:
         return below if op in ("<", "<=") else _Opposite(below)
 
     def _within(self, column: Column, values: Sequence[object]) -> _Within:
+        column = column.widened(values)
         floors = [floor_of(value, column.data_type, ".".join(column.path)) for value in values]
         return _Within(column, tuple(sorted({floor.value for floor in floors if floor.exact})))
 

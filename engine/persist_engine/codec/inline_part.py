@@ -52,9 +52,12 @@ def encode_inline(table: pa.Table, *, desc: Description, schema: Schema, bytes_m
             "a part's table does not have the updates schema", requested=str(table.schema), actual=repr(schema)
         )
     batches = (table if table.column(0).num_chunks == 1 else table.combine_chunks()).to_batches()
-    if len(batches) != 1 or pa.ipc.get_record_batch_size(batches[0]) >= bytes_max:
+    if len(batches) != 1:
         return None
     batch = batches[0]
+    # To ask for the size costs what serializing does: only where that might be much, and for nothing.
+    if batch.get_total_buffer_size() >= bytes_max and pa.ipc.get_record_batch_size(batch) >= bytes_max:
+        return None
     for column in batch.columns:
         check(column.null_count == 0, "a column of an inline part holds nulls")
     key_ddl, val_ddl = schema.key_ddl.encode(), schema.val_ddl.encode()

@@ -40,7 +40,7 @@ from persist_engine.base.errors import (
     check,
 )
 from persist_engine.codec.checksum import checksum, is_known
-from persist_engine.codec.columns import constant, empty_struct, without_hidden_nulls
+from persist_engine.codec.columns import constant, empty_struct, storable
 from persist_engine.codec.damage import decoding
 from persist_engine.codec.evolution import adapted, needs_adapting
 from persist_engine.codec.order import key_lower
@@ -223,7 +223,7 @@ def encode_part(table: pa.Table, *, desc: Description, schema: Schema) -> bytes:
     fields = [pa.field(name, table.schema.field(name).type, nullable=False) for name in names]
     columns = [table.column(name) for name in names]
     if schema.required_fields is None:  # NOT NULL within structs, which may be null themselves
-        columns = [_storable(column) for column in columns]
+        columns = [storable(column) for column in columns]
     stored = pa.table(columns, schema=pa.schema(fields, metadata=metadata))
     repeating, deltas = _column_encodings(stored)
     sink = pa.BufferOutputStream()
@@ -243,12 +243,6 @@ def encode_part(table: pa.Table, *, desc: Description, schema: Schema) -> bytes:
     assert at is not None, "the footer that was just written holds the mark"
     data[at : at + _CHECK_DIGITS] = _check_digits(data, at)
     return bytes(data)
-
-
-def _storable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    if not pa.types.is_struct(column.type):
-        return column
-    return pa.chunked_array([without_hidden_nulls(chunk) for chunk in column.chunks], column.type)
 
 
 def _group_rows(table: pa.Table) -> int:

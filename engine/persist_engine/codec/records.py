@@ -39,7 +39,13 @@ def birth_from_pb(raw: bytes) -> bytes:
 
 
 def debug_to_pb(debug: DebugInfo) -> pb.DebugInfo:
-    return pb.DebugInfo(hostname=debug.hostname, purpose=debug.purpose)
+    """To be read or copied, never changed: equal ones share it. A writer's is in every diff of its."""
+    return _debug_to_pb(debug.hostname, debug.purpose)
+
+
+@lru_cache(maxsize=1024)
+def _debug_to_pb(hostname: str, purpose: str) -> pb.DebugInfo:
+    return pb.DebugInfo(hostname=hostname, purpose=purpose)
 
 
 def debug_from_pb(message: pb.DebugInfo) -> DebugInfo:

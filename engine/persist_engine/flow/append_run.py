@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from persist_engine.base.errors import InvalidUsage, check
-from persist_engine.flow.mint_run import AlreadyDone
+from persist_engine.flow.mint_run import AlreadyDone, Superseded
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.state import SourceProgress
 
@@ -46,13 +46,6 @@ class Late:
     """Rows carry times before the shard's upper: they can never be written. Delete the batches, tell the user."""
 
     current: Antichain
-
-
-@dataclass(frozen=True, slots=True)
-class Superseded:
-    """Another run of this sink committed meanwhile. Delete the batches, stop."""
-
-    current: SourceProgress | None
 
 
 def after_upper_mismatch(staged: Staged, current: Antichain) -> AppendAgain | Recompute | Late:

@@ -7,11 +7,15 @@ batch must join) and its time; `append_run.py` decides what a refusal of the app
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.state import SourceProgress
+
+#: `<series>-<number>`; more digits than these are no number of a run.
+_NUMBERED = re.compile(rb"(.*)-([0-9]{1,19})", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +63,28 @@ class AlreadyDone:
     upper: Antichain
 
 
-def mint(view: ShardView, *, run: bytes, now_ms: int, reads_back: bool) -> Minted | RaiseUpper | AlreadyDone:
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """Another run of this sink committed: a newer one before this began, or any meanwhile. Delete the batches, stop."""
+
+    current: SourceProgress | None
+
+
+def mint(
+    view: ShardView, *, run: bytes, now_ms: int, reads_back: bool
+) -> Minted | RaiseUpper | AlreadyDone | Superseded:
     """Choose for the run named `run`; `reads_back` when it corrects the persisted collection instead of adding to it.
+
+    Runs named `<series>-<number>` follow each other: once a newer one committed an older one is over, whatever became of
+    it, for the shard remembers the last one only.
 
     Raises InvalidUsage when the shard is closed. Never chooses a time before the shard's upper, whatever the clock
     says.
     """
     if view.progress is not None and view.progress.token == run:
         return AlreadyDone(view.progress.upper)
+    if view.progress is not None and _is_older(run, view.progress.token):
+        return Superseded(view.progress)
     lower = view.upper.time
     if lower is None:
         raise InvalidUsage("the shard is closed: its upper is empty, nothing can be written any more")
@@ -88,3 +106,8 @@ def mint(view: ShardView, *, run: bytes, now_ms: int, reads_back: bool) -> Minte
         # since can, once upper is past it. Nothing but the frontier changes: there is no data at [upper, since].
         return RaiseUpper(view.upper, Antichain.of(view.since.time + 1))
     return Minted(view.upper, time, as_of)
+
+
+def _is_older(run: bytes, committed: bytes) -> bool:
+    ours, theirs = _NUMBERED.fullmatch(run), _NUMBERED.fullmatch(committed)
+    return bool(ours and theirs and ours[1] == theirs[1] and int(ours[2]) < int(theirs[2]))

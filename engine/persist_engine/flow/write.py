@@ -82,7 +82,12 @@ class Write:
     def on_desired_frontier(self, stream: Stream, frontier: Antichain) -> list[WriteInstruction]:
         """No more desired updates of `stream` before `frontier`. InvalidUsage when it goes back."""
         self._desired.advance(stream, frontier)
-        return self._stage()
+        instructions = self._stage()
+        if not instructions:
+            # What is desired may have come after all of it was read back, as at a restart, and no frontier of the shard
+            # comes again to let it cancel.
+            self._buffer.consolidate_at_since()
+        return instructions
 
     def on_persisted_frontier(self, frontier: Antichain) -> list[WriteInstruction]:
         """Everything the shard holds before `frontier` has come by `on_persisted`, so that what is left of earlier

@@ -44,6 +44,7 @@ class PartStats:
 class HollowPart:
     """One blob of updates. `key` is the partial key `<writer key>/<part id>` (codec.keys makes the whole one).
 
+    `diffs_sum` is modulo 2**64, and `sum_wraps` says where the sum itself does not fit int64.
     `key_lower` bounds every (key) from below in the part codec's order; b"" is always a lower bound. `checksum` is the text
     of codec.checksum over the whole blob, verified on every read. `ts_rewrite` advances times on read.
     """
@@ -58,6 +59,7 @@ class HollowPart:
     ts_rewrite: Antichain | None = None
     schema_id: int | None = None
     format: str = "parquet/1"
+    sum_wraps: bool = False
 
     @property
     def hollow_bytes(self) -> int:
@@ -97,6 +99,7 @@ class InlinePart:
     ts_rewrite: Antichain | None = None
     schema_id: int | None = None
     format: str = "parquet/1"
+    sum_wraps: bool = False
 
     @property
     def hollow_bytes(self) -> int:
@@ -148,6 +151,7 @@ class HollowRun:
     key_lower: bytes = b""
     ts_rewrite: Antichain | None = None
     schema_id: int | None = None
+    sum_wraps: bool = False
 
     @property
     def hollow_bytes(self) -> int:

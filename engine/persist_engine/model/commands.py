@@ -238,14 +238,16 @@ class RollupAdded:
 
 @dataclass(frozen=True, slots=True)
 class RemoveRollups:
-    """Unlink these, where they still are what is named; ends the claim on GC."""
+    """Unlink these, where they still are what is named, and all that are older; ends the claim on GC. The caller owes that
+    the log begins past them.
+    """
 
     rollups: tuple[tuple[SeqNo, HollowRollup], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RollupsRemoved:
-    """Those that were there."""
+    """Those that were there, or older."""
 
     seqnos: tuple[SeqNo, ...]
 

@@ -28,8 +28,11 @@ WRITING_PARTS = 2
 MORE_WRITING_PARTS = 3
 #: Share of the bound for merging and for blobs fetched ahead.
 MERGING_SHARE = 8
-#: What the process holds without any work (measured: 135 MiB); of a small bound no more than a quarter is set aside for it.
-PROCESS_BYTES = 128 << 20
+#: What the process holds beside its data: 134 MiB before any work, and what the first table loads. Of a small bound no more
+#: than half is set aside for it, so that something is left for runs. Measured, 10M rows in 64 runs (bench compaction): a
+#: peak of 475 MiB for a bound of 512 MiB, 618 for 1 GiB, but of 6M rows 314 for 256 MiB, which is less than the process and
+#: its libraries leave room in.
+PROCESS_BYTES = 152 << 20
 #: A run is decoded in tables: a few of half a MiB and the pages they come from, or all of a part that is small. Measured
 #: as resident memory.
 DECODED_BYTES_MAX = 6 << 20
@@ -132,6 +135,13 @@ class CompactionChunk:
         return (HollowBatch.of_runs(self.desc, sum(part.rows for _, parts in runs for part in parts), runs),)
 
 
+def runs_budget_bytes(settings: Settings) -> int:
+    """What the bound leaves for runs, beside merging, the process itself, and the parts being written (spec 13.4)."""
+    bound = settings.compaction.memory_bytes_max
+    reserved = bound // MERGING_SHARE + min(PROCESS_BYTES, bound // 2)
+    return max(bound - reserved - WRITING_PARTS * settings.batch.target_part_bytes, 0)
+
+
 def compaction_chunks(request: MergeReq, settings: Settings) -> tuple[CompactionChunk, ...]:
     """How to compact `request` within `compaction.memory_bytes_max` (spec 13.4): chunks of runs, in order of work.
 
@@ -141,11 +151,9 @@ def compaction_chunks(request: MergeReq, settings: Settings) -> tuple[Compaction
     nothing. Empty when there is nothing to gain: one run alone is written anew only when code before
     `compaction.claim_min_version` wrote it.
     """
-    bound, target = settings.compaction.memory_bytes_max, settings.batch.target_part_bytes
     min_version = settings.compaction.claim_min_version
     min_writer = "" if min_version is None else writer_key(min_version)
-    reserved = bound // MERGING_SHARE + min(PROCESS_BYTES, bound // 4) + WRITING_PARTS * target
-    plan = _Plan(request, max(bound - reserved, 0), target, min_writer)
+    plan = _Plan(request, runs_budget_bytes(settings), settings.batch.target_part_bytes, min_writer)
     for chunk_inputs in plan.groups():
         plan.close(chunk_inputs)
     return tuple(plan.chunks)

@@ -60,6 +60,8 @@ def dict_diffs(before: dict[K, V], after: dict[K, V], *, order: Any = None) -> t
 
 def map_diffs(before: SharedMap[K, V], after: SharedMap[K, V]) -> tuple[FieldDiff[K, V], ...]:
     """What leads from one map to the other, sorted by key; costs what was edited."""
+    if after is before:  # most maps of a commit
+        return ()
     return tuple(diff for key, old, to in after.changes_since(before) for diff in field_diff(key, old, to))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from persist_engine.base.errors import InvariantViolated, check
+from persist_engine.base.errors import InvariantViolated
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
 
@@ -45,7 +45,8 @@ class ThinSpineBatch:
     descs: tuple[Description, ...]
 
     def __post_init__(self) -> None:
-        check(len(self.parts) == len(self.descs), f"{len(self.parts)} ids for {len(self.descs)} descriptions of parts")
+        if len(self.parts) != len(self.descs):
+            raise InvariantViolated(f"{len(self.parts)} ids for {len(self.descs)} descriptions of parts")
 
 
 @dataclass(frozen=True, slots=True)

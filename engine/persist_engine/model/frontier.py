@@ -45,6 +45,11 @@ class Antichain:
         """The times: one or none."""
         return () if self.time is None else (self.time,)
 
+    @property
+    def newest_complete(self) -> int:
+        """Of an upper: the newest time at which contents are complete and can be asked for; -1: there is none yet."""
+        return DATA_TIME_MAX if self.time is None else min(self.time - 1, DATA_TIME_MAX)
+
     def is_empty(self) -> bool:
         """Whether this is the closed frontier."""
         return self.time is None

@@ -21,9 +21,11 @@ def check_invariants(before: ShardState | None, after: ShardState, *, deep: bool
         _check_deep(after)
 
 
-def _need(condition: bool, state: ShardState, rule: str) -> None:  # noqa: FBT001 - reads as the assertion it is
+def _need(condition: bool, state: ShardState, rule: str, value: object = "") -> None:  # noqa: FBT001 - reads as the assertion it is
+    """Raise unless `condition`. `value` ends the sentence: runs on every commit, so nothing is formatted before."""
     if not condition:
-        raise InvariantViolated(f"shard {state.shard_id} at {state.seqno}: {rule}", shard_id=state.shard_id)
+        text = f"shard {state.shard_id} at {state.seqno}: {rule} {value}".rstrip()
+        raise InvariantViolated(text, shard_id=state.shard_id)
 
 
 def _check_alone(state: ShardState) -> None:
@@ -36,11 +38,11 @@ def _check_alone(state: ShardState) -> None:
 
 
 def _check_successor(before: ShardState, after: ShardState) -> None:
-    _need(before.shard_id == after.shard_id, after, f"succeeds a state of {before.shard_id}")
-    _need(after.seqno == before.seqno + 1, after, f"succeeds {before.seqno}")
+    _need(before.shard_id == after.shard_id, after, "succeeds a state of", before.shard_id)
+    _need(after.seqno == before.seqno + 1, after, "succeeds", before.seqno)
     _need(after.walltime_ms > before.walltime_ms, after, "walltime does not rise")
-    _need(before.trace.since <= after.trace.since, after, f"since steps back from {before.trace.since}")
-    _need(before.trace.upper <= after.trace.upper, after, f"upper steps back from {before.trace.upper}")
+    _need(before.trace.since <= after.trace.since, after, "since steps back from", before.trace.since)
+    _need(before.trace.upper <= after.trace.upper, after, "upper steps back from", before.trace.upper)
     _need(before.last_gc_req <= after.last_gc_req, after, "last_gc_req steps back")
     _need((before.staging_floor_ms or 0) <= (after.staging_floor_ms or 0), after, "the staging floor sinks")
     _need(before.codecs == after.codecs, after, "codecs changed")

@@ -96,6 +96,11 @@ def wrapped_sum(sums: Iterable[int | None]) -> int | None:
         if each is None:
             return None
         total += each
+    return wrapped(total)
+
+
+def wrapped(total: int) -> int:
+    """`total` modulo 2**64, as an int64 holds it."""
     return (total + (1 << 63)) % (1 << 64) - (1 << 63)
 
 

@@ -302,8 +302,9 @@ class Spine:
                 next_id, upper = batch.id.hi, desc.upper
                 if deep:
                     validate_parts(batch)
-        check(next_id == self.next_id, f"spine ids end at {next_id}, not {self.next_id}")
-        check(upper == self.upper, f"spine batches end at {upper}, not {self.upper}")
+        if next_id != self.next_id or upper != self.upper:
+            text = f"spine batches end at id {next_id} and {upper}, not at id {self.next_id} and {self.upper}"
+            raise InvariantViolated(text)
 
 
 def validate_parts(batch: SpineBatch) -> None:

@@ -185,7 +185,12 @@ def _add_rollup(state: ShardState, cmd: c.AddRollup) -> Applied | Refused:
 
 
 def _remove_rollups(state: ShardState, cmd: c.RemoveRollups) -> Applied | Refused:
-    """Never removes the newest: without a rollup a state cannot be opened."""
+    """Never removes the newest: without a rollup a state cannot be opened.
+
+    SUBTLE: what is older than one that is removed goes with it, as if it was named: one that was linked meanwhile, by a
+    slow writer. It begins no live version, since the log is truncated past the removed one; and if it stayed, the removed
+    one would not be older than all there are, so that a late attempt could link it again when its blob is gone (_add_rollup).
+    """
     if not cmd.rollups or (is_tombstone(state) and not _ends_before_a_tombstone(state, cmd)):
         return Refused(c.RollupsRemoved(()))
     latest, _ = latest_rollup(state)
@@ -195,6 +200,7 @@ def _remove_rollups(state: ShardState, cmd: c.RemoveRollups) -> Applied | Refuse
         if existing is not None and existing.key == rollup.key:
             check(seqno != latest, f"the newest rollup {seqno} cannot be removed")
             removed.append(seqno)
+    removed = [seqno for seqno in rollup_seqnos(state) if removed and seqno <= max(removed)]
     rollups = state.rollups.edited(dict.fromkeys(removed))
     return Applied(replace(state, rollups=rollups, active_gc=None), c.RollupsRemoved(tuple(removed)))
 

@@ -57,7 +57,7 @@ class PartStats(_message.Message):
     def __init__(self, columns: _Optional[_Iterable[_Union[ColumnStats, _Mapping]]] = ..., time_min: _Optional[int] = ..., time_max: _Optional[int] = ...) -> None: ...
 
 class HollowPart(_message.Message):
-    __slots__ = ("key", "size_bytes", "rows", "diffs_sum", "checksum", "key_lower", "stats", "ts_rewrite", "schema_id", "format")
+    __slots__ = ("key", "size_bytes", "rows", "diffs_sum", "checksum", "key_lower", "stats", "ts_rewrite", "schema_id", "format", "sum_wraps")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,7 @@ class HollowPart(_message.Message):
     TS_REWRITE_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_ID_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
+    SUM_WRAPS_FIELD_NUMBER: _ClassVar[int]
     key: str
     size_bytes: int
     rows: int
@@ -78,26 +79,29 @@ class HollowPart(_message.Message):
     ts_rewrite: Antichain
     schema_id: int
     format: str
-    def __init__(self, key: _Optional[str] = ..., size_bytes: _Optional[int] = ..., rows: _Optional[int] = ..., diffs_sum: _Optional[int] = ..., checksum: _Optional[str] = ..., key_lower: _Optional[bytes] = ..., stats: _Optional[_Union[PartStats, _Mapping]] = ..., ts_rewrite: _Optional[_Union[Antichain, _Mapping]] = ..., schema_id: _Optional[int] = ..., format: _Optional[str] = ...) -> None: ...
+    sum_wraps: bool
+    def __init__(self, key: _Optional[str] = ..., size_bytes: _Optional[int] = ..., rows: _Optional[int] = ..., diffs_sum: _Optional[int] = ..., checksum: _Optional[str] = ..., key_lower: _Optional[bytes] = ..., stats: _Optional[_Union[PartStats, _Mapping]] = ..., ts_rewrite: _Optional[_Union[Antichain, _Mapping]] = ..., schema_id: _Optional[int] = ..., format: _Optional[str] = ..., sum_wraps: _Optional[bool] = ...) -> None: ...
 
 class InlinePart(_message.Message):
-    __slots__ = ("data", "rows", "diffs_sum", "ts_rewrite", "schema_id", "format")
+    __slots__ = ("data", "rows", "diffs_sum", "ts_rewrite", "schema_id", "format", "sum_wraps")
     DATA_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     DIFFS_SUM_FIELD_NUMBER: _ClassVar[int]
     TS_REWRITE_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_ID_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
+    SUM_WRAPS_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     rows: int
     diffs_sum: int
     ts_rewrite: Antichain
     schema_id: int
     format: str
-    def __init__(self, data: _Optional[bytes] = ..., rows: _Optional[int] = ..., diffs_sum: _Optional[int] = ..., ts_rewrite: _Optional[_Union[Antichain, _Mapping]] = ..., schema_id: _Optional[int] = ..., format: _Optional[str] = ...) -> None: ...
+    sum_wraps: bool
+    def __init__(self, data: _Optional[bytes] = ..., rows: _Optional[int] = ..., diffs_sum: _Optional[int] = ..., ts_rewrite: _Optional[_Union[Antichain, _Mapping]] = ..., schema_id: _Optional[int] = ..., format: _Optional[str] = ..., sum_wraps: _Optional[bool] = ...) -> None: ...
 
 class HollowRun(_message.Message):
-    __slots__ = ("key", "size_bytes", "checksum", "rows", "diffs_sum", "parts_bytes", "part_bytes_max", "part_count", "blob_count", "key_lower", "ts_rewrite", "oldest_key", "schema_id")
+    __slots__ = ("key", "size_bytes", "checksum", "rows", "diffs_sum", "parts_bytes", "part_bytes_max", "part_count", "blob_count", "key_lower", "ts_rewrite", "oldest_key", "schema_id", "sum_wraps")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +115,7 @@ class HollowRun(_message.Message):
     TS_REWRITE_FIELD_NUMBER: _ClassVar[int]
     OLDEST_KEY_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_ID_FIELD_NUMBER: _ClassVar[int]
+    SUM_WRAPS_FIELD_NUMBER: _ClassVar[int]
     key: str
     size_bytes: int
     checksum: str
@@ -124,7 +129,8 @@ class HollowRun(_message.Message):
     ts_rewrite: Antichain
     oldest_key: str
     schema_id: int
-    def __init__(self, key: _Optional[str] = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[str] = ..., rows: _Optional[int] = ..., diffs_sum: _Optional[int] = ..., parts_bytes: _Optional[int] = ..., part_bytes_max: _Optional[int] = ..., part_count: _Optional[int] = ..., blob_count: _Optional[int] = ..., key_lower: _Optional[bytes] = ..., ts_rewrite: _Optional[_Union[Antichain, _Mapping]] = ..., oldest_key: _Optional[str] = ..., schema_id: _Optional[int] = ...) -> None: ...
+    sum_wraps: bool
+    def __init__(self, key: _Optional[str] = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[str] = ..., rows: _Optional[int] = ..., diffs_sum: _Optional[int] = ..., parts_bytes: _Optional[int] = ..., part_bytes_max: _Optional[int] = ..., part_count: _Optional[int] = ..., blob_count: _Optional[int] = ..., key_lower: _Optional[bytes] = ..., ts_rewrite: _Optional[_Union[Antichain, _Mapping]] = ..., oldest_key: _Optional[str] = ..., schema_id: _Optional[int] = ..., sum_wraps: _Optional[bool] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("hollow", "inline", "run")

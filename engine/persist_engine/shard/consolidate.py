@@ -302,7 +302,7 @@ def _keys_of(rows: Sequence[pa.Table]) -> list[RowKey]:
     """The keys of tables of one row each."""
     if not rows:
         return []
-    columns = flatten_columns(pa.concat_tables(rows))
+    columns = flatten_columns(pa.concat_tables(rows).combine_chunks())
     return list(zip(*map(_comparables, columns), strict=True))
 
 

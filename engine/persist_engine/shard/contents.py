@@ -181,7 +181,7 @@ class Contents:
         return total, left
 
     def _is_countable(self, desc: Description, meta: RunMeta, part: RunPart) -> bool:
-        if meta.truncated:  # the sum counts rows that nobody sees (spec 20, bug 20)
+        if meta.truncated or part.sum_wraps:  # a sum of rows that nobody sees (spec 20, bug 20), or modulo 2**64
             return False
         is_seen = desc.upper <= Antichain.of(self.as_of + 1) and desc.since <= Antichain.of(self.as_of)
         if not is_seen and isinstance(part, HollowPart):

@@ -58,53 +58,31 @@ class Machine:
 
     def __init__(self, applier: Applier) -> None:
         self._applier = applier
+        # Attributes, not properties that ask one another: a commit looks at them some forty times.
+        versions = applier.versions
+        self.shard_id: ShardId = applier.shard_id
+        """The shard."""
+        self.versions: StateVersions = versions
+        """The log of states."""
+        self.blob: Blob = versions.blob
+        """Where parts and rollups lie."""
+        self.retry: Retry = versions.retry
+        """How store failures are retried."""
+        self.settings: Settings = versions.settings
+        """The numbers."""
+        self.env: Env = versions.env
+        """Clock, sleep, randomness."""
+        self.metrics: Metrics = versions.metrics
+        """Where to count."""
+        self.watch: StateWatch = applier.watch
+        """Rings when this process learns of a newer state: for those who wait for more than one thing."""
 
     # -- what it stands on --------------------------------------------------------------------------------------------
-
-    @property
-    def shard_id(self) -> ShardId:
-        """The shard."""
-        return self._applier.shard_id
 
     @property
     def state(self) -> ShardState:
         """The newest state this process knows of; `refresh` first where stale is not good enough."""
         return self._applier.state
-
-    @property
-    def versions(self) -> StateVersions:
-        """The log of states."""
-        return self._applier.versions
-
-    @property
-    def blob(self) -> Blob:
-        """Where parts and rollups lie."""
-        return self.versions.blob
-
-    @property
-    def retry(self) -> Retry:
-        """How store failures are retried."""
-        return self.versions.retry
-
-    @property
-    def settings(self) -> Settings:
-        """The numbers."""
-        return self.versions.settings
-
-    @property
-    def env(self) -> Env:
-        """Clock, sleep, randomness."""
-        return self.versions.env
-
-    @property
-    def metrics(self) -> Metrics:
-        """Where to count."""
-        return self.versions.metrics
-
-    @property
-    def watch(self) -> StateWatch:
-        """Rings when this process learns of a newer state: for those who wait for more than one thing."""
-        return self._applier.watch
 
     @property
     def schema_id(self) -> int:
@@ -399,7 +377,7 @@ class Machine:
 
     def wait_for_upper_past(self, frontier: Antichain, timeout_s: float | None = None) -> bool:
         """Wait until `frontier` is strictly before the shard's upper; false when `timeout_s` passed first (0 fetches
-        once).
+        once), Unavailable when the store could not be asked meanwhile.
         """
         if frontier.is_empty():
             raise InvalidUsage(f"no upper of {self.shard_id} can be past the closed frontier")
@@ -444,17 +422,18 @@ class Machine:
         return self.wait(check_state, timeout_s)
 
     def wait(self, check_state: Callable[[], T], timeout_s: float | None = None) -> T:
-        """The first answer of `check_state`, which looks at `state`, that is not None; None when `timeout_s` passed."""
-        return wait_until(
-            check_state,
-            refresh=self._applier.fetch_and_update,
-            watch=self._applier.watch,
-            env=self.env,
-            settings=self.settings.watch,
-            timeout_s=timeout_s,
-            pushed=self._applier,
-            metrics=self.metrics,
-        )
+        """What `check_state` says of `state` once it is not None; None after `timeout_s`, Unavailable if stores fail."""
+        with self.versions.retry.until(timeout_s):
+            return wait_until(
+                check_state,
+                refresh=self._applier.fetch_and_update,
+                watch=self._applier.watch,
+                env=self.env,
+                settings=self.settings.watch,
+                timeout_s=timeout_s,
+                pushed=self._applier,
+                metrics=self.metrics,
+            )
 
     # -- private ------------------------------------------------------------------------------------------------------
 

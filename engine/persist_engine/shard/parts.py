@@ -23,10 +23,11 @@ from persist_engine.codec.order import KEY_LOWER_BYTES_MAX, key_lower
 from persist_engine.codec.part import PART_FORMAT_NAME, encode_part, schema_of
 from persist_engine.codec.part_stats import part_stats
 from persist_engine.codec.schema import Schema
-from persist_engine.codec.updates import wrapped_diffs_sum
+from persist_engine.codec.updates import diffs_sum
 from persist_engine.model.batch import HollowPart, HollowRun, InlinePart, Part, RunPart
 from persist_engine.model.frontier import Description
 from persist_engine.model.ids import PartId
+from persist_engine.model.merge_result import wrapped
 from persist_engine.shard.runs import RunWriter, deletion_waves
 
 
@@ -58,8 +59,8 @@ def write_part(
     store.metrics.count("part_written_bytes", len(data))
     store.metrics.count("part_written_good_bytes", table.nbytes)
     if len(data) < inline_bytes_max:
-        total = wrapped_diffs_sum(table)
-        return InlinePart(data=data, rows=table.num_rows, diffs_sum=total, schema_id=schema_id, format=name)
+        total, wraps = _diffs_sum(table)
+        return InlinePart(data, table.num_rows, total, schema_id=schema_id, format=name, sum_wraps=wraps)
     part = _set_blob(store, data, table, schema=schema, schema_id=schema_id)
     store.metrics.observe_s("part_write", store.env.monotonic_s() - started_s)
     return part
@@ -91,15 +92,23 @@ def _set_blob(store: PartStore, data: bytes, table: pa.Table, *, schema: Schema,
     store.retry.external("set part", lambda: store.blob.set(whole_key, data), shard=store.shard_id)
     store.metrics.count("shard_blob_sets", shard=store.shard_id)
     lower = key_lower(table)
+    total, wraps = _diffs_sum(table)
     if len(lower) == KEY_LOWER_BYTES_MAX:
         store.metrics.count("key_lower_cut")
     return HollowPart(
         key=key,
         size_bytes=len(data),
         rows=table.num_rows,
-        diffs_sum=wrapped_diffs_sum(table),
+        diffs_sum=total,
+        sum_wraps=wraps,
         checksum=checksum(data),
         key_lower=lower,
         stats=part_stats(table, schema, store.settings.batch.stats_bytes_max),
         schema_id=schema_id,
     )
+
+
+def _diffs_sum(table: pa.Table) -> tuple[int, bool]:
+    """The sum of diffs as a descriptor holds it, and whether that is another than the sum itself."""
+    total = diffs_sum(table)
+    return wrapped(total), wrapped(total) != total

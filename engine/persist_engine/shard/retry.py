@@ -7,7 +7,9 @@ writes its own loop around `Backoff`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 from persist_engine.base.env import Env
@@ -17,6 +19,11 @@ from persist_engine.base.settings import RetrySettings
 
 _log = logging.getLogger(__name__)
 _INFO_ATTEMPTS = 3
+#: Who waits for less still asks the store more than once: most failures are over before.
+INSIST_S = 1.0
+
+#: Until when whoever waits in this thread does so; see `Retry.until`.
+_DEADLINE_S: ContextVar[float | None] = ContextVar("deadline_s", default=None)
 
 T = TypeVar("T")
 
@@ -25,9 +32,18 @@ class Backoff:
     """The sleeps of one retry loop: initial, doubling, clamped, jittered. Not thread-safe: one per loop."""
 
     def __init__(
-        self, env: Env, settings: RetrySettings, metrics: Metrics, *, what: str, shard: str, kind: str
+        self,
+        env: Env,
+        settings: RetrySettings,
+        metrics: Metrics,
+        *,
+        what: str,
+        shard: str,
+        kind: str,
+        deadline_s: float | None = None,
     ) -> None:
         self._env, self._settings, self._metrics = env, settings, metrics
+        self._deadline_s = deadline_s
         self._labels = {"kind": kind, "op": what}
         self._what, self._shard = what, shard
         self._subject = f"{what} of {shard}" if shard else what
@@ -37,11 +53,15 @@ class Backoff:
         metrics.count("retry_started", **self._labels)
 
     def wait(self, error: StorageError) -> None:
-        """Sleep before the next attempt. Raises Unavailable, chained to `error`, when `give_up_ms` have passed."""
+        """Sleep before the next attempt. Raises Unavailable, chained to `error`, when `give_up_ms` have passed, or what is
+        waited for with a timeout is due (`Retry.until`).
+        """
         self.attempts += 1
         self._metrics.count("retry_attempts", **self._labels)
         elapsed_ms = (self._env.monotonic_s() - self._started_s) * 1000
         give_up_ms = self._settings.give_up_ms
+        if give_up_ms is None and self._deadline_s is not None:
+            give_up_ms = (self._deadline_s - self._started_s) * 1000
         if give_up_ms is not None and elapsed_ms >= give_up_ms:
             self._metrics.count("retry_finished", **self._labels, outcome="gave_up")
             raise Unavailable(
@@ -86,7 +106,23 @@ class Retry:
 
     def backoff(self, what: str, *, shard: str, kind: str = "command") -> Backoff:
         """A fresh backoff for a loop of the caller's own."""
-        return Backoff(self._env, self._settings, self._metrics, what=what, shard=shard, kind=kind)
+        return Backoff(
+            self._env, self._settings, self._metrics, what=what, shard=shard, kind=kind, deadline_s=_DEADLINE_S.get()
+        )
+
+    @contextmanager
+    def until(self, timeout_s: float | None) -> Iterator[None]:
+        """In the block, in this thread: who would insist for ever on a failing store, as no `give_up_ms` says how long, does
+        so for `timeout_s`, at least INSIST_S: then Unavailable. None changes nothing.
+        """
+        if timeout_s is None:
+            yield
+            return
+        token = _DEADLINE_S.set(self._env.monotonic_s() + max(timeout_s, INSIST_S))
+        try:
+            yield
+        finally:
+            _DEADLINE_S.reset(token)
 
     def external(self, what: str, call: Callable[[], T], *, shard: str = "") -> T:
         """Call until it answers, on both kinds of storage error; for idempotent calls only. Unavailable at the

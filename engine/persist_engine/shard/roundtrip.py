@@ -27,12 +27,13 @@ def validate_roundtrip(before: ShardState, data: bytes, after: ShardState) -> No
 def _check_same(what: str, found: ShardState, wanted: ShardState) -> None:
     names = [field.name for field in fields(ShardState) if field.name != "trace"]
     wrong = [name for name in names if getattr(found, name) != getattr(wanted, name)]
-    if not _same_trace(found.trace, wanted.trace):
+    if not is_same_trace(found.trace, wanted.trace):
         wrong.append("trace")
     check(not wrong, f"{what} leads to another state: {', '.join(wrong)}", fields=wrong)
 
 
-def _same_trace(found: Trace, wanted: Trace) -> bool:
+def is_same_trace(found: Trace, wanted: Trace) -> bool:
+    """Whether replicas may have both at one version: without stored structure each groups empty batches as it met them."""
     if found.structured and wanted.structured:
         return found == wanted
     same_bounds = (found.since, found.upper) == (wanted.since, wanted.upper)

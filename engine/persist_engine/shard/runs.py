@@ -108,12 +108,15 @@ def listing_of(parts: Sequence[RunPart], *, key: str, data: bytes) -> HollowRun:
         for part in parts
         if not isinstance(part, InlinePart)
     ]
+    total = sum(part.diffs_sum or 0 for part in parts)
+    wrapped = wrapped_sum(part.diffs_sum for part in parts)
     return HollowRun(
         key=key,
         size_bytes=len(data),
         checksum=checksum(data),
         rows=sum(part.rows for part in parts),
-        diffs_sum=wrapped_sum(part.diffs_sum for part in parts),
+        diffs_sum=wrapped,
+        sum_wraps=wrapped is not None and (wrapped != total or any(part.sum_wraps for part in parts)),
         parts_bytes=sum(part.hollow_bytes for part in parts),
         part_bytes_max=max(part.part_bytes_max for part in parts),
         part_count=sum(part.part_count for part in parts),

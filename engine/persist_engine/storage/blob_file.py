@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from persist_engine.base.env import Env
-from persist_engine.base.errors import Determinate, Indeterminate, NotKept
+from persist_engine.base.errors import Determinate, Indeterminate, InvalidUsage, NotKept
 from persist_engine.storage.blob import BlobInfo
 from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix
 from persist_engine.storage.directories import make_directory, sync_directory
@@ -31,18 +31,35 @@ _TEMP = ".tmp"
 
 
 class FileBlob:
-    """Opens (and makes) the directory `root`. Several processes may share it."""
+    """Opens the directory `root`. Several processes may share it. One that is not there is made, or without `create`
+    InvalidUsage.
+    """
 
-    def __init__(self, root: Path, *, env: Env) -> None:
+    def __init__(self, root: Path, *, env: Env, create: bool = True) -> None:
         self._root = root
         self._env = env
         self._synced: dict[Path, tuple[int, int]] = {}
         """What each directory was, by inode and time of change, when all its entries were made durable."""
         try:
-            make_directory(root / _TEMP)
+            if create:
+                make_directory(root / _TEMP)
+            else:
+                self._check_exists()
             self._drop_stale_temps()
         except OSError as error:
             raise Determinate(f"open {self.address()}: {_reason(error)}") from error
+
+    def _check_exists(self) -> None:
+        """InvalidUsage where no blobs were ever kept, OSError when that cannot be told. Changes nothing: it may be a directory
+        of somebody else's.
+        """
+        try:
+            (self._root / _TEMP).stat()
+        except FileNotFoundError as error:
+            raise InvalidUsage(
+                f"{self.address()} holds no blobs: who writes the first makes it (a copy of one that lacks only {_TEMP}/ is "
+                "whole once that directory is made)"
+            ) from error
 
     def get(self, key: str) -> bytes | None:
         """See Blob."""

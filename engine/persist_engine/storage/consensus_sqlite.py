@@ -51,6 +51,7 @@ CREATE TABLE IF NOT EXISTS consensus (
     PRIMARY KEY (shard, sequence_number)
 )
 """
+_TABLE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'consensus'"
 _HEAD = "SELECT sequence_number, data FROM consensus WHERE shard = ? ORDER BY sequence_number DESC LIMIT 1"
 _HEAD_SEQNO = "SELECT max(sequence_number) FROM consensus WHERE shard = ?"
 _INSERT = "INSERT INTO consensus (shard, sequence_number, data) VALUES (?, ?, ?)"
@@ -76,9 +77,11 @@ class _Idle:
 
 
 class SqliteConsensus:
-    """Opens (and makes) the file at `path` and its table. Thread-safe: each call borrows a connection of its own."""
+    """Opens the file at `path`. Thread-safe: each call borrows a connection of its own. A file or table that is not there
+    is made, or without `create` InvalidUsage.
+    """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, create: bool = True) -> None:
         self._path = path
         self._idle: list[_Idle] = []
         self._lock = threading.Lock()
@@ -86,11 +89,14 @@ class SqliteConsensus:
         self._write_lock = threading.Lock()
         self._closed = False
         self._commits = 0
-        try:
-            make_directory(path.parent)
-            path.touch()  # made durable with the write-ahead log, whose first sync takes in their directory
-        except OSError as error:
-            raise Determinate(f"open {self.address()}: {error.strerror or error}") from error
+        if create:
+            try:
+                make_directory(path.parent)
+                path.touch()  # made durable with the write-ahead log, whose first sync takes in their directory
+            except OSError as error:
+                raise Determinate(f"open {self.address()}: {error.strerror or error}") from error
+        else:
+            self._check_exists()
         with self._borrow("open") as connection:
             (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
             if mode != "wal":
@@ -150,6 +156,22 @@ class SqliteConsensus:
             idle, self._idle = self._idle, []
         for each in idle:
             each.connection.close()
+
+    def _check_exists(self) -> None:
+        """InvalidUsage where no log was ever begun, Determinate when that cannot be told. Changes nothing: it may be a
+        file of somebody else's.
+        """
+        try:
+            is_begun = self._path.stat().st_size > 0
+        except FileNotFoundError:
+            is_begun = False
+        except OSError as error:
+            raise Determinate(f"open {self.address()}: {error.strerror or error}") from error
+        if is_begun:
+            with self._borrow("open") as connection:
+                is_begun = connection.execute(_TABLE).fetchone() is not None
+        if not is_begun:
+            raise InvalidUsage(f"{self.address()} holds no shards: check the path; who writes the first shard makes it")
 
     @contextmanager
     def _borrow(self, verb: str, key: str = "") -> Iterator[sqlite3.Connection]:

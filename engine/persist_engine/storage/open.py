@@ -34,11 +34,12 @@ _CONSENSUS_URLS = {
 _FAILING_OVER = ("redis+sentinel:", "rediss+sentinel:", "redis+cluster:", "rediss+cluster:")
 
 
-def open_blob(url: str, *, env: Env, metrics: Metrics) -> Blob:
+def open_blob(url: str, *, env: Env, metrics: Metrics, create: bool = True) -> Blob:
     """Open `mem:[name]`, `file:///dir` or `s3://bucket/prefix?region=&endpoint=&path_style=&ca_file=&probe=`, metered.
 
     InvalidUsage on a URL that is none of these, UnsafeStore when the store does not keep its promises, Determinate or
-    Indeterminate when it cannot be reached. Errors name the address, never a credential.
+    Indeterminate when it cannot be reached. Errors name the address, never a credential. A directory that is not there is
+    made, or without `create` InvalidUsage.
     """
     parsed = parse_url(url, allowed=_BLOB_URLS)
     blob: Blob
@@ -46,7 +47,7 @@ def open_blob(url: str, *, env: Env, metrics: Metrics) -> Blob:
         case "mem":
             blob = shared_mem_blob(parsed.path)
         case "file":
-            blob = FileBlob(Path(absolute_path(parsed)), env=env)
+            blob = FileBlob(Path(absolute_path(parsed)), env=env, create=create)
         case _:
             from persist_engine.storage.blob_s3 import open_s3_blob
 
@@ -54,7 +55,7 @@ def open_blob(url: str, *, env: Env, metrics: Metrics) -> Blob:
     return MeteredBlob(blob, env=env, metrics=metrics)
 
 
-def open_consensus(url: str, *, env: Env, metrics: Metrics) -> Consensus:
+def open_consensus(url: str, *, env: Env, metrics: Metrics, create: bool = True) -> Consensus:
     """Open `mem:[name]`, `sqlite:///file` or `redis[s]://[user[:password]@]host[:port][/db]`, metered.
 
     All take push=off: tell nobody of commits, and hear of nobody's (see storage.notify).
@@ -74,7 +75,7 @@ def open_consensus(url: str, *, env: Env, metrics: Metrics) -> Consensus:
         case "mem":
             consensus = shared_mem_consensus(parsed.path)
         case "sqlite":
-            consensus = SqliteConsensus(Path(absolute_path(parsed)))
+            consensus = SqliteConsensus(Path(absolute_path(parsed)), create=create)
         case _:
             from persist_engine.storage.consensus_redis import open_redis_consensus
 

@@ -107,6 +107,7 @@ def parts() -> st.SearchStrategy[HollowPart | InlinePart]:
         ts_rewrite=rewrite,
         schema_id=schema_id,
         format=_TEXT,
+        sum_wraps=st.booleans(),
     )
     inline = st.builds(
         InlinePart,
@@ -116,6 +117,7 @@ def parts() -> st.SearchStrategy[HollowPart | InlinePart]:
         ts_rewrite=rewrite,
         schema_id=schema_id,
         format=st.sampled_from(["parquet/1", "arrow/1"]),
+        sum_wraps=st.booleans(),
     )
     return st.one_of(hollow, inline)
 
@@ -137,6 +139,7 @@ def run_parts() -> st.SearchStrategy[RunPart]:
         schema_id=st.none() | _COUNT,
         key_lower=_BYTES,
         ts_rewrite=st.none() | frontiers(),
+        sum_wraps=st.booleans(),
     )
     return st.one_of(parts(), hollow_run)
 

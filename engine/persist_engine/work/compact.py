@@ -37,6 +37,7 @@ from persist_engine.shard.fetch import CompactionFilter, PartSource, RunToRead, 
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.parts import delete_parts, write_part
 from persist_engine.shard.runs import expand, spill_runs
+from persist_engine.work.attempts import Attempts
 from persist_engine.work.outcome import CompactOutcome, Ending
 
 _log = logging.getLogger(__name__)
@@ -54,9 +55,14 @@ PASSES_MAX = 64
 
 
 def compact_due(
-    machine: Machine, max_requests: int = REQUESTS_MAX, *, on_read: OnRead | None = None
+    machine: Machine,
+    max_requests: int = REQUESTS_MAX,
+    *,
+    on_read: OnRead | None = None,
+    attempts: Attempts | None = None,
 ) -> list[CompactOutcome]:
-    """Claim up to `max_requests` compactions that nobody works on and do them, oldest first; one outcome each.
+    """Claim up to `max_requests` compactions that nobody works on and do them, oldest first; one outcome each. One that
+    raises leaves the others to be done; then it is raised, as of `Attempts.end`, or left to the caller's `attempts`.
 
     Claims older than `settings.compaction.claim_ms` count as abandoned. A compaction done twice is harmless: one
     result is applied, the other removed.
@@ -67,12 +73,16 @@ def compact_due(
     machine.refresh()
     claimed, _ = machine.claim_compactions(max_requests=max_requests)
     outcomes: list[CompactOutcome] = []
+    tried = attempts or Attempts(machine.shard_id)
     others_bytes = sum(_input_bytes(req) for req in claimed.requests)
     for req in claimed.requests:
         others_bytes -= _input_bytes(req)
         told = None if on_read is None else partial(_tell, on_read, others_bytes)
-        outcomes.append(compact(machine, req, on_read=told))
-        others_bytes += outcomes[-1].bytes_read
+        with tried.of(f"compaction {req.id} {req.desc}"):
+            outcomes.append(compact(machine, req, on_read=told))
+            others_bytes += outcomes[-1].bytes_read
+    if attempts is None:
+        tried.end()
     return outcomes
 
 

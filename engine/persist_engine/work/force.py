@@ -18,6 +18,7 @@ from persist_engine.model.state import ShardState
 from persist_engine.model.trace import Trace
 from persist_engine.model.views import latest_rollup, rollup_at_or_below, seqno_since
 from persist_engine.shard.machine import Machine
+from persist_engine.work.attempts import Attempts
 from persist_engine.work.compact import OnRead, compact, compact_due
 from persist_engine.work.gc import OnProgress, collectable, gc_and_truncate
 from persist_engine.work.outcome import Ending, Outcome
@@ -65,8 +66,15 @@ def force_compaction(machine: Machine, *, full: bool, on_read: OnRead | None = N
         # What an exertion asks for is claimed for who exerted: `compact_due` would leave it alone.
         ours.update(request.id for request in machine.spine_exert(fuel)[1].requests)
     left = [batch for batch in machine.state.trace.spine_batches() if batch.id in ours and not batch.is_compact]
-    done = [compact(machine, batch.request(), on_read=on_read) for batch in left]
-    return [*done, *compact_due(machine, on_read=on_read)]
+    attempts = Attempts(machine.shard_id)
+    done: list[Outcome] = []
+    for batch in left:
+        with attempts.of(f"compaction {batch.id} {batch.desc}"):
+            done.append(compact(machine, batch.request(), on_read=on_read))
+    with attempts.of("claims of compactions"):
+        done += compact_due(machine, on_read=on_read, attempts=attempts)
+    attempts.end()
+    return done
 
 
 def _exertions(trace: Trace) -> Iterator[int]:

@@ -18,12 +18,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from persist_engine.base.errors import InvalidUsage, check
-from persist_engine.codec.keys import PartKey, RollupKey, parse_blob_key, shard_prefix
+from persist_engine.codec.keys import PartKey, RollupKey, parse_blob_key, rollups_prefix, shard_prefix
 from persist_engine.model.ids import ShardId
 from persist_engine.model.state import ShardState
 from persist_engine.model.views import is_tombstone
 from persist_engine.shard.machine import Machine
-from persist_engine.work.references import Bucket, References, is_fenced, listed_in_chunks
+from persist_engine.work.references import CHUNK_BLOBS, Bucket, References, is_fenced, listed_in_chunks
 
 #: Told blobs listed and orphans deleted so far; for progress bars.
 OnListed = Callable[[int, int], None]
@@ -131,7 +131,11 @@ class _Scan:
             if candidates:
                 # Only now: whatever was linked before the floor, or after it, up to here is seen as named.
                 if references is None:
+                    # Before the look at the log. Where this is not the whole listing, rollups may come last, after what
+                    # they would have saved.
+                    rollups = self._rollups() if len(chunk) == CHUNK_BLOBS else []
                     references = References(machine)
+                    self._check_log(rollups, references.newest)
                 else:
                     references.refresh()
                 references.check_listings()
@@ -143,6 +147,10 @@ class _Scan:
                     return
             if self._on_listed is not None:
                 self._on_listed(found.listed, found.deleted)
+
+    def _rollups(self) -> list[PartKey | RollupKey]:
+        listed = self._machine.blob.list_prefix(rollups_prefix(self._machine.shard_id))
+        return [key for info in listed if (key := _parsed(info.key)) is not None]
 
     def _check_log(self, keys: Iterable[PartKey | RollupKey], newest: ShardState) -> None:
         """InvariantViolated when a rollup tells of a version after `newest`: the log was rolled back, or is another's, and what

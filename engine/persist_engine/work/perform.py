@@ -13,6 +13,7 @@ from persist_engine.model.spine import MergeReq
 from persist_engine.model.upkeep import collection_target, rollup_wanted
 from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.machine import Machine
+from persist_engine.work.attempts import Attempts
 from persist_engine.work.compact import OnRead, compact, compact_due
 from persist_engine.work.gc import OnProgress, gc_and_truncate
 from persist_engine.work.outcome import Ending, Outcome
@@ -25,26 +26,34 @@ ROUNDS_MAX = 32
 def perform(machine: Machine, maintenance: Maintenance) -> list[Outcome]:
     """Do `maintenance` and what follows from doing it; what came of each piece, in order.
 
-    Requests too small to be worth their while are left to a later merge. Safe to repeat and to race.
+    Requests too small to be worth their while are left to a later merge. Safe to repeat and to race. A piece that raises
+    leaves the others to be done; then it is raised, as of `Attempts.end`.
     """
     outcomes: list[Outcome] = []
+    attempts = Attempts(machine.shard_id)
     left = maintenance
     for _ in range(ROUNDS_MAX):
         if left.is_empty():
             break
         done: list[Outcome] = []
         if left.rollup is not None:
-            done.append(write_rollup(machine))
+            with attempts.of("rollup"):
+                done.append(write_rollup(machine))
         if left.gc is not None:
             # The assigned seqno was seqno_since when it was assigned; collecting up to today's does it and more.
-            done.append(gc_and_truncate(machine))
-        done += [compact(machine, req) for req in left.requests if is_admitted(machine, req)]
+            with attempts.of("collection"):
+                done.append(gc_and_truncate(machine))
+        for req in left.requests:
+            with attempts.of(f"compaction {req.id} {req.desc}"):
+                if is_admitted(machine, req):
+                    done.append(compact(machine, req))
         left = NO_MAINTENANCE
         for outcome in done:
             if left.gc is not None and outcome.maintenance.gc is not None:
                 machine.metrics.count("gc_merged")
             left = left.merge(outcome.maintenance)
         outcomes += done
+    attempts.end()
     return outcomes
 
 
@@ -67,12 +76,19 @@ def perform_due(
     """Whatever the shard's state says is due, whoever it was assigned to: for shards that nobody maintains.
 
     What is left undone is not due: a second call finds nothing but what was committed meanwhile. Safe to repeat and
-    to race. `on_read`: told bytes read by compactions; `on_progress`: how far collection is.
+    to race. `on_read`: told bytes read by compactions; `on_progress`: how far collection is. What raises leaves the rest to
+    be done; then it is raised, as of `Attempts.end`.
     """
+    attempts = Attempts(machine.shard_id)
+    outcomes: list[Outcome] = []
     # Compactions first: what they let go of is collected in the same round.
-    outcomes: list[Outcome] = [*compact_due(machine, on_read=on_read)]
-    if rollup_wanted(machine.refresh(), machine.settings.maintenance):
-        outcomes.append(write_rollup(machine))
-    if collection_target(machine.refresh()) is not None:
-        outcomes.append(gc_and_truncate(machine, on_progress=on_progress))
+    with attempts.of("claims of compactions"):
+        outcomes += compact_due(machine, on_read=on_read, attempts=attempts)
+    with attempts.of("rollup"):
+        if rollup_wanted(machine.refresh(), machine.settings.maintenance):
+            outcomes.append(write_rollup(machine))
+    with attempts.of("collection"):
+        if collection_target(machine.refresh()) is not None:
+            outcomes.append(gc_and_truncate(machine, on_progress=on_progress))
+    attempts.end()
     return [outcome for outcome in outcomes if outcome.ending is not Ending.SKIPPED]

@@ -67,6 +67,17 @@ def maintenance_name(shard: str, kind: MaintenanceKind, seqno: int, *, retry: in
     return f"{shard}-{VERB[kind]}-{digits}{suffix}"
 
 
+def run_id(uid: str, order: int) -> str:
+    """Id of a sink's run; of two the one with the greater `order` is the newer."""
+    return f"{uid}-{order}"
+
+
+def run_order(identifier: str) -> int:
+    """What `run_id` was given; 0 for what is no such id."""
+    digits = identifier.rpartition("-")[2]
+    return int(digits) if digits.isascii() and digits.isdecimal() else 0
+
+
 def driver_name(sink: str, revision: str, attempt: int) -> str:
     """Name of the driver pod, its Service and its ConfigMap; at most 56 characters for sink names of at most 40."""
     return f"{sink}-{revision[:8]}-{attempt}"

@@ -78,13 +78,15 @@ class FakeCluster:
                 self._collect(gone["metadata"]["uid"])
             return gone is not None
 
-    def apply_status(self, kind: Kind, namespace: str, name: str, status: Mapping[str, Any]) -> bool:
+    def apply_status(self, kind: Kind, namespace: str, name: str, status: Mapping[str, Any], *, version: str) -> bool:
         key = (kind.kind, namespace, name)
         with self._lock:
             self._write("status", key)
             stored = self._stored.get(key)
             if stored is None:
                 return False
+            if version != stored["metadata"]["resourceVersion"]:
+                raise ApiError(f"{kind.kind} {namespace}/{name}: the object has been modified", status=409)
             # One manager owns all of status: what it does not apply any more goes away.
             self._put(key, {**stored, "status": copy.deepcopy(dict(status))}, stored)
             return True

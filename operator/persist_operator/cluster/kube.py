@@ -88,11 +88,12 @@ class KubeCluster:
         status, _ = self._request("DELETE", _path(kind, namespace, name), body=options)
         return status != 404
 
-    def apply_status(self, kind: Kind, namespace: str, name: str, status: Mapping[str, Any]) -> bool:
+    def apply_status(self, kind: Kind, namespace: str, name: str, status: Mapping[str, Any], *, version: str) -> bool:
         manifest = {
             "apiVersion": kind.api_version,
             "kind": kind.kind,
-            "metadata": {"name": name, "namespace": namespace},
+            # An apply that names a version is refused with 409 when another one is stored, `force` or not.
+            "metadata": {"name": name, "namespace": namespace, "resourceVersion": version},
             "status": dict(status),
         }
         # An apply by name would create a resource that was deleted meanwhile; on the status subresource it answers 404.
@@ -150,7 +151,10 @@ def _path(kind: Kind, namespace: str | None, name: str | None = None) -> str:
 
 
 def _object(body: bytes) -> Resource:
-    document: Resource = json.loads(body)
+    try:
+        document: Resource = json.loads(body)
+    except ValueError as error:  # what stands between us and the server has answers of its own
+        raise ApiError(f"the API server's answer is not JSON: {body[:200]!r}", status=0) from error
     return document
 
 

@@ -23,7 +23,7 @@ class _Seen:
 
 
 class Election:
-    """One candidate. Not thread-safe: one thread calls `tick`."""
+    """One candidate. One thread calls `tick`; any may ask `is_leader`."""
 
     def __init__(self, cluster: Cluster, settings: LeaderSettings, identity: str, env: Env) -> None:
         self._cluster, self._settings, self._identity, self._env = cluster, settings, identity, env
@@ -33,7 +33,8 @@ class Election:
     @property
     def is_leader(self) -> bool:
         """Whether this candidate holds the Lease and renewed it within its duration."""
-        return self._renewed_s is not None and self._env.monotonic_s() - self._renewed_s < self._settings.lease_seconds
+        renewed_s = self._renewed_s  # once: others ask while `tick` runs
+        return renewed_s is not None and self._env.monotonic_s() - renewed_s < self._settings.lease_seconds
 
     def tick(self) -> bool:
         """Try to take or renew the Lease, one or two requests; whether this candidate leads. ApiErrors are survived until the duration

@@ -65,8 +65,12 @@ class Cluster(Protocol):
     def delete(self, kind: Kind, namespace: str, name: str, *, grace_seconds: int | None = None) -> bool:
         """Delete, with its dependents in the background; False when there was none."""
 
-    def apply_status(self, kind: Kind, namespace: str, name: str, status: Mapping[str, Any]) -> bool:
-        """Server-side apply of the whole status by our field manager; False when the resource is gone. spec is not touched."""
+    def apply_status(self, kind: Kind, namespace: str, name: str, status: Mapping[str, Any], *, version: str) -> bool:
+        """Server-side apply of the whole status by our field manager; False when the resource is gone. spec is not touched.
+
+        `version`: the resourceVersion that the status was decided on. ApiError 409 when it is not the stored one any more: the
+        status of a leader that slept, or of a resource that was made anew under the same name, must not pass for the newest.
+        """
 
     def logs(self, namespace: str, pod: str, *, lines: int) -> str:
         """The last lines of the pod's log; empty when there is none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from persist_engine.base.env import Env
@@ -24,10 +24,19 @@ class Controller:
     """Takes changes in, keeps workers busy. `start` once, `stop` once."""
 
     def __init__(
-        self, reconciler: Reconciler, cluster: Cluster, settings: OperatorSettings, env: Env, metrics: OperatorMetrics
+        self,
+        reconciler: Reconciler,
+        cluster: Cluster,
+        settings: OperatorSettings,
+        env: Env,
+        metrics: OperatorMetrics,
+        *,
+        may_act: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`may_act`: whether this replica leads now; while it does not, keys wait."""
         self._reconciler, self._cluster = reconciler, cluster
         self._settings, self._env, self._metrics = settings, env, metrics
+        self._may_act = may_act
         loop = settings.loop
         self._queue: WorkQueue[Key] = WorkQueue(
             env, backoff_initial_s=loop.backoff_initial_seconds, backoff_max_s=loop.backoff_max_seconds
@@ -101,6 +110,11 @@ class Controller:
                 self._one(key)
 
     def _one(self, key: Key) -> None:
+        if not self._may_act():
+            # A process that slept, or a Lease that cannot be renewed: somebody else may lead already.
+            self._queue.add(key, after_s=_POLL_S)
+            self._queue.done(key)
+            return
         started_s, result, failed = self._env.monotonic_s(), "ok", False
         try:
             after_s = self._reconciler.reconcile(key)

@@ -15,6 +15,8 @@ _EXIT: Mapping[int, tuple[str, str]] = {
     72: ("Configuration", "InvalidConfiguration"),
     73: ("Application", "Diverged"),
 }
+#: Repeating does not help, a person must look: not one of the store's failures, as which the driver reports it.
+_DIVERGED = 73
 _INFRASTRUCTURE = {
     "DeletionByPodGC",
     "DeletionByTaintManager",
@@ -68,7 +70,7 @@ def classify(run: Run) -> Failure:
         failure_class, reason = "Application", "OOMKilled"
     elif run.reason == "DeadlineExceeded":
         failure_class, reason = "Timeout", "DeadlineExceeded"
-    elif reported is not None:
+    elif reported is not None and run.exit_code != _DIVERGED:
         failure_class, reason = str(reported), reason if reason not in {"Error", ""} else str(reported)
     text = str(report.get("message") or run.message or "")
     if run.reason == "OOMKilled":

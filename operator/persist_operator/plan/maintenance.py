@@ -102,7 +102,10 @@ def due(
             continue
         block = maintenance.get(kind, {})
         token = request_token(shard, kind)
-        if now_ms < not_before_ms(block, requested=token is not None):
+        # Further ahead than any wait could be it was written by a clock that has gone back since. Twice the longest: ends of
+        # runs are told by other clocks.
+        farthest_ms = now_ms + 2000 * max(_BACKOFF_MAX_S, shard.spec.gc_interval_seconds)
+        if now_ms < not_before_ms(block, requested=token is not None) <= farthest_ms:
             continue
         reason = debt_reason(shard, inspection, maintenance, kind) if automatic[kind] else None
         if _is_unfinished(block):

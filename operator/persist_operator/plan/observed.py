@@ -44,6 +44,8 @@ class Run:
     started_ms: int | None = None
     finished_ms: int | None = None
     deleting: bool = False
+    deleted_ms: int | None = None
+    """By when it was to be gone, its grace period included; None unless `deleting`."""
     seqno: int = 0
     """Maintenance: the state version it was started at."""
     attempt: int = 0
@@ -187,3 +189,5 @@ class SinkObserved:
     shard: ShardView
     runs: tuple[Run, ...] = ()
     executors: Executors = field(default_factory=Executors)
+    leftovers: tuple[str, ...] = ()
+    """Attempts of which there is something, but no driver; looked for only while none is under way."""

@@ -219,7 +219,7 @@ def _missing(
 def _initialise_failed(
     shard: Shard, base: Mapping[str, Any], action: InitialiseShard, failure: ActionFailure, now_ms: int
 ) -> Plan:
-    wait_s = (_RETRY_PERMANENT_S if failure.permanent else _RETRY_S) - (now_ms - failure.at_ms) / 1000
+    wait_s = (_RETRY_PERMANENT_S if failure.permanent else _RETRY_S) - abs(now_ms - failure.at_ms) / 1000
     if failure.permanent and wait_s > 0:
         return _stalled(shard, base, failure.reason, failure.message, now_ms, reachable=True)
     found = _waiting("False", failure.reason, failure.message)
@@ -279,6 +279,7 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
         Condition("Ready", "True", ready, f"shard {case.base['shardId']} is initialised and its stores answer"),
         _reachable(case.base),
         *_upkeep_conditions(shard, inspection, blocks),
+        _since_condition(case, inspection),
     ]
     return _conditioned(
         shard,
@@ -300,7 +301,8 @@ def _numbers(case: _Case, inspection: Inspection, *, forced: bool, advanced: boo
     seen_ms = times.to_ms(frontiers.get("observedTime"))
     same_generation = case.shard.status.get("observedGeneration") == case.shard.meta.generation
     if seen_ms is not None and same_generation and not forced and not advanced:
-        young = case.now_ms - seen_ms < case.settings.loop.numbers_seconds * 1000
+        # Times ahead of now were written by a clock that has gone back since: they hold nothing up.
+        young = 0 <= case.now_ms - seen_ms < case.settings.loop.numbers_seconds * 1000
         if young or (frontiers.get("seqno") == inspection.seqno and inspection.oldest_uncompacted_ms is None):
             return {}
     return shard_status.numbers(
@@ -319,7 +321,7 @@ def _advance_since(case: _Case, inspection: Inspection) -> AdvanceSince | None:
     critical_id = names.critical_id_of(shard.meta.uid)
     held = shard_status.own_since_ms(inspection, critical_id)
     last_ms = times.to_ms(shard.status.get("frontiers", {}).get("sinceAdvancedTime"))
-    too_soon = last_ms is not None and case.now_ms - last_ms < case.settings.loop.since_seconds * 1000
+    too_soon = last_ms is not None and 0 <= case.now_ms - last_ms < case.settings.loop.since_seconds * 1000
     if too_soon or (held is not None and target <= held):
         return None
     return AdvanceSince(
@@ -382,16 +384,20 @@ def _upkeep_conditions(shard: Shard, inspection: Inspection, blocks: Mapping[str
             found.append(_compaction_debt(shard, block))
         else:
             found.append(Condition(condition_type, "True", "Current", ""))
-    target = shard_status.since_target_ms(inspection.upper, shard.spec.since_lag_seconds)
-    held = shard_status.blocking_readers(inspection, names.critical_id_of(shard.meta.uid))
+    return found
+
+
+def _since_condition(case: _Case, inspection: Inspection) -> Condition:
+    critical_id = names.critical_id_of(case.shard.meta.uid)
+    target = shard_status.since_target_ms(inspection.upper, case.shard.spec.since_lag_seconds)
+    own, failure = shard_status.own_since_ms(inspection, critical_id), case.observed.failures.get("AdvanceSince")
+    if failure is not None and target is not None and (own is None or own < target):
+        return Condition("SinceAdvancing", "False", failure.reason, failure.message)
+    held = shard_status.blocking_readers(inspection, critical_id)
     if target is not None and inspection.since is not None and inspection.since < target and held:
         who = ", ".join(f"{one.kind} reader {one.id} ({one.purpose or 'no purpose'}, {one.hostname})" for one in held)
-        found.append(
-            Condition("SinceAdvancing", "False", "HeldByReader", f"since is held at {inspection.since} by {who}")
-        )
-    else:
-        found.append(Condition("SinceAdvancing", "True", "Advancing", ""))
-    return found
+        return Condition("SinceAdvancing", "False", "HeldByReader", f"since is held at {inspection.since} by {who}")
+    return Condition("SinceAdvancing", "True", "Advancing", "")
 
 
 def _compaction_debt(shard: Shard, block: Mapping[str, Any]) -> Condition:

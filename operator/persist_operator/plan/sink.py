@@ -9,12 +9,14 @@ before it starts.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from persist_engine.base.errors import InvalidUsage
 
 from persist_operator.api import names, times
+from persist_operator.api.redact import redact
 from persist_operator.api.sink import Sink
 from persist_operator.plan import failures, schedule, sink_status
 from persist_operator.plan.actions import Action, Note, Plan, StartDriver, StopRun
@@ -23,6 +25,9 @@ from persist_operator.plan.observed import Phase, Run, SinkObserved
 from persist_operator.settings import OperatorSettings
 
 _OPEN = {"Creating", "Pending", "Running"}
+#: How long after its grace period a driver that is being deleted is waited for. One on a node that is cut off never
+#: goes by itself; that two may run then costs no data, since the shard takes one of them.
+_GONE_AFTER_MS = 60_000
 _RESTART_REQUEST = "restart"
 
 
@@ -53,11 +58,16 @@ class Draft:
     @property
     def is_open(self) -> bool:
         """Whether an attempt is going, as far as the status knows."""
-        return self.driver.get("phase") in _OPEN
+        return is_under_way(self.status)
 
     def child(self) -> Run | None:
         """The newest attempt as observed."""
         return next((one for one in self.observed.runs if one.name == self.driver.get("podName")), None)
+
+
+def is_under_way(status: Mapping[str, Any]) -> bool:
+    """Whether the status knows of an attempt that has not ended."""
+    return status.get("driver", {}).get("phase") in _OPEN
 
 
 def plan_sink(sink: Sink, observed: SinkObserved, *, now_ms: int, settings: OperatorSettings) -> Plan:
@@ -69,11 +79,13 @@ def plan_sink(sink: Sink, observed: SinkObserved, *, now_ms: int, settings: Oper
     problem: str | None = None
     _adopt(draft)
     _follow(draft)
+    _force_out(draft)
     _handle_requests(draft)
     try:
         _choose_run(draft)
     except InvalidUsage as error:
         problem = str(error)
+    _stop_strays(draft)
     if problem is None:
         _start_attempt(draft)
     _clear_away(draft)
@@ -125,12 +137,26 @@ def _follow(draft: Draft) -> None:
     elif child.phase.finished:
         _fail(draft, failures.classify(child), phase="Failed", end_ms=child.finished_ms or draft.now_ms)
     elif child.deleting:
-        # Somebody is deleting it: wait for its end, which is then its failure.
+        # Somebody is deleting it: wait for its end (see `_force_out`), which is then its failure.
         draft.driver["phase"] = child.phase.value
     elif spec.suspend or draft.run.get("revision") != spec.revision:
         _stop(draft, child, "suspended" if spec.suspend else "the spec changed")
     else:
         _watch_limits(draft, child)
+
+
+def _force_out(draft: Draft) -> None:
+    """Remove drivers whose deletion does not come to an end: nothing else starts while they are there."""
+    for run in draft.observed.runs:
+        if run.phase.finished or not run.deleting or run.deleted_ms is None:
+            continue
+        limit_ms = run.deleted_ms + _GONE_AFTER_MS
+        if draft.now_ms < limit_ms:
+            draft.wake_ms.append(limit_ms)
+        else:
+            reason = "its node does not say that it ended"
+            draft.actions.append(StopRun(kind="driver", name=run.name, reason=reason, grace_seconds=0))
+            draft.notes.append(Note("Warning", "DriverForcedOut", f"{run.name}: {reason}"))
 
 
 def _watch_limits(draft: Draft, child: Run) -> None:
@@ -171,22 +197,19 @@ def _succeed(draft: Draft, child: Run) -> None:
     draft.status.pop("nextAttemptTime", None)
     upper = report.get("upper")
     progress = {"rowsRead": report.get("rows_read"), "updatesWritten": report.get("updates_written")}
-    if not report.get("already_done"):
-        draft.status["progress"] = {
-            **({"upper": str(upper)} if upper is not None else {}),
-            **{name: value for name, value in progress.items() if isinstance(value, int)},
-            "lastCommitTime": end,
-        }
+    # An attempt that was lost had committed: its numbers are lost with it, those of the run before are not this one's.
+    done = bool(report.get("already_done"))
+    draft.status["progress"] = {
+        **({"upper": str(upper)} if upper is not None else {}),
+        **{name: value for name, value in progress.items() if isinstance(value, int) and not done},
+        "lastCommitTime": end,
+    }
     if draft.sink.spec.mode == "Scheduled":
         draft.status.setdefault("schedule", {})["lastSuccessTime"] = end
-    message = "the data was already there" if report.get("already_done") else str(report.get("message") or "")
+    message = "the data was already there" if done else redact(str(report.get("message") or ""))
     _remember(draft, "Succeeded", None, message)
-    written = report.get("updates_written", 0)
-    draft.notes.append(
-        Note(
-            "Normal", "RunSucceeded", f"{child.name}: {report.get('rows_read', 0)} rows read, {written} updates written"
-        )
-    )
+    numbers = f"{report.get('rows_read', 0)} rows read, {report.get('updates_written', 0)} updates written"
+    draft.notes.append(Note("Normal", "RunSucceeded", f"{child.name}: {message if done else numbers}"))
 
 
 def _fail(draft: Draft, failure: Failure, *, phase: str, end_ms: int) -> None:
@@ -247,7 +270,7 @@ def _handle_requests(draft: Draft) -> None:
     if draft.run.get("state") == "Failed":
         draft.run["state"] = "Running"
     elif draft.run.get("state") == "Succeeded" and draft.sink.spec.mode == "Once":
-        _open_run(draft, f"{draft.sink.meta.uid}-{draft.run.get('number', 0) + 1}", None)
+        _open_run(draft, None)
 
 
 def _choose_run(draft: Draft) -> None:
@@ -255,7 +278,7 @@ def _choose_run(draft: Draft) -> None:
     spec, run = draft.sink.spec, draft.run
     if spec.mode == "Once":
         if not draft.is_open and run.get("revision") != spec.revision and not spec.suspend:
-            _open_run(draft, f"{draft.sink.meta.uid}-{run.get('number', 0) + 1}", None)
+            _open_run(draft, None)
         return
     if spec.schedule is None:
         raise InvalidUsage("schedule is missing although mode is Scheduled")
@@ -268,6 +291,10 @@ def _choose_run(draft: Draft) -> None:
     if run.get("state") == "Running" or spec.suspend:
         return
     after_ms = times.to_ms(ticks.get("lastTime")) or draft.sink.meta.created_ms
+    if after_ms > following_ms:
+        # The clock was ahead by more than a tick when that one ran. It does not stop the schedule until it is due again.
+        after_ms = draft.now_ms
+        ticks["lastTime"] = times.to_text(after_ms)
     tick_ms = schedule.last_tick_ms(spec.schedule, after_ms=after_ms, until_ms=draft.now_ms)
     if tick_ms is None:
         return
@@ -282,13 +309,18 @@ def _choose_run(draft: Draft) -> None:
             )
         )
         return
-    _open_run(draft, f"{draft.sink.meta.uid}-{tick_ms}", tick_ms)
+    _open_run(draft, tick_ms)
 
 
-def _open_run(draft: Draft, run_id: str, scheduled_ms: int | None) -> None:
+def _open_run(draft: Draft, scheduled_ms: int | None) -> None:
+    """The next run, of a tick or not. Ids of a sink end in a number that only rises, whatever the clock does: a driver that
+    comes back after a newer run knows by it that it is over (persist_engine.flow.mint_run).
+    """
+    number = draft.run.get("number", 0) + 1
+    least = names.run_order(str(draft.run.get("id", ""))) + 1
     draft.status["run"] = {
-        "number": draft.run.get("number", 0) + 1,
-        "id": run_id,
+        "number": number,
+        "id": names.run_id(draft.sink.meta.uid, max(scheduled_ms or number, least)),
         "revision": draft.sink.spec.revision,
         "firstAttempt": draft.status.get("attempt", 0) + 1,
         "state": "Running",
@@ -296,6 +328,20 @@ def _open_run(draft: Draft, run_id: str, scheduled_ms: int | None) -> None:
     }
     draft.status["consecutiveFailures"] = 0
     draft.status.pop("nextAttemptTime", None)
+
+
+def _stop_strays(draft: Draft) -> None:
+    """Stop every driver that goes and is not the attempt under way: one that came back, or one whose stop was decided but
+    never done, since the operator was ended in between. It would hold up the next attempt for as long as it likes.
+    """
+    stopped = {action.name for action in draft.actions if isinstance(action, StopRun)}
+    for run in draft.observed.runs:
+        current = draft.is_open and run.name == draft.driver.get("podName")
+        if current or run.phase.finished or run.deleting or run.name in stopped:
+            continue
+        grace = draft.sink.spec.termination_grace_seconds
+        reason = "it is not the attempt under way"
+        draft.actions.append(StopRun(kind="driver", name=run.name, reason=reason, grace_seconds=grace))
 
 
 def _start_attempt(draft: Draft) -> None:
@@ -308,28 +354,21 @@ def _start_attempt(draft: Draft) -> None:
         return
     if spec.suspend:
         if creating:
+            _forgo(draft, "suspended")
             draft.driver.update(phase="Deleted", endTime=times.to_text(draft.now_ms))
         return
     next_ms = times.to_ms(status.get("nextAttemptTime")) or 0
-    if draft.now_ms < next_ms:
+    # Further ahead than any backoff could be it was written by a clock that has gone back since.
+    if draft.now_ms < next_ms <= draft.now_ms + 2000 * spec.max_backoff_seconds:
         draft.wake_ms.append(next_ms)
         return
-    strays = [one for one in draft.observed.runs if not one.phase.finished and one.name != draft.driver.get("podName")]
     leaving = [one for one in draft.observed.runs if not one.phase.finished]
-    for stray in strays:
-        if not stray.deleting:
-            draft.actions.append(
-                StopRun(
-                    kind="driver",
-                    name=stray.name,
-                    reason="another attempt is due",
-                    grace_seconds=spec.termination_grace_seconds,
-                )
-            )
     if leaving or not shard.usable or shard.schema is None or shard.location is None:
         draft.wake_ms.append(draft.now_ms + 5000)
         return
     if not creating or draft.run.get("revision") != spec.revision:
+        if creating:
+            _forgo(draft, "the spec changed")
         status["attempt"] = status.get("attempt", 0) + 1
         draft.run["revision"] = spec.revision
         name = names.driver_name(draft.sink.meta.name, spec.revision, status["attempt"])
@@ -355,9 +394,20 @@ def _start_attempt(draft: Draft) -> None:
     )
 
 
+def _forgo(draft: Draft, why: str) -> None:
+    """The intended attempt is not to be: some of it may be there."""
+    name = str(draft.driver["podName"])
+    draft.actions.append(StopRun(kind="driver", name=name, reason=why, grace_seconds=0))
+
+
 def _clear_away(draft: Draft) -> None:
-    """Remove finished drivers: at once, or after their time, as spec.cleanup says."""
+    """Remove finished drivers, at once or after their time, as spec.cleanup says, and what is left of drivers that others
+    removed.
+    """
     spec = draft.sink.spec
+    for name in draft.observed.leftovers:
+        if not draft.is_open or name != draft.driver.get("podName"):
+            draft.actions.append(StopRun(kind="driver", name=name, reason="its driver is gone", grace_seconds=0))
     for run in draft.observed.runs:
         current = run.name == draft.driver.get("podName")
         if not run.phase.finished or run.deleting or (current and draft.is_open):

@@ -7,6 +7,7 @@ from typing import Any
 
 from persist_operator.api import conditions, names
 from persist_operator.api.conditions import Condition
+from persist_operator.api.redact import redact
 from persist_operator.api.sink import Sink
 from persist_operator.plan.observed import SinkObserved
 
@@ -47,7 +48,7 @@ def _running(status: Mapping[str, Any], observed: SinkObserved) -> Condition:
         return Condition("Running", "True", "DriverRunning", f"{driver.get('podName')} runs")
     if driver.get("phase") in {"Creating", "Pending"}:
         child = next((one for one in observed.runs if one.name == driver.get("podName")), None)
-        why = f": {child.reason} {child.message}".rstrip() if child is not None and child.reason else ""
+        why = redact(f": {child.reason} {child.message}".rstrip()) if child is not None and child.reason else ""
         return Condition("Running", "False", "DriverPending", f"{driver.get('podName')} is starting{why}")
     return Condition("Running", "False", "NoDriver", "")
 
@@ -76,7 +77,7 @@ def _ready(status: Mapping[str, Any], sink: Sink, observed: SinkObserved, proble
                 "Ready",
                 "True",
                 "Completed",
-                f"run {run.get('number')} wrote {status.get('progress', {}).get('updatesWritten', 0)} updates",
+                _wrote(run, status.get("progress", {})),
             )
         ]
     if scheduled and state != "Running":
@@ -102,6 +103,16 @@ def _under_way(status: Mapping[str, Any], observed: SinkObserved, *, scheduled: 
     unhurt = scheduled and not retried and reason == "Running"
     ready: conditions.Status = "True" if unhurt else "False"
     return [Condition("Ready", ready, reason, text), Condition("Reconciling", "True", reason, text)]
+
+
+def _wrote(run: Mapping[str, Any], progress: Mapping[str, Any]) -> str:
+    """Nobody knows how much when the attempt that committed was lost before it could report."""
+    written = progress.get("updatesWritten")
+    return (
+        f"run {run.get('number')} is committed"
+        if written is None
+        else f"run {run.get('number')} wrote {written} updates"
+    )
 
 
 def _stalled(reason: str, message: str) -> list[Condition]:

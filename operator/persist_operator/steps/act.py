@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from persist_operator.api import times
+from persist_operator.api import names, times
 from persist_operator.api.resource import Meta
 from persist_operator.bridge import Bridge
 from persist_operator.build.driver import driver_manifests
 from persist_operator.build.maintenance import maintenance_job
-from persist_operator.cluster.port import BY_KIND, CONFIG_MAP, JOB, POD, SERVICE, Cluster
+from persist_operator.cluster.port import BY_KIND, CONFIG_MAP, JOB, POD, SERVICE, ApiError, Cluster, Resource
 from persist_operator.plan.actions import Action, AdvanceSince, InitialiseShard, StartDriver, StartMaintenance, StopRun
 from persist_operator.settings import OperatorSettings
 from persist_operator.steps.metrics import OperatorMetrics
@@ -52,7 +52,7 @@ class Actor:
             service_account_name=action.service_account_name,
             settings=self._settings,
         )
-        if self._cluster.create(JOB, job):
+        if self._create(job, meta):
             self._metrics.jobs_started.labels(type=action.kind).inc()
 
     def _start_driver(self, action: StartDriver, meta: Meta) -> None:
@@ -71,9 +71,27 @@ class Actor:
             settings=self._settings,
         )
         for manifest in manifests:
-            created = self._cluster.create(BY_KIND[manifest["kind"]], manifest)
+            created = self._create(manifest, meta)
             if created and manifest["kind"] == POD.kind:
                 self._metrics.jobs_started.labels(type="driver").inc()
+
+    def _create(self, manifest: Resource, meta: Meta) -> bool:
+        """Whether it was made now; False when it was before. ApiError while one of its name is another resource's.
+
+        SUBTLE: names hold the name of the resource, not its uid. Who is deleted and made anew finds what was its predecessor's
+        until that is collected: a ConfigMap would have the new driver do the old one's run.
+        """
+        kind, head = BY_KIND[manifest["kind"]], manifest["metadata"]
+        if self._cluster.create(kind, manifest):
+            return True
+        found = self._cluster.get(kind, head["namespace"], head["name"])
+        if found is None or (found["metadata"].get("labels") or {}).get(names.LABEL_OWNER_UID) != meta.uid:
+            raise ApiError(
+                f"{kind.kind} {head['namespace']}/{head['name']} is not of this {meta.name} (uid {meta.uid}): waiting until it "
+                "is gone; what was a deleted resource's is collected by itself, delete it if it is somebody else's",
+                status=409,
+            )
+        return False
 
     def _stop(self, action: StopRun, meta: Meta) -> None:
         if action.kind != "driver":

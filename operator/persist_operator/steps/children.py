@@ -8,9 +8,11 @@ from typing import Any
 
 from persist_operator.api import names, times
 from persist_operator.api.names import MAINTENANCE_KINDS, MaintenanceKind
+from persist_operator.build import driver, maintenance
 from persist_operator.plan.observed import Executors, Phase, Run
 
 Resource = Mapping[str, Any]
+_CONTAINERS = {driver.CONTAINER, maintenance.CONTAINER}
 _PHASES = {"Succeeded": Phase.SUCCEEDED, "Failed": Phase.FAILED, "Running": Phase.RUNNING, "Unknown": Phase.RUNNING}
 
 
@@ -27,13 +29,14 @@ def maintenance_run(job: Resource, pods: Iterable[Resource]) -> Run | None:
     phase = Phase.PENDING
     if "Complete" in ended:
         phase = Phase.SUCCEEDED
-    elif "Failed" in ended:
+    elif "Failed" in ended or "FailureTarget" in ended:
+        # SUBTLE: Kubernetes says Failed only when the last pod is gone, which one on a node that is cut off never is.
         phase = Phase.FAILED
     elif pod is not None and _phase(pod) is not Phase.PENDING:
         # The Job's own word is what ends a run: its pod may be counted later.
         phase = Phase.RUNNING
     facts = _pod_facts(pod) if pod is not None else {}
-    end = ended.get("Complete") or ended.get("Failed") or {}
+    end = ended.get("Complete") or ended.get("Failed") or ended.get("FailureTarget") or {}
     if phase is Phase.FAILED:
         # BackoffLimitExceeded only says that the one pod failed: the pod knows better.
         said = "" if end.get("reason") == "BackoffLimitExceeded" else end.get("reason", "")
@@ -74,6 +77,7 @@ def driver_run(pod: Resource, *, log_tail: str = "") -> Run:
         started_ms=facts.get("started_ms"),
         finished_ms=finished_ms if phase.finished else None,
         deleting=bool(metadata.get("deletionTimestamp")),
+        deleted_ms=times.to_ms(metadata.get("deletionTimestamp")),
         attempt=_integer(labels.get(names.LABEL_ATTEMPT)),
         run_number=_integer(labels.get(names.LABEL_RUN)),
         run_id=annotations.get(names.ANNOTATION_RUN_ID, ""),
@@ -103,7 +107,10 @@ def _phase(pod: Resource) -> Phase:
 def _pod_facts(pod: Resource) -> dict[str, Any]:
     """exit_code, reason, message, report, started_ms, finished_ms: what is known of them."""
     status = pod.get("status") or {}
-    container: Resource = next(iter(status.get("containerStatuses") or ()), {})
+    statuses = status.get("containerStatuses") or ()
+    # Others may have been put beside ours on the way in.
+    ours = [one for one in statuses if one.get("name") in _CONTAINERS]
+    container: Resource = next(iter([*ours, *statuses]), {})
     state = container.get("state") or {}
     terminated, waiting, running = state.get("terminated"), state.get("waiting") or {}, state.get("running") or {}
     # The pod's own reason (Evicted, NodeLost) and what disrupted it go before what the container died of.

@@ -77,13 +77,13 @@ class OperatorMetrics:
             }.items()
         }
 
-    def set_shard(self, namespace: str, name: str, status: Mapping[str, Any]) -> None:
-        """Export a PersistShard's status."""
+    def set_shard(self, namespace: str, name: str, status: Mapping[str, Any], *, now_ms: int) -> None:
+        """Export a PersistShard's status. What is not known any more has no series: a last value would pass for the present."""
         frontiers, storage = status.get("frontiers", {}), status.get("storage", {})
         debt, holds = status.get("debt", {}), status.get("holds", {})
         values = {
             "ready": 1 if conditions.is_true(status, "Ready") else 0,
-            "upper_lag_seconds": frontiers.get("upperLagSeconds"),
+            "upper_lag_seconds": _upper_lag_s(frontiers, now_ms),
             "since_lag_seconds": frontiers.get("sinceLagSeconds"),
             "batches": storage.get("batches"),
             "live_bytes": storage.get("liveBytes"),
@@ -124,7 +124,16 @@ class OperatorMetrics:
                 gauge.remove_by_labels({"namespace": namespace, "name": name})
 
 
+def _upper_lag_s(frontiers: Mapping[str, Any], now_ms: int) -> float | None:
+    """By now, not as of the status: that of a shard nobody writes, or nobody can ask, is as old as its last change."""
+    if "upperLagSeconds" not in frontiers:
+        return None
+    return (now_ms - int(frontiers["upper"])) // 1000
+
+
 def _set(gauges: Mapping[str, Gauge], namespace: str, name: str, values: Mapping[str, float | None]) -> None:
     for key, value in values.items():
-        if value is not None:
+        if value is None:
+            gauges[key].remove_by_labels({"namespace": namespace, "name": name})
+        else:
             gauges[key].labels(namespace, name).set(value)

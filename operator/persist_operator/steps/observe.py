@@ -15,17 +15,19 @@ from persist_operator.api.sink import Sink
 from persist_operator.bridge import Bridge
 from persist_operator.build.driver import COMPONENT as SINK_COMPONENT
 from persist_operator.build.maintenance import COMPONENT as MAINTENANCE_COMPONENT
-from persist_operator.cluster.port import JOB, PERSIST_SHARD, POD, ApiError, Cluster
+from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, ApiError, Cluster
 from persist_operator.plan.observed import (
     ActionFailure,
     Executors,
     NotInspected,
     Phase,
+    Run,
     ShardObserved,
     ShardView,
     SinkObserved,
 )
 from persist_operator.plan.shard import assigned_id, claims_of
+from persist_operator.plan.sink import is_under_way
 from persist_operator.settings import OperatorSettings
 from persist_operator.steps import children
 
@@ -73,7 +75,7 @@ class Observer:
         drivers = [pod for pod in pods if pod["metadata"]["labels"].get(names.LABEL_ROLE) == "driver"]
         workers = [pod for pod in pods if pod["metadata"]["labels"].get(names.LABEL_ROLE) == "executor"]
         runs = [children.driver_run(pod) for pod in drivers]
-        untold = {run.name for run in runs if run.phase is Phase.FAILED and _is_news(sink, run.name)}
+        untold = {run.name for run in runs if run.phase is Phase.FAILED and _is_news(sink, run)}
         runs = [
             children.driver_run(pod, log_tail=self._log_tail(sink.meta.namespace, run.name))
             if run.name in untold
@@ -82,10 +84,18 @@ class Observer:
         ]
         newest = max((run.attempt for run in runs), default=0)
         return SinkObserved(
+            leftovers=self._leftovers(sink, owned, runs),
             shard=ShardView.of(sink.spec.shard_name, shard, self._settings),
             runs=tuple(runs),
             executors=children.executors(workers, newest) if newest else Executors(),
         )
+
+    def _leftovers(self, sink: Sink, owned: Mapping[str, str], runs: list[Run]) -> tuple[str, ...]:
+        """Attempts of which only the ConfigMap is left (it is made first, and removed last)."""
+        if is_under_way(sink.status):
+            return ()
+        found = self._cluster.find(CONFIG_MAP, sink.meta.namespace, {**owned, names.LABEL_ROLE: "driver"})
+        return tuple(sorted({one["metadata"]["name"] for one in found} - {run.name for run in runs}))
 
     def _log_tail(self, namespace: str, pod: str) -> str:
         try:
@@ -110,5 +120,8 @@ def _owned(uid: str) -> dict[str, str]:
     return {names.LABEL_MANAGED_BY: names.MANAGER, names.LABEL_OWNER_UID: uid}
 
 
-def _is_news(sink: Sink, pod: str) -> bool:
-    return bool(sink.status.get("lastFailure", {}).get("podName") != pod)
+def _is_news(sink: Sink, run: Run) -> bool:
+    """Whether the plan will enter the failure of `run`: those of attempts before are told, their pods are only retained."""
+    status = sink.status
+    newest = run.name == status.get("driver", {}).get("podName") or run.attempt > status.get("attempt", 0)
+    return bool(newest and status.get("lastFailure", {}).get("podName") != run.name)

@@ -1,7 +1,8 @@
 """One reconcile: read the resource, observe, plan, write the status if it differs, post Events, act.
 
 Level-triggered: depends on nothing but what is stored now. The status, and with it the intent of every action, is written before acting,
-so that whoever comes after a crash knows what was begun. Never writes spec, labels or annotations.
+so that whoever comes after a crash knows what was begun, and over nothing but the status it was made of. Never writes spec, labels or
+annotations.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from persist_engine.base.env import Env
 from persist_engine.base.errors import InvalidUsage, PersistError
 
 from persist_operator.api import names, times
+from persist_operator.api.redact import redact
 from persist_operator.api.resource import Meta
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import Shard
@@ -105,12 +107,17 @@ class Reconciler:
         return sink.meta, plan_sink(sink, self._observer.sink(sink), now_ms=now_ms, settings=self._settings)
 
     def _write_status(self, key: Key, resource: Resource, status: Mapping[str, Any]) -> bool:
-        """Whether the resource is still there. Nothing is written when nothing differs."""
-        export = self._metrics.set_shard if key.kind == "PersistShard" else self._metrics.set_sink
-        export(key.namespace, key.name, status)
+        """Whether the resource is still there. Nothing is written when nothing differs, nor (ApiError) over a newer resource
+        than the one that was read: intents of whoever was faster would be lost.
+        """
+        if key.kind == "PersistShard":
+            self._metrics.set_shard(key.namespace, key.name, status, now_ms=self._env.now_ms())
+        else:
+            self._metrics.set_sink(key.namespace, key.name, status)
         if (resource.get("status") or {}) == status:
             return True
-        return self._cluster.apply_status(BY_KIND[key.kind], key.namespace, key.name, status)
+        version = resource["metadata"]["resourceVersion"]
+        return self._cluster.apply_status(BY_KIND[key.kind], key.namespace, key.name, status, version=version)
 
     def _remember(self, key: Key, action: str, error: PersistError | None) -> None:
         """Keep what an action was refused for until it succeeds; the next plan tells it."""
@@ -123,7 +130,7 @@ class Reconciler:
                 return
             failures[action] = ActionFailure(
                 reason=error.kind.value,
-                message=str(error),
+                message=redact(str(error)),
                 permanent=isinstance(error, InvalidUsage),
                 at_ms=self._env.now_ms(),
             )

@@ -179,3 +179,28 @@ def test_regression_a_read_that_the_garbage_collector_ends_may_count_whatever_is
     metrics.count("prefetch_parts", 1, path="snapshot", outcome="wasted")
     assert 'persist_gc_deleted_blobs_total{kind="part"} 3.0' in shown(registry)
     assert 'persist_prefetch_parts_total{outcome="wasted",path="snapshot"} 1.0' in shown(registry)
+
+
+def test_regression_it_may_also_run_as_the_lock_is_taken():
+    """From Python 3.12 on it runs after any call: there the thread waited for itself all the same."""
+    registry = CollectorRegistry()
+    metrics = PrometheusMetrics(registry)
+    lock, ended = metrics._lock, []
+
+    class Taken:
+        def __enter__(self):
+            lock.acquire()
+            if not ended:
+                ended.append(True)
+                metrics.count("prefetch_parts", 1, path="snapshot", outcome="wasted")
+
+        def __exit__(self, *_):
+            lock.release()
+
+    metrics._lock = Taken()
+    counting = threading.Thread(target=lambda: metrics.count("gc_deleted_blobs", 3, kind="part"), daemon=True)
+    counting.start()
+    counting.join(10)
+    assert not counting.is_alive()
+    assert 'persist_gc_deleted_blobs_total{kind="part"} 3.0' in shown(registry)
+    assert 'persist_prefetch_parts_total{outcome="wasted",path="snapshot"} 1.0' in shown(registry)

@@ -1,8 +1,10 @@
 """The command line on file and SQLite stores, in this process (`main`) and, where the process itself matters, in another."""
 
+import contextlib
 import importlib.metadata
 import io
 import json
+import sqlite3
 import subprocess
 import sys
 import types
@@ -26,6 +28,8 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.cli import main as cli
+from persist_engine.cli.export import flattened, writing
+from persist_engine.cli.inspect_rollup import complete_rollup
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.codec.schema import Schema
@@ -157,6 +161,27 @@ def test_read_writes_every_row_in_every_format_to_files_and_pipes(persist, shop,
         timeout=60,
     )
     assert ids_of(piped.stdout, form) == expected_rows()
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet", "csv", "jsonl", "table"])
+def test_regression_read_writes_a_null_struct_whose_fields_are_not_null(tmp_path, capsys, form):
+    """Parquet takes it for a null in each of these fields, and refused the file."""
+    x = pa.field("x", pa.int64(), nullable=False)
+    p = pa.StructArray.from_arrays([pa.array([None, 5], pa.int64())], fields=[x], mask=pa.array([True, False]))
+    val = pa.StructArray.from_arrays([p], names=["p"])
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array([{"id": 1}, {"id": 2}]), val, pa.array([0, 0]), pa.array([1, 1])],
+        names=["key", "val", "time", "diff"],
+    )
+    flat = flattened(batch)
+    with writing(form, None if form == "table" else tmp_path / "out", flat.schema) as write:
+        write(flat)
+    if form == "table":
+        assert "{'x': 5}" in capsys.readouterr().out
+        return
+    assert ids_of((tmp_path / "out").read_bytes(), form) == [1, 2]
+    if form == "parquet":
+        assert pq.read_table(tmp_path / "out")["p"].to_pylist() == [None, {"x": 5}]
 
 
 def test_jsonl_and_csv_hold_text_bytes_and_nested_fields(persist, shop):
@@ -356,3 +381,102 @@ def test_what_changed_between_two_times_is_told(persist, shop):
         code, _, err = persist("read", shop.shard_id, *shop.args, *wrong)
         assert code != 0
         assert said in err
+
+
+SHARD = "s00000000-0000-0000-0000-000000000001"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["inspect", "shards"],
+        ["inspect", "shard", SHARD],
+        ["read", SHARD],
+        ["maintain", "auto", SHARD],
+        ["admin", "orphans"],
+        ["admin", "usage"],
+        ["admin", "holds", SHARD],
+    ],
+    ids=" ".join,
+)
+def test_a_mistyped_path_is_named_and_nothing_is_made_there(persist, shop, tmp_path, command):
+    """No command makes shards: whatever is not there was mistyped, or is not mounted."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    foreign = elsewhere / "foreign.db"
+    with contextlib.closing(sqlite3.connect(foreign)) as connection:
+        connection.execute("CREATE TABLE t (a)")
+    before = foreign.read_bytes()
+    (elsewhere / "empty.db").touch()
+    blob, consensus = shop.location.blob, shop.location.consensus
+    mistyped = [
+        (blob, f"sqlite://{elsewhere}/c.db"),
+        (blob, f"sqlite://{elsewhere}/sub/c.db"),
+        (blob, f"sqlite://{elsewhere}/empty.db"),
+        (blob, f"sqlite://{foreign}"),
+        (f"file://{elsewhere}/blobs", consensus),
+        (f"file://{elsewhere}", consensus),
+    ]
+    for urls in mistyped:
+        code, out, err = persist(*command, "--blob", urls[0], "--consensus", urls[1])
+        (wrong,) = set(urls) - {blob, consensus}
+        assert (code, out) == (64, "")
+        assert f"{wrong} holds no " in err
+    assert sorted(each.name for each in elsewhere.iterdir()) == ["empty.db", "foreign.db"]
+    assert foreign.read_bytes() == before
+    assert (elsewhere / "empty.db").stat().st_size == 0
+
+
+def test_a_rollup_is_shown_by_its_key_without_the_log(persist, shop, tmp_path):
+    persist("maintain", "rollup", shop.shard_id, *shop.args)
+    _, out, _ = persist("inspect", "blobs", shop.shard_id, "--json", *shop.args)
+    first, second = sorted((b for b in json.loads(out) if b["kind"] == "rollup"), key=lambda b: len(b["key"]))
+    _, out, _ = persist(
+        "inspect", "state", shop.shard_id, "--seqno", seqno := int(second["key"].split("/")[1][1:]), *shop.args
+    )
+    state = json.loads(out)
+    (tmp_path / "consensus.db").unlink()  # it is for when the log is lost
+    store = ["--blob", shop.location.blob]
+    code, out, _ = persist("inspect", "rollup", second["key"], "--json", *store)
+    seen = json.loads(out)
+    assert (code, seen.pop("key"), seen.pop("bytes")) == (0, second["key"], second["bytes"])
+    assert [diff["seqno"] for diff in seen.pop("diffs")] == list(range(2, seqno + 1))
+    assert seen == state
+    partial = second["key"].partition("/")[2]
+    code, out, _ = persist("inspect", "rollup", partial, "--shard", shop.shard_id, *store)
+    assert code == 0
+    shown = dict(line.split("\t") for line in out.splitlines())
+    assert (shown["seqno"], shown["upper"], shown["updates"], shown["diffs"]) == (
+        str(seqno),
+        "12",
+        "31",
+        f"v2 to v{seqno}",
+    )
+    code, out, _ = persist("inspect", "rollup", first["key"], *store)
+    assert dict(line.split("\t") for line in out.splitlines())["diffs"] == ""
+    ctx = types.SimpleNamespace(params={"blob": shop.location.blob, "shard": None})
+    assert complete_rollup(ctx, f"{shop.shard_id}/v") == sorted([first["key"], second["key"]])
+    assert complete_rollup(ctx, second["key"][:-3]) == [second["key"]]
+    assert complete_rollup(ctx, "s0") == complete_rollup(types.SimpleNamespace(params={}), second["key"]) == []
+
+
+def test_a_rollup_that_is_missing_damaged_or_none_is_told(persist, shop, tmp_path):
+    persist("maintain", "rollup", shop.shard_id, *shop.args)
+    _, out, _ = persist("inspect", "blobs", shop.shard_id, "--json", *shop.args)
+    blobs = json.loads(out)
+    store = ["--blob", shop.location.blob]
+    first, second = sorted((b["key"] for b in blobs if b["kind"] == "rollup"), key=len)
+    part = next(b["key"] for b in blobs if b["kind"] == "part")
+    for key, text in ((part, "is the key of a part"), ("v1/x", "no shard given"), ("a/b/c", "not a blob key")):
+        code, out, err = persist("inspect", "rollup", key, *store)
+        assert (code, out) == (64, "")
+        assert text in err
+    absent = f"{shop.shard_id}/v7/r00000000-0000-0000-0000-000000000000"
+    code, _, err = persist("inspect", "rollup", absent, *store)
+    assert (code, "is missing" in err, absent in err) == (cli.exit_code(MissingBlob("")), True, True)
+    (tmp_path / "blobs" / first).write_bytes((tmp_path / "blobs" / second).read_bytes())
+    code, _, err = persist("inspect", "rollup", first, *store)
+    assert (code, first in err) == (cli.exit_code(CorruptData("")), True)
+    (tmp_path / "blobs" / second).write_bytes(b"junk")
+    code, _, err = persist("inspect", "rollup", second, *store)
+    assert (code, second in err) == (cli.exit_code(CorruptData("")), True)

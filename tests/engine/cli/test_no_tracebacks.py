@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from persist_engine.cli import inspect
 from persist_engine.cli import main as cli
+from persist_engine.cli.export import writing
 from persist_engine.cli.output import print_rows
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
@@ -156,3 +157,14 @@ def test_one_shard_that_cannot_be_read_hides_no_other(persist, location, shard_i
     assert (code, [each["shard_id"] for each in json.loads(out)["shards"]]) == (74, [shard_id])
     assert persist("admin", "orphans", other, "--json")[0] == 74
     assert persist("admin", "verify", "--json")[0] == 74
+
+
+def test_regression_outputs_of_two_processes_of_one_id_are_not_mixed(tmp_path):
+    """In containers process ids are alike: both wrote into one file, which whoever ended first put into place."""
+    schema = pa.schema([("id", pa.int64())])
+    path = tmp_path / "out.arrow"
+    with writing("arrow", path, schema) as ours, writing("arrow", path, schema) as theirs:
+        ours(pa.record_batch([pa.array([1])], schema=schema))
+        theirs(pa.record_batch([pa.array([2, 3])], schema=schema))
+    assert pa.ipc.open_stream(path.read_bytes()).read_all().column("id").to_pylist() == [1]
+    assert [each.name for each in tmp_path.iterdir()] == ["out.arrow"]

@@ -8,7 +8,7 @@ import os
 
 import pyarrow.parquet as pq
 import pytest
-from persist_engine import Antichain, PersistClient
+from persist_engine import Antichain, PersistClient, Schema
 from persist_engine.base.settings import BatchSettings, MaintenanceSettings, Settings
 from persist_engine.client import export
 from persist_engine.testing.world import SCHEMA, AheadEnv, World, row
@@ -106,3 +106,20 @@ def test_regression_a_finished_export_outlives_a_power_loss(small, tmp_path, mon
     assert {(inode, False) for inode in inodes} <= set(synced)
     assert synced.index((inodes[3], False)) > synced.index((inodes[2], False))
     assert synced[-1] == (out.parent.stat().st_ino, True)
+
+
+@pytest.mark.parametrize("as_of", [None, 0])
+def test_regression_a_struct_that_is_null_is_exported_though_fields_of_it_are_not_null(tmp_path, as_of):
+    """Arrow and Parquet take it for a null in each of these fields: such a shard could not be exported at all."""
+    world = World()
+    client, shard_id = world.process(), world.shard_id()
+    schema = Schema.from_ddl(
+        "id BIGINT, at STRUCT<x: INT NOT NULL>", "place STRUCT<in: STRUCT<y: STRING NOT NULL> NOT NULL>"
+    )
+    rows = [(((1, None), (None,)), 0, 1), (((1, (5,)), ((("a",),),)), 0, 1)]
+    with client.open_writer(shard_id, schema, purpose="test") as writer:
+        writer.compare_and_append(rows, expected_upper=A(0), new_upper=A(1))
+    export.export_shard(client, shard_id, tmp_path / "out", as_of=as_of)
+    table = pq.read_table(tmp_path / "out")
+    assert table["key"].to_pylist() == [{"id": 1, "at": {"x": 5}}, {"id": 1, "at": None}]
+    assert table["val"].to_pylist() == [{"place": {"in": {"y": "a"}}}, {"place": None}]

@@ -14,7 +14,14 @@ from collections import Counter
 import pytest
 from persist_engine.base.errors import InvalidUsage, Unavailable
 from persist_engine.base.metrics import PrometheusMetrics
-from persist_engine.base.settings import BatchSettings, CompactionSettings, LeaseSettings, MaintenanceSettings, Settings
+from persist_engine.base.settings import (
+    BatchSettings,
+    CompactionSettings,
+    LeaseSettings,
+    MaintenanceSettings,
+    RetrySettings,
+    Settings,
+)
 from persist_engine.base.versioned import SeqNo
 from persist_engine.client.client import PersistClient
 from persist_engine.client.leased import LeasedPart, Pin, Pins
@@ -293,6 +300,24 @@ def test_who_waits_long_for_a_time_to_be_written_is_told_once_what_for(caplog):
             assert record.getMessage() == f"read of shard {shard.id} at {A(7)} waits: the upper is still {A(0)}"
             assert record.__dict__["shard"] == shard.id
             caplog.clear()
+
+
+def test_a_lease_that_cannot_be_given_up_does_not_hide_what_went_wrong(caplog):
+    world = World(settings=Settings(retry=RetrySettings(give_up_ms=20)))
+    shard = Shard(world, appends=1)
+    reader = shard.reader()
+
+    def fail() -> None:
+        with reader:
+            world.faults.break_down()
+            raise KeyError("ours")
+
+    with pytest.raises(KeyError, match="ours"):
+        fail()
+    assert f"could not expire ReadHandle({reader.reader_id} of" in caplog.text
+    world.faults.heal()
+    with pytest.raises(Unavailable), shard.reader():
+        world.faults.break_down()
 
 
 class LockThatLetsOthersIn:

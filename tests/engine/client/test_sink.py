@@ -446,6 +446,25 @@ def test_a_batch_that_comes_after_the_end_is_still_deleted(stores):
     assert stores.blobs() == 0
 
 
+def test_regression_a_sink_goes_on_past_stale_batches_that_cannot_be_deleted(stores, monkeypatch, caplog):
+    """It ended, or left the others behind, because of what it tidied up: a listing of parts that is damaged."""
+    client = stores.client()
+    with client.open_writer(stores.shard_id, SCHEMA, purpose="late") as writer:
+        damaged, sound = (writer.batch([row(n, "a", 0)], lower=A(0), upper=A(1)) for n in range(2))
+
+        def undecodable() -> None:
+            raise CorruptData("no run listing", key="k")
+
+        monkeypatch.setattr(damaged, "delete", undecodable)
+        control = Control(Mint(DesiredFrontiers.without_errors(), as_of=A(0), read_only=True), writer, [])
+        inbox = Inbox(bytes_max=1)
+        for batch in (damaged, sound):
+            inbox.put(StagedBatch(A(0), batch))
+        control.close(inbox)
+    assert stores.blobs() == 1
+    assert "no run listing" in caplog.text
+
+
 def test_a_schema_that_the_shard_has_outgrown_is_refused(stores):
     """Rows read without their new fields and retracted so would meet nothing, and stand twice."""
     client = stores.client()

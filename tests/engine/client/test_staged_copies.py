@@ -80,6 +80,19 @@ def test_blobs_that_only_an_older_version_names_are_kept_too(twins: tuple[World,
     assert before <= world.blob_keys(shard_id, kind="part")
 
 
+def test_copies_that_have_no_blobs_are_deleted_without_a_look_at_the_shard():
+    """Each lost append of a sink's small batches cost a commit that changed nothing, and a walk over all live versions."""
+    world, writer = opened(inline_part_bytes_max=4096)
+    copies = [
+        writer.batch_from_transmittable(writer.batch([row(n, "a", 0)], lower=A(0), upper=A(1)).to_transmittable())
+        for n in range(2)
+    ]
+    calls = dict(world.consensus.calls)
+    writer.delete_batches(copies)
+    assert dict(world.consensus.calls) == calls
+    assert all(copy.is_deleted for copy in copies)
+
+
 @pytest.fixture
 def sent() -> tuple[World, WriteHandle, bytes]:
     """A shard of [0, 1), a writer to it, and the bytes of a batch of [1, 20) in several parts, one of them inline."""

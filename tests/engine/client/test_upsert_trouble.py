@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from persist_engine import (
     Antichain,
     Schema,
     ShardId,
+    UpperMismatch,
 )
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch, Unavailable, UpdateBeyondUpper
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, RetrySettings, Settings
@@ -124,6 +126,22 @@ def test_a_handle_goes_on_after_its_stores_were_away(shard_id: ShardId) -> None:
         one.upsert(commands((6, "j")))
     world.faults.heal()
     assert one.upsert(commands((6, "j"), (7, None))).retracted == 2
+
+
+def test_regression_a_refused_stream_is_told_although_its_blobs_cannot_be_deleted(shard_id: ShardId) -> None:
+    """Unavailable said that nobody knows, where it was known that nothing was written."""
+    settings = Settings(retry=RetrySettings(give_up_ms=50), batch=BatchSettings(inline_part_bytes_max=0))
+    world = World(settings=settings)
+    one, two = opened(world.process(), shard_id), opened(world.process(), shard_id)
+
+    def disturbed() -> Iterator[Any]:
+        yield commands((1, "a"))
+        two.upsert(commands((1, "b")))
+        world.faults.fail_next("delete", happened=False, times=1000)
+
+    assert isinstance(one.upsert_stream(disturbed()), UpperMismatch)
+    world.faults.heal()
+    assert one.upsert(commands((1, "c"))).retracted == 1
 
 
 def test_a_handle_whose_lease_ran_out_hydrates_again(shard_id: ShardId, caplog: pytest.LogCaptureFixture) -> None:

@@ -63,8 +63,17 @@ def test_sums_are_exact_up_to_the_ends_of_int64() -> None:
 def test_a_sum_beyond_int64_is_an_error_never_a_wrap(diffs: tuple[int, ...]) -> None:
     with pytest.raises(InvariantViolated, match="int64"):
         summed(*diffs)
-    with pytest.raises(InvariantViolated, match="int64"):
-        laws.diffs_sum(numbers(*((float(at), 0, diff) for at, diff in enumerate(diffs))))
+
+
+def test_diffs_of_all_rows_add_up_to_whatever_they_do() -> None:
+    for rows in (2, 100_000):
+        table = pa.concat_tables([numbers((1.0, 0, GREATEST), (2.0, 0, -GREATEST - 1))] * (rows // 2))
+        assert laws.diffs_sum(table) == laws.wrapped_diffs_sum(table) == -rows // 2
+        table = pa.concat_tables([numbers((1.0, 0, GREATEST), (2.0, 0, GREATEST))] * (rows // 2))
+        assert laws.diffs_sum(table) == rows * GREATEST
+        assert laws.wrapped_diffs_sum(table) == -rows
+        table = pa.concat_tables([numbers((1.0, 0, -GREATEST - 1))] * rows)
+        assert laws.diffs_sum(table) == rows * (-GREATEST - 1)
 
 
 def test_large_diffs_of_different_rows_do_not_add_up() -> None:
@@ -90,6 +99,22 @@ def test_chunks_and_slices_do_not_matter() -> None:
     pieces = pa.concat_tables([whole.slice(0, 3), whole.slice(3, 0), whole.slice(3, 77), whole.slice(80)])
     assert pieces.column("key").num_chunks > 1
     assert laws.consolidate(pieces).equals(laws.consolidate(whole))
+
+
+@pytest.mark.parametrize(
+    "ddl", ["id INT, s STRUCT<a: STRING, t: STRUCT<b: INT>>", "id INT, s STRUCT<a: STRING NOT NULL> NOT NULL"]
+)
+def test_what_is_picked_from_a_slice_of_structs_is_the_rows(ddl: str) -> None:
+    schema = Schema.from_ddl(ddl, "")
+    is_nullable = "NOT" not in ddl
+
+    def value(at: int) -> dict[str, Any] | None:
+        inner = {"t": {"b": at} if at % 3 else None} if is_nullable else {}
+        return {"a": f"text {at}"} | inner if at % 5 or not is_nullable else None
+
+    rows = [({"id": 1000 - at, "s": value(at)}, {}, 3, at + 1) for at in range(400)]
+    piece = updates_table(schema, rows).combine_chunks().slice(100, 250)
+    assert laws.sort(piece).to_pylist() == piece.to_pylist()[::-1]
 
 
 def test_empty_tables_stay_empty() -> None:
@@ -124,3 +149,12 @@ def test_runs_put_together_are_consolidated_as_any_rows_are() -> None:
     table = pa.concat_tables(runs * 20)
     assert laws.consolidate_pieces(table, 60).equals(laws.consolidate(table))
     assert table.num_rows > 128  # fewer are not sorted by words
+
+
+@pytest.mark.parametrize("rows", [2, 300])
+def test_wrapped_sums_wrap_as_int64_does_of_few_rows_and_of_many(rows: int) -> None:
+    most = 2**63 - 1
+    zeros = [(float(at), 0, 0) for at in range(rows - 2)]
+    for diffs, total in [((most, 1), -(2**63)), ((-(2**63), -1), most), ((most, most), -2), ((-3, 5), 2)]:
+        table = numbers(*zeros, *((0.5, at, diff) for at, diff in enumerate(diffs)))
+        assert laws.wrapped_diffs_sum(table) == total

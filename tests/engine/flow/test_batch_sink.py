@@ -7,11 +7,10 @@ from persist_engine.flow.append_run import (
     Late,
     Recompute,
     Staged,
-    Superseded,
     after_progress_mismatch,
     after_upper_mismatch,
 )
-from persist_engine.flow.mint_run import AlreadyDone, Minted, RaiseUpper, ShardView, mint
+from persist_engine.flow.mint_run import AlreadyDone, Minted, RaiseUpper, ShardView, Superseded, mint
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.state import SourceProgress
 
@@ -49,6 +48,16 @@ def test_since_at_or_beyond_upper_raises_upper_past_it_first(since):
 def test_the_same_run_is_done_and_another_is_not():
     assert mint(view(0, 10, b"r"), run=b"r", now_ms=50, reads_back=False) == AlreadyDone(AT(9))
     assert isinstance(mint(view(0, 10, b"q"), run=b"r", now_ms=50, reads_back=False), Minted)
+
+
+@pytest.mark.parametrize(
+    ("committed", "is_over"),
+    [(b"u-2", True), (b"u-10", True), (b"u-1", False), (b"w-9", False), (b"u-x", False), (b"u", False), (b"u-", False)],
+)
+def test_a_run_that_a_newer_one_of_its_series_overtook_is_over(committed, is_over):
+    """The shard knows the last run only: what the older one did is forgotten, and doing it again might double it."""
+    decision = mint(view(0, 10, committed), run=b"u-1" if is_over else b"u-3", now_ms=50, reads_back=False)
+    assert isinstance(decision, Superseded if is_over else Minted)
 
 
 def test_closed_unreadable_and_exhausted_shards_are_refused():

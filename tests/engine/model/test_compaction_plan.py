@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +16,7 @@ from persist_engine.model.compaction_plan import (
     compaction_timeout_ms,
     compaction_worthwhile,
     newest_schema_id,
+    runs_budget_bytes,
     validate_request,
 )
 from persist_engine.model.flat_trace import SpineId
@@ -28,12 +28,29 @@ TARGET = 1024
 
 
 def tight(budget: int) -> Settings:
-    """So little memory that `budget` is left for runs: an eighth is for merging, a quarter for the process itself."""
-    needed = 2 * TARGET + budget
-    bound = next(bound for bound in count(needed * 8 // 5 - 8) if bound - bound // 8 - bound // 4 == needed)
+    """So little memory that `budget` is left for runs."""
+    bound = 2 * TARGET + budget
+    while (missing := budget - runs_budget_bytes(bounded(bound))) > 0:
+        bound += missing  # never too much: what is left grows no faster than the bound
+    return bounded(bound)
+
+
+def bounded(bound: int, target: int = TARGET) -> Settings:
     return Settings(
-        batch=BatchSettings(target_part_bytes=TARGET), compaction=CompactionSettings(memory_bytes_max=bound)
+        batch=BatchSettings(target_part_bytes=target), compaction=CompactionSettings(memory_bytes_max=bound)
     )
+
+
+@pytest.mark.parametrize("bound_mib", [512, 1024, 4096])
+def test_what_runs_may_take_leaves_room_for_the_process_merging_and_writing(bound_mib: int) -> None:
+    """What the process was measured to hold with all its libraries, an eighth for merging, two parts being written."""
+    bound, target = bound_mib << 20, 32 << 20
+    assert runs_budget_bytes(bounded(bound, target)) == bound - (152 << 20) - bound // 8 - 2 * target
+
+
+def test_a_small_bound_leaves_something_for_runs_and_none_is_below_nothing() -> None:
+    assert runs_budget_bytes(bounded(64 << 20)) == (64 << 20) * 3 // 8 - 2 * TARGET
+    assert runs_budget_bytes(bounded(TARGET)) == 0
 
 
 def request(*inputs: HollowBatch, since: int = 0) -> MergeReq:

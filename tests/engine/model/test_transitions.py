@@ -256,6 +256,22 @@ def test_adding_a_rollup_twice_is_applied_and_another_one_is_not() -> None:
         shard.do(c.AddRollup(shard.state.seqno.next(), rollup(9)))
 
 
+def test_a_rollup_that_was_removed_is_never_linked_again_whatever_came_late() -> None:
+    """A slow writer's is linked between the listing of what a collection removes, and its removal."""
+    shard = Stepper()
+    for number in range(6):
+        committed(shard, append(batch(number, number + 1, 1), token_number=number + 1))
+    for seqno in (4, 5, 3):
+        assert committed(shard, c.AddRollup(SeqNo(seqno), rollup(seqno))) == c.RollupAdded(applied=True)
+    first = shard.state.rollups[SeqNo(1)]
+    answer = committed(shard, c.RemoveRollups(((SeqNo(1), first), (SeqNo(4), rollup(4)))))
+    assert answer == c.RollupsRemoved((SeqNo(1), SeqNo(3), SeqNo(4)))
+    assert list(shard.state.rollups) == [5]
+    # The other was taken for an orphan by a scan, while the first of its version was linked.
+    for late in (rollup(4), rollup(4, "other")):
+        assert committed(shard, c.AddRollup(SeqNo(4), late)) == c.RollupAdded(applied=False)
+
+
 def test_removing_rollups_takes_only_those_that_are_there_and_never_the_newest() -> None:
     shard = Stepper()
     register(shard)

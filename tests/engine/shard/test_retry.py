@@ -8,8 +8,10 @@ import pytest
 from persist_engine.base.env import SeededEnv
 from persist_engine.base.errors import Determinate, Indeterminate, StorageError, Unavailable
 from persist_engine.base.metrics import NoMetrics
-from persist_engine.base.settings import RetrySettings
+from persist_engine.base.settings import RetrySettings, Settings
+from persist_engine.model.frontier import Antichain
 from persist_engine.shard.retry import Retry
+from persist_engine.testing.world import SCHEMA, World
 
 
 class Failing:
@@ -71,3 +73,35 @@ def test_regression_29_warns_once_attempts_are_many(caplog: pytest.LogCaptureFix
     levels = [record.levelno for record in caplog.records]
     assert levels == [logging.DEBUG] * 2 + [logging.INFO] * 2 + [logging.WARNING] * 2
     assert {record.__dict__["shard"] for record in caplog.records} == {"s1"}
+
+
+@pytest.mark.parametrize("timeout_s", [0, 0.2, 30])
+def test_a_wait_with_a_timeout_ends_about_then_while_the_store_is_down(timeout_s: float):
+    """Though nobody said how long to insist on failing stores, which then is for ever."""
+    world = World(settings=Settings(retry=RetrySettings(give_up_ms=None)))
+    client, shard_id = world.process(), world.shard_id()
+    client.initialise(shard_id, SCHEMA)
+    machine = client.machine(shard_id)
+    world.faults.break_down()
+    started_s = world.env.monotonic_s()
+    with pytest.raises(Unavailable, match=f"of {shard_id} gave up after"):
+        machine.wait_for_upper_past(Antichain.of(7), timeout_s)
+    took_s = world.env.monotonic_s() - started_s
+    assert max(timeout_s, 1) <= took_s < 1.1 * max(timeout_s, 1)
+    world.faults.heal()
+    assert not machine.wait_for_upper_past(Antichain.of(7), timeout_s)
+
+
+def test_what_is_no_wait_with_a_timeout_insists_as_before():
+    env = SeededEnv()
+    call = Failing(*[Determinate("x")] * 12)
+    some = retry(env, clamp_ms=16_000)
+    with some.until(None), some.until(5), some.until(None):  # within one, too
+        pass
+    assert some.external("op", call) == "answer"
+    assert env.monotonic_s() > 5
+    with pytest.raises(Unavailable), some.until(5):
+        some.external("op", Failing(*[Determinate("x")] * 1000))
+    assert some.external("op", Failing(*[Determinate("x")] * 12)) == "answer"
+    with some.until(5):  # as long as the settings say, where they do
+        assert retry(env, give_up_ms=60_000).external("op", Failing(*[Determinate("x")] * 12)) == "answer"

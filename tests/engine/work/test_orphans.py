@@ -18,7 +18,7 @@ from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.testing.faults import Faults, FaultyConsensus
 from persist_engine.testing.recorded import Killed, Mortality
 from persist_engine.testing.world import SCHEMA, World, row
-from persist_engine.work import orphans
+from persist_engine.work import orphans, references
 from persist_engine.work.compact import compact
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.orphans import scan_orphans
@@ -265,8 +265,13 @@ def test_a_rollup_is_an_orphan_once_the_log_begins_after_it(site):
     site.check()
 
 
-def test_regression_nothing_is_an_orphan_to_a_log_that_was_rolled_back(site):
-    """What the versions named that it had lost was deleted, and the log could be brought back to no avail."""
+@pytest.mark.parametrize("chunk_blobs", [10_000, 2])
+def test_regression_nothing_is_an_orphan_to_a_log_that_was_rolled_back(site, monkeypatch, chunk_blobs):
+    """What the versions named that it had lost was deleted, and the log could be brought back to no avail. However many
+    blobs come before the rollup that tells: in a bucket all parts of a shard do.
+    """
+    for module in (references, orphans):
+        monkeypatch.setattr(module, "CHUNK_BLOBS", chunk_blobs)
     entries = site.world.consensus.scan(site.shard_id, SeqNo(0), 100)
     site.append(5)
     write_rollup(site.machine())

@@ -1,7 +1,17 @@
 """Work that commits leave behind, done until nothing is left."""
 
+from functools import partial
+
+import pytest
+from persist_engine.base.errors import CorruptData, MissingBlob, Unavailable
+from persist_engine.codec.keys import blob_key
 from persist_engine.model.frontier import Antichain
+from persist_engine.model.ids import ShardId
+from persist_engine.model.maintenance import Maintenance
 from persist_engine.testing.recorded import SCHEMA, RecordedShard
+from persist_engine.work.attempts import Attempts
+from persist_engine.work.compact import compact_due
+from persist_engine.work.force import force_compaction
 from persist_engine.work.outcome import Ending
 from persist_engine.work.perform import perform, perform_due
 
@@ -48,3 +58,59 @@ def test_perform_due_does_everything_for_a_shard_that_nobody_maintains():
     assert [o for o in perform_due(machine) if o.type != "Compaction" and o.ending is Ending.SUCCEEDED] == []
     stores.check_nothing_lost()
     stores.check_contents()
+
+
+def damaged(stores, *, count):
+    """A shard with several compactions due, some of which meet a part that is gone; its machine, and the parts."""
+    stores.append(times=56)
+    machine = stores.client().machine(stores.shard_id)
+    due = machine.refresh().trace.fueled_requests(claimed_before_ms=1 << 62)
+    assert len(due) >= 3
+    gone = [next(key for _, batch in req.inputs for key in batch.blob_keys()) for req in due[:count]]
+    for key in gone:
+        stores.blob.delete(blob_key(stores.shard_id, key))
+    return machine, due, gone
+
+
+@pytest.mark.parametrize("work", [compact_due, perform_due, partial(force_compaction, full=False)])
+def test_what_is_due_beside_a_compaction_that_raises_is_done_and_each_failure_is_named(work):
+    stores = RecordedShard()
+    machine, due, gone = damaged(stores, count=2)
+    with pytest.raises(MissingBlob) as raised:
+        work(machine)
+    text = str(raised.value)
+    assert text.startswith(f"2 of what was due on shard {stores.shard_id} failed, the rest was done: ")
+    for req, key in zip(due, gone, strict=False):
+        assert f"compaction {req.id} {req.desc}: MissingBlob: blob {stores.shard_id}/{key} is missing" in text
+    assert isinstance(raised.value.__cause__, ExceptionGroup)
+    left = {batch.id for batch in machine.refresh().trace.spine_batches() if not batch.is_compact}
+    assert left == {req.id for req in due[:2]}
+    bounds = machine.versions.live_diff_bounds(stores.shard_id)
+    assert (bounds.count < 20) == (work is perform_due), "collected all the same"
+
+
+def test_what_an_append_left_behind_is_done_beside_what_raises():
+    stores = RecordedShard()
+    machine, due, _ = damaged(stores, count=1)
+    with pytest.raises(MissingBlob, match="1 of what was due"):
+        perform(machine, Maintenance(rollup=machine.state.seqno, gc=None, requests=tuple(due)))
+    left = {batch.id for batch in machine.refresh().trace.spine_batches() if not batch.is_compact}
+    assert (due[0].id in left, due[1].id in left) == (True, False)
+
+
+def test_a_store_that_is_away_ends_the_round_and_bugs_are_told_as_such():
+    attempts = Attempts(ShardId.new())
+    with attempts.of("a"):
+        raise CorruptData("x", key="k")
+    with (
+        pytest.raises(CorruptData, match="ended early: a: CorruptData: x; b: Unavailable: away") as raised,
+        attempts.of("b"),
+    ):
+        raise Unavailable("away")
+    assert raised.value.detail == {"key": "k"}
+    attempts = Attempts(ShardId.new())
+    for what, error in (("a", CorruptData("x", key="k")), ("b", ValueError("odd"))):
+        with attempts.of(what):
+            raise error
+    with pytest.raises(ExceptionGroup, match="a: CorruptData: x; b: ValueError: odd"):
+        attempts.end()

@@ -4,23 +4,33 @@ import dataclasses
 
 import pytest
 from persist_engine import Antichain, Schema
-from persist_engine.base.settings import BatchSettings, Settings
-from persist_engine.base.versioned import VersionedData
+from persist_engine.base.settings import BatchSettings, MaintenanceSettings, Settings
+from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.codec.checksum import checksum
-from persist_engine.codec.keys import blob_key
+from persist_engine.codec.keys import blob_key, rollup_key
 from persist_engine.codec.part import decode_part, encode_part
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
-from persist_engine.model.batch import ColumnStats
+from persist_engine.model.batch import ColumnStats, HollowBatch, HollowRollup
+from persist_engine.model.flatten import pushed
+from persist_engine.model.frontier import MINIMUM, Description
+from persist_engine.model.ids import RollupId
+from persist_engine.model.shared_map import SharedMap
+from persist_engine.model.state_diff import StateDiff
+from persist_engine.model.trace import Trace
 from persist_engine.model.views import latest_rollup, seqno_since
 from persist_engine.testing.recorded import SCHEMA, RecordedShard, aged
 from persist_engine.testing.world import SCHEMA as WORLD_SCHEMA
 from persist_engine.testing.world import World, row
 from persist_engine.work import verify, verify_parts
+from persist_engine.work.compact import compact
 from persist_engine.work.finding import FindingKind, Severity
 from persist_engine.work.force import force_compaction
 from persist_engine.work.gc import collectable, gc_and_truncate
+from persist_engine.work.rollup import write_rollup
 from persist_engine.work.verify import verify_shard
+
+A = Antichain.of
 
 
 def verified(shard, **how):
@@ -109,6 +119,51 @@ def test_a_rollup_of_another_history_is_found(shard):
     machine = shard.client().machine(shard.shard_id)
     shard.blob.set(key, encode_rollup(Rollup(forged, decoded.diffs)))
     assert FindingKind.ROLLUP_DIFFERS in kinds(verify_shard(machine))
+
+
+def flat_shard(world):
+    """A shard as code left it that stored no structure: one empty batch, before {1}."""
+    shard_id = world.shard_id()
+    world.process().initialise(shard_id, WORLD_SCHEMA)
+    first = world.process().machine(shard_id).refresh()
+    seqno = SeqNo(first.seqno + 1)
+    key = rollup_key(seqno, RollupId.from_bytes(bytes(16)))
+    empty = HollowBatch.empty(Description(MINIMUM, A(1), MINIMUM))
+    trace = Trace(pushed(MINIMUM, [empty]), structured=False)
+    state = dataclasses.replace(first, seqno=seqno, rollups=SharedMap({seqno: HollowRollup(key, None)}), trace=trace)
+    world.blob.set(blob_key(shard_id, key), encode_rollup(Rollup(state)))
+    diff = StateDiff(
+        applier_version=state.applier_version,
+        seqno_from=first.seqno,
+        seqno_to=seqno,
+        walltime_ms=state.walltime_ms,
+        latest_rollup_key=key,
+        birth=state.birth,
+    )
+    world.consensus.compare_and_set(shard_id, first.seqno, VersionedData(seqno, encode_state_diff(diff)))
+    world.consensus.truncate(shard_id, seqno)
+    return shard_id
+
+
+def test_regression_replicas_of_a_flat_trace_may_group_its_empty_batches_as_they_like():
+    """A compaction left a second empty batch beside one; who reads the rollup finds them fused. It was called corrupt."""
+    world = World(
+        settings=Settings(
+            batch=BatchSettings(inline_part_bytes_max=0), maintenance=MaintenanceSettings(structure_flat_traces=False)
+        )
+    )
+    shard_id = flat_shard(world)
+    client = world.process()
+    with client.open_writer(shard_id, WORLD_SCHEMA, purpose="test") as writer:
+        batches = [writer.batch([row(1, "a", 1, diff)], lower=A(1), upper=A(2)) for diff in (1, -1)]
+        writer.compare_and_append_batch(batches, expected_upper=A(1), new_upper=A(2))
+    machine = client.machine(shard_id)
+    for spine_batch in machine.state.trace.spine_batches():
+        compact(machine, spine_batch.request())
+    assert [batch.rows for batch in machine.state.trace.batches()] == [0, 0]
+    write_rollup(machine)
+    found = verify_shard(world.process().machine(shard_id))
+    assert (found.rollups, found.findings) == (2, [])
 
 
 def test_a_diff_that_does_not_apply_is_found_and_the_rest_is_checked_all_the_same(shard):

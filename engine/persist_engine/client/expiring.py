@@ -1,0 +1,38 @@
+"""Leaving a handle that holds leases."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from typing import Self
+
+from persist_engine.base.errors import Unavailable
+from persist_engine.model.ids import ShardId
+
+_log = logging.getLogger(__name__)
+
+
+class Expiring(ABC):
+    """A context manager: leaving it is `expire`. A store that is away then is raised only where no error is under way: that
+    one matters, and leases lapse by themselves.
+    """
+
+    @property
+    @abstractmethod
+    def shard_id(self) -> ShardId:
+        """The shard."""
+
+    @abstractmethod
+    def expire(self) -> None:
+        """Give up what the handle holds. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        try:
+            self.expire()
+        except Unavailable as unavailable:
+            if error is None:
+                raise
+            _log.warning("could not expire %s: %s", self, unavailable, extra={"shard": self.shard_id})

@@ -1,0 +1,40 @@
+"""A read that goes on after what it reads was closed ends with a clear error: nothing keeps the blobs any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.settings import BatchSettings, Settings
+from persist_engine.client.read import ReadHandle
+from persist_engine.model.frontier import Antichain
+from persist_engine.testing.world import SCHEMA, AheadEnv, World, row
+
+OPENERS: dict[str, Callable[[ReadHandle], Any]] = {
+    "snapshot": lambda reader: reader.snapshot(1),
+    "columns": lambda reader: reader.snapshot(1, columns=["id"]),
+    "changes": lambda reader: reader.changes(None, 1),
+    "rows": lambda reader: reader.changes(None, 1, shape="rows"),
+}
+
+
+@pytest.mark.parametrize("opener", OPENERS.values(), ids=OPENERS)
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_read_ends_when_what_it_reads_is_closed(opener: Callable[[ReadHandle], Any], begun: bool) -> None:
+    world = World(settings=Settings(batch=BatchSettings(inline_part_bytes_max=0)), env=AheadEnv())
+    client, shard_id = world.process(), world.shard_id()
+    with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
+        rows = [row(key, "x", 0) for key in range(100_000)]
+        writer.append(rows, lower=Antichain.of(0), upper=Antichain.of(2))
+    with client.open_leased_reader(shard_id, purpose="test") as reader:
+        contents = opener(reader)
+        batches = contents.to_batches()
+        if begun:
+            assert next(batches).num_rows
+        contents.close()
+        for key in world.blob_keys(shard_id, kind="part"):
+            world.blob.delete(key)  # as a collection may, from now on
+        with pytest.raises(InvalidUsage, match=f"of {shard_id} .* closed"):
+            next(batches)
