@@ -31,7 +31,7 @@ from persist_engine.shard.selection import Selection, Times, select
 #: Memory of one streaming read beside, of each run, the bytes of the part at hand and a row group or two.
 READ_MEMORY_BYTES = 256 << 20
 #: The same, of one that ends in a table: beside all rows, larger pieces cost no more than many small ones do.
-TABLE_MEMORY_BYTES = 512 << 20
+TABLE_MEMORY_BYTES = 1 << 30
 #: Rows of one record batch: large enough for vectorised consumers, small enough to show progress.
 BATCH_ROWS = 65_536
 
@@ -155,7 +155,8 @@ class Snapshot:
 
     def lease_parts(self) -> list[LeasedPart]:
         """The parts to read, one by one, for others to fetch: neither sorted nor consolidated across parts, so the same
-        (key, val) may come in several, with diffs that add up. Those that are fetched for an audit only come last.
+        (key, val) may come in several, with diffs that add up; with all fields, whatever `columns` says. Those that are
+        fetched for an audit only come last.
 
         Every part keeps its blobs from collection by itself until it is returned to the reader (`ReadHandle.return_part`)
         or the reader expires; the snapshot may be closed before.
