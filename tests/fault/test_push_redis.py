@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import statistics
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -85,14 +83,12 @@ class Pair:
         self.writer.append([row(1, name, self.upper)], lower=A(self.upper), upper=A(self.upper + 1))
         self.upper += 1
 
-    def begin_waiting(self) -> Callable[[], float]:
-        """Wait for the next commit in a thread; the returned function commits and tells how long the waiter took."""
-        ended: list[float] = []
+    def begin_waiting(self) -> Callable[[], None]:
+        """Wait for the next commit in a thread; the returned function waits for that to have ended."""
         upper = A(self.upper)
 
         def wait() -> None:
             assert self.waiter.wait_for_upper_past(upper, 60)
-            ended.append(time.monotonic())
 
         applier = self.waiter.machine._applier
         applier.subscribe()
@@ -103,10 +99,9 @@ class Pair:
         thread.start()
         until(lambda: self.env.sleeps > asleep)
 
-        def woken() -> float:
+        def woken() -> None:
             thread.join(30)
             assert not thread.is_alive()
-            return ended[0]
 
         return woken
 
@@ -136,17 +131,14 @@ def agree(pair: Pair) -> None:
 
 
 def test_a_waiter_is_woken_by_the_commit_of_another_process_and_fetches_nothing(pair: Pair) -> None:
-    times = []
     for _ in range(5):
         woken = pair.begin_waiting()
         scans = pair.metrics.counts["consensus_calls scan ok"]
         pair.commit()
-        committed = time.monotonic()
-        times.append(woken() - committed)
+        woken()
         assert pair.metrics.counts["consensus_calls scan ok"] == scans
         agree(pair)
     assert pair.metrics.counts["push applied"] >= 5
-    assert statistics.median(times) < 5
 
 
 def test_news_come_through_tls(tmp_path) -> None:

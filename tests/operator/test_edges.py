@@ -3,7 +3,6 @@
 import http.client
 import json
 import threading
-import time
 
 import pytest
 from persist_engine.base.env import SeededEnv, SystemEnv
@@ -95,24 +94,28 @@ def test_of_two_that_take_at_once_one_wins(candidate, cluster, env):
 
 def test_who_does_not_lead_acts_on_nothing_and_loses_nothing(cluster):
     """As a process that slept for longer than its Lease, before it has noticed."""
-    done, leads = [], threading.Event()
+    done, leads, told, acted = [], threading.Event(), threading.Semaphore(0), threading.Event()
 
     class Recorder:
         def reconcile(self, key):
             done.append(key)
+            acted.set()
+
+    def may_act():
+        told.release()
+        return leads.is_set()
 
     settings = OperatorSettings(loop=LoopSettings(workers=1))
     metrics = OperatorMetrics(CollectorRegistry())
-    controller = Controller(Recorder(), cluster, settings, SystemEnv(), metrics, may_act=leads.is_set)
+    controller = Controller(Recorder(), cluster, settings, SystemEnv(), metrics, may_act=may_act)
     controller.changed({"kind": "SparkSink", "metadata": {"namespace": "n", "name": "a"}})
     controller.start()
     try:
-        time.sleep(0.3)
+        assert told.acquire(timeout=60)
+        assert told.acquire(timeout=60), "asked again: the key was not lost, and nothing was done the first time"
         assert done == []
         leads.set()
-        deadline = time.monotonic() + 20
-        while not done and time.monotonic() < deadline:
-            time.sleep(0.02)
+        assert acted.wait(60)
     finally:
         controller.stop()
     assert [str(key) for key in done] == ["SparkSink/n/a"]
