@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 from persist_engine import Antichain, Location, PersistClient, ShardId
-from persist_engine.base.settings import BatchSettings, CompactionSettings, Settings
+from persist_engine.base.settings import Settings, within_memory
 from persist_engine.model.spine import MergeReq
 from persist_engine.shard.machine import Machine
 from persist_engine.work.compact import compact
@@ -27,24 +27,16 @@ from bench.data import SCHEMA, flat, interleaved
 from bench.measure import Row, median, memory_bytes
 
 RUNS = 64
-#: Bounds given: the default, and a half and a quarter of it.
-BOUNDS = {
-    "1 GiB": Settings(),
-    "512 MiB": Settings(
-        batch=BatchSettings(target_part_bytes=32 << 20), compaction=CompactionSettings(memory_bytes_max=512 << 20)
-    ),
-    "256 MiB": Settings(
-        batch=BatchSettings(target_part_bytes=16 << 20), compaction=CompactionSettings(memory_bytes_max=256 << 20)
-    ),
-}
+#: Memory given, as a compaction pod is: the default, and a half and a quarter of it.
+MEMORY_MIB = {"1 GiB": 1024, "512 MiB": 512, "256 MiB": 256}
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
-    """Seconds (median of the repetitions) and peak resident memory against the bound."""
+    """Seconds (median of the repetitions) and peak resident memory against the memory given."""
     rows, repeat = (200_000, 1) if quick else (10_000_000, 3)
     out: list[Row] = []
     _write(folder / "written", rows)
-    for name, settings in BOUNDS.items():
+    for name, memory_mib in MEMORY_MIB.items():
         ours, base = [], []
         for _ in range(repeat):
             place = shutil.copytree(folder / "written", folder / "at-hand")
@@ -56,12 +48,20 @@ def run(folder: Path, quick: bool) -> list[Row]:
         out.append(
             Row(what, f"{seconds:.2f} s", f"{base_s:.2f} s", base_s / seconds, "higher (1 = as fast as pyarrow)")
         )
-        peak, bound = max(each["peak"] for each in ours), settings.compaction.memory_bytes_max
+        peak = max(each["peak"] for each in ours)
         idle = max(each["idle"] for each in ours)
         mib = (
-            f"{max(each['peak'] for each in base) >> 20} MiB of pyarrow, {idle >> 20} MiB idle, bound {bound >> 20} MiB"
+            f"{max(each['peak'] for each in base) >> 20} MiB of pyarrow, {idle >> 20} MiB idle, {memory_mib} MiB given"
         )
-        out.append(Row(f"its peak of memory, {name}", f"{peak >> 20} MiB", mib, peak / bound, "lower (1 = the bound)"))
+        out.append(
+            Row(
+                f"its peak of memory, {name}",
+                f"{peak >> 20} MiB",
+                mib,
+                (peak >> 20) / memory_mib,
+                "lower (1 = all of that)",
+            )
+        )
     return out
 
 
@@ -84,15 +84,15 @@ def _write(folder: Path, rows: int, *, plain: bool = True) -> None:
             reader.downgrade_since(Antichain.of(RUNS - 1))
 
 
-def _measured(folder: Path, side: str, bound: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "bench.compaction", side, str(folder), bound]
+def _measured(folder: Path, side: str, memory: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "bench.compaction", side, str(folder), memory]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     out: dict[str, float] = json.loads(done.stdout)
     return out
 
 
-def _ours(folder: Path, bound: str) -> None:
-    with PersistClient.open(_location(folder), settings=BOUNDS[bound]) as client:
+def _ours(folder: Path, memory: str) -> None:
+    with PersistClient.open(_location(folder), settings=within_memory(Settings(), MEMORY_MIB[memory] << 20)) as client:
         machine = client.machine(ShardId((folder / "shard").read_text()))
         outcome = compact(machine, whole_request(machine))
         left = sum(len(batch.run_metas) for batch in machine.refresh().trace.batches())
@@ -124,7 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("side", choices=("write", "ours", "baseline"))
     parser.add_argument("folder", type=Path)
-    parser.add_argument("bound", choices=list(BOUNDS), nargs="?", default="1 GiB")
+    parser.add_argument("memory", choices=list(MEMORY_MIB), nargs="?", default="1 GiB")
     parser.add_argument("--rows", type=int, default=10_000_000, help="for write")
     options = parser.parse_args()
     if options.side == "write":
@@ -133,7 +133,7 @@ def main() -> None:
     idle, _ = memory_bytes()
     began = time.perf_counter()
     if options.side == "ours":
-        _ours(options.folder, options.bound)
+        _ours(options.folder, options.memory)
     else:
         _baseline(options.folder)
     seconds = time.perf_counter() - began

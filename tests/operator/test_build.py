@@ -96,12 +96,14 @@ def test_the_maintenance_job_tries_once_and_reports(job):
     assert container["args"] == [
         "maintain", "compact", "--shard", names.shard_id_of("u"), "--blob", "s3://b/p",
         "--consensus", "redis://r:6379/0", "--report", "/dev/termination-log", "--json",
+        "--memory-mib", "2048",
     ]  # fmt: skip
     assert container["resources"]["limits"]["memory"] == "2Gi"
     assert {
         "name": "AWS_SHARED_CREDENTIALS_FILE",
         "value": "/var/run/secrets/persist/store/aws-credentials",
     } in container["env"]
+    assert "--memory-mib" not in job(kind="gc")["spec"]["template"]["spec"]["containers"][0]["args"]
     assert "memory" in job(memory=None)["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
 
 

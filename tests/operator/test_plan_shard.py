@@ -335,6 +335,16 @@ def test_failures_back_off_take_other_names_and_are_told(plan, make_inspection, 
     assert "no answer" in status["maintenance"]["rollup"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "advice"), [("compaction", "raise compaction.memoryLimit"), ("gc", "raise the operator's workload.maint")]
+)
+def test_who_ran_out_of_memory_is_told_what_to_raise(plan, make_inspection, now, kind, advice):
+    died = run(kind, 300, now, phase=Phase.FAILED, exit_code=137, reason="OOMKilled")
+    after = plan(status=ASSIGNED, inspected=make_inspection(), runs=[died], at=now + 2000)
+    assert advice in after.status["maintenance"][kind]["message"]
+    assert "OOMKilled (exit code 137)" in after.status["maintenance"][kind]["message"]
+
+
 def test_a_since_that_could_not_be_moved_is_told(plan, make_inspection, make_own_reader, now):
     """As by another owner of the operator's reader: nothing else would say why since stands still."""
     refused = ActionFailure(reason="InvalidArgument", message="reader c1 has another owner", permanent=True, at_ms=now)

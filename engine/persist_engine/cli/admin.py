@@ -13,12 +13,14 @@ from persist_engine.base.wording import counted, sized
 from persist_engine.cli import admin_audit, admin_orphans
 from persist_engine.cli.options import (
     GIVE_UP_S,
+    MEMORY_MIB,
     AsJson,
     BlobUrl,
     ClaimAge,
     Commit,
     ConsensusUrl,
     GiveUp,
+    MemoryMib,
     ShardArgument,
     ShardOption,
     connected,
@@ -60,6 +62,7 @@ def force_compaction(
         bool, typer.Option("--full", help="Merge all batches into one, not only those that are due.")
     ] = False,
     claim_age: ClaimAge = 0.0,
+    memory: MemoryMib = MEMORY_MIB,
     commit: Commit = False,
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
@@ -69,7 +72,7 @@ def force_compaction(
     from persist_engine.work.force import plan_compaction
 
     shard_id = one_shard(shard_argument, shard)
-    with connected(blob, consensus, give_up, claim_ms=round(claim_age * 1000)) as client:
+    with connected(blob, consensus, give_up, claim_ms=round(claim_age * 1000), memory_mib=memory) as client:
         machine = client.machine(shard_id)
         if not commit:
             _told(plan_compaction(machine.refresh(), full=full), as_json=as_json)

@@ -14,11 +14,13 @@ from persist_engine.base.errors import PersistError
 from persist_engine.base.wording import counted
 from persist_engine.cli.options import (
     GIVE_UP_S,
+    MEMORY_MIB,
     AsJson,
     BlobUrl,
     ClaimAge,
     ConsensusUrl,
     GiveUp,
+    MemoryMib,
     ReportFile,
     ShardArgument,
     ShardOption,
@@ -104,6 +106,7 @@ def compact(
     report: ReportFile = None,
     max_requests: Annotated[int, typer.Option(min=1, help="Do at most this many compactions.")] = 1024,
     claim_age: ClaimAge = 0.0,
+    memory: MemoryMib = MEMORY_MIB,
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
 ) -> None:
@@ -128,6 +131,7 @@ def compact(
         report=report,
         as_json=as_json,
         claim_ms=claim_ms,
+        memory_mib=memory,
     )
 
 
@@ -139,6 +143,7 @@ def auto(
     blob: BlobUrl = None,
     consensus: ConsensusUrl = None,
     report: ReportFile = None,
+    memory: MemoryMib = MEMORY_MIB,
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
 ) -> None:
@@ -160,6 +165,7 @@ def auto(
         report=report,
         as_json=as_json,
         claim_ms=0,
+        memory_mib=memory,
     )
 
 
@@ -174,12 +180,13 @@ def _run(
     report: Path | None,
     as_json: bool,
     claim_ms: int | None = None,
+    memory_mib: int = MEMORY_MIB,
 ) -> None:
     """Do it, report it. A failure is reported too, then raised."""
     check_can_write(report, "--report")
     started_s = time.monotonic()
     try:
-        with connected(blob, consensus, give_up, claim_ms=claim_ms) as client:
+        with connected(blob, consensus, give_up, claim_ms=claim_ms, memory_mib=memory_mib) as client:
             machine = client.machine(shard_id)
             with progress_bar(kind, quiet=as_json) as bar:
                 outcomes = work(machine, bar)

@@ -74,6 +74,8 @@ METRICS_FILE: ContextVar[Path | None] = ContextVar("METRICS_FILE", default=None)
 #: The environment as `persist` was started with it; what it says of the engine goes into the settings of every client.
 ENVIRON: ContextVar[Mapping[str, str]] = ContextVar("ENVIRON", default=MappingProxyType({}))
 GIVE_UP_S = 60.0
+#: What `persist` may take where nobody says.
+MEMORY_MIB = 1024
 #: What makes one shard unreadable and says nothing of the others.
 UNREADABLE = (CorruptData, InvariantViolated, Incompatible)
 #: Those of 2**64.
@@ -82,6 +84,12 @@ _TIME_DIGITS_MAX = 20
 COMPLETION_GIVE_UP_S = 1.0
 
 
+MemoryMib = Annotated[
+    int,
+    typer.Option(
+        "--memory-mib", envvar="PERSIST_MEMORY_MIB", min=1, max=1 << 30, help="MiB this process may take to compact."
+    ),
+]
 ClaimAge = Annotated[
     float,
     typer.Option(min=0, max=1e9, help="Leave compactions that others claimed less than this many seconds ago."),
@@ -131,25 +139,32 @@ def one_shard(argument: str | None, option: str | None) -> ShardId:
 
 @contextmanager
 def connected(
-    blob: str | None, consensus: str | None, give_up_s: float, *, claim_ms: int | None = None
+    blob: str | None,
+    consensus: str | None,
+    give_up_s: float,
+    *,
+    claim_ms: int | None = None,
+    memory_mib: int = MEMORY_MIB,
 ) -> Iterator[PersistClient]:
     """A client of the location, closed afterwards. Store failures end in Unavailable after `give_up_s`. No command makes
     shards, so none makes the stores of a path that was mistyped: InvalidUsage.
 
-    `claim_ms`: age after which compactions that others claimed are taken over.
+    `claim_ms`: age after which compactions that others claimed are taken over. `memory_mib`: what the process may take for
+    compactions of its own.
     """
     from dataclasses import replace
 
     from prometheus_client import CollectorRegistry, write_to_textfile
 
     from persist_engine.base.metrics import NoMetrics, PrometheusMetrics
-    from persist_engine.base.settings import RetrySettings, Settings, with_environ
+    from persist_engine.base.settings import RetrySettings, Settings, with_environ, within_memory
     from persist_engine.client.client import PersistClient
     from persist_engine.client.location import Location
 
     blob = _given(blob, "--blob", "PERSIST_BLOB")
     consensus = _given(consensus, "--consensus", "PERSIST_CONSENSUS")
     settings = with_environ(Settings(retry=RetrySettings(give_up_ms=give_up_s * 1000)), ENVIRON.get())
+    settings = within_memory(settings, memory_mib << 20)
     if claim_ms is not None:
         settings = replace(settings, compaction=replace(settings.compaction, claim_ms=claim_ms))
     path, registry = METRICS_FILE.get(), CollectorRegistry()

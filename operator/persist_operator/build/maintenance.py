@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from persist_operator.api import names
+from persist_operator.api import names, quantity
 from persist_operator.api.resource import Meta
 from persist_operator.api.shard import StoreLocation
 from persist_operator.build import pods
@@ -44,7 +44,7 @@ def maintenance_job(
         "name": CONTAINER,
         "image": settings.images.engine,
         "imagePullPolicy": settings.images.pull_policy,
-        "args": arguments(kind, shard_id, location.blob, location.consensus),
+        "args": arguments(kind, shard_id, location.blob, location.consensus, memory=memory),
         "env": [{"name": "HOME", "value": "/tmp"}, *pods.credential_env(location)],  # noqa: S108 - an emptyDir of the pod
         "resources": {
             "requests": {"cpu": settings.workload.maintenance_cpu, "memory": memory},
@@ -79,8 +79,11 @@ def maintenance_job(
     }
 
 
-def arguments(kind: names.MaintenanceKind, shard_id: str, blob: str, consensus: str) -> list[str]:
-    """The command line of the engine for one run."""
+def arguments(
+    kind: names.MaintenanceKind, shard_id: str, blob: str, consensus: str, *, memory: str | None
+) -> list[str]:
+    """The command line of the engine for one run. `memory`: what a compaction's process may take; None: the engine's default."""
+    bound = memory if kind == "compaction" else None
     return [
         "maintain", names.VERB[kind],
         "--shard", shard_id,
@@ -88,4 +91,5 @@ def arguments(kind: names.MaintenanceKind, shard_id: str, blob: str, consensus: 
         "--consensus", consensus,
         "--report", TERMINATION_LOG,
         "--json",
+        *(() if bound is None else ("--memory-mib", str(quantity.to_mebibytes(bound)))),
     ]  # fmt: skip

@@ -84,7 +84,9 @@ class LocalActor:
             return False
         folder = self._processes.folder(action.name)
         location = action.location
-        arguments = maintenance.arguments(action.kind, action.shard_id, location.blob, location.consensus)
+        arguments = maintenance.arguments(
+            action.kind, action.shard_id, location.blob, location.consensus, memory=action.memory
+        )
         report = str(folder / "report.json")
         arguments = [report if one == maintenance.TERMINATION_LOG else one for one in arguments]
         labels = {"kind": action.kind, "seqno": str(action.seqno), "reason": action.reason}

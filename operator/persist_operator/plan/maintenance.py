@@ -182,6 +182,9 @@ def _history_item(run: Run, now_ms: int) -> dict[str, Any]:
     message = str(report.get("message") or run.message or run.reason or "")
     if not report and run.exit_code:
         message = f"{message or 'no report'} (exit code {run.exit_code})"
+    if run.reason == "OOMKilled":
+        raised = "compaction.memoryLimit" if run.kind == "compaction" else "the operator's workload.maintenanceMemory"
+        message = f"the pod ran out of memory: raise {raised}. {message}"
     end_ms = run.finished_ms or now_ms
     numbers = {
         "bytesRead": report.get("bytes_read"),

@@ -12,6 +12,7 @@ from persist_engine.base.settings import (
     Settings,
     WatchSettings,
     with_environ,
+    within_memory,
 )
 
 
@@ -65,3 +66,9 @@ def test_numbers_that_make_no_sense_are_refused_by_name(settings, name, value):
 def test_a_version_to_retire_is_one_that_there_was(bad):
     with pytest.raises(InvalidUsage):
         CompactionSettings(claim_min_version=bad)
+
+
+def test_a_process_is_left_room_beside_its_bound_and_writes_parts_that_fit_into_it():
+    within = [within_memory(Settings(), mib << 20) for mib in (1, 512, 1024, 4096)]
+    assert [each.compaction.memory_bytes_max >> 20 for each in within] == [0, 448, 960, 4032]
+    assert [each.batch.target_part_bytes >> 20 for each in within] == [1, 56, 120, 128]
