@@ -200,7 +200,8 @@ def _remove_rollups(state: ShardState, cmd: c.RemoveRollups) -> Applied | Refuse
         if existing is not None and existing.key == rollup.key:
             check(seqno != latest, f"the newest rollup {seqno} cannot be removed")
             removed.append(seqno)
-    removed = [seqno for seqno in rollup_seqnos(state) if removed and seqno <= max(removed)]
+    newest = max(removed, default=None)
+    removed = [] if newest is None else [seqno for seqno in rollup_seqnos(state) if seqno <= newest]
     rollups = state.rollups.edited(dict.fromkeys(removed))
     return Applied(replace(state, rollups=rollups, active_gc=None), c.RollupsRemoved(tuple(removed)))
 
