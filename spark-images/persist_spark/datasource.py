@@ -22,21 +22,17 @@ from persist_engine.client.location import Location
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.snapshot import SinceAhead
 from persist_engine.client.splits import SnapshotSplit
-from persist_engine.codec.predicate import And, Predicate
-from persist_engine.codec.predicate_text import predicate_of as predicate_said
 from persist_engine.codec.projection import Projection
 from persist_engine.codec.schema import Schema
-from persist_engine.codec.tagged import holds_errors
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.ids import ShardId
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from persist_spark.columns import records_of, rows_of
 from persist_spark.frames import spark_type
 from persist_spark.partitions import blob_at, reading_retry, sink_settings
-from persist_spark.pushdown import predicate_of
 
 #: How long a planned read may take before its blobs may be collected.
 LEASE_MS = 6 * 60 * 60 * 1000
@@ -44,8 +40,6 @@ LEASE_MS = 6 * 60 * 60 * 1000
 #: task.
 SPLIT_BYTES = 64 << 20
 SPLITS_MAX = 10_000
-#: Off by default; Spark then refuses sources that take filters.
-PUSHDOWN_SETTING = "spark.sql.python.filterPushdown.enabled"
 _PART_BYTES = 128 << 20
 _DIGITS_MAX = 19
 
@@ -112,7 +106,11 @@ def _number(given: Mapping[str, str], name: str, least: int, greatest: int) -> i
 
 
 class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no types here: its classes are Any
-    """Format `persist` for sessions that push no filters to Python; see `register`. Options: docs/spark.md."""
+    """Format `persist`. Options: docs/spark.md.
+
+    SUBTLE: no reader of it may have `pushFilters`. Spark keeps what the last planned scan pushed in an object that all
+    scans of one frame share, so that each of them would read the rows of the last (docs/upstream).
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -130,20 +128,9 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
         return PersistReader(Options.parse(self.options), schema)
 
 
-class PushingDataSource(PersistDataSource):
-    """The same for sessions that do: Spark refuses it in others."""
-
-    def reader(self, schema: T.StructType) -> PersistReader:
-        """Plans and reads, the rows that pass the filters of the query only."""
-        return PushingReader(Options.parse(self.options), schema)
-
-
 def register(spark: SparkSession) -> None:
-    """Make format `persist` known to the session, and let Spark push the filters of queries into Python sources: parts that
-    hold no row of the answer are then not fetched. Idempotent.
-    """
-    spark.conf.set(PUSHDOWN_SETTING, "true")
-    spark.dataSource.register(PushingDataSource)
+    """Make format `persist` known to the session. Idempotent."""
+    spark.dataSource.register(PersistDataSource)
 
 
 @dataclass
@@ -159,7 +146,6 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
     def __init__(self, options: Options, schema: T.StructType) -> None:
         self.options = options
         self.row_type = schema
-        self.pushed: tuple[Predicate, ...] = ()
 
     def partitions(self) -> Sequence[SplitPartition]:
         """Pin the snapshot by a lease and cut it. Raises InvalidUsage when the time can no longer be read, or not
@@ -211,7 +197,7 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
         options = self.options
         shown = row_type(reader.schema, updates=options.updates, columns=options.columns)
         check_columns(self.row_type, shown, options.shard)
-        snapshot = reader.snapshot(Antichain.of(as_of), where=self._where(), columns=options.columns)
+        snapshot = reader.snapshot(Antichain.of(as_of), where=options.where, columns=options.columns)
         if isinstance(snapshot, SinceAhead):
             raise InvalidUsage(
                 f"cannot read shard {options.shard} at as_of {as_of}: "
@@ -219,29 +205,6 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
             )
         count = options.splits or min(max(1, -(-snapshot.bytes_estimate // SPLIT_BYTES)), SPLITS_MAX)
         return [SplitPartition(split.to_bytes()) for split in snapshot.splits(count)]
-
-    def _where(self) -> Predicate | None:
-        said = () if self.options.where is None else (predicate_said(self.options.where),)
-        return And((*said, *self.pushed)) if said or self.pushed else None
-
-
-class PushingReader(PersistReader):
-    """One that takes filters: what it takes Spark does not look at again."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name for it
-        """Keep those that the engine can say exactly; the others are Spark's, and come back."""
-        options = self.options
-        with _open(options) as client:
-            schema = client.schema(options.shard)
-        shown = shown_schema(schema, options.columns)
-        sides = None if options.updates else {field.name: side.name for side in _sides(shown) for field in side.type}
-        for found in filters:
-            predicate = predicate_of(found, schema, sides)
-            if predicate is not None:
-                self.pushed += (predicate,)
-            # Errors pass the engine's filters (codec.filter): there the query's own say stays Spark's, beside the skipping.
-            if predicate is None or holds_errors(schema):
-                yield found
 
 
 def shown_schema(schema: Schema, columns: Sequence[str] | None) -> pa.Schema:

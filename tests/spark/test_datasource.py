@@ -1,24 +1,20 @@
 """`spark.read.format("persist")`: the shard's contents at a time, planned and read in other processes than this one."""
 
+from collections.abc import Iterator
+
 import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
 from persist_engine.base.errors import InvalidUsage, MissingBlob
 from persist_engine.base.settings import BatchSettings, Settings
-from persist_engine.codec.predicate import Compare
-from persist_engine.codec.tagged import with_errors
 from persist_engine.model.ids import CriticalReaderId
 from persist_spark.datasource import (
-    PUSHDOWN_SETTING,
     Options,
-    PersistDataSource,
     PersistReader,
-    PushingReader,
     register,
     row_type,
 )
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
-from pyspark.sql.datasource import EqualTo, IsNotNull
 
 SHARD = "s00000000-0000-0000-0000-000000000001"
 GIVEN = {"shard": SHARD, "blob": "mem:", "consensus": "mem:"}
@@ -118,50 +114,26 @@ def test_shows_only_the_columns_asked_for_of_rows_that_are_told_apart_by_all(spa
         spark.read.format("persist").options(**given, columns="nope").load()
 
 
-QUERY = (
-    "id < 9 AND id NOT IN (1, 2) AND at >= TIMESTAMP '1970-01-01T00:00:00Z' AND name <=> concat('n', 3 + 5) "
-    "AND p.x IS NOT NULL AND p.x <= 4.0 AND (p.x > 3.0 OR id = 0) AND name LIKE '%8'"
-)
+@pytest.fixture(params=["false", "true"])
+def pushdown(spark, request) -> Iterator[None]:
+    """A session whose filters Spark offers to Python sources, for other formats' sake, and one whose filters it keeps."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", request.param)
+    yield
+    spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
 @pytest.mark.spark
-def test_what_a_query_asks_is_pushed_into_the_read_and_what_cannot_be_stays_sparks(spark, given):
-    frame = spark.read.format("persist").options(**given).load().where(QUERY)
-    plan = frame._jdf.queryExecution().executedPlan().toString()
-    kept = next(line for line in plan.splitlines() if "Filter" in line)
-    assert "OR" in kept
-    assert "EndsWith" in kept
-    assert not any(text in kept for text in ("at#", "IN (1", "isnotnull", "<=>"))
-    assert [row["id"] for row in frame.collect()] == [8, 8, 8]
-    updates = spark.read.format("persist").options(**given, updates="true").load()
-    assert [row["diff"] for row in updates.where("key.id = 8 AND diff = 3 AND time = 5").collect()] == [3]
-    named = spark.read.format("persist").options(**given, where="id > 5", columns="id").load().where("id < 7")
-    assert [row["id"] for row in named.collect()] == [6]
-
-
-@pytest.mark.parametrize("errors", [False, True])
-def test_conditions_of_a_query_stay_sparks_too_where_the_engine_lets_errors_pass(tmp_path, errors):
-    """Spark derives more from its conditions than the rows: those of which they do not hold must not come out."""
-    location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
-    shard, schema = ShardId.new(), Schema.from_ddl("id BIGINT", "name STRING")
-    with PersistClient.open(location) as client:
-        client.initialise(shard, with_errors(schema) if errors else schema)
-    options = Options.parse({"shard": shard, "blob": location.blob, "consensus": location.consensus})
-    reader = PushingReader(options, row_type(schema, updates=False))
-    found = EqualTo(("id",), 12)
-    assert list(reader.pushFilters([found])) == ([found] if errors else [])
-    assert reader.pushed == (Compare("key.id", "=", 12),), "parts are skipped either way"
-
-
-@pytest.mark.spark
-def test_a_session_that_pushes_no_filters_reads_as_before(spark, given):
-    spark.conf.set(PUSHDOWN_SETTING, "false")
-    spark.dataSource.register(PersistDataSource)
-    try:
-        frame = spark.read.format("persist").options(**given).load().where(QUERY)
-        assert [row["id"] for row in frame.collect()] == [8, 8, 8]
-    finally:
-        register(spark)
+def test_each_scan_of_one_frame_sees_its_own_rows(spark, given, pushdown):
+    """Spark keeps what one scan pushes in an object that all scans of a frame share: the last one won for all of them."""
+    frame = spark.read.format("persist").options(**given).load().select("id")
+    one, two = frame.where("id = 1"), frame.where("id = 2")
+    assert sorted(row["id"] for row in one.union(two).collect()) == [1, 2]
+    assert one.union(frame).count() == 1002
+    assert frame.join(frame.where("id < 10"), "id", "left_anti").count() == 990
+    frame.createOrReplaceTempView("rows")
+    assert (
+        spark.sql("select id from rows where id < 500 and id in (select id from rows where id >= 100)").count() == 400
+    )
 
 
 @pytest.mark.spark
@@ -292,12 +264,6 @@ def test_a_frame_from_before_the_schema_evolved_is_refused_but_where_what_it_sho
         frame.partitions()
     (partition,) = narrow.partitions()
     assert next(narrow.read(partition)).to_pylist() == [{"id": 1, "name": "n"}]
-
-
-def test_a_condition_on_a_column_that_is_none_of_the_shards_stays_sparks(small):
-    reader = PushingReader(Options.parse(small), row_type(SMALL, updates=False))
-    found = IsNotNull(("nope",))
-    assert list(reader.pushFilters([found])) == [found]
 
 
 def test_a_blob_collected_since_the_plan_says_what_to_do(small, tmp_path):
