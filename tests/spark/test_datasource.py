@@ -7,12 +7,9 @@ from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
 from persist_engine.base.errors import InvalidUsage, MissingBlob
 from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.model.ids import CriticalReaderId
-from persist_spark.datasource import (
-    Options,
-    PersistReader,
-    register,
-    row_type,
-)
+from persist_spark.datasource import PersistDataSource, PersistReader, register
+from persist_spark.options import Options
+from persist_spark.row_shape import row_type
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
@@ -172,9 +169,9 @@ def small(tmp_path) -> dict[str, str]:
 
 
 def reader_of(given: dict[str, str], row: T.StructType | None = None, **more: str) -> PersistReader:
-    options = Options.parse({**given, **more})
-    asked = row_type(SMALL, updates=options.updates, columns=options.columns) if row is None else row
-    return PersistReader(options, asked)
+    """As Spark makes it in a session without a keeper."""
+    source = PersistDataSource({**given, **more})
+    return source.reader(source.schema() if row is None else row)
 
 
 def holds(given: dict[str, str]) -> int:
@@ -255,7 +252,7 @@ def test_a_frame_may_forget_what_is_not_null(small):
     assert next(reader.read(partition)).column("id").to_pylist() == [1]
 
 
-def test_a_frame_from_before_the_schema_evolved_is_refused_but_where_what_it_shows_stayed(small):
+def test_a_plan_without_a_keeper_is_refused_where_the_schema_evolved_since_the_load(small):
     frame, narrow = reader_of(small), reader_of(small, columns="id, name")
     with PersistClient.open(Location(blob=small["blob"], consensus=small["consensus"])) as client:
         grown = Schema.from_ddl(SMALL.key_ddl, "city STRING, country STRING, name STRING, p STRUCT<x: INT>")
@@ -272,7 +269,7 @@ def test_a_blob_collected_since_the_plan_says_what_to_do(small, tmp_path):
     for path in (tmp_path / "blobs" / small["shard"]).glob("n*/*"):
         path.unlink()
     with pytest.raises(
-        MissingBlob, match=rf"{small['shard']}.* for 6 hours after it was planned.*run it again"
+        MissingBlob, match=rf"{small['shard']}.* kept while its session lives.*load the frame anew"
     ) as raised:
         list(reader.read(partition))
     assert small["shard"] in raised.value.detail["key"]

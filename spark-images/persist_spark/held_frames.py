@@ -1,0 +1,303 @@
+"""What the loaded frames of a session hold of their shards: each a snapshot at its `as_of`, under leases that they share.
+
+Owns the bookkeeping: which frame reads under which reader, how far since may go, when a lease is given back. Knows no
+Spark session and no sockets: `keeper` brings loads and the end of frames here.
+
+Invariant: a reader is registered while, and only while, a frame reads under it. Frames of one shard share a reader
+where its since and its schema allow, so that a thousand loads cost one lease.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from persist_engine.base.env import Env
+from persist_engine.base.errors import Fenced, InvalidUsage, PersistError
+from persist_engine.base.settings import Settings
+from persist_engine.client.client import PersistClient
+from persist_engine.client.location import Location
+from persist_engine.client.read import ReadHandle
+from persist_engine.client.snapshot import SinceAhead, Snapshot
+from persist_engine.codec.filter import Filter
+from persist_engine.codec.predicate_text import predicate_of
+from persist_engine.codec.schema import Schema
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.ids import ShardId
+from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
+
+from persist_spark.options import SPLITS_MAX, Options
+from persist_spark.row_shape import check_columns, row_type
+
+#: Splits when the option `splits` does not say: one for about so many bytes of parts, so that a small shard is one
+#: task.
+SPLIT_BYTES = 64 << 20
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedFrame:
+    """A frame as it was loaded: what it shows never changes."""
+
+    as_of: int | None
+    """The time of its contents; None: nothing was written yet, it is empty."""
+    row_type: T.StructType
+
+
+class HeldFrames:
+    """The frames of one session by their names. Thread-safe; loads of one shard take turns."""
+
+    def __init__(self, *, settings: Settings, env: Env, lease_ms: int | None = None) -> None:
+        """`lease_ms` None: the engine's default. Leases are renewed as long as this process lives."""
+        self._settings, self._env, self._lease_ms = settings, env, lease_ms
+        self._lock = threading.Lock()
+        self._stores: dict[Location, _Store] = {}
+        self._shards: dict[tuple[Location, ShardId], _HeldShard] = {}
+        self._frames: dict[str, _HeldShard] = {}
+        self._is_closed = False
+
+    def load(self, frame: str, options: Options) -> LoadedFrame:
+        """Choose the time that `frame` shows and hold it until `drop`. One commit where no reader of the shard serves it yet.
+        Idempotent: a frame that is loaded shows what it showed.
+
+        InvalidUsage for a time that can no longer be read or not yet, for columns and conditions that do not fit, and
+        after `close`; ShardNotFound; what stores raise. Nothing is held then.
+        """
+        shard = self._shard_of(options)
+        with shard.lock:
+            loaded = shard.load(frame, options, client=shard.store.client())
+        with self._lock:
+            self._frames[frame] = shard
+            is_closed = self._is_closed
+        if is_closed:
+            self.drop(frame)
+            raise InvalidUsage(f"the session that loads shard {options.shard} has ended")
+        return loaded
+
+    def splits(self, frame: str, asked: T.StructType) -> list[bytes]:
+        """The pieces of the frame's contents, for executors; none when it is empty. They stay readable until the frame is
+        dropped. Repeatable: the rows are the same each time.
+
+        InvalidUsage when `asked` is not what the frame shows, or when it is not held (any more); Fenced when its lease
+        ran out.
+        """
+        with self._lock:
+            shard = self._frames.get(frame)
+        if shard is None:
+            raise InvalidUsage(f"frame {frame} is not held by its session: load it anew")
+        with shard.lock:
+            return shard.splits(frame, asked)
+
+    def drop(self, frame: str) -> None:
+        """Nothing can read the frame any more. Gives the lease back after the last frame under it (one commit). Idempotent."""
+        with self._lock:
+            shard = self._frames.pop(frame, None)
+        if shard is not None:
+            with shard.lock:
+                shard.drop(frame)
+
+    def advance(self) -> None:
+        """Let since follow the oldest time that frames still show: one commit for each lease whose oldest frame has gone. To
+        be called now and then. What stores raise is logged: the next call tries again.
+        """
+        for shard in self._snapshot_of_shards():
+            with shard.lock:
+                shard.advance()
+
+    def close(self) -> None:
+        """Drop all frames, give all leases back, close the stores. Idempotent; loads are refused afterwards."""
+        with self._lock:
+            self._is_closed = True
+            frames = list(self._frames)
+        for frame in frames:
+            self.drop(frame)
+        self._close_stores()
+
+    def abandon(self) -> None:
+        """Renew no lease any more, and give none back: each runs out by itself. Closes the stores. For a process that goes
+        while others read.
+        """
+        for shard in self._snapshot_of_shards():
+            with shard.lock:
+                shard.abandon()
+        self._close_stores()
+
+    @property
+    def count(self) -> int:
+        """Frames that are held."""
+        with self._lock:
+            return len(self._frames)
+
+    def _close_stores(self) -> None:
+        with self._lock:
+            stores, self._stores = list(self._stores.values()), {}
+        for store in stores:
+            store.close()
+
+    def _snapshot_of_shards(self) -> list[_HeldShard]:
+        with self._lock:
+            return list(self._shards.values())
+
+    def _shard_of(self, options: Options) -> _HeldShard:
+        with self._lock:
+            location = options.location
+            store = self._stores.setdefault(location, _Store(location, self._settings, self._env))
+            key = (location, options.shard)
+            return self._shards.setdefault(key, _HeldShard(options.shard, store, self._lease_ms))
+
+
+class _Store:
+    """One client for all shards of a location, opened when it is first asked for."""
+
+    def __init__(self, location: Location, settings: Settings, env: Env) -> None:
+        self._location, self._settings, self._env = location, settings, env
+        self._lock = threading.Lock()
+        self._client: PersistClient | None = None
+
+    def client(self) -> PersistClient:
+        with self._lock:
+            if self._client is None:
+                self._client = PersistClient.open(self._location, settings=self._settings, env=self._env, create=False)
+            return self._client
+
+    def close(self) -> None:
+        with self._lock:
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Lease:
+    """A reader and the frames under it."""
+
+    reader: ReadHandle
+    snapshots: dict[str, Snapshot] = field(default_factory=dict)
+
+    def serves(self, as_of: int, schema: Schema) -> bool:
+        """Whether a frame of `schema` at `as_of` can read under it. A lost lease has an empty since, which serves none."""
+        return self.reader.since.less_equal(as_of) and self.reader.schema == schema
+
+
+class _HeldShard:
+    """The frames of one shard. Not thread-safe: callers hold `lock`."""
+
+    def __init__(self, shard: ShardId, store: _Store, lease_ms: int | None) -> None:
+        self.lock = threading.Lock()
+        self.store = store
+        self._shard, self._lease_ms = shard, lease_ms
+        self._leases: list[_Lease] = []
+        self._loaded: dict[str, tuple[Options, LoadedFrame]] = {}
+
+    def load(self, frame: str, options: Options, *, client: PersistClient) -> LoadedFrame:
+        if frame in self._loaded:
+            return self._loaded[frame][1]
+        as_of = self._time_of(options, client)
+        schema = client.schema(self._shard)
+        _check_fits(options, schema)
+        if as_of is not None:
+            lease = next((lease for lease in self._leases if lease.serves(as_of, schema)), None)
+            if lease is None:
+                reader = client.open_leased_reader(self._shard, purpose="spark read", lease_ms=self._lease_ms)
+                lease = _Lease(reader=reader)
+                self._leases.append(lease)
+            with self._given_back_unless_used(lease):
+                # Again: since could have passed the latest time before it was held.
+                as_of = self._time_of(options, client)
+                assert as_of is not None
+                schema = lease.reader.schema
+                lease.snapshots[frame] = self._snapshot(lease.reader, as_of, options)
+        shown = row_type(schema, updates=options.updates, columns=options.columns)
+        loaded = LoadedFrame(as_of=as_of, row_type=shown)
+        self._loaded[frame] = (options, loaded)
+        return loaded
+
+    def splits(self, frame: str, asked: T.StructType) -> list[bytes]:
+        found = self._loaded.get(frame)
+        if found is None:
+            raise InvalidUsage(f"frame {frame} of shard {self._shard} is not held any more: load it anew")
+        options, loaded = found
+        check_columns(asked, loaded.row_type, self._shard)
+        lease = self._lease_of(frame)
+        if lease is None:
+            return []
+        try:
+            lease.reader.check_open()
+        except Fenced as error:
+            raise Fenced(
+                f"{error}: this process stood still for longer than it; load the frame anew", **error.detail
+            ) from error
+        snapshot = lease.snapshots[frame]
+        count = options.splits or min(max(1, -(-snapshot.bytes_estimate // SPLIT_BYTES)), SPLITS_MAX)
+        return [split.to_bytes() for split in snapshot.splits(count)]
+
+    def drop(self, frame: str) -> None:
+        self._loaded.pop(frame, None)
+        lease = self._lease_of(frame)
+        if lease is not None:
+            lease.snapshots.pop(frame).close()
+            self._give_back_unless_used(lease)
+
+    def advance(self) -> None:
+        for lease in self._leases:
+            oldest = Antichain.of(min(snapshot.as_of for snapshot in lease.snapshots.values()))
+            try:
+                if lease.reader.since < oldest:
+                    lease.reader.downgrade_since(oldest)
+            except PersistError as error:
+                _log.warning("since of shard %s stays: %s", self._shard, error, extra={"shard": self._shard})
+
+    def abandon(self) -> None:
+        for lease in self._leases:
+            lease.reader.abandon()
+
+    def _time_of(self, options: Options, client: PersistClient) -> int | None:
+        """The time to read at; None when nothing was ever written. InvalidUsage for one that is not complete yet."""
+        upper = client.recent_upper(self._shard)
+        latest = upper.newest_complete
+        as_of = latest if options.as_of is None else options.as_of
+        if as_of > latest:
+            raise InvalidUsage(
+                f"cannot read shard {self._shard} at as_of {as_of}: its upper is {upper}, "
+                f"the latest readable time is {latest}"
+            )
+        return None if as_of < 0 else as_of
+
+    def _snapshot(self, reader: ReadHandle, as_of: int, options: Options) -> Snapshot:
+        snapshot = reader.snapshot(Antichain.of(as_of), where=options.where, columns=options.columns)
+        if isinstance(snapshot, SinceAhead):
+            raise InvalidUsage(
+                f"cannot read shard {self._shard} at as_of {as_of}: "
+                f"times before since {snapshot.since} can no longer be told apart"
+            )
+        return snapshot
+
+    def _lease_of(self, frame: str) -> _Lease | None:
+        return next((lease for lease in self._leases if frame in lease.snapshots), None)
+
+    @contextmanager
+    def _given_back_unless_used(self, lease: _Lease) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._give_back_unless_used(lease)
+
+    def _give_back_unless_used(self, lease: _Lease) -> None:
+        if lease.snapshots:
+            return
+        self._leases.remove(lease)
+        try:
+            lease.reader.expire()
+        except PersistError as error:  # it runs out by itself, since nothing renews it now
+            _log.warning("a lease on shard %s stays: %s", self._shard, error, extra={"shard": self._shard})
+
+
+def _check_fits(options: Options, schema: Schema) -> None:
+    """Refuse conditions and columns that `schema` does not have, also where there is nothing to read yet."""
+    if options.where is not None:
+        Filter(predicate_of(options.where), schema)
+    row_type(schema, updates=options.updates, columns=options.columns)

@@ -1,0 +1,78 @@
+"""The options of one load of format `persist`, checked. Owns their names and bounds. Knows no store and no session.
+
+Every refusal is InvalidUsage that names the option, what it was given and what it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.client.location import Location
+from persist_engine.model.frontier import DATA_TIME_MAX
+from persist_engine.model.ids import ShardId
+
+SPLITS_MAX = 10_000
+_DIGITS_MAX = 19
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of one read, checked."""
+
+    shard: ShardId
+    location: Location
+    as_of: int | None
+    splits: int | None
+    updates: bool
+    where: str | None = None
+    columns: tuple[str, ...] | None = None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> Options:
+        """Raises InvalidUsage naming the option. Names are case-insensitive, as Spark's are; unknown ones are
+        refused.
+        """
+        given = {name.lower(): value for name, value in options.items()}
+        known = {"shard", "blob", "consensus", "as_of", "splits", "updates", "where", "columns"}
+        unknown = sorted(set(given) - known)
+        if unknown:
+            raise InvalidUsage(
+                f"option {', '.join(unknown)}: not known to format persist, which has {', '.join(sorted(known))}"
+            )
+        missing = [name for name in ("shard", "blob", "consensus") if not given.get(name)]
+        if missing:
+            raise InvalidUsage(f"option {', '.join(missing)}: required by format persist")
+        updates = given.get("updates", "false").lower()
+        if updates not in ("true", "false"):
+            raise InvalidUsage(f"option updates: {given['updates']!r} is not true or false")
+        return cls(
+            shard=ShardId(given["shard"]),
+            location=Location(blob=given["blob"], consensus=given["consensus"]),
+            as_of=_number(given, "as_of", 0, DATA_TIME_MAX),
+            splits=_number(given, "splits", 1, SPLITS_MAX),
+            updates=updates == "true",
+            where=given.get("where"),
+            columns=_names(given.get("columns")),
+        )
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise InvalidUsage(f"option columns: {text!r} is no list of names with commas between")
+    return names
+
+
+def _number(given: Mapping[str, str], name: str, least: int, greatest: int) -> int | None:
+    text = given.get(name)
+    if text is None:
+        return None
+    # Digits are counted first: Python reads no number of thousands of them.
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX
+    if not is_number or not least <= int(text) <= greatest:
+        raise InvalidUsage(f"option {name}: {text[:64]!r} is not a whole number in [{least}, {greatest}]")
+    return int(text)

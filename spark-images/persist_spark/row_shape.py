@@ -1,0 +1,79 @@
+"""The columns of a frame over a shard: which there are, as Spark and as Arrow, and what may stand in for them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+
+import pyarrow as pa
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.codec.projection import Projection
+from persist_engine.codec.schema import Schema
+from persist_engine.model.ids import ShardId
+from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
+
+from persist_spark.frames import spark_type
+
+
+def shown_schema(schema: Schema, columns: Sequence[str] | None) -> pa.Schema:
+    """Updates of `schema` with the fields `columns` (None: all) of key and val."""
+    return schema.updates_schema if columns is None else Projection.of(columns, schema).updates_schema
+
+
+def row_type(schema: Schema, *, updates: bool, columns: Sequence[str] | None = None) -> T.StructType:
+    """Columns of a read: the key's fields and then the value's; with `updates` key, val, time, diff."""
+    shown = shown_schema(schema, columns)
+    if updates:
+        return _spark_fields(shown)
+    key, val = (side.type for side in _sides(shown))
+    doubled = sorted({field.name for field in key} & {field.name for field in val})
+    if doubled:
+        raise InvalidUsage(
+            f"key and value both have {', '.join(doubled)}: read with option updates=true, which keeps them apart, or one "
+            f"of them with option columns"
+        )
+    return _spark_fields([*key, *val])
+
+
+def check_columns(asked: T.StructType, shown: T.StructType, shard: ShardId) -> None:
+    """Refuse to show rows of `shown` in a frame that was made for `asked`: columns go by their places, so that others would
+    pass for them, and a null where there is none to be is not seen. NOT NULL may be forgotten.
+
+    InvalidUsage names the first column that differs: the schema evolved since the frame was loaded, or the user gave one.
+    """
+    for theirs, ours in zip_longest(asked, shown):
+        if theirs is None or ours is None or not _is_shown_as(theirs, ours):
+            raise InvalidUsage(
+                f"shard {shard} has {_told(ours)} where the frame was made for {_told(theirs)}: "
+                "load the frame anew, without a schema of your own"
+            )
+
+
+def _is_shown_as(asked: T.StructField, shown: T.StructField) -> bool:
+    if asked.name != shown.name or (shown.nullable and not asked.nullable):
+        return False
+    theirs, ours = asked.dataType, shown.dataType
+    if isinstance(theirs, T.StructType) and isinstance(ours, T.StructType):
+        return len(theirs) == len(ours) and all(map(_is_shown_as, theirs, ours))
+    return bool(theirs == ours)
+
+
+def _told(field: T.StructField | None) -> str:
+    if field is None:
+        return "no column"
+    return f"column {field.name} {field.dataType.simpleString()}{'' if field.nullable else ' NOT NULL'}"
+
+
+def _sides(shown: pa.Schema) -> tuple[pa.Field, pa.Field]:
+    return shown.field("key"), shown.field("val")
+
+
+def _spark_fields(fields: Iterable[pa.Field]) -> T.StructType:
+    return T.StructType([T.StructField(field.name, spark_type(field.type), field.nullable) for field in fields])
+
+
+def arrow_schema(row: T.StructType) -> pa.Schema:
+    """Arrow schema of flat rows, as Spark expects them back."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(row, timezone="UTC")

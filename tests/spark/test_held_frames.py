@@ -1,0 +1,202 @@
+"""What a session's frames hold of their shards: the leases in the shard's own state, after each load and drop. Without Spark."""
+
+import pytest
+from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import Fenced, InvalidUsage, MissingBlob, ShardNotFound
+from persist_engine.base.metrics import NoMetrics
+from persist_engine.base.settings import BatchSettings, Settings
+from persist_engine.client.splits import SnapshotSplit
+from persist_engine.model.ids import LeasedReaderId
+from persist_engine.storage.open import open_blob
+from persist_engine.work.force import force_compaction, force_gc
+from persist_spark.held_frames import HeldFrames
+from persist_spark.options import Options
+from pyspark.sql import types as T
+
+SCHEMA = Schema.from_ddl("id BIGINT", "name STRING")
+
+
+class Shard:
+    """A shard on files with one row for each time 0, 10, 20, ..."""
+
+    def __init__(self, folder):
+        self.location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
+        in_blobs = Settings(batch=BatchSettings(inline_part_bytes_max=0))
+        self.client = PersistClient.open(self.location, settings=in_blobs)
+        self.id = ShardId.new()
+        self.writer = self.client.open_writer(self.id, SCHEMA, purpose="test")
+
+    def write(self, time: int) -> None:
+        upper, rows = self.writer.fetch_recent_upper(), [(((time,), (f"n{time}",)), time, 1)]
+        self.writer.compare_and_append(rows, expected_upper=upper, new_upper=Antichain.of(time + 1))
+
+    def options(self, **more: str) -> Options:
+        named = {"shard": self.id, "blob": self.location.blob, "consensus": self.location.consensus}
+        return Options.parse({**named, **more})
+
+    def readers(self):
+        return self.client.inspect(self.id).readers
+
+    def sinces(self) -> list[int]:
+        return sorted(reader.since for reader in self.readers())
+
+    def ids(self, splits: list[bytes]) -> list[int]:
+        blob = open_blob(self.location.blob, env=SystemEnv(), metrics=NoMetrics())
+        pieces = [batch for split in splits for batch in SnapshotSplit.from_bytes(split).to_batches(blob)]
+        return sorted(row["id"] for batch in pieces for row in batch.column("key").to_pylist())
+
+
+@pytest.fixture
+def shard(tmp_path):
+    made = Shard(tmp_path)
+    yield made
+    made.client.close()
+
+
+@pytest.fixture
+def held():
+    made = HeldFrames(settings=Settings(), env=SystemEnv())
+    yield made
+    made.close()
+
+
+def test_frames_of_one_shard_share_a_lease_and_the_last_one_gives_it_back(shard, held):
+    for time in (0, 10, 20):
+        shard.write(time)
+        held.load(f"f{time}", shard.options())
+    assert len(shard.readers()) == 1
+    assert [held.load("f10", shard.options()).as_of, held.count] == [10, 3], "a frame that is loaded stays as it is"
+    for time in (0, 10, 20):
+        splits = held.splits(f"f{time}", held.load(f"f{time}", shard.options()).row_type)
+        assert shard.ids(splits) == [each for each in (0, 10, 20) if each <= time]
+    held.drop("f0")
+    held.drop("f20")
+    assert len(shard.readers()) == 1
+    held.drop("f10")
+    held.drop("f10")
+    assert (shard.readers(), held.count) == ((), 0)
+
+
+def test_since_follows_the_oldest_frame_and_an_older_time_gets_a_lease_of_its_own(shard, held):
+    shard.write(0)
+    shard.write(10)
+    keep = shard.client.open_leased_reader(shard.id, purpose="keeps since where it is")
+    held.load("new", shard.options())
+    held.advance()
+    assert shard.sinces() == [0, 10]
+    held.load("old", shard.options(as_of="5"))
+    held.advance()
+    assert shard.sinces() == [0, 5, 10]
+    held.load("middle", shard.options(as_of="7"))
+    held.drop("old")
+    held.advance()
+    assert shard.sinces() == [0, 7, 10]
+    held.close()
+    assert len(shard.readers()) == 1
+    keep.expire()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"as_of": "11"}, "its upper is {11}, the latest readable time is 10"),
+        ({"where": "nope = 1"}, "no column nope"),
+        ({"columns": "nope"}, "no column nope"),
+    ],
+)
+def test_a_load_that_is_refused_holds_nothing(shard, held, more, message):
+    with pytest.raises(InvalidUsage, match="no column nope" if "columns" in more or "where" in more else "upper"):
+        held.load("f", shard.options(**({"as_of": "0"} if "as_of" in more else more)))
+    shard.write(0)
+    shard.write(10)
+    with pytest.raises(InvalidUsage) as raised:
+        held.load("f", shard.options(**more))
+    assert message in str(raised.value)
+    assert (shard.readers(), held.count) == ((), 0)
+
+
+def test_a_time_before_since_is_refused_and_holds_nothing(shard, held):
+    shard.write(0)
+    shard.write(10)
+    with shard.client.open_leased_reader(shard.id, purpose="test") as reader:
+        reader.downgrade_since(Antichain.of(10))
+    with pytest.raises(InvalidUsage, match=r"at as_of 5: times before since \{10\} can no longer be told apart"):
+        held.load("f", shard.options(as_of="5"))
+    assert (shard.readers(), held.count) == ((), 0)
+
+
+def test_an_unknown_shard_is_named_and_nothing_made(shard, held):
+    unknown = ShardId.new()
+    with pytest.raises(ShardNotFound, match=unknown):
+        held.load(
+            "f", Options.parse({"shard": unknown, "blob": shard.location.blob, "consensus": shard.location.consensus})
+        )
+    assert list(shard.client.shards()) == [shard.id]
+
+
+def test_a_frame_of_a_shard_never_written_stays_empty(shard, held):
+    shard.client.initialise(shard.id, SCHEMA)
+    loaded = held.load("f", shard.options())
+    shard.write(0)
+    assert (loaded.as_of, held.splits("f", loaded.row_type), shard.readers()) == (None, [], ())
+    held.drop("f")
+
+
+def test_a_frame_shows_the_columns_that_the_shard_had_when_it_was_loaded(shard, held):
+    shard.write(0)
+    before = held.load("before", shard.options())
+    grown = Schema.from_ddl("id BIGINT", "country STRING, name STRING")
+    shard.client.evolve_schema(shard.id, grown)
+    with shard.client.open_writer(shard.id, grown, purpose="newer") as writer:
+        rows = [(((10,), ("c", "n10")), 10, 1)]
+        writer.compare_and_append(rows, expected_upper=Antichain.of(1), new_upper=Antichain.of(11))
+    after = held.load("after", shard.options())
+    assert (before.row_type.names, after.row_type.names) == (["id", "name"], ["id", "country", "name"])
+    assert shard.ids(held.splits("before", before.row_type)) == [0]
+    assert shard.ids(held.splits("after", after.row_type)) == [0, 10]
+    with pytest.raises(InvalidUsage, match="has column name string where the frame was made for column country string"):
+        held.splits("before", after.row_type)
+
+
+def test_what_frames_read_is_collected_only_when_they_are_dropped(shard, held):
+    for time in range(0, 100, 10):
+        shard.write(time)
+    splits = held.splits("f", held.load("f", shard.options(as_of="45")).row_type)
+    machine = shard.client.machine(shard.id)
+    force_compaction(machine, full=True)
+    force_gc(machine)
+    assert shard.ids(splits) == [0, 10, 20, 30, 40]
+    held.drop("f")
+    force_gc(machine)
+    with pytest.raises(MissingBlob):
+        shard.ids(splits)
+
+
+def test_a_lost_lease_is_told_and_the_next_load_gets_another(shard):
+    held = HeldFrames(settings=Settings(), env=SystemEnv())
+    shard.write(0)
+    loaded = held.load("f", shard.options())
+    (reader,) = shard.readers()
+    shard.client.machine(shard.id).expire_leased_reader(LeasedReaderId(reader.id))
+    lease = held._shards[shard.location, shard.id]._leases[0].reader
+    lease._heartbeat._lost.set()  # as the next heartbeat finds, in minutes
+    with pytest.raises(Fenced, match="ran out.*load the frame anew"):
+        held.splits("f", loaded.row_type)
+    again = held.load("g", shard.options())
+    assert shard.ids(held.splits("g", again.row_type)) == [0]
+    assert len(shard.readers()) == 1
+    held.close()
+    assert shard.readers() == ()
+
+
+def test_nothing_is_loaded_after_the_end(shard, held):
+    shard.write(0)
+    held.load("f", shard.options())
+    held.close()
+    assert shard.readers() == ()
+    with pytest.raises(InvalidUsage, match="has ended"):
+        held.load("g", shard.options())
+    with pytest.raises(InvalidUsage, match="not held by its session: load it anew"):
+        held.splits("f", T.StructType())
+    assert shard.readers() == ()

@@ -1,0 +1,205 @@
+"""The keeper of a session's frames: its socket, the end of frames, of the session, of the process. Real sockets and processes;
+the session is a stand-in that says what a test wants said.
+"""
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import InvalidUsage, Unavailable
+from persist_engine.base.settings import Settings
+from persist_spark import keeper
+from persist_spark.held_frames import HeldFrames
+from persist_spark.keeper import Keeper
+
+SCHEMA = Schema.from_ddl("id BIGINT", "name STRING")
+PATIENCE_S = 60.0
+
+
+class Said:
+    """A session of which the test decides what it says."""
+
+    def __init__(self):
+        self.over = False
+        self.dead: list[str] = []
+
+    def is_over(self):
+        return self.over
+
+    def dead_frames(self):
+        found, self.dead = self.dead, []
+        return found
+
+
+@pytest.fixture
+def given(tmp_path) -> dict[str, str]:
+    """A shard with one row at time 0."""
+    location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
+    shard = ShardId.new()
+    with PersistClient.open(location) as client, client.open_writer(shard, SCHEMA, purpose="test") as writer:
+        rows = [(((1,), ("n",)), 0, 1)]
+        writer.compare_and_append(rows, expected_upper=Antichain.of(0), new_upper=Antichain.of(1))
+    return {"shard": shard, "blob": location.blob, "consensus": location.consensus}
+
+
+def readers(given: dict[str, str]) -> int:
+    with PersistClient.open(Location(blob=given["blob"], consensus=given["consensus"])) as client:
+        return len(client.inspect(ShardId(given["shard"])).readers)
+
+
+def eventually(condition) -> bool:
+    """Whether it comes true in time: asked again and again, with a pause that nothing depends on."""
+    pause = threading.Event()
+    env, began = SystemEnv(), SystemEnv().monotonic_s()
+    while not condition():
+        if env.monotonic_s() - began > PATIENCE_S:
+            return False
+        pause.wait(0.02)
+    return True
+
+
+@pytest.fixture
+def session():
+    return Said()
+
+
+@pytest.fixture
+def kept(session):
+    made = Keeper(session, HeldFrames(settings=Settings(), env=SystemEnv()))
+    yield made
+    made.close()
+
+
+def test_planners_load_and_cut_frames_until_they_are_dead(given, session, kept):
+    loaded = [keeper.load(kept.address, name, given) for name in ("f", "g")]
+    assert [each.as_of for each in loaded] == [0, 0]
+    assert len(keeper.splits(kept.address, "f", loaded[0].row_type)) == 1
+    session.dead = ["f"]
+    assert eventually(lambda: _is_gone(kept, "f", loaded[0]))
+    assert readers(given) == 1
+    kept.forget("g")
+    kept.forget("g")
+    kept.forget("never loaded")
+    assert eventually(lambda: readers(given) == 0)
+
+
+def _is_gone(kept, name, loaded) -> bool:
+    try:
+        keeper.splits(kept.address, name, loaded.row_type)
+    except InvalidUsage as error:
+        return f"frame {name} is not held by its session: load it anew" in str(error)
+    return False
+
+
+def test_errors_come_to_the_planner_as_they_are(given, kept):
+    with pytest.raises(InvalidUsage, match="option as_off: not known"):
+        keeper.load(kept.address, "f", {**given, "as_off": "1"})
+    with pytest.raises(InvalidUsage, match="the latest readable time is 0") as raised:
+        keeper.load(kept.address, "f", {**given, "as_of": "9"})
+    assert type(raised.value) is InvalidUsage
+    with pytest.raises(Unavailable, match="not of one release"):
+        keeper._ask(kept.address, {"ask": "what", "frame": "f"})
+    with pytest.raises(Exception, match="KeyError"):
+        keeper._ask(kept.address, {"frame": "f"})
+
+
+def test_many_planners_at_once_share_one_lease(given, kept):
+    with ThreadPoolExecutor(16) as pool:
+        loaded = list(pool.map(lambda n: keeper.load(kept.address, f"f{n}", given), range(100)))
+    assert {each.as_of for each in loaded} == {0}
+    assert readers(given) == 1
+
+
+def test_the_end_of_the_session_gives_everything_back_and_a_late_planner_is_told(given, session, kept):
+    loaded = keeper.load(kept.address, "f", given)
+    session.over = True
+    assert eventually(lambda: kept.is_closed)
+    assert readers(given) == 0
+    assert not Path(kept.address).parent.exists()
+    for call in (
+        lambda: keeper.load(kept.address, "g", given),
+        lambda: keeper.splits(kept.address, "f", loaded.row_type),
+    ):
+        with pytest.raises(Unavailable, match="does not answer: it has ended"):
+            call()
+    kept.close()
+
+
+def test_a_connection_that_says_nothing_or_nonsense_does_not_stop_the_others(given, kept):
+    with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as rude:
+        silent.connect(kept.address)
+        rude.connect(kept.address)
+        rude.sendall(b"\x00\x00\x00\x03{{{")
+        assert keeper.load(kept.address, "f", given).as_of == 0
+
+
+def test_the_folder_is_this_users_alone(kept):
+    assert Path(kept.address).parent.stat().st_mode & 0o077 == 0
+
+
+def test_a_deep_folder_for_temporary_files_does_not_matter(given, tmp_path, monkeypatch, session):
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(keeper.tempfile, "tempdir", str(deep))
+    kept = Keeper(session, HeldFrames(settings=Settings(), env=SystemEnv()))
+    try:
+        assert keeper.load(kept.address, "f", given).as_of == 0
+    finally:
+        kept.close()
+
+
+PROGRAM = """
+import os, sys, threading
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.settings import Settings
+from persist_spark import keeper
+from persist_spark.held_frames import HeldFrames
+class Lasting:
+    def is_over(self): return False
+    def dead_frames(self): return []
+kept = keeper.Keeper(Lasting(), HeldFrames(settings=Settings(), env=SystemEnv()))
+keeper.load(kept.address, "f", dict(zip(("shard", "blob", "consensus"), sys.argv[2:])))
+if sys.argv[1] == "fork":
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)  # runs what is registered for the exit of its parent
+    os.waitpid(child, 0)
+print("loaded", flush=True)
+sys.stdin.readline()
+"""
+
+
+def program(how: str, given: dict[str, str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PROGRAM, how, given["shard"], given["blob"], given["consensus"]]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "loaded\n"
+    return process
+
+
+def test_a_process_that_exits_gives_its_leases_back(given):
+    with program("exit", given) as process:
+        assert readers(given) == 1
+        process.communicate("\n")
+        assert process.returncode == 0
+    assert readers(given) == 0
+
+
+def test_a_forked_child_that_exits_gives_nothing_back(given):
+    with program("fork", given) as process:
+        assert readers(given) == 1
+        process.communicate("\n")
+    assert readers(given) == 0
+
+
+def test_a_process_that_is_killed_leaves_its_lease_to_run_out(given):
+    with program("kill", given) as process:
+        process.send_signal(signal.SIGKILL)
+    assert readers(given) == 1

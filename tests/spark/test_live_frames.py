@@ -1,0 +1,201 @@
+"""Frames over a shard that goes on changing: what they show stays, their lease lives as long as they can be read, and no longer.
+
+Real sessions: the liveness of a frame is the JVM's garbage collector's to say.
+"""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.settings import BatchSettings, Settings
+from persist_engine.work.force import force_compaction, force_gc
+from persist_spark.datasource import register
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+SCHEMA = Schema.from_ddl("id BIGINT", "name STRING")
+PATIENCE_S = 120.0
+
+
+class Shard:
+    """A shard in blobs, with rows 0 to 9."""
+
+    def __init__(self, folder, spark):
+        self.location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
+        self.client = PersistClient.open(self.location, settings=Settings(batch=BatchSettings(inline_part_bytes_max=0)))
+        self.id, self.spark = ShardId.new(), spark
+        self.writer = self.client.open_writer(self.id, SCHEMA, purpose="test")
+        self.rows = 0
+        self.grow(10)
+
+    def grow(self, count: int = 10) -> None:
+        upper = self.writer.fetch_recent_upper()
+        rows = [(((id_,), (f"n{id_}",)), upper.time, 1) for id_ in range(self.rows, self.rows + count)]
+        self.writer.compare_and_append(rows, expected_upper=upper, new_upper=Antichain.of(upper.time + 1))
+        self.rows += count
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {"shard": self.id, "blob": self.location.blob, "consensus": self.location.consensus}
+
+    def load(self, **more: str):
+        return self.spark.read.format("persist").options(**self.options, **more).load()
+
+    def readers(self) -> int:
+        return len(self.client.inspect(self.id).readers)
+
+    def ends(self) -> bool:
+        """Whether all leases are given back, the JVM's garbage collected."""
+        jvm, pause, env = self.spark._jvm, threading.Event(), SystemEnv()
+        began = env.monotonic_s()
+        while self.readers():
+            gc.collect()
+            jvm.java.lang.System.gc()
+            pause.wait(0.1)
+            if env.monotonic_s() - began > PATIENCE_S:
+                return False
+        return True
+
+
+@pytest.fixture(scope="module")
+def spark(local_spark):
+    register(local_spark)
+    return local_spark
+
+
+@pytest.fixture
+def shard(tmp_path, spark):
+    made = Shard(tmp_path, spark)
+    yield made
+    made.client.close()
+
+
+def test_a_frame_shows_what_was_there_when_it_was_loaded(shard, spark):
+    frame = shard.load()
+    own_schema = spark.read.format("persist").options(**shard.options).schema("id BIGINT, name STRING").load()
+    options = ", ".join(f"{name} '{value}'" for name, value in shard.options.items())
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW made_by_sql USING persist OPTIONS ({options})")
+    shard.grow()
+    frame.createOrReplaceTempView("made_of_frame")
+    for _ in range(2):
+        assert frame.count() == own_schema.count() == 10
+        assert frame.where("id >= 5").count() == own_schema.where("id >= 5").count() == 5
+        assert frame.rdd.count() == len(list(frame.toLocalIterator())) == 10
+        assert frame.union(frame.where("id < 3")).count() == 13
+        for view in ("made_by_sql", "made_of_frame"):
+            assert spark.sql(f"SELECT count(*) FROM {view} WHERE id >= 5").first()[0] == 5
+        shard.grow()
+    assert shard.load().count() == 40
+    for view in ("made_by_sql", "made_of_frame"):
+        spark.catalog.dropTempView(view)
+
+
+def test_many_queries_of_a_frame_and_many_frames_leave_one_reader(shard):
+    frame = shard.load()
+    for number in range(1000):
+        query = frame.where(f"id = {number}").union(frame.where(f"id > {number}"))
+        query._jdf.queryExecution().executedPlan().toString()  # planned, as each action does
+    for number in range(30):
+        assert frame.where(f"id = {number}").count() == (number < 10)
+    frame.explain(extended=True)
+    assert shard.readers() == 1
+    for _ in range(30):
+        shard.load().explain()
+    assert shard.load().count() == 10
+    assert shard.readers() == 1
+    del frame, query
+    assert shard.ends()
+
+
+@pytest.mark.parametrize("how", ["derived", "rdd", "view", "cached"])
+def test_the_lease_lives_as_long_as_anything_reads_the_frame(shard, spark, how):
+    """The frame itself is dropped; compaction and collection go on, and its blobs are held."""
+    frame = shard.load(splits="4")
+    match how:
+        case "derived":
+            rest = frame.where("id >= 0").select("id")
+        case "rdd":
+            rest = frame.rdd
+        case "view":
+            frame.createOrReplaceTempView("kept")
+            rest = spark.table("kept")
+        case "cached":
+            rest = frame.where("id >= 0").cache()
+    del frame
+    other = shard.load(columns="id")
+    del other
+    shard.grow()
+    for _ in range(3):
+        gc.collect()
+        spark._jvm.java.lang.System.gc()
+    force_compaction(shard.client.machine(shard.id), full=True)
+    force_gc(shard.client.machine(shard.id))
+    assert rest.count() == 10
+    assert shard.readers() == 1
+    if how == "cached":
+        rest.unpersist(blocking=True)
+    if how == "view":
+        spark.catalog.dropTempView("kept")
+    del rest
+    assert shard.ends()
+
+
+def test_a_load_that_fails_and_a_query_that_fails_leave_nothing(shard, spark):
+    for wrong in ({"as_of": "99"}, {"columns": "nope"}, {"where": "id ="}):
+        with pytest.raises(Exception, match="as_of|nope|id ="):
+            shard.load(**wrong)
+    assert shard.readers() == 0
+    with pytest.raises(Exception, match="load the frame anew"):
+        spark.read.format("persist").options(**shard.options).schema("name STRING, id BIGINT").load()
+    with pytest.raises(Exception, match="nope"):
+        shard.load().select("nope").count()
+    assert shard.ends()
+
+
+PROGRAM = """
+import os, sys
+from persist_spark.datasource import register
+from persist_engine import Location, PersistClient, ShardId
+from pyspark.sql import SparkSession
+how, shard, blob, consensus = sys.argv[1:]
+client = PersistClient.open(Location(blob=blob, consensus=consensus))
+readers = lambda: len(client.inspect(ShardId(shard)).readers)
+load = lambda spark: spark.read.format("persist").options(shard=shard, blob=blob, consensus=consensus).load()
+for session in range(2):
+    spark = SparkSession.builder.getOrCreate()
+    register(spark)
+    frames = [load(spark) for _ in range(3)]
+    register(spark)
+    frames.append(load(spark))
+    assert [frame.count() for frame in frames] == [10] * 4
+    print("held", readers(), flush=True)
+    if how == "exit":
+        break
+    spark.stop()
+    while readers():
+        pass
+    print("ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["stop", "exit"])
+def test_the_end_of_the_session_leaves_no_reader(shard, how):
+    """A program of its own, that stops its session and starts another; one that ends without a word."""
+    settings = (
+        "master=local[1]",
+        "ui.enabled=false",
+        "driver.host=127.0.0.1",
+        "driver.bindAddress=127.0.0.1",
+        "log.level=ERROR",
+    )
+    arguments = " ".join(f"--conf spark.{setting}" for setting in settings)
+    environ = {**os.environ, "PYSPARK_SUBMIT_ARGS": f"{arguments} pyspark-shell", "PYSPARK_PYTHON": sys.executable}
+    command = [sys.executable, "-c", PROGRAM, how, *shard.options.values()]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == (["held", "1"] if how == "exit" else ["held", "1", "ended"] * 2)
+    assert shard.readers() == 0
