@@ -51,7 +51,7 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
         self.options = options
         self.name_of_frame = options.pop(FRAME_OPTION, "") or new_name()
         self.loaded: LoadedFrame = (
-            _load_alone(self.name_of_frame, Options.parse(options))
+            _look_alone(Options.parse(options))
             if self.keeper is None
             else keeper.load(self.keeper, self.name_of_frame, options)
         )
@@ -118,11 +118,11 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
                 yield from (records_of(batch) if self.options.updates else rows_of(batch, wanted, shard=split.shard_id))
 
 
-def _load_alone(frame: str, options: Options) -> LoadedFrame:
+def _look_alone(options: Options) -> LoadedFrame:
     """A load without a keeper: what it shows is chosen, and nothing held."""
     held = HeldFrames(settings=sink_settings(_PART_BYTES), env=SystemEnv())
     try:
-        return held.load(frame, options)
+        return held.look(options)
     finally:
         held.close()
 

@@ -60,6 +60,12 @@ class HeldFrames:
         self._frames: dict[str, _HeldShard] = {}
         self._is_closed = False
 
+    def look(self, options: Options) -> LoadedFrame:
+        """What a load would show now; nothing is held. Raises what `load` does, but for a time before since."""
+        shard = self._shard_of(options)
+        with shard.lock:
+            return shard.look(options, shard.store.client())
+
     def load(self, frame: str, options: Options) -> LoadedFrame:
         """Choose the time that `frame` shows and hold it until `drop`. One commit where no reader of the shard serves it yet.
         Idempotent: a frame that is loaded shows what it showed.
@@ -69,7 +75,7 @@ class HeldFrames:
         """
         shard = self._shard_of(options)
         with shard.lock:
-            loaded = shard.load(frame, options, client=shard.store.client())
+            loaded = shard.load(frame, options, shard.store.client())
         with self._lock:
             self._frames[frame] = shard
             is_closed = self._is_closed
@@ -193,26 +199,27 @@ class _HeldShard:
         self._leases: list[_Lease] = []
         self._loaded: dict[str, tuple[Options, LoadedFrame]] = {}
 
-    def load(self, frame: str, options: Options, *, client: PersistClient) -> LoadedFrame:
-        if frame in self._loaded:
-            return self._loaded[frame][1]
+    def look(self, options: Options, client: PersistClient) -> LoadedFrame:
         as_of = self._time_of(options, client)
         schema = client.schema(self._shard)
-        _check_fits(options, schema)
-        if as_of is not None:
-            lease = next((lease for lease in self._leases if lease.serves(as_of, schema)), None)
-            if lease is None:
-                reader = client.open_leased_reader(self._shard, purpose="spark read", lease_ms=self._lease_ms)
-                lease = _Lease(reader=reader)
-                self._leases.append(lease)
-            with self._given_back_unless_used(lease):
-                # Again: since could have passed the latest time before it was held.
-                as_of = self._time_of(options, client)
-                assert as_of is not None
-                schema = lease.reader.schema
-                lease.snapshots[frame] = self._snapshot(lease.reader, as_of, options)
+        if options.where is not None:  # refused also where there is nothing to read yet
+            Filter(predicate_of(options.where), schema)
         shown = row_type(schema, updates=options.updates, columns=options.columns)
-        loaded = LoadedFrame(as_of=as_of, row_type=shown)
+        return LoadedFrame(as_of=as_of, row_type=shown)
+
+    def load(self, frame: str, options: Options, client: PersistClient) -> LoadedFrame:
+        if frame in self._loaded:
+            return self._loaded[frame][1]
+        loaded = self.look(options, client)
+        if loaded.as_of is not None:
+            lease = self._lease_for(loaded.as_of, client)
+            with self._given_back_unless_used(lease):
+                # Again: since could have passed the latest time before it was held, and the schema grown.
+                as_of, schema = self._time_of(options, client), lease.reader.schema
+                assert as_of is not None
+                shown = row_type(schema, updates=options.updates, columns=options.columns)
+                loaded = LoadedFrame(as_of=as_of, row_type=shown)
+                lease.snapshots[frame] = self._snapshot(lease.reader, as_of, options)
         self._loaded[frame] = (options, loaded)
         return loaded
 
@@ -276,6 +283,16 @@ class _HeldShard:
             )
         return snapshot
 
+    def _lease_for(self, as_of: int, client: PersistClient) -> _Lease:
+        """One that serves a frame at `as_of`, or a new one at the shard's since."""
+        schema = client.schema(self._shard)
+        lease = next((lease for lease in self._leases if lease.serves(as_of, schema)), None)
+        if lease is None:
+            reader = client.open_leased_reader(self._shard, purpose="spark read", lease_ms=self._lease_ms)
+            lease = _Lease(reader=reader)
+            self._leases.append(lease)
+        return lease
+
     def _lease_of(self, frame: str) -> _Lease | None:
         return next((lease for lease in self._leases if frame in lease.snapshots), None)
 
@@ -294,10 +311,3 @@ class _HeldShard:
             lease.reader.expire()
         except PersistError as error:  # it runs out by itself, since nothing renews it now
             _log.warning("a lease on shard %s stays: %s", self._shard, error, extra={"shard": self._shard})
-
-
-def _check_fits(options: Options, schema: Schema) -> None:
-    """Refuse conditions and columns that `schema` does not have, also where there is nothing to read yet."""
-    if options.where is not None:
-        Filter(predicate_of(options.where), schema)
-    row_type(schema, updates=options.updates, columns=options.columns)

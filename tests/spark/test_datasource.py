@@ -6,7 +6,6 @@ import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
 from persist_engine.base.errors import InvalidUsage, MissingBlob
 from persist_engine.base.settings import BatchSettings, Settings
-from persist_engine.model.ids import CriticalReaderId
 from persist_spark.datasource import PersistDataSource, PersistReader, register
 from persist_spark.options import Options
 from persist_spark.row_shape import row_type
@@ -189,25 +188,6 @@ def test_a_plan_leaves_a_lease_behind_only_when_it_is_read(small):
     assert holds(small) == 1
     (rows,) = reader_of(small).read(partition)
     assert rows.to_pylist() == [{"id": 1, "city": "c", "name": "n", "p": {"x": 2}}]
-
-
-def test_the_latest_time_is_held_before_it_is_chosen(small, monkeypatch):
-    """A writer commits and since follows it at once, between the two steps of a plan."""
-    original = PersistClient.recent_upper
-
-    def overtaken(client, shard):
-        upper = original(client, shard)
-        location = Location(blob=small["blob"], consensus=small["consensus"])
-        with PersistClient.open(location) as other, other.open_writer(shard, SMALL, purpose="test") as writer:
-            writer.compare_and_append([], expected_upper=upper, new_upper=Antichain.of(upper.time + 5))
-            since = other.open_critical_since(shard, CriticalReaderId.new(), opaque=b"a")
-            since.compare_and_downgrade_since(b"a", (b"b", Antichain.of(upper.time + 4)))
-        return upper
-
-    monkeypatch.setattr(PersistClient, "recent_upper", overtaken)
-    (partition,) = reader_of(small).partitions()
-    (rows,) = reader_of(small).read(partition)
-    assert rows.num_rows == 1
 
 
 def test_a_plan_of_a_shard_never_written_leaves_no_lease_behind(tmp_path):

@@ -7,7 +7,7 @@ from persist_engine.base.errors import Fenced, InvalidUsage, MissingBlob, ShardN
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.client.splits import SnapshotSplit
-from persist_engine.model.ids import LeasedReaderId
+from persist_engine.model.ids import CriticalReaderId, LeasedReaderId
 from persist_engine.storage.open import open_blob
 from persist_engine.work.force import force_compaction, force_gc
 from persist_spark.held_frames import HeldFrames
@@ -124,6 +124,23 @@ def test_a_time_before_since_is_refused_and_holds_nothing(shard, held):
     with pytest.raises(InvalidUsage, match=r"at as_of 5: times before since \{10\} can no longer be told apart"):
         held.load("f", shard.options(as_of="5"))
     assert (shard.readers(), held.count) == ((), 0)
+
+
+def test_the_latest_time_is_held_before_it_is_chosen(shard, held, monkeypatch):
+    """A writer commits and since follows it at once, between the steps of a load."""
+    original, behind = PersistClient.recent_upper, shard.client.open_critical_since
+    shard.write(0)
+
+    def overtaken(client, shard_id):
+        upper = original(client, shard_id)
+        shard.write(upper.time + 5)
+        since = behind(shard_id, CriticalReaderId.new(), opaque=b"a")
+        since.compare_and_downgrade_since(b"a", (b"b", Antichain.of(upper.time + 5)))
+        return upper
+
+    monkeypatch.setattr(PersistClient, "recent_upper", overtaken)
+    loaded = held.load("f", shard.options())
+    assert shard.ids(held.splits("f", loaded.row_type)) == [0, 6]
 
 
 def test_an_unknown_shard_is_named_and_nothing_made(shard, held):
