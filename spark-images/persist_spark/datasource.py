@@ -17,11 +17,11 @@ from typing import ClassVar
 
 import pyarrow as pa
 from persist_engine.base.env import SystemEnv
-from persist_engine.base.errors import MissingBlob
+from persist_engine.base.errors import InvalidUsage, MissingBlob
 from persist_engine.client.splits import SnapshotSplit
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition
 
 from persist_spark import keeper
 from persist_spark.columns import records_of, rows_of
@@ -47,14 +47,10 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
     """Address of the session's keeper; None: there is none."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        """One load. What it shows is chosen here, for Spark calls `schema` only where the user gave none."""
+        """Spark makes one for each load, and for each attempt to write; then it travels by pickling."""
         self.options = options
         self.name_of_frame = options.pop(FRAME_OPTION, "") or new_name()
-        self.loaded: LoadedFrame = (
-            _look_alone(Options.parse(options))
-            if self.keeper is None
-            else keeper.load(self.keeper, self.name_of_frame, options)
-        )
+        self.loaded: LoadedFrame | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -62,12 +58,27 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
         return FORMAT
 
     def schema(self) -> T.StructType:
-        """The shard's columns when the frame was loaded."""
+        """The columns of the frame. Chooses what it shows: it stays so, for Spark keeps this object as it is afterwards."""
+        if self.keeper is None:
+            self.loaded = _look_alone(Options.parse(self.options))
+        else:
+            self.loaded = keeper.load(self.keeper, self.name_of_frame, self.options)
         return self.loaded.row_type
 
     def reader(self, schema: T.StructType) -> PersistReader:
-        """Plans and reads."""
-        return PersistReader(Options.parse(self.options), schema, self.name_of_frame, self.loaded, self.keeper)
+        """Plans and reads. Where the user gave a schema Spark did not ask for ours, and what the frame shows is chosen here."""
+        options = Options.parse(self.options)
+        if self.loaded is None:
+            if self.keeper is None and options.as_of is None:
+                # Each plan would choose anew, and scans of one frame could differ.
+                raise InvalidUsage("format persist with a schema of your own needs the option as_of in this session")
+            self.schema()
+        assert self.loaded is not None
+        return PersistReader(options, schema, self.name_of_frame, self.loaded, self.keeper)
+
+    def writer(self, schema: T.StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
+        """Raises InvalidUsage: this format reads."""
+        raise InvalidUsage("format persist only reads: a SparkSink writes a shard, and the engine's handles do")
 
 
 def register(spark: SparkSession) -> None:

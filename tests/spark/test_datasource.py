@@ -170,7 +170,8 @@ def small(tmp_path) -> dict[str, str]:
 def reader_of(given: dict[str, str], row: T.StructType | None = None, **more: str) -> PersistReader:
     """As Spark makes it in a session without a keeper."""
     source = PersistDataSource({**given, **more})
-    return source.reader(source.schema() if row is None else row)
+    shown = source.schema()
+    return source.reader(shown if row is None else row)
 
 
 def holds(given: dict[str, str]) -> int:
@@ -188,6 +189,14 @@ def test_a_plan_leaves_a_lease_behind_only_when_it_is_read(small):
     assert holds(small) == 1
     (rows,) = reader_of(small).read(partition)
     assert rows.to_pylist() == [{"id": 1, "city": "c", "name": "n", "p": {"x": 2}}]
+
+
+def test_a_plan_without_a_keeper_does_not_choose_a_time_of_its_own_under_a_schema_of_the_users(small):
+    """Spark then makes the source with each plan: scans of one frame would show different times."""
+    own = row_type(SMALL, updates=False)
+    with pytest.raises(InvalidUsage, match="needs the option as_of"):
+        PersistDataSource(dict(small)).reader(own)
+    assert len(PersistDataSource({**small, "as_of": "0"}).reader(own).partitions()) == 1
 
 
 def test_a_plan_of_a_shard_never_written_leaves_no_lease_behind(tmp_path):

@@ -153,6 +153,8 @@ def test_a_load_that_fails_and_a_query_that_fails_leave_nothing(shard, spark):
         spark.read.format("persist").options(**shard.options).schema("name STRING, id BIGINT").load()
     with pytest.raises(Exception, match="nope"):
         shard.load().select("nope").count()
+    with pytest.raises(Exception, match="format persist only reads"):
+        spark.range(3).write.format("persist").options(**shard.options).mode("append").save()
     assert shard.ends()
 
 
