@@ -393,16 +393,47 @@ def test_the_first_run_of_a_mirror_goes_on_where_since_is_past_the_beginning(run
     run.check_sound()
 
 
-def test_a_mirror_whose_lease_ran_out_is_computed_anew(run: Run):
+def test_a_mirror_whose_new_time_still_fits_is_corrected_at_that_time(run: Run):
+    """Its corrections were staged at several lowers: the later of two that say no new time was refused."""
+    run.write(many(3, name="before"))
+    land = run.mirror(many(300))
+    now = run.minted.time + FAR_MS
+
+    def first() -> None:
+        run.write({(-1, "a"): 1}, at=run.minted.time + 5)
+        run.env.advance_ms(2 * FAR_MS)
+
+    acts = [first, lambda: run.write({(-2, "b"): 1}, at=now), lambda: run.write({(-3, "c"): 1})]
+    outcome = run.race(land, acts)
+    times = {each["time"] for each in run.events("corrected")}
+    assert len(times) == 1
+    assert outcome == Landed(A(now + 2), A(max(times) + 1), 306)
+    assert run.contents() == many(300)
+    run.check_sound()
+
+
+@pytest.mark.parametrize("moment", ["before it looks", "while it looks"])
+def test_a_mirror_whose_lease_ran_out_is_computed_anew(run: Run, moment: str):
     run.write({(1, "before"): 1})
     land = run.mirror(many(300))
+    changes = run.reader.changes
 
     def lapse() -> None:
-        run.write({(-1, "rival"): 1}, at=run.minted.time + 5)
         run.rival.machine.expire_leased_reader(run.reader.reader_id)
         run.reader._heartbeat._beat_once()
 
-    assert run.race(land, [lapse]) == Recompute()
+    def lost(*args: Any) -> Any:
+        lapse()
+        return changes(*args)
+
+    def act() -> None:
+        run.write({(-1, "rival"): 1}, at=run.minted.time + 5)
+        if moment == "before it looks":
+            lapse()
+        else:
+            run.reader.changes = lost
+
+    assert run.race(land, [act]) == Recompute()
     assert run.contents() == Rows({(1, "before"): 1, (-1, "rival"): 1})
     run.check_sound()
 
