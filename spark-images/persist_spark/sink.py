@@ -3,8 +3,8 @@ append of all of it).
 
 Only the driver touches consensus. A run appends all of its updates or none, once per run id, however often it is
 repeated: the run id is committed as
-the sink's source progress in the same compare-and-set. A lost append is normal; what was staged for it is deleted,
-and the run decides again.
+the sink's source progress in the same compare-and-set. A lost append is normal; what was staged stays good for the
+next (`landing`).
 """
 
 from __future__ import annotations
@@ -16,22 +16,15 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from persist_engine.base.env import Env, SystemEnv
-from persist_engine.base.errors import Fenced, InvalidUsage, SchemaMismatch, Unavailable
+from persist_engine.base.errors import Fenced, InvalidUsage, Unavailable
 from persist_engine.client.batch import Batch
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.snapshot import SinceAhead
-from persist_engine.client.write import Appended, ProgressMismatch, UpperMismatch, WriteHandle
+from persist_engine.client.write import WriteHandle
 from persist_engine.codec.schema import Schema
-from persist_engine.flow.append_run import (
-    AppendAgain,
-    Late,
-    Recompute,
-    Staged,
-    after_progress_mismatch,
-    after_upper_mismatch,
-)
+from persist_engine.flow.append_run import Late, Recompute, Staged
 from persist_engine.flow.mint_run import AlreadyDone, Minted, RaiseUpper, ShardView, Superseded, mint
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.state import SourceProgress
@@ -40,12 +33,14 @@ from pyspark.sql import functions as F  # noqa: N812 - what every Spark user cal
 from pyspark.sql import types as T  # noqa: N812
 
 from persist_spark import frames
+from persist_spark.landing import DRIVER_PART_BYTES_MAX, Landed, Landing, refuse_outgrown_schema
 from persist_spark.partitions import STAGED_DDL, ReadSplits, StageCorrections, StageRows, StageTask, sink_settings
 from persist_spark.report import Log, SinkReport
 from persist_spark.session import executor_count, parallelism_of
 from persist_spark.spec import PARALLELISM_MAX, ConfigurationError, EnvelopeType, SinkSpec
 
-#: How often a run lets other writers win before it gives up and leaves the rest to its own repetition.
+#: How often a run begins again before it leaves the rest to its own repetition: others raised the upper before it did, or
+#: moved since past what they wrote. Lost appends do not count here (`landing.TRIES_MAX`).
 ROUNDS_MAX = 16
 
 
@@ -59,7 +54,7 @@ def run_sink(spark: SparkSession, spec: SinkSpec, *, env: Env | None = None, log
     env = env or SystemEnv()
     log = log or Log(io.StringIO(), env)
     schema = spec.schema
-    settings = sink_settings(spec.write.target_part_bytes)
+    settings = sink_settings(min(spec.write.target_part_bytes, DRIVER_PART_BYTES_MAX))
     with PersistClient.open(Location(blob=spec.blob, consensus=spec.consensus), settings=settings, env=env) as client:
         difference = client.schema(spec.shard_id).difference(schema)
         if difference is not None:
@@ -98,13 +93,14 @@ class _Run:
         return self.spec.envelope.type is EnvelopeType.MIRROR
 
     def until_done(self) -> SinkReport:
-        """Mint, write, append; again when somebody else was faster."""
+        """Mint, write, append; again when what was staged is of no use any more."""
         expected = self.client.progress(self.spec.shard_id, self.spec.sink_id)
         for _ in range(ROUNDS_MAX):
             with self._reader() as reader:
                 since = Antichain.minimum() if reader is None else reader.since
                 view = ShardView(since=since, upper=self.writer.fetch_recent_upper(), progress=expected)
-                self._refuse_outgrown_schema()
+                if self._reads_back:
+                    refuse_outgrown_schema(self.writer)
                 decision = self._mint(view)
                 match decision:
                     case AlreadyDone(upper):
@@ -121,13 +117,13 @@ class _Run:
                     case Minted():
                         self.log.event("minted", lower=decision.lower.time, time=decision.time, as_of=decision.as_of)
                         staged = self._write(decision, reader)
-                        report = self._append(decision, staged, expected)
+                        report = self._append(decision, staged, reader, expected)
                     case _:
                         assert_never(decision)
             if report is not None:
                 return report
         raise Unavailable(
-            f"other writers of shard {self.spec.shard_id} were faster {ROUNDS_MAX} times in a row; nothing was appended"
+            f"shard {self.spec.shard_id} changed under the run {ROUNDS_MAX} times in a row; nothing was appended"
         )
 
     def _mint(self, view: ShardView) -> Minted | RaiseUpper | AlreadyDone | Superseded:
@@ -135,16 +131,6 @@ class _Run:
             return mint(view, run=self.spec.run_token, now_ms=self.env.now_ms(), reads_back=self._reads_back)
         except InvalidUsage as error:
             raise ConfigurationError(f"shard {self.spec.shard_id}: {error}") from error
-
-    def _refuse_outgrown_schema(self) -> None:
-        """What is read back below the upper just fetched must show all that it holds, or corrections of it would miss.
-        Rows of a newer schema that come later move the upper, so the append at this one is refused.
-        """
-        if self._reads_back:
-            try:
-                self.writer.check_newest_schema()
-            except SchemaMismatch as error:
-                raise ConfigurationError(f"schema: {error}") from error
 
     @contextmanager
     def _reader(self) -> Iterator[ReadHandle | None]:
@@ -246,7 +232,11 @@ class _Run:
         rows = staging.collect()
         stage = _Stage(
             batches=tuple(
-                self.writer.batch_from_transmittable(bytes(row["batch"])) for row in rows if row["batch"] is not None
+                # Spark hands over the row of one attempt of each task, here and now; a second driver of this run has tasks
+                # of its own.
+                self.writer.batch_from_transmittable(bytes(row["batch"]), is_only_copy=True)
+                for row in rows
+                if row["batch"] is not None
             ),
             rows=sum(row["rows"] for row in rows),
             updates=sum(row["updates"] for row in rows),
@@ -256,7 +246,7 @@ class _Run:
         self.log.event("staged", batches=len(stage.batches), rows=stage.rows, updates=stage.updates)
         # An empty mirror's retractions are staged, too: they are deleted only when nothing will be appended.
         if stage.rows == 0 and not self.spec.input.allow_empty:
-            self._delete(stage)
+            self.writer.delete_batches(stage.batches)
             self._refuse_empty(stage.rows)
         return stage
 
@@ -266,62 +256,36 @@ class _Run:
 
     # -- append --------------------------------------------------------------------------------------------------------
 
-    def _append(self, minted: Minted, stage: _Stage, expected: SourceProgress | None) -> SinkReport | None:
+    def _append(
+        self, minted: Minted, stage: _Stage, reader: ReadHandle | None, expected: SourceProgress | None
+    ) -> SinkReport | None:
         """The report of the finished run, or None: the staged batches are deleted, mint again."""
-        lower = minted.lower
-        if stage.upper == lower:
-            return self._appended(lower, stage)
+        if stage.upper == minted.lower:
+            return self._appended(minted.lower, stage.upper, stage)
+        own_times = self.spec.envelope.timestamp_column is not None
         staged = Staged(
-            lower=lower,
+            lower=minted.lower,
             upper=stage.upper,
+            time=None if own_times else minted.time,
             least_time=stage.least_time,
             reads_back=self._reads_back,
-            own_times=self.spec.envelope.timestamp_column is not None,
+            as_of=minted.as_of,
         )
-        while True:
-            answer = self.writer.compare_and_append_batch(
-                stage.batches,
-                expected_upper=lower,
-                new_upper=stage.upper,
-                progress=(self.spec.sink_id, self.spec.run_token),
-                expected_progress=None if expected is None else expected.token,
-            )
-            match answer:
-                case Appended():
-                    return self._appended(lower, stage)
-                case ProgressMismatch(current=progress):
-                    self._delete(stage)
-                    return self._after_progress(progress)
-                case UpperMismatch(current=current):
-                    self.log.event("lost_append", expected=lower.time, current=current.time)
-                    again = self._after_upper(staged, current, stage)
-                    if again is None:
-                        return None
-                    lower = again.lower
-                    staged = replace(staged, lower=lower)
-                case _:
-                    assert_never(answer)
-
-    def _after_upper(self, staged: Staged, current: Antichain, stage: _Stage) -> AppendAgain | None:
-        try:
-            decision = after_upper_mismatch(staged, current)
-        except InvalidUsage as error:
-            self._delete(stage)
-            raise ConfigurationError(f"shard {self.spec.shard_id}: {error}") from error
-        match decision:
-            case AppendAgain():
-                return decision
-            case Recompute():
-                self._delete(stage)
-                return None
-            case Late():
-                self._delete(stage)
-                raise self._late(None, stage.least_time, current)
-            case _:
-                assert_never(decision)
-
-    def _after_progress(self, current: SourceProgress | None) -> SinkReport:
-        match after_progress_mismatch(current, run=self.spec.run_token):
+        landing = Landing(
+            writer=self.writer,
+            reader=reader,
+            staged=staged,
+            batches=stage.batches,
+            sink_id=self.spec.sink_id,
+            run_token=self.spec.run_token,
+            expected=expected,
+            env=self.env,
+            log=self.log,
+        )
+        outcome = landing.land()
+        match outcome:
+            case Landed(lower, upper, updates):
+                return self._appended(lower, upper, replace(stage, updates=updates))
             case AlreadyDone(upper):
                 return self._done_before(upper)
             case Superseded():
@@ -329,17 +293,20 @@ class _Run:
                     f"another run of sink {self.spec.sink_id} appended to {self.spec.shard_id} "
                     f"while run {self.spec.run_id} was writing"
                 )
+            case Late(current):
+                raise self._late(None, stage.least_time, current)
+            case Recompute():
+                self.log.event("recompute")
+                return None
+            case _:
+                assert_never(outcome)
 
-    def _delete(self, stage: _Stage) -> None:
-        """Delete what was staged and certainly not appended."""
-        self.writer.delete_batches(stage.batches)
-
-    def _appended(self, lower: Antichain, stage: _Stage) -> SinkReport:
-        self.log.event("appended", lower=lower.time, upper=stage.upper.time, updates=stage.updates)
+    def _appended(self, lower: Antichain, upper: Antichain, stage: _Stage) -> SinkReport:
+        self.log.event("appended", lower=lower.time, upper=upper.time, updates=stage.updates)
         return SinkReport(
             run_id=self.spec.run_id,
             lower=lower.time,
-            upper=stage.upper.time,
+            upper=upper.time,
             rows_read=stage.rows,
             updates_written=stage.updates,
             executors=executor_count(self.spark),

@@ -1,13 +1,18 @@
 """Whole sinks on a local session: what the shard holds afterwards equals the input, whatever fails in between."""
 
+import io
+import json
 import sys
+import threading
 
 import pyarrow as pa
 import pytest
 from persist_engine import Antichain, Appended, Location, PersistClient, Schema, ShardId
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import Fenced, Unavailable
-from persist_spark import partitions, sink
+from persist_engine.work.verify import verify_shard
+from persist_spark import landing, partitions, sink
+from persist_spark.report import Log
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input, SinkSpec, Write
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import SparkSession
@@ -34,6 +39,7 @@ class Shard:
         self.client = PersistClient.open(self.location)
         self.client.initialise(self.id, self.schema)
         self.files = 0
+        self.lines = io.StringIO()
 
     def spec(self, query: str, envelope: Envelope, run: str, **more) -> SinkSpec:
         """A sink whose input is what `query` gives now."""
@@ -55,7 +61,18 @@ class Shard:
         )
 
     def run(self, query: str, envelope: Envelope, run: str, **more):
-        return sink.run_sink(self.spark, self.spec(query, envelope, run, **more))
+        self.lines = io.StringIO()
+        spec = self.spec(query, envelope, run, **more)
+        return sink.run_sink(self.spark, spec, log=Log(self.lines, SystemEnv()))
+
+    def events(self) -> list[dict]:
+        """What the last run told."""
+        return [json.loads(line) for line in self.lines.getvalue().splitlines()]
+
+    def told(self) -> list[str]:
+        """What the last run told from the staging on."""
+        names = [each["event"] for each in self.events()]
+        return names[names.index("staged") :]
 
     def rows(self, as_of: int | None = None) -> list:
         """(id, name, score, diff), sorted as text: the collection at its latest time."""
@@ -71,13 +88,23 @@ class Shard:
     def blobs(self) -> int:
         return sum(1 for path in (self.folder / "blobs").rglob("*") if path.is_file())
 
-    def edit(self, rows) -> None:
-        """Somebody else writes (id, name, score, diff)."""
+    def edit(self, rows, *, ahead_ms: int | None = None) -> None:
+        """Somebody else writes (id, name, score, diff): where the shard ends, or so far ahead of the clock."""
         with self.client.open_writer(self.id, self.schema, purpose="vandal") as writer:
             upper = writer.fetch_recent_upper()
-            updates = [(((id_,), (name, score)), upper.time, diff) for id_, name, score, diff in rows]
-            answer = writer.compare_and_append(updates, expected_upper=upper, new_upper=Antichain.of(upper.time + 1))
+            time = upper.time if ahead_ms is None else max(upper.time, SystemEnv().now_ms() + ahead_ms)
+            updates = [(((id_,), (name, score)), time, diff) for id_, name, score, diff in rows]
+            answer = writer.compare_and_append(updates, expected_upper=upper, new_upper=Antichain.of(time + 1))
             assert isinstance(answer, Appended)
+
+    def part_keys(self) -> list[set[str]]:
+        """Of the batches in state, oldest first, the keys of their blobs."""
+        with self.client.open_writer(self.id, self.schema, purpose="test") as writer:
+            return [set(batch.blob_keys()) for batch in writer.machine.refresh().trace.batches()]
+
+    def check_sound(self) -> None:
+        with self.client.open_writer(self.id, self.schema, purpose="test") as writer:
+            assert verify_shard(writer.machine).findings == []
 
 
 @pytest.fixture
@@ -220,27 +247,174 @@ def test_a_task_that_fails_after_staging_writes_nothing_twice(shard, failing_tas
 
 
 class Racing:
-    """Somebody else appends between the staging and the append of each of the first `times` rounds."""
+    """Somebody else appends before each of the first `times` appends of a run."""
 
-    def __init__(self, shard, monkeypatch, times, act):
-        original = sink._Run._append
+    def __init__(self, monkeypatch, times, act):
+        original = landing.Landing._try
         self.times = 0
+        self.staged: list[set[str]] = []
 
-        def append(run, *arguments):
+        def tries(run):
+            self.staged.append({key for batch in run.batches for key in batch.hollow.blob_keys()})
             if self.times < times:
                 self.times += 1
                 act()
-            return original(run, *arguments)
+            return original(run)
 
-        monkeypatch.setattr(sink._Run, "_append", append)
+        monkeypatch.setattr(landing.Landing, "_try", tries)
 
 
-def test_a_mirror_that_lost_the_race_corrects_what_won(shard, monkeypatch):
+class Busy:
+    """A writer that commits a row five times a second, at the wall clock, for as long as the `with` block takes."""
+
+    def __init__(self, shard, monkeypatch):
+        self.shard, self.commits = shard, 0
+        self._stopped, self._committed = threading.Event(), threading.Condition()
+        self._thread = threading.Thread(target=self._run)
+        original = landing.Landing.land
+
+        def land(run):
+            # So that the first append is lost, however quick the staging was.
+            seen = self.commits
+            with self._committed:
+                assert self._committed.wait_for(lambda: self.commits > seen, 60)
+            return original(run)
+
+        monkeypatch.setattr(landing.Landing, "land", land)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self):
+        with self.shard.client.open_writer(self.shard.id, self.shard.schema, purpose="busy") as writer:
+            upper = writer.fetch_recent_upper()
+            while not self._stopped.wait(0.2):
+                time = max(upper.time, SystemEnv().now_ms())
+                update = (((-1,), ("busy", 0.0)), time, 1)
+                answer = writer.compare_and_append([update], expected_upper=upper, new_upper=Antichain.of(time + 1))
+                upper = answer.upper if isinstance(answer, Appended) else answer.current
+                with self._committed:
+                    self.commits += isinstance(answer, Appended)
+                    self._committed.notify_all()
+
+
+LARGE = "select id, repeat(sha2(cast(id as string), 256), 4) as name, 0d as score from range({})"
+
+
+@pytest.mark.parametrize("envelope", [APPEND, MIRROR], ids=["append", "mirror"])
+def test_a_run_stages_once_and_lands_beside_a_writer_that_never_rests(shard, monkeypatch, envelope):
+    """It staged everything sixteen times, lost as many appends, and gave up."""
+    shard.edit([(-2, "before", 0.0, 1)])
+    with Busy(shard, monkeypatch) as busy:
+        report = shard.run(LARGE.format(3000), envelope, "r1")
+    told = shard.told()
+    assert (told.count("staged"), told[-1]) == (1, "appended")
+    assert told.count("lost_append") == told.count("moved" if envelope is APPEND else "corrected") >= 1
+    there = {row[0]: row[3] for row in shard.rows(report.upper - 1)}
+    assert [there.pop(key) for key in range(3000)] == [1] * 3000
+    if envelope is MIRROR:
+        assert there == {}
+    else:
+        assert there.pop(-2) == 1
+        assert 1 <= there.pop(-1) <= busy.commits
+        assert there == {}
+    assert {row[0]: row[3] for row in shard.rows()}.get(-1, 0) <= busy.commits
+    assert shard.run(LARGE.format(3000), envelope, "r1").already_done
+    shard.check_sound()
+
+
+@pytest.mark.parametrize("races", [1, 5])
+def test_an_append_that_lost_races_is_what_was_staged_first(shard, monkeypatch, races):
+    racing = Racing(monkeypatch, races, lambda: shard.edit([(77, "x", 0.0, 1)], ahead_ms=100_000))
+    report = shard.run(LARGE.format(3000), APPEND, "r1")
+    assert shard.told() == ["staged", *["lost_append", "moved"] * races, "appended"]
+    assert (report.rows_read, report.updates_written) == (3000, 3000)
+    first, *others = racing.staged
+    assert first
+    assert all(keys == first for keys in others)
+    assert shard.part_keys()[-1] == first
+    rows = shard.rows()
+    assert len(rows) == 3001
+    assert {row[3] for row in rows} == {1, races}
+    assert len(shard.rows(report.upper - 2)) == 1
+    shard.check_sound()
+    # What was moved is read by others like anything else: their splits, and the corrections made of them.
+    changed = shard.run(LARGE.format(3000), MIRROR, "r2")
+    assert changed.updates_written == 1
+
+
+WON = {
+    "another row": lambda shard: shard.edit([(77, "x", 0.0, 1)]),
+    "a row taken away": lambda shard: shard.edit([(1, "n1", 0.5, -1)]),
+    "a wanted row once more": lambda shard: shard.edit([(3, "n3", 1.5, 1)]),
+    "the very same corrections": lambda shard: shard.edit([(3, "n3", 1.5, 1), (9, "old", 0.0, -1)]),
+}
+
+
+@pytest.mark.parametrize("won", WON)
+def test_a_mirror_that_lost_races_corrects_what_won(shard, monkeypatch, won):
+    """Staged once; whatever others wrote before each of three appends is gone afterwards."""
     shard.run(ROWS.format(3), MIRROR, "r1")
-    Racing(shard, monkeypatch, 2, lambda: shard.edit([(77, "x", 0.0, 1)]))
+    shard.edit([(9, "old", 0.0, 1)])
+    racing = Racing(monkeypatch, 3, lambda: WON[won](shard))
+    shard.run(ROWS.format(4), MIRROR, "r2")
+    assert racing.times == 3
+    assert shard.told() == ["staged", *["lost_append", "corrected"] * 3, "appended"]
+    assert shard.rows() == expected(4)
+    shard.check_sound()
+
+
+def test_a_mirror_that_lost_the_race_counts_all_that_it_appended(shard, monkeypatch):
+    shard.run(ROWS.format(3), MIRROR, "r1")
+    Racing(monkeypatch, 2, lambda: shard.edit([(77, "x", 0.0, 1)]))
     report = shard.run(ROWS.format(4), MIRROR, "r2")
     assert shard.rows() == expected(4)
     assert report.updates_written == 2  # one row added, both of the other's copies taken back as one update
+
+
+def test_a_mirror_takes_back_changes_of_several_parts(shard, monkeypatch):
+    large = [(key, f"{key:x>2000}", 0.0, 1) for key in range(1000, 4000)]
+    monkeypatch.setattr(sink, "DRIVER_PART_BYTES_MAX", 1 << 20)
+    shard.run(ROWS.format(3), MIRROR, "r1")
+    racing = Racing(monkeypatch, 1, lambda: shard.edit(large))
+    report = shard.run(ROWS.format(4), MIRROR, "r2")
+    assert len(racing.staged[1] - racing.staged[0]) > 3
+    assert report.updates_written == 3001
+    assert shard.rows() == expected(4)
+    shard.check_sound()
+
+
+def test_the_first_run_of_a_mirror_that_lost_the_race_corrects_what_came_before_it(shard, monkeypatch):
+    Racing(monkeypatch, 2, lambda: shard.edit([(77, "x", 0.0, 1), (1, "n1", 0.5, 1)]))
+    shard.run(ROWS.format(4), MIRROR, "r1")
+    assert shard.told() == ["staged", *["lost_append", "corrected"] * 2, "appended"]
+    assert shard.rows() == expected(4)
+
+
+def test_a_mirror_whose_lease_ran_out_stages_anew(shard, monkeypatch):
+    """What came meanwhile cannot be told for sure any more."""
+    shard.run(ROWS.format(3), MIRROR, "r1")
+
+    def lapse():
+        shard.edit([(77, "x", 0.0, 1)])
+        monkeypatch.setattr(landing.Landing, "_decide", recompute)
+
+    original = landing.Landing._decide
+
+    def recompute(run, current):
+        run.reader._heartbeat._lost.set()
+        monkeypatch.setattr(landing.Landing, "_decide", original)
+        return original(run, current)
+
+    Racing(monkeypatch, 1, lapse)
+    shard.run(ROWS.format(4), MIRROR, "r2")
+    assert shard.told() == ["staged", "lost_append", "recompute", "minted", "staged", "appended"]
+    assert shard.rows() == expected(4)
 
 
 @pytest.mark.parametrize("moment", ["before it reads back", "while it stages"])
@@ -257,7 +431,7 @@ def test_a_mirror_stops_when_the_schema_outgrows_it(shard, monkeypatch, moment):
             writer.compare_and_append([update], expected_upper=upper, new_upper=Antichain.of(upper.time + 1))
 
     if moment == "while it stages":
-        Racing(shard, monkeypatch, 1, outgrow)
+        Racing(monkeypatch, 1, outgrow)
     else:
         original = sink._Run.until_done
         monkeypatch.setattr(sink._Run, "until_done", lambda run: (outgrow(), original(run))[1])
@@ -273,7 +447,7 @@ def test_a_mirror_stops_when_the_schema_outgrows_it(shard, monkeypatch, moment):
 
 
 def test_an_append_that_lost_the_race_is_appended_once(shard, monkeypatch):
-    Racing(shard, monkeypatch, 1, lambda: shard.edit([(77, "x", 0.0, 1)]))
+    Racing(monkeypatch, 1, lambda: shard.edit([(77, "x", 0.0, 1)]))
     shard.run(ROWS.format(3), APPEND, "r1")
     assert shard.rows() == sorted([*expected(3), (77, "x", 0.0, 1)], key=repr)
 
@@ -283,7 +457,7 @@ def test_timed_rows_overtaken_while_staging_are_refused_and_deleted(shard, monke
         with shard.client.open_writer(shard.id, shard.schema, purpose="other") as writer:
             writer.compare_and_append([], expected_upper=Antichain.of(0), new_upper=Antichain.of(1003))
 
-    Racing(shard, monkeypatch, 1, overtake)
+    Racing(monkeypatch, 1, overtake)
     query = "select id, repeat('x', 9000) || id as name, 0d as score, 1000 + id as t from range(5)"
     before = shard.blobs()
     with pytest.raises(
@@ -305,7 +479,7 @@ def test_an_older_run_that_comes_back_after_a_newer_one_appends_nothing(shard):
 def test_a_run_that_was_overtaken_by_another_run_of_its_sink_is_fenced(shard, monkeypatch):
     other = shard.spec(ROWS.format(2), APPEND, "r2")
     spec = shard.spec(ROWS.format(3), APPEND, "r1")
-    Racing(shard, monkeypatch, 1, lambda: sink.run_sink(shard.spark, other))
+    Racing(monkeypatch, 1, lambda: sink.run_sink(shard.spark, other))
     with pytest.raises(Fenced, match="another run of sink ns/s"):
         sink.run_sink(shard.spark, spec)
     assert shard.rows() == expected(2)
@@ -313,17 +487,24 @@ def test_a_run_that_was_overtaken_by_another_run_of_its_sink_is_fenced(shard, mo
 
 def test_a_second_driver_of_the_same_run_finds_it_done(shard, monkeypatch):
     spec = shard.spec(ROWS.format(3), APPEND, "r1")
-    Racing(shard, monkeypatch, 1, lambda: sink.run_sink(shard.spark, spec))
+    Racing(monkeypatch, 1, lambda: sink.run_sink(shard.spark, spec))
     assert sink.run_sink(shard.spark, spec).already_done
     assert shard.rows() == expected(3)
 
 
-def test_a_sink_that_never_wins_ends_and_leaves_nothing(shard, monkeypatch):
+@pytest.mark.parametrize("envelope", [APPEND, MIRROR], ids=["append", "mirror"])
+def test_a_sink_that_never_wins_ends_and_leaves_nothing(shard, monkeypatch, envelope):
     shard.run(ROWS.format(1), MIRROR, "r1")
-    monkeypatch.setattr(sink, "ROUNDS_MAX", 2)
-    Racing(shard, monkeypatch, 9, lambda: shard.edit([(77, "x", 0.0, 1)]))
-    with pytest.raises(Unavailable, match="2 times in a row"):
-        shard.run(ROWS.format(3), MIRROR, "r2")
+    before = shard.blobs()
+    monkeypatch.setattr(landing, "TRIES_MAX", 3)
+    Racing(monkeypatch, 9, lambda: shard.edit([(77, "x", 0.0, 1)]))
+    with pytest.raises(Unavailable, match="3 times in a row; nothing was appended"):
+        shard.run(LARGE.format(3000), envelope, "r2")
+    assert shard.told().count("staged") == 1
+    assert shard.rows() == sorted([*expected(1), (77, "x", 0.0, 3)], key=repr)
+    assert shard.blobs() <= before + 1  # a rollup may have come, no part has
+    inspection = shard.client.inspect(shard.id)
+    assert (inspection.readers, inspection.writers) == ((), ())
 
 
 def test_handles_are_given_back_when_a_run_ends_and_when_it_fails(shard):

@@ -136,6 +136,11 @@ class Batch:
         """See the function."""
         flush_inline_parts([self])
 
+    def drop_inline_parts(self) -> None:
+        """Forget the inline parts: their updates are part of another batch now. The batch may be left without any."""
+        self.check_usable()
+        self._hollow = without_inline_parts(self._hollow)
+
     def rewrite_times(self, frontier: Antichain, new_upper: Antichain) -> None:
         """Advance all times to `frontier` and register the batch up to `new_upper`, without touching its data: for a
         batch that was staged before its time was known. Idempotent. InvalidRewrite as of `model.rewrite`.
@@ -221,6 +226,25 @@ def flush_inline_parts(batches: Sequence[Batch]) -> None:
     metrics = inline[0][0]._store.metrics
     metrics.count("inline_flushed_parts", len(inline))
     metrics.count("inline_flushed_bytes", sum(part.inline_bytes for _, part in inline))
+
+
+def without_inline_parts(batch: HollowBatch) -> HollowBatch:
+    """`batch` with its parts in blob only; a run that has none is left out."""
+    parts: list[RunPart] = []
+    splits: list[int] = []
+    metas: list[RunMeta] = []
+    rows = batch.rows
+    for meta, run in batch.runs():
+        kept = [part for part in run if not isinstance(part, InlinePart)]
+        gone = sum(part.rows for part in run if isinstance(part, InlinePart))
+        rows -= gone
+        if not kept:
+            continue
+        if parts:
+            splits.append(len(parts))
+        parts += kept
+        metas.append(meta if meta.rows is None or not gone else replace(meta, rows=meta.rows - gone))
+    return HollowBatch(batch.desc, max(rows, 0), tuple(parts), tuple(splits), tuple(metas))
 
 
 class BatchBuilder:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from persist_engine.base.errors import BatchExpired, MissingBlob
+from persist_engine.base.errors import BatchExpired, InvalidUsage, MissingBlob
 from persist_engine.client.batch import Batch, BatchBuilder
 from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import HollowBatch, InlinePart, RunMeta, RunPart
@@ -66,6 +66,28 @@ def combined_inline_parts(
         return builder.finish(desc.upper)
 
 
+def gathered(
+    batches: Sequence[Batch], desc: Description, *, store: PartStore, schema: Schema, schema_id: int
+) -> list[Batch]:
+    """`batches`, of which none holds an update outside `desc`, for appends of all of them that may be refused and tried
+    again: the updates of their inline parts are moved to one batch more, so that no try has to join them. Where there is
+    nothing to join, or it is switched off, just `batches`. Idempotent: there is at most one inline part afterwards.
+
+    Like `flush_inline_parts` it changes `batches`; every one must be usable. What is returned takes their place.
+    """
+    if not store.settings.batch.combine_inline:
+        return list(batches)
+    try:
+        combined = combined_inline_parts(batches, desc, store=store, schema=schema, schema_id=schema_id)
+    except InvalidUsage:  # a sum of diffs that no single row can hold; each batch by itself is fine
+        combined = None
+    if combined is None:
+        return list(batches)
+    for batch in batches:
+        batch.drop_inline_parts()
+    return [batch for batch in (*batches, combined) if batch.hollow.parts]
+
+
 def restaged(batches: Sequence[Batch], desc: Description, *, store: PartStore, schema: Schema, schema_id: int) -> Batch:
     """A new batch of [desc.lower, desc.upper) with the updates of `batches` there, in parts of its own; the caller's to
     append or to delete. `schema` is as new as each of theirs, so that none loses a field.
@@ -84,22 +106,3 @@ def restaged(batches: Sequence[Batch], desc: Description, *, store: PartStore, s
             text = f"blob {key} of a batch of shard {store.shard_id} that may have been appended before is gone"
             raise BatchExpired(f"{text}: stage the updates in {desc} again", key=key) from error
         return builder.finish(desc.upper)
-
-
-def without_inline_parts(batch: HollowBatch) -> HollowBatch:
-    """`batch` with its parts in blob only; a run that has none is left out."""
-    parts: list[RunPart] = []
-    splits: list[int] = []
-    metas: list[RunMeta] = []
-    rows = batch.rows
-    for meta, run in batch.runs():
-        kept = [part for part in run if not isinstance(part, InlinePart)]
-        gone = sum(part.rows for part in run if isinstance(part, InlinePart))
-        rows -= gone
-        if not kept:
-            continue
-        if parts:
-            splits.append(len(parts))
-        parts += kept
-        metas.append(meta if meta.rows is None or not gone else replace(meta, rows=meta.rows - gone))
-    return HollowBatch(batch.desc, max(rows, 0), tuple(parts), tuple(splits), tuple(metas))

@@ -20,9 +20,9 @@ from persist_engine.base.errors import (
     SchemaMismatch,
 )
 from persist_engine.base.version import check_readable
-from persist_engine.client.batch import Batch, BatchBuilder, flush_inline_parts
+from persist_engine.client.batch import Batch, BatchBuilder, flush_inline_parts, without_inline_parts
 from persist_engine.client.expiring import Expiring
-from persist_engine.client.joined import combined_inline_parts, joined, restaged, without_inline_parts
+from persist_engine.client.joined import combined_inline_parts, joined, restaged
 from persist_engine.codec.batch import decode_transmittable
 from persist_engine.codec.ingest import Updates
 from persist_engine.codec.schema import Schema
@@ -161,9 +161,15 @@ class WriteHandle(Expiring):
         builder.add(updates)
         return builder.finish(upper)
 
-    def batch_from_transmittable(self, data: bytes) -> Batch:
+    def batch_from_transmittable(self, data: bytes, *, is_only_copy: bool = False) -> Batch:
         """The batch that `Batch.to_transmittable` sent. BatchNotFromThisShard, Incompatible, CorruptData; SchemaMismatch
         for a schema that the shard does not know.
+
+        With `is_only_copy` the caller vouches that nothing else was or will be made of these bytes, in any process, and
+        that none of the batch's blobs was appended or deleted. The batch is then as one that this handle staged: it is
+        linked as it lies wherever it is appended, rewritten and past its lower too, and deleting it does not ask what the
+        shard names. Where the word is false data are lost: the blobs of a copy that was appended are deleted, or blobs
+        that the shard has let go of are linked again and found missing when they are read.
         """
         shard_id, version, hollow = decode_transmittable(data)
         if shard_id != self.shard_id:
@@ -180,7 +186,7 @@ class WriteHandle(Expiring):
             schema=self._schema,
             shard_id=shard_id,
             version=version,
-            named_keys=self._named_keys,
+            named_keys=None if is_only_copy else self._named_keys,
         )
 
     def delete_batches(self, batches: Sequence[Batch]) -> None:
@@ -279,10 +285,10 @@ class WriteHandle(Expiring):
         are spent, otherwise they stay as they are and belong to the caller. `progress` as in `compare_and_append`.
 
         What a batch holds is linked as it lies, but for one that may have been appended before, from a copy of its bytes
-        or by a call whose end is unknown, where `expected_upper` is past its lower: its updates are then staged
-        anew, since the shard may have let go of its blobs (BatchExpired when they are gone). With `progress` that is not
-        needed as long as this sink stored none past the batch's lower, and its times were not rewritten: copies of such
-        a batch are to be appended with it only.
+        (see `batch_from_transmittable`) or by a call whose end is unknown, where `expected_upper` is past its lower: its
+        updates are then staged anew, since the shard may have let go of its blobs (BatchExpired when they are gone). With
+        `progress` that is not needed as long as this sink stored none past the batch's lower, and its times were not
+        rewritten: copies of such a batch are to be appended with it only.
         """
         self._check_open()
         _check_bounds(expected_upper, new_upper)

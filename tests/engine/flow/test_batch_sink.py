@@ -4,7 +4,9 @@ import pytest
 from persist_engine.base.errors import InvalidUsage, InvariantViolated
 from persist_engine.flow.append_run import (
     AppendAgain,
+    Correct,
     Late,
+    Move,
     Recompute,
     Staged,
     after_progress_mismatch,
@@ -69,34 +71,79 @@ def test_closed_unreadable_and_exhausted_shards_are_refused():
         mint(view(0, DATA_TIME_MAX), run=b"r", now_ms=50, reads_back=False)
 
 
-def staged(**changes) -> Staged:
-    return Staged(
-        **{"lower": AT(10), "upper": AT(31), "least_time": 20, "reads_back": False, "own_times": True, **changes}
-    )
+def timed(**changes) -> Staged:
+    """Rows at times of their own, the first at 20."""
+    return Staged(**{"lower": AT(10), "upper": AT(31), "time": None, "least_time": 20, **changes})
+
+
+def chosen(**changes) -> Staged:
+    """Everything at the time that the run chose, 30."""
+    return Staged(**{"lower": AT(10), "upper": AT(31), "time": 30, "least_time": 30, **changes})
+
+
+def mirror(**changes) -> Staged:
+    """Corrections at 30 of what the shard held at 9."""
+    return chosen(**{"reads_back": True, "as_of": 9, **changes})
 
 
 def test_batches_whose_rows_are_all_past_the_new_upper_are_appended_again():
-    assert after_upper_mismatch(staged(), AT(20)) == AppendAgain(AT(20), AT(31))
-    assert after_upper_mismatch(staged(own_times=False), AT(15)) == AppendAgain(AT(15), AT(31))
-    assert after_upper_mismatch(staged(least_time=None), AT(30)) == AppendAgain(AT(30), AT(31))
+    assert after_upper_mismatch(timed(), AT(20), now_ms=50) == AppendAgain(AT(20), AT(31))
+    assert after_upper_mismatch(timed(least_time=None), AT(30), now_ms=50) == AppendAgain(AT(30), AT(31))
+    assert after_upper_mismatch(chosen(), AT(30), now_ms=50) == AppendAgain(AT(30), AT(31))
+    assert after_upper_mismatch(chosen(least_time=None), AT(30), now_ms=50) == AppendAgain(AT(30), AT(31))
 
 
-def test_rows_before_the_new_upper_are_late_or_get_a_new_time():
-    assert after_upper_mismatch(staged(), AT(21)) == Late(AT(21))
-    assert after_upper_mismatch(staged(own_times=False), AT(21)) == Recompute()
-    assert after_upper_mismatch(staged(least_time=None, own_times=False), AT(31)) == Recompute()
-    assert after_upper_mismatch(staged(least_time=None), AT(31)) == Recompute(), "no row is late where there is none"
+@pytest.mark.parametrize(("now_ms", "time"), [(5, 31), (31, 31), (32, 32), (400, 400)])
+def test_a_chosen_time_that_was_overtaken_moves_to_now_and_never_behind_the_upper(now_ms, time):
+    move = Move(AT(31), time)
+    assert after_upper_mismatch(chosen(), AT(31), now_ms=now_ms) == move
+    assert after_upper_mismatch(chosen(least_time=None), AT(31), now_ms=now_ms) == move, "an empty input moves too"
+    assert move.upper == AT(time + 1)
 
 
-def test_corrections_are_never_appended_elsewhere_than_computed_for():
-    assert after_upper_mismatch(staged(reads_back=True, own_times=False), AT(15)) == Recompute()
+def test_rows_at_their_own_times_are_late_before_the_new_upper():
+    assert after_upper_mismatch(timed(), AT(21), now_ms=50) == Late(AT(21))
+    assert after_upper_mismatch(timed(), AT(31), now_ms=50) == Late(AT(31))
+    assert after_upper_mismatch(timed(least_time=None), AT(31), now_ms=50) == Recompute(), "no row, so none is late"
 
 
-def test_an_upper_that_went_back_or_closed_is_told():
-    with pytest.raises(InvariantViolated, match="went back"):
-        after_upper_mismatch(staged(), AT(9))
-    with pytest.raises(InvalidUsage, match="closed"):
-        after_upper_mismatch(staged(), Antichain.empty())
+def test_corrections_stay_and_what_came_since_is_corrected_too():
+    fits = after_upper_mismatch(mirror(), AT(15), now_ms=50)
+    assert fits == Correct(AT(15), 30, 9)
+    assert (fits.upto, fits.upper) == (14, AT(31))
+    moved = after_upper_mismatch(mirror(), AT(31), now_ms=50)
+    assert moved == Correct(AT(31), 50, 9)
+    assert (moved.upto, moved.upper) == (30, AT(51))
+    # The next time only what came since the last look.
+    again = mirror(lower=AT(31), upper=AT(51), time=50, as_of=30)
+    assert after_upper_mismatch(again, AT(99), now_ms=60) == Correct(AT(99), 99, 30)
+
+
+def test_corrections_go_on_while_since_lets_them_tell_what_came():
+    assert after_upper_mismatch(mirror(), AT(15), now_ms=50, since=AT(9)) == Correct(AT(15), 30, 9)
+    assert after_upper_mismatch(mirror(), AT(15), now_ms=50, since=AT(10)) == Recompute()
+    assert after_upper_mismatch(mirror(), AT(15), now_ms=50, since=Antichain.empty()) == Recompute(), (
+        "the lease is lost"
+    )
+
+
+def test_corrections_of_nothing_take_back_all_that_can_be_read_now():
+    """Nothing was ever written at mint. Whatever came is read at the last time: since may be past the beginning."""
+    first = mirror(lower=AT(0), as_of=None)
+    assert after_upper_mismatch(first, AT(15), now_ms=50) == Correct(AT(15), 30, None)
+    assert after_upper_mismatch(first, AT(15), now_ms=50, since=AT(14)) == Correct(AT(15), 30, None)
+    assert after_upper_mismatch(first, AT(15), now_ms=50, since=AT(15)) == Recompute()
+
+
+def test_an_upper_that_went_back_closed_or_left_no_time_is_told():
+    for each in (timed(), chosen(), mirror()):
+        with pytest.raises(InvariantViolated, match="went back"):
+            after_upper_mismatch(each, AT(9), now_ms=50)
+        with pytest.raises(InvalidUsage, match="closed"):
+            after_upper_mismatch(each, Antichain.empty(), now_ms=50)
+    for each in (chosen(), mirror()):
+        with pytest.raises(InvalidUsage, match="leaves no time"):
+            after_upper_mismatch(each, AT(DATA_TIME_MAX), now_ms=50)
 
 
 def test_progress_tells_this_run_from_another():
