@@ -1,8 +1,11 @@
 """One local Spark session for the tests that need one: started once, stopped at the end."""
 
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from persist_spark.session import start_session
@@ -30,3 +33,21 @@ def local_spark() -> Iterator[SparkSession]:
     finally:
         session.stop()
         del os.environ["PYSPARK_SUBMIT_ARGS"]
+
+
+def _twins_module() -> ModuleType:
+    """tests/spark/twins.py: test files have no package to import it from."""
+    path = Path(__file__).parent / "twins.py"
+    spec = importlib.util.spec_from_file_location("twins", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def twins(local_spark, tmp_path_factory):
+    """One collection in a shard and in Parquet: twins.Twins."""
+    return _twins_module().make(local_spark, tmp_path_factory.mktemp("twins"))

@@ -1,0 +1,465 @@
+"""Goal: whatever a query asks of `spark.read.format("persist")`, it gets the rows that it gets from Parquet.
+
+Method: one collection in a shard and in Parquet (twins.py). Queries written by hand are asked of both in one session, and
+schemas and rows, as multisets with exact values, must be equal. Most scan one frame several times under different filters:
+there Spark once mixed up what the scans had pushed (docs/upstream). Each runs with filters offered to Python sources and
+adaptive execution in turn on and off; what is most likely to mix scans up runs under all four settings.
+
+In a query `{name}` is a view of twins.VIEWS; in a form of the DataFrame API the name is its frame.
+"""
+
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+
+pytestmark = pytest.mark.spark
+
+#: Some hundred rows take longer to compile for than to go through.
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+PUSH, KEEP = ({"spark.sql.python.filterPushdown.enabled": offered} for offered in ("true", "false"))
+AQE, STATIC = {"spark.sql.adaptive.enabled": "true"}, {"spark.sql.adaptive.enabled": "false"} | INTERPRETED
+MODES = {"push-aqe": PUSH | AQE, "push-static": PUSH | STATIC, "keep-aqe": KEEP | AQE, "keep-static": KEEP | STATIC}
+
+#: Scans of one frame under different filters, side by side and in subqueries.
+MIXING = (
+    # unions
+    "SELECT id, x FROM {rows} WHERE id < 9 UNION ALL SELECT id, x FROM {rows} WHERE id > 200",
+    "SELECT * FROM {rows} WHERE n = 1 UNION ALL SELECT * FROM {rows}",
+    "SELECT count(*) AS c FROM {rows} WHERE n = 1 UNION ALL SELECT count(*) FROM {rows} UNION ALL "
+    "SELECT count(*) FROM {rows} WHERE n = 99",
+    # joins
+    "SELECT a.id, a.x, b.s FROM {rows} a JOIN {rows} b ON a.id = b.id + 1 WHERE a.n = 3 AND b.b",
+    "SELECT a.id, b.id AS other FROM (SELECT * FROM {rows} WHERE n = 3) a FULL JOIN (SELECT * FROM {rows} WHERE b) b "
+    "ON a.id = b.id",
+    "SELECT * FROM {rows} a LEFT ANTI JOIN {rows} b ON a.id = b.id AND b.x > 1",
+    # subqueries
+    "SELECT id, s FROM {rows} WHERE id < 150 AND id IN (SELECT id FROM {rows} WHERE id >= 100 AND n = 3)",
+    "SELECT id, area FROM {rows} a WHERE NOT EXISTS (SELECT 1 FROM {rows} b WHERE b.id = a.id + 1 AND b.n = 2)",
+    "SELECT id, m FROM {rows} WHERE n = 4 AND m > (SELECT avg(m) FROM {rows} WHERE n = 5)",
+    # a name used more than once
+    "WITH c AS (SELECT * FROM {rows} WHERE id > 50) SELECT a.id, b.n FROM c a JOIN c b ON a.id = b.id - 2 WHERE a.b AND b.n > 2",
+    "SELECT a.id, a.other, b.z FROM {pairs} a LEFT JOIN {low} b ON a.id = b.id AND b.n = 3",
+    # loads with and without options
+    "SELECT a.id, b.id AS other FROM {some} a RIGHT JOIN {rows} b ON a.id = b.id AND a.n = 2 WHERE b.n IN (2, 3)",
+)  # fmt: skip
+
+QUERIES = (
+    # unions and other set operations
+    "SELECT id FROM {rows} WHERE n = 1 UNION SELECT id FROM {rows} WHERE n = 2",
+    "SELECT * FROM {rows} WHERE x IS NULL UNION ALL SELECT * FROM {rows} WHERE x > 12 UNION ALL SELECT * FROM {rows} WHERE isnan(x)",
+    "SELECT n, b FROM {rows} WHERE id < 120 INTERSECT SELECT n, b FROM {rows} WHERE id > 110",
+    "SELECT n, b FROM {rows} WHERE id < 120 INTERSECT ALL SELECT n, b FROM {rows} WHERE id > 60",
+    "SELECT n, b, x FROM {rows} EXCEPT SELECT n, b, x FROM {rows} WHERE id < 100",
+    "SELECT n, b FROM {rows} EXCEPT ALL SELECT n, b FROM {rows} WHERE b",
+    "SELECT x FROM {rows} WHERE id < 30 MINUS SELECT -x FROM {rows} WHERE id < 30",
+    "(SELECT id FROM {rows} WHERE n = 1 UNION ALL SELECT id FROM {rows} WHERE n = 2) EXCEPT ALL "
+    "(SELECT id FROM {rows} WHERE b INTERSECT SELECT id FROM {rows} WHERE n < 3)",
+    "SELECT 'a' AS q, p FROM {rows} WHERE p.x = 7 UNION ALL SELECT 'b', p FROM {rows} WHERE p IS NULL",
+    # joins
+    "SELECT a.id, b.area FROM {rows} a LEFT JOIN {rows} b ON a.id = b.id AND b.n = 2 WHERE a.n IN (2, 3)",
+    "SELECT a.id, b.area FROM (SELECT * FROM {rows} WHERE n = 2) a RIGHT JOIN (SELECT * FROM {rows} WHERE b) b ON a.id = b.id",
+    "SELECT * FROM {rows} a LEFT SEMI JOIN {rows} b ON a.id = b.id + 1 AND b.n = 2",
+    "SELECT a.id, b.id AS other FROM {rows} a CROSS JOIN {rows} b WHERE a.id < 5 AND b.id > 215",
+    "SELECT a.id, b.id AS other, a.area FROM {rows} a JOIN {rows} b ON a.area <=> b.area AND a.x <=> b.x WHERE a.id < 20 AND b.n = 3",
+    "SELECT a.id, b.id AS other FROM {rows} a JOIN {rows} b ON a.x = b.x AND a.id < b.id WHERE a.id < 15 AND b.id < 40",
+    "SELECT a.id, b.id AS other FROM {rows} a JOIN {rows} b ON a.m < b.m AND a.d = b.d WHERE a.n = 1 AND b.n = 2",
+    "SELECT id, count(*) AS c FROM {rows} JOIN {rows} USING (id, area) GROUP BY id",
+    "SELECT a.id, b.id AS second, c.id AS third FROM {rows} a JOIN {rows} b ON a.id = b.id - 1 JOIN {rows} c ON b.id = c.id - 1 "
+    "WHERE a.n = 0 AND b.b IS NOT NULL AND c.x > 0",
+    "SELECT /*+ BROADCAST(b) */ a.id, b.s FROM {rows} a JOIN {rows} b ON a.id = b.id WHERE a.id < 90 AND b.n = 5",
+    "SELECT /*+ MERGE(b) */ a.id, b.s FROM {rows} a JOIN {rows} b ON a.id = b.id WHERE a.id < 90 AND b.n = 5",
+    "SELECT /*+ SHUFFLE_HASH(b) */ a.id, b.s FROM {rows} a LEFT JOIN {rows} b ON a.id = b.id AND b.n = 5 WHERE a.id < 90",
+    "SELECT /*+ SHUFFLE_REPLICATE_NL(b) */ a.id, b.id AS other FROM {rows} a JOIN {rows} b WHERE a.id < 5 AND b.n = 5 AND b.id < 50",
+    "SELECT /*+ BROADCAST(b) */ a.id, b.id AS other FROM (SELECT * FROM {rows} WHERE n = 3) a FULL JOIN "
+    "(SELECT * FROM {rows} WHERE n = 4) b ON a.id = b.id - 1",
+    "SELECT a.id, l.top FROM {rows} a, LATERAL (SELECT max(b.id) AS top FROM {rows} b WHERE b.n = a.n AND b.id < a.id) l WHERE a.b",
+    "SELECT a.id, l.id AS other FROM {rows} a LEFT JOIN LATERAL (SELECT b.id FROM {rows} b WHERE b.id = a.id * 2 AND b.b) l WHERE a.n = 1",
+    # subqueries
+    "SELECT id FROM {rows} WHERE n NOT IN (SELECT n FROM {rows} WHERE id < 5)",
+    "SELECT id FROM {rows} WHERE n NOT IN (SELECT n FROM {rows} WHERE id BETWEEN 5 AND 12)",
+    "SELECT id FROM {rows} WHERE (n, b) IN (SELECT n, b FROM {rows} WHERE x = 12) OR id = 7",
+    "SELECT id FROM {rows} a WHERE EXISTS (SELECT 1 FROM {rows} b WHERE b.id = a.id - 1 AND b.x IS NULL) AND a.n <> 2",
+    "SELECT id FROM {rows} a WHERE EXISTS (SELECT 1 FROM {rows} WHERE id = 999) OR a.n = 2",
+    "SELECT id, (SELECT max(m) FROM {rows} b WHERE b.n = a.n AND b.b) AS most FROM {rows} a WHERE a.id < 40",
+    "SELECT id, (SELECT count(*) FROM {rows} WHERE n = 3) - (SELECT count(*) FROM {rows} WHERE n = 4) AS c FROM {rows} WHERE n = 5",
+    "SELECT id FROM {rows} a WHERE m = (SELECT min(m) FROM {rows} b WHERE b.area <=> a.area AND b.n = 2)",
+    "SELECT n, count(*) AS c FROM {rows} GROUP BY n HAVING count(*) > (SELECT count(*) FROM {rows} WHERE n = 6)",
+    "SELECT id FROM {rows} WHERE d = (SELECT max(d) FROM {rows} WHERE n = 1) OR t = (SELECT min(t) FROM {rows} WHERE b)",
+    "SELECT id FROM {rows} WHERE id IN (SELECT id FROM {rows} WHERE id IN (SELECT id FROM {rows} WHERE n = 1) AND b) AND id > 20",
+    "SELECT CASE WHEN id IN (SELECT id FROM {rows} WHERE n = 1) THEN 'one' ELSE 'none' END AS k, id FROM {rows} WHERE b",
+    # common table expressions and views
+    "WITH a AS (SELECT * FROM {rows} WHERE n = 1), b AS (SELECT * FROM a WHERE b) SELECT id, 1 AS q FROM a UNION ALL SELECT id, 2 FROM b",
+    "WITH c AS (SELECT n, sum(m) AS total FROM {rows} WHERE id > 9 GROUP BY n) SELECT * FROM c WHERE total > (SELECT avg(total) FROM c)",
+    "WITH c AS (SELECT * FROM {rows} WHERE b), d AS (SELECT * FROM {rows} WHERE NOT b) "
+    "SELECT n, count(*) AS c FROM (SELECT * FROM c UNION ALL SELECT * FROM d UNION ALL SELECT * FROM c WHERE n = 1) GROUP BY n",
+    "WITH RECURSIVE r(id, depth) AS (SELECT id, 0 FROM {rows} WHERE id = 2 UNION ALL "
+    "SELECT b.id, depth + 1 FROM r JOIN {rows} b ON b.id = r.id * 2 WHERE depth < 2) SELECT * FROM r",
+    "SELECT * FROM {low} WHERE n = 2 UNION ALL SELECT * FROM {low} WHERE z = 0.5",
+    "SELECT a.id FROM {third} a JOIN {low} b ON a.id = b.id WHERE a.n = 1 OR b.x > 3",
+    "SELECT * FROM {third} WHERE id NOT IN (SELECT id FROM {low} WHERE x > 1)",
+    # loads of one shard with other options, joined with each other
+    "SELECT a.id, b.x FROM {some} a JOIN {few} b ON a.id = b.id WHERE b.x > 0",
+    "SELECT id, 'now' AS k FROM {rows} WHERE n = 3 UNION ALL SELECT id, 'then' FROM {early} WHERE n = 3",
+    "SELECT * FROM {early} EXCEPT ALL SELECT * FROM {rows}",
+    "SELECT * FROM {rows} EXCEPT ALL SELECT * FROM {early}",
+    "SELECT u.key.id, u.diff, r.s FROM {updates} u LEFT JOIN {rows} r ON u.key.id = r.id AND u.key.area <=> r.area WHERE u.diff > 1",
+    "SELECT key.area, sum(diff) AS c, max(time) AS at FROM {updates} WHERE val.b GROUP BY key.area",
+    "SELECT a.key.id FROM {updates} a JOIN {updates} b ON a.key.id = b.key.id AND a.key.area <> b.key.area WHERE a.val.n = 1",
+    "SELECT id, s FROM {few} WHERE s LIKE 'n%' UNION ALL SELECT id, s FROM {some} WHERE s = 'z' UNION ALL SELECT id, s FROM {given} WHERE id < 3",
+    "SELECT count(*) AS c FROM {some} WHERE id NOT IN (SELECT id FROM {some} WHERE n = 1)",
+    "SELECT a.id, b.n FROM {given} a JOIN {given} b ON a.id = b.id WHERE a.n < 3 AND b.b",
+    "SELECT (SELECT sum(diff) FROM {updates}) AS diffs, (SELECT count(*) FROM {rows}) AS c, (SELECT count(*) FROM {few} WHERE x > 1) AS f",
+    # aggregates
+    "SELECT count(*) AS c, count(n) AS n, count(DISTINCT n) AS d, sum(n) AS s, min(s) AS l, max(s) AS g, avg(m) AS a FROM {rows}",
+    "SELECT n, b, count(*) AS c, sum(m) AS m FROM {rows} WHERE id > 3 GROUP BY n, b",
+    "SELECT x, count(*) AS c FROM {rows} GROUP BY x",
+    "SELECT p.x, p.q.z, count(*) AS c FROM {rows} GROUP BY p.x, p.q.z",
+    "SELECT n, b, count(*) AS c FROM {rows} GROUP BY ROLLUP (n, b)",
+    "SELECT n, b, max(d) AS d FROM {rows} WHERE n < 3 GROUP BY CUBE (n, b)",
+    "SELECT n, area, b, count(*) AS c, grouping_id() AS g FROM {rows} GROUP BY GROUPING SETS ((n, b), (area), ())",
+    "SELECT n, count(*) FILTER (WHERE b) AS t, count(*) FILTER (WHERE x > 1) AS m, sum(m) FILTER (WHERE NOT b) AS f FROM {rows} GROUP BY n",
+    "SELECT area, count(DISTINCT n) AS c, count(DISTINCT s, b) AS d, sum(DISTINCT n) AS s FROM {rows} GROUP BY area HAVING count(DISTINCT n) > 2",
+    "SELECT DISTINCT x, b FROM {rows} WHERE n < 5",
+    "SELECT DISTINCT p FROM {rows} WHERE n = 2",
+    "SELECT sort_array(collect_set(s)) AS s, sort_array(collect_list(id)) AS ids FROM {rows} WHERE n = 4 GROUP BY b",
+    "SELECT bool_and(b) AS a, bool_or(b) AS o, min_by(s, id) AS l, max_by(s, id) AS g FROM {rows} WHERE area = 'north' GROUP BY n",
+    "SELECT * FROM (SELECT n, b, m FROM {rows} WHERE id < 180) PIVOT (sum(m) AS m, count(*) AS c FOR b IN (true AS yes, false AS no))",
+    "SELECT * FROM (SELECT id, area, n, CAST(b AS INT) AS b FROM {rows} WHERE id < 40) UNPIVOT INCLUDE NULLS (v FOR k IN (n, b))",
+    # windows
+    "SELECT id, area, row_number() OVER (PARTITION BY n ORDER BY id, area) AS r FROM {rows} WHERE n < 4",
+    "SELECT id, rank() OVER (ORDER BY x) AS r, dense_rank() OVER (ORDER BY x DESC NULLS LAST) AS d FROM {rows} WHERE id > 60",
+    "SELECT id, area, lag(m) OVER w AS before, lead(m, 2) OVER w AS after FROM (SELECT DISTINCT * FROM {rows} WHERE b) "
+    "WINDOW w AS (PARTITION BY area ORDER BY id)",
+    "SELECT id, sum(m) OVER (PARTITION BY n ORDER BY id RANGE BETWEEN 20 PRECEDING AND CURRENT ROW) AS s FROM {rows} WHERE n IN (1, 2)",
+    "SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY n ORDER BY id DESC, area) AS r FROM {rows}) WHERE r <= 2 AND n > 3",
+    # generators, and one row among many
+    "SELECT id, word FROM {rows} LATERAL VIEW explode(split(s, '[ ]')) AS word WHERE n = 3",
+    "SELECT id, v.pos, v.col FROM {rows}, LATERAL posexplode(array(n, id, null)) v WHERE b AND v.col > 2",
+    "SELECT id, word FROM {rows} LATERAL VIEW OUTER explode(split(s, ' ')) AS word WHERE word IS NULL OR word LIKE 'c%'",
+    "SELECT inline(array(p, p)) FROM {rows} WHERE n = 1",
+    # expressions over the row
+    "SELECT id, -x AS x, x * 0 AS zero, p.q.z * -1 AS z, m * 2 AS m, m / 3 AS third FROM {rows} WHERE n = 1",
+    "SELECT * EXCEPT (p, m), upper(s) AS u FROM {rows} WHERE s IS NOT NULL AND n = 1",
+    "SELECT date_trunc('HOUR', t) AS h, w + INTERVAL 1 DAY AS w, d + 1 AS d, count(*) AS c FROM {rows} WHERE n = 2 GROUP BY ALL",
+    "FROM {rows} |> WHERE n = 3 |> AGGREGATE count(*) AS c GROUP BY b |> UNION ALL (FROM {rows} |> WHERE n = 4 |> AGGREGATE count(*) AS c GROUP BY b)",
+)  # fmt: skip
+
+#: Their rows come in one order only: copies of a row are alike.
+ORDERED = (
+    "SELECT * FROM {rows} WHERE n = 3 ORDER BY id, area",
+    "SELECT id, area, x FROM {rows} ORDER BY x DESC NULLS FIRST, id, area LIMIT 60",
+    "SELECT id, area FROM {rows} WHERE b ORDER BY s, id DESC, area LIMIT 20 OFFSET 15",
+    "SELECT * FROM (SELECT id, area FROM {rows} WHERE n = 1 ORDER BY id, area LIMIT 5) UNION ALL "
+    "(SELECT id, area FROM {rows} WHERE n = 2 ORDER BY id DESC, area LIMIT 5) ORDER BY id, area",
+    "SELECT n, count(*) AS c FROM {rows} WHERE x > 0 GROUP BY n ORDER BY c DESC, n LIMIT 3",
+    "SELECT id FROM {rows} WHERE id > (SELECT id FROM {rows} WHERE n = 5 ORDER BY id, area LIMIT 1) ORDER BY id LIMIT 7",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def parquet_answers() -> dict[str, Any]:
+    """What Parquet said, by query: asked once."""
+    return {}
+
+
+def check(twins, answers: dict[str, Any], query: str, settings: dict[str, str], *, ordered: bool = False) -> None:
+    if query not in answers:
+        with twins.conf(INTERPRETED):
+            answers[query] = twins.answer_of(twins.sql(query, "parquet"), ordered=ordered)
+    with twins.conf(settings):
+        found = twins.answer_of(twins.sql(query, "shard"), ordered=ordered)
+    assert found == answers[query]
+
+
+def named(query: str, mode: str, *more: str) -> Any:
+    """A case of that name, however long it is."""
+    return pytest.param(query, mode, *more, id=f"{mode}: {query}")
+
+
+@pytest.mark.parametrize(("query", "mode"), [named(query, mode) for query in MIXING for mode in MODES])
+def test_scans_of_one_frame_are_not_mixed_up(twins, parquet_answers, query, mode):
+    check(twins, parquet_answers, query, MODES[mode])
+
+
+def in_turn(queries: tuple[str, ...], *more: str) -> list[Any]:
+    """Each with one of the modes; filters are offered three times of four."""
+    modes = itertools.cycle(("push-aqe", "push-static", "push-aqe", "keep-static"))
+    return [named(query, mode, *more) for query, mode in zip(queries, modes, strict=False)]
+
+
+@pytest.mark.parametrize(("query", "mode"), in_turn(QUERIES))
+def test_a_query_says_of_a_shard_what_it_says_of_parquet(twins, parquet_answers, query, mode):
+    check(twins, parquet_answers, query, MODES[mode])
+
+
+@pytest.mark.parametrize(("query", "mode"), in_turn(ORDERED))
+def test_rows_come_in_the_order_asked_for(twins, parquet_answers, query, mode):
+    check(twins, parquet_answers, query, MODES[mode], ordered=True)
+
+
+#: Every shape of filter that Spark can offer to a source, and many that it cannot.
+FILTERS = (
+    "id = 7", "id = 3", "id <=> 7", "NOT id = 7", "id <> 7", "id < 20", "id <= 20", "id > 200", "id >= 200", "id = -1",
+    "id BETWEEN 30 AND 45", "id NOT BETWEEN 10 AND 210", "id IN (3, 5, 999)", "id NOT IN (3, 5)", "id = 7.5D", "id < 10.5",
+    "area = 'öst'", "area = ''", "area <=> NULL", "NOT area <=> 'north'", "area IS NULL", "area IN ('north', '')",
+    "n = 1", "n IN (1, NULL)", "n NOT IN (1, 2)", "n NOT IN (1, NULL)", "n IS NULL", "n IS NOT NULL", "n > NULL",
+    "n = 1.0D", "n = '3'", "n IN (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)",
+    "p IS NULL", "p IS NOT NULL", "p.q IS NULL", "p.q.z IS NOT NULL", "p.x = 7", "p.x > 20 AND p.s = 'o''hara'", "p.x IN (1, 2)",
+    "p.q.z = 0.5", "p.q.z = -0.0D", "p.q.z <=> NULL", "NOT p.x <=> 7", "isnan(p.q.z)", "p.s LIKE '%本%'",
+    "p = named_struct('x', 1, 's', '', 'q', named_struct('z', 0.5D))",
+    "x = double('NaN')", "x <=> double('NaN')", "isnan(x)", "x <> double('NaN')", "x > 1e300D", "x >= double('Infinity')",
+    "x < double('-Infinity')", "x = 0.0D", "x = -0.0D", "x >= -0.0D", "x < -0.0D", "x <> 0", "x IN (double('NaN'), 1.5D, -0.0D)",
+    "NOT x > 1", "x <=> NULL", "x BETWEEN -3 AND 1.5", "x = 12",
+    "m = 7.37", "m < -1", "m >= 0.00", "m IN (7.00, -30.00)", "m = 7.370", "m > 7.369999", "m <=> -30", "NOT m < 0", "m = 1e3D",
+    "d = DATE '2013-01-10'", "d >= '2013-02-01'", "d < DATE '2013-01-05' OR d IS NULL", "d IN (DATE '2013-01-01', DATE '2099-01-01')",
+    "t < TIMESTAMP '2013-01-01 00:00:00Z'", "t >= TIMESTAMP '2013-01-01 10:47:00.000002Z'", "t = TIMESTAMP '2013-01-01 10:40:00.000001Z'",
+    "t > '2013-01-01 12:00:00+02:00'", "w > TIMESTAMP_NTZ '2013-01-01 10:00:00'", "w = TIMESTAMP_NTZ '2013-01-01 10:40:00.000001'",
+    "date(t) = DATE '2012-12-31'", "w < DATE '2013-01-01'", "year(d) = 2013 AND month(d) = 1",
+    "b", "NOT b", "b = false", "b IS NULL", "b <=> true", "NOT b <=> true", "b IN (true)", "b > false", "b IS NOT TRUE", "b OR n = 1",
+    "s = 'o''hara'", "s = 'say \"hi\"'", "s = 'c:\\\\d'", "s = ''", "s = '𝄞 clef'", "s = 'NULL'", "s > 'n'", "s >= '日'", "s < ''",
+    "s LIKE 'o%'", "s LIKE '%a'", "s LIKE '%本%'", "s LIKE 'a\\\\_b'", "s LIKE '100\\\\%'", "s NOT LIKE '%e%'", "s LIKE '_'", "s LIKE ''",
+    "s LIKE ANY ('z%', '%\\'%')", "s ILIKE 'z%'", "s RLIKE '^[a-z]+$'", "startswith(s, 'na')", "endswith(s, '\"')", "contains(s, '\\'')",
+    "NOT startswith(s, 'z')", "s IN ('z', 'Zoë', NULL)", "s <=> 'naïve'", "length(s) > 4", "substring(s, 1, 2) = 'na'",
+    "n = 1 OR n = 3", "n = 1 OR (n = 3 AND b)", "NOT (n = 1 OR x > 1)", "NOT (n = 1 AND x > 1)", "n = 1 AND n = 2", "id = 7 AND id = 7",
+    "(n = 1 OR b) AND (n = 1 OR id < 50)", "n = 1 AND s IS NOT NULL AND x >= 0 AND p.x < 40 AND area = 'north'",
+    "id % 7 = 3", "n + 1 = 4", "n = p.x", "n = id", "n < p.x AND id > 30", "CAST(n AS STRING) = '3'", "coalesce(n, 0) = 0",
+    "if(b, n, id) > 3", "CASE WHEN b THEN n = 1 ELSE n = 2 END", "1 = 1", "1 = 0", "CAST(NULL AS BOOLEAN)", "n = 1 IS NULL", "hash(n) % 2 = 0", "NULLIF(n, 3) IS NULL",
+)  # fmt: skip
+FILTERS_AT_ONCE = 16
+
+
+def filtering(side_by_side: tuple[str, ...]) -> str:
+    """One query with a scan for each of the filters, tagged with the filter's number."""
+    scans = (f"SELECT {n} AS q, id, area FROM {{whole}} WHERE {filter_}" for n, filter_ in enumerate(side_by_side))
+    return " UNION ALL ".join(scans)
+
+
+@pytest.fixture(scope="module")
+def filtered(twins) -> dict[str, dict[str, list[str]]]:
+    """The rows of each filter by side. Many filters share one query, as scans of one frame."""
+    answers: dict[str, dict[str, list[str]]] = {filter_: {"shard": [], "parquet": []} for filter_ in FILTERS}
+    for group in (FILTERS[at : at + FILTERS_AT_ONCE] for at in range(0, len(FILTERS), FILTERS_AT_ONCE)):
+        for side in ("shard", "parquet"):
+            with twins.conf(MODES["push-static"]):
+                found = twins.sql(filtering(group), side).collect()
+            for row in found:
+                answers[group[row["q"]]][side].append(repr(tuple(row)[1:]))
+    return answers
+
+
+@pytest.mark.parametrize("condition", [pytest.param(condition, id=condition) for condition in FILTERS])
+def test_a_filter_lets_the_same_rows_pass(filtered, condition):
+    assert sorted(filtered[condition]["shard"]) == sorted(filtered[condition]["parquet"])
+
+
+#: Settings under which Spark derives filters from the other side of a join while the query runs.
+RUNTIME = {
+    "spark.sql.defaultSizeInBytes": "100000",  # what Spark takes for the size of a Python source
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.optimizer.dynamicPartitionPruning.reuseBroadcastOnly": "false",
+    "spark.sql.optimizer.runtime.bloomFilter.applicationSideScanSizeThreshold": "0",
+}
+PRUNED = (
+    "SELECT f.id, f.m FROM facts f JOIN {rows} r ON f.n = r.n AND f.id = r.id WHERE r.b AND r.id < 60",
+    "SELECT f.n, count(*) AS c FROM facts f JOIN {rows} r ON f.n = r.n WHERE r.s = 'z' GROUP BY f.n",
+    "SELECT f.id, r.s FROM facts f JOIN {rows} r ON f.n = r.n AND f.id = r.id WHERE r.x > 12 UNION ALL "
+    "SELECT f.id, r.s FROM facts f JOIN {rows} r ON f.n = r.n AND f.id = r.id WHERE r.x < 1",
+    "SELECT f.id FROM facts f LEFT SEMI JOIN {rows} r ON f.n = r.n AND r.area = 'north' AND r.n > 4",
+)
+BLOOMING = (
+    "SELECT a.id, a.s FROM {rows} a JOIN {rows} b ON a.id = b.id WHERE b.n = 3 AND b.s > 'a'",
+    "SELECT a.id FROM {rows} a LEFT SEMI JOIN {rows} b ON a.id = b.id AND b.n = 3 AND b.x > 1 WHERE a.n < 5",
+    "SELECT a.id, count(*) AS c FROM {rows} a JOIN {few} b ON a.id = b.id WHERE b.s = 'z' GROUP BY a.id",
+)
+
+
+@pytest.fixture(scope="module")
+def facts(twins, tmp_path_factory) -> None:
+    """A partitioned table beside both sides, for joins that prune its partitions."""
+    folder = str(tmp_path_factory.mktemp("facts") / "facts")
+    twins.spark.table("parquet_rows").select("id", "m", "n").write.partitionBy("n").parquet(folder)
+    twins.spark.read.parquet(folder).createOrReplaceTempView("facts")
+
+
+@pytest.mark.parametrize(
+    ("query", "mode", "filter_"),
+    [*in_turn(PRUNED, "dynamicpruning"), *in_turn(BLOOMING, "might_contain")],
+)
+def test_filters_that_come_while_a_query_runs_reach_the_right_scan(twins, facts, parquet_answers, query, mode, filter_):
+    settings = RUNTIME | MODES[mode]
+    with twins.conf(settings):
+        plan = twins.sql(query, "shard")._jdf.queryExecution().optimizedPlan().toString()
+    assert filter_ in plan
+    check(twins, parquet_answers, query, settings)
+
+
+FORMS = (
+    "rows.where('id < 9').union(rows.where('id > 200'))",
+    "rows.where('n = 1').select('id', 'b').unionByName(rows.where('n = 2').select('b', 'x'), allowMissingColumns=True)",
+    "rows.where(rows.id < 9).unionAll(rows).where('n = 3')",
+    "rows.transform(lambda frame: frame.where('n = 1').union(frame.where('n = 2')))",
+    "reduce(DataFrame.union, [rows.where(f'n = {n}') for n in range(7)])",
+    "rows.alias('a').join(rows.alias('b'), F.expr('a.id = b.id + 1')).where('a.n = 3 AND b.b').select('a.id', 'b.x')",
+    "rows.where('n = 1').join(rows.where('b'), ['id', 'area'], 'left')",
+    "rows.where('n = 1').join(rows.where('b').select('id', 'm'), 'id', 'right')",
+    "rows.where('n = 1').select('id', 'x').join(rows.where('b').select('id', 'm'), 'id', 'outer')",
+    "rows.where('id > 20').join(rows.where('n = 2'), 'id', 'left_semi')",
+    "rows.where('id > 20').join(rows.where('n = 2'), 'id', 'left_anti')",
+    "rows.where('id < 5').crossJoin(rows.where('id > 215').select('x'))",
+    "rows.where('n = 1').alias('a').join(rows.where('b').alias('b'), F.col('a.x').eqNullSafe(F.col('b.x'))).select('a.id', 'b.id')",
+    "rows.where('id < 90').join(F.broadcast(rows.where('n = 5')), 'id').select('id')",
+    "rows.where('id < 90').join(rows.where('n = 5').hint('merge'), 'id').select('id')",
+    "rows.where('id < 90').join(rows.where('n = 5').hint('shuffle_hash'), 'id').select('id')",
+    "some.alias('a').join(few.where('x > 1').alias('b'), 'id').select('id', 'b.x').union(early.select('id', 'x').where('n = 1'))",
+    "updates.where('diff > 1').select('key.*').join(given.where('n = 1'), ['id', 'area'], 'left_anti')",
+    "rows.intersect(rows.where('n = 3'))",
+    "rows.where('id < 150').intersectAll(rows.where('n = 3'))",
+    "rows.exceptAll(rows.where('n = 3'))",
+    "rows.where('id > 20').subtract(rows.where('b'))",
+    "rows.where('n = 3').dropDuplicates()",
+    "rows.dropDuplicates(['n', 'b']).select('n', 'b').union(rows.where('n = 3').select('n', 'b'))",
+    "rows.distinct().where('x > 1')",
+    "rows.where('n = 3').mapInArrow(lambda batches: (each for batch in batches for each in (batch, batch)), rows.schema).union(rows.where('n = 4'))",
+    "rows.where(F.udf(lambda n: n == 3, 'boolean')('n')).union(rows.where('n = 4'))",
+    "rows.groupBy('b').pivot('n', [1, 2, 3]).agg(F.sum('m').alias('m'), F.count('id').alias('c'))",
+    "rows.where('id > 20').rollup('n', 'b').agg(F.max('m').alias('m'))",
+    "rows.groupBy('n').agg(F.count_distinct('s').alias('s'), F.sum(F.when(F.col('b'), 1)).alias('b'))",
+    "rows.select('id', F.explode(F.split('s', ' ')).alias('w')).where(F.col('w') > 'n')",
+    "rows.withColumn('r', F.row_number().over(Window.partitionBy('n').orderBy('id', 'area'))).where('r = 1 AND n > 2')",
+    "rows.where(F.col('m') > rows.where('n = 5').select(F.avg('m')).scalar()).where('n = 4')",
+    "rows.alias('a').where(rows.where('n = 2').where(F.col('id') == F.col('a.id').outer() + 1).exists())",
+    "rows.where('n = 1').na.fill({'s': 'none', 'x': -1.0}).union(rows.na.drop(subset=['x', 'n']).where('n = 2'))",
+    "rows.sort('id', 'area').limit(9).union(rows.sort(F.desc('id'), 'area').limit(9))",
+    "rows.repartition(3, 'n').where('n = 1').union(rows.coalesce(1).where('n = 2'))",
+    "rows.where('n < 3').summary('count', 'min', 'max')",
+    "spark.sql('SELECT a.id FROM {a} a JOIN {b} b ON a.id = b.id WHERE a.x > :x', {'x': 1}, a=rows.where('n < 4'), b=rows.where('b'))",
+    # not frames
+    "rows.where('n = 3').rdd.map(lambda row: (row.id, row.x)).collect()",
+    "rows.where('n = 3').rdd.union(rows.where('n = 4').rdd).map(tuple).collect()",
+    "list(rows.where('n = 3').union(rows.where('n = 4')).toLocalIterator(prefetchPartitions=True))",
+    "[rows.where('n = 3').count(), rows.count(), rows.where('n = 4').count(), rows.where('n = 3').count(), rows.count()]",
+    "[rows.where('n = 3').isEmpty(), rows.where('n = 99').isEmpty(), rows.isEmpty()]",
+    "rows.where('b').sort('id', 'area').take(5) + rows.where('NOT b').sort('id', 'area').take(5)",
+    "[rows.where('id = 7').first(), rows.where('id = 8').head(), rows.agg({'id': 'max'}).first()]",
+    "[rows.where('n = 3').toArrow().num_rows, rows.where('n = 4').toArrow().num_rows]",
+    "rows.where('n = 3').toPandas().sort_values(['id', 'area']).reset_index(drop=True).to_json()",
+)  # fmt: skip
+
+
+def outcome(twins, found: Any) -> Any:
+    """What a form gave, made comparable."""
+    if isinstance(found, DataFrame):
+        return twins.answer_of(found)
+    return sorted(map(repr, found)) if isinstance(found, list) else repr(found)
+
+
+@pytest.mark.parametrize(("form", "mode"), in_turn(FORMS))
+def test_a_form_of_the_api_says_of_a_shard_what_it_says_of_parquet(twins, form, mode):
+    names = {"F": F, "Window": Window, "DataFrame": DataFrame, "reduce": reduce}
+    with twins.conf(MODES[mode]):
+        found = {side: outcome(twins, eval(form, names | {"spark": twins.spark} | twins.frames(side))) for side in ("shard", "parquet")}
+    assert found["shard"] == found["parquet"]
+
+
+class Steps:
+    """Several actions of one session on frames `v` of one side: what each of them gave. `name` makes names of the side's own."""
+
+    def __init__(self, spark: SparkSession, v: SimpleNamespace, side: str, folder: str) -> None:
+        self.spark, self.v, self.side, self.folder = spark, v, side, folder
+
+    def cached_then_filtered_otherwise(self) -> list[Any]:
+        held = self.v.rows.where("n < 4").cache()
+        try:
+            within = held.where("b").collect()
+            without = self.v.rows.where("n = 5 AND b").collect()
+            same = self.v.rows.where("n < 4").where("x > 1").union(self.v.rows.where("n = 6")).collect()
+        finally:
+            held.unpersist(blocking=True)
+        return [within, without, same, self.v.rows.where("n < 4 AND NOT b").collect()]
+
+    def cached_view_beside_its_frame(self) -> list[Any]:
+        self.spark.catalog.cacheTable(f"{self.side}_third")
+        try:
+            cached = self.v.third.where("n = 2").union(self.v.rows.where("n = 2")).collect()
+            joined = self.v.low.join(self.v.rows.where("b"), "id").select("id", "z", "m").collect()
+        finally:
+            self.spark.catalog.uncacheTable(f"{self.side}_third")
+        return [cached, joined, self.v.third.where("n = 3").collect()]
+
+    def whole_frame_cached(self) -> list[Any]:
+        held = self.v.rows.cache()
+        try:
+            return [held.where("n = 3").collect(), self.v.rows.where("n = 4").collect(), self.v.given.where("n = 4").collect()]
+        finally:
+            held.unpersist(blocking=True)
+
+    def checkpointed(self) -> list[Any]:
+        self.spark.sparkContext.setCheckpointDir(self.folder)
+        kept, local = self.v.rows.where("n = 3").checkpoint(), self.v.rows.where("n = 4").localCheckpoint()
+        late = self.v.rows.where("n = 5").localCheckpoint(eager=False)
+        return [kept.union(local).union(late).union(self.v.rows.where("n = 6")).collect(), kept.where("b").collect(), local.count()]
+
+    def planned_first_and_run_in_another_order(self) -> list[Any]:
+        frames = [self.v.rows.where(f"n = {n}") for n in range(4)] + [self.v.rows]
+        for frame in frames:
+            frame._jdf.queryExecution().executedPlan()
+        return [frame.collect() for frame in reversed(frames)] + [frames[1].collect(), frames[0].count()]
+
+    def queries_of_many_threads(self) -> list[Any]:
+        conditions = ["n = 1", "n = 2", "b", "x > 1", "1 = 1"]
+        with ThreadPoolExecutor(3) as pool:
+            return list(pool.map(lambda condition: self.v.rows.where(condition).collect(), conditions))
+
+    def an_iterator_held_open_by_others(self) -> list[Any]:
+        rows = self.v.rows.where("n = 3").toLocalIterator()
+        first = next(rows)
+        between = self.v.rows.where("n = 4").collect()
+        return [[first, *rows], between]
+
+    def written_and_read_back(self) -> list[Any]:
+        path = f"{self.folder}/{self.side}"
+        self.v.rows.where("n = 3").union(self.v.rows.where("n = 4")).write.parquet(path)
+        back = self.spark.read.parquet(path)
+        return [back.collect(), back.exceptAll(self.v.rows.where("n = 3")).collect()]
+
+    def a_frame_loaded_once_more(self) -> list[Any]:
+        """The view's own frame, and ones that were not planned before."""
+        self.spark.table(f"{self.side}_rows").createOrReplaceTempView("again")
+        try:
+            text = "SELECT id FROM again WHERE n = 1 UNION ALL SELECT id FROM again WHERE n = 2 AND id IN (SELECT id FROM again WHERE b)"
+            return [self.spark.sql(text).collect(), self.v.rows.where("n = 1").count()]
+        finally:
+            self.spark.catalog.dropTempView("again")
+
+
+STEPS = [name for name in vars(Steps) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize(("steps", "mode"), list(zip(STEPS, itertools.cycle(("push-aqe", "push-static")), strict=False)))
+def test_actions_on_one_frame_do_not_change_each_other(twins, steps, mode, tmp_path):
+    found = {}
+    with twins.conf(MODES[mode]):
+        for side in ("shard", "parquet"):
+            given = Steps(twins.spark, SimpleNamespace(**twins.frames(side)), side, str(tmp_path))
+            found[side] = [sorted(map(repr, each)) if isinstance(each, list) else each for each in getattr(given, steps)()]
+    assert found["shard"] == found["parquet"]
+
+
+def test_there_is_something_to_be_mixed_up(twins):
+    """The frames have several partitions, copies of rows, and every kind of null, so that the answers above mean something."""
+    rows = twins.spark.table("shard_rows")
+    assert rows.rdd.getNumPartitions() == 2
+    assert len({*MIXING, *QUERIES, *ORDERED, *PRUNED, *BLOOMING}) >= 70
+    seen = rows.selectExpr(
+        "count(*) > count(DISTINCT struct(*)) AS copies", "count_if(isnan(x)) > 0", "count_if(x IS NULL) > 0", "count_if(p IS NULL) > 0",
+        "count_if(p IS NOT NULL AND p.q IS NULL) > 0", "count_if(p.q IS NOT NULL AND p.q.z IS NULL) > 0", "count_if(area IS NULL) > 0",
+    ).first()  # fmt: skip
+    assert all(seen)
