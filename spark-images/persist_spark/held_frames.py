@@ -107,8 +107,9 @@ class HeldFrames:
                 shard.drop(frame)
 
     def advance(self) -> None:
-        """Let since follow the oldest time that frames still show: one commit for each lease whose oldest frame has gone. To
-        be called now and then. What stores raise is logged: the next call tries again.
+        """Let leases follow the oldest time that frames still show, as far as the critical readers allow, which say what
+        the shard is to keep: one commit for each lease that moves. Without critical readers none moves: a read must not
+        be what lets go of the past. To be called now and then. What stores raise is logged: the next call tries again.
         """
         for shard in self._snapshot_of_shards():
             with shard.lock:
@@ -250,13 +251,18 @@ class _HeldShard:
             self._give_back_unless_used(lease)
 
     def advance(self) -> None:
-        for lease in self._leases:
-            oldest = Antichain.of(min(snapshot.as_of for snapshot in lease.snapshots.values()))
-            try:
-                if lease.reader.since < oldest:
-                    lease.reader.downgrade_since(oldest)
-            except PersistError as error:
-                _log.warning("since of shard %s stays: %s", self._shard, error, extra={"shard": self._shard})
+        if not self._leases:
+            return
+        try:
+            readers = self.store.client().inspect(self._shard).readers
+            kept = [reader.since for reader in readers if reader.kind == "critical"]
+            for lease in self._leases if kept else ():
+                oldest = min(snapshot.as_of for snapshot in lease.snapshots.values())
+                allowed = Antichain.of(min([oldest, *(since for since in kept if since is not None)]))
+                if lease.reader.since < allowed:
+                    lease.reader.downgrade_since(allowed)
+        except PersistError as error:
+            _log.warning("the leases on shard %s stay: %s", self._shard, error, extra={"shard": self._shard})
 
     def abandon(self) -> None:
         for lease in self._leases:

@@ -78,23 +78,52 @@ def test_frames_of_one_shard_share_a_lease_and_the_last_one_gives_it_back(shard,
     assert (shard.readers(), held.count) == ((), 0)
 
 
-def test_since_follows_the_oldest_frame_and_an_older_time_gets_a_lease_of_its_own(shard, held):
-    shard.write(0)
-    shard.write(10)
-    keep = shard.client.open_leased_reader(shard.id, purpose="keeps since where it is")
-    held.load("new", shard.options())
-    held.advance()
-    assert shard.sinces() == [0, 10]
+def test_leases_follow_the_oldest_frame_as_far_as_critical_readers_allow(shard, held):
+    for time in (0, 10, 20):
+        shard.write(time)
+    retention = shard.client.open_critical_since(shard.id, CriticalReaderId.new(), opaque=b"a")
     held.load("old", shard.options(as_of="5"))
-    held.advance()
-    assert shard.sinces() == [0, 5, 10]
-    held.load("middle", shard.options(as_of="7"))
+    held.load("new", shard.options())
+    assert shard.sinces() == [0, 0], "one lease for both"
+    for opaque, since, leased in ((b"b", 3, 3), (b"c", 12, 5)):
+        before = retention.opaque
+        retention.compare_and_downgrade_since(before, (opaque, Antichain.of(since)))
+        held.advance()
+        assert shard.sinces() == [leased, since]
     held.drop("old")
     held.advance()
-    assert shard.sinces() == [0, 7, 10]
-    held.close()
-    assert len(shard.readers()) == 1
-    keep.expire()
+    assert shard.sinces() == [12, 12]
+    retention.compare_and_downgrade_since(b"c", (b"d", Antichain.of(30)))
+    held.advance()
+    held.advance()
+    assert shard.sinces() == [20, 30]
+
+
+def test_a_read_does_not_let_go_of_the_past(shard, held):
+    """Where no critical reader says what is to be kept, all is, also while frames at the latest time come and go."""
+    for time in (0, 10, 20):
+        shard.write(time)
+        held.load(f"f{time}", shard.options())
+        held.advance()
+    held.drop("f0")
+    held.advance()
+    assert held.load("past", shard.options(as_of="5")).as_of == 5
+    assert shard.sinces() == [0]
+
+
+def test_a_time_that_no_lease_serves_gets_one_of_its_own(shard, held):
+    shard.write(0)
+    shard.write(10)
+    retention = shard.client.open_critical_since(shard.id, CriticalReaderId.new(), opaque=b"a")
+    with shard.client.open_leased_reader(shard.id, purpose="keeps the past"):
+        retention.compare_and_downgrade_since(b"a", (b"b", Antichain.of(10)))
+        held.load("new", shard.options())
+        held.advance()
+        assert shard.sinces() == [0, 10, 10]
+        held.load("old", shard.options(as_of="5"))
+    assert shard.sinces() == [0, 10, 10]
+    held.drop("old")
+    assert shard.sinces() == [10, 10]
 
 
 @pytest.mark.parametrize(

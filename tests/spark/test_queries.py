@@ -365,7 +365,10 @@ def outcome(twins, found: Any) -> Any:
 def test_a_form_of_the_api_says_of_a_shard_what_it_says_of_parquet(twins, form, mode):
     names = {"F": F, "Window": Window, "DataFrame": DataFrame, "reduce": reduce}
     with twins.conf(MODES[mode]):
-        found = {side: outcome(twins, eval(form, names | {"spark": twins.spark} | twins.frames(side))) for side in ("shard", "parquet")}
+        found = {
+            side: outcome(twins, eval(form, names | {"spark": twins.spark} | twins.frames(side)))
+            for side in ("shard", "parquet")
+        }
     assert found["shard"] == found["parquet"]
 
 
@@ -397,7 +400,11 @@ class Steps:
     def whole_frame_cached(self) -> list[Any]:
         held = self.v.rows.cache()
         try:
-            return [held.where("n = 3").collect(), self.v.rows.where("n = 4").collect(), self.v.given.where("n = 4").collect()]
+            return [
+                held.where("n = 3").collect(),
+                self.v.rows.where("n = 4").collect(),
+                self.v.given.where("n = 4").collect(),
+            ]
         finally:
             held.unpersist(blocking=True)
 
@@ -405,7 +412,11 @@ class Steps:
         self.spark.sparkContext.setCheckpointDir(self.folder)
         kept, local = self.v.rows.where("n = 3").checkpoint(), self.v.rows.where("n = 4").localCheckpoint()
         late = self.v.rows.where("n = 5").localCheckpoint(eager=False)
-        return [kept.union(local).union(late).union(self.v.rows.where("n = 6")).collect(), kept.where("b").collect(), local.count()]
+        return [
+            kept.union(local).union(late).union(self.v.rows.where("n = 6")).collect(),
+            kept.where("b").collect(),
+            local.count(),
+        ]
 
     def planned_first_and_run_in_another_order(self) -> list[Any]:
         frames = [self.v.rows.where(f"n = {n}") for n in range(4)] + [self.v.rows]
@@ -443,13 +454,17 @@ class Steps:
 STEPS = [name for name in vars(Steps) if not name.startswith("_")]
 
 
-@pytest.mark.parametrize(("steps", "mode"), list(zip(STEPS, itertools.cycle(("push-aqe", "push-static")), strict=False)))
+@pytest.mark.parametrize(
+    ("steps", "mode"), list(zip(STEPS, itertools.cycle(("push-aqe", "push-static")), strict=False))
+)
 def test_actions_on_one_frame_do_not_change_each_other(twins, steps, mode, tmp_path):
     found = {}
     with twins.conf(MODES[mode]):
         for side in ("shard", "parquet"):
             given = Steps(twins.spark, SimpleNamespace(**twins.frames(side)), side, str(tmp_path))
-            found[side] = [sorted(map(repr, each)) if isinstance(each, list) else each for each in getattr(given, steps)()]
+            found[side] = [
+                sorted(map(repr, each)) if isinstance(each, list) else each for each in getattr(given, steps)()
+            ]
     assert found["shard"] == found["parquet"]
 
 

@@ -52,7 +52,22 @@ OVER: dict[str, str] = {
     "pairs": "SELECT a.id, a.n, b.n AS other FROM {low} a JOIN {rows} b ON a.id + 1 = b.id WHERE b.b",
 }
 VIEWS = (*LOADS, "given", *OVER)
-TEXTS = (None, "", "o'hara", 'say "hi"', "100%", "a_b", "c:\\d", "naïve", "日本語", "𝄞 clef", "Zoë", "z", "NULL", "it''s")
+TEXTS = (
+    None,
+    "",
+    "o'hara",
+    'say "hi"',
+    "100%",
+    "a_b",
+    "c:\\d",
+    "naïve",
+    "日本語",
+    "𝄞 clef",
+    "Zoë",
+    "z",
+    "NULL",
+    "it''s",
+)
 AREAS = ("north", "south", None, "öst", "")
 XS = (0.0, -0.0, math.nan, None, 1.5, -2.25, math.inf, -math.inf, 12.0, 20.5)
 
@@ -192,9 +207,7 @@ def _write_parquet(folder: Path) -> None:
     for name, as_of in (("first", 4), ("latest", 9)):
         rows = [_with_one_zero(key | val) for (key, val), count in contents(as_of) for _ in range(count)]
         _write_files(folder / name, pa.Table.from_pylist(rows, flat))
-    updates = [
-        {"key": key, "val": _with_one_zero(val), "time": 9, "diff": count} for (key, val), count in contents(9)
-    ]
+    updates = [{"key": key, "val": _with_one_zero(val), "time": 9, "diff": count} for (key, val), count in contents(9)]
     _write_files(folder / "updates", pa.Table.from_pylist(updates, SCHEMA.updates_schema))
 
 
