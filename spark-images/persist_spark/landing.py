@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from persist_engine.base.env import Env
 from persist_engine.base.errors import Fenced, InvalidUsage, MissingBlob, SchemaMismatch, Unavailable
-from persist_engine.base.settings import MIB
+from persist_engine.base.settings import MIB, Settings
 from persist_engine.client.batch import Batch
 from persist_engine.client.joined import gathered
 from persist_engine.client.read import ReadHandle
@@ -32,6 +32,7 @@ from persist_engine.flow.append_run import (
     after_upper_mismatch,
 )
 from persist_engine.flow.mint_run import AlreadyDone, Superseded
+from persist_engine.model.batch import InlinePart
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
 from persist_engine.model.state import SourceProgress
 
@@ -41,10 +42,19 @@ from persist_spark.spec import ConfigurationError
 #: Appends of one landing that others may win. A try takes some milliseconds, so that beside 50 commits a second about
 #: one in ten is lost (docs/adr/0006-sinks.md): so many in a row lose only beside writers that leave no gap at all.
 TRIES_MAX = 1000
+#: Inline parts that corrections may add up to before they are joined. Joining takes as long as all else that a correction
+#: does, and who is slower than the others' commits follow each other never lands.
+INLINE_PARTS_MAX = 16
 #: Memory of reading back what others wrote meanwhile, in the driver.
 CHANGES_MEMORY_BYTES = 64 * MIB
 #: Parts that the driver stages are no larger: it holds several at once, beside a JVM.
 DRIVER_PART_BYTES_MAX = 16 * MIB
+
+
+def driver_settings(settings: Settings) -> Settings:
+    """What the writer of a landing runs with, where tasks run with `settings`."""
+    target = min(settings.batch.target_part_bytes, DRIVER_PART_BYTES_MAX)
+    return replace(settings, batch=replace(settings.batch, target_part_bytes=target, combine_inline=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +74,7 @@ class Landing:
     """One run's staged batches on their way into the shard. Used by one thread, once."""
 
     writer: WriteHandle
+    """With `driver_settings`."""
     reader: ReadHandle | None
     """The lease under which the persisted side was read back, open since before it was; None when it was not."""
     staged: Staged
@@ -82,8 +93,8 @@ class Landing:
         Raises ConfigurationError (closed shard, newer schema) and, after TRIES_MAX lost appends, Unavailable, with the
         batches deleted. Any other exception leaves their blobs alone, for an append of them may have happened.
         """
+        self._gather(parts_max=1)
         for _ in range(TRIES_MAX):
-            self._gather()
             answer = self._try()
             match answer:
                 case Appended():
@@ -172,6 +183,7 @@ class Landing:
         self.batches = [*self.batches, batch]
         self._move(decision.lower, decision.time)
         self.staged = replace(self.staged, as_of=decision.upto)
+        self._gather(parts_max=INLINE_PARTS_MAX)
         self.log.event("corrected", lower=decision.lower.time, time=decision.time, updates=batch.rows)
         return None
 
@@ -190,8 +202,12 @@ class Landing:
 
     # -- the batches -------------------------------------------------------------------------------------------------
 
-    def _gather(self) -> None:
-        """A try that has to join inline parts first, and to upload them, would lose to those who are quicker."""
+    def _gather(self, *, parts_max: int) -> None:
+        """Join inline parts, of which there are more than `parts_max`, and upload them if they are too many together. Here,
+        not in the append (the writer's `combine_inline` is off): a try that uploads first loses to those who are quicker.
+        """
+        if sum(isinstance(part, InlinePart) for batch in self.batches for part in batch.hollow.parts) <= parts_max:
+            return
         writer = self.writer
         desc = Description(self.staged.lower, self.staged.upper, MINIMUM)
         self.batches = gathered(

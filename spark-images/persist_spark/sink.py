@@ -33,7 +33,7 @@ from pyspark.sql import functions as F  # noqa: N812 - what every Spark user cal
 from pyspark.sql import types as T  # noqa: N812
 
 from persist_spark import frames
-from persist_spark.landing import DRIVER_PART_BYTES_MAX, Landed, Landing, refuse_outgrown_schema
+from persist_spark.landing import Landed, Landing, driver_settings, refuse_outgrown_schema
 from persist_spark.partitions import STAGED_DDL, ReadSplits, StageCorrections, StageRows, StageTask, sink_settings
 from persist_spark.report import Log, SinkReport
 from persist_spark.session import executor_count, parallelism_of
@@ -54,7 +54,7 @@ def run_sink(spark: SparkSession, spec: SinkSpec, *, env: Env | None = None, log
     env = env or SystemEnv()
     log = log or Log(io.StringIO(), env)
     schema = spec.schema
-    settings = sink_settings(min(spec.write.target_part_bytes, DRIVER_PART_BYTES_MAX))
+    settings = driver_settings(sink_settings(spec.write.target_part_bytes))
     with PersistClient.open(Location(blob=spec.blob, consensus=spec.consensus), settings=settings, env=env) as client:
         difference = client.schema(spec.shard_id).difference(schema)
         if difference is not None:

@@ -25,7 +25,7 @@ from persist_engine.testing.world import SCHEMA, AheadEnv, World, row
 from persist_engine.work.compact import compact
 from persist_engine.work.verify import verify_shard
 from persist_spark import landing
-from persist_spark.landing import Landed, Landing
+from persist_spark.landing import Landed, Landing, driver_settings
 from persist_spark.report import Log
 from persist_spark.spec import ConfigurationError
 
@@ -51,7 +51,7 @@ class Run:
         )
         self.env = self.world.env
         self.id = self.world.shard_id()
-        self.client = self.world.process()
+        self.client = self.world.process(settings=driver_settings(self.world.settings))
         self.writer = self.client.open_writer(self.id, SCHEMA, purpose="driver")
         self.tasks = self.world.process().open_writer(self.id, SCHEMA, purpose="tasks")
         self.rival = self.world.process().open_writer(self.id, SCHEMA, purpose="rival")
@@ -341,6 +341,20 @@ def test_a_mirror_takes_back_only_what_came_since_it_looked_last(run: Run):
     assert before <= named_keys(run.writer), "the first corrections are linked as they lie"
     assert run.contents() == many(300)
     run.check_sound()
+
+
+def test_small_corrections_are_joined_before_they_are_many():
+    run = Run(inline_part_bytes_max=4096, target_part_bytes=1 << 20)
+    run.write({(1, "before"): 1})
+    land = run.mirror(many(4))
+    acts = [lambda turn=turn: run.write({(-turn, "rival"): 1}) for turn in range(40)]
+    run.race(land, acts)
+    newest = list(run.writer.machine.state.trace.batches())[-1]
+    assert newest.rows == 4 + 1 + 40
+    assert 1 < len(newest.parts) <= landing.INLINE_PARTS_MAX
+    assert run.contents() == many(4)
+    run.check_sound()
+    run.close()
 
 
 def test_a_mirror_takes_back_changes_of_many_parts_as_they_stream_by(run: Run, monkeypatch: pytest.MonkeyPatch):

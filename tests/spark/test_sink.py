@@ -379,7 +379,7 @@ def test_a_mirror_that_lost_the_race_counts_all_that_it_appended(shard, monkeypa
 
 def test_a_mirror_takes_back_changes_of_several_parts(shard, monkeypatch):
     large = [(key, f"{key:x>2000}", 0.0, 1) for key in range(1000, 4000)]
-    monkeypatch.setattr(sink, "DRIVER_PART_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(landing, "DRIVER_PART_BYTES_MAX", 1 << 20)
     shard.run(ROWS.format(3), MIRROR, "r1")
     racing = Racing(monkeypatch, 1, lambda: shard.edit(large))
     report = shard.run(ROWS.format(4), MIRROR, "r2")

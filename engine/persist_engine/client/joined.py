@@ -70,13 +70,11 @@ def gathered(
     batches: Sequence[Batch], desc: Description, *, store: PartStore, schema: Schema, schema_id: int
 ) -> list[Batch]:
     """`batches`, of which none holds an update outside `desc`, for appends of all of them that may be refused and tried
-    again: the updates of their inline parts are moved to one batch more, so that no try has to join them. Where there is
-    nothing to join, or it is switched off, just `batches`. Idempotent: there is at most one inline part afterwards.
+    again: the updates of their inline parts are moved to one batch more, so that no try has to join them
+    (`batch.combine_inline`). Just `batches` where there is nothing to join. Idempotent: at most one inline part is left.
 
     Like `flush_inline_parts` it changes `batches`; every one must be usable. What is returned takes their place.
     """
-    if not store.settings.batch.combine_inline:
-        return list(batches)
     try:
         combined = combined_inline_parts(batches, desc, store=store, schema=schema, schema_id=schema_id)
     except InvalidUsage:  # a sum of diffs that no single row can hold; each batch by itself is fine
