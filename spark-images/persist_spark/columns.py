@@ -54,26 +54,27 @@ def negated_flat(rows: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def hash_chunks(batches: Iterator[pa.RecordBatch], chunk_rows: int) -> Iterator[pa.Table]:
-    """Cut a stream sorted by `h` into tables of about `chunk_rows` rows, never between two rows of one hash. Only
-    non-empty tables.
+def hash_chunks(batches: Iterator[pa.RecordBatch], *, chunk_rows: int, chunk_bytes: int) -> Iterator[pa.Table]:
+    """Cut a stream sorted by `h` into tables of about `chunk_rows` rows or `chunk_bytes`, whichever is less, never
+    between two rows of one hash. Only non-empty tables.
 
-    One hash in more than `chunk_rows` rows (copies of one row, in practice) is one larger table.
+    One hash in more than that (copies of one row, in practice) is one larger table.
     """
     held: list[pa.RecordBatch] = []
-    rows = 0
+    rows = size_bytes = 0
     for batch in batches:
         if batch.num_rows == 0:
             continue
-        if rows >= chunk_rows:
+        if rows >= chunk_rows or size_bytes >= chunk_bytes:
             # Rows of the hash that ended the held ones may go on in this batch: the cut is where the hash changes
             # first.
             cut = _first_change(batch, held[-1].column("h")[-1])
             if cut < batch.num_rows:
                 yield pa.Table.from_batches([*held, batch.slice(0, cut)])
-                held, rows, batch = [], 0, batch.slice(cut)  # noqa: PLW2901 - the rest of it
+                held, rows, size_bytes, batch = [], 0, 0, batch.slice(cut)  # noqa: PLW2901 - the rest of it
         held.append(batch)
         rows += batch.num_rows
+        size_bytes += batch.nbytes
     if held:
         yield pa.Table.from_batches(held)
 

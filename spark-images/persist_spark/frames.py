@@ -202,32 +202,34 @@ def _millis(column: Column, source: T.DataType, name: str, spark: SparkSession) 
     )
 
 
-def by_key_range(flat: DataFrame, schema: Schema, tasks: int) -> DataFrame:
-    """`flat` in `tasks` partitions whose key ranges do not overlap: the batches of the tasks then do not overlap
-    either, and a reader merges less.
+def by_key_range(flat: DataFrame, schema: Schema, tasks: int | None) -> DataFrame:
+    """`flat` in `tasks` partitions (None: as many as their bytes are worth) whose key ranges do not overlap: the batches
+    of the tasks then do not overlap either, and a reader merges less. Fewer than `tasks` when there are fewer keys.
 
     Spark samples the input once more for this. Nulls go last, as in parts.
     """
     if tasks == 1:
         return flat.repartition(1)
     keys = [F.col(f.column).asc_nulls_last() for f in fields_of(schema) if f.side == "key"]
-    return flat.repartitionByRange(tasks, *keys)
+    return flat.repartitionByRange(*keys) if tasks is None else flat.repartitionByRange(tasks, *keys)
 
 
-def corrections(desired: DataFrame, persisted: DataFrame, schema: Schema, tasks: int) -> DataFrame:
+def corrections(desired: DataFrame, persisted: DataFrame, schema: Schema, tasks: int | None) -> DataFrame:
     """Desired (+) and persisted (negated) rows, equal rows side by side: in one partition, with one hash `h`, sorted
     by it.
 
     A write task so meets all copies of a row within a bounded stretch of its stream, however large its partition is:
     Spark sorts one bigint (and spills), the engine's own consolidation decides what is equal (nulls, NaN, zeros).
     Hashing keys and values, not keys alone, keeps a hot key from making a hot task. `persisted` has the flat columns
-    and `diff`.
+    and `diff`. `tasks`: as for `by_key_range`.
     """
     columns = [f.column for f in fields_of(schema)]
     ours = desired.select(*columns, F.lit(1).cast("bigint").alias(DIFF), F.lit(True).alias(DESIRED))  # noqa: FBT003
     theirs = persisted.select(*columns, F.col(DIFF), F.lit(False).alias(DESIRED))  # noqa: FBT003
     hashed = ours.unionAll(theirs).withColumn(HASH, F.xxhash64(*columns))
-    return hashed.repartition(tasks, HASH).sortWithinPartitions(HASH)
+    # SUBTLE: without a number partitions may be put together, never cut: only a rebalancing shuffle would do that.
+    parts = hashed.repartition(HASH) if tasks is None else hashed.repartition(tasks, HASH)
+    return parts.sortWithinPartitions(HASH)
 
 
 def _first_line(error: Exception) -> str:

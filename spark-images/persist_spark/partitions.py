@@ -1,4 +1,4 @@
-"""What runs on executors: one Arrow iterator in, one out. Owns: staging a partition's updates, reading a split of a
+"""What runs on executors: one Arrow iterator in, one out. Owns: staging a partition's updates, reading parts of a
 snapshot.
 
 An executor touches blobs only, never consensus: what it stages is linked by the driver, or is an orphan. So a task
@@ -8,19 +8,20 @@ Spark hands the driver the row of one attempt, and only the batch in that row is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import PersistError, UpdateBeyondUpper, UpdateNotBeyondLower
 from persist_engine.base.metrics import Metrics, NoMetrics
-from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
+from persist_engine.base.settings import MIB, BatchSettings, RetrySettings, Settings
 from persist_engine.client.batch import BatchBuilder
-from persist_engine.client.splits import SnapshotSplit
+from persist_engine.client.leased import LeasedPart
 from persist_engine.codec import updates
 from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import Antichain
@@ -29,14 +30,22 @@ from persist_engine.shard.retry import Retry
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.open import open_blob
 
-from persist_spark.columns import hash_chunks, negated_flat, struct_column
+from persist_spark.columns import RECORD_ROWS, hash_chunks, negated_flat, struct_column
 from persist_spark.failures import carried
+from persist_spark.memory import give_back_freed_memory
+from persist_spark.spec import PARALLELISM_MAX
 
 #: Rows that a correcting task consolidates at a time. Measured: twice or four times as many are not faster, and cost
 #: their memory.
 CHUNK_ROWS = 1 << 17
+#: And bytes of them: fewer rows only where they have more than 64 bytes.
+CHUNK_BYTES = 8 * MIB
 #: How long an executor or driver insists on a store that fails before the run is reported as a storage failure.
 STORE_GIVE_UP_MS = 120_000.0
+#: What a task reads of the persisted side: no more than this where there are more parts, no less while cores are free.
+READ_BYTES_MAX, READ_BYTES_MIN = 64 * MIB, 4 * MIB
+#: A part costs a task as much as so many bytes more, however small it is.
+_PART_COST_BYTES = 256 << 10
 
 #: One row per task.
 STAGED_SCHEMA = pa.schema(
@@ -72,10 +81,12 @@ class StageTask:
 
 def sink_settings(target_part_bytes: int) -> Settings:
     """What driver and executors of a sink run with: a run that cannot reach its store ends and says so, the operator
-    repeats it.
+    repeats it. One part is on its way while the next is filled: with two, a task takes half as much memory again and is
+    no faster (measured).
     """
     return Settings(
-        batch=BatchSettings(target_part_bytes=target_part_bytes), retry=RetrySettings(give_up_ms=STORE_GIVE_UP_MS)
+        batch=BatchSettings(target_part_bytes=target_part_bytes, outstanding_parts_max=1),
+        retry=RetrySettings(give_up_ms=STORE_GIVE_UP_MS),
     )
 
 
@@ -100,34 +111,52 @@ class StageCorrections:
     (frames.corrections).
     """
 
-    def __init__(self, task: StageTask, *, chunk_rows: int = CHUNK_ROWS) -> None:
+    def __init__(self, task: StageTask) -> None:
         self.task = task
-        self.chunk_rows = chunk_rows
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One staged row; its `rows` counts the desired rows. Holds about `chunk_rows` rows."""
+        """One staged row; its `rows` counts the desired rows. Holds CHUNK_ROWS rows or CHUNK_BYTES beside the parts."""
         with _carrying_errors():
             counted = _Counted()
-            chunks = hash_chunks((counted.saw(batch) for batch in batches), self.chunk_rows)
+            rows = (counted.saw(batch) for batch in batches)
+            chunks = hash_chunks(rows, chunk_rows=CHUNK_ROWS, chunk_bytes=CHUNK_BYTES)
             yield _stage(self.task, (updates.consolidate(updates_of(chunk, self.task)) for chunk in chunks), counted)
 
 
-class ReadSplits:
-    """Read the persisted side: partition i of `spark.range(n)` becomes split i, as flat columns and the negated
-    `diff`.
+def grouped(parts: Sequence[LeasedPart], *, cores: int) -> tuple[tuple[bytes, ...], ...]:
+    """The parts, as bytes, in groups of about the same size, one for each task that reads them: PARALLELISM_MAX at most."""
+    costs = [part.bytes_estimate + _PART_COST_BYTES for part in parts]
+    total = sum(costs)
+    share = max(min(READ_BYTES_MAX, max(READ_BYTES_MIN, total // cores)), -(-total // PARALLELISM_MAX))
+    groups: dict[int, list[bytes]] = {}
+    for part, end in zip(parts, accumulate(costs), strict=True):
+        groups.setdefault((end - 1) // share, []).append(part.to_bytes())
+    return tuple(tuple(group) for group in groups.values())
+
+
+class ReadParts:
+    """Read the persisted side: number i of `spark.range(n)` becomes the parts of group i, as flat columns and the negated
+    `diff`. Parts of the driver's snapshot, which holds their blobs.
     """
 
-    def __init__(self, *, blob: str, schema: Schema, splits: tuple[bytes, ...]) -> None:
-        self.blob, self.schema, self.splits = blob, schema, splits
+    def __init__(self, *, blob: str, groups: tuple[tuple[bytes, ...], ...]) -> None:
+        self.blob, self.groups = blob, groups
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The splits whose numbers come in; bounded memory."""
+        """The groups whose numbers come in, part by part: memory is one part's bytes and a row group of it, however many
+        runs overlap. What they say of one row is for `StageCorrections` to add up.
+        """
+        give_back_freed_memory()
         with _carrying_errors():
             for batch in batches:
                 for number in batch.column(0).to_pylist():
-                    split = SnapshotSplit.from_bytes(self.splits[number])
-                    for rows in split.to_batches(blob_at(self.blob), retry=reading_retry()):
-                        yield negated_flat(rows)
+                    for part in self.groups[number]:
+                        yield from self._rows_of(LeasedPart.from_bytes(part))
+
+    def _rows_of(self, part: LeasedPart) -> Iterator[pa.RecordBatch]:
+        for table in part.fetch(blob_at(self.blob), retry=reading_retry()):
+            for rows in table.to_batches(max_chunksize=RECORD_ROWS):
+                yield negated_flat(rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +223,7 @@ class _Counted:
 
 
 def _stage(task: StageTask, tables: Iterator[pa.Table], counted: _Counted) -> pa.RecordBatch:
+    give_back_freed_memory()
     upper = Antichain.of(task.upper)
     store = store_at(task.blob, task.shard_id, task.settings)
     least: int | None = None

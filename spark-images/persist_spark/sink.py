@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import assert_never
 
 from persist_engine.base.env import Env, SystemEnv
@@ -34,10 +34,18 @@ from pyspark.sql import types as T  # noqa: N812
 
 from persist_spark import frames
 from persist_spark.landing import Landed, Landing, driver_settings, refuse_outgrown_schema
-from persist_spark.partitions import STAGED_DDL, ReadSplits, StageCorrections, StageRows, StageTask, sink_settings
+from persist_spark.partitions import (
+    STAGED_DDL,
+    ReadParts,
+    StageCorrections,
+    StageRows,
+    StageTask,
+    grouped,
+    sink_settings,
+)
 from persist_spark.report import Log, SinkReport
-from persist_spark.session import executor_count, parallelism_of
-from persist_spark.spec import PARALLELISM_MAX, ConfigurationError, EnvelopeType, SinkSpec
+from persist_spark.session import executor_count, executor_memory, parallelism_of, shuffled_by_bytes
+from persist_spark.spec import ConfigurationError, EnvelopeType, SinkSpec
 
 #: How often a run begins again before it leaves the rest to its own repetition: others raised the upper before it did, or
 #: moved since past what they wrote. Lost appends do not count here (`landing.TRIES_MAX`).
@@ -61,8 +69,24 @@ def run_sink(spark: SparkSession, spec: SinkSpec, *, env: Env | None = None, log
             raise ConfigurationError(f"schema: not that of shard {spec.shard_id}: {difference}")
         with client.open_writer(spec.shard_id, schema, purpose=spec.purpose) as writer:
             return _Run(
-                spark=spark, spec=spec, schema=schema, client=client, writer=writer, env=env, log=log
+                spark=spark,
+                spec=spec,
+                schema=schema,
+                client=client,
+                writer=writer,
+                part_bytes=_part_bytes(spark, spec, log),
+                env=env,
+                log=log,
             ).until_done()
+
+
+def _part_bytes(spark: SparkSession, spec: SinkSpec, log: Log) -> int:
+    """Where executors cut parts: as is wanted, or smaller, so that their pods hold it."""
+    wanted, memory = spec.write.target_part_bytes, executor_memory(spark)
+    fitting = wanted if memory is None else memory.fitting_part_bytes(wanted)
+    if memory is not None and fitting < wanted:
+        log.event("smaller_parts", wanted_bytes=wanted, part_bytes=fitting, **asdict(memory))
+    return fitting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +109,8 @@ class _Run:
     schema: Schema
     client: PersistClient
     writer: WriteHandle
+    part_bytes: int
+    """Where executors cut parts."""
     env: Env
     log: Log
 
@@ -147,10 +173,15 @@ class _Run:
         source = frames.read_input(self.spark, self.spec.input)
         column = self.spec.envelope.timestamp_column
         flat = frames.to_flat(source, self.schema, timestamp_column=column)
-        tasks = self._tasks(flat)
-        if reader is not None and minted.as_of is not None:
-            return self._write_corrections(minted, minted.as_of, reader, flat, tasks)
-        # Nothing is persisted, or it does not matter: the rows themselves are the updates.
+        # Tasks end up as large as one part of the size that is wanted, also where memory asks for smaller ones: a task
+        # holds no more for writing many.
+        with shuffled_by_bytes(self.spark, part_bytes=self.spec.write.target_part_bytes):
+            if reader is not None and minted.as_of is not None:
+                return self._write_corrections(minted, minted.as_of, reader, flat)
+            # Nothing is persisted, or it does not matter: the rows themselves are the updates.
+            return self._write_rows(minted, flat, column)
+
+    def _write_rows(self, minted: Minted, flat: DataFrame, column: str | None) -> _Stage:
         upper = minted.upper
         if column is not None:
             greatest = self._greatest_time(flat, minted.lower, column)
@@ -160,33 +191,24 @@ class _Run:
                 return _Stage(batches=(), rows=0, updates=0, least_time=None, upper=minted.lower)
             upper = Antichain.of(greatest + 1)
         task = self._stage_task(minted, upper, time=None if column else minted.time)
-        ranged = frames.by_key_range(flat, self.schema, tasks)
+        ranged = frames.by_key_range(flat, self.schema, self.spec.write.parallelism)
         return self._collect(ranged.mapInArrow(StageRows(task), STAGED_DDL), upper)
 
-    def _write_corrections(self, minted: Minted, as_of: int, reader: ReadHandle, flat: DataFrame, tasks: int) -> _Stage:
+    def _write_corrections(self, minted: Minted, as_of: int, reader: ReadHandle, flat: DataFrame) -> _Stage:
         task = self._stage_task(minted, minted.upper, time=minted.time)
         # mint saw to it that since <= as_of < upper, under this reader's own hold.
         snapshot = reader.snapshot(Antichain.of(as_of))
         if isinstance(snapshot, SinceAhead):
             raise Fenced(f"the lease of {reader} ran out before it was used")
-        splits = tuple(split.to_bytes() for split in snapshot.splits(tasks))
         with snapshot:
-            persisted = self._persisted(splits)
-            both = frames.corrections(flat, persisted, self.schema, tasks)
+            groups = grouped(snapshot.lease_parts(), cores=parallelism_of(self.spark))
+            both = frames.corrections(flat, self._persisted(groups), self.schema, self.spec.write.parallelism)
             return self._collect(both.mapInArrow(StageCorrections(task), STAGED_DDL), minted.upper)
 
-    def _persisted(self, splits: tuple[bytes, ...]) -> DataFrame:
-        read = ReadSplits(blob=self.spec.blob, schema=self.schema, splits=splits)
+    def _persisted(self, groups: tuple[tuple[bytes, ...], ...]) -> DataFrame:
+        read = ReadParts(blob=self.spec.blob, groups=groups)
         flat_type = frames.flat_type(self.schema).add(frames.DIFF, T.LongType())
-        return self.spark.range(0, len(splits), 1, len(splits)).mapInArrow(read, flat_type)
-
-    def _tasks(self, flat: DataFrame) -> int:
-        """Tasks of the write: what was asked for or what the executors can do at once, and never fewer than the
-        source has partitions of its own.
-        """
-        wanted = self.spec.write.parallelism or parallelism_of(self.spark)
-        source: int = flat.rdd.getNumPartitions()
-        return min(max(wanted, source), PARALLELISM_MAX)
+        return self.spark.range(0, len(groups), 1, max(1, len(groups))).mapInArrow(read, flat_type)
 
     def _stage_task(self, minted: Minted, upper: Antichain, *, time: int | None) -> StageTask:
         lower, end = minted.lower.time, upper.time
@@ -200,7 +222,7 @@ class _Run:
             lower=lower,
             upper=end,
             time=time,
-            target_part_bytes=self.spec.write.target_part_bytes,
+            target_part_bytes=self.part_bytes,
         )
 
     def _greatest_time(self, flat: DataFrame, lower: Antichain, column: str) -> int | None:

@@ -23,6 +23,8 @@ from persist_engine.model.ids import ShardId
 
 #: More tasks than this only cost scheduling: a task below some MiB of input is not worth its start.
 PARALLELISM_MAX = 4096
+#: As the resource definition has it.
+TARGET_PART_BYTES = 64 * MIB
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
 _UNITS = {
     "": 1,
@@ -78,9 +80,9 @@ class Write:
     """How updates become parts."""
 
     parallelism: int | None = None
-    """Least number of write tasks; None: as many as the executors have cores."""
-    target_part_bytes: int = 128 * MIB
-    """Grows with it: the memory of an executor task."""
+    """Number of write tasks, exactly; None: by what there is to write."""
+    target_part_bytes: int = TARGET_PART_BYTES
+    """Grows with it: the memory of an executor task, and what it writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +192,7 @@ def _parse_write(fields: _Fields) -> Write:
     if parallelism is not None and not 1 <= parallelism <= PARALLELISM_MAX:
         raise ConfigurationError(f"write.parallelism: {parallelism} is outside [1, {PARALLELISM_MAX}]")
     quantity = fields.take("targetBatchBytes", (int, str))
-    target = 128 * MIB if quantity is None else _bytes_of(quantity, "write.targetBatchBytes")
+    target = TARGET_PART_BYTES if quantity is None else _bytes_of(quantity, "write.targetBatchBytes")
     if target < MIB:
         raise ConfigurationError(f"write.targetBatchBytes: {quantity} is less than 1Mi")
     fields.finish()

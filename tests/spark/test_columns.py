@@ -34,7 +34,10 @@ def hashes(*values: int) -> pa.RecordBatch:
     ids=["nothing", "empty", "mixed", "long", "one"],
 )
 def test_chunks_are_the_stream_and_never_split_a_hash(batches, chunk_rows):
-    chunks = [chunk.column("h").to_pylist() for chunk in hash_chunks(iter(batches), chunk_rows)]
+    chunks = [
+        chunk.column("h").to_pylist()
+        for chunk in hash_chunks(iter(batches), chunk_rows=chunk_rows, chunk_bytes=1 << 20)
+    ]
     assert [h for chunk in chunks for h in chunk] == [h for batch in batches for h in batch.column("h").to_pylist()]
     assert all(chunks)
     assert all(before[-1] != after[0] for before, after in pairwise(chunks))
@@ -43,7 +46,7 @@ def test_chunks_are_the_stream_and_never_split_a_hash(batches, chunk_rows):
 def test_chunks_are_bounded():
     """A chunk holds what was asked for, and at most the record in which it was reached and the rest of one hash."""
     batches = [hashes(*range(start, start + 10)) for start in range(0, 1000, 10)]
-    assert max(chunk.num_rows for chunk in hash_chunks(iter(batches), 30)) <= 41
+    assert max(chunk.num_rows for chunk in hash_chunks(iter(batches), chunk_rows=30, chunk_bytes=1 << 20)) <= 41
 
 
 def test_structs_and_flat_columns_are_inverse():

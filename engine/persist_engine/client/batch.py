@@ -369,10 +369,9 @@ class BatchBuilder:
         """Write what is pending as one part: in the background, but for the last, which would only be waited for."""
         if not self._pending:
             return
-        table = self._pending[0] if len(self._pending) == 1 else pa.concat_tables(self._pending)
-        self._pending, self._pending_bytes = [], 0
+        tables, self._pending, self._pending_bytes = self._pending, [], 0
         if last and self._pool is None:
-            if (part := self._write(table)) is not None:
+            if (part := self._write(tables)) is not None:
                 self._groups.add(part)
             return
         if self._pool is None:
@@ -380,11 +379,12 @@ class BatchBuilder:
         while len(self._in_flight) >= self._settings.outstanding_parts_max:
             self._store.metrics.count("write_stall")
             self._collect()
-        self._in_flight.append(self._pool.submit(self._write, table))
+        self._in_flight.append(self._pool.submit(self._write, tables))
 
-    def _write(self, table: pa.Table) -> Part | None:
+    def _write(self, tables: list[pa.Table]) -> Part | None:
+        """`tables` is empty afterwards: the pool keeps the list until the part is uploaded."""
         try:
-            consolidated = consolidate(table)
+            consolidated = consolidate(_put_together(tables))
             if (total := diffs_sum(consolidated)) != wrapped(total):
                 raise InvariantViolated("diffs sum to more than int64 holds")
         except InvariantViolated as error:  # a rule for what is stored; this was only handed over
@@ -427,6 +427,13 @@ class BatchBuilder:
         self._pending = []
         if self._pool is not None:
             self._pool.shutdown(wait=True)
+
+
+def _put_together(tables: list[pa.Table]) -> pa.Table:
+    """`tables` as one, and no more in their list: nothing but the answer holds on to their memory."""
+    table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+    tables.clear()
+    return table
 
 
 def _names_any(part: RunPart, keys: Collection[str]) -> bool:

@@ -1,0 +1,196 @@
+"""How many tasks write: by what there is to write, without a Spark job that nobody asked for."""
+
+import io
+import itertools
+import json
+from dataclasses import replace
+
+import pytest
+from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.settings import MIB
+from persist_spark import session, sink
+from persist_spark.report import Log
+from persist_spark.spec import Envelope, EnvelopeType, Input, SinkSpec, Write
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+KEY, VALUE = "id BIGINT", "name STRING"
+MIRROR, APPEND = Envelope(type=EnvelopeType.MIRROR), Envelope(type=EnvelopeType.APPEND)
+TIMED = Envelope(type=EnvelopeType.APPEND, timestamp_column="t")
+#: About 37 bytes a row when they are shuffled: a key, and 32 characters of 16 values.
+ROWS = "select id, left(sha2(cast(id as string), 256), 32) as name from range({})"
+FILES = 7
+#: Through a shuffle of the input's own.
+DISTINCT = "select id, max(name) as name from input group by id"
+
+
+class Writes:
+    """A shard on files, and sinks over Parquet files whose runs are looked at."""
+
+    def __init__(self, folder, spark):
+        self.folder, self.spark = folder, spark
+        self.location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
+        self.id = ShardId.new()
+        self.client = PersistClient.open(self.location)
+        self.client.initialise(self.id, Schema.from_ddl(KEY, VALUE))
+        self.runs = itertools.count()
+        self.log: list[dict] = []
+        self.jobs = 0
+
+    def input(self, query: str) -> Input:
+        path = f"{self.folder}/input-{next(self.runs)}"
+        self.spark.sql(query).repartition(FILES).write.parquet(path)
+        # With a schema, or Spark looks for it with a job of its own.
+        schema = self.spark.read.parquet(path).schema
+        ddl = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema)
+        return Input(format="parquet", options={"path": path}, schema=ddl)
+
+    def run(self, source: Input, envelope: Envelope, write: Write = Write()):  # noqa: B008 - frozen
+        """The report; `log` and `jobs` are of this run."""
+        run = f"run-{next(self.runs)}"
+        spec = SinkSpec(
+            sink_id="ns/s", run_id=run, shard_id=self.id, key_ddl=KEY, value_ddl=VALUE, blob=self.location.blob,
+            consensus=self.location.consensus, input=source, envelope=envelope, write=write,
+        )  # fmt: skip
+        lines = io.StringIO()
+        group = f"{self.id} {run}"
+        self.spark.sparkContext.setJobGroup(group, "looked at")
+        report = sink.run_sink(self.spark, spec, log=Log(lines, SystemEnv()))
+        self.log = [json.loads(line) for line in lines.getvalue().splitlines()]
+        self.jobs = len(self.spark.sparkContext.statusTracker().getJobIdsForGroup(group))
+        return report
+
+    @property
+    def batches(self) -> int:
+        """One for each task that had something to write."""
+        return next(line["batches"] for line in self.log if line["event"] == "staged")
+
+    def rows(self) -> dict:
+        upper = self.client.recent_upper(self.id).time
+        with self.client.open_leased_reader(self.id, purpose="test") as reader:
+            table = reader.snapshot(Antichain.of(upper - 1)).to_table()
+        return {(row["key"]["id"], row["val"]["name"]): row["diff"] for row in table.to_pylist()}
+
+
+@pytest.fixture
+def writes(tmp_path, local_spark) -> Writes:
+    made = Writes(tmp_path, local_spark)
+    yield made
+    made.client.close()
+
+
+@pytest.fixture
+def conf(local_spark):
+    """Set a key of the session, which has it again as it was afterwards."""
+    before: dict[str, str | None] = {}
+
+    def set_(name, value):
+        before.setdefault(name, local_spark.conf.get(name, None))
+        local_spark.conf.set(name, value)
+
+    yield set_
+    for name, value in before.items():
+        if value is None:
+            local_spark.conf.unset(name)
+        else:
+            local_spark.conf.set(name, value)
+
+
+def test_a_small_input_is_one_task_however_many_files_it_has(writes):
+    writes.run(writes.input(ROWS.format(1000)), APPEND)
+    assert writes.batches == 1
+    writes.run(writes.input(ROWS.format(1500)), MIRROR)
+    assert writes.batches == 1
+
+
+def test_tasks_are_cut_by_bytes(writes):
+    """Some 11 MiB are shuffled: with parts of 1 MiB a task is for 1 MiB of it, with parts of 32 MiB for 16, or for what
+    there is where cores are free, down to 4. With parts of 64 MiB it is not worth a second task.
+    """
+    source = writes.input(ROWS.format(300_000))
+    writes.run(source, APPEND, Write(target_part_bytes=1 * MIB))
+    assert 8 <= writes.batches <= 16
+    # Corrections shuffle what is there too, and nothing of it compresses: some 28 MiB, 4 to a task.
+    writes.run(
+        replace(source, sql="select id, upper(name) as name from input"), MIRROR, Write(target_part_bytes=8 * MIB)
+    )
+    assert 6 <= writes.batches <= 10
+    assert set(writes.rows().values()) == {1}
+    writes.run(source, APPEND, Write(target_part_bytes=32 * MIB))
+    assert writes.batches == 2  # the session's cores
+    writes.run(source, APPEND, Write(target_part_bytes=64 * MIB))
+    assert writes.batches == 1
+
+
+def test_the_number_that_the_user_names_is_the_number(writes):
+    source = writes.input(ROWS.format(2000))
+    writes.run(source, APPEND, Write(parallelism=3))
+    assert writes.batches == 3
+    writes.run(replace(source, sql="select id, upper(name) as name from input"), MIRROR, Write(parallelism=5))
+    assert writes.batches == 5
+
+
+def test_without_adaptive_execution_spark_itself_says_how_many(writes, conf):
+    conf("spark.sql.adaptive.enabled", "false")
+    writes.run(writes.input(ROWS.format(1000)), APPEND)
+    assert writes.batches == 2  # spark.sql.shuffle.partitions of this session
+    writes.run(writes.input(ROWS.format(2000)), MIRROR)
+    assert writes.batches == 2
+
+
+def test_copies_of_a_row_meet_in_one_task_however_many_they_are(writes):
+    """A partition far beyond the size of a task: put together with none, and never cut."""
+    hot = "select if(id % 2 = 0, 0L, id) as id, if(id % 2 = 0, repeat('hot', 10), cast(id as string)) as name from range({})"
+    writes.run(writes.input(hot.format(60_000)), MIRROR, Write(target_part_bytes=1 * MIB))
+    # Now there is something to correct: half of the copies go, and the next run finds nothing to do.
+    source = writes.input(hot.format(30_000))
+    report = writes.run(source, MIRROR, Write(target_part_bytes=1 * MIB))
+    assert report.updates_written == 1 + 15_000
+    rows = writes.rows()
+    assert rows[0, "hot" * 10] == 15_000
+    assert len(rows) == 15_001
+    assert writes.run(source, MIRROR, Write(target_part_bytes=1 * MIB)).updates_written == 0
+
+
+@pytest.mark.parametrize(
+    ("envelope", "jobs"),
+    [
+        (APPEND, 3),  # ranges are sampled, the input is shuffled, tasks write
+        (TIMED, 5),  # before, the times are looked at: what each task saw, and all of it
+        (MIRROR, 2),  # input and shard are shuffled together, tasks write
+    ],
+    ids=["append", "timed", "mirror"],
+)
+@pytest.mark.parametrize("shuffles", [0, 1], ids=["plain", "with a shuffle"])
+def test_no_job_runs_that_is_not_needed(writes, envelope, jobs, shuffles):
+    """With adaptive execution each shuffle is a job. A shuffle of the input's own is one more for each reading of it."""
+    if envelope is MIRROR:
+        writes.run(writes.input(ROWS.format(10)), MIRROR)  # a first one is written like an append
+    query = ROWS.format(1000)
+    if envelope is TIMED:
+        query = query.replace(" from", ", id as t from")
+    source = writes.input(query)
+    if shuffles:
+        source = replace(source, sql=DISTINCT.replace(" from", ", max(t) as t from") if envelope is TIMED else DISTINCT)
+    writes.run(source, envelope)
+    readings = 2 if envelope is TIMED else 1  # the sampling and the shuffle after it share what was shuffled
+    assert writes.jobs == jobs + shuffles * readings
+
+
+def test_the_session_is_as_before(writes, conf):
+    """And what the user has set of adaptive execution stays, in the run as well."""
+    names = [
+        "advisoryPartitionSizeInBytes",
+        "coalescePartitions.minPartitionSize",
+        "coalescePartitions.parallelismFirst",
+    ]
+    keys = [f"spark.sql.adaptive.{name}" for name in (*names, "coalescePartitions.initialPartitionNum")]
+    conf(keys[0], "3m")
+    before = [writes.spark.conf.get(key, None) for key in keys]
+    assert before == ["3m", None, None, None]
+    with session.shuffled_by_bytes(writes.spark, part_bytes=64 * MIB):
+        within = [writes.spark.conf.get(key) for key in keys]
+    assert within == ["3m", f"{8 * MIB}b", "true", "512"]
+    with pytest.raises(ZeroDivisionError), session.shuffled_by_bytes(writes.spark, part_bytes=64 * MIB):
+        raise ZeroDivisionError
+    assert [writes.spark.conf.get(key, None) for key in keys] == before
