@@ -39,11 +39,11 @@ from persist_engine.model.state import SourceProgress
 from persist_spark.report import Log
 from persist_spark.spec import ConfigurationError
 
-#: Appends of one landing that others may win. A try takes some milliseconds, so that beside 50 commits a second about
-#: one in ten is lost (docs/adr/0006-sinks.md): so many in a row lose only beside writers that leave no gap at all.
+#: Appends of one landing that others may win. Beside 50 commits a second on a busy machine it loses some three, fourteen at
+#: most (docs/adr/0006-sinks.md): so many in a row are lost only where writers leave no gap at all.
 TRIES_MAX = 1000
 #: Inline parts that corrections may add up to before they are joined. Joining takes as long as all else that a correction
-#: does, and who is slower than the others' commits follow each other never lands.
+#: does, and a landing must be quicker than the commits of others follow each other.
 INLINE_PARTS_MAX = 16
 #: Memory of reading back what others wrote meanwhile, in the driver.
 CHANGES_MEMORY_BYTES = 64 * MIB
@@ -204,7 +204,7 @@ class Landing:
 
     def _gather(self, *, parts_max: int) -> None:
         """Join inline parts, of which there are more than `parts_max`, and upload them if they are too many together. Here,
-        not in the append (the writer's `combine_inline` is off): a try that uploads first loses to those who are quicker.
+        not in the append (the writer's `combine_inline` is off): a try that uploads first loses to quicker writers.
         """
         if sum(isinstance(part, InlinePart) for batch in self.batches for part in batch.hollow.parts) <= parts_max:
             return

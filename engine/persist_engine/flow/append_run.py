@@ -1,8 +1,8 @@
 """Append of a batch run: what a refused append of its batches means. Pure. A lost append is normal: somebody else
 wrote; nothing of ours was linked.
 
-What was staged stays good, for staging may take minutes and other writers commit many times a second: who staged anew
-after each lost append would never append anything. So
+What was staged stays good, for staging may take minutes and other writers commit many times a second: a run that staged
+anew after each lost append would never append anything. So
 
 - batches that still fit are appended again, joined where the shard ends now;
 - a time that the run chose moves on to where the shard ends now, as metadata (`model.rewrite`);

@@ -192,7 +192,7 @@ def test_the_only_copy_is_as_careful_as_any_once_an_append_of_it_has_an_unknown_
 
 
 def test_what_was_gathered_is_tried_again_without_another_upload(monkeypatch: pytest.MonkeyPatch):
-    """Each try joined the small parts, uploaded them as one and deleted it again: slower than those who won."""
+    """Each try joined the small parts, uploaded them as one and deleted it again: slower than the writers that won."""
     world, writer = opened(target_part_bytes=1 << 20)
     rival = world.process().open_writer(writer.shard_id, SCHEMA, purpose="rival")
     updates = [[row(key * 9 + n, f"{key:x<900}{n}", 2) for n in range(2)] for key in range(8)]
