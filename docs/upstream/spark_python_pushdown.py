@@ -78,18 +78,16 @@ def findings(spark: SparkSession) -> list[tuple[str, list[int], list[int]]]:
         df = load()
         join = ids(df.where("id = 1").crossJoin(df.where("id = 2").select(F.col("id").alias("other"))).select("id"))
         df = load()
-        df.createOrReplaceTempView("numbers")
-        subquery = ids(spark.sql("SELECT id FROM numbers WHERE id > (SELECT id FROM numbers WHERE id = 7)"))
+        anti = ids(df.join(df.where("id = 3"), "id", "left_anti"))
         df = load()
         ids(df.where("id = 3"))
         later = ids(df)
     finally:
-        spark.catalog.dropTempView("numbers")
         spark.conf.set(SETTING, before)
     return [
         ("df.where('id = 1').union(df.where('id = 2'))", [1, 2], union),
         ("df.where('id = 1').crossJoin(df.where('id = 2'))", [1], join),
-        ("SELECT id FROM df WHERE id > (SELECT id FROM df WHERE id = 7)", [8, 9], subquery),
+        ("df.join(df.where('id = 3'), 'id', 'left_anti')", [n for n in range(ROWS) if n != 3], anti),
         ("df.where('id = 3').collect(), and then df.collect()", list(range(ROWS)), later),
     ]
 
