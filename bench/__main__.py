@@ -24,6 +24,7 @@ from bench import (
     snapshot,
     throughput,
     upsert,
+    write_task,
 )
 from bench.measure import Row
 
@@ -37,6 +38,7 @@ BENCHES: dict[str, Callable[[Path, bool], list[Row]]] = {
     "history": history.run,
     "mirror": mirror.run,
     "sink": sink.run,
+    "write_task": write_task.run,
     "upsert": upsert.run,
     "peers": peers.run,
 }

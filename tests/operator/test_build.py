@@ -125,7 +125,7 @@ def test_the_driver_is_told_what_the_contract_says(driver):
         "location": {"blob": "s3://b/p", "consensus": "redis://r:6379/0"},
         "input": {"type": "Format", "allowEmpty": False, "format": {"name": "parquet", "options": {"path": "/data"}}},
         "envelope": {"type": "Append"},
-        "write": {"targetBatchBytes": "128Mi", "parallelism": 3},
+        "write": {"targetBatchBytes": "64Mi", "parallelism": 3},
         "purpose": "sink team/load",
     }
 
@@ -136,15 +136,41 @@ def test_spark_runs_in_client_mode_behind_the_headless_service(driver):
     assert conf["spark.driver.host"] == f"{service['metadata']['name']}.team.svc"
     assert conf["spark.kubernetes.driver.pod.name"] == pod["metadata"]["name"]
     assert (conf["spark.executor.instances"], conf["spark.executor.cores"]) == ("4", "2")
-    assert (conf["spark.executor.memory"], conf["spark.executor.memoryOverhead"]) == ("2048m", "819m")
+    assert (conf["spark.executor.memory"], conf["spark.executor.memoryOverhead"]) == ("2048m", "1536m")
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
     ports = {one["containerPort"] for one in pod["spec"]["containers"][0]["ports"]}
     assert {int(conf["spark.driver.port"]), int(conf["spark.driver.blockManager.port"])} <= ports
-    assert pod["spec"]["containers"][0]["resources"]["limits"]["memory"] == "1536Mi"
+    assert pod["spec"]["containers"][0]["resources"]["limits"]["memory"] == "1792Mi"
     template = executor_of(manifests)
     assert template["spec"]["containers"][0]["name"] == conf["spark.kubernetes.executor.podTemplateContainerName"]
     assert template["metadata"]["labels"][names.LABEL_ROLE] == "executor"
+
+
+@pytest.mark.parametrize(
+    ("spec", "executor_mib", "driver_mib"),
+    [
+        ({}, 384 + 192 + 6 * 64, 384 + 352),
+        ({"write": {"targetBatchBytes": "128Mi"}}, 384 + 192 + 6 * 128, 384 + 352),
+        ({"write": {"targetBatchBytes": 4_000_000}}, 384 + 192 + 23, 384 + 352),
+        ({"spark": {"executor": {"cores": 4}, "driver": {"cores": 4}}}, 384 + 4 * (192 + 6 * 64), 384 + 352),
+        ({"spark": {"executor": {"memory": "10Gi"}, "driver": {"memory": "20Gi"}}}, 1024 + 576, 2048 + 352),
+        ({"spark": {"executor": {"memoryOverhead": "600Mi"}, "driver": {"memoryOverhead": 1}}}, 600, 1),
+    ],
+    ids=["defaults", "large parts", "small parts", "cores", "large heaps", "given"],
+)
+def test_memory_beside_the_heap_is_what_tasks_of_these_sizes_take(driver, spec, executor_mib, driver_mib):
+    """Rounded up to 64 MiB, but for what the user gives."""
+    manifests = driver(spec)
+    conf = conf_of(manifests)
+    given = "memoryOverhead" in spec.get("spark", {}).get("executor", {})
+
+    def rounded(mib):
+        return mib if given else -(-mib // 64) * 64
+
+    assert conf["spark.executor.memoryOverhead"] == f"{rounded(executor_mib)}m"
+    pod_mib = int(manifests["Pod"]["spec"]["containers"][0]["resources"]["limits"]["memory"].removesuffix("Mi"))
+    assert pod_mib - int(conf["spark.driver.memory"].removesuffix("m")) == rounded(driver_mib)
 
 
 def test_conf_of_the_user_is_kept_and_escaped_and_never_wins(driver):

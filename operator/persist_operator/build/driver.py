@@ -8,7 +8,7 @@ from persist_operator.api import names, quantity
 from persist_operator.api.resource import Meta
 from persist_operator.api.shard import ShardSchema, StoreLocation
 from persist_operator.api.sink import SinkSpec
-from persist_operator.build import pods, sink_files
+from persist_operator.build import pods, sink_files, sink_memory
 from persist_operator.settings import OperatorSettings
 
 COMPONENT = "sink"
@@ -93,7 +93,7 @@ def _pod(
     head: dict[str, Any], *, spec: SinkSpec, image: str, location: StoreLocation, settings: OperatorSettings
 ) -> dict[str, Any]:
     driver = spec.spark.driver
-    memory = f"{quantity.to_mebibytes(driver.memory) + sink_files.overhead_mib(driver)}Mi"
+    memory = f"{quantity.to_mebibytes(driver.memory) + sink_memory.driver_overhead_mib(spec)}Mi"
     scratch = sink_files.scratch_dir()
     container = {
         "name": CONTAINER,

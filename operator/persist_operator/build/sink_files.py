@@ -12,15 +12,14 @@ from typing import Any
 from persist_operator.api import names, quantity
 from persist_operator.api.resource import Meta
 from persist_operator.api.shard import ShardSchema, StoreLocation
-from persist_operator.api.sink import SinkSpec, SparkPod
-from persist_operator.build import pods
+from persist_operator.api.sink import SinkSpec
+from persist_operator.build import pods, sink_memory
 from persist_operator.settings import OperatorSettings
 
 CONFIG_DIR = "/etc/persist"
 DRIVER_PORT, BLOCK_MANAGER_PORT, UI_PORT = 7078, 7079, 4040
 EXECUTOR_CONTAINER = "executor"
 _SCRATCH_DIR = "/var/data/spark"
-_OVERHEAD_SHARE, _OVERHEAD_MIN_MIB = 0.4, 512
 
 
 def sink_document(
@@ -38,13 +37,6 @@ def sink_document(
         "write": dict(spec.write),
         "purpose": f"sink {meta.key}",
     }
-
-
-def overhead_mib(pod: SparkPod) -> int:
-    """Memory beside the JVM heap: as given, else 40 percent (Python and Arrow live there), at least 512 MiB."""
-    if pod.memory_overhead is not None:
-        return quantity.to_mebibytes(pod.memory_overhead)
-    return max(_OVERHEAD_MIN_MIB, round(quantity.to_mebibytes(pod.memory) * _OVERHEAD_SHARE))
 
 
 def spark_conf(
@@ -70,7 +62,7 @@ def spark_conf(
         "spark.executor.instances": str(executor.instances),
         "spark.executor.cores": str(executor.cores),
         "spark.executor.memory": f"{quantity.to_mebibytes(executor.memory)}m",
-        "spark.executor.memoryOverhead": f"{overhead_mib(executor)}m",
+        "spark.executor.memoryOverhead": f"{sink_memory.executor_overhead_mib(spec)}m",
         "spark.kubernetes.namespace": meta.namespace,
         "spark.kubernetes.container.image": image,
         "spark.kubernetes.container.image.pullPolicy": spec.spark.image_pull_policy or settings.images.pull_policy,

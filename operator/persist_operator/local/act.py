@@ -8,21 +8,21 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
-from persist_operator.api import quantity
 from persist_operator.api.resource import Meta
+from persist_operator.api.sink import SinkSpec
 from persist_operator.bridge import Bridge
-from persist_operator.build import maintenance, sink_files
+from persist_operator.build import maintenance, sink_files, sink_memory
 from persist_operator.local.processes import Processes
 from persist_operator.plan.actions import Action, AdvanceSince, InitialiseShard, StartDriver, StartMaintenance, StopRun
 
-#: A local Spark driver is driver and executors in one process: JVM and Python workers take about this much together.
-_DRIVER_MIB = 3072
 _MAINTENANCE_MAX = 4
+#: In a driver's labels: what it may take.
+_MEMORY_LABEL = "memory_mib"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +33,31 @@ class Room:
     """Upper bound of `local[N]` for each driver."""
     drivers_max: int
     maintenance_max: int
+    memory_mib: int | None = None
+    """Of all drivers together; one alone has room whatever it takes. None: it does not count."""
 
     @classmethod
     def of_machine(cls, *, cores: int, memory_mib: int, drivers_max: int | None = None) -> Room:
-        """Two drivers on a laptop with two cores and 8 GiB: starting Spark leaves cores idle, more than memory holds ends in swap."""
-        fitting = max(1, min(cores, memory_mib // _DRIVER_MIB))
+        """One driver for each core, as far as memory holds them: starting Spark leaves cores idle, more than memory holds
+        ends in swap. So many as are named (`drivers_max`), whatever they take.
+        """
         return cls(
-            cores=cores, drivers_max=drivers_max or fitting, maintenance_max=min(_MAINTENANCE_MAX, max(1, cores))
+            cores=cores,
+            drivers_max=drivers_max or max(1, cores),
+            maintenance_max=min(_MAINTENANCE_MAX, max(1, cores)),
+            memory_mib=memory_mib if drivers_max is None else None,
         )
+
+    def workers(self, spec: SinkSpec) -> int:
+        """Tasks that a driver does at once: those of all its executors, as far as there are cores."""
+        executor = spec.spark.executor
+        return max(1, min(self.cores, executor.instances * executor.cores))
+
+    def holds(self, need_mib: int, running_mib: Sequence[int]) -> bool:
+        """Whether a driver that may take `need_mib` fits beside those that run."""
+        if len(running_mib) >= self.drivers_max:
+            return False
+        return self.memory_mib is None or not running_mib or sum(running_mib) + need_mib <= self.memory_mib
 
 
 class LocalActor:
@@ -73,14 +90,18 @@ class LocalActor:
                 assert_never(action)
         return False
 
-    def _has_room(self, name: str, *, driver: bool) -> bool:
+    def _has_room(self, name: str, *, driver_mib: int | None = None) -> bool:
+        """For a driver that may take so much, or for maintenance."""
         if self._processes.is_known(name):
             return True  # started before: nothing will happen
-        going = [child.labels["kind"] == "driver" for child in self._processes.every() if child.running]
-        return going.count(driver) < (self._room.drivers_max if driver else self._room.maintenance_max)
+        running = [child for child in self._processes.every() if child.running]
+        drivers = [int(child.labels.get(_MEMORY_LABEL, "0")) for child in running if child.labels["kind"] == "driver"]
+        if driver_mib is None:
+            return len(running) - len(drivers) < self._room.maintenance_max
+        return self._room.holds(driver_mib, drivers)
 
     def _start_maintenance(self, action: StartMaintenance, owner: str) -> bool:
-        if not self._has_room(action.name, driver=False):
+        if not self._has_room(action.name):
             return False
         folder = self._processes.folder(action.name)
         location = action.location
@@ -94,10 +115,12 @@ class LocalActor:
         return self._processes.start(action.name, command, owner=owner, labels=labels, environ=self._environ)
 
     def _start_driver(self, action: StartDriver, meta: Meta, owner: str) -> bool:
-        if not self._has_room(action.name, driver=True):
+        spec = action.spec
+        workers = self._room.workers(spec)
+        memory_mib = sink_memory.local_mib(spec, workers=workers)
+        if not self._has_room(action.name, driver_mib=memory_mib):
             return False
         folder = self._processes.folder(action.name)
-        spec = action.spec
         document = sink_files.sink_document(
             meta,
             spec=spec,
@@ -107,17 +130,14 @@ class LocalActor:
             location=action.location,
         )
         (folder / "sink.json").write_text(sink_files.json_text(document), encoding="utf-8")
-        driver, executor = spec.spark.driver, spec.spark.executor
-        # One process is driver and executors: it gets the memory of all of them.
-        memory = quantity.to_mebibytes(driver.memory) + executor.instances * quantity.to_mebibytes(executor.memory)
         conf = {
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             "spark.log.level": "ERROR",
             **spec.spark.conf,
-            "spark.master": f"local[{max(1, min(self._room.cores, executor.instances * executor.cores))}]",
+            "spark.master": f"local[{workers}]",
             "spark.app.name": meta.key,
-            "spark.driver.memory": f"{memory}m",
+            "spark.driver.memory": f"{sink_memory.local_heap_mib(spec)}m",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.local.dir": str(folder / "scratch"),
@@ -129,6 +149,7 @@ class LocalActor:
             "run_number": str(action.run_number),
             "run_id": action.run_id,
             "revision": spec.revision,
+            _MEMORY_LABEL: str(memory_mib),
             "scheduled_ms": "" if action.scheduled_ms is None else str(action.scheduled_ms),
         }
         spec_file, report = str(folder / "sink.json"), str(folder / "report.json")

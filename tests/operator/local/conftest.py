@@ -79,11 +79,11 @@ class House:
         for document in checked(documents, load_schemas(), self.objects):
             self.objects.apply(document)
 
-    def run(self, *documents, drivers=2):
+    def run(self, *documents, drivers=2, memory_mib=None):
         """`up` in this process; the resources that failed."""
         self.apply(*documents)
         with Bridge(self.settings, env=self.env) as bridge:
-            room = Room(cores=2, drivers_max=drivers, maintenance_max=2)
+            room = Room(cores=2, drivers_max=drivers, maintenance_max=2, memory_mib=memory_mib)
             actor = LocalActor(self.processes, bridge, environ=child_environ(self.environ), room=room)
             runner = LocalRunner(
                 self.objects, self.processes, bridge, actor, settings=self.settings, env=self.env, tell=self.tell

@@ -23,7 +23,7 @@ def test_a_sink_runs_once_and_again_only_when_it_changes(house):
     assert (house.attempts(), house.rows()) == (1, 1)
     assert house.run(house.shard(), house.sink()) == []
     assert (house.attempts(), house.rows()) == (1, 1)
-    assert house.run(house.shard(), house.sink(write={"targetBatchBytes": "64Mi"})) == []
+    assert house.run(house.shard(), house.sink(write={"targetBatchBytes": "32Mi"})) == []
     assert (house.attempts(), house.rows()) == (2, 2)
 
 
@@ -31,7 +31,7 @@ def test_maintenance_runs_until_nothing_is_due_and_the_contents_stay(house):
     shard = house.shard(rollup={"everySeqnos": 4}, retention={"sinceLagSeconds": 0})
     assert house.run(shard, house.sink()) == []
     house.objects.annotate("PersistShard", "things", "persistshard.io/request-compact", "now")
-    assert house.run(shard, house.sink(write={"targetBatchBytes": "64Mi"})) == []
+    assert house.run(shard, house.sink(write={"targetBatchBytes": "32Mi"})) == []
     history = house.status("PersistShard", "things")["history"]
     assert {"Compaction", "Rollup", "GC"} == {one["type"] for one in history}
     assert not any(one["outcome"] == "Failed" for one in history)
@@ -73,10 +73,12 @@ def test_two_shards_that_claim_one_id(house):
     assert reasons == {"Healthy", "ShardIdConflict"}
 
 
-def test_sinks_wait_for_room_and_are_told_when_they_start(house):
+@pytest.mark.parametrize("room", [{"drivers": 1}, {"memory_mib": 4000}], ids=["drivers", "memory"])
+def test_sinks_wait_for_room_and_are_told_when_they_start(house, room):
+    """Each may take 2 GiB of heap, and 1 beside it."""
     sinks = [house.sink(f"load-{number}", f"things-{number}") for number in range(3)]
     shards = [house.shard(f"things-{number}") for number in range(3)]
-    assert house.run(*shards, *sinks, drivers=1) == []
+    assert house.run(*shards, *sinks, **room) == []
     drivers = [one for one in house.processes.every() if one.labels["kind"] == "driver"]
     folders = [path.parent for path in (house.state / "children").glob("load-*/child.json")]
     assert len(folders) == 3
@@ -247,7 +249,17 @@ def test_room_of_machines():
     assert (laptop.drivers_max, laptop.maintenance_max) == (2, 2)
     assert Room.of_machine(cores=1, memory_mib=1000).drivers_max == 1
     assert Room.of_machine(cores=16, memory_mib=64_000).drivers_max == 16
-    assert Room.of_machine(cores=2, memory_mib=7800, drivers_max=5).drivers_max == 5
+    named = Room.of_machine(cores=2, memory_mib=7800, drivers_max=5)
+    assert (named.drivers_max, named.memory_mib) == (5, None)
+
+
+def test_drivers_run_beside_each_other_as_far_as_memory_holds_what_they_may_take():
+    laptop = Room.of_machine(cores=2, memory_mib=7800)
+    assert laptop.holds(3900, [3900])
+    assert not laptop.holds(3901, [3900])
+    assert not laptop.holds(1, [1, 1])  # no more than cores
+    assert laptop.holds(20_000, [])  # alone, as well as it goes
+    assert Room.of_machine(cores=2, memory_mib=7800, drivers_max=3).holds(20_000, [20_000, 20_000])
 
 
 def test_java_is_looked_for_where_spark_does(tmp_path):
