@@ -4,7 +4,7 @@ Batch reading of a shard at a time, which is chosen when the frame is loaded and
 Spark loads and plans in Python workers that end afterwards, so neither opens a shard: both ask the session's keeper (`keeper`),
 which lives in the driver's process and holds what the frame reads as long as the frame can be read. Where the format was
 registered without a keeper (Spark Connect: the client is no driver), a plan registers a reader of its own, whose lease of
-LEASE_MS nobody renews; a read that takes longer may then fail naming the blob.
+LEASE_MS runs out by itself; a read that takes longer may then fail naming the blob.
 Whatever happens, no read returns other contents.
 """
 
@@ -93,7 +93,7 @@ def register(spark: SparkSession) -> None:
 
 @dataclass
 class SplitPartition(InputPartition):  # type: ignore[misc]  # as above
-    """One split of the snapshot, as bytes: whoever holds them can read it with the blob store alone."""
+    """One split of the snapshot, as bytes: it can be read with the blob store alone."""
 
     split: bytes
 

@@ -1,5 +1,5 @@
-"""Who keeps what the frames of a session read: threads of the driver's Python process, and the socket by which the short-lived
-processes that plan for Spark ask them.
+"""The keeper holds what the frames of a session read: threads of the driver's Python process, and the socket by which the
+short-lived processes that plan for Spark ask them.
 
 Spark loads and plans a Python data source in workers that end or serve others afterwards, so no lease can live there. The
 driver's own process lives as long as the session: it registers the readers, renews their leases, and gives them back when

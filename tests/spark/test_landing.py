@@ -297,7 +297,7 @@ def test_another_driver_that_came_first_keeps_what_it_appended(run: Run, token: 
 @pytest.mark.parametrize("happened", [True, False])
 @pytest.mark.parametrize("envelope", ["append", "mirror"])
 def test_an_unknown_end_after_lost_races_leaves_every_blob_where_it_is(run: Run, envelope: str, happened: bool):
-    """Nobody can tell whether it was appended: to delete a blob would be to lose data that is acknowledged later."""
+    """The outcome of the append is unknown: to delete a blob would be to lose data that is acknowledged later."""
     run.write({(-1, "before"): 1})
     land = run.append(many(300)) if envelope == "append" else run.mirror(many(300))
     end = run.minted.time

@@ -1,4 +1,4 @@
-"""How many tasks write: by what there is to write, without a Spark job that nobody asked for."""
+"""How many tasks write: by what there is to write, without a Spark job that only counts."""
 
 import io
 import itertools
