@@ -260,7 +260,7 @@ def test_generated_queries_say_of_a_shard_what_they_say_of_parquet(twins, first)
     text = at_once(seeds)
     with twins.conf(SETTINGS[first // AT_ONCE % len(SETTINGS)]):
         shard, parquet = (answers(twins, text, side) for side in ("shard", "parquet"))
-    assert len(parquet) > AT_ONCE / 2, "most have rows"
+    assert len(parquet) > AT_ONCE / 4, "many have rows"
     wrong = [seed for seed in seeds if shard.get(seed) != parquet.get(seed)]
     told = "\n".join(f"seed {seed}: {query_of(seed)}" for seed in wrong)
     assert not wrong, f"{len(wrong)} of {AT_ONCE} queries differ:\n{told}"
