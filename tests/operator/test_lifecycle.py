@@ -58,7 +58,7 @@ class Replica:
 
     def probe(self, path):
         """(code, body); code 0 while nothing listens."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HAPPENS_S)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
