@@ -29,6 +29,8 @@ _LOOK_S = 2.0
 _AGAIN_S = (1.0, 30.0)
 #: kopf that ran this long before it ended had nothing against being begun.
 _STEADY_S = 60.0
+#: What kopf gets to end by itself, and how often its tasks are cancelled after that, a second apart.
+_END_S, _CANCELS = 3.0, 5
 
 
 class Watches:
@@ -79,11 +81,9 @@ class Watches:
         while self._is_served_before_stop():
             began_s = self._env.monotonic_s()
             try:
-                asyncio.run(self._watch())
+                self._watch()
             except Exception:  # noqa: BLE001 - kopf ends with whatever ended a watch; the watches go on
                 _LOG.exception("the watches ended")
-            self._waits_for = "the watches, which ended and are begun anew"
-            self._ready.clear()
             if self._env.monotonic_s() - began_s >= _STEADY_S:
                 pause_s = _AGAIN_S[0]
             if self._stopping.wait(pause_s):
@@ -109,27 +109,49 @@ class Watches:
             self._stopping.wait(_LOOK_S)
         return False
 
-    async def _watch(self) -> None:
-        # Of the kinds of flags that kopf takes only this one needs no thread: one that waits for a flag outlives kopf,
-        # and keeps the event loop from closing.
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    def _watch(self) -> None:
+        """Run kopf until `stop` or until something in it ends, in an event loop that does not outlive it. Raises what kopf ended with."""
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(self._serve(loop))
+        finally:
+            loop.close()
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Of the kinds of flags that kopf takes only this one needs no thread: one that waits for a flag outlives kopf.
+        stop = asyncio.Event()
         with self._lock:
             if self._stopping.is_set():
                 return
             self._end = lambda: loop.call_soon_threadsafe(stop.set)
-        try:
-            await kopf.operator(
-                registry=_registry(self._changed),
-                settings=_kopf_settings(),
-                standalone=True,
-                clusterwide=not self._settings.namespaces,
-                namespaces=list(self._settings.namespaces),
-                stop_flag=stop,
-                ready_flag=self._ready,
-            )
-        finally:
-            with self._lock:
-                self._end = lambda: None
+        before = asyncio.all_tasks()
+        tasks = await kopf.spawn_tasks(
+            registry=_registry(self._changed),
+            settings=_kopf_settings(),
+            standalone=True,
+            clusterwide=not self._settings.namespaces,
+            namespaces=list(self._settings.namespaces),
+            stop_flag=stop,
+            ready_flag=self._ready,
+        )
+        running = asyncio.create_task(kopf.run_tasks(tasks, ignored=before))
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        with self._lock:
+            self._end = lambda: None
+        self._waits_for = "the watches, which ended and are begun anew"
+        self._ready.clear()
+        # kopf cancels each of its tasks once, and waits for ever for one that took the cancellation for the end of a request.
+        await asyncio.wait({running}, timeout=_END_S)
+        for _ in range(_CANCELS):
+            left = asyncio.all_tasks() - before
+            if not left:
+                break
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=1.0)
+        for task in (*tasks, running):
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
 
 
 def _registry(changed: Callable[[Mapping[str, Any]], None]) -> kopf.OperatorRegistry:
