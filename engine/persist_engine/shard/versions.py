@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from persist_engine.base.env import Env
@@ -25,14 +25,14 @@ from persist_engine.base.errors import (
 from persist_engine.base.metrics import Metrics
 from persist_engine.base.settings import Settings
 from persist_engine.base.version import APPLIER_VERSION
-from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo, VersionedData
+from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo, VersionedData, tag_of
 from persist_engine.codec.keys import blob_key, is_rollup_key, rollup_key
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model.batch import HollowRollup
 from persist_engine.model.ids import RollupId, ShardId
 from persist_engine.model.state import CodecNames, SchemaPair, ShardState
-from persist_engine.model.state_diff import StateDiff
+from persist_engine.model.state_diff import StateDiff, check_birth, check_same_entry, forked_log
 from persist_engine.model.state_diff import apply as apply_state_diff
 from persist_engine.model.step import initial_state
 from persist_engine.model.views import latest_rollup, sealed
@@ -118,8 +118,9 @@ class StateVersions:
             rollup=HollowRollup(key, None),
             birth=self.env.random_bytes(16),
         )
-        self._set_blob(shard_id, key, encode_rollup(Rollup(state, ())))
         new = VersionedData(state.seqno, encode_state_diff(diff))
+        state = replace(state, tag=new.tip.tag)
+        self._set_blob(shard_id, key, encode_rollup(Rollup(state, ())))
         # Repeated on every error: an attempt of unknown outcome then shows as a mismatch, and is told apart below by
         # its key.
         result = self.retry.external(
@@ -134,8 +135,11 @@ class StateVersions:
             self.delete_rollup(shard_id, key)
         return None
 
-    def try_compare_and_set_current(self, *, before: ShardState, state: ShardState, diff: StateDiff) -> CasResult:
-        """Append `diff`, which leads to `state`, iff the shard still stands at `before`. One round trip.
+    def try_compare_and_set_current(
+        self, *, before: ShardState, state: ShardState, diff: StateDiff
+    ) -> ShardState | None:
+        """Append `diff`, which leads to `state`, iff the log still ends with the very entry of `before`. `state` with the
+        tag of its entry when it was committed, None when not. One round trip.
 
         Retries nothing: Determinate surely left the shard as it was, and whoever decided on `state` decides anew (its
         clock has moved on); Indeterminate has an unknown outcome, and `shard.machine` knows what may follow.
@@ -148,11 +152,12 @@ class StateVersions:
             validate_roundtrip(before, data, state)
         new = VersionedData(state.seqno, data)
         shard_id = state.shard_id
-        result = self.consensus.compare_and_set(shard_id, expected, new)
-        if result is CasResult.COMMITTED:
-            self.metrics.count("state_diff_bytes", len(data), shard=shard_id)
-            self.push.publish(shard_id, new)
-        return result
+        result = self.consensus.compare_and_set(shard_id, before.tip, new)
+        if result is not CasResult.COMMITTED:
+            return None
+        self.metrics.count("state_diff_bytes", len(data), shard=shard_id)
+        self.push.publish(shard_id, new)
+        return replace(state, tag=tag_of(data))
 
     # -- fetching -----------------------------------------------------------------------------------------------------
 
@@ -163,6 +168,24 @@ class StateVersions:
         ShardNotFound when the shard was never initialised. MissingBlob when the head itself names a rollup that does
         not exist: the blob store was wiped or is not the one that belongs to this consensus.
         """
+        rollup, live = self._fetch_newest_rollup(shard_id, hint)
+        return self._apply_successors(rollup.state, live)
+
+    def fetch_later_state(self, known: ShardState, hint: LiveDiffs | None = None) -> ShardState:
+        """As `fetch_current_state`, for a process that knows the state `known`, whose entry was truncated. ForkedLog when
+        `known` is no state of the log's past. The newest rollup tells some LINEAGE_MAX versions back; what is older is
+        believed, and counted.
+        """
+        rollup, live = self._fetch_newest_rollup(known.shard_id, hint)
+        check_birth(known, rollup.state.birth)
+        is_known = rollup.knows(known.tip)
+        if is_known is None:
+            self.metrics.count("update_state", path="unproven")
+        elif not is_known:
+            raise forked_log(known, f"another entry stood there, says rollup {rollup.state.seqno}")
+        return self._apply_successors(rollup.state, live)
+
+    def _fetch_newest_rollup(self, shard_id: ShardId, hint: LiveDiffs | None) -> tuple[Rollup, LiveDiffs]:
         live = hint or self.fetch_recent_live_diffs(shard_id)
         missing: str | None = None
         while True:
@@ -171,7 +194,7 @@ class StateVersions:
             key = self._decode_diff(shard_id, live[-1]).latest_rollup_key
             data = self._get_blob(shard_id, key)
             if data is not None:
-                return self._apply_successors(self._decode_rollup(shard_id, key, data).state, live)
+                return self._decode_rollup(shard_id, key, data), live
             if key == missing:
                 # Blobs are written before they are linked and deleted after they are unlinked: a head that still
                 # names a rollup after its blob was seen missing cannot be stale.
@@ -199,6 +222,20 @@ class StateVersions:
         assert head is not None
         rollup_seqno = SeqNo.parse(self._decode_diff(shard_id, head).latest_rollup_key.split("/")[0])
         return self._scan(shard_id, rollup_seqno, SCAN_ALL)
+
+    def fetch_diffs_from(self, known: ShardState, *, limit: int) -> LiveDiffs | None:
+        """At most `limit` live diffs that come after `known`; None when others truncated its entry, and so nothing tells
+        here whether they follow it. ForkedLog when the log ends before it, or holds another entry in its place.
+        """
+        live = self._scan(known.shard_id, known.seqno, limit + 1)
+        if not live:
+            raise forked_log(known, f"{self.consensus.address()} ends before it")
+        if live[0].seqno != known.seqno:
+            return None
+        if live[0].tip != known.tip:
+            check_birth(known, self._decode_diff(known.shard_id, live[0]).birth)
+            check_same_entry(known, live[0].tip.tag)
+        return live[1:]
 
     def fetch_diffs_after(self, shard_id: ShardId, seqno: SeqNo, *, limit: int = SCAN_ALL) -> LiveDiffs:
         """Live diffs with seqnos above `seqno`, at most `limit`. Does not start at seqno + 1 when those were
@@ -261,7 +298,7 @@ class StateVersions:
         truncated past it.
         """
         shard_id = state.shard_id
-        after, _ = latest_rollup(state)
+        after, previous = latest_rollup(state)
         missing = state.seqno - after
         diffs = (
             [e for e in self.fetch_diffs_after(shard_id, after, limit=missing) if e.seqno <= state.seqno]
@@ -274,12 +311,16 @@ class StateVersions:
         if not diffs or diffs[0].seqno != after + 1:
             self.metrics.count("rollup_write", outcome="noop_truncated")
             return None
+        if diffs[-1].seqno < state.seqno:
+            raise forked_log(state, f"{self.consensus.address()} ends before it")
         check(
-            diffs[-1].seqno == state.seqno and len(diffs) == missing,
+            len(diffs) == missing,
             f"diffs of {shard_id} between {after} and {state.seqno} are not dense",
         )
+        check_same_entry(state, diffs[-1].tip.tag)
         key = rollup_key(state.seqno, RollupId.from_bytes(self.env.random_bytes(16)))
-        data = self._timed("encode", "rollup", lambda: encode_rollup(Rollup(state, tuple(diffs))))
+        rollup = Rollup(state, tuple(diffs), self._lineage(shard_id, previous.key))
+        data = self._timed("encode", "rollup", lambda: encode_rollup(rollup))
         self._set_blob(shard_id, key, data)
         self.metrics.count("rollup_write", outcome="written")
         return key, len(data)
@@ -336,9 +377,21 @@ class StateVersions:
                         yield key
             page = () if found else self.fetch_diffs_after(shard_id, page[-1].seqno, limit=_SEARCHED_DIFFS)
 
+    def _lineage(self, shard_id: ShardId, previous: str) -> bytes:
+        """What the rollup after the one at the partial key `previous` tells of the entries before it; nothing where that one
+        cannot be read.
+        """
+        with contextlib.suppress(CorruptData):
+            data = self._get_blob(shard_id, previous)
+            if data is not None:
+                return self._decode_rollup(shard_id, previous, data).lineage_of_next()
+        return b""
+
     def _apply_successors(self, state: ShardState, live: LiveDiffs) -> ShardState:
         for entry in live:
-            if entry.seqno == state.seqno + 1:
+            if entry.seqno == state.seqno:
+                check_same_entry(state, entry.tip.tag)
+            elif entry.seqno == state.seqno + 1:
                 diff = self._decode_diff(state.shard_id, entry)
                 state = apply_state_diff(state, diff, count=self.count_apply)
         if state.seqno != live[-1].seqno:

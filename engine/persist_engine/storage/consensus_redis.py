@@ -5,7 +5,7 @@ commit, h: head, l: lowest kept, t: head and tag of its entry}, `P{K}:l` the lis
 
 Invariant, checked by every script: LLEN = h - l + 1. This client also remembers the highest head it has seen of each
 key and hands it to every script, which refuses to work on a log that has fallen behind it: a commit that Redis lost
-after acknowledging is reported (CorruptData), never silently overwritten. With that head goes a tag of its entry, so that
+after acknowledging is reported (ForkedLog), never silently overwritten. With that head goes a tag of its entry, so that
 a log that was wiped or rolled back, and has grown to the very same length since, is not taken for the one we know. A
 restart that lost nothing is only logged.
 
@@ -31,12 +31,13 @@ from persist_engine.base.errors import (
     CorruptData,
     Determinate,
     Fenced,
+    ForkedLog,
     Indeterminate,
     InvalidUsage,
     PersistError,
     UnsafeStore,
 )
-from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
+from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData, tag_of
 from persist_engine.storage.checks import check_append, check_log_key, check_scan, refuse_truncate
 from persist_engine.storage.notify import NEWS_BYTES_MAX
 from persist_engine.storage.notify_redis import news_channel
@@ -114,12 +115,12 @@ class RedisConsensus:
             return None
         return VersionedData(self._see(key, answer[1], answer[2]), answer[2])
 
-    def compare_and_set(self, key: str, expected: SeqNo | None, new: VersionedData) -> CasResult:
+    def compare_and_set(self, key: str, expected: Tip | None, new: VersionedData) -> CasResult:
         """See Consensus."""
         check_append(key, expected, new)
         channel = news_channel(self._prefix, key) if self._push else ""
-        before = "" if expected is None else int(expected)
-        answer = self._run(_COMPARE_AND_SET, key, before, int(new.seqno), new.data, channel, NEWS_BYTES_MAX, _tip(new))
+        before, after = "" if expected is None else _told(expected), _told(new.tip)
+        answer = self._run(_COMPARE_AND_SET, key, before, int(new.seqno), new.data, channel, NEWS_BYTES_MAX, after)
         if answer[0] == b"MISMATCH":
             if answer[1]:
                 self._see(key, answer[1])
@@ -211,13 +212,13 @@ class RedisConsensus:
                 head, low, count = answer[1].decode(), answer[2].decode(), answer[3]
                 raise CorruptData(f"{where}: head {head} and lowest {low} do not fit {count} entries", key=key)
             case b"LOST":
-                raise CorruptData(
+                raise ForkedLog(
                     f"{where}: redis lost acknowledged entries: {seen} was seen, head is now {answer[1].decode()}; "
                     "restore its data, or restart this process to accept the loss",
                     key=key,
                 )
             case b"OTHER":
-                raise CorruptData(
+                raise ForkedLog(
                     f"{where}: redis lost acknowledged entries: {answer[1].decode()} is not the entry that was seen, the log "
                     "was wiped or rolled back and written anew; restore its data, or restart this process to accept the loss",
                     key=key,
@@ -266,11 +267,12 @@ class RedisConsensus:
 
 def _tag(data: bytes) -> str:
     """Tells an entry from another of its seqno."""
-    return ":" + hashlib.blake2b(data, digest_size=8).hexdigest()
+    return ":" + tag_of(data).hex()
 
 
-def _tip(entry: VersionedData) -> str:
-    return f"{int(entry.seqno)}{_tag(entry.data)}"
+def _told(tip: Tip) -> str:
+    """As scripts take and keep it."""
+    return f"{int(tip.seqno)}:{tip.tag.hex()}"
 
 
 class _UnknownScript(Exception):
