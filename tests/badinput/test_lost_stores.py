@@ -76,6 +76,7 @@ def test_a_replaced_sqlite_file_is_never_written_on(disk, shard_id, remade):
         else:
             with disk.client() as rival:
                 if remade == "with the shard made anew":
+                    shutil.rmtree(disk.blobs / shard_id)  # or nobody could
                     rival.initialise(shard_id, SCHEMA)
         with pytest.raises((CorruptData, InvariantViolated), match=LOST):
             append(writer, 4)
@@ -99,6 +100,7 @@ def test_an_emptied_redis_is_never_written_on(how, shard_id, tmp_path):
             server.command("FLUSHALL")
             if how != "flushed":
                 with PersistClient.open(location, settings=SETTINGS) as rival:
+                    shutil.rmtree(tmp_path / "blobs" / shard_id)  # or nobody could
                     rival.initialise(shard_id, SCHEMA)
             for call in (lambda: append(writer, 4), writer.fetch_recent_upper, lambda: client.inspect(shard_id)):
                 with pytest.raises(

@@ -48,6 +48,7 @@ class ErrorKind(enum.StrEnum):
     CORRUPT = "Corrupt"
     MISSING_BLOB = "MissingBlob"
     INVARIANT = "Invariant"
+    SHARD_LOST = "ShardLost"
 
 
 class PersistError(Exception):
@@ -209,6 +210,14 @@ class InvariantViolated(PersistError):
     """A rule of the data model does not hold. Continuing could lose data."""
 
     kind = ErrorKind.INVARIANT
+
+
+class ShardLost(InvariantViolated):
+    """Consensus has no log of a shard whose blobs are there. Nothing is created over them: `persist admin recover` makes the
+    log anew. `detail`: shard_id, key (the first blob found).
+    """
+
+    kind = ErrorKind.SHARD_LOST
 
 
 class AmbiguousAppend(InvariantViolated):

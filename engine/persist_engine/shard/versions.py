@@ -19,6 +19,7 @@ from persist_engine.base.errors import (
     InvalidUsage,
     InvariantViolated,
     MissingBlob,
+    ShardLost,
     ShardNotFound,
     check,
 )
@@ -26,7 +27,14 @@ from persist_engine.base.metrics import Metrics
 from persist_engine.base.settings import Settings
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo, VersionedData
-from persist_engine.codec.keys import blob_key, is_rollup_key, rollup_key
+from persist_engine.codec.keys import (
+    blob_key,
+    created_key,
+    is_first_rollup,
+    is_rollup_key,
+    rollup_key,
+    shard_prefix,
+)
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model.batch import HollowRollup
@@ -95,16 +103,52 @@ class StateVersions:
         may race.
 
         `schema` counts only for the creator: the caller compares it with the state it gets. CodecMismatch for
-        another's codecs.
+        another's codecs. ShardLost where blobs tell that there was a log: nothing is created over them.
         """
         recent = self.fetch_recent_live_diffs(shard_id)
         if not recent:
-            created = self._try_init_shard(shard_id, codecs, schema)
-            if created is not None:
-                return created
+            ruin = self.first_ruin(shard_id)
+            if ruin is None:
+                created = self._try_init_shard(shard_id, codecs, schema)
+                if created is not None:
+                    return created
+            # Another creator may have been faster than the listing: then its log is there by now.
+            recent = self.fetch_recent_live_diffs(shard_id)
+            if ruin is not None and not recent:
+                raise ShardLost(self._lost(shard_id, ruin), shard_id=shard_id, key=ruin)
         state = self.fetch_current_state(shard_id, recent)
         check_codecs(state, codecs)
+        if set(state.rollups) == {_FIRST} and not self._is_marked(shard_id):
+            # Its creator may have died before it left the mark: that is seen to before anything is written.
+            self._mark_created(shard_id)
         return state
+
+    def first_ruin(self, shard_id: ShardId) -> str | None:
+        """The key of a blob that proves that the shard's log began, whether it is still there or not; None without any.
+
+        A rollup of the first version proves nothing: its creator may have died before the log began. All else comes later,
+        and whoever creates a shard or opens it for writing leaves a mark of that: small appends leave no blob of their own.
+        """
+        prefix = shard_prefix(shard_id)
+
+        def first() -> str | None:
+            return next((info.key for info in self.blob.list_prefix(prefix) if not is_first_rollup(info.key)), None)
+
+        return self.retry.external("list", first, shard=shard_id)
+
+    def _is_marked(self, shard_id: ShardId) -> bool:
+        key = created_key(shard_id)
+        return self.retry.external("get mark", lambda: self.blob.get(key), shard=shard_id) is not None
+
+    def _mark_created(self, shard_id: ShardId) -> None:
+        self.retry.external("set mark", lambda: self.blob.set(created_key(shard_id), b""), shard=shard_id)
+
+    def _lost(self, shard_id: ShardId, ruin: str) -> str:
+        return (
+            f"shard {shard_id} is not in {self.consensus.address()}, and {self.blob.address()} holds blobs of it, {ruin} "
+            "among them: consensus lost it, or is not the one that belongs to these blobs. Nothing was created; "
+            f"`persist admin recover {shard_id}` tells what can be brought back"
+        )
 
     def _try_init_shard(self, shard_id: ShardId, codecs: CodecNames, schema: SchemaPair) -> ShardState | None:
         key = rollup_key(_FIRST, RollupId.from_bytes(self.env.random_bytes(16)))
@@ -126,6 +170,7 @@ class StateVersions:
             "init", lambda: self.consensus.compare_and_set(shard_id, None, new), shard=shard_id
         )
         if result is CasResult.COMMITTED:
+            self._mark_created(shard_id)
             return sealed(state)
         winner = self.fetch_current_state(shard_id)
         if all(rollup.key != key for rollup in winner.rollups.values()):
@@ -167,7 +212,7 @@ class StateVersions:
         missing: str | None = None
         while True:
             if not live:
-                raise ShardNotFound(f"shard {shard_id} does not exist in {self.consensus.address()}", shard_id=shard_id)
+                raise self._not_found(shard_id)
             key = self._decode_diff(shard_id, live[-1]).latest_rollup_key
             data = self._get_blob(shard_id, key)
             if data is not None:
@@ -301,6 +346,11 @@ class StateVersions:
                 yield ShardId(key)
 
     # -- private ------------------------------------------------------------------------------------------------------
+
+    def _not_found(self, shard_id: ShardId) -> ShardNotFound:
+        ruin = self.first_ruin(shard_id)
+        text = f"shard {shard_id} does not exist in {self.consensus.address()}"
+        return ShardNotFound(text if ruin is None else f"{text}: {self._lost(shard_id, ruin)}", shard_id=shard_id)
 
     def _fetch_rollup_at(self, shard_id: ShardId, live: LiveDiffs) -> ShardState | None:
         """The state at live[0], from a rollup there; None when none is found (others truncated in between, or it is

@@ -16,7 +16,7 @@ from typing import Any
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, InvariantViolated, PersistError
 from persist_engine.base.metrics import Metrics
 from persist_engine.base.versioned import SeqNo
-from persist_engine.codec.keys import RollupKey, parse_blob_key
+from persist_engine.codec.keys import RollupKey, created_key, parse_blob_key
 from persist_engine.model.ids import ShardId
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.retry import Retry
@@ -162,6 +162,9 @@ class _Audit:
         shard = self._usage.shards.setdefault(shard_id, ShardUsage(shard_id))
         references = self._references(shard)
         for row in rows:
+            if row.key == created_key(shard_id):
+                shard.blobs[Bucket.ROLLUPS if shard.exists else Bucket.LEAKED] += 1
+                continue
             try:
                 key = parse_blob_key(row.key)
             except InvalidUsage:
