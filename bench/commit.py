@@ -37,7 +37,7 @@ def run(folder: Path, quick: bool) -> list[Row]:
         ):
             batches = at_times(updates(10, time=0), WARM + commits)
             due: list[Maintenance] = []
-            seqno = [SeqNo(0)]
+            last: list[VersionedData] = []
             base: list[float] = []
 
             def ours(index: int) -> None:
@@ -49,9 +49,9 @@ def run(folder: Path, quick: bool) -> list[Row]:
                 due.append(result.maintenance)
 
             def bare(_: int) -> None:
-                new = VersionedData(seqno[0].next(), payload)
-                consensus.compare_and_set("bench-bare", seqno[0] if seqno[0] else None, new)
-                seqno[0] = new.seqno
+                new = VersionedData(SeqNo(last[0].seqno + 1 if last else 1), payload)
+                consensus.compare_and_set("bench-bare", last[0].tip if last else None, new)
+                last[:] = [new]
 
             def between() -> None:
                 while due:

@@ -71,7 +71,7 @@ def _work(job: _Job, index: int, barrier: Barrier, queue: Any) -> None:
         payload, key = b"x" * size, f"{folder}-{index}"
 
         def commit(at: int) -> None:
-            expected = SeqNo(at) if at else None
+            expected = VersionedData(SeqNo(at), payload).tip if at else None
             consensus.compare_and_set(key, expected, VersionedData(SeqNo(at + 1), payload))
     else:
         client = PersistClient.open(Location(blob=f"file://{folder}", consensus=url))

@@ -57,7 +57,7 @@ def test_a_hundred_thousand_readers_are_waited_for_and_expire_together():
     }
     crowded = replace(state, seqno=state.seqno.next(), leased_readers=SharedMap(crowd))
     entry = VersionedData(crowded.seqno, encode_state_diff(between(state, crowded)))
-    assert world.consensus.compare_and_set(shard_id, state.seqno, entry) is CasResult.COMMITTED
+    assert world.consensus.compare_and_set(shard_id, state.tip, entry) is CasResult.COMMITTED
 
     assert isinstance(writer.append([row(2, "b", 1)], lower=A(1), upper=A(2)), Appended)
     with client.open_leased_reader(shard_id, purpose="one more") as reader:

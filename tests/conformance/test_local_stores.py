@@ -35,7 +35,7 @@ consensus = SqliteConsensus(path)
 print("ready", flush=True)
 sys.stdin.readline()
 for seqno in range(1, last + 1):
-    expected = None if seqno == 1 else SeqNo(seqno - 1)
+    expected = None if seqno == 1 else consensus.scan("s1", SeqNo(seqno - 1), 1)[0].tip
     if consensus.compare_and_set("s1", expected, VersionedData(SeqNo(seqno), name)) is CasResult.COMMITTED:
         print(seqno, flush=True)
     while (head := consensus.head("s1")) is None or head.seqno < seqno:
@@ -61,8 +61,11 @@ from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.storage.consensus_sqlite import SqliteConsensus
 
 consensus = SqliteConsensus(Path(sys.argv[1]))
+tip = None
 for seqno in range(1, 1_000_000):
-    consensus.compare_and_set("s1", SeqNo(seqno - 1) if seqno > 1 else None, VersionedData(SeqNo(seqno), b"%d" % seqno))
+    entry = VersionedData(SeqNo(seqno), b"%d" % seqno)
+    consensus.compare_and_set("s1", tip, entry)
+    tip = entry.tip
     print(seqno, flush=True)
 """
 
@@ -124,7 +127,7 @@ def test_commits_survive_kill_9(tmp_path):
     log = consensus.scan("s1", SeqNo(0), SCAN_ALL)
     assert [row.data for row in log] == [b"%d" % seqno for seqno in range(1, len(log) + 1)]
     assert len(log) in (last, last + 1)
-    assert consensus.compare_and_set("s1", log[-1].seqno, entry(len(log) + 1)) is CasResult.COMMITTED
+    assert consensus.compare_and_set("s1", log[-1].tip, entry(len(log) + 1)) is CasResult.COMMITTED
     consensus.close()
 
 
@@ -340,10 +343,10 @@ def test_a_database_held_by_another_is_determinate(tmp_path, consensus, monkeypa
     holder = sqlite3.connect(tmp_path / "consensus.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     with pytest.raises(Determinate, match=r"s1 at sqlite://.*locked"):
-        waiting.compare_and_set("s1", SeqNo(1), entry(2))
+        waiting.compare_and_set("s1", entry(1).tip, entry(2))
     assert waiting.head("s1") == entry(1)
     holder.execute("ROLLBACK")
-    assert waiting.compare_and_set("s1", SeqNo(1), entry(2)) is CasResult.COMMITTED
+    assert waiting.compare_and_set("s1", entry(1).tip, entry(2)) is CasResult.COMMITTED
     holder.close()
     waiting.close()
 
@@ -375,9 +378,9 @@ def test_a_full_disk_is_determinate_and_leaves_the_log_as_it_was(consensus):
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count={pages + 1}")
     with pytest.raises(Determinate, match=r"s1 at sqlite://.*full"):
-        consensus.compare_and_set("s1", SeqNo(1), entry(2, b"x" * 100_000))
+        consensus.compare_and_set("s1", entry(1).tip, entry(2, b"x" * 100_000))
     assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == [entry(1)]
-    assert consensus.compare_and_set("s1", SeqNo(1), entry(2)) is CasResult.COMMITTED
+    assert consensus.compare_and_set("s1", entry(1).tip, entry(2)) is CasResult.COMMITTED
 
 
 def test_a_write_holds_the_lock_before_it_reads(tmp_path, consensus):
@@ -442,7 +445,7 @@ def test_regression_1_a_commit_that_cannot_be_looked_after_is_indeterminate(tmp_
     fill(consensus, "s1", 1, 1)
     fail_stat_after_commit(monkeypatch, tmp_path / "consensus.db")
     with pytest.raises(Indeterminate, match=r"compare_and_set s1 at sqlite://.*Permission denied"):
-        consensus.compare_and_set("s1", SeqNo(1), entry(2))
+        consensus.compare_and_set("s1", entry(1).tip, entry(2))
     assert consensus.head("s1") == entry(2)
 
 

@@ -64,7 +64,7 @@ def verbs(consensus, key="s1"):
     """Every verb as a call on a log that was last seen at v3."""
     return {
         "head": lambda: consensus.head(key),
-        "append": lambda: consensus.compare_and_set(key, SeqNo(3), entry(4)),
+        "append": lambda: consensus.compare_and_set(key, entry(3).tip, entry(4)),
         "create": lambda: consensus.compare_and_set(key, None, entry(1)),
         "scan": lambda: consensus.scan(key, SeqNo(0), SCAN_ALL),
         "truncate": lambda: consensus.truncate(key, SeqNo(1)),
@@ -172,7 +172,7 @@ def test_a_script_that_an_acl_stops_half_way_leaves_the_log_as_it_was(server, co
     server.command("ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", f"-{command}")
     limited = opened(server.url.replace("redis://", "redis://limited:pw@"))
     calls = {
-        "append": lambda: limited.compare_and_set("s1", SeqNo(3), entry(4)),
+        "append": lambda: limited.compare_and_set("s1", entry(3).tip, entry(4)),
         "create": lambda: limited.compare_and_set("s2", None, entry(1)),
         "truncate": lambda: limited.truncate("s1", SeqNo(3)),
     }
@@ -182,7 +182,7 @@ def test_a_script_that_an_acl_stops_half_way_leaves_the_log_as_it_was(server, co
     assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == [entry(1), entry(2), entry(3)]
     assert consensus.head("s2") is None
     assert list(consensus.list_keys()) == ["s1"]
-    assert consensus.compare_and_set("s1", SeqNo(3), entry(4)) is CasResult.COMMITTED
+    assert consensus.compare_and_set("s1", entry(3).tip, entry(4)) is CasResult.COMMITTED
     assert consensus.compare_and_set("s2", None, entry(1)) is CasResult.COMMITTED
     assert consensus.truncate("s1", SeqNo(3)) == 2
 
@@ -227,7 +227,7 @@ def test_a_crash_of_redis_loses_nothing_acknowledged(server, consensus):
     before = server.command("HGET", "{s1}:m", "run")
     server.restart()
     assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == [entry(1), entry(2), entry(3)]
-    assert consensus.compare_and_set("s1", SeqNo(3), entry(4)) is CasResult.COMMITTED
+    assert consensus.compare_and_set("s1", entry(3).tip, entry(4)) is CasResult.COMMITTED
     assert server.command("HGET", "{s1}:m", "run") not in (before, b"$0\r\n\r\n")
 
 
@@ -267,24 +267,12 @@ def test_a_log_regrown_to_the_very_length_that_was_seen_is_not_ours(server, cons
     server.command("FLUSHALL")
     other = opened(server.url)
     fill(other, "s1", 1, 2)
-    assert other.compare_and_set("s1", SeqNo(2), VersionedData(SeqNo(3), b"another third")) is CasResult.COMMITTED
+    assert other.compare_and_set("s1", entry(2).tip, VersionedData(SeqNo(3), b"another third")) is CasResult.COMMITTED
     with pytest.raises(CorruptData, match="3 is not the entry that was seen, the log was wiped or rolled back"):
         verbs(known)[verb]()
     assert len(other.scan("s1", SeqNo(0), SCAN_ALL)) == 3
     for each in {known, other} - {consensus}:
         each.close()
-
-
-def test_an_entry_by_code_that_knows_no_tags_is_taken_for_what_it_is(server, consensus):
-    """0.1.0 leaves the tag of an older entry where it is: no alarm, and none for a log that never had one."""
-    fill(consensus, "s1", 1, 3)
-    old = opened(server.url)
-    old.scan("s1", SeqNo(0), SCAN_ALL)
-    server.command("HSET", "{s1}:m", "t", "2:feed")
-    assert old.compare_and_set("s1", SeqNo(3), entry(4)) is CasResult.COMMITTED
-    server.command("HDEL", "{s1}:m", "t")
-    assert consensus.compare_and_set("s1", SeqNo(4), entry(5)) is CasResult.COMMITTED
-    old.close()
 
 
 @pytest.mark.parametrize("verb", ["head", "append", "create", "scan", "truncate"])
@@ -342,10 +330,10 @@ def test_a_full_redis_refuses_and_nothing_happened(server, consensus):
     server.command("CONFIG", "SET", "maxmemory", "1")
     try:
         with pytest.raises(Determinate, match="maxmemory"):
-            consensus.compare_and_set("s1", SeqNo(3), entry(4))
+            consensus.compare_and_set("s1", entry(3).tip, entry(4))
     finally:
         server.command("CONFIG", "SET", "maxmemory", "0")
-    assert consensus.compare_and_set("s1", SeqNo(3), entry(4)) is CasResult.COMMITTED
+    assert consensus.compare_and_set("s1", entry(3).tip, entry(4)) is CasResult.COMMITTED
 
 
 def test_a_demoted_primary_refuses_and_nothing_happened(server, consensus):
@@ -353,10 +341,10 @@ def test_a_demoted_primary_refuses_and_nothing_happened(server, consensus):
     server.command("REPLICAOF", "127.0.0.1", "1")
     try:
         with pytest.raises(Determinate):
-            consensus.compare_and_set("s1", SeqNo(3), entry(4))
+            consensus.compare_and_set("s1", entry(3).tip, entry(4))
     finally:
         server.command("REPLICAOF", "NO", "ONE")
-    assert consensus.compare_and_set("s1", SeqNo(3), entry(4)) is CasResult.COMMITTED
+    assert consensus.compare_and_set("s1", entry(3).tip, entry(4)) is CasResult.COMMITTED
 
 
 def test_a_stopped_redis_is_determinate_and_named(server, consensus):
@@ -377,9 +365,9 @@ def test_no_answer_in_time_is_indeterminate_and_the_late_one_meets_nobody(server
     consensus = opened(server.url)
     fill(consensus, "s1", 1, 3)
     with server.paused(), pytest.raises(Indeterminate, match="s1 at redis://"):
-        consensus.compare_and_set("s1", SeqNo(3), entry(4))
+        consensus.compare_and_set("s1", entry(3).tip, entry(4))
     assert consensus.scan("s1", SeqNo(3), SCAN_ALL) == [entry(3), entry(4)]
-    assert consensus.compare_and_set("s1", SeqNo(3), entry(4)) is CasResult.EXPECTATION_MISMATCH
+    assert consensus.compare_and_set("s1", entry(3).tip, entry(4)) is CasResult.EXPECTATION_MISMATCH
     consensus.close()
 
 
@@ -397,7 +385,7 @@ def test_the_reply_to_an_interrupted_call_meets_nobody(server, consensus, monkey
     with monkeypatch.context() as patch:
         patch.setattr(redis.Connection, "read_response", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            consensus.compare_and_set("s1", SeqNo(3), entry(4))
+            consensus.compare_and_set("s1", entry(3).tip, entry(4))
     assert consensus.head("s1") in (entry(3), entry(4))
     waker.join()
 
@@ -427,7 +415,7 @@ def test_big_entries_make_small_pages(consensus, monkeypatch):
     log = [entry(seqno, b"x" * 2000) for seqno in range(1, 12)]
     for new in log:
         head = consensus.head("s1")
-        consensus.compare_and_set("s1", head.seqno if head else None, new)
+        consensus.compare_and_set("s1", head.tip if head else None, new)
     assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == log
     assert consensus.scan("s1", SeqNo(3), 7) == log[2:9]
 

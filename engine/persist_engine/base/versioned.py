@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 import re
 from dataclasses import dataclass
 
@@ -45,12 +46,37 @@ SEQNO_MAX = 2**63 - 1
 SCAN_ALL = SEQNO_MAX
 
 
+#: Bytes of a tag: nobody finds two entries with one.
+TAG_BYTES = 16
+
+
+def tag_of(data: bytes) -> bytes:
+    """Tells a log entry from every other, at its seqno and elsewhere."""
+    return hashlib.blake2b(data, digest_size=TAG_BYTES).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Tip:
+    """Which entry a log ends with: its seqno and the tag of its bytes."""
+
+    seqno: SeqNo
+    tag: bytes
+
+    def __repr__(self) -> str:
+        return f"{self.seqno}:{self.tag.hex()[:8]}"
+
+
 @dataclass(frozen=True, slots=True)
 class VersionedData:
     """One entry of a consensus log."""
 
     seqno: SeqNo
     data: bytes
+
+    @property
+    def tip(self) -> Tip:
+        """What a log that ends with it is known by. Costs a hash of the data."""
+        return Tip(self.seqno, tag_of(self.data))
 
     def __repr__(self) -> str:
         return f"{self.seqno}({len(self.data)} B)"

@@ -10,7 +10,7 @@ from functools import lru_cache
 from google.protobuf.message import Message
 
 from persist_engine.base.errors import check
-from persist_engine.base.versioned import SeqNo
+from persist_engine.base.versioned import TAG_BYTES, SeqNo
 from persist_engine.codec.batch import antichain_from_pb, antichain_to_pb, description_from_pb, description_to_pb
 from persist_engine.model.batch import HollowRollup
 from persist_engine.model.flat_trace import SpineId, ThinMerge, ThinSpineBatch
@@ -35,6 +35,11 @@ def need(message: Message, *names: str) -> None:
 
 def birth_from_pb(raw: bytes) -> bytes:
     check(len(raw) in {0, 16}, f"a birth of {len(raw)} bytes")
+    return raw
+
+
+def tag_from_pb(raw: bytes) -> bytes:
+    check(len(raw) in {0, TAG_BYTES}, f"a tag of {len(raw)} bytes")
     return raw
 
 

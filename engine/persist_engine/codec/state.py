@@ -112,6 +112,7 @@ def state_to_pb(state: ShardState) -> pb.ShardState:
         trace=trace_to_pb(state.trace) if state.trace.structured else flat_trace_to_pb(state.trace.flatten()),
         staging_floor_ms=state.staging_floor_ms,
         birth=state.birth,
+        tag=state.tag,
     )
 
 
@@ -148,6 +149,7 @@ def state_from_pb(message: pb.ShardState, *, key: str = "state") -> ShardState:
         ),
         staging_floor_ms=message.staging_floor_ms if message.HasField("staging_floor_ms") else None,
         birth=records.birth_from_pb(message.birth),
+        tag=records.tag_from_pb(message.tag),
     )
 
 

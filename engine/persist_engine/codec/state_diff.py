@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from persist_engine.base.errors import check
 from persist_engine.base.version import check_readable
-from persist_engine.base.versioned import SeqNo
+from persist_engine.base.versioned import SeqNo, tag_of
 from persist_engine.codec import records
 from persist_engine.codec.batch import antichain_from_pb, antichain_to_pb, batch_from_pb, batch_to_pb
 from persist_engine.codec.envelope import Kind, decoding, opened, sealed
@@ -187,6 +187,7 @@ def decode_state_diff(data: bytes, *, key: str) -> StateDiff:
             walltime_ms=message.walltime_ms,
             latest_rollup_key=message.latest_rollup_key,
             birth=records.birth_from_pb(message.birth),
+            tag=tag_of(data),
             shard_id=ShardId.from_bytes(message.shard_id) if message.HasField("shard_id") else None,
             **_collections(message.field_diffs),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from persist_engine.base.versioned import SeqNo
+from persist_engine.base.versioned import SeqNo, Tip
 from persist_engine.model.batch import HollowRollup
 from persist_engine.model.frontier import MINIMUM, Antichain
 from persist_engine.model.ids import (
@@ -123,5 +123,12 @@ class ShardState:
     trace: Trace = field(default_factory=Trace)
     staging_floor_ms: int | None = None
     """Parts whose ids tell an earlier time are never linked any more, so that the orphan scan may delete them."""
+    tag: bytes = b""
+    """That of the log's entry at `seqno`; the next entry tells it. Empty until the entry is encoded."""
     birth: bytes = b""
     """Random, drawn when the log began: tells this log from one that was wiped and written anew. Empty: older code made it."""
+
+    @property
+    def tip(self) -> Tip:
+        """What the log that ends with it is known by."""
+        return Tip(self.seqno, self.tag)

@@ -7,7 +7,7 @@ successor everything that did not change, and `between` looks only at what did.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 from persist_engine.base.errors import InvariantViolated, check
@@ -91,6 +91,8 @@ class StateDiff:
     birth: bytes = b""
     """That of the log it belongs to; empty when older code wrote it."""
     shard_id: ShardId | None = None
+    tag: bytes = field(default=b"", compare=False)
+    """That of the entry it was decoded from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,7 @@ def _applied(state: ShardState, diff: StateDiff, count: Callable[[str], None]) -
             progress=applied_to_map("progress", state.progress, diff.progress),
             trace=_applied_trace(state.trace, diff, count),
             staging_floor_ms=applied_to_value("staging_floor_ms", state.staging_floor_ms, diff.staging_floor_ms),
+            tag=diff.tag,
             birth=state.birth or diff.birth,
         )
     )

@@ -73,6 +73,7 @@ def step(
         walltime_ms=max(now_ms, state.walltime_ms + 1),
         hostname=hostname,
         applier_version=version,
+        tag=b"",
         **sealed_maps(state),
     )
     if settings.maintenance.structure_flat_traces and not state.trace.structured and not was_tombstone:

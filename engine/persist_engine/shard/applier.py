@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from persist_engine.base.errors import CorruptData, Determinate, Incompatible, Indeterminate, InvariantViolated
 from persist_engine.base.version import APPLIER_VERSION
-from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
+from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.model.commands import Answer, Command
 from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
@@ -85,7 +85,7 @@ class Applier:
         metrics.count("command_started", name=name)
         refused: Backoff | None = None  # the store refuses the compare-and-set
         while True:
-            result: CasResult | Determinate
+            result: ShardState | Determinate | None
             with self._taking_turns():
                 self._take_news()
                 before, decided_ms = self._state, env.now_ms()
@@ -111,8 +111,8 @@ class Applier:
                     raise UnknownOutcome(
                         str(error), answer=stepped.answer, before=before, decided_ms=decided_ms
                     ) from error
-                if result is CasResult.COMMITTED:
-                    self._install(stepped.state)
+                if isinstance(result, ShardState):
+                    self._install(result)
             if isinstance(result, Determinate):
                 # Outside the turn: others need not wait for our pause to end.
                 refused = refused or versions.retry.backoff("compare_and_set", shard=self.shard_id, kind="determinate")
@@ -120,7 +120,7 @@ class Applier:
                 continue
             _end(refused)
             refused = None
-            if result is CasResult.COMMITTED:
+            if result is not None:
                 metrics.count("command", name=name, outcome="committed")
                 metrics.observe_s("command", env.monotonic_s() - started_s, name=name)
                 count_commit(metrics, name, stepped.diff)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from persist_engine.base.errors import check
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
@@ -13,12 +13,13 @@ from persist_engine.model.trace import Trace
 
 
 def validate_roundtrip(before: ShardState, data: bytes, after: ShardState) -> None:
-    """InvariantViolated, naming the fields, unless the encoded diff `data` leads from `before` to `after`, and `after`
-    survives being rolled up. Traces without structure are compared by their hollow batches: replicas may group those
+    """InvariantViolated, naming the fields, unless the encoded diff `data` leads from `before` to `after` (whose tag it
+    gives), and `after` survives being rolled up. Traces without structure are compared by their hollow batches: replicas may group those
     otherwise, and rebuild their levels (spec 20, bug 25).
     """
     key = f"{after.shard_id} {after.seqno}"
     diff = decode_state_diff(data, key=key)
+    after = replace(after, tag=diff.tag)
     check(encode_state_diff(diff) == data, f"diff {key} is not what it decodes to")
     _check_same(f"diff {key}", apply(before, diff), after)
     _check_same(f"rollup {key}", decode_rollup(encode_rollup(Rollup(after)), key=key).state, after)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from persist_engine.base.env import Env
@@ -26,7 +26,7 @@ from persist_engine.base.errors import (
 from persist_engine.base.metrics import Metrics
 from persist_engine.base.settings import Settings
 from persist_engine.base.version import APPLIER_VERSION
-from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo, VersionedData
+from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo, VersionedData, tag_of
 from persist_engine.codec.keys import (
     blob_key,
     created_key,
@@ -162,8 +162,9 @@ class StateVersions:
             rollup=HollowRollup(key, None),
             birth=self.env.random_bytes(16),
         )
-        self._set_blob(shard_id, key, encode_rollup(Rollup(state, ())))
         new = VersionedData(state.seqno, encode_state_diff(diff))
+        state = replace(state, tag=new.tip.tag)
+        self._set_blob(shard_id, key, encode_rollup(Rollup(state, ())))
         # Repeated on every error: an attempt of unknown outcome then shows as a mismatch, and is told apart below by
         # its key.
         result = self.retry.external(
@@ -179,8 +180,11 @@ class StateVersions:
             self.delete_rollup(shard_id, key)
         return None
 
-    def try_compare_and_set_current(self, *, before: ShardState, state: ShardState, diff: StateDiff) -> CasResult:
-        """Append `diff`, which leads to `state`, iff the shard still stands at `before`. One round trip.
+    def try_compare_and_set_current(
+        self, *, before: ShardState, state: ShardState, diff: StateDiff
+    ) -> ShardState | None:
+        """Append `diff`, which leads to `state`, iff the log still ends with the very entry of `before`. `state` with the
+        tag of its entry when it was committed, None when not. One round trip.
 
         Retries nothing: Determinate surely left the shard as it was, and whoever decided on `state` decides anew (its
         clock has moved on); Indeterminate has an unknown outcome, and `shard.machine` knows what may follow.
@@ -193,11 +197,12 @@ class StateVersions:
             validate_roundtrip(before, data, state)
         new = VersionedData(state.seqno, data)
         shard_id = state.shard_id
-        result = self.consensus.compare_and_set(shard_id, expected, new)
-        if result is CasResult.COMMITTED:
-            self.metrics.count("state_diff_bytes", len(data), shard=shard_id)
-            self.push.publish(shard_id, new)
-        return result
+        result = self.consensus.compare_and_set(shard_id, before.tip, new)
+        if result is not CasResult.COMMITTED:
+            return None
+        self.metrics.count("state_diff_bytes", len(data), shard=shard_id)
+        self.push.publish(shard_id, new)
+        return replace(state, tag=tag_of(data))
 
     # -- fetching -----------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.base.versioned import SeqNo, VersionedData
+from persist_engine.base.versioned import SeqNo, Tip, VersionedData
 
 #: S3 takes keys of 1024 bytes; what remains is room for a location's prefix.
 KEY_BYTES_MAX = 768
@@ -56,13 +56,14 @@ def check_log_key(key: str) -> None:
         raise InvalidUsage("consensus key must not be empty")
 
 
-def check_append(key: str, expected: SeqNo | None, new: VersionedData) -> None:
+def check_append(key: str, expected: Tip | None, new: VersionedData) -> None:
     """InvalidUsage unless `new` may follow `expected` (a first entry may have any seqno, a later one the successor) and every
     store can hold it.
     """
     check_log_key(key)
-    if expected is not None and new.seqno != expected + 1:
-        raise InvalidUsage(f"compare_and_set {key}: new seqno {new.seqno} is not the successor of expected {expected}")
+    if expected is not None and new.seqno != expected.seqno + 1:
+        text = f"compare_and_set {key}: new seqno {new.seqno} is not the successor of expected {expected.seqno}"
+        raise InvalidUsage(text)
     if len(new.data) > ENTRY_BYTES_MAX:
         text = f"compare_and_set {key}: entry {new.seqno} has {len(new.data)} bytes, more than {ENTRY_BYTES_MAX}"
         raise InvalidUsage(f"{text}: commit less at once", key=key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
+from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
 
 
 class Consensus(Protocol):
@@ -19,10 +19,11 @@ class Consensus(Protocol):
     def head(self, key: str) -> VersionedData | None:
         """The latest entry, or None when the key has none."""
 
-    def compare_and_set(self, key: str, expected: SeqNo | None, new: VersionedData) -> CasResult:
-        """Append `new` iff the latest entry's seqno is exactly `expected` (None: iff the key has no entries at all).
+    def compare_and_set(self, key: str, expected: Tip | None, new: VersionedData) -> CasResult:
+        """Append `new` iff the latest entry is exactly `expected`, its seqno and its tag (None: iff the key has no entries
+        at all): nothing is appended to a log that was rolled back and has grown again to the same length.
 
-        InvalidUsage when `new.seqno` is not `expected + 1` (any seqno may be the first), or `new` larger than every store
+        InvalidUsage when `new.seqno` is not `expected.seqno + 1` (any seqno may be the first), or `new` larger than every store
         takes (persist_engine.storage.checks). A mismatch carries no data: callers refetch. Not idempotent.
         """
 

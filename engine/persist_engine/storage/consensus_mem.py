@@ -6,7 +6,7 @@ import bisect
 import threading
 from collections.abc import Iterator
 
-from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
+from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
 from persist_engine.storage.checks import check_append, check_log_key, check_scan, refuse_truncate
 
 
@@ -25,12 +25,12 @@ class MemConsensus:
             log = self._logs.get(key)
             return log[-1] if log else None
 
-    def compare_and_set(self, key: str, expected: SeqNo | None, new: VersionedData) -> CasResult:
+    def compare_and_set(self, key: str, expected: Tip | None, new: VersionedData) -> CasResult:
         """See Consensus."""
         check_append(key, expected, new)
         with self._lock:
             log = self._logs.get(key)
-            if (log[-1].seqno if log else None) != expected:
+            if (log[-1].tip if log else None) != expected:
                 return CasResult.EXPECTATION_MISMATCH
             self._logs.setdefault(key, []).append(VersionedData(new.seqno, bytes(new.data)))
             return CasResult.COMMITTED

@@ -36,7 +36,7 @@ from persist_engine.base.errors import (
     PersistError,
     UnsafeStore,
 )
-from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
+from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData, tag_of
 from persist_engine.storage.checks import check_append, check_log_key, check_scan, refuse_truncate
 from persist_engine.storage.notify import NEWS_BYTES_MAX
 from persist_engine.storage.notify_redis import news_channel
@@ -114,12 +114,12 @@ class RedisConsensus:
             return None
         return VersionedData(self._see(key, answer[1], answer[2]), answer[2])
 
-    def compare_and_set(self, key: str, expected: SeqNo | None, new: VersionedData) -> CasResult:
+    def compare_and_set(self, key: str, expected: Tip | None, new: VersionedData) -> CasResult:
         """See Consensus."""
         check_append(key, expected, new)
         channel = news_channel(self._prefix, key) if self._push else ""
-        before = "" if expected is None else int(expected)
-        answer = self._run(_COMPARE_AND_SET, key, before, int(new.seqno), new.data, channel, NEWS_BYTES_MAX, _tip(new))
+        before, after = "" if expected is None else _told(expected), _told(new.tip)
+        answer = self._run(_COMPARE_AND_SET, key, before, int(new.seqno), new.data, channel, NEWS_BYTES_MAX, after)
         if answer[0] == b"MISMATCH":
             if answer[1]:
                 self._see(key, answer[1])
@@ -266,11 +266,12 @@ class RedisConsensus:
 
 def _tag(data: bytes) -> str:
     """Tells an entry from another of its seqno."""
-    return ":" + hashlib.blake2b(data, digest_size=8).hexdigest()
+    return ":" + tag_of(data).hex()
 
 
-def _tip(entry: VersionedData) -> str:
-    return f"{int(entry.seqno)}{_tag(entry.data)}"
+def _told(tip: Tip) -> str:
+    """As scripts take and keep it."""
+    return f"{int(tip.seqno)}:{tip.tag.hex()}"
 
 
 class _UnknownScript(Exception):

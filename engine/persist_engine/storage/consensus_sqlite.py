@@ -28,7 +28,7 @@ from persist_engine.base.errors import (
     StorageError,
     UnsafeStore,
 )
-from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
+from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
 from persist_engine.storage.checks import check_append, check_log_key, check_scan, refuse_truncate
 from persist_engine.storage.directories import make_directory
 
@@ -111,11 +111,12 @@ class SqliteConsensus:
             row = connection.execute(_HEAD, (key,)).fetchone()
         return None if row is None else VersionedData(SeqNo(row[0]), row[1])
 
-    def compare_and_set(self, key: str, expected: SeqNo | None, new: VersionedData) -> CasResult:
+    def compare_and_set(self, key: str, expected: Tip | None, new: VersionedData) -> CasResult:
         """See Consensus."""
         check_append(key, expected, new)
         with self._write("compare_and_set", key) as connection:
-            if _head_seqno(connection, key) != expected:
+            latest = connection.execute(_HEAD, (key,)).fetchone()
+            if (None if latest is None else VersionedData(*latest).tip) != expected:
                 return CasResult.EXPECTATION_MISMATCH
             connection.execute(_INSERT, (key, int(new.seqno), new.data))
         self._commits += 1  # a lost count does no harm

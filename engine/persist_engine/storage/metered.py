@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from persist_engine.base.env import Env
 from persist_engine.base.metrics import Metrics
-from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
+from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
 from persist_engine.storage.blob import Blob, BlobInfo
 from persist_engine.storage.consensus import Consensus
 
@@ -76,7 +76,7 @@ class MeteredConsensus:
             call.byte_count = len(entry.data) if entry else 0
         return entry
 
-    def compare_and_set(self, key: str, expected: SeqNo | None, new: VersionedData) -> CasResult:
+    def compare_and_set(self, key: str, expected: Tip | None, new: VersionedData) -> CasResult:
         """See Consensus."""
         with self._meter.call("compare_and_set") as call:
             result = self._inner.compare_and_set(key, expected, new)

@@ -19,7 +19,7 @@ from typing import TypeVar
 import pytest
 
 from persist_engine.base.errors import Determinate, InvalidUsage, NotKept
-from persist_engine.base.versioned import SCAN_ALL, SEQNO_MAX, CasResult, SeqNo, VersionedData
+from persist_engine.base.versioned import SCAN_ALL, SEQNO_MAX, CasResult, SeqNo, Tip, VersionedData
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.checks import ENTRY_BYTES_MAX, VALUE_BYTES_MAX
 from persist_engine.storage.consensus import Consensus
@@ -67,7 +67,7 @@ def fill(consensus: Consensus, key: str, first: int, last: int) -> None:
     """Append entries first..last; the log must be empty or end at first - 1."""
     for seqno in range(first, last + 1):
         head = consensus.head(key)
-        expected = None if head is None else head.seqno
+        expected = None if head is None else head.tip
         assert consensus.compare_and_set(key, expected, entry(seqno)) is CasResult.COMMITTED
 
 
@@ -281,14 +281,28 @@ class ConsensusTests:
 
     def test_an_append_needs_the_exact_head(self, consensus: Consensus, other: Consensus) -> None:
         """Committed iff the head is as expected, for every other expectation a mismatch that changes nothing."""
-        assert consensus.compare_and_set("s1", SeqNo(0), entry(1)) is CasResult.EXPECTATION_MISMATCH
+        assert consensus.compare_and_set("s1", entry(0).tip, entry(1)) is CasResult.EXPECTATION_MISMATCH
         assert consensus.head("s1") is None
         assert consensus.compare_and_set("s1", None, entry(1)) is CasResult.COMMITTED
-        assert other.compare_and_set("s1", SeqNo(1), entry(2)) is CasResult.COMMITTED
-        for expected, new in ((None, 1), (None, 3), (SeqNo(1), 2), (SeqNo(3), 4), (SeqNo(0), 1)):
-            result = consensus.compare_and_set("s1", expected, entry(new, b"lost"))
+        assert other.compare_and_set("s1", entry(1).tip, entry(2)) is CasResult.COMMITTED
+        for expected, new in ((None, 1), (None, 3), (1, 2), (3, 4), (0, 1)):
+            tip = None if expected is None else entry(expected).tip
+            result = consensus.compare_and_set("s1", tip, entry(new, b"lost"))
             assert result is CasResult.EXPECTATION_MISMATCH, (expected, new)
         assert other.scan("s1", SeqNo(0), SCAN_ALL) == [entry(1), entry(2)]
+
+    def test_an_append_needs_the_very_entry_at_the_head(self, consensus: Consensus, other: Consensus) -> None:
+        """Another entry at the same seqno, as in a log that was rolled back and has grown again, is a mismatch; for the
+        client that wrote the head, too. No entry's bytes are no wildcard.
+        """
+        fill(consensus, "s1", 1, 2)
+        tips = [entry(2, b"another second").tip, entry(2, b"").tip, Tip(SeqNo(2), b""), Tip(SeqNo(2), entry(1).tip.tag)]
+        for client in (consensus, other):
+            for tip in tips:
+                assert client.compare_and_set("s1", tip, entry(3)) is CasResult.EXPECTATION_MISMATCH, tip
+        assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == [entry(1), entry(2)]
+        assert other.compare_and_set("s1", entry(2).tip, entry(3)) is CasResult.COMMITTED
+        assert consensus.compare_and_set("s1", entry(3).tip, entry(4)) is CasResult.COMMITTED
 
     @pytest.mark.parametrize("new", [0, 4, 5, 7, 100])
     def test_a_seqno_that_does_not_follow_is_misuse(self, consensus: Consensus, new: int) -> None:
@@ -296,7 +310,7 @@ class ConsensusTests:
         fill(consensus, "s1", 5, 5)
         for key in ("s1", "s2"):
             with pytest.raises(InvalidUsage):
-                consensus.compare_and_set(key, SeqNo(5), entry(new))
+                consensus.compare_and_set(key, entry(5).tip, entry(new))
         assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == [entry(5)]
         assert consensus.head("s2") is None
 
@@ -304,7 +318,7 @@ class ConsensusTests:
     def test_any_seqno_may_be_the_first(self, consensus: Consensus, first: int) -> None:
         """Exact up to the greatest seqno there is, also where doubles are not."""
         assert consensus.compare_and_set("s1", None, entry(first)) is CasResult.COMMITTED
-        assert consensus.compare_and_set("s1", SeqNo(first), entry(first + 1)) is CasResult.COMMITTED
+        assert consensus.compare_and_set("s1", entry(first).tip, entry(first + 1)) is CasResult.COMMITTED
         assert consensus.head("s1") == entry(first + 1)
         assert consensus.scan("s1", SeqNo(first), SCAN_ALL) == [entry(first), entry(first + 1)]
         assert consensus.scan("s1", SeqNo(first + 1), SCAN_ALL) == [entry(first + 1)]
@@ -316,7 +330,7 @@ class ConsensusTests:
         fill(consensus, "s1", 1, 1)
         for seqno in range(2, 30):
             writer, reader = (consensus, other) if seqno % 2 else (other, consensus)
-            assert writer.compare_and_set("s1", SeqNo(seqno - 1), entry(seqno)) is CasResult.COMMITTED
+            assert writer.compare_and_set("s1", entry(seqno - 1).tip, entry(seqno)) is CasResult.COMMITTED
             assert reader.head("s1") == entry(seqno)
             assert reader.scan("s1", SeqNo(seqno), SCAN_ALL) == [entry(seqno)]
 
@@ -355,7 +369,7 @@ class ConsensusTests:
         assert other.truncate("s1", SeqNo(5)) == 2
         assert consensus.head("s1") == entry(5)
         assert consensus.compare_and_set("s1", None, entry(1)) is CasResult.EXPECTATION_MISMATCH
-        assert consensus.compare_and_set("s1", SeqNo(5), entry(6)) is CasResult.COMMITTED
+        assert consensus.compare_and_set("s1", entry(5).tip, entry(6)) is CasResult.COMMITTED
         assert other.scan("s1", SeqNo(0), SCAN_ALL) == [entry(5), entry(6)]
 
     def test_truncate_never_takes_the_head(self, consensus: Consensus) -> None:
@@ -410,9 +424,10 @@ class ConsensusTests:
         rounds = 25
         won: list[list[int]] = []
         for seqno in range(1, rounds + 1):
-            expected = None if seqno == 1 else SeqNo(seqno - 1)
+            head = consensus.head("s1")
+            expected = None if head is None else head.tip
 
-            def race(index: int, seqno: int = seqno, expected: SeqNo | None = expected) -> CasResult:
+            def race(index: int, seqno: int = seqno, expected: Tip | None = expected) -> CasResult:
                 client = consensus if index % 2 else other
                 return client.compare_and_set("s1", expected, entry(seqno, b"%d" % index))
 
@@ -433,7 +448,7 @@ class ConsensusTests:
                 head = client.head("s1")
                 assert head is not None
                 new = VersionedData(head.seqno.next(), b"%d" % (int(head.data) + 1))
-                done += client.compare_and_set("s1", head.seqno, new) is CasResult.COMMITTED
+                done += client.compare_and_set("s1", head.tip, new) is CasResult.COMMITTED
 
         at_once(add)
         head = consensus.head("s1")
@@ -451,7 +466,7 @@ class ConsensusTests:
                 head = client.head("s1")
                 assert head is not None
                 if index < 3:
-                    client.compare_and_set("s1", head.seqno, entry(head.seqno + 1))
+                    client.compare_and_set("s1", head.tip, entry(head.seqno + 1))
                 elif index < 5:
                     client.truncate("s1", SeqNo(max(0, head.seqno - 3)))
                 else:

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from persist_engine.base.env import SeededEnv
 from persist_engine.base.errors import Determinate, Indeterminate, StorageError
-from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
+from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
 from persist_engine.storage.blob import Blob, BlobInfo
 from persist_engine.storage.consensus import Consensus
 
@@ -154,7 +154,7 @@ class FaultyConsensus:
         """See Consensus."""
         return self._faults.call("head", key, self.address(), lambda: self._inner.head(key))
 
-    def compare_and_set(self, key: str, expected: SeqNo | None, new: VersionedData) -> CasResult:
+    def compare_and_set(self, key: str, expected: Tip | None, new: VersionedData) -> CasResult:
         """See Consensus."""
         return self._faults.call(
             "compare_and_set", key, self.address(), lambda: self._inner.compare_and_set(key, expected, new)

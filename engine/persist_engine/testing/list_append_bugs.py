@@ -16,7 +16,7 @@ from persist_engine.shard.machine import Machine
 from persist_engine.testing import sim_mutants
 
 Put = Any
-_CHECK = "if (head or '') ~= ARGV[3] then"
+_CHECK = "if (tip or '') ~= ARGV[3] then"
 
 
 def _unknown_is_failure(put: Put) -> None:

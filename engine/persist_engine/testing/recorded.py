@@ -113,7 +113,7 @@ class RecordedShard:
         expected = None
         for entry in self.consensus.scan(self.shard_id, SeqNo(0), SCAN_ALL):
             other.consensus.compare_and_set(self.shard_id, expected, entry)
-            expected = entry.seqno
+            expected = entry.tip
         return other
 
     def client(self, settings: Settings = SETTINGS) -> PersistClient:

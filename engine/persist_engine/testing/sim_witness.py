@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 from persist_engine.base.errors import PersistError
-from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
+from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
 from persist_engine.codec.batch import decode_run_listing
 from persist_engine.codec.keys import RollupKey, blob_key, created_key, parse_blob_key
 from persist_engine.codec.state import decode_rollup
@@ -437,7 +437,7 @@ class WatchedConsensus:
         """See Consensus."""
         return self._inner.head(key)
 
-    def compare_and_set(self, key: str, expected: SeqNo | None, new: VersionedData) -> CasResult:
+    def compare_and_set(self, key: str, expected: Tip | None, new: VersionedData) -> CasResult:
         """See Consensus."""
         result = self._inner.compare_and_set(key, expected, new)
         if result is CasResult.COMMITTED:

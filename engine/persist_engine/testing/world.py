@@ -14,7 +14,7 @@ import pyarrow as pa
 from persist_engine.base.env import SeededEnv, SystemEnv
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import Settings
-from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
+from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
 from persist_engine.client.client import PersistClient
 from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import Antichain
@@ -55,7 +55,7 @@ class CountedConsensus:
         self.calls["head"] += 1
         return self._inner.head(key)
 
-    def compare_and_set(self, key: str, expected: SeqNo | None, new: VersionedData) -> CasResult:
+    def compare_and_set(self, key: str, expected: Tip | None, new: VersionedData) -> CasResult:
         """See Consensus."""
         self.calls["compare_and_set"] += 1
         return self._inner.compare_and_set(key, expected, new)

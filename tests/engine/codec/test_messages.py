@@ -240,6 +240,7 @@ def test_no_collection_of_a_diff_is_forgotten() -> None:
         "walltime_ms",
         "latest_rollup_key",
         "birth",
+        "tag",
         "shard_id",
     }
     written = {value.name.removeprefix("STATE_FIELD_").lower() for value in diff_pb2.StateField.DESCRIPTOR.values} - {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 from persist_engine import Antichain, PersistClient, ShardId
 from persist_engine.base.errors import ShardLost, ShardNotFound

@@ -117,9 +117,10 @@ def test_a_shard_of_the_oldest_code_is_read_written_and_maintained(stays_flat: b
         schemas=SharedMap(),
         trace=Trace(structured=False),
     )
-    world.blob.set(blob_key(shard_id, key), encode_rollup(Rollup(flat)))
+    entry = VersionedData(SeqNo(1), encode_state_diff(between(nothing, flat)))
+    world.blob.set(blob_key(shard_id, key), encode_rollup(Rollup(replace(flat, tag=entry.tip.tag))))
     world.consensus._inner = MemConsensus()
-    world.consensus.compare_and_set(shard_id, None, VersionedData(SeqNo(1), encode_state_diff(between(nothing, flat))))
+    world.consensus.compare_and_set(shard_id, None, entry)
     clients = [world.process(), world.process()]
     writers = [client.open_writer(shard_id, SCHEMA, purpose="test") for client in clients]
     for time in range(1, 30):

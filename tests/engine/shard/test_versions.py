@@ -150,7 +150,7 @@ def test_damaged_rollups_and_diffs_are_named():
         world.process()._versions.fetch_current_state(shard_id)
     assert raised.value.detail["key"] == key
     world.blob.set(key, whole)
-    world.consensus.compare_and_set(shard_id, state.seqno, VersionedData(state.seqno.next(), b"rubbish"))
+    world.consensus.compare_and_set(shard_id, state.tip, VersionedData(state.seqno.next(), b"rubbish"))
     with pytest.raises(CorruptData, match=f"{shard_id} {state.seqno.next()}"):
         world.process()._versions.fetch_current_state(shard_id)
 
@@ -167,7 +167,7 @@ def test_regression_a_diff_that_names_no_rollup_is_damage_whatever_the_number_of
     diff = decode_state_diff(head.data, key="head")
     key = named.format(rollup=diff.latest_rollup_key.split("/")[1])
     bad = dataclasses.replace(diff, seqno_from=state.seqno, seqno_to=state.seqno.next(), latest_rollup_key=key)
-    world.consensus.compare_and_set(shard_id, state.seqno, VersionedData(bad.seqno_to, encode_state_diff(bad)))
+    world.consensus.compare_and_set(shard_id, state.tip, VersionedData(bad.seqno_to, encode_state_diff(bad)))
     for versions in (world.process()._versions, world.process(settings=Settings())._versions):
         with pytest.raises(CorruptData, match=f"{shard_id} {bad.seqno_to} names no rollup"):
             versions.fetch_current_state(shard_id)

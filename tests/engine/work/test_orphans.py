@@ -293,7 +293,7 @@ def test_regression_nothing_is_an_orphan_to_a_log_that_was_rolled_back(site, mon
 
 def rolled_back_to(consensus, shard_id):
     head = consensus.head(shard_id)
-    return None if head is None else head.seqno
+    return None if head is None else head.tip
 
 
 def test_a_second_rollup_of_a_version_is_an_orphan_at_once(site):

@@ -131,7 +131,6 @@ def flat_shard(world):
     empty = HollowBatch.empty(Description(MINIMUM, A(1), MINIMUM))
     trace = Trace(pushed(MINIMUM, [empty]), structured=False)
     state = dataclasses.replace(first, seqno=seqno, rollups=SharedMap({seqno: HollowRollup(key, None)}), trace=trace)
-    world.blob.set(blob_key(shard_id, key), encode_rollup(Rollup(state)))
     diff = StateDiff(
         applier_version=state.applier_version,
         seqno_from=first.seqno,
@@ -140,7 +139,9 @@ def flat_shard(world):
         latest_rollup_key=key,
         birth=state.birth,
     )
-    world.consensus.compare_and_set(shard_id, first.seqno, VersionedData(seqno, encode_state_diff(diff)))
+    entry = VersionedData(seqno, encode_state_diff(diff))
+    world.blob.set(blob_key(shard_id, key), encode_rollup(Rollup(dataclasses.replace(state, tag=entry.tip.tag))))
+    world.consensus.compare_and_set(shard_id, first.tip, entry)
     world.consensus.truncate(shard_id, seqno)
     return shard_id
 
@@ -175,8 +176,9 @@ def test_a_diff_that_does_not_apply_is_found_and_the_rest_is_checked_all_the_sam
     expected = None
     for each in log:
         data = encode_state_diff(forged) if each.seqno == entry.seqno else each.data
-        other.consensus.compare_and_set(shard.shard_id, expected, VersionedData(each.seqno, data))
-        expected = each.seqno
+        new = VersionedData(each.seqno, data)
+        other.consensus.compare_and_set(shard.shard_id, expected, new)
+        expected = new.tip
     found = verify_shard(other.client().machine(shard.shard_id))
     assert found.is_corrupt
     assert kinds(found) & {FindingKind.DIFF_DOES_NOT_APPLY, FindingKind.CORRUPT}

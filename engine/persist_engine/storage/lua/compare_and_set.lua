@@ -1,7 +1,7 @@
--- ARGV[3]: expected head or ''. ARGV[4]: the new seqno. ARGV[5]: its data.
--- ARGV[8]: `seqno:tag` of it.
+-- ARGV[3]: expected head and tag of its entry, as `head:tag`, or ''. ARGV[4]: the new seqno. ARGV[5]: its data.
 -- ARGV[6]: channel to tell it on, or ''. ARGV[7]: more bytes than these are not told, only the seqno.
-if (head or '') ~= ARGV[3] then
+-- ARGV[8]: `seqno:tag` of the new entry.
+if (tip or '') ~= ARGV[3] then
   return {'MISMATCH', head or ''}
 end
 

@@ -1,6 +1,6 @@
 -- Stands before every verb. KEYS: meta hash {e, run, h, l, t}, list of entries l..h in order.
 -- ARGV[1]: epoch the caller works in. ARGV[2]: the highest head the caller has seen of this log, or ''; where it knows that
--- entry, as `head:tag`. t is the same of the newest entry; whoever commits without it leaves that of an older one.
+-- entry, as `head:tag`. t is the same of the newest entry.
 -- Seqnos travel as decimal strings: Lua's numbers are exact only below 2^53. Replies start with a status word.
 -- SUBTLE: Lua has no rollback. Every check stands before the first write. After it only an ACL can refuse one (it forbids one
 -- of two commands): the first is then undone, or the log would be taken for corrupt for ever.
@@ -33,6 +33,6 @@ end
 if seen ~= '' and (not exists or minus(head, seen) < 0) then
   return {'LOST', head or 'none'}
 end
-if seen == head and seen ~= ARGV[2] and tip and string.match(tip, '^%d*') == head and tip ~= ARGV[2] then
+if seen == head and seen ~= ARGV[2] and tip ~= ARGV[2] then
   return {'OTHER', head}
 end
