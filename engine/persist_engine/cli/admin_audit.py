@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, PersistError
+from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, PersistError, ShardNotFound
 from persist_engine.base.wording import counted, sized
 from persist_engine.cli.options import (
     GIVE_UP_S,
@@ -176,15 +176,25 @@ def verify(
     Exit code 74 when something is lost or wrong. What is missing is looked for in all parts, whatever the sample.
     """
     from persist_engine.cli.main import EXIT_CORRUPT
+    from persist_engine.work.verify import lost_shard, shards_without_log
 
     shard_id = None if shard_argument is None and shard is None else one_shard(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
         shard_ids = sorted(client.shards()) if shard_id is None else [shard_id]
+        if shard_id is None:
+            # Those created since then are found there, too, and have their log when they are looked at.
+            shard_ids += shards_without_log(client.versions, shard_ids)
         found: list[Verification] = []
         problems: list[PersistError] = []
         for each in shard_ids:
             try:
                 found.append(_verified(client, each, sample / 100, quiet=as_json))
+            except ShardNotFound:
+                lost = lost_shard(client.versions, each)
+                if lost is not None:
+                    found.append(lost)
+                elif shard_id is not None:
+                    raise
             except Incompatible as error:
                 if shard_id is not None:
                     raise
