@@ -27,14 +27,7 @@ from persist_engine.base.metrics import Metrics
 from persist_engine.base.settings import Settings
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo, VersionedData, tag_of
-from persist_engine.codec.keys import (
-    blob_key,
-    created_key,
-    is_first_rollup,
-    is_rollup_key,
-    rollup_key,
-    shard_prefix,
-)
+from persist_engine.codec.keys import blob_key, is_rollup_key, rollup_key
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model.batch import HollowRollup
@@ -44,6 +37,7 @@ from persist_engine.model.state_diff import StateDiff
 from persist_engine.model.state_diff import apply as apply_state_diff
 from persist_engine.model.step import initial_state
 from persist_engine.model.views import latest_rollup, sealed
+from persist_engine.shard.creation import Creation
 from persist_engine.shard.live_states import LiveStates
 from persist_engine.shard.retry import Retry
 from persist_engine.shard.roundtrip import validate_roundtrip
@@ -95,6 +89,7 @@ class StateVersions:
         self.push = push or NoPush()
         self.env, self.settings, self.metrics = env, settings, metrics
         self.retry = Retry(env, settings.retry, metrics)
+        self.creation = Creation(blob, consensus, self.retry)
 
     # -- init and compare-and-set -------------------------------------------------------------------------------------
 
@@ -107,7 +102,7 @@ class StateVersions:
         """
         recent = self.fetch_recent_live_diffs(shard_id)
         if not recent:
-            ruin = self.first_ruin(shard_id)
+            ruin = self.creation.first_ruin(shard_id)
             if ruin is None:
                 created = self._try_init_shard(shard_id, codecs, schema)
                 if created is not None:
@@ -115,40 +110,13 @@ class StateVersions:
             # Another creator may have been faster than the listing: then its log is there by now.
             recent = self.fetch_recent_live_diffs(shard_id)
             if ruin is not None and not recent:
-                raise ShardLost(self._lost(shard_id, ruin), shard_id=shard_id, key=ruin)
+                raise ShardLost(self.creation.lost(shard_id, ruin), shard_id=shard_id, key=ruin)
         state = self.fetch_current_state(shard_id, recent)
         check_codecs(state, codecs)
-        if set(state.rollups) == {_FIRST} and not self._is_marked(shard_id):
+        if set(state.rollups) == {_FIRST} and not self.creation.is_marked(shard_id):
             # Its creator may have died before it left the mark: that is seen to before anything is written.
-            self._mark_created(shard_id)
+            self.creation.mark(shard_id)
         return state
-
-    def first_ruin(self, shard_id: ShardId) -> str | None:
-        """The key of a blob that proves that the shard's log began, whether it is still there or not; None without any.
-
-        A rollup of the first version proves nothing: its creator may have died before the log began. All else comes later,
-        and whoever creates a shard or opens it for writing leaves a mark of that: small appends leave no blob of their own.
-        """
-        prefix = shard_prefix(shard_id)
-
-        def first() -> str | None:
-            return next((info.key for info in self.blob.list_prefix(prefix) if not is_first_rollup(info.key)), None)
-
-        return self.retry.external("list", first, shard=shard_id)
-
-    def _is_marked(self, shard_id: ShardId) -> bool:
-        key = created_key(shard_id)
-        return self.retry.external("get mark", lambda: self.blob.get(key), shard=shard_id) is not None
-
-    def _mark_created(self, shard_id: ShardId) -> None:
-        self.retry.external("set mark", lambda: self.blob.set(created_key(shard_id), b""), shard=shard_id)
-
-    def _lost(self, shard_id: ShardId, ruin: str) -> str:
-        return (
-            f"shard {shard_id} is not in {self.consensus.address()}, and {self.blob.address()} holds blobs of it, {ruin} "
-            "among them: consensus lost it, or is not the one that belongs to these blobs. Nothing was created; "
-            f"`persist admin recover {shard_id}` tells what can be brought back"
-        )
 
     def _try_init_shard(self, shard_id: ShardId, codecs: CodecNames, schema: SchemaPair) -> ShardState | None:
         key = rollup_key(_FIRST, RollupId.from_bytes(self.env.random_bytes(16)))
@@ -171,7 +139,7 @@ class StateVersions:
             "init", lambda: self.consensus.compare_and_set(shard_id, None, new), shard=shard_id
         )
         if result is CasResult.COMMITTED:
-            self._mark_created(shard_id)
+            self.creation.mark(shard_id)
             return sealed(state)
         winner = self.fetch_current_state(shard_id)
         if all(rollup.key != key for rollup in winner.rollups.values()):
@@ -353,9 +321,11 @@ class StateVersions:
     # -- private ------------------------------------------------------------------------------------------------------
 
     def _not_found(self, shard_id: ShardId) -> ShardNotFound:
-        ruin = self.first_ruin(shard_id)
+        ruin = self.creation.first_ruin(shard_id)
         text = f"shard {shard_id} does not exist in {self.consensus.address()}"
-        return ShardNotFound(text if ruin is None else f"{text}: {self._lost(shard_id, ruin)}", shard_id=shard_id)
+        return ShardNotFound(
+            text if ruin is None else f"{text}: {self.creation.lost(shard_id, ruin)}", shard_id=shard_id
+        )
 
     def _fetch_rollup_at(self, shard_id: ShardId, live: LiveDiffs) -> ShardState | None:
         """The state at live[0], from a rollup there; None when none is found (others truncated in between, or it is

@@ -68,7 +68,7 @@ def verify_shard(machine: Machine, *, sample: float = 1.0, on_checked: OnChecked
 
 def lost_shard(versions: StateVersions, shard_id: ShardId) -> Verification | None:
     """What is to be said of a shard that has no log: that it was lost, if blobs prove that there was one; else None."""
-    ruin = versions.first_ruin(shard_id)
+    ruin = versions.creation.first_ruin(shard_id)
     if ruin is None:
         return None
     found = Verification(shard_id)

@@ -8,7 +8,7 @@ import pytest
 from persist_engine import Antichain, Location, PersistClient, ShardId
 from persist_engine.base.errors import ShardLost
 from persist_engine.base.settings import BatchSettings, MaintenanceSettings, Settings
-from persist_engine.shard.versions import StateVersions
+from persist_engine.shard.creation import Creation
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.testing.disk import Disk
 from persist_engine.testing.world import SCHEMA, CountedConsensus, World, row
@@ -91,9 +91,7 @@ def test_a_log_that_was_made_anew_and_has_grown_past_the_rollup(site: Site, monk
     site.append(5)
     write_rollup(site.machine())
     site.restore({})
-    monkeypatch.setattr(
-        StateVersions, "first_ruin", lambda *_: None
-    )  # as whoever deletes what stands in the way may do
+    monkeypatch.setattr(Creation, "first_ruin", lambda *_: None)  # as whoever deletes what stands in the way may do
     site.append(20)
     site.check_refused(FindingKind.LOG_FORKED)
 
