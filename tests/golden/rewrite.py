@@ -206,6 +206,17 @@ def fenced_rollup() -> Rollup:
     return Rollup(state, (VersionedData(SeqNo(2), encode_state_diff(fenced_diff())),))
 
 
+def chained_diff() -> StateDiff:
+    """What came after, in format 2: the entry it follows."""
+    return replace(fenced_diff(), predecessor=b"\x0c" * 16)
+
+
+def chained_rollup() -> Rollup:
+    """As above: the tag of the state's entry, and those of entries before the diffs'."""
+    entry = VersionedData(SeqNo(2), encode_state_diff(chained_diff()))
+    return Rollup(replace(fenced_rollup().state, tag=entry.tip.tag), (entry,), b"\x0c" * 8)
+
+
 def packed_rollup() -> Rollup:
     """In format 3: so many live batches that some are compressed."""
     state = fenced_rollup().state
@@ -227,11 +238,13 @@ def files() -> dict[str, bytes]:
         "batch-nested.bin": encode_transmittable(SHARD, VERSION, nested_batch()),
         "diff-0.1.0.bin": encode_state_diff(state_diff()),
         "diff-of-a-shard.bin": encode_state_diff(state_diff_of_a_shard()),
-        "rollup-2.bin": encode_rollup(rollup()),  # rollup-0.1.0.bin, in format 1, is only read any more
+        "rollup-2.bin": encode_rollup(rollup()),
         "diff-born.bin": encode_state_diff(born_diff()),
         "rollup-born.bin": encode_rollup(born_rollup()),
         "diff-fenced.bin": encode_state_diff(fenced_diff()),
         "rollup-fenced.bin": encode_rollup(fenced_rollup()),
+        "diff-chained.bin": encode_state_diff(chained_diff()),
+        "rollup-chained.bin": encode_rollup(chained_rollup()),
         "rollup-3.bin": encode_rollup(packed_rollup()),
     }
 

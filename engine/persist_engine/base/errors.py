@@ -11,6 +11,7 @@ Expected outcomes (a lost race, a since that moved on) are values, never raised.
     |- Fenced              reopen the handle: its lease ran out, or a newer owner was seen
     |- Incompatible        the durable bytes were written by newer code: upgrade this binary
     |- CorruptData         durable bytes do not decode or do not match their checksum; names the key
+    |  |- ForkedLog        a shard's log is not the one that was known: consensus lost versions
     |- SinkFailed          a worker of a running sink ended; its cause is chained
     |- InvariantViolated   durable bytes or a transition break a rule: stop and page someone
 
@@ -47,6 +48,7 @@ class ErrorKind(enum.StrEnum):
     INCOMPATIBLE = "Incompatible"
     CORRUPT = "Corrupt"
     MISSING_BLOB = "MissingBlob"
+    FORKED_LOG = "ForkedLog"
     INVARIANT = "Invariant"
     SHARD_LOST = "ShardLost"
 
@@ -204,6 +206,15 @@ class MissingBlob(CorruptData):
     """A blob that a live state names does not exist. `detail['key']` names it."""
 
     kind = ErrorKind.MISSING_BLOB
+
+
+class ForkedLog(CorruptData):
+    """A shard's log is not the one that was known, or its entries do not follow one another: consensus was rolled back,
+    wiped or split, and acknowledged versions may be lost. No retry helps. Handles of the shard are of no more use in this
+    client: they read, write and delete nothing from what they know. `detail`: key, shard_id, seqno.
+    """
+
+    kind = ErrorKind.FORKED_LOG
 
 
 class InvariantViolated(PersistError):

@@ -82,7 +82,11 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
             "State diffs by how they were applied.",
             path="structured(_full), fast_append, fast_empty, fast_compaction, lenient, slow, reconstruction; hostname_mismatch",
         ),
-        _counter("update_state", "Refreshes of the cached state.", path="empty, fast or slow"),
+        _counter(
+            "update_state",
+            "Refreshes of the cached state.",
+            path="empty, fast, slow; unproven: slow, from too far behind to tell whether the log was rolled back",
+        ),
         _counter("fetch_recent_diffs", "Scans on open.", path="fast (all diffs) or slow (from the newest rollup)"),
         _counter("fetch_state_stale_rollup", "Opens that met a rollup which was deleted meanwhile, and began again."),
         _counter("rollup_migrated", "Earliest rollups found through diffs, because state no longer named them."),
@@ -92,6 +96,11 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
         _counter("watch_woken", "Waits for a newer state that were woken.", by="notify or poll"),
         _counter("watch_resolved", "Waits that ended.", by="at_once, notify, poll or timeout"),
         _counter("push", "Diffs pushed by other processes.", outcome="applied, fetched (after a gap) or foreign"),
+        _counter(
+            "forked_log",
+            "Logs found to have lost versions: this process does no more on the shard.",
+            **_SHARD,
+        ),
         _counter("push_disconnected", "Times the connection that pushes come by was lost."),
     ),
     "Shards": (

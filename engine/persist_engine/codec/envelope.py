@@ -22,6 +22,8 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, InvariantViolated
 
 FORMAT_VERSION = 1
+#: Format of state diffs that name the entry they follow: older code would drop that.
+CHAINED_VERSION = 2
 #: Format of rollups that store a spine batch's hollow batches as bytes (codec.stored_spine).
 STORED_SPINE_VERSION = 2
 #: Format of rollups that hold some of those bytes compressed.
@@ -43,6 +45,9 @@ class Kind(enum.Enum):
     BATCH = b"B"
     TRANSMITTABLE_BATCH = b"T"
     RUN_LISTING = b"L"
+
+
+_NEWEST = {Kind.ROLLUP: PACKED_SPINE_VERSION, Kind.STATE_DIFF: CHAINED_VERSION}
 
 
 def sealed(kind: Kind, message: Message, *, format_version: int | None = None) -> bytes:
@@ -72,7 +77,7 @@ def opened(kind: Kind, data: bytes, message: M, key: str) -> M:
         raise CorruptData(f"{key}: the {what} does not match its checksum", key=key)
     if magic[3:] != kind.value:
         raise CorruptData(f"{key}: expected a {what}, found the kind {magic[3:]!r}", key=key)
-    newest = PACKED_SPINE_VERSION if kind is Kind.ROLLUP else FORMAT_VERSION
+    newest = _NEWEST.get(kind, FORMAT_VERSION)
     if version > newest:
         raise Incompatible(f"{key}: {what} in format {version}, this code reads up to {newest}", key=key)
     try:

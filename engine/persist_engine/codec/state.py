@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 from persist_engine.base.errors import check
 from persist_engine.base.version import check_readable
-from persist_engine.base.versioned import SeqNo, VersionedData
+from persist_engine.base.versioned import SeqNo, Tip, VersionedData
 from persist_engine.codec import records
 from persist_engine.codec.batch import antichain_from_pb, antichain_to_pb, batch_from_pb, batch_to_pb
 from persist_engine.codec.envelope import Kind, decoding, opened, sealed
+from persist_engine.codec.state_diff import predecessor_of
 from persist_engine.codec.stored_spine import format_version, trace_from_pb, trace_to_pb
 from persist_engine.model.flat_trace import FlatTrace
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId, WriterId
@@ -24,17 +25,43 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
+#: Of a tag in a lineage; who knows another entry at its place agrees with it once in 2**64.
+_SHORT_BYTES = 8
+#: Entries that a lineage tells: 32 KiB. Past them a process that slept cannot be told whether its log was rolled back.
+LINEAGE_MAX = 4096
+
+
 @dataclass(frozen=True, slots=True)
 class Rollup:
     """A full copy of state at `state.seqno`.
 
     `diffs` are the encoded diffs of the seqnos after the previous rollup, up to and with this one's, so that audits
-    see which blobs came and went; none in a shard's first rollup. Invariant: their seqnos follow one another and end
-    at the state's.
+    see which blobs came and went; none in a shard's first rollup. `lineage` are short tags of the entries before them,
+    oldest first. Invariant: the diffs' seqnos follow one another and end at the state's, each names the one before it,
+    and the last is the state's entry.
     """
 
     state: ShardState
     diffs: tuple[VersionedData, ...] = ()
+    lineage: bytes = b""
+
+    def knows(self, tip: Tip) -> bool | None:
+        """Whether `tip` is an entry of the log up to the state; None when it lies further back than is told here."""
+        back = self.state.seqno - tip.seqno
+        if back == 0:
+            return tip.tag == self.state.tag
+        if 0 < back < len(self.diffs):
+            return tip == self.diffs[-1 - back].tip
+        end = len(self.lineage) - _SHORT_BYTES * (back - max(1, len(self.diffs)))
+        if not _SHORT_BYTES <= end <= len(self.lineage):
+            return None
+        return self.lineage[end - _SHORT_BYTES : end] == tip.tag[:_SHORT_BYTES]
+
+    def lineage_of_next(self) -> bytes:
+        """The lineage of the rollup that follows: this one's, its diffs' and its state's."""
+        tags = [diff.tip.tag for diff in self.diffs[:-1]] + [self.state.tag]
+        told = self.lineage + b"".join(tag[:_SHORT_BYTES] for tag in tags)
+        return told[-LINEAGE_MAX * _SHORT_BYTES :]
 
 
 def encode_rollup(rollup: Rollup) -> bytes:
@@ -45,6 +72,7 @@ def encode_rollup(rollup: Rollup) -> bytes:
     message = pb.Rollup(
         state=state_to_pb(rollup.state),
         diffs=[pb.VersionedData(seqno=diff.seqno, data=diff.data) for diff in rollup.diffs],
+        lineage=rollup.lineage,
     )
     return sealed(Kind.ROLLUP, message, format_version=format_version(message.state.trace))
 
@@ -53,7 +81,7 @@ def decode_rollup(data: bytes, *, key: str, lazily: bool = False) -> Rollup:
     """Inverse of `encode_rollup`. CorruptData or Incompatible (format or writing code too new) naming `key`.
 
     `lazily`: hollow batches are decoded when somebody looks at them, and CorruptData for what is wrong with them comes
-    then. The checksum over all of it is verified either way.
+    then; of the diffs only the last is compared with what follows it. The checksum over all of it is verified either way.
     """
     message = opened(Kind.ROLLUP, data, pb.Rollup(), key)
     check_readable(message.state.applier_version, key)
@@ -63,16 +91,24 @@ def decode_rollup(data: bytes, *, key: str, lazily: bool = False) -> Rollup:
         state = state_from_pb(message.state, key=key)
         if not lazily:
             state.trace.validate(deep=True)
-        rollup = Rollup(state, diffs)
-        _check_diffs(rollup)
+        rollup = Rollup(state, diffs, message.lineage)
+        _check_diffs(rollup, lazily=lazily)
         return rollup
 
 
-def _check_diffs(rollup: Rollup) -> None:
-    last = rollup.state.seqno - len(rollup.diffs)
+def _check_diffs(rollup: Rollup, *, lazily: bool = False) -> None:
+    state = rollup.state
+    check(len(rollup.lineage) % _SHORT_BYTES == 0, f"a lineage of {len(rollup.lineage)} bytes")
+    last = state.seqno - len(rollup.diffs)
     for diff in rollup.diffs:
         last += 1
-        check(diff.seqno == last, f"diff {diff.seqno} in a rollup of {rollup.state.seqno} where v{last} belongs")
+        check(diff.seqno == last, f"diff {diff.seqno} in a rollup of {state.seqno} where v{last} belongs")
+    following = state.tag
+    for diff in reversed(rollup.diffs if following else ()):
+        check(diff.tip.tag == following, f"diff {diff.seqno} is not the entry that what comes after it follows")
+        if lazily:
+            return
+        following = predecessor_of(diff, key=f"{state.shard_id} {diff.seqno}")
 
 
 def state_to_pb(state: ShardState) -> pb.ShardState:

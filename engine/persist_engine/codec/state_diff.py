@@ -15,10 +15,10 @@ from google.protobuf.message import Message
 
 from persist_engine.base.errors import check
 from persist_engine.base.version import check_readable
-from persist_engine.base.versioned import SeqNo, tag_of
+from persist_engine.base.versioned import SeqNo, VersionedData, tag_of
 from persist_engine.codec import records
 from persist_engine.codec.batch import antichain_from_pb, antichain_to_pb, batch_from_pb, batch_to_pb
-from persist_engine.codec.envelope import Kind, decoding, opened, sealed
+from persist_engine.codec.envelope import CHAINED_VERSION, Kind, decoding, opened, sealed
 from persist_engine.codec.kept import Kept
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId, WriterId
 from persist_engine.model.state_diff import Delete, FieldDiff, Insert, StateDiff, Update
@@ -166,9 +166,10 @@ def encode_state_diff(diff: StateDiff) -> bytes:
         field_diffs=columns,
         walltime_ms=diff.walltime_ms,
         birth=diff.birth,
+        predecessor=diff.predecessor,
         shard_id=None if diff.shard_id is None else diff.shard_id.to_bytes(),
     )
-    return sealed(Kind.STATE_DIFF, message)
+    return sealed(Kind.STATE_DIFF, message, format_version=CHAINED_VERSION)
 
 
 def decode_state_diff(data: bytes, *, key: str) -> StateDiff:
@@ -187,10 +188,18 @@ def decode_state_diff(data: bytes, *, key: str) -> StateDiff:
             walltime_ms=message.walltime_ms,
             latest_rollup_key=message.latest_rollup_key,
             birth=records.birth_from_pb(message.birth),
+            predecessor=records.tag_from_pb(message.predecessor),
             tag=tag_of(data),
             shard_id=ShardId.from_bytes(message.shard_id) if message.HasField("shard_id") else None,
             **_collections(message.field_diffs),
         )
+
+
+def predecessor_of(entry: VersionedData, *, key: str) -> bytes:
+    """The tag that the encoded diff `entry` gives the entry before it; errors as of `decode_state_diff`, changes aside."""
+    message = opened(Kind.STATE_DIFF, entry.data, diff_pb2.StateDiff(), key)
+    with decoding("the state diff", key):
+        return records.tag_from_pb(message.predecessor)
 
 
 def validate(columns: diff_pb2.FieldDiffs) -> None:

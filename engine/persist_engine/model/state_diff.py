@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from persist_engine.base.errors import InvariantViolated, check
+from persist_engine.base.errors import ForkedLog, InvariantViolated, check
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.batch import HollowBatch, HollowRollup, HollowRun, InlinePart
 from persist_engine.model.field_diff import (
@@ -51,7 +51,9 @@ __all__ = [
     "apply",
     "between",
     "check_birth",
+    "check_same_entry",
     "deleted_blobs",
+    "forked_log",
     "inserted_blobs",
     "live_blobs",
 ]
@@ -91,6 +93,8 @@ class StateDiff:
     birth: bytes = b""
     """That of the log it belongs to; empty when older code wrote it."""
     shard_id: ShardId | None = None
+    predecessor: bytes = b""
+    """Tag of the entry before it; empty in a log's first."""
     tag: bytes = field(default=b"", compare=False)
     """That of the entry it was decoded from."""
 
@@ -140,6 +144,7 @@ def between(before: ShardState, after: ShardState) -> StateDiff:
         merges=trace.merges,
         staging_floor_ms=field_diff(None, before.staging_floor_ms, after.staging_floor_ms),
         birth=after.birth,
+        predecessor=before.tag,
         shard_id=after.shard_id,
     )
 
@@ -149,14 +154,17 @@ def _ignore(_path: str) -> None:
 
 
 def apply(state: ShardState, diff: StateDiff, *, count: Callable[[str], None] = _ignore) -> ShardState:
-    """The state after `diff`, sealed. Idempotent: a diff that leads to the state's own seqno changes nothing.
+    """The state after `diff`, sealed. Idempotent: the diff that led to the state changes nothing.
 
-    Strict: InvariantViolated when the diff starts elsewhere or an old value is not what stands here; only the host
-    name is taken as it comes, since wrong ones were written once (spec 20, bug 24). `count` hears which path was
-    taken: "hostname_mismatch", and for the trace one of "structured", "structured_full", "fast_append", "fast_empty",
-    "fast_compaction", "lenient", "slow", "reconstruction".
+    ForkedLog when the diff belongs to another history than the state: its predecessor is not the state's entry, or it is
+    another entry of the state's seqno. Strict: InvariantViolated when the diff starts elsewhere or an old value is not
+    what stands here; only the host name is taken as it comes, since wrong ones were written once (spec 20, bug 24).
+    `count` hears which path was taken: "hostname_mismatch", and for the trace one of "structured", "structured_full",
+    "fast_append", "fast_empty", "fast_compaction", "lenient", "slow", "reconstruction".
     """
     if state.seqno == diff.seqno_to:
+        if diff.tag:
+            check_same_entry(state, diff.tag)
         return state
     try:
         return _applied(state, diff, count)
@@ -166,15 +174,33 @@ def apply(state: ShardState, diff: StateDiff, *, count: Callable[[str], None] = 
 
 
 def check_birth(state: ShardState, birth: bytes) -> None:
-    """InvariantViolated naming both births unless `birth` is that of `state`'s log. What older code wrote tells none,
-    and is believed.
-    """
-    check(
-        not (state.birth and birth) or state.birth == birth,
-        f"the log of shard {state.shard_id} that this process knows was born as {state.birth.hex()}, what it meets was "
-        f"born as {birth.hex()}: the log was wiped and written anew, what was acknowledged up to {state.seqno} is lost",
-        known_birth=state.birth.hex(),
-        found_birth=birth.hex(),
+    """ForkedLog naming both births unless `birth` is that of `state`'s log. What tells none is believed."""
+    if state.birth and birth and state.birth != birth:
+        raise forked_log(
+            state,
+            f"it was wiped and written anew: this process knows the log born as {state.birth.hex()}, what it meets was "
+            f"born as {birth.hex()}",
+            known_birth=state.birth.hex(),
+            found_birth=birth.hex(),
+        )
+
+
+def check_same_entry(state: ShardState, tag: bytes) -> None:
+    """ForkedLog unless `tag` is that of the entry which made `state`: for what the log holds at its seqno."""
+    if tag != state.tag:
+        raise forked_log(state, f"another entry stands at {state.seqno}", known=state.tag.hex(), found=tag.hex())
+
+
+def forked_log(state: ShardState, what: str, **detail: Any) -> ForkedLog:
+    """The error for a log that is not the one `state` comes from."""
+    return ForkedLog(
+        f"the log of shard {state.shard_id} is not the one that {state.seqno} belongs to: {what}; consensus lost or "
+        "replaced acknowledged versions. Nothing was changed. Restore what it lost, or restart this process to go on "
+        "with the log that stands",
+        key=str(state.shard_id),
+        shard_id=state.shard_id,
+        seqno=state.seqno,
+        **detail,
     )
 
 
@@ -183,6 +209,13 @@ def _applied(state: ShardState, diff: StateDiff, count: Callable[[str], None]) -
     check(state.seqno == diff.seqno_from, f"diff {diff.seqno_from} to {diff.seqno_to} applied to {state.seqno}")
     check(diff.seqno_from < diff.seqno_to, f"diff from {diff.seqno_from} to {diff.seqno_to} goes back")
     check_birth(state, diff.birth)
+    if diff.predecessor != state.tag:
+        raise forked_log(
+            state,
+            f"{diff.seqno_to} follows another entry",
+            known=state.tag.hex(),
+            found=diff.predecessor.hex(),
+        )
     hostname = state.hostname
     for change in diff.hostname:
         if not isinstance(change, Update):

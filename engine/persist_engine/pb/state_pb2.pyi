@@ -300,9 +300,11 @@ class VersionedData(_message.Message):
     def __init__(self, seqno: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Rollup(_message.Message):
-    __slots__ = ("state", "diffs")
+    __slots__ = ("state", "diffs", "lineage")
     STATE_FIELD_NUMBER: _ClassVar[int]
     DIFFS_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
     state: ShardState
     diffs: _containers.RepeatedCompositeFieldContainer[VersionedData]
-    def __init__(self, state: _Optional[_Union[ShardState, _Mapping]] = ..., diffs: _Optional[_Iterable[_Union[VersionedData, _Mapping]]] = ...) -> None: ...
+    lineage: bytes
+    def __init__(self, state: _Optional[_Union[ShardState, _Mapping]] = ..., diffs: _Optional[_Iterable[_Union[VersionedData, _Mapping]]] = ..., lineage: _Optional[bytes] = ...) -> None: ...

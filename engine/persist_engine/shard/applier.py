@@ -1,16 +1,27 @@
 """The one place that changes durable state: a pure step on the cached state, then one compare-and-set (spec 9.1, 9.2).
 
 Owns this process's copy of a shard's state; all handles of one shard share it. A refresh has one path, whoever asks
-for it. Invariant: the cached state is one that consensus acknowledged, and its seqno never goes back.
+for it. Invariant: the cached state is one that consensus acknowledged, its seqno never goes back, and each cached state
+is of the past of the next. Where that is broken (ForkedLog: consensus lost versions) the applier is of no more use: it
+gives out no state, commits nothing, and says so at every call.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
-from persist_engine.base.errors import CorruptData, Determinate, Incompatible, Indeterminate, InvariantViolated
+from persist_engine.base.errors import (
+    CorruptData,
+    Determinate,
+    ForkedLog,
+    Incompatible,
+    Indeterminate,
+    InvariantViolated,
+)
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.model.commands import Answer, Command
@@ -18,7 +29,7 @@ from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.state import ShardState
 from persist_engine.model.state_diff import apply as apply_state_diff
-from persist_engine.model.state_diff import check_birth
+from persist_engine.model.state_diff import check_same_entry, forked_log
 from persist_engine.model.step import Refused, step
 from persist_engine.model.views import sealed
 from persist_engine.shard.gauges import count_commit, shard_gauges
@@ -27,6 +38,7 @@ from persist_engine.shard.retry import Backoff
 from persist_engine.shard.versions import StateVersions
 from persist_engine.shard.watch import StateWatch
 
+_log = logging.getLogger(__name__)
 NO_MAINTENANCE = Maintenance()
 #: How long one command waits for another of this process to finish its compare-and-set. Taking turns saves lost
 #: races against ourselves; when the other is stuck in a store call we go ahead: consensus decides anyway.
@@ -51,9 +63,10 @@ class Applier:
         self.watch = StateWatch()
         self._news = News(self.watch)
         self._state = sealed(state)
+        self._forked: ForkedLog | None = None
         self._install_lock = threading.Lock()
         self._turn = threading.Lock()
-        versions.metrics.watch_shard(state.shard_id, self, lambda applier: shard_gauges(applier.state))
+        versions.metrics.watch_shard(state.shard_id, self, lambda applier: shard_gauges(applier._state))
         self._catching_up = threading.Lock()
 
     @property
@@ -64,8 +77,10 @@ class Applier:
     @property
     def state(self) -> ShardState:
         """The newest state this process knows of: one that was current, maybe stale by now. Immutable, costs
-        nothing.
+        nothing. ForkedLog once that was found, as of every method.
         """
+        if self._forked is not None:
+            self._refuse(self._forked)
         return self._state
 
     def apply(self, command: Command, *, is_write: bool) -> tuple[Answer, Maintenance]:
@@ -88,7 +103,7 @@ class Applier:
             result: ShardState | Determinate | None
             with self._taking_turns():
                 self._take_news()
-                before, decided_ms = self._state, env.now_ms()
+                before, decided_ms = self.state, env.now_ms()
                 stepped = step(
                     before,
                     command,
@@ -104,6 +119,8 @@ class Applier:
                     return stepped.answer, NO_MAINTENANCE
                 try:
                     result = versions.try_compare_and_set_current(before=before, state=stepped.state, diff=stepped.diff)
+                except ForkedLog as error:
+                    self._give_up(error)
                 except Determinate as error:
                     result = error
                 except Indeterminate as error:
@@ -112,7 +129,7 @@ class Applier:
                         str(error), answer=stepped.answer, before=before, decided_ms=decided_ms
                     ) from error
                 if isinstance(result, ShardState):
-                    self._install(result)
+                    self._install(result, after=before)
             if isinstance(result, Determinate):
                 # Outside the turn: others need not wait for our pause to end.
                 refused = refused or versions.retry.backoff("compare_and_set", shard=self.shard_id, kind="determinate")
@@ -133,26 +150,35 @@ class Applier:
 
         With `hint` (the version the caller has looked at) returns at once when the cached state is already newer.
         """
-        current = self._state
-        if hint is not None and hint < current.seqno:
-            return
+        while True:
+            current = self.state
+            if hint is not None and hint < current.seqno:
+                return
+            try:
+                path, state = self._fetched(current)
+                is_done = self._install(state, after=current)
+            except ForkedLog as error:
+                self._give_up(error)
+            self.versions.metrics.count("update_state", path=path)
+            if is_done:
+                return
+
+    def _fetched(self, current: ShardState) -> tuple[str, ShardState]:
+        """Which way was gone, and the current state; it has `current` in its past."""
         versions = self.versions
         limit = versions.settings.maintenance.recent_diffs_max
-        live = versions.fetch_diffs_after(current.shard_id, current.seqno, limit=limit)
+        live = versions.fetch_diffs_from(current, limit=limit)
+        if live is None:
+            return "slow", versions.fetch_later_state(current)
         if not live:
-            versions.metrics.count("update_state", path="empty")
-            return
-        if len(live) < limit and live[0].seqno == current.seqno + 1:
-            state = current
-            for diff in versions.decode_diffs_after(current.shard_id, current.seqno, live):
-                state = apply_state_diff(state, diff, count=versions.count_apply)
-            self._install(sealed(state))
-            versions.metrics.count("update_state", path="fast")
-            return
-        # Too far behind to catch up diff by diff, or the diffs that follow ours are truncated: start from a rollup.
-        hinted = live if len(live) < limit else None
-        self._install(versions.fetch_current_state(current.shard_id, hinted))
-        versions.metrics.count("update_state", path="slow")
+            return "empty", current
+        if len(live) == limit:
+            # Too far behind to catch up diff by diff.
+            return "slow", versions.fetch_current_state(current.shard_id)
+        state = current
+        for diff in versions.decode_diffs_after(current.shard_id, current.seqno, live):
+            state = apply_state_diff(state, diff, count=versions.count_apply)
+        return "fast", sealed(state)
 
     def subscribe(self) -> None:
         """See watch.Pushed."""
@@ -165,7 +191,7 @@ class Applier:
     def catch_up(self) -> None:
         """See watch.Pushed."""
         self._take_news()
-        if self._news.is_beyond(self._state.seqno):
+        if self._news.is_beyond(self.state.seqno):
             self.versions.metrics.count("push", outcome="fetched")
             self.fetch_and_update()
 
@@ -176,22 +202,20 @@ class Applier:
         if self._news.is_empty():
             return
         with self._catching_up:
-            state = self._state
+            known = state = self.state
             for entry in self._news.take_after(state.seqno):
                 successor = self._pushed_successor(state, entry)
                 if successor is None:
                     self._news.doubt()
                     break
                 state = successor
-            self._install(state)
+            if not self._install(state, after=known):
+                self._news.doubt()
 
     def _pushed_successor(self, state: ShardState, entry: VersionedData) -> ShardState | None:
         metrics = self.versions.metrics
         try:
             (diff,) = self.versions.decode_diffs_after(state.shard_id, state.seqno, [entry])
-            if not state.birth or diff.birth != state.birth:
-                metrics.count("push", outcome="foreign")
-                return None
             after = sealed(apply_state_diff(state, diff, count=self.versions.count_apply))
         except (CorruptData, Incompatible, InvariantViolated):
             metrics.count("push", outcome="foreign")
@@ -201,22 +225,37 @@ class Applier:
 
     def _fetch_after_lost_race(self, before: ShardState) -> None:
         self.fetch_and_update(before.seqno)
-        if self._state.seqno <= before.seqno:
-            # The head is not what we saw acknowledged, and nothing came after it: the log lost versions.
-            raise InvariantViolated(
-                f"consensus {self.versions.consensus.address()} lost acknowledged versions of shard {before.shard_id}: "
-                f"it no longer ends at or after {before.seqno}",
-                shard_id=before.shard_id,
-                seqno=before.seqno,
-            )
+        if self.state.seqno <= before.seqno:
+            # Another entry was there when we lost, and is gone.
+            self._give_up(forked_log(before, f"what came after it vanished from {self.versions.consensus.address()}"))
 
-    def _install(self, state: ShardState) -> None:
+    def _install(self, state: ShardState, *, after: ShardState) -> bool:
+        """Cache `state`, which has `after` in its past. False when another thread took the cache on meanwhile, but less far:
+        nothing tells whether `state` has that in its past.
+        """
         with self._install_lock:
-            check_birth(self._state, state.birth)
-            if state.seqno <= self._state.seqno:
-                return
+            known = self._state
+            if state.seqno <= known.seqno:
+                if state.seqno == known.seqno:
+                    check_same_entry(known, state.tag)
+                return True
+            if known is not after:
+                return False
             self._state = state
         self.watch.notify()
+        return True
+
+    def _give_up(self, error: ForkedLog) -> NoReturn:
+        """The log is not the one that the cached state belongs to: nothing is to be believed or done any more."""
+        if self._forked is None:
+            self._forked = error
+            self.versions.metrics.count("forked_log", shard=self.shard_id)
+            _log.error("%s", error, extra={"shard": self.shard_id})
+        self.watch.notify()
+        raise error
+
+    def _refuse(self, found: ForkedLog) -> NoReturn:
+        raise ForkedLog(str(found), **found.detail) from found
 
     @contextmanager
     def _taking_turns(self) -> Iterator[None]:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from persist_engine.base.errors import check
 from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.model.state import ShardState
-from persist_engine.model.state_diff import StateDiff
+from persist_engine.model.state_diff import StateDiff, check_same_entry
 from persist_engine.model.state_diff import apply as apply_state_diff
 
 
 class LiveStates:
-    """Stands on one state at a time: first on the earliest. Not thread-safe."""
+    """Stands on one state at a time: first on the earliest. ForkedLog for entries that do not follow one another, the
+    earliest state's among them. Not thread-safe.
+    """
 
     def __init__(
         self, earliest: ShardState, diffs: Sequence[tuple[VersionedData, StateDiff]], *, count: Callable[[str], None]
@@ -23,6 +25,7 @@ class LiveStates:
             diffs[0][1].seqno_to == earliest.seqno,
             f"live diffs begin at {diffs[0][1].seqno_to}, not at {earliest.seqno}",
         )
+        check_same_entry(earliest, diffs[0][1].tag)
         self._state = earliest
         self._count = count
         self.initial_diff = diffs[0][1]

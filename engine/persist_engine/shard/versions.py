@@ -33,7 +33,7 @@ from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model.batch import HollowRollup
 from persist_engine.model.ids import RollupId, ShardId
 from persist_engine.model.state import CodecNames, SchemaPair, ShardState
-from persist_engine.model.state_diff import StateDiff
+from persist_engine.model.state_diff import StateDiff, check_birth, check_same_entry, forked_log
 from persist_engine.model.state_diff import apply as apply_state_diff
 from persist_engine.model.step import initial_state
 from persist_engine.model.views import latest_rollup, sealed
@@ -181,6 +181,24 @@ class StateVersions:
         ShardNotFound when the shard was never initialised. MissingBlob when the head itself names a rollup that does
         not exist: the blob store was wiped or is not the one that belongs to this consensus.
         """
+        rollup, live = self._fetch_newest_rollup(shard_id, hint)
+        return self._apply_successors(rollup.state, live)
+
+    def fetch_later_state(self, known: ShardState, hint: LiveDiffs | None = None) -> ShardState:
+        """As `fetch_current_state`, for a process that knows the state `known`, whose entry was truncated. ForkedLog when
+        `known` is no state of the log's past. The newest rollup tells some LINEAGE_MAX versions back; what is older is
+        believed, and counted.
+        """
+        rollup, live = self._fetch_newest_rollup(known.shard_id, hint)
+        check_birth(known, rollup.state.birth)
+        is_known = rollup.knows(known.tip)
+        if is_known is None:
+            self.metrics.count("update_state", path="unproven")
+        elif not is_known:
+            raise forked_log(known, f"another entry stood there, says rollup {rollup.state.seqno}")
+        return self._apply_successors(rollup.state, live)
+
+    def _fetch_newest_rollup(self, shard_id: ShardId, hint: LiveDiffs | None) -> tuple[Rollup, LiveDiffs]:
         live = hint or self.fetch_recent_live_diffs(shard_id)
         missing: str | None = None
         while True:
@@ -189,7 +207,7 @@ class StateVersions:
             key = self._decode_diff(shard_id, live[-1]).latest_rollup_key
             data = self._get_blob(shard_id, key)
             if data is not None:
-                return self._apply_successors(self._decode_rollup(shard_id, key, data).state, live)
+                return self._decode_rollup(shard_id, key, data), live
             if key == missing:
                 # Blobs are written before they are linked and deleted after they are unlinked: a head that still
                 # names a rollup after its blob was seen missing cannot be stale.
@@ -217,6 +235,20 @@ class StateVersions:
         assert head is not None
         rollup_seqno = SeqNo.parse(self._decode_diff(shard_id, head).latest_rollup_key.split("/")[0])
         return self._scan(shard_id, rollup_seqno, SCAN_ALL)
+
+    def fetch_diffs_from(self, known: ShardState, *, limit: int) -> LiveDiffs | None:
+        """At most `limit` live diffs that come after `known`; None when others truncated its entry, and so nothing tells
+        here whether they follow it. ForkedLog when the log ends before it, or holds another entry in its place.
+        """
+        live = self._scan(known.shard_id, known.seqno, limit + 1)
+        if not live:
+            raise forked_log(known, f"{self.consensus.address()} ends before it")
+        if live[0].seqno != known.seqno:
+            return None
+        if live[0].tip != known.tip:
+            check_birth(known, self._decode_diff(known.shard_id, live[0]).birth)
+            check_same_entry(known, live[0].tip.tag)
+        return live[1:]
 
     def fetch_diffs_after(self, shard_id: ShardId, seqno: SeqNo, *, limit: int = SCAN_ALL) -> LiveDiffs:
         """Live diffs with seqnos above `seqno`, at most `limit`. Does not start at seqno + 1 when those were
@@ -279,7 +311,7 @@ class StateVersions:
         truncated past it.
         """
         shard_id = state.shard_id
-        after, _ = latest_rollup(state)
+        after, previous = latest_rollup(state)
         missing = state.seqno - after
         diffs = (
             [e for e in self.fetch_diffs_after(shard_id, after, limit=missing) if e.seqno <= state.seqno]
@@ -296,8 +328,10 @@ class StateVersions:
             diffs[-1].seqno == state.seqno and len(diffs) == missing,
             f"diffs of {shard_id} between {after} and {state.seqno} are not dense",
         )
+        check_same_entry(state, diffs[-1].tip.tag)
         key = rollup_key(state.seqno, RollupId.from_bytes(self.env.random_bytes(16)))
-        data = self._timed("encode", "rollup", lambda: encode_rollup(Rollup(state, tuple(diffs))))
+        rollup = Rollup(state, tuple(diffs), self._lineage(shard_id, previous.key))
+        data = self._timed("encode", "rollup", lambda: encode_rollup(rollup))
         self._set_blob(shard_id, key, data)
         self.metrics.count("rollup_write", outcome="written")
         return key, len(data)
@@ -361,9 +395,21 @@ class StateVersions:
                         yield key
             page = () if found else self.fetch_diffs_after(shard_id, page[-1].seqno, limit=_SEARCHED_DIFFS)
 
+    def _lineage(self, shard_id: ShardId, previous: str) -> bytes:
+        """What the rollup after the one at the partial key `previous` tells of the entries before it; nothing where that one
+        cannot be read.
+        """
+        with contextlib.suppress(CorruptData):
+            data = self._get_blob(shard_id, previous)
+            if data is not None:
+                return self._decode_rollup(shard_id, previous, data).lineage_of_next()
+        return b""
+
     def _apply_successors(self, state: ShardState, live: LiveDiffs) -> ShardState:
         for entry in live:
-            if entry.seqno == state.seqno + 1:
+            if entry.seqno == state.seqno:
+                check_same_entry(state, entry.tip.tag)
+            elif entry.seqno == state.seqno + 1:
                 diff = self._decode_diff(state.shard_id, entry)
                 state = apply_state_diff(state, diff, count=self.count_apply)
         if state.seqno != live[-1].seqno:

@@ -5,7 +5,7 @@ commit, h: head, l: lowest kept, t: head and tag of its entry}, `P{K}:l` the lis
 
 Invariant, checked by every script: LLEN = h - l + 1. This client also remembers the highest head it has seen of each
 key and hands it to every script, which refuses to work on a log that has fallen behind it: a commit that Redis lost
-after acknowledging is reported (CorruptData), never silently overwritten. With that head goes a tag of its entry, so that
+after acknowledging is reported (ForkedLog), never silently overwritten. With that head goes a tag of its entry, so that
 a log that was wiped or rolled back, and has grown to the very same length since, is not taken for the one we know. A
 restart that lost nothing is only logged.
 
@@ -31,6 +31,7 @@ from persist_engine.base.errors import (
     CorruptData,
     Determinate,
     Fenced,
+    ForkedLog,
     Indeterminate,
     InvalidUsage,
     PersistError,
@@ -220,13 +221,13 @@ class RedisConsensus:
                 head, low, count = answer[1].decode(), answer[2].decode(), answer[3]
                 raise CorruptData(f"{where}: head {head} and lowest {low} do not fit {count} entries", key=key)
             case b"LOST":
-                raise CorruptData(
+                raise ForkedLog(
                     f"{where}: redis lost acknowledged entries: {seen} was seen, head is now {answer[1].decode()}; "
                     "restore its data, or restart this process to accept the loss",
                     key=key,
                 )
             case b"OTHER":
-                raise CorruptData(
+                raise ForkedLog(
                     f"{where}: redis lost acknowledged entries: {answer[1].decode()} is not the entry that was seen, the log "
                     "was wiped or rolled back and written anew; restore its data, or restart this process to accept the loss",
                     key=key,

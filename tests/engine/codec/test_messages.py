@@ -174,13 +174,12 @@ def test_one_kind_is_not_read_as_another() -> None:
 
 
 def test_a_newer_format_is_incompatible_and_a_damaged_one_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(envelope, "FORMAT_VERSION", 2)
-    newer = encode_state_diff(DIFF)
+    monkeypatch.setitem(envelope._NEWEST, envelope.Kind.STATE_DIFF, 1)
+    with pytest.raises(Incompatible, match="the-key: state diff in format 2, this code reads up to 1"):
+        decode_state_diff(encode_state_diff(DIFF), key="the-key")
     monkeypatch.undo()
-    with pytest.raises(Incompatible, match="the-key: state diff in format 2"):
-        decode_state_diff(newer, key="the-key")
     damaged = bytearray(encode_state_diff(DIFF))
-    damaged[4] = 2
+    damaged[4] = 3
     with pytest.raises(CorruptData, match="checksum"):
         decode_state_diff(bytes(damaged), key="the-key")
 
@@ -241,6 +240,7 @@ def test_no_collection_of_a_diff_is_forgotten() -> None:
         "latest_rollup_key",
         "birth",
         "tag",
+        "predecessor",
         "shard_id",
     }
     written = {value.name.removeprefix("STATE_FIELD_").lower() for value in diff_pb2.StateField.DESCRIPTOR.values} - {

@@ -260,6 +260,6 @@ def test_hollow_batches_that_break_a_rule_are_refused_when_they_are_looked_at(
 def test_code_that_knows_only_older_formats_refuses_such_a_rollup(
     monkeypatch: pytest.MonkeyPatch, data: bytes, version: int
 ) -> None:
-    monkeypatch.setattr(envelope, "PACKED_SPINE_VERSION", version - 1)
+    monkeypatch.setitem(envelope._NEWEST, envelope.Kind.ROLLUP, version - 1)
     with pytest.raises(Incompatible, match=f"the-key: rollup in format {version}, this code reads up to {version - 1}"):
         decode_rollup(data, key="the-key")

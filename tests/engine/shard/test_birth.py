@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from persist_engine import Antichain, PersistClient, ShardId
-from persist_engine.base.errors import InvariantViolated
+from persist_engine.base.errors import ForkedLog
 from persist_engine.model.state_diff import apply, between
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.testing.states import Stepper, append, batch
@@ -46,11 +46,11 @@ def test_a_process_that_knows_the_wiped_log_is_stopped_and_told_both_births(vers
             maintenance=dataclasses.replace(stale._versions.settings.maintenance, recent_diffs_max=4),
         )
     births = [client.machine(shard_id).state.birth.hex() for client in (stale, fresh)]
-    with pytest.raises(InvariantViolated, match="was wiped and written anew") as caught:
+    with pytest.raises(ForkedLog, match="was wiped and written anew") as caught:
         stale.machine(shard_id).refresh()
     assert all(birth in str(caught.value) for birth in births)
     assert [caught.value.detail[name] for name in ("known_birth", "found_birth")] == births
-    with pytest.raises(InvariantViolated, match="was wiped and written anew"):
+    with pytest.raises(ForkedLog, match="was wiped and written anew"):
         appended(stale, shard_id, 20)
     appended(fresh, shard_id, 20)  # those who know the new log go on
 

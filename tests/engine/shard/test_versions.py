@@ -6,7 +6,14 @@ import dataclasses
 
 import pytest
 from persist_engine import Antichain, PersistClient
-from persist_engine.base.errors import CodecMismatch, CorruptData, InvariantViolated, MissingBlob, ShardNotFound
+from persist_engine.base.errors import (
+    CodecMismatch,
+    CorruptData,
+    ForkedLog,
+    InvariantViolated,
+    MissingBlob,
+    ShardNotFound,
+)
 from persist_engine.base.settings import MaintenanceSettings, Settings
 from persist_engine.base.versioned import SCAN_ALL, SeqNo, VersionedData
 from persist_engine.codec.schema import CODECS
@@ -181,7 +188,7 @@ def test_a_log_that_lost_acknowledged_versions_stops_the_writer():
     writer.compare_and_append([], expected_upper=Antichain.of(0), new_upper=Antichain.of(1))
     log = world.consensus._inner._logs  # type: ignore[attr-defined]  # what a store rolled back behind our back holds
     log[shard_id] = list(earlier)
-    with pytest.raises(InvariantViolated, match="lost acknowledged versions"):
+    with pytest.raises(ForkedLog, match="ends before it; consensus lost or replaced acknowledged versions"):
         writer.compare_and_append([], expected_upper=Antichain.of(1), new_upper=Antichain.of(2))
 
 
