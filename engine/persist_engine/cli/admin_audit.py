@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, PersistError, ShardNotFound
+from persist_engine.base.errors import (
+    CorruptData,
+    ForkedLog,
+    Incompatible,
+    InvariantViolated,
+    PersistError,
+    ShardNotFound,
+)
 from persist_engine.base.wording import counted, sized
 from persist_engine.cli.options import (
     GIVE_UP_S,
@@ -223,7 +230,8 @@ def _verified(client: PersistClient, shard_id: ShardId, sample: float, *, quiet:
         machine = client.machine(shard_id)
     except (CorruptData, InvariantViolated) as error:
         unreadable = Verification(shard_id)
-        unreadable.error(FindingKind.CORRUPT, str(error.detail.get("key", shard_id)), str(error))
+        kind = FindingKind.LOG_FORKED if isinstance(error, ForkedLog) else FindingKind.CORRUPT
+        unreadable.error(kind, str(error.detail.get("key", shard_id)), str(error))
         return unreadable
     with progress_bar(f"verify {shard_id}", quiet=quiet) as bar:
         return verify_shard(

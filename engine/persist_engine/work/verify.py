@@ -19,7 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 
-from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, InvariantViolated, MissingBlob
+from persist_engine.base.errors import (
+    CorruptData,
+    ForkedLog,
+    Incompatible,
+    InvalidUsage,
+    InvariantViolated,
+    MissingBlob,
+)
 from persist_engine.base.versioned import SeqNo
 from persist_engine.codec.keys import PartKey, RollupKey, blob_key, parse_blob_key, shard_prefix
 from persist_engine.codec.schema import Schema
@@ -200,6 +207,8 @@ class _Verifying:
         match error:
             case MissingBlob():
                 kind = FindingKind.MISSING_BLOB
+            case ForkedLog():
+                kind = FindingKind.LOG_FORKED
             case CorruptData():
                 kind = FindingKind.CORRUPT
             case Incompatible():

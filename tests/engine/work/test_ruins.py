@@ -154,3 +154,19 @@ def test_a_shard_without_a_log_is_found_by_name_and_among_all(tmp_path, persist)
     assert (code, "does not exist" in err) == (64, True)
     with PersistClient.open(Location(blob=disk.location.blob, consensus=disk.location.consensus)) as client:
         assert list(client.shards()) == [sound]
+
+
+def test_an_entry_that_follows_another_history_is_found(site: Site) -> None:
+    """Two halves of two logs, as a fork leaves them: told as such, and what is named is checked all the same."""
+    site.append(2)
+    backup = site.backup()
+    site.append(4)
+    write_rollup(site.machine())
+    ours = site.backup()[str(site.shard_id)]
+    site.restore(backup)
+    site.append(4, "another")
+    theirs = site.backup()[str(site.shard_id)]
+    cut = len(backup[str(site.shard_id)]) + 2
+    site.restore({str(site.shard_id): theirs[:cut] + ours[cut:]})
+    found = verify_shard(site.machine())
+    assert FindingKind.LOG_FORKED in {finding.kind for finding in found.findings}
