@@ -17,10 +17,12 @@ from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import (
     CorruptData,
     ErrorKind,
+    ForkedLog,
     Incompatible,
     InvalidUsage,
     InvariantViolated,
     PersistError,
+    ShardLost,
     ShardNotFound,
     UnsafeStore,
 )
@@ -45,6 +47,8 @@ T = TypeVar("T")
 #: Calls that may wait for one location at once; more are refused like a store that is down, so that threads stay bounded.
 _CALLS_MAX = 4
 _PERMANENT: tuple[tuple[type[PersistError], str], ...] = (
+    (ForkedLog, "ShardLost"),
+    (ShardLost, "ShardLost"),
     (CorruptData, "CorruptState"),
     (Incompatible, "IncompatibleState"),
     (InvariantViolated, "CorruptState"),
@@ -70,6 +74,8 @@ class _Store:
     slots: threading.BoundedSemaphore
     opening: threading.Lock = field(default_factory=threading.Lock)
     client: PersistClient | None = None
+    retired: PersistClient | None = None
+    """Knew a log that consensus lost, and is of no more use; others may be in the middle of a call to it."""
     open_until_s: float = 0.0
     last_failure: StoreFailure | None = None
 
@@ -97,10 +103,14 @@ class Bridge:
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def inspect(self, location: StoreLocation, shard_id: str) -> Inspection | ShardMissing | StoreFailure:
-        """The shard's newest state in numbers. Linearized when it answers. Never raises."""
+    def inspect(
+        self, location: StoreLocation, shard_id: str, known_seqno: int | None = None
+    ) -> Inspection | ShardMissing | StoreFailure:
+        """The shard's newest state in numbers, and the tag of the entry at `known_seqno`. Linearized when it answers. Never
+        raises.
+        """
         try:
-            return self._call(location, lambda client: client.inspect(ShardId(shard_id)))
+            return self._call(location, lambda client: client.inspect(ShardId(shard_id), known_seqno=known_seqno))
         except ShardNotFound:
             return ShardMissing()
         except BridgeFailure as error:
@@ -109,9 +119,15 @@ class Bridge:
             return StoreFailure(reason="InvalidStorage", message=_text(error, location), permanent=True)
 
     def initialise(self, action: InitialiseShard) -> None:
-        """Make the shard unless it exists. Idempotent. InvalidUsage when it exists otherwise; BridgeFailure."""
+        """Make the shard unless it exists. Idempotent. InvalidUsage when it exists otherwise, or was lost; BridgeFailure."""
         wanted = Schema.from_ddl(action.schema.key, action.schema.value)
-        self._call(action.location, lambda client: client.initialise(ShardId(action.shard_id), wanted))
+        try:
+            self._call(action.location, lambda client: client.initialise(ShardId(action.shard_id), wanted))
+        except BridgeFailure as error:
+            if isinstance(error.__cause__, ShardLost):
+                # Another attempt would be refused, too: this is no store that comes back by itself.
+                raise InvalidUsage(error.failure.message, kind=ErrorKind.SHARD_LOST) from error
+            raise
 
     def advance_since(self, action: AdvanceSince) -> int | None:
         """Hold since at `since_ms` or later through the operator's critical reader; the since it now holds.
@@ -152,8 +168,9 @@ class Bridge:
             stores, self._stores = list(self._stores.values()), {}
         for store in stores:
             store.executor.shutdown(wait=False, cancel_futures=True)
-            if store.client is not None:
-                store.client.close()
+            for client in (store.client, store.retired):
+                if client is not None:
+                    client.close()
 
     def _store(self, location: StoreLocation) -> _Store:
         key = (location.blob, location.consensus)
@@ -188,6 +205,8 @@ class Bridge:
                 raise
             raise BridgeFailure(self._break(store, location, error)) from error
         except PersistError as error:
+            if isinstance(error, ForkedLog):
+                self._retire(store)
             raise BridgeFailure(self._break(store, location, error)) from error
         store.last_failure = None
         return answer
@@ -197,6 +216,15 @@ class Bridge:
             if store.client is None:
                 store.client = self._open_client(Location(blob=location.blob, consensus=location.consensus))
         return call(store.client)
+
+    def _retire(self, store: _Store) -> None:
+        """The next call opens another client, which believes the log that stands; the status knows the one that was lost."""
+        with store.opening:
+            if store.client is None:
+                return
+            idle, store.retired, store.client = store.retired, store.client, None
+        if idle is not None:
+            idle.close()
 
     def _hung(self, store: _Store, location: StoreLocation) -> StoreFailure:
         message = f"{_addresses(location)} did not answer within {self._deadline_s:g} s"

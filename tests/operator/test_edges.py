@@ -241,7 +241,7 @@ class Client:
     def __init__(self):
         self.calls, self.answer = 0, None
 
-    def inspect(self, shard_id):
+    def inspect(self, shard_id, *, known_seqno=None):
         self.calls += 1
         if callable(self.answer):
             return self.answer()

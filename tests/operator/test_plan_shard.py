@@ -93,7 +93,7 @@ def test_a_state_that_went_back_stops_maintenance(plan, make_inspection):
         inspected=make_inspection(seqno=11),
     )
     assert back.actions == ()
-    assert reason(back, "Stalled") == ("True", "StateRegressed")
+    assert reason(back, "Stalled") == ("True", "ShardLost")
 
 
 def test_adopting_a_shard_that_is_not_there_says_what_to_do(make_shard, settings, now):

@@ -17,6 +17,7 @@ from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import SchemaMismatch, ShardNotFound
 from persist_engine.base.metrics import Metrics, NoMetrics
 from persist_engine.base.settings import Settings
+from persist_engine.base.versioned import SeqNo
 from persist_engine.client.location import Location
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.since import SinceHandle
@@ -246,9 +247,10 @@ class PersistClient:
         """
         return self.machine(shard_id).refresh().progress.get(sink_id)
 
-    def inspect(self, shard_id: ShardId) -> Inspection:
+    def inspect(self, shard_id: ShardId, *, known_seqno: int | None = None) -> Inspection:
         """What stands in the shard's metadata now, for people and the operator; reads no data. Linearized.
-        ShardNotFound.
+        ShardNotFound. With `known_seqno` also the tag of that version's entry, while it is live: whoever saw it can tell
+        whether this is still the same history.
         """
         machine = self.machine(shard_id)
         state = machine.refresh()
@@ -262,7 +264,13 @@ class PersistClient:
             now_ms=machine.env.now_ms(),
         )
         schema = machine.schema
-        return replace(inspection, key_schema=schema.key_ddl, val_schema=schema.val_ddl)
+        known = None if known_seqno is None else self._versions.tag_at(shard_id, SeqNo(known_seqno))
+        return replace(
+            inspection,
+            key_schema=schema.key_ddl,
+            val_schema=schema.val_ddl,
+            known_tag=None if known is None else known.hex(),
+        )
 
     def finalize(self, shard_id: ShardId) -> None:
         """Empty a closed shard for good. Idempotent. FinalizationError unless since and upper are both empty."""

@@ -295,6 +295,11 @@ class StateVersions:
         assert head is not None
         return LiveDiffBounds(earliest=first[0].seqno, current=head.seqno)
 
+    def tag_at(self, shard_id: ShardId, seqno: SeqNo) -> bytes | None:
+        """The tag of the entry of that version; None when it is not live. One small read."""
+        found = self._scan(shard_id, seqno, 1)
+        return found[0].tip.tag if found and found[0].seqno == seqno else None
+
     def count_apply(self, path: str) -> None:
         """For `model.state_diff.apply`: which way a diff was applied."""
         self.metrics.count("apply_diff", path=path)

@@ -28,7 +28,7 @@ from persist_operator.local.act import LocalActor
 from persist_operator.local.objects import Document, Objects
 from persist_operator.local.observe import runs_of
 from persist_operator.local.processes import Processes
-from persist_operator.plan import maintenance
+from persist_operator.plan import maintenance, shard_log
 from persist_operator.plan.actions import Note, Plan, StartDriver, StartMaintenance
 from persist_operator.plan.observed import (
     ActionFailure,
@@ -256,7 +256,9 @@ class LocalRunner:
             location = shard.spec.location(self._settings)
         except InvalidUsage:
             return NotInspected()  # the plan says what is wrong with it
-        return NotInspected() if shard_id is None else self._bridge.inspect(location, shard_id)
+        if shard_id is None:
+            return NotInspected()
+        return self._bridge.inspect(location, shard_id, shard_log.known_seqno(shard))
 
     def _is_due_soon(self, shard: Shard, inspected: Inspected, plan: Plan) -> bool:
         """Whether maintenance of the shard is worth waiting for."""

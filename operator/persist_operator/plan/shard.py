@@ -18,7 +18,7 @@ from persist_engine.model.inspection import Inspection
 from persist_operator.api import conditions, names, times
 from persist_operator.api.conditions import Condition
 from persist_operator.api.shard import Shard, ShardSchema, StoreLocation
-from persist_operator.plan import maintenance, shard_status
+from persist_operator.plan import maintenance, shard_log, shard_status
 from persist_operator.plan.actions import Action, AdvanceSince, InitialiseShard, Note, Plan, StartMaintenance
 from persist_operator.plan.observed import ActionFailure, Claim, NotInspected, ShardMissing, ShardObserved, StoreFailure
 from persist_operator.settings import OperatorSettings
@@ -192,11 +192,12 @@ def _store_failed(
 def _missing(
     shard: Shard, base: Mapping[str, Any], location: StoreLocation, observed: ShardObserved, now_ms: int
 ) -> Plan:
-    shard_id, seqno = base["shardId"], shard.status.get("frontiers", {}).get("seqno")
+    shard_id, seqno = base["shardId"], shard_log.known_seqno(shard)
     if seqno is not None:
         message = (
             f"shard {shard_id} was at v{seqno} and is gone from {base['store']['consensus']}: "
-            "the store was emptied, restored or exchanged; bring its data back, or create another resource"
+            "the store was emptied, restored or exchanged; bring its data back, or see what blobs hold with "
+            f"`persist admin recover {shard_id}`"
         )
         return _stalled(shard, base, "ShardLost", message, now_ms, reachable=True)
     if shard.spec.schema is None:
@@ -229,12 +230,9 @@ def _initialise_failed(
 
 def _problem(shard: Shard, inspection: Inspection) -> tuple[str, str] | None:
     """What a person has to look at before anything is done to this shard: (reason, message)."""
-    seen = shard.status.get("frontiers", {}).get("seqno")
-    if seen is not None and inspection.seqno < seen:
-        return "StateRegressed", (
-            f"the state went back from v{seen} to v{inspection.seqno}: "
-            "the consensus store lost acknowledged versions; maintenance is stopped"
-        )
+    lost = shard_log.loss(shard, inspection)
+    if lost is not None:
+        return "ShardLost", lost
     if shard.spec.schema is not None:
         actual = ShardSchema(key=inspection.key_schema, value=inspection.val_schema)
         problem = _schema_problem(shard.spec.schema, actual)
@@ -265,11 +263,15 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
     blocks: dict[str, Any] = {kind: dict(block) for kind, block in folded.maintenance.items()}
     advance = _advance_since(case, inspection)
     started, handled = _start_due(case, inspection, blocks)
+    accepted, recovered = shard_log.accept_token(shard), shard_log.was_recovered(shard, inspection)
+    if accepted is not None:
+        handled[shard_log.ACCEPT] = accepted
+    told = (Note("Warning", "LogRecovered", f"the log was begun anew at v{inspection.seqno}"),) if recovered else ()
     status = {
         **case.base,
         "engineVersion": shard_status.engine_version(inspection),
         "schema": {"key": inspection.key_schema, "value": inspection.val_schema},
-        **_numbers(case, inspection, forced=bool(folded.notes), advanced=advance is not None),
+        **_numbers(case, inspection, forced=bool(folded.notes or told or accepted), advanced=advance is not None),
         "maintenance": blocks,
         "lastHandledRequests": {**shard.status.get("lastHandledRequests", {}), **handled},
         "history": list(folded.history),
@@ -288,7 +290,11 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
         now_ms,
         requeue_after_s=case.settings.loop.inspect_seconds,
         actions=(*((advance,) if advance else ()), *started),
-        notes=(*folded.notes, *(Note("Normal", "MaintenanceStarted", f"{one.name}: {one.reason}") for one in started)),
+        notes=(
+            *folded.notes,
+            *told,
+            *(Note("Normal", "MaintenanceStarted", f"{one.name}: {one.reason}") for one in started),
+        ),
     )
 
 
@@ -305,12 +311,13 @@ def _numbers(case: _Case, inspection: Inspection, *, forced: bool, advanced: boo
         young = 0 <= case.now_ms - seen_ms < case.settings.loop.numbers_seconds * 1000
         if young or (frontiers.get("seqno") == inspection.seqno and inspection.oldest_uncompacted_ms is None):
             return {}
-    return shard_status.numbers(
+    numbers = shard_status.numbers(
         inspection,
         now_ms=case.now_ms,
         critical_id=names.critical_id_of(case.shard.meta.uid),
         since_advanced=times.to_text(case.now_ms) if advanced else frontiers.get("sinceAdvancedTime"),
     )
+    return {**numbers, "log": shard_log.block(inspection)}
 
 
 def _advance_since(case: _Case, inspection: Inspection) -> AdvanceSince | None:

@@ -16,6 +16,7 @@ from persist_operator.bridge import Bridge
 from persist_operator.build.driver import COMPONENT as SINK_COMPONENT
 from persist_operator.build.maintenance import COMPONENT as MAINTENANCE_COMPONENT
 from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, ApiError, Cluster
+from persist_operator.plan import shard_log
 from persist_operator.plan.observed import (
     ActionFailure,
     Executors,
@@ -63,7 +64,7 @@ class Observer:
             runs=tuple(run for run in runs if run is not None),
             claims=claims_of(shard, self._all_shards(), self._settings),
             failures=failures,
-            inspected=self._bridge.inspect(location, shard_id),
+            inspected=self._bridge.inspect(location, shard_id, shard_log.known_seqno(shard)),
         )
 
     def sink(self, sink: Sink) -> SinkObserved:
