@@ -8,7 +8,6 @@ gives out no state, commits nothing, and says so at every call.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +37,6 @@ from persist_engine.shard.retry import Backoff
 from persist_engine.shard.versions import StateVersions
 from persist_engine.shard.watch import StateWatch
 
-_log = logging.getLogger(__name__)
 NO_MAINTENANCE = Maintenance()
 #: How long one command waits for another of this process to finish its compare-and-set. Taking turns saves lost
 #: races against ourselves; when the other is stuck in a store call we go ahead: consensus decides anyway.
@@ -250,7 +248,6 @@ class Applier:
         if self._forked is None:
             self._forked = error
             self.versions.metrics.count("forked_log", shard=self.shard_id)
-            _log.error("%s", error, extra={"shard": self.shard_id})
         self.watch.notify()
         raise error
 

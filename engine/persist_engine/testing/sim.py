@@ -16,8 +16,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
+from persist_engine.base.errors import PersistError
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import (
     BatchSettings,
@@ -31,9 +32,10 @@ from persist_engine.base.settings import (
 from persist_engine.client.client import PersistClient
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
-from persist_engine.testing.faults import FaultyBlob, FaultyConsensus
+from persist_engine.testing.faults import FaultyBlob
 from persist_engine.testing.sim_actors import Actor, Host, Letter, Reader, Writer
 from persist_engine.testing.sim_final import settle
+from persist_engine.testing.sim_fork import Branches, Disaster, JudgedBlob, RoutedConsensus, disaster_of
 from persist_engine.testing.sim_network import Network, Weather
 from persist_engine.testing.sim_push import SimPush
 from persist_engine.testing.sim_scheduler import Process, Scheduler
@@ -41,7 +43,7 @@ from persist_engine.testing.sim_sink import Correcting, DesiredCollection, Sinke
 from persist_engine.testing.sim_threads import SimEnv, SimEvent, simulated_threads
 from persist_engine.testing.sim_upkeep import BackgroundWriter, Closer, Downgrader, Maintainer
 from persist_engine.testing.sim_upsert import Upserter
-from persist_engine.testing.sim_witness import WatchedBlob, WatchedConsensus, Witness
+from persist_engine.testing.sim_witness import Witness
 
 STEPS_MAX = 60_000
 #: Metrics of paths that are rarely gone, and how a campaign calls them.
@@ -96,6 +98,8 @@ class Plan:
     """Of one append; many make runs of several parts."""
     written_by: str = "writers"
     """See _WRITTEN_BY."""
+    disaster: Disaster | None = None
+    """What befalls consensus; only where anybody writes anything."""
     sleepy: bool = False
     """Whether there is but one sink, which often sleeps past its lease; then nobody holds since back for it."""
 
@@ -174,7 +178,7 @@ def _rewritten(plan: Plan, without: frozenset[str]) -> Plan:
     rng = random.Random(f"written by {plan.seed}")  # noqa: S311 - repeatable on purpose
     written_by = rng.choices(list(_WRITTEN_BY), weights=list(_WRITTEN_BY.values()))[0]
     if written_by == "writers":
-        return plan
+        return replace(plan, disaster=None if "disaster" in without else disaster_of(plan.seed))
     if written_by == "background":
         return replace(plan, written_by=written_by, writers_maintain=1.0)
     kept = [actor for actor in plan.actors if not actor[0].startswith("writer")]
@@ -221,14 +225,16 @@ class PathCounts(NoMetrics):
     at.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, scheduler: Scheduler, branches: Branches) -> None:
+        self._scheduler, self._branches = scheduler, branches
         self.totals: Counter[str] = Counter()
 
     def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
         """See Metrics."""
         if name == "command_started":
             self._scheduler.current.command = labels["name"]
+        if name == "update_state" or (name == "command" and labels["outcome"] == "committed"):
+            self._branches.looked(self._scheduler.current)
         if name in _RARE:
             self.totals[" ".join([_RARE[name], *labels.values()])] += 1
 
@@ -256,7 +262,7 @@ class History:
         self.scheduler = Scheduler(random.Random(f"run {plan.seed}"), steps_max=STEPS_MAX)  # noqa: S311 - repeatable
         self.network = Network(self.scheduler, plan.weather)
         self.shard_id = ShardId.from_bytes(plan.seed.to_bytes(16, "big"))
-        self.witness = Witness(self.scheduler, self.shard_id)
+        self.branches = Branches(self.scheduler, Witness(self.scheduler, self.shard_id), plan.disaster)
         self.mail: list[Letter] = []
         self.rows_written = 0
         self.ambiguous = 0
@@ -265,7 +271,7 @@ class History:
         self.correcting: list[Correcting] = []
         self.sinks_ended = 0
         self.upserts = 0
-        self.paths = PathCounts(self.scheduler)
+        self.paths = PathCounts(self.scheduler, self.branches)
         self._init = Process("init")
         self._incarnations: dict[int, Host] = {}
         self._guests: list[Process] = []
@@ -277,6 +283,11 @@ class History:
         self._actors = [kinds[name.rstrip("0123456789")](self, name, operations) for name, operations in plan.actors]
 
     @property
+    def witness(self) -> Witness:
+        """Whose eyes the running process is under."""
+        return self.branches.judge(self.scheduler.current.process)
+
+    @property
     def may_be_ambiguous(self) -> bool:
         """As of the plan; a shard that is finalized tells of no append any more."""
         return self.plan.may_be_ambiguous or self.witness.is_past()
@@ -285,7 +296,7 @@ class History:
         """From the first commit to the last check."""
         with simulated_threads(self.scheduler):
             self.scheduler.run(self._init, self._root)
-        network, witness = self.network, self.witness
+        network, witness = self.network, self.branches.main
         counts = {
             "versions": witness.seqno,
             "appends": sum(append.answer == "appended" for append in witness.appends),
@@ -306,6 +317,9 @@ class History:
             "sinks ended": self.sinks_ended,
             "upserts": self.upserts,
             "closed": int(witness.head is not None and witness.head.trace.upper.is_empty()),
+            "lost versions": self.branches.lost_versions,
+            "forked logs found": self.branches.detected,
+            "losses of blobs": int(bool(self.branches.lost_blobs)),
             **self.paths.totals,
         }
         return Report(self.plan, self.scheduler.failure, tuple(self.scheduler.events), counts)
@@ -314,6 +328,15 @@ class History:
         """An actor has done all it had to do."""
         if all(actor.is_finished for actor in self._actors):
             self._done.set()
+
+    def astray(self, error: PersistError) -> NoReturn:
+        """The running process was told `error` because its log lost versions: it starts again, as it is told to."""
+        process = self.scheduler.current.process
+        if not self.branches.is_astray(process):
+            self.scheduler.fail(f"{process.name} knows nothing that was lost, but: {error}")
+        self.branches.detected += 1
+        self.scheduler.note(f"starts again: {error}")
+        self.network.crash()
 
     def client_upper(self, client: PersistClient) -> Antichain:
         """The shard's upper, fetched."""
@@ -324,13 +347,15 @@ class History:
         self._started += 1
         process = Process(f"{name}.{self._started}")
         env = SimEnv(self.scheduler, process, seed=f"env {self.plan.seed} {process.name}")
+        branches = self.branches
+        branches.started(process)
         client = PersistClient(
-            FaultyBlob(WatchedBlob(self.witness), self.network),
-            FaultyConsensus(WatchedConsensus(self.witness), self.network),
+            FaultyBlob(JudgedBlob(branches, process), self.network),
+            RoutedConsensus(branches, process, self.network, self.scheduler),
             settings=self.plan.settings,
             env=env,
             metrics=self.paths,
-            push=SimPush(self.witness.wire, process) if self.plan.pushes else None,
+            push=SimPush(lambda: branches.talks_to(process).wire, process) if self.plan.pushes else None,
         )
         return Host(process, client)
 
@@ -348,9 +373,11 @@ class History:
         if self._actors:
             self._done.wait()
         self.network.calm_down()
+        self.branches.heal()
         for process in [*(host.process for host in self._incarnations.values()), *self._guests]:
             self.scheduler.kill(process)
-        settle(self)
+        if not self.branches.lost_blobs:
+            settle(self)
         self.scheduler.stop()
 
     def _boot(self, slot: int) -> None:

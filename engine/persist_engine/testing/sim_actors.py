@@ -7,7 +7,6 @@ ends when its operations are used up.
 
 from __future__ import annotations
 
-import contextlib
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -21,6 +20,7 @@ from persist_engine.base.errors import (
     AmbiguousAppend,
     BatchExpired,
     Fenced,
+    ForkedLog,
     InvalidUsage,
     InvariantViolated,
     MissingBlob,
@@ -82,25 +82,43 @@ class Actor(ABC):
     def live(self, host: Host) -> None:
         """The body of the actor's task on `host`. Killed when the host dies; the rest is done on the next one."""
         self.host = host
+        try:
+            self._live()
+        except MissingBlob as error:
+            if not self.history.branches.lost_blobs:
+                raise
+            self.history.scheduler.note(f"lost with what is lost: {error}")
+        self.is_finished = True
+        self.history.finished()
+
+    def _live(self) -> None:
         self._open()
         while self.left:
             self.left -= 1
             self.history.scheduler.pause(self.rng.choice([0, 0, 5, 30, 100]))
-            try:
-                self.operate()
-            except Unavailable as error:
-                self.history.scheduler.note(f"unavailable: {error}")
-        with contextlib.suppress(Unavailable):  # its lease lapses in the end
-            self.close()
-        self.is_finished = True
-        self.history.finished()
+            self._surviving(self.operate)
+        self._surviving(self.close)  # when unavailable, its lease lapses in the end
 
     def _open(self) -> None:
-        while True:
-            try:
-                return self.open()
-            except Unavailable as error:
-                self.history.scheduler.note(f"unavailable: {error}")
+        while not self._surviving(self.open):
+            pass
+
+    def _surviving(self, act: Callable[[], None]) -> bool:
+        """Whether `act` went through. A store that fails for long is noted; a log that lost versions ends the process."""
+        branches = self.history.branches
+        try:
+            act()
+        except Unavailable as error:
+            self.history.scheduler.note(f"unavailable: {error}")
+            return False
+        except ForkedLog as error:
+            self.history.astray(error)
+        except InvalidUsage as error:
+            # Collection that was decided on what is lost would truncate past the end of what stands.
+            if not branches.is_astray(self.history.scheduler.current.process):
+                raise
+            self.history.astray(error)
+        return True
 
     @abstractmethod
     def open(self) -> None:
@@ -302,14 +320,14 @@ class Writer(Actor):
 
     def _conclude(self, append: Append, call: Callable[[], AppendOutcome]) -> bool:
         """Carry `append` out and tell the witness; whether it was appended."""
-        witness = self.history.witness
         try:
             with self.history.scheduler.doing(append):
                 outcome = call()
         except BatchExpired:
             self.history.staged_too_early += 1
-            witness.expired(append)
+            self.history.witness.expired(append)
             return False
+        witness = self.history.witness
         match outcome:
             case Appended(maintenance=maintenance):
                 witness.acknowledged(append)
@@ -354,7 +372,7 @@ class Reader(Actor):
         try:
             self.rng.choices(ways, weights=[5, 5, 2, 2, 1])[0]()
         except (Fenced, MissingBlob) as error:
-            if self.history.witness.is_leased(self.handle.reader_id):
+            if self.history.witness.is_leased(self.handle.reader_id) and not self.history.branches.lost_blobs:
                 self.history.scheduler.fail(f"{self.name} has its lease, but: {error}")
             self.history.scheduler.note(f"lease lost: {error}")
             self._open()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 
 from persist_engine.base.errors import Indeterminate
 from persist_engine.testing.faults import Faults
@@ -79,7 +79,7 @@ class Network(Faults):
         if not (happens and answers):
             scheduler.note(f"{what}: happened {happens}, answered {answers}")
         if weather.crash and scheduler.rng.random() < weather.crash / 2:
-            self._crash()
+            self.crash()
         scheduler.pause(self._delay_ms(weather))
         if happens and answers:
             return cast(T, answer)
@@ -99,7 +99,7 @@ class Network(Faults):
         """What befalls a process or its machine as it is about to call."""
         rng, process = self._scheduler.rng, self._scheduler.current.process
         if weather.crash and rng.random() < weather.crash / 2:
-            self._crash()
+            self.crash()
         if weather.freeze and rng.random() < weather.freeze:
             asleep_ms = rng.uniform(0, weather.freeze_ms_max)
             process.frozen_until_ms = self._scheduler.now_ms + asleep_ms
@@ -109,7 +109,8 @@ class Network(Faults):
             process.skew_ms = rng.randint(-weather.step_ms_max, weather.step_ms_max)
             self._scheduler.note(f"clock of {process.name} is {process.skew_ms:+d} ms off")
 
-    def _crash(self) -> None:
+    def crash(self) -> NoReturn:
+        """The calling process dies."""
         process = self._scheduler.current.process
         self.crashes += 1
         self._scheduler.note(f"{process.name} CRASHES")

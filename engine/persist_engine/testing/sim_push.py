@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from persist_engine.base.versioned import VersionedData
@@ -19,6 +20,8 @@ class Wire:
         self._scheduler = scheduler
         self._listeners: list[tuple[Process, str, Listener]] = []
         self.delivered = 0
+        self.is_cut = False
+        """Whether nothing arrives any more: the store at its other end is gone."""
 
     def subscribe(self, process: Process, key: str, listener: Listener) -> None:
         """Tell `listener` from now on, until its process dies."""
@@ -38,21 +41,21 @@ class Wire:
 
     def _deliver(self, process: Process, listener: Listener, news: VersionedData | None) -> None:
         """In a task of its own: who hears may have to wait for a lock."""
-        if process.is_dead:
+        if process.is_dead or self.is_cut:
             return
         self.delivered += 1
         self._scheduler.spawn(process, "news", partial(listener.hear, news))
 
 
 class SimPush:
-    """See Push: the wire's end in one process. The store itself publishes."""
+    """See Push: the end of a wire in one process, of whichever store it talks to. The store itself publishes."""
 
-    def __init__(self, wire: Wire, process: Process) -> None:
+    def __init__(self, wire: Callable[[], Wire], process: Process) -> None:
         self._wire, self._process = wire, process
 
     def subscribe(self, key: str, listener: Listener) -> None:
         """See Push."""
-        self._wire.subscribe(self._process, key, listener)
+        self._wire().subscribe(self._process, key, listener)
 
     def publish(self, key: str, new: VersionedData) -> None:
         """See Push."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from persist_engine.base.errors import AmbiguousAppend, FinalizationError
+from persist_engine.base.errors import AmbiguousAppend, FinalizationError, InvariantViolated
 from persist_engine.client.since import SinceHandle
 from persist_engine.client.write import Appended, UpperMismatch
 from persist_engine.model.commands import OpaqueMismatch
@@ -45,12 +45,21 @@ class Maintainer(Actor):
             case "collector":
                 gc_and_truncate(machine)
             case "sweeper":
-                scan_orphans(machine, older_than_ms=self.rng.choice([0, 0, 20, 300]), commit=self.rng.random() < 0.9)
+                self.sweep(machine)
             case _ if self.rng.random() < 0.3:
                 perform(machine, machine.spine_exert(self.rng.choice([1, 100]))[1])
             case _:
                 write_rollup(machine)
         self.history.witness.installed(machine.state)
+
+    def sweep(self, machine: Machine) -> None:
+        try:
+            scan_orphans(machine, older_than_ms=self.rng.choice([0, 0, 20, 300]), commit=self.rng.random() < 0.9)
+        except InvariantViolated as error:
+            # A rollup of a version that the log has not come to yet: it lost some, and nothing is an orphan.
+            if not self.history.branches.lost_versions:
+                raise
+            self.history.scheduler.note(f"not swept: {error}")
 
     def compact_a_piece(self, machine: Machine) -> None:
         """Merge some neighbours out of what would be merged: a result that replaces a part of its spine batch only."""
@@ -111,12 +120,11 @@ class Downgrader(Actor):
         )
 
     def operate(self) -> None:
-        witness = self.history.witness
         expected, new = self.handle.opaque, f"{self.name}-{self.left}".encode()
         upper, since = self.history.client_upper(self.client), self.handle.since
         if since.time is None or upper <= since:
             return
-        begun = witness.seqno
+        begun = self.history.witness.seqno
         if upper.time is None:
             target = self.rng.choice([Antichain.empty(), Antichain.of(since.time + 1)])
         else:
@@ -126,7 +134,7 @@ class Downgrader(Actor):
         told = answer.opaque if isinstance(answer, OpaqueMismatch) else new
         if isinstance(answer, OpaqueMismatch) and told in {expected, new}:
             self.history.scheduler.fail(f"{self.name} is fenced by its own token {told!r}")
-        witness.saw_opaque(CRITICAL_ID, told, since_seqno=begun)
+        self.history.witness.saw_opaque(CRITICAL_ID, told, since_seqno=begun)
 
 
 class Closer(Downgrader):

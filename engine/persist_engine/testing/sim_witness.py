@@ -7,12 +7,14 @@ answer is held against it. It takes part in nothing: the engine does not know th
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Hashable
+from dataclasses import dataclass
+from itertools import count
 
 from persist_engine.base.errors import PersistError
-from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
+from persist_engine.base.versioned import SCAN_ALL, SeqNo, VersionedData
 from persist_engine.codec.batch import decode_run_listing
 from persist_engine.codec.keys import RollupKey, blob_key, created_key, parse_blob_key
 from persist_engine.codec.state import decode_rollup
@@ -25,7 +27,6 @@ from persist_engine.model.state import ShardState
 from persist_engine.model.state_diff import apply as apply_state_diff
 from persist_engine.model.state_diff import live_blobs
 from persist_engine.model.views import is_tombstone, seqno_since
-from persist_engine.storage.blob import BlobInfo
 from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.testing.oracle import Oracle, Update
@@ -59,7 +60,7 @@ class Takeover:
 
 @dataclass(eq=False)
 class Append:
-    """One call that appends, from its invocation on. `commits`: what of it the log holds, as [lower, upper)."""
+    """One call that appends, from its invocation on."""
 
     number: int
     updates: list[Update]
@@ -69,7 +70,6 @@ class Append:
     """Compare-and-append: all or nothing. Otherwise `append`: what others have not yet written, piece by piece."""
     invoked_at: int
     answer: str = ""
-    commits: list[tuple[int, int]] = field(default_factory=list)
     progress: tuple[str, bytes] | None = None
     expected_progress: bytes | None = None
     invoked_seqno: int = 0
@@ -89,6 +89,9 @@ class Witness:
         self.wire = Wire(scheduler)
         self.oracle = Oracle()
         self.appends: list[Append] = []
+        self._numbers = count()
+        self._commits: dict[int, list[tuple[int, int]]] = {}
+        self.forked_at: int | None = None
         self.states: dict[int, ShardState] = {}
         self.head: ShardState | None = None
         self._uppers: list[tuple[int, Antichain]] = [(0, MINIMUM)]
@@ -97,6 +100,28 @@ class Witness:
         self._deleted: set[str] = set()
         self._listed: dict[str, tuple[str, ...]] = {}
         self.resurrected: set[str] = set()
+
+    def fork(self) -> Witness:
+        """The witness of a copy of the log, made now: what is committed to one of the two is not in the other. They share
+        the blob store, and who made a call knows nothing of that.
+        """
+        other = copy.copy(self)
+        other.consensus = MemConsensus()
+        key, tip = str(self._shard_id), None
+        for entry in self.consensus.scan(key, SeqNo(0), SCAN_ALL):
+            other.consensus.compare_and_set(key, tip, entry)
+            tip = entry.tip
+        other.wire = Wire(self._scheduler)
+        other.oracle = copy.deepcopy(self.oracle)
+        other.appends, other.states = list(self.appends), dict(self.states)
+        other._commits = {number: list(pieces) for number, pieces in self._commits.items()}
+        other._uppers, other._dropped_at = list(self._uppers), dict(self._dropped_at)
+        self.forked_at = other.forked_at = self.seqno
+        return other
+
+    def needs(self, partial: str) -> bool:
+        """Whether a live version names the blob."""
+        return partial in self._named or self._dropped_at.get(partial, 0) > self._earliest()
 
     # -- what happens in the stores -----------------------------------------------------------------------------------
 
@@ -151,7 +176,7 @@ class Witness:
             self._scheduler.fail(f"truncated to {seqno}, but readers hold {seqno_since(head)}")
         rollup = head.rollups.get(seqno)
         present = rollup is not None and self.blob.get(blob_key(self._shard_id, rollup.key)) is not None
-        earliest = self.consensus.scan(str(self._shard_id), SeqNo(0), 1)[0].seqno
+        earliest = self._earliest()
         if not present and seqno > earliest:
             self._scheduler.fail(f"truncated to {seqno}, where there is no rollup")
         left = self.garbage(below=seqno)
@@ -164,7 +189,7 @@ class Witness:
 
     def begin(self, updates: list[Update], *, lower: int, upper: int, is_exact: bool) -> Append:
         """An append is about to be called; its store calls must be made `doing` it."""
-        append = Append(len(self.appends), updates, lower, upper, is_exact, self._scheduler.steps)
+        append = Append(next(self._numbers), updates, lower, upper, is_exact, self._scheduler.steps)
         append.invoked_seqno = self.seqno
         self.appends.append(append)
         return append
@@ -173,8 +198,9 @@ class Witness:
         """`append` was answered with success: everything of it must be in the log, each piece once."""
         append.answer = "appended"
         self._scheduler.note(f"{append} acknowledged")
-        if append.is_exact and len(append.commits) != 1:
-            self._scheduler.fail(f"{append} is acknowledged, but committed {len(append.commits)} times")
+        commits = self._committed(append)
+        if append.is_exact and len(commits) != 1:
+            self._scheduler.fail(f"{append} is acknowledged, but committed {len(commits)} times")
         assert self.head is not None
         if self.head.trace.upper < frontier_of(append.upper):
             self._scheduler.fail(f"{append} is acknowledged, but upper is {self.head.trace.upper}")
@@ -185,8 +211,8 @@ class Witness:
         """
         append.answer = "refused"
         self._scheduler.note(f"{append} refused, upper {current}")
-        if append.commits:
-            self._scheduler.fail(f"{append} is refused, but {append.commits} of it is committed")
+        if commits := self._committed(append):
+            self._scheduler.fail(f"{append} is refused, but {commits} of it is committed")
         if append.is_exact and current == Antichain.of(append.lower):
             self._scheduler.fail(f"{append} is refused although the upper is {current}")
         self.saw_upper(current, since_step=append.invoked_at, what=f"refusal of {append}")
@@ -195,22 +221,22 @@ class Witness:
         """`append` was answered that its blobs are too old: nothing of it may be in the log."""
         append.answer = "refused"
         self._scheduler.note(f"{append} staged too early")
-        if append.commits:
-            self._scheduler.fail(f"{append} is refused, but {append.commits} of it is committed")
+        if commits := self._committed(append):
+            self._scheduler.fail(f"{append} is refused, but {commits} of it is committed")
 
     def outdated(self, append: Append, stored: bytes | None) -> None:
         """`append` was answered with a progress mismatch: nothing of it is in the log, and `stored` stood there."""
         append.answer = "refused"
         self._scheduler.note(f"{append} outdated by {stored!r}")
-        if append.commits:
-            self._scheduler.fail(f"{append} is refused, but {append.commits} of it is committed")
+        if commits := self._committed(append):
+            self._scheduler.fail(f"{append} is refused, but {commits} of it is committed")
         if append.progress is None or stored == append.expected_progress:
             self._scheduler.fail(f"{append} is refused for progress {stored!r}, which it expects")
         self.saw_progress(append.progress[0], stored, since_seqno=append.invoked_seqno)
 
     def saw_progress(self, sink: str, token: bytes | None, *, since_seqno: int) -> None:
         """`sink`'s progress was told by a call that began at `since_seqno`."""
-        states = [self.states[seqno] for seqno in range(max(1, since_seqno), self.seqno + 1)]
+        states = self._states_since(since_seqno)
         known = [None if (stored := state.progress.get(sink)) is None else stored.token for state in states]
         if token not in known:
             self._scheduler.fail(f"progress {token!r} of {sink} was told; during the call it was {known}")
@@ -263,7 +289,7 @@ class Witness:
 
     def saw_opaque(self, critical_id: CriticalReaderId, opaque: bytes, *, since_seqno: int) -> None:
         """The token was told by a call that began at `since_seqno`: it must have been there at some version since."""
-        states = [self.states[seqno] for seqno in range(max(1, since_seqno), self.seqno + 1)]
+        states = self._states_since(since_seqno)
         if any(is_tombstone(state) for state in states):
             return  # it has no readers, and agrees with everybody
         known = [reader.opaque for state in states if (reader := state.critical_readers.get(critical_id)) is not None]
@@ -275,11 +301,23 @@ class Witness:
         names, and that are still there.
         """
         if below is None:
-            below = self.consensus.scan(str(self._shard_id), SeqNo(0), 1)[0].seqno
+            below = self._earliest()
         listed = {info.key for info in self.blob.list_prefix(f"{self._shard_id}/")} - {created_key(self._shard_id)}
         there = {parse_blob_key(key).partial for key in listed}
         there -= self.resurrected
         return {key for key, dropped in self._dropped_at.items() if key in there and dropped <= below}
+
+    def _states_since(self, seqno: int) -> list[ShardState]:
+        """For a call that began when that was the newest version, be it on the other branch."""
+        first = seqno if self.forked_at is None else min(seqno, self.forked_at)
+        return [self.states[each] for each in range(max(1, first), self.seqno + 1)]
+
+    def _committed(self, append: Append) -> list[tuple[int, int]]:
+        """What of it the log holds, as [lower, upper)."""
+        return self._commits.setdefault(append.number, [])
+
+    def _earliest(self) -> SeqNo:
+        return self.consensus.scan(str(self._shard_id), SeqNo(0), 1)[0].seqno
 
     # -- private ------------------------------------------------------------------------------------------------------
 
@@ -383,91 +421,13 @@ class Witness:
         fits = append.lower <= piece[0] and piece[1] <= append.upper
         if not fits or (append.is_exact and piece != (append.lower, append.upper)):
             self._scheduler.fail(f"{append} commits [{lower}, {upper})")
-        if append.answer or (append.is_exact and append.commits):
-            self._scheduler.fail(f"{append} commits once more: {append.answer or append.commits}")
-        append.commits.append(piece)
+        commits = self._committed(append)
+        if append.answer or (append.is_exact and commits):
+            self._scheduler.fail(f"{append} commits once more: {append.answer or commits}")
+        commits.append(piece)
         self.oracle.compare_and_append(
             [update for update in append.updates if lower.less_equal(update[1])], expected_upper=lower, new_upper=upper
         )
-
-
-class WatchedBlob:
-    """The blob store itself, under the eyes of the witness."""
-
-    def __init__(self, witness: Witness) -> None:
-        self._witness, self._inner = witness, witness.blob
-
-    def get(self, key: str) -> bytes | None:
-        """See Blob."""
-        return self._inner.get(key)
-
-    def set(self, key: str, value: bytes) -> None:
-        """See Blob."""
-        self._witness.writing(key, value)
-        self._inner.set(key, value)
-
-    def delete(self, key: str) -> int | None:
-        """See Blob."""
-        self._witness.deleting(key)
-        return self._inner.delete(key)
-
-    def list_prefix(self, prefix: str) -> Iterator[BlobInfo]:
-        """See Blob."""
-        return self._inner.list_prefix(prefix)
-
-    def restore(self, key: str) -> None:
-        """See Blob."""
-        self._inner.restore(key)
-
-    def address(self) -> str:
-        """See Blob."""
-        return self._inner.address()
-
-    def close(self) -> None:
-        """See Blob."""
-
-
-class WatchedConsensus:
-    """The log itself, under the eyes of the witness."""
-
-    def __init__(self, witness: Witness) -> None:
-        self._witness, self._inner = witness, witness.consensus
-
-    def head(self, key: str) -> VersionedData | None:
-        """See Consensus."""
-        return self._inner.head(key)
-
-    def compare_and_set(self, key: str, expected: Tip | None, new: VersionedData) -> CasResult:
-        """See Consensus."""
-        result = self._inner.compare_and_set(key, expected, new)
-        if result is CasResult.COMMITTED:
-            self._witness.committed(new)
-            self._witness.wire.tell(key, new)
-        return result
-
-    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:
-        """See Consensus."""
-        return self._inner.scan(key, from_seqno, limit)
-
-    def truncate(self, key: str, seqno: SeqNo) -> int:
-        """See Consensus."""
-        self._witness.truncating(seqno)
-        return self._inner.truncate(key, seqno)
-
-    def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
-        """See Consensus. Nobody recovers anything here."""
-        return self._inner.replace(key, expected, new)
-
-    def list_keys(self) -> Iterator[str]:
-        """See Consensus."""
-        return self._inner.list_keys()
-
-    def address(self) -> str:
-        """See Consensus."""
-        return self._inner.address()
-
-    def close(self) -> None:
-        """See Consensus."""
 
 
 def _difference(found: Counter[Hashable] | Counter[tuple[Hashable, int]], truth: Counter) -> str:  # type: ignore[type-arg]  # either

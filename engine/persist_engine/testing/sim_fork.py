@@ -1,0 +1,210 @@
+"""Consensus that is rolled back or split: two branches of one log, and which of them a process talks to and is judged by.
+
+    fork     a copy of the log is made; rollback: everybody stays on the original; split: some talk to the copy from now on
+    healing  one branch wins (a rollback: the copy) and everybody talks to it; what only the other holds is lost
+
+A process that has not looked at the winner since cannot know: until then it is held against the branch that it knew. Who
+knew a lost version must find out at the first look (ForkedLog), and starts again; who did not goes on. The blob store is
+one: what was deleted on the losing side before anybody could know is no fault of the engine, and ends the checks that need it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
+from persist_engine.codec.keys import parse_blob_key
+from persist_engine.storage.consensus import Consensus
+from persist_engine.testing.faults import FaultyConsensus
+from persist_engine.testing.sim_network import Network
+from persist_engine.testing.sim_scheduler import Process, Scheduler, Task
+from persist_engine.testing.sim_watched import WatchedBlob, WatchedConsensus
+from persist_engine.testing.sim_witness import Witness
+
+
+@dataclass(frozen=True)
+class Disaster:
+    """What befalls consensus once the log has come to version `at`, and how long until one branch has won."""
+
+    is_split: bool
+    at: int
+    lasts_ms: float
+
+
+def disaster_of(seed: int) -> Disaster | None:
+    """Drawn so that all else in a seed stays what it is."""
+    rng = random.Random(f"disaster {seed}")  # noqa: S311 - repeatable on purpose
+    if rng.random() > 0.2:
+        return None
+    return Disaster(is_split=rng.random() < 0.5, at=rng.randint(2, 12), lasts_ms=rng.choice([20, 60, 200, 600]))
+
+
+class Branches:
+    """The one log, or the two. `main` is what stands, the winner in the end."""
+
+    def __init__(self, scheduler: Scheduler, witness: Witness, disaster: Disaster | None) -> None:
+        self._scheduler = scheduler
+        self.main = witness
+        self._disaster = disaster
+        self._copy: Witness | None = None
+        self._lost: Witness | None = None
+        self._talks_to: dict[Process, Witness] = {}
+        self._judges: dict[Process, Witness] = {}
+        self._served: dict[Task, Witness] = {}
+        self._processes: list[Process] = []
+        self.lost_versions = self.detected = 0
+        self.lost_blobs: set[str] = set()
+        """What the winner's live versions need, and who could not know has deleted."""
+
+    def talks_to(self, process: Process) -> Witness:
+        """The branch that calls of `process` go to now."""
+        return self._talks_to.get(process, self.main)
+
+    def judge(self, process: Process) -> Witness:
+        """The branch that what `process` does is held against."""
+        return self._judges.get(process, self.main)
+
+    def is_astray(self, process: Process) -> bool:
+        """Whether it has not seen the winner yet, and so may find that the log forked."""
+        return self._lost is not None and self.judge(process) is self._lost
+
+    def is_over(self) -> bool:
+        """Whether there was a disaster and one branch has won."""
+        return self._lost is not None
+
+    def started(self, process: Process) -> None:
+        """A new process: it talks to what stands, while there are two branches to either."""
+        self._processes.append(process)
+        if self._copy is not None and not self.is_over():
+            self._take_side(process)
+
+    def committed(self, seqno: SeqNo) -> None:
+        """Some branch has come to `seqno`; the disaster begins when its time has come."""
+        disaster = self._disaster
+        if disaster is None or self._copy is not None or seqno < disaster.at:
+            return
+        self._copy = self.main.fork()
+        self._scheduler.note(f"-- consensus {'splits' if disaster.is_split else 'is copied'} at {seqno}")
+        for process in self._processes:
+            self._take_side(process)
+        self._scheduler.later(disaster.lasts_ms, self.heal)
+
+    def _take_side(self, process: Process) -> None:
+        assert self._disaster is not None
+        assert self._copy is not None
+        is_split_off = self._disaster.is_split and self._scheduler.rng.random() < 0.5
+        self._talks_to[process] = self._judges[process] = self._copy if is_split_off else self.main
+
+    def heal(self) -> None:
+        """One branch wins; the other's versions since the fork are lost. Does nothing when there are no two."""
+        disaster = self._disaster
+        if disaster is None or self._copy is None or self._lost is not None:
+            return
+        winner = self._copy
+        if disaster.is_split and self._scheduler.rng.random() < 0.5:
+            winner = self.main
+        self._lost = self.main if winner is self._copy else self._copy
+        self._judges = {process: judge for process, judge in self._judges.items() if judge is self._lost}
+        self._talks_to = {}
+        self.main = winner
+        self._lost.wire.is_cut = True
+        assert self._lost.forked_at is not None
+        self.lost_versions = self._lost.seqno - self._lost.forked_at
+        self.lost_blobs = {key for key in self.lost_blobs if winner.needs(key)}
+        self._scheduler.note(f"-- consensus is at {winner.seqno}, {self.lost_versions} versions are lost")
+
+    def served(self, task: Task, witness: Witness) -> None:
+        """The last answer that `task` got from consensus was that of `witness`."""
+        self._served[task] = witness
+
+    def looked(self, task: Task) -> None:
+        """`task` has brought its process's state up to what it was served: from now on that is the truth to it."""
+        if self._lost is not None and self._served.get(task) is self.main:
+            self._judges.pop(task.process, None)
+
+    def deleting(self, process: Process, key: str) -> None:
+        """A blob is about to be deleted: remember what a branch needs that the process could not know of."""
+        judge = self.judge(process)
+        partial = parse_blob_key(key).partial
+        for other in (self.main, self._copy):
+            if other is not None and other is not judge and other.needs(partial):
+                self.lost_blobs.add(partial)
+
+    def truncated(self, witness: Witness, process: Process, seqno: SeqNo) -> None:
+        """As `deleting`: who decided it on the lost branch may truncate the winner to where it has no rollup."""
+        if witness is not self.judge(process) and seqno not in self._rollups(witness):
+            self.lost_blobs.add(f"the rollup at {seqno}")
+
+    def _rollups(self, witness: Witness) -> set[SeqNo]:
+        return set() if witness.head is None else set(witness.head.rollups)
+
+
+class RoutedConsensus:
+    """What one process knows as consensus. A call goes to the branch that the process talks to when it begins."""
+
+    def __init__(self, branches: Branches, process: Process, network: Network, scheduler: Scheduler) -> None:
+        self._branches, self._process = branches, process
+        self._network, self._scheduler = network, scheduler
+        self._ways: dict[int, Consensus] = {}
+
+    def _way(self) -> tuple[Witness, Consensus]:
+        witness = self._branches.talks_to(self._process)
+        way = self._ways.setdefault(
+            id(witness), FaultyConsensus(WatchedConsensus(witness, self._branches.committed), self._network)
+        )
+        return witness, way
+
+    def head(self, key: str) -> VersionedData | None:
+        """See Consensus."""
+        return self._way()[1].head(key)
+
+    def compare_and_set(self, key: str, expected: Tip | None, new: VersionedData) -> CasResult:
+        """See Consensus."""
+        witness, way = self._way()
+        result = way.compare_and_set(key, expected, new)
+        if result is CasResult.COMMITTED:
+            self._branches.served(self._scheduler.current, witness)
+        return result
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:
+        """See Consensus."""
+        witness, way = self._way()
+        found = way.scan(key, from_seqno, limit)
+        self._branches.served(self._scheduler.current, witness)
+        return found
+
+    def truncate(self, key: str, seqno: SeqNo) -> int:
+        """See Consensus."""
+        witness, way = self._way()
+        self._branches.truncated(witness, self._process, seqno)
+        return way.truncate(key, seqno)
+
+    def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
+        """See Consensus."""
+        return self._way()[1].replace(key, expected, new)
+
+    def list_keys(self) -> Iterator[str]:
+        """See Consensus."""
+        return self._way()[1].list_keys()
+
+    def address(self) -> str:
+        """See Consensus."""
+        return self._branches.main.consensus.address()
+
+    def close(self) -> None:
+        """See Consensus."""
+
+
+class JudgedBlob(WatchedBlob):
+    """What one process knows as the blob store; the branch that it knows judges what it does there."""
+
+    def __init__(self, branches: Branches, process: Process) -> None:
+        super().__init__(lambda: branches.judge(process))
+        self._branches, self._process = branches, process
+
+    def delete(self, key: str) -> int | None:
+        """See Blob."""
+        self._branches.deleting(self._process, key)
+        return super().delete(key)

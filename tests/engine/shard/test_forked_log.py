@@ -1,0 +1,353 @@
+"""A process that knows versions which consensus lost finds out wherever it takes in what stands, and does no more."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import pytest
+from persist_engine import Antichain, PersistClient, ShardId
+from persist_engine.base.errors import CorruptData, ErrorKind, ForkedLog
+from persist_engine.base.settings import MaintenanceSettings, Settings
+from persist_engine.base.versioned import SCAN_ALL, SeqNo, Tip, VersionedData
+from persist_engine.codec import state as codec_state
+from persist_engine.codec.keys import blob_key
+from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
+from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
+from persist_engine.model.state_diff import apply
+from persist_engine.model.views import latest_rollup
+from persist_engine.testing.world import SCHEMA, World, row
+from persist_engine.work.gc import gc_and_truncate
+from persist_engine.work.orphans import scan_orphans
+from persist_engine.work.rollup import write_rollup
+
+A = Antichain.of
+LOST = "consensus lost or replaced acknowledged versions"
+
+
+class Forked:
+    """A log of two appends that is copied; `stale` then knows some appends that the copy, which stands, has not."""
+
+    def __init__(self, *, lost: int = 2, settings: Settings | None = None) -> None:
+        self.world = World(settings=settings)
+        self.shard_id = self.world.shard_id()
+        self.appended(self.world.process(), 2, "before")
+        self.stale = self.world.process()
+        self.stale.machine(self.shard_id).refresh()
+        copy = self.log()
+        self.appended(self.stale, lost, "lost")
+        self.lost = self.log()
+        self.restore(copy)
+
+    def log(self) -> list[VersionedData]:
+        return self.world.consensus.scan(self.shard_id, SeqNo(0), SCAN_ALL)
+
+    def restore(self, log: list[VersionedData]) -> None:
+        """What a store does behind our back."""
+        self.world.consensus._inner._logs[self.shard_id] = list(log)  # type: ignore[attr-defined]
+
+    def appended(self, client: PersistClient, times: int, name: str) -> None:
+        with client.open_writer(self.shard_id, SCHEMA, purpose=name) as writer:
+            for _ in range(times):
+                upper = writer.fetch_recent_upper().time or 0
+                writer.append([row(upper, name, upper)], lower=A(upper), upper=A(upper + 1))
+
+    def regrow(self, times: int) -> None:
+        """Others, who know nothing that was lost, go on."""
+        self.appended(self.world.process(), times, "stands")
+
+    def contents(self) -> list[str]:
+        client = self.world.process()
+        with client.open_leased_reader(self.shard_id, purpose="fresh") as reader:
+            upper = client.recent_upper(self.shard_id).time or 0
+            return [each["val"]["name"] for each in reader.snapshot(upper - 1).to_table().to_pylist()]
+
+    def assert_given_up(self) -> None:
+        """`stale` reads, writes and deletes nothing any more, whatever it is asked."""
+        log, blobs = self.log(), {info.key for info in self.world.blob.list_prefix("")}
+        machine = self.stale.machine(self.shard_id)
+        for act in (
+            lambda: machine.state,
+            lambda: machine.refresh(),
+            lambda: machine.snapshot_batches(A(0), timeout_s=0),
+            lambda: machine.spine_exert(1),
+            lambda: self.stale.recent_upper(self.shard_id),
+            lambda: self.stale.open_writer(self.shard_id, SCHEMA, purpose="again"),
+            lambda: self.stale.open_leased_reader(self.shard_id, purpose="again"),
+            lambda: write_rollup(machine),
+            lambda: gc_and_truncate(machine),
+            lambda: scan_orphans(machine, older_than_ms=0, commit=True),
+        ):
+            with pytest.raises(ForkedLog, match="is not the one that") as caught:
+                act()
+            assert caught.value.kind is ErrorKind.FORKED_LOG
+            assert caught.value.detail["shard_id"] == self.shard_id
+            assert str(self.shard_id) in str(caught.value)
+        assert (self.log(), {info.key for info in self.world.blob.list_prefix("")}) == (log, blobs)
+
+
+@pytest.mark.parametrize("regrown", [0, 1, 2, 3, 30], ids=lambda count: f"{count} appends since")
+def test_a_refresh_finds_that_the_log_is_another(regrown: int) -> None:
+    """Shorter than what is known, as long, and longer: where it is longer, foreign diffs were applied to lost state."""
+    forked = Forked()
+    if regrown:
+        forked.regrow(regrown)
+    with pytest.raises(ForkedLog, match=LOST):
+        forked.stale.machine(forked.shard_id).refresh()
+    forked.assert_given_up()
+    assert forked.contents() == ["before"] * 2 + ["stands"] * regrown
+
+
+@pytest.mark.parametrize("regrown", [0, 2, 3, 5, 30])
+def test_a_writer_of_the_lost_branch_appends_nothing(regrown: int) -> None:
+    """Decided on what was lost, without a look beforehand. It appended where seqnos fitted, and nobody could read on."""
+    forked = Forked(lost=0)
+    writer = forked.stale.open_writer(forked.shard_id, SCHEMA, purpose="lost")
+    copy = forked.log()
+    writer.compare_and_append([row(9, "lost", 2)], expected_upper=A(2), new_upper=A(3))
+    forked.restore(copy)
+    if regrown:
+        forked.regrow(regrown)
+    log = forked.log()
+    with pytest.raises(ForkedLog, match=LOST):
+        writer.compare_and_append([row(10, "lost", 3)], expected_upper=A(3), new_upper=A(4))
+    assert forked.log() == log
+    forked.assert_given_up()
+    assert "lost" not in forked.contents()
+
+
+@pytest.mark.parametrize("collected", ["to a rollup", "twice"])
+def test_who_slept_while_its_versions_were_truncated_finds_it(collected: str) -> None:
+    """Nothing live tells any more what stood there: the rollup does, for as long as it reaches back."""
+    forked = Forked()
+    for _ in range(2 if collected == "twice" else 1):
+        forked.regrow(6)
+        others = forked.world.process().machine(forked.shard_id)
+        write_rollup(others)
+        gc_and_truncate(others)
+    known = forked.stale.machine(forked.shard_id).state.seqno
+    assert forked.log()[0].seqno > known + 1
+    with pytest.raises(ForkedLog, match="another entry stood there"):
+        forked.stale.machine(forked.shard_id).refresh()
+    forked.assert_given_up()
+
+
+def test_who_slept_on_a_sound_log_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From any version that the rollup tells, and from those before, which are believed."""
+    monkeypatch.setattr(codec_state, "LINEAGE_MAX", 12)
+    world = World()
+    shard_id, sleepers = world.shard_id(), []
+    forked = object.__new__(Forked)
+    forked.world, forked.shard_id = world, shard_id
+    for _ in range(5):
+        forked.regrow(4)
+        others = world.process().machine(shard_id)
+        sleepers.append(world.process())
+        sleepers[-1].machine(shard_id).refresh()
+        write_rollup(others)
+        gc_and_truncate(others)
+    rollup = newest_rollup(world, shard_id)
+    told = [rollup.knows(client.machine(shard_id).state.tip) for client in sleepers]
+    assert told[-1] is True
+    assert told[0] is None, "longer ago than is told"
+    assert len(rollup.lineage) == 12 * 8
+    for client in sleepers:
+        machine = client.machine(shard_id)
+        assert machine.refresh() == world.process().machine(shard_id).state
+
+
+def newest_rollup(world: World, shard_id: ShardId) -> Rollup:
+    _, rollup = latest_rollup(world.process().machine(shard_id).refresh())
+    key = blob_key(shard_id, rollup.key)
+    return decode_rollup(world.blob.get(key) or b"", key=key)
+
+
+def test_a_rollup_knows_the_entries_it_tells_of_and_no_others() -> None:
+    world = World()
+    forked = object.__new__(Forked)
+    forked.world, forked.shard_id = world, world.shard_id()
+    machine = None
+    tips: list[Tip] = []
+    for _ in range(3):
+        forked.regrow(3)
+        tips = tips + [entry.tip for entry in forked.log() if entry.tip not in tips]
+        machine = world.process().machine(forked.shard_id)
+        state = machine.refresh()
+        write_rollup(machine)
+        rollup = newest_rollup(world, forked.shard_id)
+        assert rollup.state == state
+        for tip in tips:
+            expected = True if tip.seqno <= state.seqno else None
+            assert rollup.knows(tip) is expected, tip
+            if expected:
+                assert rollup.knows(Tip(tip.seqno, b"\x00" * 16)) is False, tip
+        tips = tips + [entry.tip for entry in forked.log() if entry.tip not in tips]
+    assert rollup.knows(Tip(SeqNo(0), b"\x00" * 16)) is None
+
+
+def test_pushed_news_of_another_history_is_not_applied() -> None:
+    """It follows by its seqno, and was believed by the birth alone."""
+    forked = Forked(lost=1)
+    forked.regrow(2)
+    machine = forked.stale.machine(forked.shard_id)
+    known = machine.state
+    (news,) = [entry for entry in forked.log() if entry.seqno == known.seqno + 1]
+    machine._applier._news.hear(news)
+    with pytest.raises(ForkedLog, match=LOST):
+        machine._applier.catch_up()
+    forked.assert_given_up()
+    assert machine._applier._state is known
+
+
+def test_a_rollup_of_another_history_is_no_base_to_start_from() -> None:
+    """It stands under the very key that the log names, and the log's entry at its version is another."""
+    forked = Forked()
+    forked.regrow(2)
+    others = forked.world.process().machine(forked.shard_id)
+    write_rollup(others)
+    gc_and_truncate(others)
+    _, linked = latest_rollup(others.state)
+    whole = newest_rollup(forked.world, forked.shard_id)
+    phantom = encode_rollup(Rollup(dataclasses.replace(whole.state, tag=b"\x07" * 16)))
+    sound = forked.world.blob.get(blob_key(forked.shard_id, linked.key))
+    assert sound is not None
+    forked.world.blob.set(blob_key(forked.shard_id, linked.key), phantom)
+    fresh = forked.world.process()
+    for start in (fresh._versions.fetch_current_state, fresh._versions.fetch_all_live_states, fresh.machine):
+        with pytest.raises(ForkedLog, match=f"another entry stands at {whole.state.seqno}"):
+            start(forked.shard_id)
+    with pytest.raises(ForkedLog):
+        gc_and_truncate(fresh.machine(forked.shard_id))
+    # Nor is it where only the walk over all versions starts there.
+    forked.world.blob.set(blob_key(forked.shard_id, linked.key), sound)
+    forked.regrow(2)
+    write_rollup(others)
+    forked.world.blob.set(blob_key(forked.shard_id, linked.key), phantom)
+    fresh._versions.fetch_current_state(forked.shard_id)
+    with pytest.raises(ForkedLog, match=f"another entry stands at {whole.state.seqno}"):
+        fresh._versions.fetch_all_live_states(forked.shard_id)
+
+
+def test_a_phantom_rollup_is_never_written_nor_linked() -> None:
+    """Its process was fast: its link had the right seqno, and fresh readers saw what was lost."""
+    forked = Forked()
+    machine = forked.stale.machine(forked.shard_id)
+    phantom = machine.state
+    forked.regrow(2)
+    assert forked.log()[-1].seqno >= phantom.seqno
+    rollups = forked.world.blob_keys(forked.shard_id, kind="rollup")
+    with pytest.raises(ForkedLog):
+        machine.versions.write_rollup_for_state(phantom)
+    assert forked.world.blob_keys(forked.shard_id, kind="rollup") == rollups
+    with pytest.raises(ForkedLog):
+        write_rollup(machine)
+    forked.assert_given_up()
+    assert forked.contents() == ["before"] * 2 + ["stands"] * 2
+
+
+def test_a_walk_over_live_states_stops_at_entries_that_do_not_follow() -> None:
+    """A log put together of two, as by a restore that was done by halves."""
+    forked = Forked()
+    forked.regrow(4)
+    lost = {entry.seqno: entry for entry in forked.lost}
+    middle = max(lost)
+
+    def mixed() -> list[VersionedData]:
+        return [lost[entry.seqno] if entry.seqno == middle else entry for entry in forked.log()]
+
+    stands, versions = forked.log(), forked.world.process()._versions
+    forked.restore(mixed())
+    with pytest.raises(ForkedLog, match=f"{middle} follows another entry"):
+        versions.fetch_current_state(forked.shard_id)
+    forked.restore(stands)
+    write_rollup(forked.world.process().machine(forked.shard_id))  # who opens the shard starts behind it
+    forked.restore(mixed())
+    walk = versions.fetch_all_live_states(forked.shard_id)
+    assert walk is not None
+    with pytest.raises(ForkedLog, match=f"{middle} follows another entry"):
+        while walk.advance() is not None:
+            pass
+    assert walk.seqno == middle - 1
+
+
+def test_the_diffs_in_a_rollup_are_those_of_its_state() -> None:
+    forked = Forked()
+    forked.regrow(3)
+    write_rollup(forked.world.process().machine(forked.shard_id))
+    whole = newest_rollup(forked.world, forked.shard_id)
+    lost = {entry.seqno: entry for entry in forked.lost}
+    for at in (len(whole.diffs) - 1, len(whole.diffs) - 2):
+        assert decode_rollup(encode_rollup(whole), key="k") == whole
+        diffs = list(whole.diffs)
+        diffs[at] = VersionedData(diffs[at].seqno, lost[diffs[at].seqno].data if diffs[at].seqno in lost else b"x")
+        with pytest.raises(CorruptData, match="is not the entry that what comes after it follows") as caught:
+            decode_rollup(forged(whole, tuple(diffs)), key="k")
+        assert caught.value.detail["key"] == "k"
+
+
+def forged(rollup: Rollup, diffs: tuple[VersionedData, ...]) -> bytes:
+    """As code would write it that does not look."""
+    check, codec_state._check_diffs = codec_state._check_diffs, lambda *_, **__: None
+    try:
+        return encode_rollup(dataclasses.replace(rollup, diffs=diffs))
+    finally:
+        codec_state._check_diffs = check
+
+
+def test_a_diff_is_applied_to_the_entry_it_names_only() -> None:
+    forked = Forked()
+    client = forked.world.process()
+    state = client.machine(forked.shard_id).refresh()
+    forked.regrow(1)
+    first, second = [decode_state_diff(entry.data, key="k") for entry in forked.log() if entry.seqno > state.seqno][:2]
+    after = apply(state, first)
+    assert (after.tag, second.predecessor) == (first.tag, first.tag)
+    assert apply(after, first) is after, "again"
+    with pytest.raises(ForkedLog, match="follows another entry"):
+        apply(dataclasses.replace(state, tag=b"\x01" * 16), first)
+    with pytest.raises(ForkedLog, match="follows another entry"):
+        apply(state, dataclasses.replace(first, predecessor=b""))
+    with pytest.raises(ForkedLog, match=f"another entry stands at {after.seqno}"):
+        apply(dataclasses.replace(after, tag=b"\x01" * 16), first)
+    first_entry = decode_state_diff(forked.log()[0].data, key="k")
+    assert (first_entry.seqno_from, first_entry.predecessor) == (0, b"")
+    assert len(first_entry.birth) == 16, "so the first tag depends on it"
+    encoded = encode_state_diff(dataclasses.replace(second, predecessor=b"\x02" * 16))
+    assert decode_state_diff(encoded, key="k").tag != second.tag
+
+
+def test_who_waits_is_woken_and_told() -> None:
+    """As is everybody else of the process, by whoever of it found out."""
+    forked = Forked()
+    machine = forked.stale.machine(forked.shard_id)
+    told: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            machine.wait(lambda: None if machine.state.trace.upper < A(99) else True, timeout_s=60)
+        except ForkedLog as error:
+            told.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    waiter.join(30)
+    assert not waiter.is_alive()
+    assert len(told) == 1
+    forked.assert_given_up()
+
+
+def test_catching_up_in_many_steps_is_no_alarm() -> None:
+    """Far behind, with and without truncation, and with news that comes late or twice."""
+    settings = Settings(maintenance=MaintenanceSettings(recent_diffs_max=4))
+    world = World(settings=settings)
+    forked = object.__new__(Forked)
+    forked.world, forked.shard_id = world, world.shard_id()
+    forked.regrow(1)
+    machine = world.process().machine(forked.shard_id)
+    for times in (1, 2, 3, 10):
+        machine.refresh()
+        forked.regrow(times)
+        for entry in [*forked.log(), *forked.log()[-3:]]:
+            machine._applier._news.hear(entry)
+        machine._applier.catch_up()
+        assert machine.refresh() == world.process().machine(forked.shard_id).state
