@@ -43,6 +43,9 @@ class Kind(enum.Enum):
     BATCH = b"B"
     TRANSMITTABLE_BATCH = b"T"
     RUN_LISTING = b"L"
+    STORE_IDENTITY = b"I"
+    SHARD_OWNER = b"O"
+    REGISTERED_NAME = b"N"
 
 
 def sealed(kind: Kind, message: Message, *, format_version: int | None = None) -> bytes:

@@ -5,7 +5,7 @@
     rollup  <shard>/v<seqno>/r<uuid>        partial key: v<seqno>/r<uuid>
 
 State holds partial keys. `n...` is the version of the code that wrote the part, digits padded so that keys sort by
-version. Consensus keys are the textual shard id.
+version. A shard's consensus key is its textual id (the others: codec.registry).
 """
 
 from __future__ import annotations
