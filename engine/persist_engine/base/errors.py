@@ -41,6 +41,8 @@ class ErrorKind(enum.StrEnum):
     INVALID_ARGUMENT = "InvalidArgument"
     SHARD_NOT_FOUND = "ShardNotFound"
     UNSAFE_STORE = "UnsafeStore"
+    STORE_LOST = "StoreLost"
+    STORE_MISMATCH = "StoreMismatch"
     STORAGE = "Storage"
     UNAVAILABLE = "Unavailable"
     FENCED = "Fenced"
@@ -152,6 +154,22 @@ class UnsafeStore(InvalidUsage):
     """A store does not give the guarantees it must (conditional writes, durability). The text says which and what to change."""
 
     kind = ErrorKind.UNSAFE_STORE
+
+
+class StoreLost(InvalidUsage):
+    """One store of a pair does not know the pair, and the other does: its data is gone, or its address is another store's.
+    Nothing was written. `detail`: store_id, blob, consensus (addresses).
+    """
+
+    kind = ErrorKind.STORE_LOST
+
+
+class StoreMismatch(InvalidUsage):
+    """The blob store and the consensus store belong to two different pairs. Nothing was written. `detail`: as of StoreLost,
+    store_id that consensus tells, blob_store_id.
+    """
+
+    kind = ErrorKind.STORE_MISMATCH
 
 
 class StorageError(PersistError):

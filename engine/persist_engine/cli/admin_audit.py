@@ -1,4 +1,4 @@
-"""The commands of `persist admin` that only look: holds, usage, verify, export."""
+"""The commands of `persist admin` that look: holds (which it can end, too), usage, verify, export."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from persist_engine.cli.options import (
     UNREADABLE,
     AsJson,
     BlobUrl,
+    Commit,
     ConsensusUrl,
     GiveUp,
     ShardArgument,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from persist_engine.shard.machine import Machine
     from persist_engine.work.finding import Verification
 
-HOLDS_EPILOG = "Example: persist admin holds SHARD --json"
+HOLDS_EPILOG = "Examples: persist admin holds SHARD --json; persist admin holds SHARD --release c... --commit"
 USAGE_EPILOG = "Examples: persist admin usage (all shards); persist admin usage SHARD --referenced"
 VERIFY_EPILOG = "Examples: persist admin verify (all shards); persist admin verify SHARD --sample 10"
 EXPORT_EPILOG = "Examples: persist admin export SHARD --to backup; persist admin export SHARD --to all --history"
@@ -52,15 +53,25 @@ def holds(
     shard: ShardOption = None,
     blob: BlobUrl = None,
     consensus: ConsensusUrl = None,
+    release: Annotated[
+        list[str] | None,
+        typer.Option("--release", help="Critical reader whose hold ends with this, for ever. May be repeated."),
+    ] = None,
+    commit: Commit = False,
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
 ) -> None:
     """Every reader and writer, oldest hold first: what it holds, since when, and who blocks since or collection."""
-    from persist_engine.work.holds import holds_of
+    from persist_engine.work.holds import holds_of, release_holds
 
     shard_id = one_shard(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
-        found = holds_of(client.machine(shard_id))
+        machine = client.machine(shard_id)
+        released = release_holds(machine, release or (), commit=commit)
+        found = holds_of(machine)
+    if released:
+        _told_released(shard_id, released, committed=commit, as_json=as_json)
+        return
     if as_json:
         print_json(found.to_json())
         return
@@ -77,6 +88,15 @@ def holds(
         when = f"{age} or more" if hold.is_older else age
         rows.append((hold.kind, hold.purpose, hold.hostname, held, when, " ".join(blocks), lease, hold.id))
     print_rows(("kind", "purpose", "host", "holds", "for", "blocks", "lease", "id"), rows)
+
+
+def _told_released(shard_id: ShardId, released: list[str], *, committed: bool, as_json: bool) -> None:
+    if as_json:
+        print_json({"shard_id": shard_id, "released": released, "committed": committed})
+        return
+    print_rows(("released" if committed else "would release",), [(critical_id,) for critical_id in released])
+    if not committed:
+        typer.echo("nothing was changed: say --commit to do it", err=True)
 
 
 def usage(

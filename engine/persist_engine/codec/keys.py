@@ -6,7 +6,7 @@
     mark    <shard>/created                 an empty object: the shard's log has begun
 
 State holds partial keys. `n...` is the version of the code that wrote the part, digits padded so that keys sort by
-version. Consensus keys are the textual shard id.
+version. A shard's consensus key is its textual id (the others: codec.registry).
 """
 
 from __future__ import annotations
