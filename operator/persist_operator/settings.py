@@ -33,7 +33,7 @@ class StorageProfile:
     """Secret in each workload namespace with the optional keys aws-credentials and redis-password."""
     take_over: TakeOver = "SameNamespace"
     """What the annotation `take-over` may take from others: what the same namespace owns, also what exists without an owner
-    (Unowned), or anybody's (Any)."""
+    (Unowned), or those of all namespaces and operators (Any)."""
 
     def __post_init__(self) -> None:
         for what, url in (("blob", self.blob), ("consensus", self.consensus)):

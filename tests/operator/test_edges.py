@@ -379,7 +379,8 @@ def test_a_failing_store_fails_actions_with_its_address():
 def test_settings_are_read_and_typing_errors_refused():
     text = """
     defaultProfile: hot
-    storageProfiles: {hot: {blob: "s3://b", consensus: "redis://r:6379/0", secretName: s}}
+    storageProfiles: {hot: {blob: "s3://b", consensus: "redis://r:6379/0", secretName: s, takeOver: Unowned}}
+    operatorId: eu-1/main
     namespaces: [a, b]
     images: {engine: "e:1", pullSecrets: [x]}
     loop: {inspectSeconds: 3}
@@ -389,9 +390,12 @@ def test_settings_are_read_and_typing_errors_refused():
     assert settings.storage_profiles["hot"].secret_name == "s"
     assert (settings.namespaces, settings.images.pull_secrets) == (("a", "b"), ("x",))
     assert settings.loop.inspect_seconds == 3
+    assert (settings.operator_id, settings.storage_profiles["hot"].take_over) == ("eu-1/main", "Unowned")
     assert OperatorSettings.parse("") == OperatorSettings()
     wrong = ["storageProfile: {}", "images: {engin: e}", "loop: 3", "a: [", "storageProfiles: {a: {blob: x}}", "- 1"]
     wrong += ["storageProfiles: {a: {blob: 's3://b', consensus: 'redis://r'}}", "leader: {leaseSeconds: 2}"]
+    wrong += ["operatorId: ''", "operatorId: 7", f"operatorId: {'x' * 129}", "operatorId: 'a b'"]
+    wrong += ["storageProfiles: {default: {blob: 's3://b', consensus: 'redis://r', takeOver: All}}"]
     for one in wrong:
         with pytest.raises(InvalidUsage):
             OperatorSettings.parse(one)

@@ -55,7 +55,7 @@ def shard_id_of(uid: str) -> str:
 
 
 def critical_id_of(shard_id: str) -> str:
-    """The critical reader through which operators hold since of this shard: whoever owns it finds it, and takes it over."""
+    """The critical reader through which operators hold since of this shard: each owner finds it, and takes it over."""
     return f"c{_derived_uuid('critical', shard_id)}"
 
 
