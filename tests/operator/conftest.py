@@ -135,7 +135,7 @@ def make_inspection():
 
 def own_reader(since, uid="uid-shard"):
     return ReaderInfo(
-        id=names.critical_id_of(uid),
+        id=names.critical_id_of(names.shard_id_of(uid)),
         kind="critical",
         since=since,
         seqno=None,

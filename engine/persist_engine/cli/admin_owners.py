@@ -1,4 +1,4 @@
-"""The commands of `persist admin` on owners: who has which shard, under which name, and changing that by hand."""
+"""The commands of `persist admin` on owners: which resource has which shard, under which name, and changing that by hand."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def owner(
         typer.Option(
             "--take-over",
             metavar="OPERATOR/NAMESPACE/NAME",
-            help="Make it this resource's, whoever has it. A / within one is written %2F.",
+            help="Make it this resource's, also if it is another's. A / within one is written %2F.",
         ),
     ] = None,
     commit: Commit = False,
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
 ) -> None:
-    """Which resource of which operator owns the shard; nobody else's operator advances, shows or maintains it.
+    """Which resource of which operator owns the shard; no other operator advances, shows or maintains it.
 
     A resource that still exists adopts no shard that was released under it: take it over, or delete the resource first.
     """

@@ -71,7 +71,7 @@ class PersistClient:
     ) -> PersistClient:
         """Connect to both stores and see that they are a pair. InvalidUsage for URLs that make no sense, UnsafeStore for
         stores that break promises, StoreLost and StoreMismatch for two that do not belong together. A directory or a file of
-        a URL that is not there yet is made; without `create`, for who only reads, it is InvalidUsage.
+        a URL that is not there yet is made; without `create`, for those that only read, it is InvalidUsage.
         """
         settings, env, metrics = settings or Settings(), env or SystemEnv(), metrics or NoMetrics()
         retry = Retry(env, settings.retry, metrics)
@@ -312,15 +312,15 @@ class PersistClient:
         return self._registry.adopt(owner, wanted=wanted, proposed=proposed, take_over=take_over)
 
     def owner_of(self, shard_id: ShardId) -> Owner | None:
-        """Who owns the shard; None: nobody. Linearized."""
+        """The shard's owner; None when it has none. Linearized."""
         return self._registry.owner_of(shard_id)
 
     def disown(self, shard_id: ShardId) -> Owner | None:
-        """Let nobody own the shard; who did. The name that led to it leads nowhere then. Idempotent."""
+        """Let the shard have no owner; the one it had. The name that led to it leads nowhere then. Idempotent."""
         return self._registry.disown(shard_id)
 
     def registered(self, owner: Owner) -> ShardId | None:
-        """The shard that the owner's name leads to, whoever owns it by now. Linearized."""
+        """The shard that the owner's name leads to; its owner may be another by now. Linearized."""
         return self._registry.registered(owner)
 
     def names(self) -> Iterator[tuple[Owner, ShardId]]:

@@ -20,10 +20,10 @@ from persist_engine.model.ids import StoreId
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.consensus import Consensus
 
-#: Each step is done by somebody at most once, so that even beside other openers this is never reached.
+#: Each step is done at most once, by one opener or another, so that this is never reached.
 _STEPS_MAX = 16
 _ADVICE = (
-    "check both addresses; if they are right, bring the lost data back (docs/operations.md, `A store that lost its data`): "
+    "check both addresses; if they are right, bring the lost data back (docs/operations.md, Pairs of stores): "
     "nothing is written until the two agree"
 )
 
@@ -74,7 +74,7 @@ def _in_blob(blob: Blob) -> StoreId | None:
 
 
 def _say(consensus: Consensus, expected: Tip | None, identity: Identity) -> None:
-    """Whoever wins, the next look tells."""
+    """The next look tells which opener won."""
     seqno = SeqNo(1) if expected is None else expected.seqno.next()
     consensus.compare_and_set(IDENTITY_KEY, expected, VersionedData(seqno, encode_identity(identity)))
 

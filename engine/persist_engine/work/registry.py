@@ -25,7 +25,7 @@ from persist_engine.model.ownership import Adopted, Adoption, OwnedElsewhere, Ow
 from persist_engine.shard.retry import Retry
 from persist_engine.storage.consensus import Consensus
 
-#: Every step lost is a step somebody else won; nobody changes owners that often.
+#: A step is lost only to one that another process won, and owners do not change that often.
 _STEPS_MAX = 64
 
 
@@ -36,11 +36,11 @@ class Registry:
         self._consensus, self._retry = consensus, retry
 
     def owner_of(self, shard_id: ShardId) -> Owner | None:
-        """Who owns the shard, which need not exist; None: nobody."""
+        """The owner of the shard, which need not exist; None when it has none."""
         return self._owner(shard_id)[1]
 
     def registered(self, owner: Owner) -> ShardId | None:
-        """The shard that the owner's name leads to, whoever owns it by now; None: none."""
+        """The shard that the owner's name leads to, whose owner may be another by now; None when there is none."""
         return self._named(owner)[1]
 
     def names(self) -> Iterator[tuple[Owner, ShardId]]:
@@ -111,7 +111,7 @@ class Registry:
         return self._retry.external("head", lambda: self._consensus.head(key))
 
     def _put(self, key: str, expected: Tip | None, data: bytes) -> None:
-        """Append the entry, unless somebody was faster: the caller looks again."""
+        """Append the entry, unless another process was faster: the caller looks again."""
         new = VersionedData(SeqNo(1) if expected is None else expected.seqno.next(), data)
         result = self._retry.external("compare and set", lambda: self._consensus.compare_and_set(key, expected, new))
         if result is CasResult.COMMITTED:

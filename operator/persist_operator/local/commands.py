@@ -111,8 +111,8 @@ def _settings(state: Path, config: Path | None) -> OperatorSettings:
     if config is not None:
         return OperatorSettings.load(config)
     store = state.resolve() / "store"
-    profile = StorageProfile(blob=f"file://{store}/blobs", consensus=f"sqlite://{store}/consensus.db")
-    return OperatorSettings(storage_profiles={"default": profile})
+    profile = StorageProfile(blob=f"file://{store}/blobs", consensus=f"sqlite://{store}/consensus.db", take_over="Any")
+    return OperatorSettings(operator_id="local", storage_profiles={"default": profile})
 
 
 def _run(
