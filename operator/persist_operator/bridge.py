@@ -10,18 +10,22 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import (
     CorruptData,
     ErrorKind,
+    ForkedLog,
     Incompatible,
     InvalidUsage,
     InvariantViolated,
     PersistError,
+    ShardLost,
     ShardNotFound,
+    StoreLost,
+    StoreMismatch,
     UnsafeStore,
 )
 from persist_engine.base.metrics import Metrics, NoMetrics
@@ -32,23 +36,28 @@ from persist_engine.codec.schema import Schema
 from persist_engine.model.commands import OpaqueMismatch
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, ShardId
-from persist_engine.model.inspection import Inspection
+from persist_engine.model.ownership import Adopted, OwnedElsewhere, Unowned
 
 from persist_operator.api import names
 from persist_operator.api.redact import redact
-from persist_operator.api.shard import StoreLocation
+from persist_operator.api.shard import Shard, StoreLocation
+from persist_operator.plan import ownership
 from persist_operator.plan.actions import AdvanceSince, InitialiseShard
-from persist_operator.plan.observed import ShardMissing, StoreFailure
+from persist_operator.plan.observed import Claim, NotOwned, Seen, ShardMissing, StoreFailure
 from persist_operator.settings import OperatorSettings
 
 T = TypeVar("T")
 #: Calls that may wait for one location at once; more are refused like a store that is down, so that threads stay bounded.
 _CALLS_MAX = 4
 _PERMANENT: tuple[tuple[type[PersistError], str], ...] = (
+    (ForkedLog, "ShardLost"),
+    (ShardLost, "ShardLost"),
     (CorruptData, "CorruptState"),
     (Incompatible, "IncompatibleState"),
     (InvariantViolated, "CorruptState"),
     (UnsafeStore, "UnsafeStore"),
+    (StoreLost, "StoreLost"),
+    (StoreMismatch, "StoreMismatch"),
 )
 
 
@@ -70,6 +79,8 @@ class _Store:
     slots: threading.BoundedSemaphore
     opening: threading.Lock = field(default_factory=threading.Lock)
     client: PersistClient | None = None
+    retired: PersistClient | None = None
+    """Knew a log that consensus lost, and is of no more use; others may be in the middle of a call to it."""
     open_until_s: float = 0.0
     last_failure: StoreFailure | None = None
 
@@ -97,30 +108,55 @@ class Bridge:
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def inspect(self, location: StoreLocation, shard_id: str) -> Inspection | ShardMissing | StoreFailure:
-        """The shard's newest state in numbers. Linearized when it answers. Never raises."""
+    def inspect(self, location: StoreLocation, claim: Claim) -> Seen:
+        """The state of the claim's shard in numbers, after making it the owner's. Linearized when it answers. Never raises."""
         try:
-            return self._call(location, lambda client: client.inspect(ShardId(shard_id)))
-        except ShardNotFound:
-            return ShardMissing()
+            return self._call(location, lambda client: _seen(client, claim))
         except BridgeFailure as error:
-            return error.failure
+            return Seen(inspected=error.failure)
         except InvalidUsage as error:
-            return StoreFailure(reason="InvalidStorage", message=_text(error, location), permanent=True)
+            return Seen(inspected=StoreFailure(reason="InvalidStorage", message=_text(error, location), permanent=True))
+
+    def claim(
+        self, shard: Shard, location: StoreLocation, settings: OperatorSettings, *, is_gone: Callable[[str], bool]
+    ) -> Seen:
+        """As `inspect`, for what the resource may claim: plan.ownership decides, `is_gone` as there."""
+        claim = ownership.claim_of(shard, settings)
+        seen = self.inspect(location, claim)
+        if isinstance(seen.inspected, NotOwned) and ownership.may_take_over(
+            shard, seen.inspected, settings, is_gone=is_gone
+        ):
+            return self.inspect(location, replace(claim, take_over=True))
+        return seen
 
     def initialise(self, action: InitialiseShard) -> None:
-        """Make the shard unless it exists. Idempotent. InvalidUsage when it exists otherwise; BridgeFailure."""
+        """Make the shard unless it exists. Idempotent. InvalidUsage when it exists otherwise is not the owner's, or
+        was lost; BridgeFailure.
+        """
         wanted = Schema.from_ddl(action.schema.key, action.schema.value)
-        self._call(action.location, lambda client: client.initialise(ShardId(action.shard_id), wanted))
+
+        def initialise(client: PersistClient) -> None:
+            _check_owner(client, action)
+            client.initialise(ShardId(action.shard_id), wanted)
+
+        try:
+            self._call(action.location, initialise)
+        except BridgeFailure as error:
+            if isinstance(error.__cause__, ShardLost):
+                # Another attempt would be refused, too: this is no store that comes back by itself.
+                raise InvalidUsage(error.failure.message, kind=ErrorKind.SHARD_LOST) from error
+            raise
 
     def advance_since(self, action: AdvanceSince) -> int | None:
-        """Hold since at `since_ms` or later through the operator's critical reader; the since it now holds.
+        """Hold since at `since_ms` or later through the operators' critical reader; the since it now holds.
 
-        Idempotent, never goes back. InvalidUsage when somebody else took the reader over; BridgeFailure.
+        Idempotent, never goes back. The hold of an owner before is taken over, and fences that one. InvalidUsage when the
+        shard is not the owner's; BridgeFailure.
         """
-        token = action.opaque.encode()
+        token = str(action.owner).encode()
 
         def advance(client: PersistClient) -> int | None:
+            _check_owner(client, action)
             handle = client.open_critical_since(
                 ShardId(action.shard_id),
                 CriticalReaderId(action.critical_id),
@@ -128,9 +164,11 @@ class Bridge:
                 purpose=names.CRITICAL_PURPOSE,
             )
             held = handle.since.time
-            if held is None or held >= action.since_ms:
+            is_reached = held is None or held >= action.since_ms
+            if is_reached and handle.opaque == token:
                 return held
-            answer = handle.compare_and_downgrade_since(token, (token, Antichain.of(action.since_ms)))
+            since = handle.since if is_reached else Antichain.of(action.since_ms)
+            answer = handle.compare_and_downgrade_since(handle.opaque, (token, since))
             if isinstance(answer, OpaqueMismatch):
                 raise InvalidUsage(
                     f"critical reader {action.critical_id} of shard {action.shard_id} has another owner now"
@@ -152,8 +190,9 @@ class Bridge:
             stores, self._stores = list(self._stores.values()), {}
         for store in stores:
             store.executor.shutdown(wait=False, cancel_futures=True)
-            if store.client is not None:
-                store.client.close()
+            for client in (store.client, store.retired):
+                if client is not None:
+                    client.close()
 
     def _store(self, location: StoreLocation) -> _Store:
         key = (location.blob, location.consensus)
@@ -183,11 +222,13 @@ class Bridge:
             raise BridgeFailure(self._hung(store, location)) from error
         except InvalidUsage as error:
             # A call that hung when its client was closed is misuse to the engine, and says nothing of the storage.
-            if not (isinstance(error, UnsafeStore) or self._is_closed):
+            if not (isinstance(error, UnsafeStore | StoreLost | StoreMismatch) or self._is_closed):
                 store.last_failure = None
                 raise
             raise BridgeFailure(self._break(store, location, error)) from error
         except PersistError as error:
+            if isinstance(error, ForkedLog):
+                self._retire(store)
             raise BridgeFailure(self._break(store, location, error)) from error
         store.last_failure = None
         return answer
@@ -197,6 +238,15 @@ class Bridge:
             if store.client is None:
                 store.client = self._open_client(Location(blob=location.blob, consensus=location.consensus))
         return call(store.client)
+
+    def _retire(self, store: _Store) -> None:
+        """The next call opens another client, which believes the log that stands; the status knows the one that was lost."""
+        with store.opening:
+            if store.client is None:
+                return
+            idle, store.retired, store.client = store.retired, store.client, None
+        if idle is not None:
+            idle.close()
 
     def _hung(self, store: _Store, location: StoreLocation) -> StoreFailure:
         message = f"{_addresses(location)} did not answer within {self._deadline_s:g} s"
@@ -213,6 +263,27 @@ class Bridge:
         store.open_until_s = self._env.monotonic_s() + self._breaker_s
         store.last_failure = failure
         return failure
+
+
+def _seen(client: PersistClient, claim: Claim) -> Seen:
+    wanted = None if claim.wanted is None else ShardId(claim.wanted)
+    match client.adopt(claim.owner, wanted, ShardId(claim.proposed), take_over=claim.take_over):
+        case OwnedElsewhere(shard_id, owner):
+            return Seen(inspected=NotOwned(shard_id=shard_id, owner=owner))
+        case Unowned(shard_id):
+            return Seen(inspected=NotOwned(shard_id=shard_id, owner=None))
+        case Adopted(shard_id):
+            try:
+                return Seen(inspected=client.inspect(shard_id, known_seqno=claim.known_seqno), shard_id=shard_id)
+            except ShardNotFound:
+                return Seen(inspected=ShardMissing(), shard_id=shard_id)
+
+
+def _check_owner(client: PersistClient, action: InitialiseShard | AdvanceSince) -> None:
+    """InvalidUsage unless the shard is still the owner's: it was when the action was planned."""
+    owner = client.owner_of(ShardId(action.shard_id))
+    if owner != action.owner:
+        raise InvalidUsage(f"shard {action.shard_id} is not {action.owner}'s any more; its owner is {owner}")
 
 
 def _addresses(location: StoreLocation) -> str:

@@ -7,13 +7,18 @@ cannot pass silently.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import yaml
 from persist_engine.base.errors import InvalidUsage
+
+#: With a resource's namespace and name it has room in a store's key.
+_OPERATOR_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", re.ASCII)
+TakeOver = Literal["SameNamespace", "Unowned", "Any"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +31,18 @@ class StorageProfile:
     """URL of the consensus store; a password stands in a file named by `password_file=`."""
     secret_name: str | None = None
     """Secret in each workload namespace with the optional keys aws-credentials and redis-password."""
+    take_over: TakeOver = "SameNamespace"
+    """What the annotation `take-over` may take from others: what the same namespace owns, also what exists without an owner
+    (Unowned), or those of all namespaces and operators (Any)."""
 
     def __post_init__(self) -> None:
         for what, url in (("blob", self.blob), ("consensus", self.consensus)):
             if ":" not in url:
                 raise InvalidUsage(f"storage profile: {what} must be a URL, not {url!r}")
+        if self.take_over not in get_args(TakeOver):
+            raise InvalidUsage(
+                f"storage profile: takeOver must be one of {', '.join(get_args(TakeOver))}, not {self.take_over!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +116,10 @@ class LeaderSettings:
 class OperatorSettings:
     """All of it."""
 
+    operator_id: str = "persist-operator/persist-operator"
+    """Who owns shards in the stores, together with a resource's namespace and name. Unique among operators that share stores,
+    and the same for ever: under another one, resources do not own what they had.
+    """
     storage_profiles: Mapping[str, StorageProfile] = field(default_factory=dict)
     default_profile: str = "default"
     images: ImageSettings = field(default_factory=ImageSettings)
@@ -115,6 +131,12 @@ class OperatorSettings:
     http_port: int = 8080
     """Port of /healthz, /readyz and /metrics."""
     log_level: str = "INFO"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.operator_id, str) or _OPERATOR_ID.fullmatch(self.operator_id) is None:
+            raise InvalidUsage(
+                "operator configuration: operatorId must have 1 to 128 of the characters A-Z a-z 0-9 . _ / -"
+            )
 
     @classmethod
     def parse(cls, text: str) -> OperatorSettings:

@@ -72,6 +72,27 @@ def operator_config(manifests: list[Manifest]) -> Manifest:
     return yaml.safe_load(found["data"]["operator.yaml"])
 
 
+def test_the_operator_is_known_in_stores_by_its_release_unless_it_has_a_name(
+    template: Callable[..., list[Manifest]],
+) -> None:
+    assert operator_config(template({}))["operatorId"] == "sys/persist-persist-operator"
+    assert operator_config(template({"operatorId": "eu-1/main"}))["operatorId"] == "eu-1/main"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"operatorId": "a b"},
+        {"operatorId": "x" * 129},
+        {"storageProfiles": {"default": {"blob": "s3://b/p", "consensus": "redis://r/0", "takeOver": "All"}}},
+    ],
+)
+def test_an_impossible_owner_is_refused_at_install(run_helm: Callable[..., Any], wrong: Manifest) -> None:
+    done = run_helm("template", "persist", str(CHART), "--kube-version", "1.34.0", values=wrong)
+    assert done.returncode != 0
+    assert "operatorId" in done.stderr or "takeOver" in done.stderr
+
+
 @SETS
 def test_lint_is_clean(run_helm: Callable[..., Any], values: Manifest) -> None:
     done = run_helm("lint", "--strict", str(CHART), "--kube-version", "1.34.0", values=values)

@@ -77,7 +77,7 @@ def test_a_shard_whose_blobs_are_all_gone_comes_back(blob, server, tmp_path, mon
     with PersistClient.open(location, settings=settings) as client:
         write(client, shard_id, range(4))
         expected = contents(client, shard_id, 3)
-        keys = [info.key for info in client.versions.blob.list_prefix("")]
+        keys = [info.key for info in client.versions.blob.list_prefix(shard_id)]
         for key in keys:
             client.versions.blob.delete(key)
     with PersistClient.open(location, settings=settings) as client:

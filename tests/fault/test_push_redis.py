@@ -55,13 +55,18 @@ class WatchedEnv(SystemEnv):
         return super().wait(event, seconds)
 
 
+def blobs_of(server: RedisServer, tmp_path) -> str:
+    """The one blob store that belongs to the server, in all tests that share it."""
+    return f"file://{tmp_path.parent}/blobs-{server.port}"
+
+
 class Pair:
     """One process that writes and one that waits."""
 
     def __init__(self, server: RedisServer, tmp_path, *, writer_url: str = "", settings: Settings = PATIENT) -> None:
         self.server = server
         self.metrics, self.env = Counted(), WatchedEnv()
-        blob = f"file://{tmp_path}/blobs"
+        blob = blobs_of(server, tmp_path)
         url = f"{server.url}?ca_file={server.ca_file}" if server.ca_file else server.url
         self.writing = PersistClient.open(
             Location(blob=blob, consensus=url + writer_url), settings=settings, metrics=NoMetrics()
@@ -214,7 +219,7 @@ def test_a_writer_that_tells_nobody_is_found_by_polling(server, tmp_path) -> Non
 def test_a_user_who_may_not_publish_commits_all_the_same(server, tmp_path) -> None:
     server.command("ACL", "SETUSER", "quiet", "on", ">pw", "~*", "+@all", "resetchannels")
     location = Location(
-        blob=f"file://{tmp_path}/blobs", consensus=server.url.replace("redis://", "redis://quiet:pw@") + "?unsafe=true"
+        blob=blobs_of(server, tmp_path), consensus=server.url.replace("redis://", "redis://quiet:pw@") + "?unsafe=true"
     )
     with PersistClient.open(location) as client:
         writer = client.open_writer(ShardId.new(), SCHEMA, purpose="test")

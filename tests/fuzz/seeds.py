@@ -96,6 +96,7 @@ def seeds() -> dict[str, list[bytes]]:
         "apply": [_pair(encode_rollup(Rollup(state))[HEAD_BYTES:], diff[HEAD_BYTES:]) for state, diff in history[::2]],
         "batch": [encode_batch(made.batch())[HEAD_BYTES:]],
         "transmittable": [files["batch-0.1.0.bin"][HEAD_BYTES:]],
+        "registry": [files[name][HEAD_BYTES:] for name in ("identity.bin", "owner.bin", "name.bin")],
         "listing": [encode_run_listing(SHARD, made.batch().parts)[HEAD_BYTES:]],
         "part": [narrow, encode_part(tables, desc=made.DESC, schema=made.SCHEMA)],
         "inline": [

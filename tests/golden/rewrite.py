@@ -18,13 +18,23 @@ from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.codec.batch import encode_run_listing, encode_transmittable
 from persist_engine.codec.inline_part import encode_inline
 from persist_engine.codec.part import checksum, encode_part, key_lower, part_stats
+from persist_engine.codec.registry import Identity, encode_identity, encode_name, encode_shard_owner
 from persist_engine.codec.schema import CODECS, Schema
 from persist_engine.codec.state import Rollup, encode_rollup
 from persist_engine.codec.state_diff import encode_state_diff
 from persist_engine.model.batch import HollowBatch, HollowPart, HollowRollup, HollowRun, InlinePart, RunMeta, RunOrder
 from persist_engine.model.flat_trace import SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.frontier import Antichain, Description
-from persist_engine.model.ids import CriticalReaderId, IdempotencyToken, LeasedReaderId, RunId, ShardId, WriterId
+from persist_engine.model.ids import (
+    CriticalReaderId,
+    IdempotencyToken,
+    LeasedReaderId,
+    RunId,
+    ShardId,
+    StoreId,
+    WriterId,
+)
+from persist_engine.model.ownership import Owner
 from persist_engine.model.shared_map import SharedMap
 from persist_engine.model.state import (
     Claim,
@@ -46,6 +56,8 @@ SCHEMA = Schema.from_ddl(
     "b BOOLEAN, i TINYINT, f FLOAT, m DECIMAL(9,2), s STRING, r BINARY, d DATE, t TIMESTAMP, w TIMESTAMP_NTZ",
 )
 BIRTH = b"\x0b" * 16
+STORE = Identity(StoreId.from_bytes(b"\x0c" * 16))
+OWNER = Owner("persist-operator/main", "analytics", "flights")
 DESC = Description(Antichain(0), Antichain(10), Antichain(0))
 _AT = datetime(2013, 1, 1, 5, 17, tzinfo=UTC)
 _FULL = (True, -1, 0.5, Decimal("12.34"), "é", b"\x00\xff", date(2013, 1, 1), _AT, _AT.replace(tzinfo=None))
@@ -246,6 +258,9 @@ def files() -> dict[str, bytes]:
         "diff-chained.bin": encode_state_diff(chained_diff()),
         "rollup-chained.bin": encode_rollup(chained_rollup()),
         "rollup-3.bin": encode_rollup(packed_rollup()),
+        "identity.bin": encode_identity(STORE),
+        "owner.bin": encode_shard_owner(SHARD, OWNER),
+        "name.bin": encode_name(OWNER, SHARD),
     }
 
 

@@ -12,6 +12,7 @@ import pytest
 from persist_engine.codec.batch import decode_run_listing, decode_transmittable
 from persist_engine.codec.inline_part import decode_inline
 from persist_engine.codec.part import decode_part
+from persist_engine.codec.registry import decode_identity, decode_name, decode_shard_owner
 from persist_engine.codec.state import decode_rollup
 from persist_engine.codec.state_diff import decode_state_diff
 
@@ -50,6 +51,13 @@ def test_the_stored_messages_decode_to_the_values_they_were_made_of(golden: Modu
     assert decode_rollup(stored("rollup-chained.bin"), key="golden") == golden.chained_rollup()
 
 
+def test_the_stored_identity_and_registry_decode_to_the_values_they_were_made_of(golden: ModuleType) -> None:
+    key = "name/persist-operator%2Fmain/analytics/flights"
+    assert decode_identity(stored("identity.bin"), key="golden") == golden.STORE
+    assert decode_shard_owner(stored("owner.bin"), key="golden", shard_id=golden.SHARD) == golden.OWNER
+    assert decode_name(stored("name.bin"), key=key) == (golden.OWNER, golden.SHARD)
+
+
 def test_the_stored_rollup_of_many_batches_decodes_to_its_state(golden: ModuleType) -> None:
     """Not byte for byte: how bytes are compressed is the library's to choose."""
     data = stored("rollup-3.bin")
@@ -74,6 +82,9 @@ def test_the_stored_rollup_of_many_batches_decodes_to_its_state(golden: ModuleTy
         "rollup-fenced.bin",
         "diff-chained.bin",
         "rollup-chained.bin",
+        "identity.bin",
+        "owner.bin",
+        "name.bin",
     ],
 )
 def test_messages_are_still_written_byte_for_byte(golden: ModuleType, name: str) -> None:

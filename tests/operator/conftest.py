@@ -8,14 +8,21 @@ from pathlib import Path
 import kubernetes
 import pytest
 import yaml
+from persist_engine.base.env import SeededEnv
 from persist_engine.model.inspection import Inspection, ReaderInfo
-from persist_operator.api import names
+from persist_operator.api import conditions, names
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import Shard, ShardSchema, StoreLocation
 from persist_operator.api.sink import Sink
+from persist_operator.bridge import Bridge
+from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.kube import KubeCluster, load_client
+from persist_operator.cluster.port import PERSIST_SHARD
 from persist_operator.plan.observed import ShardView
-from persist_operator.settings import OperatorSettings, StorageProfile
+from persist_operator.settings import LoopSettings, OperatorSettings, StorageProfile
+from persist_operator.steps.metrics import OperatorMetrics
+from persist_operator.steps.reconcile import Key, Reconciler
+from prometheus_client import CollectorRegistry
 
 NOW = 1_790_000_000_000
 LOCATION = StoreLocation(blob="s3://bucket/data", consensus="redis://redis:6379/0", secret_name="persist-store")
@@ -134,7 +141,7 @@ def make_inspection():
 
 def own_reader(since, uid="uid-shard"):
     return ReaderInfo(
-        id=names.critical_id_of(uid),
+        id=names.critical_id_of(names.shard_id_of(uid)),
         kind="critical",
         since=since,
         seqno=None,
@@ -200,3 +207,59 @@ def kubeconfig(server, tmp_path, monkeypatch):
 @pytest.fixture
 def kube(kubeconfig):
     return KubeCluster(load_client())
+
+
+class OperatedShard:
+    """One PersistShard, `flights`, of an operator on real stores. `restart` leaves the API server and the stores."""
+
+    key = Key("PersistShard", "team", "flights")
+
+    def __init__(self, location, now, resource):
+        self.env = SeededEnv(start_ms=now)
+        self.cluster = FakeCluster(now_ms=self.env.now_ms)
+        profile = StorageProfile(blob=location.blob, consensus=location.consensus)
+        loop = LoopSettings(store_deadline_seconds=5, store_breaker_seconds=5)
+        self._settings = OperatorSettings(storage_profiles={"default": profile}, loop=loop)
+        self._bridge = None
+        self.cluster.create(PERSIST_SHARD, resource)
+        self.restart()
+
+    def stop(self):
+        if self._bridge is not None:
+            self._bridge.close()
+        self._bridge = None
+
+    def restart(self):
+        self.stop()
+        self._bridge = Bridge(self._settings, env=self.env)
+        metrics = OperatorMetrics(CollectorRegistry())
+        self._reconciler = Reconciler(self.cluster, self._bridge, self._settings, self.env, metrics)
+
+    def settle(self, times=3):
+        """Let all that is due by now, and a while later, be done; the status."""
+        self.env.advance_ms(400_000)
+        for _ in range(times):
+            self.env.advance_ms(6000)
+            self._reconciler.reconcile(self.key)
+        return self.status
+
+    @property
+    def status(self):
+        return self.cluster.get(PERSIST_SHARD, "team", "flights").get("status") or {}
+
+    def condition(self, kind="Ready"):
+        return conditions.find(self.status, kind)
+
+
+@pytest.fixture
+def operated(now, shard_resource):
+    """Makes OperatedShards; stopped in the end."""
+    made = []
+
+    def make(location, **changes):
+        made.append(OperatedShard(location, now, shard_resource(**changes)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()

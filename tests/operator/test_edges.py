@@ -4,10 +4,15 @@ import http.client
 import json
 import queue
 import threading
+from dataclasses import replace
 
 import pytest
 from persist_engine.base.env import SeededEnv, SystemEnv
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, ShardNotFound, Unavailable
+from persist_engine.client.client import PersistClient
+from persist_engine.client.location import Location
+from persist_engine.model.ids import ShardId
+from persist_engine.model.ownership import Adopted, Owner
 from persist_operator.api import names, quantity, times
 from persist_operator.api.redact import clip, redact
 from persist_operator.api.shard import ShardSchema, StoreLocation
@@ -20,13 +25,15 @@ from persist_operator.handlers.logs import JsonFormatter
 from persist_operator.handlers.probes import ProbeServer
 from persist_operator.main import Operator
 from persist_operator.plan.actions import AdvanceSince, InitialiseShard
-from persist_operator.plan.observed import Phase, ShardMissing, StoreFailure
+from persist_operator.plan.observed import Claim, NotOwned, Phase, Seen, ShardMissing, StoreFailure
 from persist_operator.settings import LeaderSettings, LoopSettings, OperatorSettings
 from persist_operator.steps.children import driver_run, executors, maintenance_run
 from persist_operator.steps.metrics import OperatorMetrics
 from prometheus_client import CollectorRegistry
 
 SHARD_ID = names.shard_id_of("u")
+OWNER = Owner("op", "team", "flights")
+CLAIM = Claim(owner=OWNER, wanted=None, proposed=SHARD_ID)
 
 
 # -- lease ------------------------------------------------------------------------------------------------------------
@@ -243,7 +250,10 @@ class Client:
     def __init__(self):
         self.calls, self.answer = 0, None
 
-    def inspect(self, shard_id):
+    def adopt(self, owner, wanted, proposed, *, take_over):
+        return Adopted(proposed, is_new=False)
+
+    def inspect(self, shard_id, *, known_seqno=None):
         self.calls += 1
         if callable(self.answer):
             return self.answer()
@@ -267,22 +277,22 @@ def bridge(client, env):
 
 def test_a_store_that_is_down_is_left_alone_for_a_while(bridge, client, env):
     client.answer = Unavailable("redis://r:6379/0: connection refused")
-    first = bridge.inspect(LOCATION, SHARD_ID)
+    first = bridge.inspect(LOCATION, CLAIM).inspected
     assert (first.reason, first.permanent) == ("StorageUnreachable", False)
-    assert bridge.inspect(LOCATION, SHARD_ID) == first
+    assert bridge.inspect(LOCATION, CLAIM).inspected == first
     assert client.calls == 1
-    bridge.inspect(OTHER, SHARD_ID)
+    bridge.inspect(OTHER, CLAIM)
     assert client.calls == 2
     env.advance_ms(10_001)
     client.answer = lambda: "alive"
-    assert bridge.inspect(LOCATION, SHARD_ID) == "alive"
+    assert bridge.inspect(LOCATION, CLAIM).inspected == "alive"
 
 
 def test_a_store_that_hangs_holds_nobody_beyond_the_deadline(bridge, client):
     released = threading.Event()
     client.answer = released.wait
     try:
-        found = bridge.inspect(LOCATION, SHARD_ID)
+        found = bridge.inspect(LOCATION, CLAIM).inspected
     finally:
         released.set()
     assert isinstance(found, StoreFailure)
@@ -298,7 +308,7 @@ def test_regression_a_call_that_hangs_as_the_operator_stops_calls_no_storage_inv
         raise InvalidUsage("head s1 at redis://r:6379/0: it was closed")
 
     client.answer = hanging
-    found = bridge.inspect(LOCATION, SHARD_ID)
+    found = bridge.inspect(LOCATION, CLAIM).inspected
     assert (found.reason, found.permanent) == ("StorageUnreachable", False)
 
 
@@ -307,38 +317,59 @@ def test_regression_a_call_that_hangs_as_the_operator_stops_calls_no_storage_inv
 )
 def test_a_broken_shard_says_nothing_of_the_others(bridge, client, error, reason):
     client.answer = error
-    assert (bridge.inspect(LOCATION, SHARD_ID).reason, bridge.inspect(LOCATION, SHARD_ID).permanent) == (reason, True)
+    assert (bridge.inspect(LOCATION, CLAIM).inspected.reason, bridge.inspect(LOCATION, CLAIM).inspected.permanent) == (
+        reason,
+        True,
+    )
     assert client.calls == 2
 
 
 def test_a_shard_that_is_not_there_is_no_failure(bridge, client):
     client.answer = ShardNotFound("no")
-    assert bridge.inspect(LOCATION, SHARD_ID) == ShardMissing()
+    assert bridge.inspect(LOCATION, CLAIM).inspected == ShardMissing()
 
 
 def test_the_engine_is_initialised_and_since_only_moves_forward(tmp_path):
     location = StoreLocation(blob=f"file://{tmp_path}/b", consensus=f"sqlite://{tmp_path}/c.db")
     schema = ShardSchema(key="id BIGINT", value="")
-    critical = names.critical_id_of("u")
+    critical = names.critical_id_of(SHARD_ID)
 
-    def advance(since, opaque="u"):
-        return AdvanceSince(shard_id=SHARD_ID, location=location, critical_id=critical, opaque=opaque, since_ms=since)
+    def advance(since, owner=OWNER):
+        return AdvanceSince(owner=owner, shard_id=SHARD_ID, location=location, critical_id=critical, since_ms=since)
 
     with Bridge(OperatorSettings()) as bridge:
+        create = InitialiseShard(owner=OWNER, shard_id=SHARD_ID, location=location, schema=schema)
+        with pytest.raises(InvalidUsage, match="its owner is None"):
+            bridge.initialise(create)
+        assert bridge.inspect(location, CLAIM) == Seen(inspected=ShardMissing(), shard_id=SHARD_ID)
         for _ in range(2):
-            bridge.initialise(InitialiseShard(shard_id=SHARD_ID, location=location, schema=schema))
+            bridge.initialise(create)
         other = ShardSchema(key="id STRING", value="")
-        with pytest.raises(InvalidUsage):
-            bridge.initialise(InitialiseShard(shard_id=SHARD_ID, location=location, schema=other))
+        with pytest.raises(InvalidUsage, match="another schema"):
+            bridge.initialise(replace(create, schema=other))
         assert [bridge.advance_since(advance(since)) for since in (5, 3, 9)] == [5, 5, 9]
-        assert bridge.inspect(location, SHARD_ID).since == 9
-        with pytest.raises(InvalidUsage, match="another owner"):
-            bridge.advance_since(advance(20, opaque="somebody"))
+        assert bridge.inspect(location, CLAIM).inspected.since == 9
+        heir = replace(OWNER, name="heir")
+        with pytest.raises(InvalidUsage, match="its owner is op/team/flights"):
+            bridge.advance_since(advance(20, heir))
+        assert bridge.inspect(location, replace(CLAIM, owner=heir, wanted=SHARD_ID)).inspected == NotOwned(
+            shard_id=SHARD_ID, owner=OWNER
+        )
+        bridge.inspect(location, replace(CLAIM, owner=heir, wanted=SHARD_ID, take_over=True))
+        # The hold goes over with the shard, at once, also while there is nothing to advance; its old owner is out.
+        assert [bridge.advance_since(advance(since, heir)) for since in (7, 20)] == [9, 20]
+        with pytest.raises(InvalidUsage, match="its owner is op/team/heir"):
+            bridge.advance_since(advance(30))
+    with PersistClient.open(Location(blob=location.blob, consensus=location.consensus)) as client:
+        (hold,) = client.inspect(ShardId(SHARD_ID)).readers
+        assert (hold.id, hold.since) == (critical, 20)
 
 
 def test_a_failing_store_fails_actions_with_its_address():
     dead = StoreLocation(blob="mem:", consensus="redis://127.0.0.1:1/0")
-    action = InitialiseShard(shard_id=SHARD_ID, location=dead, schema=ShardSchema(key="id BIGINT", value=""))
+    action = InitialiseShard(
+        owner=OWNER, shard_id=SHARD_ID, location=dead, schema=ShardSchema(key="id BIGINT", value="")
+    )
     settings = OperatorSettings(loop=LoopSettings(store_deadline_seconds=1))
     with Bridge(settings) as bridge, pytest.raises(BridgeFailure, match="127.0.0.1"):
         bridge.initialise(action)
@@ -350,7 +381,8 @@ def test_a_failing_store_fails_actions_with_its_address():
 def test_settings_are_read_and_typing_errors_refused():
     text = """
     defaultProfile: hot
-    storageProfiles: {hot: {blob: "s3://b", consensus: "redis://r:6379/0", secretName: s}}
+    storageProfiles: {hot: {blob: "s3://b", consensus: "redis://r:6379/0", secretName: s, takeOver: Unowned}}
+    operatorId: eu-1/main
     namespaces: [a, b]
     images: {engine: "e:1", pullSecrets: [x]}
     loop: {inspectSeconds: 3}
@@ -360,9 +392,12 @@ def test_settings_are_read_and_typing_errors_refused():
     assert settings.storage_profiles["hot"].secret_name == "s"
     assert (settings.namespaces, settings.images.pull_secrets) == (("a", "b"), ("x",))
     assert settings.loop.inspect_seconds == 3
+    assert (settings.operator_id, settings.storage_profiles["hot"].take_over) == ("eu-1/main", "Unowned")
     assert OperatorSettings.parse("") == OperatorSettings()
     wrong = ["storageProfile: {}", "images: {engin: e}", "loop: 3", "a: [", "storageProfiles: {a: {blob: x}}", "- 1"]
     wrong += ["storageProfiles: {a: {blob: 's3://b', consensus: 'redis://r'}}", "leader: {leaseSeconds: 2}"]
+    wrong += ["operatorId: ''", "operatorId: 7", f"operatorId: {'x' * 129}", "operatorId: 'a b'"]
+    wrong += ["storageProfiles: {default: {blob: 's3://b', consensus: 'redis://r', takeOver: All}}"]
     for one in wrong:
         with pytest.raises(InvalidUsage):
             OperatorSettings.parse(one)

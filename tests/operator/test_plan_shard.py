@@ -4,12 +4,13 @@ import dataclasses
 
 import pytest
 from persist_engine.model.inspection import ReaderInfo
+from persist_engine.model.ownership import Owner
 from persist_operator.api import conditions, names, times
 from persist_operator.api.shard import Shard
 from persist_operator.plan.actions import AdvanceSince, InitialiseShard, StartMaintenance
 from persist_operator.plan.observed import (
     ActionFailure,
-    Claim,
+    NotOwned,
     Phase,
     Run,
     ShardMissing,
@@ -35,7 +36,7 @@ def started(plan):
 @pytest.fixture
 def plan(make_shard, settings, now):
     def make(spec=None, *, status=None, at=now, observed=None, inspected=None, runs=(), **metadata):
-        seen = observed or ShardObserved(inspected=inspected, runs=tuple(runs))
+        seen = observed or ShardObserved(inspected=inspected, runs=tuple(runs), shard_id=SHARD_ID)
         return plan_shard(make_shard(spec, status=status, **metadata), seen, now_ms=at, settings=settings)
 
     return make
@@ -49,22 +50,29 @@ def run(kind, seqno, now, *, phase=Phase.RUNNING, report=None, **changes):
     )  # fmt: skip
 
 
-def test_the_id_is_recorded_before_anything_is_asked_or_made(plan):
+def test_the_first_status_is_there_at_once_and_before_anything_is_asked_or_made(plan):
     first = plan(observed=ShardObserved())
-    assert first.status["shardId"] == SHARD_ID
+    assert "shardId" not in first.status
     assert first.actions == ()
     assert first.requeue_after_s == 0
-    assert reason(first, "Ready") == ("Unknown", "Assigned")
+    assert reason(first, "Ready") == ("Unknown", "Inspecting")
+    assert reason(first, "Reconciling") == ("True", "Inspecting")
 
 
-def test_an_explicit_id_is_taken_and_a_recorded_one_wins(plan):
-    explicit = "s01234567-89ab-cdef-0123-456789abcdef"
-    assert plan({"shardId": explicit}, observed=ShardObserved()).status["shardId"] == explicit
-    assert plan(status=ASSIGNED, observed=ShardObserved()).status["shardId"] == SHARD_ID
+def test_the_shard_is_the_one_that_the_stores_say(plan, make_inspection):
+    named = "s01234567-89ab-cdef-0123-456789abcdef"
+    assert plan(observed=ShardObserved(inspected=ShardMissing(), shard_id=named)).status["shardId"] == named
+    before = plan(status=ASSIGNED, inspected=make_inspection())
+    assert "frontiers" in before.status
+    moved = plan(status=before.status, observed=ShardObserved(inspected=ShardMissing(), shard_id=named))
+    assert moved.status["shardId"] == named
+    assert "frontiers" not in moved.status, "of the shard before nothing is told, nor is the new one thought lost"
+    assert isinstance(moved.actions[0], InitialiseShard)
 
 
 def test_a_missing_shard_is_created_with_its_schema(plan):
-    created = plan(status=ASSIGNED, inspected=ShardMissing())
+    created = plan(inspected=ShardMissing())
+    assert created.status["shardId"] == SHARD_ID, "on the status before it is made"
     (action,) = created.actions
     assert isinstance(action, InitialiseShard)
     assert (action.shard_id, action.schema.key) == (SHARD_ID, "id BIGINT")
@@ -73,7 +81,7 @@ def test_a_missing_shard_is_created_with_its_schema(plan):
 
 def test_a_refused_initialisation_is_told_and_tried_again_later(plan, now):
     failure = ActionFailure(reason="SchemaMismatch", message="differs", permanent=True, at_ms=now)
-    observed = ShardObserved(inspected=ShardMissing(), failures={"InitialiseShard": failure})
+    observed = ShardObserved(inspected=ShardMissing(), failures={"InitialiseShard": failure}, shard_id=SHARD_ID)
     refused = plan(status=ASSIGNED, observed=observed)
     assert refused.actions == ()
     assert reason(refused, "Stalled") == ("True", "SchemaMismatch")
@@ -93,13 +101,15 @@ def test_a_state_that_went_back_stops_maintenance(plan, make_inspection):
         inspected=make_inspection(seqno=11),
     )
     assert back.actions == ()
-    assert reason(back, "Stalled") == ("True", "StateRegressed")
+    assert reason(back, "Stalled") == ("True", "ShardLost")
 
 
 def test_adopting_a_shard_that_is_not_there_says_what_to_do(make_shard, settings, now):
     shard = make_shard({"shardId": SHARD_ID}, status=ASSIGNED)
     shard = dataclasses.replace(shard, spec=dataclasses.replace(shard.spec, schema=None))
-    missing = plan_shard(shard, ShardObserved(inspected=ShardMissing()), now_ms=now, settings=settings)
+    missing = plan_shard(
+        shard, ShardObserved(inspected=ShardMissing(), shard_id=SHARD_ID), now_ms=now, settings=settings
+    )
     assert reason(missing, "Stalled") == ("True", "ShardNotFound")
     assert "add spec.schema" in conditions.find(missing.status, "Stalled")["message"]
 
@@ -135,15 +145,28 @@ def test_corrupt_state_stalls(plan):
     assert reason(stalled, "Stalled") == ("True", "CorruptState")
 
 
-def test_of_two_resources_with_one_shard_the_younger_stalls(plan, make_inspection, now):
-    older = Claim(key="other/first", uid="u", created_ms=1)
-    younger = Claim(key="other/second", uid="u", created_ms=now)
-    conflict = plan(status=ASSIGNED, observed=ShardObserved(inspected=make_inspection(), claims=(older,)))
+def test_a_shard_of_another_is_told_with_its_owner_and_nothing_is_done_or_shown(plan, make_inspection):
+    theirs = Owner("other-operator", "finance", "first")
+    conflict = plan(observed=ShardObserved(inspected=NotOwned(shard_id=SHARD_ID, owner=theirs)))
     assert reason(conflict, "Stalled") == ("True", "ShardIdConflict")
-    assert "other/first" in conditions.find(conflict.status, "Stalled")["message"]
+    message = conditions.find(conflict.status, "Stalled")["message"]
+    assert "finance/first of operator other-operator" in message
+    assert f"persist admin owner {SHARD_ID} --take-over persist-operator%2Fpersist-operator/team/flights" in message
+    assert "annotate" not in message
     assert conflict.actions == ()
-    kept = plan(status=ASSIGNED, observed=ShardObserved(inspected=make_inspection(), claims=(younger,)))
+    assert not {"shardId", "schema", "frontiers"} & conflict.status.keys()
+    assert conflict.requeue_after_s <= 30, "what is let go is adopted soon"
+    near = NotOwned(shard_id=SHARD_ID, owner=Owner("persist-operator/persist-operator", "team", "first"))
+    message = conditions.find(plan(observed=ShardObserved(inspected=near)).status, "Stalled")["message"]
+    assert f"annotate this resource persistshard.io/take-over={SHARD_ID}" in message
+    kept = plan(status=ASSIGNED, inspected=make_inspection())
     assert reason(kept, "Ready") == ("True", "Healthy")
+
+
+def test_a_shard_with_data_and_no_owner_is_told_and_not_touched(plan):
+    found = plan(observed=ShardObserved(inspected=NotOwned(shard_id=SHARD_ID, owner=None)))
+    assert reason(found, "Stalled") == ("True", "ShardUnowned")
+    assert found.actions == ()
 
 
 def test_an_unknown_profile_is_named(plan):
@@ -158,7 +181,8 @@ def test_since_follows_upper_by_the_lag_and_not_too_often(plan, make_inspection,
     first = plan(spec, status=ASSIGNED, inspected=inspection)
     (action,) = first.actions
     assert isinstance(action, AdvanceSince)
-    assert (action.since_ms, action.opaque) == (upper - 60_000, "uid-shard")
+    assert action.since_ms == upper - 60_000
+    assert action.owner == Owner("persist-operator/persist-operator", "team", "flights")
     assert plan(spec, status=first.status, inspected=inspection, at=now + 10_000).actions == ()
     later = plan(spec, status=first.status, inspected=make_inspection(upper=upper + 20_000), at=now + 31_000)
     assert [one.since_ms for one in later.actions] == [upper - 40_000]
@@ -349,12 +373,12 @@ def test_a_since_that_could_not_be_moved_is_told(plan, make_inspection, make_own
     """As by another owner of the operator's reader: nothing else would say why since stands still."""
     refused = ActionFailure(reason="InvalidArgument", message="reader c1 has another owner", permanent=True, at_ms=now)
     inspection = make_inspection(upper=now, since=5, readers=(make_own_reader(5),))
-    observed = ShardObserved(inspected=inspection, failures={"AdvanceSince": refused})
+    observed = ShardObserved(inspected=inspection, failures={"AdvanceSince": refused}, shard_id=SHARD_ID)
     found = plan(status=ASSIGNED, observed=observed)
     assert reason(found, "SinceAdvancing") == ("False", "InvalidArgument")
     assert "another owner" in conditions.find(found.status, "SinceAdvancing")["message"]
     there = make_inspection(upper=now, since=now, readers=(make_own_reader(now),))
-    observed = ShardObserved(inspected=there, failures={"AdvanceSince": refused})
+    observed = ShardObserved(inspected=there, failures={"AdvanceSince": refused}, shard_id=SHARD_ID)
     assert reason(plan(status=ASSIGNED, observed=observed), "SinceAdvancing") == ("True", "Advancing")
 
 

@@ -85,13 +85,13 @@ def world(tmp_path, now):
 def test_a_shard_becomes_ready_and_exists_in_the_stores(world, shard_resource, refused):
     world.cluster.create(PERSIST_SHARD, shard_resource({"schema": {"key": "id BIGINT", "value": "v STRING"}}))
     world.reconciler.reconcile(SHARD)
-    assert world.ready(SHARD) == ("Unknown", "Assigned")
+    assert world.ready(SHARD) == ("Unknown", "Inspecting")
     status = world.go(SHARD)
     assert world.ready(SHARD) == ("True", "Healthy")
     assert status["schema"] == {"key": status["schema"]["key"], "value": status["schema"]["value"]}
     with PersistClient.open(world.location) as client:
         inspection = client.inspect(ShardId(status["shardId"]))
-    assert names.critical_id_of("uid-shard") in {reader.id for reader in inspection.readers}
+    assert names.critical_id_of(status["shardId"]) in {reader.id for reader in inspection.readers}
     assert refused(shard_resource(), status) == []
 
 

@@ -20,11 +20,22 @@ from persist_engine.codec.batch import decode_batch, decode_transmittable, encod
 from persist_engine.codec.order import KEY_LOWER_BYTES_MAX, key_bytes
 from persist_engine.codec.part import decode_part, encode_part, key_lower, part_stats
 from persist_engine.codec.part_stats import bound, stats_path
+from persist_engine.codec.registry import (
+    Identity,
+    decode_identity,
+    decode_name,
+    decode_shard_owner,
+    encode_identity,
+    encode_name,
+    encode_shard_owner,
+    name_key,
+)
 from persist_engine.codec.schema import Schema
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup, flat_trace_from_pb, flat_trace_to_pb
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model.frontier import Antichain, Description
-from persist_engine.model.ids import ShardId
+from persist_engine.model.ids import ShardId, StoreId
+from persist_engine.model.ownership import Owner
 from persist_engine.testing import strategies
 
 DESC = Description(Antichain(0), Antichain(None), Antichain(0))
@@ -71,6 +82,22 @@ def test_rollups_round_trip_to_equal_bytes(state: Any, payloads: list[bytes]) ->
     assert encode_rollup(decoded) == data
 
 
+owners = st.builds(Owner, *[st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)] * 3)
+
+
+@quick
+@given(owners, strategies.ids(ShardId), strategies.ids(StoreId), st.booleans())
+def test_owners_and_identities_round_trip(owner: Owner, shard_id: ShardId, store_id: StoreId, absent: bool) -> None:
+    key = name_key(owner)
+    assert Owner.parse(str(owner)) == owner
+    assert key.isascii()
+    assert key.count("/") == 3
+    assert decode_identity(encode_identity(Identity(store_id, absent)), key="k") == Identity(store_id, absent)
+    shard, held = (None, None) if absent else (shard_id, owner)
+    assert decode_name(encode_name(owner, shard), key=key) == (owner, shard)
+    assert decode_shard_owner(encode_shard_owner(shard_id, held), key="k", shard_id=shard_id) == held
+
+
 @quick
 @given(strategies.schemas())
 def test_schemas_round_trip_as_ddl_and_as_registered(schema: Schema) -> None:
@@ -94,10 +121,14 @@ def test_parts_round_trip_bit_for_bit(data: st.DataObject) -> None:
 @given(st.data())
 def test_any_damage_to_durable_bytes_is_refused(data: st.DataObject) -> None:
     schema = Schema.from_ddl("id BIGINT", "name STRING")
-    kind = data.draw(st.sampled_from(["batch", "diff", "rollup", "part"]))
+    kind = data.draw(st.sampled_from(["batch", "diff", "rollup", "part", "owner"]))
     if kind == "batch":
         whole = encode_batch(data.draw(strategies.batches()))
         decode: Any = lambda raw: decode_batch(raw, key="the-key")  # noqa: E731
+    elif kind == "owner":
+        shard_id = data.draw(strategies.ids(ShardId))
+        whole = encode_shard_owner(shard_id, data.draw(owners))
+        decode = lambda raw: decode_shard_owner(raw, key="the-key", shard_id=shard_id)  # noqa: E731
     elif kind == "diff":
         whole = encode_state_diff(data.draw(strategies.state_diffs()))
         decode = lambda raw: decode_state_diff(raw, key="the-key")  # noqa: E731

@@ -41,6 +41,8 @@ class ErrorKind(enum.StrEnum):
     INVALID_ARGUMENT = "InvalidArgument"
     SHARD_NOT_FOUND = "ShardNotFound"
     UNSAFE_STORE = "UnsafeStore"
+    STORE_LOST = "StoreLost"
+    STORE_MISMATCH = "StoreMismatch"
     STORAGE = "Storage"
     UNAVAILABLE = "Unavailable"
     FENCED = "Fenced"
@@ -50,6 +52,7 @@ class ErrorKind(enum.StrEnum):
     MISSING_BLOB = "MissingBlob"
     FORKED_LOG = "ForkedLog"
     INVARIANT = "Invariant"
+    SHARD_LOST = "ShardLost"
 
 
 class PersistError(Exception):
@@ -153,6 +156,22 @@ class UnsafeStore(InvalidUsage):
     kind = ErrorKind.UNSAFE_STORE
 
 
+class StoreLost(InvalidUsage):
+    """One store of a pair does not know the pair, and the other does: its data is gone, or its address is another store's.
+    Nothing was written. `detail`: store_id, blob, consensus (addresses).
+    """
+
+    kind = ErrorKind.STORE_LOST
+
+
+class StoreMismatch(InvalidUsage):
+    """The blob store and the consensus store belong to two different pairs. Nothing was written. `detail`: as of StoreLost,
+    store_id that consensus tells, blob_store_id.
+    """
+
+    kind = ErrorKind.STORE_MISMATCH
+
+
 class StorageError(PersistError):
     """A driver failed. Raised by storage adapters only, always chained to the driver's error."""
 
@@ -220,6 +239,14 @@ class InvariantViolated(PersistError):
     """A rule of the data model does not hold. Continuing could lose data."""
 
     kind = ErrorKind.INVARIANT
+
+
+class ShardLost(InvariantViolated):
+    """Consensus has no log of a shard whose blobs are there. Nothing is created over them: `persist admin recover` makes the
+    log anew. `detail`: shard_id, key (the first blob found).
+    """
+
+    kind = ErrorKind.SHARD_LOST
 
 
 class AmbiguousAppend(InvariantViolated):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from persist_engine.base.wording import counted, sized
-from persist_engine.cli import admin_audit, admin_orphans
+from persist_engine.cli import admin_audit, admin_orphans, admin_owners, admin_recover
 from persist_engine.cli.options import (
     GIVE_UP_S,
     MEMORY_MIB,
@@ -45,7 +45,7 @@ persist admin verify SHARD --sample 10
 Commands that change something do so only with --commit."""
 
 app = typer.Typer(
-    help="Administer shards: who holds what, what lies where, whether it is sound; force, finish, restore, export.",
+    help="Administer shards: who holds what, what lies where, whether it is sound; force, finish, restore, recover, export.",
     epilog=EPILOG,
     no_args_is_help=True,
 )
@@ -227,3 +227,6 @@ app.command(epilog=admin_audit.USAGE_EPILOG)(admin_audit.usage)
 app.command(epilog=admin_audit.VERIFY_EPILOG)(admin_audit.verify)
 app.command(epilog=admin_audit.EXPORT_EPILOG)(admin_audit.export)
 app.command(epilog=admin_orphans.EPILOG)(admin_orphans.orphans)
+app.command(epilog=admin_recover.EPILOG)(admin_recover.recover)
+app.command(epilog=admin_owners.OWNER_EPILOG)(admin_owners.owner)
+app.command(epilog=admin_owners.NAMES_EPILOG)(admin_owners.names)

@@ -1,4 +1,4 @@
-"""The commands of `persist admin` that only look: holds, usage, verify, export."""
+"""The commands of `persist admin` that look: holds (which it can end, too), usage, verify, export."""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, PersistError
+from persist_engine.base.errors import (
+    CorruptData,
+    ForkedLog,
+    Incompatible,
+    InvariantViolated,
+    PersistError,
+    ShardNotFound,
+)
 from persist_engine.base.wording import counted, sized
 from persist_engine.cli.options import (
     GIVE_UP_S,
     UNREADABLE,
     AsJson,
     BlobUrl,
+    Commit,
     ConsensusUrl,
     GiveUp,
     ShardArgument,
@@ -33,7 +41,7 @@ if TYPE_CHECKING:
     from persist_engine.shard.machine import Machine
     from persist_engine.work.finding import Verification
 
-HOLDS_EPILOG = "Example: persist admin holds SHARD --json"
+HOLDS_EPILOG = "Examples: persist admin holds SHARD --json; persist admin holds SHARD --release c... --commit"
 USAGE_EPILOG = "Examples: persist admin usage (all shards); persist admin usage SHARD --referenced"
 VERIFY_EPILOG = "Examples: persist admin verify (all shards); persist admin verify SHARD --sample 10"
 EXPORT_EPILOG = "Examples: persist admin export SHARD --to backup; persist admin export SHARD --to all --history"
@@ -45,15 +53,25 @@ def holds(
     shard: ShardOption = None,
     blob: BlobUrl = None,
     consensus: ConsensusUrl = None,
+    release: Annotated[
+        list[str] | None,
+        typer.Option("--release", help="Critical reader whose hold ends with this, for ever. May be repeated."),
+    ] = None,
+    commit: Commit = False,
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
 ) -> None:
     """Every reader and writer, oldest hold first: what it holds, since when, and who blocks since or collection."""
-    from persist_engine.work.holds import holds_of
+    from persist_engine.work.holds import holds_of, release_holds
 
     shard_id = one_shard(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
-        found = holds_of(client.machine(shard_id))
+        machine = client.machine(shard_id)
+        released = release_holds(machine, release or (), commit=commit)
+        found = holds_of(machine)
+    if released:
+        _told_released(shard_id, released, committed=commit, as_json=as_json)
+        return
     if as_json:
         print_json(found.to_json())
         return
@@ -70,6 +88,15 @@ def holds(
         when = f"{age} or more" if hold.is_older else age
         rows.append((hold.kind, hold.purpose, hold.hostname, held, when, " ".join(blocks), lease, hold.id))
     print_rows(("kind", "purpose", "host", "holds", "for", "blocks", "lease", "id"), rows)
+
+
+def _told_released(shard_id: ShardId, released: list[str], *, committed: bool, as_json: bool) -> None:
+    if as_json:
+        print_json({"shard_id": shard_id, "released": released, "committed": committed})
+        return
+    print_rows(("released" if committed else "would release",), [(critical_id,) for critical_id in released])
+    if not committed:
+        typer.echo("nothing was changed: say --commit to do it", err=True)
 
 
 def usage(
@@ -176,15 +203,25 @@ def verify(
     Exit code 74 when something is lost or wrong. What is missing is looked for in all parts, whatever the sample.
     """
     from persist_engine.cli.main import EXIT_CORRUPT
+    from persist_engine.work.verify import lost_shard, shards_without_log
 
     shard_id = None if shard_argument is None and shard is None else one_shard(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
         shard_ids = sorted(client.shards()) if shard_id is None else [shard_id]
+        if shard_id is None:
+            # Those created since then are found there, too, and have their log when they are looked at.
+            shard_ids += shards_without_log(client.versions, shard_ids)
         found: list[Verification] = []
         problems: list[PersistError] = []
         for each in shard_ids:
             try:
                 found.append(_verified(client, each, sample / 100, quiet=as_json))
+            except ShardNotFound:
+                lost = lost_shard(client.versions, each)
+                if lost is not None:
+                    found.append(lost)
+                elif shard_id is not None:
+                    raise
             except Incompatible as error:
                 if shard_id is not None:
                     raise
@@ -213,7 +250,8 @@ def _verified(client: PersistClient, shard_id: ShardId, sample: float, *, quiet:
         machine = client.machine(shard_id)
     except (CorruptData, InvariantViolated) as error:
         unreadable = Verification(shard_id)
-        unreadable.error(FindingKind.CORRUPT, str(error.detail.get("key", shard_id)), str(error))
+        kind = FindingKind.LOG_FORKED if isinstance(error, ForkedLog) else FindingKind.CORRUPT
+        unreadable.error(kind, str(error.detail.get("key", shard_id)), str(error))
         return unreadable
     with progress_bar(f"verify {shard_id}", quiet=quiet) as bar:
         return verify_shard(

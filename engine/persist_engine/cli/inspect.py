@@ -11,6 +11,7 @@ import typer
 
 from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_engine.base.versioned import SeqNo
+from persist_engine.cli.admin_owners import fields_of
 from persist_engine.cli.inspect_rollup import rollup, shown_state
 from persist_engine.cli.options import (
     GIVE_UP_S,
@@ -110,14 +111,15 @@ def shard(
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
 ) -> None:
-    """One shard in numbers: frontiers, schema, data, versions, debt, and who holds what."""
+    """One shard in numbers: frontiers, schema, data, versions, debt, its store, its owner, and who holds what."""
     shard_id = one_shard(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
         seen = client.inspect(shard_id)
+        store_id, owner = client.store_id, client.owner_of(shard_id)
     if as_json:
-        print_json(seen.to_json())
+        print_json(seen.to_json() | {"store_id": store_id, "owner": fields_of(owner)})
         return
-    value: dict[str, Any] = plain(seen)
+    value: dict[str, Any] = plain(seen) | {"store_id": store_id, "owner": owner}
     readers, writers = value.pop("readers"), value.pop("writers")
     value["progress"] = ", ".join(f"{sink} to {upper}" for sink, upper in value["progress"].items()) or None
     print_pairs(value)
@@ -288,7 +290,7 @@ def blobs(
 
 def _blob_rows(client: PersistClient, shard_id: ShardId) -> Iterator[tuple[str, str, int, str]]:
     """(key, kind, bytes, named by): the newest state, older live states only (garbage for a later GC), or none."""
-    from persist_engine.codec.keys import blob_key, shard_prefix
+    from persist_engine.codec.keys import blob_key, created_key, shard_prefix
     from persist_engine.model.state_diff import deleted_blobs, live_blobs
     from persist_engine.shard.runs import with_nested
 
@@ -303,6 +305,8 @@ def _blob_rows(client: PersistClient, shard_id: ShardId) -> Iterator[tuple[str, 
     named = {blob_key(shard_id, ref.partial_key): ref.kind for ref in with_nested(machine, live_blobs(walk.state))}
     held = {blob_key(shard_id, ref.partial_key): ref.kind for ref in with_nested(machine, older)}
     for info in listed:
+        if info.key == created_key(shard_id):
+            continue  # it belongs to the shard and to no version
         is_rollup = info.key.removeprefix(shard_prefix(shard_id)).startswith("v")
         kind = named.get(info.key) or held.get(info.key) or ("rollup" if is_rollup else "part")
         by = "newest" if info.key in named else "older" if info.key in held else "none"

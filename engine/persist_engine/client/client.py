@@ -17,6 +17,7 @@ from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import SchemaMismatch, ShardNotFound
 from persist_engine.base.metrics import Metrics, NoMetrics
 from persist_engine.base.settings import Settings
+from persist_engine.base.versioned import SeqNo
 from persist_engine.client.location import Location
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.since import SinceHandle
@@ -30,8 +31,9 @@ from persist_engine.codec.tagged import with_errors
 from persist_engine.flow.refresh import Refresh
 from persist_engine.model.commands import SchemaEvolved
 from persist_engine.model.frontier import Antichain
-from persist_engine.model.ids import CriticalReaderId, ShardId
+from persist_engine.model.ids import CriticalReaderId, ShardId, StoreId
 from persist_engine.model.inspection import Inspection, inspection_of
+from persist_engine.model.ownership import Adoption, Owner
 from persist_engine.model.state import SourceProgress
 from persist_engine.model.views import is_finalized
 from persist_engine.shard.applier import Applier
@@ -44,6 +46,8 @@ from persist_engine.storage.consensus import Consensus
 from persist_engine.storage.notify import NoPush, Push
 from persist_engine.storage.open import open_blob, open_consensus, open_push
 from persist_engine.work.background import BackgroundMaintenance, CompactionSwitch
+from persist_engine.work.identity import identify
+from persist_engine.work.registry import Registry
 
 #: States kept although no handle uses them, so that looking at many shards in turn does not read a rollup each time.
 _IDLE_STATES_MAX = 64
@@ -65,9 +69,9 @@ class PersistClient:
         metrics: Metrics | None = None,
         create: bool = True,
     ) -> PersistClient:
-        """Connect to both stores. InvalidUsage for URLs that make no sense, UnsafeStore for stores that break
-        promises. A directory or a file of a URL that is not there yet is made; without `create`, for who only reads, it is
-        InvalidUsage.
+        """Connect to both stores and see that they are a pair. InvalidUsage for URLs that make no sense, UnsafeStore for
+        stores that break promises, StoreLost and StoreMismatch for two that do not belong together. A directory or a file of
+        a URL that is not there yet is made; without `create`, for those that only read, it is InvalidUsage.
         """
         settings, env, metrics = settings or Settings(), env or SystemEnv(), metrics or NoMetrics()
         retry = Retry(env, settings.retry, metrics)
@@ -82,7 +86,13 @@ class PersistClient:
             blob.close()
             raise
         push = open_push(location.consensus, env=env, metrics=metrics) if settings.watch.push else NoPush()
-        return cls(blob, consensus, settings=settings, env=env, metrics=metrics, push=push)
+        client = cls(blob, consensus, settings=settings, env=env, metrics=metrics, push=push)
+        try:
+            client._store_id = client._identified(create=create)
+        except BaseException:
+            client.close()
+            raise
+        return client
 
     def __init__(
         self,
@@ -99,6 +109,8 @@ class PersistClient:
         self._lock = threading.Lock()
         self._appliers: WeakValueDictionary[ShardId, Applier] = WeakValueDictionary()
         self._recent: OrderedDict[ShardId, Applier] = OrderedDict()
+        self._registry = Registry(consensus, self._versions.retry)
+        self._store_id: StoreId | None = None
 
     # -- handles ------------------------------------------------------------------------------------------------------
 
@@ -246,9 +258,10 @@ class PersistClient:
         """
         return self.machine(shard_id).refresh().progress.get(sink_id)
 
-    def inspect(self, shard_id: ShardId) -> Inspection:
+    def inspect(self, shard_id: ShardId, *, known_seqno: int | None = None) -> Inspection:
         """What stands in the shard's metadata now, for people and the operator; reads no data. Linearized.
-        ShardNotFound.
+        ShardNotFound. With `known_seqno` also the tag of that version's entry, while it is live: whoever saw it can tell
+        whether this is still the same history.
         """
         machine = self.machine(shard_id)
         state = machine.refresh()
@@ -262,7 +275,13 @@ class PersistClient:
             now_ms=machine.env.now_ms(),
         )
         schema = machine.schema
-        return replace(inspection, key_schema=schema.key_ddl, val_schema=schema.val_ddl)
+        known = None if known_seqno is None else self._versions.tag_at(shard_id, SeqNo(known_seqno))
+        return replace(
+            inspection,
+            key_schema=schema.key_ddl,
+            val_schema=schema.val_ddl,
+            known_tag=None if known is None else known.hex(),
+        )
 
     def finalize(self, shard_id: ShardId) -> None:
         """Empty a closed shard for good. Idempotent. FinalizationError unless since and upper are both empty."""
@@ -275,6 +294,38 @@ class PersistClient:
     def shards(self) -> Iterator[ShardId]:
         """Every shard of the location, in no particular order."""
         return self._versions.list_shards()
+
+    # -- the store and its owners -------------------------------------------------------------------------------------
+
+    @property
+    def store_id(self) -> StoreId:
+        """Which pair of stores this is, however their addresses are spelled; drawn now when it has none yet. StoreLost,
+        StoreMismatch.
+        """
+        if self._store_id is None:
+            self._store_id = self._identified(create=True)
+        assert self._store_id is not None, "it was to be drawn"
+        return self._store_id
+
+    def adopt(self, owner: Owner, wanted: ShardId | None, proposed: ShardId, *, take_over: bool = False) -> Adoption:
+        """Make a shard the owner's, which finds it by its name from then on: see work.registry."""
+        return self._registry.adopt(owner, wanted=wanted, proposed=proposed, take_over=take_over)
+
+    def owner_of(self, shard_id: ShardId) -> Owner | None:
+        """The shard's owner; None when it has none. Linearized."""
+        return self._registry.owner_of(shard_id)
+
+    def disown(self, shard_id: ShardId) -> Owner | None:
+        """Let the shard have no owner; the one it had. The name that led to it leads nowhere then. Idempotent."""
+        return self._registry.disown(shard_id)
+
+    def registered(self, owner: Owner) -> ShardId | None:
+        """The shard that the owner's name leads to; its owner may be another by now. Linearized."""
+        return self._registry.registered(owner)
+
+    def names(self) -> Iterator[tuple[Owner, ShardId]]:
+        """Every owner's name and the shard it leads to, in no particular order. Reads the whole listing of the store."""
+        return self._registry.names()
 
     def close(self) -> None:
         """Close the connections; handles are of no use afterwards. Idempotent."""
@@ -293,6 +344,12 @@ class PersistClient:
         return f"PersistClient({self._blob.address()}, {self._consensus.address()})"
 
     # -- private ------------------------------------------------------------------------------------------------------
+
+    def _identified(self, *, create: bool) -> StoreId | None:
+        fresh = StoreId.from_bytes(self._versions.env.random_bytes(16))
+        return self._versions.retry.external(
+            "identify the stores", lambda: identify(self._blob, self._consensus, fresh=fresh, create=create)
+        )
 
     def _applier(self, shard_id: ShardId) -> Applier:
         with self._lock:

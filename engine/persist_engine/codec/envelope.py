@@ -45,6 +45,9 @@ class Kind(enum.Enum):
     BATCH = b"B"
     TRANSMITTABLE_BATCH = b"T"
     RUN_LISTING = b"L"
+    STORE_IDENTITY = b"I"
+    SHARD_OWNER = b"O"
+    REGISTERED_NAME = b"N"
 
 
 _NEWEST = {Kind.ROLLUP: PACKED_SPINE_VERSION, Kind.STATE_DIFF: CHAINED_VERSION}

@@ -3,9 +3,10 @@
     part    <shard>/n<MMmmmpp>/p<uuid>      partial key: n<MMmmmpp>/p<uuid>
     part    <shard>/w<uuid>/p<uuid>         as the oldest writers named them, by their own id; read, never made
     rollup  <shard>/v<seqno>/r<uuid>        partial key: v<seqno>/r<uuid>
+    mark    <shard>/created                 an empty object: the shard's log has begun
 
 State holds partial keys. `n...` is the version of the code that wrote the part, digits padded so that keys sort by
-version. Consensus keys are the textual shard id.
+version. A shard's consensus key is its textual id (the others: codec.registry).
 """
 
 from __future__ import annotations
@@ -69,6 +70,16 @@ def blob_key(shard_id: ShardId, partial: str) -> str:
 def shard_prefix(shard_id: ShardId) -> str:
     """Prefix of all of a shard's blobs."""
     return f"{shard_id}/"
+
+
+def created_key(shard_id: ShardId) -> str:
+    """Key of the empty object that tells that the shard's log has begun. No state names it, and it is never deleted."""
+    return f"{shard_id}/created"
+
+
+def is_first_rollup(key: str) -> bool:
+    """Whether `key` is that of a rollup of the first version: the one blob that may be there before its log is."""
+    return key.split("/")[1:2] == ["v1"]
 
 
 def rollups_prefix(shard_id: ShardId) -> str:

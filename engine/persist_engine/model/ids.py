@@ -1,6 +1,7 @@
 """Ids with their letters: one letter (or two) and a UUID, printed and stored as text.
 
-s shard, w writer, r leased reader (and, in key paths, rollup), c critical reader, p part, ri run, i idempotency token.
+s shard, w writer, r leased reader (and, in key paths, rollup), c critical reader, p part, ri run, i idempotency token,
+store- pair of stores.
 """
 
 from __future__ import annotations
@@ -55,6 +56,14 @@ class ShardId(_Id):
     __slots__ = ()
     letters = "s"
     what = "shard"
+
+
+class StoreId(_Id):
+    """One blob store and one consensus store that belong together, however their addresses are spelled."""
+
+    __slots__ = ()
+    letters = "store-"
+    what = "store"
 
 
 class WriterId(_Id):

@@ -80,6 +80,12 @@ class Inspection:
     writers: tuple[WriterInfo, ...]
     progress: Mapping[str, int | None]
     is_tombstone: bool
+    birth: str = ""
+    """Of the log, in hex."""
+    tag: str = ""
+    """Of the log's newest entry, in hex."""
+    known_tag: str | None = None
+    """Of the entry at the seqno that was asked about; None when it is not live, or none was asked about."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, keys as the fields are named."""
@@ -130,6 +136,8 @@ def inspection_of(state: ShardState, *, live_diffs: int, earliest_seqno: int, no
         writers=_writers(state, now_ms),
         progress={sink_id: progress.upper.time for sink_id, progress in state.progress.items()},
         is_tombstone=is_tombstone(state),
+        birth=state.birth.hex(),
+        tag=state.tag.hex(),
     )
 
 

@@ -19,6 +19,7 @@ from persist_engine.base.errors import (
     InvalidUsage,
     InvariantViolated,
     MissingBlob,
+    ShardLost,
     ShardNotFound,
     check,
 )
@@ -36,6 +37,7 @@ from persist_engine.model.state_diff import StateDiff, check_birth, check_same_e
 from persist_engine.model.state_diff import apply as apply_state_diff
 from persist_engine.model.step import initial_state
 from persist_engine.model.views import latest_rollup, sealed
+from persist_engine.shard.creation import Creation
 from persist_engine.shard.live_states import LiveStates
 from persist_engine.shard.retry import Retry
 from persist_engine.shard.roundtrip import validate_roundtrip
@@ -87,6 +89,7 @@ class StateVersions:
         self.push = push or NoPush()
         self.env, self.settings, self.metrics = env, settings, metrics
         self.retry = Retry(env, settings.retry, metrics)
+        self.creation = Creation(blob, consensus, self.retry)
 
     # -- init and compare-and-set -------------------------------------------------------------------------------------
 
@@ -95,15 +98,24 @@ class StateVersions:
         may race.
 
         `schema` counts only for the creator: the caller compares it with the state it gets. CodecMismatch for
-        another's codecs.
+        another's codecs. ShardLost where blobs tell that there was a log: nothing is created over them.
         """
         recent = self.fetch_recent_live_diffs(shard_id)
         if not recent:
-            created = self._try_init_shard(shard_id, codecs, schema)
-            if created is not None:
-                return created
+            ruin = self.creation.first_ruin(shard_id)
+            if ruin is None:
+                created = self._try_init_shard(shard_id, codecs, schema)
+                if created is not None:
+                    return created
+            # Another creator may have been faster than the listing: then its log is there by now.
+            recent = self.fetch_recent_live_diffs(shard_id)
+            if ruin is not None and not recent:
+                raise ShardLost(self.creation.lost(shard_id, ruin), shard_id=shard_id, key=ruin)
         state = self.fetch_current_state(shard_id, recent)
         check_codecs(state, codecs)
+        if set(state.rollups) == {_FIRST} and not self.creation.is_marked(shard_id):
+            # Its creator may have died before it left the mark: that is seen to before anything is written.
+            self.creation.mark(shard_id)
         return state
 
     def _try_init_shard(self, shard_id: ShardId, codecs: CodecNames, schema: SchemaPair) -> ShardState | None:
@@ -127,6 +139,7 @@ class StateVersions:
             "init", lambda: self.consensus.compare_and_set(shard_id, None, new), shard=shard_id
         )
         if result is CasResult.COMMITTED:
+            self.creation.mark(shard_id)
             return sealed(state)
         winner = self.fetch_current_state(shard_id)
         if all(rollup.key != key for rollup in winner.rollups.values()):
@@ -190,7 +203,7 @@ class StateVersions:
         missing: str | None = None
         while True:
             if not live:
-                raise ShardNotFound(f"shard {shard_id} does not exist in {self.consensus.address()}", shard_id=shard_id)
+                raise self._not_found(shard_id)
             key = self._decode_diff(shard_id, live[-1]).latest_rollup_key
             data = self._get_blob(shard_id, key)
             if data is not None:
@@ -282,6 +295,11 @@ class StateVersions:
         assert head is not None
         return LiveDiffBounds(earliest=first[0].seqno, current=head.seqno)
 
+    def tag_at(self, shard_id: ShardId, seqno: SeqNo) -> bytes | None:
+        """The tag of the entry of that version; None when it is not live. One small read."""
+        found = self._scan(shard_id, seqno, 1)
+        return found[0].tip.tag if found and found[0].seqno == seqno else None
+
     def count_apply(self, path: str) -> None:
         """For `model.state_diff.apply`: which way a diff was applied."""
         self.metrics.count("apply_diff", path=path)
@@ -342,6 +360,13 @@ class StateVersions:
                 yield ShardId(key)
 
     # -- private ------------------------------------------------------------------------------------------------------
+
+    def _not_found(self, shard_id: ShardId) -> ShardNotFound:
+        ruin = self.creation.first_ruin(shard_id)
+        text = f"shard {shard_id} does not exist in {self.consensus.address()}"
+        return ShardNotFound(
+            text if ruin is None else f"{text}: {self.creation.lost(shard_id, ruin)}", shard_id=shard_id
+        )
 
     def _fetch_rollup_at(self, shard_id: ShardId, live: LiveDiffs) -> ShardState | None:
         """The state at live[0], from a rollup there; None when none is found (others truncated in between, or it is

@@ -69,6 +69,13 @@ def check_append(key: str, expected: Tip | None, new: VersionedData) -> None:
         raise InvalidUsage(f"{text}: commit less at once", key=key)
 
 
+def check_replace(key: str, expected: Tip, new: VersionedData) -> None:
+    """InvalidUsage unless `new` comes after `expected`, next or later, and every store can hold it."""
+    if new.seqno <= expected.seqno:
+        raise InvalidUsage(f"replace {key}: new seqno {new.seqno} is not past {expected.seqno}", key=key)
+    check_append(key, None, new)
+
+
 def check_scan(key: str, limit: int) -> None:
     """InvalidUsage on a negative limit or an impossible key."""
     check_log_key(key)

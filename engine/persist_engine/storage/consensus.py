@@ -35,6 +35,12 @@ class Consensus(Protocol):
         InvalidUsage when `seqno` is past the head or the key is unknown.
         """
 
+    def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
+        """Make `new` the only entry iff the latest entry is exactly `expected`: the one way to give up a log, for recovery.
+
+        InvalidUsage when `new.seqno` is not past `expected.seqno`, or `new` larger than every store takes. Not idempotent.
+        """
+
     def list_keys(self) -> Iterator[str]:
         """Every key that has entries, in no particular order."""
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
-from persist_engine.storage.checks import check_append, check_log_key, check_scan, refuse_truncate
+from persist_engine.storage.checks import check_append, check_log_key, check_replace, check_scan, refuse_truncate
 
 
 class MemConsensus:
@@ -53,6 +53,16 @@ class MemConsensus:
             count = _first_at(log, seqno)
             del log[:count]
             return count
+
+    def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
+        """See Consensus."""
+        check_replace(key, expected, new)
+        with self._lock:
+            log = self._logs.get(key)
+            if not log or log[-1].tip != expected:
+                return CasResult.EXPECTATION_MISMATCH
+            self._logs[key] = [VersionedData(new.seqno, bytes(new.data))]
+            return CasResult.COMMITTED
 
     def list_keys(self) -> Iterator[str]:
         """See Consensus. The listing is one moment's."""

@@ -38,7 +38,7 @@ from persist_engine.base.errors import (
     UnsafeStore,
 )
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData, tag_of
-from persist_engine.storage.checks import check_append, check_log_key, check_scan, refuse_truncate
+from persist_engine.storage.checks import check_append, check_log_key, check_replace, check_scan, refuse_truncate
 from persist_engine.storage.notify import NEWS_BYTES_MAX
 from persist_engine.storage.notify_redis import news_channel
 from persist_engine.storage.redis_durability import CLUSTER_NODE, check_durability, check_role
@@ -161,6 +161,15 @@ class RedisConsensus:
         if answer[0] == b"PAST":
             raise refuse_truncate(key, seqno, self._see(key, answer[1]))
         return int(answer[1])
+
+    def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
+        """See Consensus."""
+        check_replace(key, expected, new)
+        answer = self._run(_REPLACE, key, _told(expected), int(new.seqno), new.data, _told(new.tip))
+        if answer[0] == b"MISMATCH":
+            return CasResult.EXPECTATION_MISMATCH
+        self._see(key, new.seqno, new.data)
+        return CasResult.COMMITTED
 
     def list_keys(self) -> Iterator[str]:
         """See Consensus. Keys made while it runs may be missing; each is given once. Names that no log of ours can have are
@@ -293,6 +302,7 @@ _HEAD = _Script("head")
 _COMPARE_AND_SET = _Script("compare_and_set")
 _SCAN = _Script("scan")
 _TRUNCATE = _Script("truncate")
+_REPLACE = _Script("replace")
 
 
 class _Credentials(redis.CredentialProvider):

@@ -29,7 +29,7 @@ from persist_engine.base.errors import (
     UnsafeStore,
 )
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
-from persist_engine.storage.checks import check_append, check_log_key, check_scan, refuse_truncate
+from persist_engine.storage.checks import check_append, check_log_key, check_replace, check_scan, refuse_truncate
 from persist_engine.storage.directories import make_directory
 
 #: How long a call waits for another process's commit. Commits take milliseconds; a longer wait means a stuck process.
@@ -139,6 +139,17 @@ class SqliteConsensus:
             if head is None or seqno > head:
                 raise refuse_truncate(key, seqno, head)
             return connection.execute(_TRUNCATE, (key, int(seqno))).rowcount
+
+    def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
+        """See Consensus."""
+        check_replace(key, expected, new)
+        with self._write("replace", key) as connection:
+            latest = connection.execute(_HEAD, (key,)).fetchone()
+            if latest is None or VersionedData(*latest).tip != expected:
+                return CasResult.EXPECTATION_MISMATCH
+            connection.execute(_TRUNCATE, (key, int(new.seqno)))
+            connection.execute(_INSERT, (key, int(new.seqno), new.data))
+            return CasResult.COMMITTED
 
     def list_keys(self) -> Iterator[str]:
         """See Consensus. The listing is one moment's."""

@@ -98,6 +98,11 @@ class MeteredConsensus:
         with self._meter.call("truncate"):
             return self._inner.truncate(key, seqno)
 
+    def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
+        """See Consensus."""
+        with self._meter.call("replace"):
+            return self._inner.replace(key, expected, new)
+
     def list_keys(self) -> Iterator[str]:
         """See Consensus."""
         with self._meter.call("list_keys"):

@@ -168,6 +168,10 @@ class FaultyConsensus:
         """See Consensus."""
         return self._faults.call("truncate", key, self.address(), lambda: self._inner.truncate(key, seqno))
 
+    def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
+        """See Consensus."""
+        return self._faults.call("replace", key, self.address(), lambda: self._inner.replace(key, expected, new))
+
     def list_keys(self) -> Iterator[str]:
         """See Consensus."""
         return iter(self._faults.call("list_keys", "", self.address(), lambda: list(self._inner.list_keys())))

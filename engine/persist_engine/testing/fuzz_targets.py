@@ -44,6 +44,14 @@ from persist_engine.codec.envelope import FORMAT_VERSION, Kind
 from persist_engine.codec.inline_part import INLINE_FORMAT_NAME, decode_inline, encode_inline
 from persist_engine.codec.keys import blob_key, parse_blob_key
 from persist_engine.codec.part_stats import bound
+from persist_engine.codec.registry import (
+    decode_identity,
+    decode_name,
+    decode_shard_owner,
+    encode_identity,
+    encode_name,
+    encode_shard_owner,
+)
 from persist_engine.codec.rows import RowCodec
 from persist_engine.codec.schema import Schema
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
@@ -65,6 +73,8 @@ WIDE = Schema.from_ddl(
     "b BOOLEAN, i TINYINT, f FLOAT, m DECIMAL(9,2), s STRING, r BINARY, d DATE, t TIMESTAMP, w TIMESTAMP_NTZ",
 )
 _INLINE_FRONT_BYTES = 10
+_OWNED = ids.ShardId.from_bytes(b"\x01" * 16)
+_NAME = "name/persist-operator%2Fmain/analytics/flights"
 _DURABLE = (CorruptData, Incompatible)
 _URLS = {
     "s3": frozenset({"endpoint", "region"}),
@@ -74,6 +84,7 @@ _URLS = {
 }
 _ID_KINDS = (
     ids.ShardId,
+    ids.StoreId,
     ids.WriterId,
     ids.LeasedReaderId,
     ids.CriticalReaderId,
@@ -169,6 +180,27 @@ def _listing(payload: bytes) -> bool:
     decode = partial(decode_run_listing, key="fuzz", shard_id=SHARD)
     data = enveloped(Kind.RUN_LISTING, payload)
     return _comes_back(data, decode, partial(encode_run_listing, SHARD), _DURABLE) is not None
+
+
+def _registry(payload: bytes) -> bool:
+    found = [
+        _comes_back(
+            enveloped(Kind.STORE_IDENTITY, payload), partial(decode_identity, key="fuzz"), encode_identity, _DURABLE
+        ),
+        _comes_back(
+            enveloped(Kind.SHARD_OWNER, payload),
+            lambda data: (decode_shard_owner(data, key="fuzz", shard_id=_OWNED),),
+            lambda owner: encode_shard_owner(_OWNED, *owner),
+            _DURABLE,
+        ),
+        _comes_back(
+            enveloped(Kind.REGISTERED_NAME, payload),
+            partial(decode_name, key=_NAME),
+            lambda name: encode_name(*name),
+            _DURABLE,
+        ),
+    ]
+    return any(value is not None for value in found)
 
 
 def _applied(payload: bytes) -> bool:
@@ -384,6 +416,7 @@ TARGETS: dict[str, Target] = {
         Target("batch", _batch, fuzz_wire.mutated),
         Target("transmittable", _transmittable, fuzz_wire.mutated),
         Target("listing", _listing, fuzz_wire.mutated),
+        Target("registry", _registry, fuzz_wire.mutated),
         Target("part", _part),
         Target("inline", _inline),
         Target("rows", _rows),

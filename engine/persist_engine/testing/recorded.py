@@ -25,7 +25,7 @@ from persist_engine.base.settings import (
 from persist_engine.base.versioned import SCAN_ALL, SeqNo
 from persist_engine.client.client import PersistClient
 from persist_engine.client.snapshot import SinceAhead
-from persist_engine.codec.keys import blob_key
+from persist_engine.codec.keys import blob_key, created_key
 from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
@@ -158,8 +158,8 @@ class RecordedShard:
             assert self.contents(as_of) == (expected, len(expected))
 
     def blobs(self) -> set[str]:
-        """Keys of all blobs."""
-        return {info.key for info in self.blob.list_prefix("")}
+        """Keys of all blobs but the mark of a shard that was created, which no version names."""
+        return {info.key for info in self.blob.list_prefix("")} - {created_key(self.shard_id)}
 
     def named_by_live_states(self) -> set[str]:
         """Keys of the blobs that any live version names."""

@@ -207,6 +207,10 @@ class RoutedConsensus:
         self._branches.truncated(witness, self._process, seqno)
         return way.truncate(key, seqno)
 
+    def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
+        """See Consensus."""
+        return self._way()[1].replace(key, expected, new)
+
     def list_keys(self) -> Iterator[str]:
         """See Consensus."""
         return self._way()[1].list_keys()

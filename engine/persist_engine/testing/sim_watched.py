@@ -73,6 +73,10 @@ class WatchedConsensus:
         self._witness.truncating(seqno)
         return self._inner.truncate(key, seqno)
 
+    def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
+        """See Consensus. Nobody recovers anything here."""
+        return self._inner.replace(key, expected, new)
+
     def list_keys(self) -> Iterator[str]:
         """See Consensus."""
         return self._inner.list_keys()

@@ -16,7 +16,7 @@ from itertools import count
 from persist_engine.base.errors import PersistError
 from persist_engine.base.versioned import SCAN_ALL, SeqNo, VersionedData
 from persist_engine.codec.batch import decode_run_listing
-from persist_engine.codec.keys import RollupKey, blob_key, parse_blob_key
+from persist_engine.codec.keys import RollupKey, blob_key, created_key, parse_blob_key
 from persist_engine.codec.state import decode_rollup
 from persist_engine.codec.state_diff import decode_state_diff
 from persist_engine.model.batch import HollowRun, InlinePart
@@ -159,6 +159,8 @@ class Witness:
 
     def writing(self, key: str, value: bytes) -> None:
         """A blob is about to be written. A rollup must be the very state that the diffs lead to."""
+        if key == created_key(self._shard_id):
+            return
         parsed = parse_blob_key(key)
         if parsed.partial in self._deleted:
             # An attempt that was given up long ago, carried out after the blob's whole life: a leak that nobody can
@@ -308,7 +310,8 @@ class Witness:
         """
         if below is None:
             below = self._earliest()
-        there = {parse_blob_key(info.key).partial for info in self.blob.list_prefix(f"{self._shard_id}/")}
+        listed = {info.key for info in self.blob.list_prefix(f"{self._shard_id}/")} - {created_key(self._shard_id)}
+        there = {parse_blob_key(key).partial for key in listed}
         there -= self.resurrected
         return {key for key, dropped in self._dropped_at.items() if key in there and dropped <= below}
 

@@ -70,6 +70,11 @@ class CountedConsensus:
         self.calls["truncate"] += 1
         return self._inner.truncate(key, seqno)
 
+    def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
+        """See Consensus."""
+        self.calls["replace"] += 1
+        return self._inner.replace(key, expected, new)
+
     def list_keys(self) -> Iterator[str]:
         """See Consensus."""
         self.calls["list_keys"] += 1

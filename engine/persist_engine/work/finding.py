@@ -32,6 +32,11 @@ class FindingKind(enum.StrEnum):
     DIFF_DOES_NOT_APPLY = "DiffDoesNotApply"
     REFERENCES_DIFFER = "ReferencesDiffer"
     INVARIANT = "Invariant"
+    LOG_LOST = "LogLost"
+    LOG_BEHIND = "LogBehind"
+    LOG_FORKED = "LogForked"
+    LOG_GAP = "LogGap"
+    PARTS_AHEAD = "PartsAhead"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,18 @@
 """Who holds a shard back: every reader and writer, what it holds, since when, and whether it is the one that blocks.
 
 `since` is blocked by the readers whose own since is the shard's; collection by those whose version is the least held.
-Reads only.
+A critical reader's hold has no lease: when what held it is gone for good, a person ends it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.field_diff import Delete, Insert, Update
+from persist_engine.model.ids import CriticalReaderId
 from persist_engine.model.leases import expires_after_ms
 from persist_engine.model.state import CriticalReader, LeasedReader, ShardState, Writer
 from persist_engine.model.state_diff import StateDiff
@@ -93,6 +96,22 @@ def holds_of(machine: Machine) -> Holds:
         now_ms=now_ms,
         holds=tuple(sorted(holds, key=lambda hold: (hold.held_from_ms, not hold.is_older, hold.id))),
     )
+
+
+def release_holds(machine: Machine, reader_ids: Iterable[str], *, commit: bool) -> list[str]:
+    """End the holds of these critical readers for ever, or with `commit` off only see that they could be; the ids.
+
+    InvalidUsage, and nothing is ended, unless each of them is registered: leases end by themselves. The shard's since stays
+    where it is. Idempotent until it has answered.
+    """
+    wanted = [CriticalReaderId(text) for text in reader_ids]
+    state = machine.refresh()
+    for critical_id in wanted:
+        if critical_id not in state.critical_readers:
+            raise InvalidUsage(f"shard {machine.shard_id} has no critical reader {critical_id}")
+    for critical_id in wanted if commit else ():
+        machine.expire_critical_reader(critical_id)
+    return [str(critical_id) for critical_id in wanted]
 
 
 def _holders(state: ShardState) -> list[tuple[str, Holder]]:

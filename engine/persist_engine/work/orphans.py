@@ -17,13 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from persist_engine.base.errors import InvalidUsage, check
+from persist_engine.base.errors import InvalidUsage
 from persist_engine.codec.keys import PartKey, RollupKey, parse_blob_key, rollups_prefix, shard_prefix
 from persist_engine.model.ids import ShardId
 from persist_engine.model.state import ShardState
 from persist_engine.model.views import is_tombstone
 from persist_engine.shard.machine import Machine
 from persist_engine.work.references import CHUNK_BLOBS, Bucket, References, is_fenced, listed_in_chunks
+from persist_engine.work.ruins import Ruin, ruined, ruins_among
 
 #: Told blobs listed and orphans deleted so far; for progress bars.
 OnListed = Callable[[int, int], None]
@@ -82,7 +83,7 @@ def scan_orphans(
     May be repeated, raced and killed at any point, and takes up where it was: what is deleted is listed no more. A
     storage error begins the listing again. Writers whose batches were staged before the floor get BatchExpired.
     Nothing is deleted where what is named cannot be told: MissingBlob when a rollup, or a listing that the newest version
-    needs, is gone; InvariantViolated when the log lies behind a rollup that was written of it.
+    needs, is gone; ShardLost when a rollup that is there is not of the log's history.
     """
     if older_than_ms < 0:
         raise InvalidUsage("the age of orphans must not be negative")
@@ -100,6 +101,8 @@ class _Scan:
         self._max_deletes = max_deletes
         self._on_listed = on_listed
         self._found = Orphans(machine.shard_id)
+        self._claims: dict[str, Ruin] = {}
+        """Rollups of versions that are not live any more and that no live one names, by key."""
 
     def run(self, *, commit: bool) -> Orphans:
         machine = self._machine
@@ -130,17 +133,21 @@ class _Scan:
             candidates = {info.key: (info.size_bytes, key) for info in chunk if (key := _parsed(info.key)) is not None}
             if candidates:
                 # Only now: whatever was linked before the floor, or after it, up to here is seen as named.
+                rollups = [key for _, key in candidates.values() if isinstance(key, RollupKey)]
                 if references is None:
                     # Before the look at the log. Where this is not the whole listing, rollups may come last, after what
                     # they would have saved.
-                    rollups = self._rollups() if len(chunk) == CHUNK_BLOBS else []
+                    rollups = self._rollups() if len(chunk) == CHUNK_BLOBS else rollups
                     references = References(machine)
-                    self._check_log(rollups, references.newest)
                 else:
                     references.refresh()
                 references.check_listings()
-                self._check_log((key for _, key in candidates.values()), references.newest)
+                self._check_log(rollups, references)
                 orphans = list(self._orphans(candidates, references, floor_ms))
+                doomed = {orphan.key for orphan in orphans}
+                for ruin in self._claims.values():
+                    if ruin.names is not None and not ruin.names.isdisjoint(doomed):
+                        raise ruined(machine.shard_id, ruin)
                 self._report(orphans)
                 if commit and not self._delete(orphans):
                     found.is_complete = False
@@ -148,21 +155,18 @@ class _Scan:
             if self._on_listed is not None:
                 self._on_listed(found.listed, found.deleted)
 
-    def _rollups(self) -> list[PartKey | RollupKey]:
+    def _rollups(self) -> list[RollupKey]:
         listed = self._machine.blob.list_prefix(rollups_prefix(self._machine.shard_id))
-        return [key for info in listed if (key := _parsed(info.key)) is not None]
+        return [key for info in listed if isinstance(key := _parsed(info.key), RollupKey)]
 
-    def _check_log(self, keys: Iterable[PartKey | RollupKey], newest: ShardState) -> None:
-        """InvariantViolated when a rollup tells of a version after `newest`: the log was rolled back, or is another's, and what
-        the versions name that it lacks would be taken for orphans.
+    def _check_log(self, rollups: Iterable[RollupKey], references: References) -> None:
+        """ShardLost when a rollup is not of the log's history: what the versions name that it lacks would be taken for
+        orphans. What is claimed by those of which nothing is known any more is noted.
         """
-        for key in keys:
-            check(
-                not isinstance(key, RollupKey) or key.seqno <= newest.seqno,
-                f"shard {newest.shard_id} is at {newest.seqno}, and rollup {key.partial} was written of a later version: the log "
-                "lost versions or is not the one that belongs to these blobs, nothing of this listing is deleted",
-                shard_id=newest.shard_id,
-            )
+        for ruin in ruins_among(self._machine, rollups, references.is_named):
+            if ruin.names is None:
+                raise ruined(self._machine.shard_id, ruin)
+            self._claims[ruin.key] = ruin
 
     def _orphans(
         self, candidates: dict[str, tuple[int, PartKey | RollupKey]], references: References, floor_ms: int

@@ -16,7 +16,8 @@ from typing import Any
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, InvariantViolated, PersistError
 from persist_engine.base.metrics import Metrics
 from persist_engine.base.versioned import SeqNo
-from persist_engine.codec.keys import RollupKey, parse_blob_key
+from persist_engine.codec.keys import RollupKey, created_key, parse_blob_key
+from persist_engine.codec.registry import IDENTITY_KEY
 from persist_engine.model.ids import ShardId
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.retry import Retry
@@ -157,11 +158,14 @@ class _Audit:
 
     def _add(self, shard_id: ShardId | None, rows: list[BlobInfo]) -> None:
         if shard_id is None:
-            self._count_foreign(rows)
+            self._count_foreign([row for row in rows if row.key != IDENTITY_KEY])
             return
         shard = self._usage.shards.setdefault(shard_id, ShardUsage(shard_id))
         references = self._references(shard)
         for row in rows:
+            if row.key == created_key(shard_id):
+                shard.blobs[Bucket.ROLLUPS if shard.exists else Bucket.LEAKED] += 1
+                continue
             try:
                 key = parse_blob_key(row.key)
             except InvalidUsage:

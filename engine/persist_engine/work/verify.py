@@ -3,6 +3,7 @@
     log      diffs decode and apply one after the other from the earliest rollup; every state keeps the invariants;
              the blobs that each diff adds and lets go of account exactly for those that the states name
     rollups  each named one decodes to the very state that the diffs lead to
+    blobs    no rollup is of versions that the log does not have, no part is newer than the newest version
     parts    every one exists in the right size; of a sample also bytes, rows, sums, order and statistics
 
 Reads only, beside writers and collectors: what is gone because it was collected meanwhile is no finding. What is wrong
@@ -11,14 +12,23 @@ is a finding, never an exception; storage errors that outlast their retries are 
 
 from __future__ import annotations
 
+import contextlib
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 
-from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, MissingBlob
-from persist_engine.codec.keys import blob_key, shard_prefix
+from persist_engine.base.errors import (
+    CorruptData,
+    ForkedLog,
+    Incompatible,
+    InvalidUsage,
+    InvariantViolated,
+    MissingBlob,
+)
+from persist_engine.base.versioned import SeqNo
+from persist_engine.codec.keys import PartKey, RollupKey, blob_key, parse_blob_key, shard_prefix
 from persist_engine.codec.schema import Schema
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
 from persist_engine.model.batch import (
@@ -31,6 +41,7 @@ from persist_engine.model.batch import (
     RunOrder,
     RunPart,
 )
+from persist_engine.model.ids import ShardId
 from persist_engine.model.invariants import check_invariants
 from persist_engine.model.state import ShardState
 from persist_engine.model.state_diff import StateDiff, deleted_blobs, inserted_blobs
@@ -39,13 +50,19 @@ from persist_engine.shard.fetch import PartSource
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.roundtrip import is_same_trace
 from persist_engine.shard.runs import listed
+from persist_engine.shard.versions import StateVersions
 from persist_engine.work.finding import FindingKind, Verification
 from persist_engine.work.references import References
+from persist_engine.work.ruins import ruins_among
 from persist_engine.work.verify_parts import RunChecked, RunToCheck, check_run
 from persist_engine.work.walk import VersionWalk, WalkEnd, live_keys
 
 #: Runs checked at once; each holds one part.
 CHECK_THREADS = 4
+
+#: A batch that is not appended an hour after it was staged was abandoned, or its version is gone.
+ABANDONED_AFTER_MS = 3_600_000
+RECOVER = "`persist admin recover` tells what can be brought back"
 
 #: Told runs checked, runs in all, and bytes read; for progress bars.
 OnChecked = Callable[[int, int, int], None]
@@ -54,6 +71,30 @@ OnChecked = Callable[[int, int, int], None]
 def verify_shard(machine: Machine, *, sample: float = 1.0, on_checked: OnChecked | None = None) -> Verification:
     """Look at everything; read the contents of about `sample` (0 to 1) of the parts, the same ones every time."""
     return _Verifying(machine, sample, on_checked).run()
+
+
+def lost_shard(versions: StateVersions, shard_id: ShardId) -> Verification | None:
+    """What is to be said of a shard that has no log: that it was lost, if blobs prove that there was one; else None."""
+    ruin = versions.creation.first_ruin(shard_id)
+    if ruin is None:
+        return None
+    found = Verification(shard_id)
+    text = f"consensus {versions.consensus.address()} has no log of the shard, and blobs of it are there: {RECOVER}"
+    found.error(FindingKind.LOG_LOST, ruin, text)
+    return found
+
+
+def shards_without_log(versions: StateVersions, known: Collection[ShardId]) -> list[ShardId]:
+    """Shards that the blob store has blobs of and that are not among the `known` ones of consensus, in order. Lists all."""
+
+    def listed() -> set[str]:
+        return {info.key.partition("/")[0] for info in versions.blob.list_prefix("")}
+
+    found = []
+    for name in versions.retry.external("list", listed) - set(known):
+        with contextlib.suppress(InvalidUsage):
+            found.append(ShardId(name))
+    return sorted(found)
 
 
 class _Verifying:
@@ -67,6 +108,8 @@ class _Verifying:
         self._runs: dict[tuple[object, ...], RunToCheck] = {}
         self._sizes: dict[str, int] = {}
         self._listed: dict[str, tuple[Part, ...]] = {}
+        self._unnamed: list[PartKey | RollupKey] = []
+        self._has_walked = False
 
     def run(self) -> Verification:
         try:
@@ -77,6 +120,8 @@ class _Verifying:
             newest = self._machine.state
             self._see(newest)
         missing = self._check_sizes() + self._check_runs()
+        if self._has_walked:
+            self._check_ruins()
         self._settle(missing)
         return self._found
 
@@ -84,9 +129,11 @@ class _Verifying:
 
     def _walk(self) -> None:
         """Walk all live versions, gathering what they name; begins again when a collector overtakes."""
+        began_at: SeqNo | None = None
         while True:
             named = self._machine.refresh().rollups
             walk = VersionWalk(self._machine)
+            first = walk.seqno
             self._found.versions, self._found.rollups = 1, 0
             self._see(walk.state)
             self._check_state(walk.state, None)
@@ -101,7 +148,13 @@ class _Verifying:
                 self._check_rollup(named.get(walk.seqno), walk.state)
             if diff is WalkEnd.NEWEST:
                 self._check_state(walk.state, None)
+                self._has_walked = True
                 return
+            if first == began_at:
+                text = f"the version after {walk.seqno} is not in the log, and later ones are: restore consensus, or {RECOVER}"
+                self._found.error(FindingKind.LOG_GAP, f"{walk.state.shard_id} {walk.seqno}", text)
+                return
+            began_at = first
 
     def _check_state(self, state: ShardState, before: ShardState | None) -> None:
         try:
@@ -154,6 +207,8 @@ class _Verifying:
         match error:
             case MissingBlob():
                 kind = FindingKind.MISSING_BLOB
+            case ForkedLog():
+                kind = FindingKind.LOG_FORKED
             case CorruptData():
                 kind = FindingKind.CORRUPT
             case Incompatible():
@@ -222,10 +277,35 @@ class _Verifying:
         self._found.parts = sum(1 for key in expected if not key.startswith("v"))
         for info in machine.retry.external("list", lambda: list(machine.blob.list_prefix(prefix))):
             size = expected.pop(info.key.removeprefix(prefix), None)
+            if size is None and (key := _parsed(info.key)) is not None:
+                self._unnamed.append(key)
             if size is not None and size >= 0 and size != info.size_bytes:
                 text = f"has {info.size_bytes} bytes, state says {size}"
                 self._found.error(FindingKind.WRONG_SIZE, info.key, text)
         return sorted(expected)
+
+    def _check_ruins(self) -> None:
+        """What lies there and is named by no version that was seen: is it of versions that the log lost?"""
+        rollups = [key for key in self._unnamed if isinstance(key, RollupKey)]
+        seen = frozenset(self._sizes)
+        existing = {blob_key(self._machine.shard_id, key.partial) for key in self._unnamed}
+        for ruin in ruins_among(self._machine, rollups, seen.__contains__):
+            if ruin.names is not None and ruin.names.isdisjoint(existing):
+                continue
+            kind = FindingKind.LOG_BEHIND if ruin.is_behind else FindingKind.LOG_FORKED
+            self._found.error(kind, ruin.key, f"is a rollup of versions that the log lost ({ruin.why}): {RECOVER}")
+        newest, now_ms = self._machine.state, self._machine.env.now_ms()
+        ahead = sorted(
+            key.partial
+            for key in self._unnamed
+            if isinstance(key, PartKey) and newest.walltime_ms < key.part_id.staged_ms < now_ms - ABANDONED_AFTER_MS
+        )
+        if ahead:
+            text = (
+                f"{len(ahead)} parts were staged after the newest version, {newest.seqno}, and longer ago than an hour: their "
+                f"batches were abandoned, or linked by versions that the log lost; compare with status.log, or {RECOVER}"
+            )
+            self._found.warning(FindingKind.PARTS_AHEAD, blob_key(newest.shard_id, ahead[0]), text)
 
     def _check_runs(self) -> list[str]:
         """Read what the sample picks; keys that turned out to be missing."""
@@ -275,3 +355,10 @@ class _Verifying:
                 self._found.error(FindingKind.MISSING_BLOB, blob_key(self._machine.shard_id, key), text)
             else:
                 self._found.collected += 1
+
+
+def _parsed(key: str) -> PartKey | RollupKey | None:
+    try:
+        return parse_blob_key(key)
+    except InvalidUsage:
+        return None  # the mark, or another application's

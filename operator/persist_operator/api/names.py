@@ -1,4 +1,4 @@
-"""Every name that is made from another: API group, labels, ids derived from a resource's uid, names of children.
+"""Every name that is made from another: API group, labels, ids derived from a uid or an id, names of children.
 
 Invariant: a name is a pure function of what it names, so that two operators, or one that crashed, make the same child.
 """
@@ -30,6 +30,8 @@ LABEL_ROLE = f"{GROUP}/role"
 ANNOTATION_REASON = f"{GROUP}/reason"
 ANNOTATION_RUN_ID = f"{GROUP}/run-id"
 ANNOTATION_SCHEDULED_TIME = f"{GROUP}/scheduled-time"
+#: `take-over: <shard id>`; see plan.ownership.
+ANNOTATION_TAKE_OVER = f"{GROUP}/take-over"
 #: `request-gc: <token>`; handled when the token differs from status.lastHandledRequests.gc.
 REQUEST_PREFIX = f"{GROUP}/request-"
 
@@ -48,13 +50,13 @@ def _derived_uuid(purpose: str, uid: str) -> str:
 
 
 def shard_id_of(uid: str) -> str:
-    """The shard id of a PersistShard that names none: the same for every attempt to assign it."""
+    """The shard id proposed for a PersistShard that names none and had none: the same for every attempt to adopt it."""
     return f"s{_derived_uuid('shard', uid)}"
 
 
-def critical_id_of(uid: str) -> str:
-    """The critical reader through which the operator holds since for this PersistShard."""
-    return f"c{_derived_uuid('critical', uid)}"
+def critical_id_of(shard_id: str) -> str:
+    """The critical reader through which operators hold since of this shard: each owner finds it, and takes it over."""
+    return f"c{_derived_uuid('critical', shard_id)}"
 
 
 def maintenance_name(shard: str, kind: MaintenanceKind, seqno: int, *, retry: int) -> str:

@@ -37,7 +37,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 KINDS = {"PersistShard": ("pshard", "persistshard", "persistshards"), "SparkSink": ("ssink", "sparksink", "sparksinks")}
-REQUESTS = {"rollup": "PersistShard", "compact": "PersistShard", "gc": "PersistShard", "restart": "SparkSink"}
+REQUESTS = {
+    **dict.fromkeys(("rollup", "compact", "gc", "accept-log"), "PersistShard"),
+    "restart": "SparkSink",
+}
 
 State = Annotated[
     Path, typer.Option("--state", envvar="PERSIST_LOCAL_STATE", help="Folder of resources, logs, stores.")
@@ -108,8 +111,8 @@ def _settings(state: Path, config: Path | None) -> OperatorSettings:
     if config is not None:
         return OperatorSettings.load(config)
     store = state.resolve() / "store"
-    profile = StorageProfile(blob=f"file://{store}/blobs", consensus=f"sqlite://{store}/consensus.db")
-    return OperatorSettings(storage_profiles={"default": profile})
+    profile = StorageProfile(blob=f"file://{store}/blobs", consensus=f"sqlite://{store}/consensus.db", take_over="Any")
+    return OperatorSettings(operator_id="local", storage_profiles={"default": profile})
 
 
 def _run(
@@ -261,7 +264,7 @@ def logs(
 
 @app.command()
 def request(
-    what: Annotated[str, typer.Argument(help="rollup, compact or gc of a shard; restart of a sink.")],
+    what: Annotated[str, typer.Argument(help="rollup, compact, gc or accept-log of a shard; restart of a sink.")],
     name: Annotated[str, typer.Argument(help="Name of the shard or sink.")],
     state: State = _STATE,
 ) -> None:

@@ -35,11 +35,12 @@ from persist_operator.plan.observed import (
     Inspected,
     NotInspected,
     Run,
+    Seen,
     ShardObserved,
     ShardView,
     SinkObserved,
 )
-from persist_operator.plan.shard import assigned_id, claims_of, plan_shard
+from persist_operator.plan.shard import is_to_be_asked, plan_shard
 from persist_operator.plan.sink import plan_sink
 from persist_operator.settings import OperatorSettings
 
@@ -191,10 +192,11 @@ class LocalRunner:
         for document in shards.values():
             shard = Shard.of(document)
             owner = f"PersistShard/{shard.meta.name}"
+            seen = self._inspect(shard)
             observed = ShardObserved(
-                inspected=self._inspect(shard),
+                inspected=seen.inspected,
+                shard_id=seen.shard_id,
                 runs=runs_of(children, owner),
-                claims=claims_of(shard, map(Shard.of, shards.values()), self._settings),
                 failures=self._failures.get(owner, {}),
             )
             plan = plan_shard(shard, observed, now_ms=self._env.now_ms(), settings=self._settings)
@@ -250,13 +252,17 @@ class LocalRunner:
                 self._tell(owner, note)
         self._told[owner] = set(notes)
 
-    def _inspect(self, shard: Shard) -> Inspected:
-        shard_id = assigned_id(shard)
+    def _inspect(self, shard: Shard) -> Seen:
+        """As in the cluster: the shard is made the resource's, unless it is another's."""
         try:
             location = shard.spec.location(self._settings)
         except InvalidUsage:
-            return NotInspected()  # the plan says what is wrong with it
-        return NotInspected() if shard_id is None else self._bridge.inspect(location, shard_id)
+            return Seen(inspected=NotInspected())  # the plan says what is wrong with it
+        if not is_to_be_asked(shard):
+            return Seen(inspected=NotInspected())
+        return self._bridge.claim(
+            shard, location, self._settings, is_gone=lambda name: self._objects.get("PersistShard", name) is None
+        )
 
     def _is_due_soon(self, shard: Shard, inspected: Inspected, plan: Plan) -> bool:
         """Whether maintenance of the shard is worth waiting for."""

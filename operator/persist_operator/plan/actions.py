@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from persist_engine.model.ownership import Owner
+
 from persist_operator.api.names import MaintenanceKind
 from persist_operator.api.shard import ShardSchema, StoreLocation
 from persist_operator.api.sink import SinkSpec
@@ -19,6 +21,7 @@ from persist_operator.plan.observed import RunKind
 class InitialiseShard:
     """Make the shard with this schema; nothing happens when it exists with the same one."""
 
+    owner: Owner
     shard_id: str
     location: StoreLocation
     schema: ShardSchema
@@ -26,12 +29,12 @@ class InitialiseShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceSince:
-    """Register the operator's critical reader if it is not, and move its since to `since_ms` (never back)."""
+    """Register the operators' critical reader if it is not, make it `owner`'s, and move its since to `since_ms` (never back)."""
 
+    owner: Owner
     shard_id: str
     location: StoreLocation
     critical_id: str
-    opaque: str
     since_ms: int
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.inspection import Inspection
+from persist_engine.model.ownership import Owner
 
 from persist_operator.api import conditions
 from persist_operator.api.shard import Shard, ShardSchema, StoreLocation
@@ -97,7 +98,35 @@ class NotInspected:
     """Nobody has asked the stores yet."""
 
 
-Inspected = Inspection | ShardMissing | StoreFailure | NotInspected
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotOwned:
+    """The stores answered: the shard is `owner`'s, or (None) it exists and has none. Nothing else was asked."""
+
+    shard_id: str
+    owner: Owner | None
+
+
+Inspected = Inspection | ShardMissing | StoreFailure | NotInspected | NotOwned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What a resource asks its stores for: `wanted`, else the shard that its name leads to, else `proposed`."""
+
+    owner: Owner
+    wanted: str | None
+    proposed: str
+    take_over: bool = False
+    known_seqno: int | None = None
+    """A version that the status tells of: whether it is still the same entry is asked, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The answer to a claim. `shard_id`: the shard, which is the resource's now; None when it is not known."""
+
+    inspected: Inspected
+    shard_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,21 +140,13 @@ class ActionFailure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """Another PersistShard that names the same shard in the same stores."""
-
-    key: str
-    uid: str
-    created_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardObserved:
     """Everything about a PersistShard that is not on the resource itself."""
 
     inspected: Inspected = field(default_factory=NotInspected)
+    shard_id: str | None = None
+    """The shard that the stores say is the resource's; None when they were not asked, or did not say so."""
     runs: tuple[Run, ...] = ()
-    claims: tuple[Claim, ...] = ()
     failures: Mapping[str, ActionFailure] = field(default_factory=dict)
     """By name of the action's class."""
 

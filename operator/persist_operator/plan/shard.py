@@ -1,14 +1,15 @@
 """The plan of one PersistShard: assign, initialise, watch over, maintain. Pure.
 
-Order: the id is on the status before anything is asked of the stores, and the intent of every action before it is done.
+Order: a status says that the stores are asked before they are; nothing of a shard is shown, advanced or maintained before the stores
+say that it is this resource's; the intent of every action is on the status before it is done.
 A shard that once existed and is gone, or whose state went back, is never made again: that would hide a loss of
 acknowledged data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from persist_engine.base.errors import InvalidUsage
@@ -18,9 +19,16 @@ from persist_engine.model.inspection import Inspection
 from persist_operator.api import conditions, names, times
 from persist_operator.api.conditions import Condition
 from persist_operator.api.shard import Shard, ShardSchema, StoreLocation
-from persist_operator.plan import maintenance, shard_status
+from persist_operator.plan import maintenance, ownership, shard_log, shard_status
 from persist_operator.plan.actions import Action, AdvanceSince, InitialiseShard, Note, Plan, StartMaintenance
-from persist_operator.plan.observed import ActionFailure, Claim, NotInspected, ShardMissing, ShardObserved, StoreFailure
+from persist_operator.plan.observed import (
+    ActionFailure,
+    NotInspected,
+    NotOwned,
+    ShardMissing,
+    ShardObserved,
+    StoreFailure,
+)
 from persist_operator.settings import OperatorSettings
 
 _RETRY_PERMANENT_S, _RETRY_S = 300, 30
@@ -38,31 +46,9 @@ class _Case:
     settings: OperatorSettings
 
 
-def assigned_id(shard: Shard) -> str | None:
-    """The id that the status holds; None before the first plan was written. Nothing may be made before it is there."""
-    found = shard.status.get("shardId")
-    return None if found is None else str(found)
-
-
-def claims_of(shard: Shard, others: Iterable[Shard], settings: OperatorSettings) -> tuple[Claim, ...]:
-    """The other resources, of any namespace, that name the same shard in the same stores."""
-    mine = _identity(shard, settings)
-    if mine is None:
-        return ()
-    return tuple(
-        Claim(key=one.meta.key, uid=one.meta.uid, created_ms=one.meta.created_ms)
-        for one in others
-        if one.meta.uid != shard.meta.uid and not one.meta.deleting and _identity(one, settings) == mine
-    )
-
-
-def _identity(shard: Shard, settings: OperatorSettings) -> tuple[str, str, str] | None:
-    try:
-        location = shard.spec.location(settings)
-    except InvalidUsage:
-        return None
-    shard_id = assigned_id(shard) or shard.spec.shard_id or names.shard_id_of(shard.meta.uid)
-    return shard_id, location.blob, location.consensus
+def is_to_be_asked(shard: Shard) -> bool:
+    """Whether the stores may be asked about `shard`: it stays, and its status says by now that they are."""
+    return not shard.meta.deleting and bool(shard.status.get("conditions"))
 
 
 def plan_shard(shard: Shard, observed: ShardObserved, *, now_ms: int, settings: OperatorSettings) -> Plan:
@@ -73,44 +59,33 @@ def plan_shard(shard: Shard, observed: ShardObserved, *, now_ms: int, settings: 
         location = shard.spec.location(settings)
     except InvalidUsage as error:
         return _stalled(shard, shard.status, "UnknownStorageProfile", str(error), now_ms)
-    shard_id = assigned_id(shard) or shard.spec.shard_id or names.shard_id_of(shard.meta.uid)
-    base = {**shard.status, "shardId": shard_id, "store": shard_status.store_block(location)}
-    if assigned_id(shard) is None:
-        return _conditioned(
-            shard, base, _waiting("Unknown", "Assigned", f"shard id {shard_id} is assigned"), now_ms, requeue_after_s=0
-        )
-    older = _older_claim(shard, observed.claims)
-    if older is not None:
-        message = (
-            f"{older.key} already owns shard {shard_id} in the same stores; "
-            "delete one of the two resources or give this one another shardId"
-        )
-        return _stalled(shard, base, "ShardIdConflict", message, now_ms)
+    base = {**shard.status, "store": shard_status.store_block(location)}
     match observed.inspected:
         case NotInspected():
-            return _conditioned(
-                shard,
-                base,
-                _waiting("Unknown", "Inspecting", "the stores were not asked yet"),
-                now_ms,
-                requeue_after_s=1,
-            )
+            found = _waiting("Unknown", "Inspecting", "the stores were not asked yet")
+            return _conditioned(shard, base, found, now_ms, requeue_after_s=1 if is_to_be_asked(shard) else 0)
+        case NotOwned() as not_owned:
+            refusal = ownership.refusal(shard, not_owned, settings)
+            return _stalled(shard, base, *refusal, now_ms, retry_s=settings.loop.inspect_seconds, reachable=True)
         case StoreFailure() as failure:
             return _store_failed(shard, base, failure, now_ms, settings)
         case ShardMissing():
-            return _missing(shard, base, location, observed, now_ms)
+            return _missing(_Case(*_owning(shard, base, observed), location, observed, now_ms, settings))
         case Inspection() as inspection:
-            problem = _problem(shard, inspection)
+            case = _Case(*_owning(shard, base, observed), location, observed, now_ms, settings)
+            problem = _problem(case.shard, inspection)
             if problem is not None:
-                return _stalled(shard, base, *problem, now_ms, reachable=True)
-            return _healthy(_Case(shard, base, location, observed, now_ms, settings), inspection)
+                return _stalled(case.shard, case.base, *problem, now_ms, reachable=True)
+            return _healthy(case, inspection)
 
 
-def _older_claim(shard: Shard, claims: tuple[Claim, ...]) -> Claim | None:
-    """The first of all that name this shard owns it; uids decide between equals."""
-    mine = (shard.meta.created_ms, shard.meta.uid)
-    older = [one for one in claims if (one.created_ms, one.uid) < mine]
-    return min(older, key=lambda one: (one.created_ms, one.uid)) if older else None
+def _owning(shard: Shard, base: Mapping[str, Any], observed: ShardObserved) -> tuple[Shard, Mapping[str, Any]]:
+    """The resource with the shard that is its own on its status. Of one that it had before, nothing is kept."""
+    shard_id = observed.shard_id
+    if shard.status.get("shardId") not in {None, shard_id}:
+        kept = {name: value for name, value in shard.status.items() if name in {"conditions", "lastHandledRequests"}}
+        return replace(shard, status=kept), {**kept, "store": base["store"], "shardId": shard_id}
+    return shard, {**base, "shardId": shard_id}
 
 
 def _waiting(status: conditions.Status, reason: str, message: str) -> list[Condition]:
@@ -149,13 +124,20 @@ def _conditioned(
 
 
 def _stalled(
-    shard: Shard, status: Mapping[str, Any], reason: str, message: str, now_ms: int, *, reachable: bool = False
+    shard: Shard,
+    status: Mapping[str, Any],
+    reason: str,
+    message: str,
+    now_ms: int,
+    *,
+    reachable: bool = False,
+    retry_s: float = _RETRY_PERMANENT_S,
 ) -> Plan:
     found = [Condition("Ready", "False", reason, message), Condition("Stalled", "True", reason, message)]
     if reachable:
         found.append(_reachable(status))
     notes = () if _has_reason(shard, "Stalled", reason) else (Note("Warning", reason, message),)
-    return _conditioned(shard, status, found, now_ms, requeue_after_s=_RETRY_PERMANENT_S, notes=notes)
+    return _conditioned(shard, status, found, now_ms, requeue_after_s=retry_s, notes=notes)
 
 
 def _has_reason(shard: Shard, condition_type: str, reason: str) -> bool:
@@ -189,14 +171,14 @@ def _store_failed(
     return _conditioned(shard, base, found, now_ms, requeue_after_s=settings.loop.store_breaker_seconds, notes=notes)
 
 
-def _missing(
-    shard: Shard, base: Mapping[str, Any], location: StoreLocation, observed: ShardObserved, now_ms: int
-) -> Plan:
-    shard_id, seqno = base["shardId"], shard.status.get("frontiers", {}).get("seqno")
+def _missing(case: _Case) -> Plan:
+    shard, base, now_ms = case.shard, case.base, case.now_ms
+    shard_id, seqno = base["shardId"], shard_log.known_seqno(shard)
     if seqno is not None:
         message = (
             f"shard {shard_id} was at v{seqno} and is gone from {base['store']['consensus']}: "
-            "the store was emptied, restored or exchanged; bring its data back, or create another resource"
+            "the store was emptied, restored or exchanged; bring its data back, or see what blobs hold with "
+            f"`persist admin recover {shard_id}`"
         )
         return _stalled(shard, base, "ShardLost", message, now_ms, reachable=True)
     if shard.spec.schema is None:
@@ -208,8 +190,13 @@ def _missing(
     problem = _schema_problem(shard.spec.schema, None)
     if problem is not None:
         return _stalled(shard, base, "InvalidSchema", problem, now_ms, reachable=True)
-    action = InitialiseShard(shard_id=shard_id, location=location, schema=shard.spec.schema)
-    failure = observed.failures.get("InitialiseShard")
+    action = InitialiseShard(
+        owner=ownership.owner_of(shard, case.settings),
+        shard_id=shard_id,
+        location=case.location,
+        schema=shard.spec.schema,
+    )
+    failure = case.observed.failures.get("InitialiseShard")
     if failure is not None:
         return _initialise_failed(shard, base, action, failure, now_ms)
     found = [*_waiting("False", "Initialising", f"creating shard {shard_id}"), _reachable(base)]
@@ -229,12 +216,9 @@ def _initialise_failed(
 
 def _problem(shard: Shard, inspection: Inspection) -> tuple[str, str] | None:
     """What a person has to look at before anything is done to this shard: (reason, message)."""
-    seen = shard.status.get("frontiers", {}).get("seqno")
-    if seen is not None and inspection.seqno < seen:
-        return "StateRegressed", (
-            f"the state went back from v{seen} to v{inspection.seqno}: "
-            "the consensus store lost acknowledged versions; maintenance is stopped"
-        )
+    lost = shard_log.loss(shard, inspection)
+    if lost is not None:
+        return "ShardLost", lost
     if shard.spec.schema is not None:
         actual = ShardSchema(key=inspection.key_schema, value=inspection.val_schema)
         problem = _schema_problem(shard.spec.schema, actual)
@@ -265,11 +249,15 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
     blocks: dict[str, Any] = {kind: dict(block) for kind, block in folded.maintenance.items()}
     advance = _advance_since(case, inspection)
     started, handled = _start_due(case, inspection, blocks)
+    accepted, recovered = shard_log.accept_token(shard), shard_log.was_recovered(shard, inspection)
+    if accepted is not None:
+        handled[shard_log.ACCEPT] = accepted
+    told = (Note("Warning", "LogRecovered", f"the log was begun anew at v{inspection.seqno}"),) if recovered else ()
     status = {
         **case.base,
         "engineVersion": shard_status.engine_version(inspection),
         "schema": {"key": inspection.key_schema, "value": inspection.val_schema},
-        **_numbers(case, inspection, forced=bool(folded.notes), advanced=advance is not None),
+        **_numbers(case, inspection, forced=bool(folded.notes or told or accepted), advanced=advance is not None),
         "maintenance": blocks,
         "lastHandledRequests": {**shard.status.get("lastHandledRequests", {}), **handled},
         "history": list(folded.history),
@@ -288,7 +276,11 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
         now_ms,
         requeue_after_s=case.settings.loop.inspect_seconds,
         actions=(*((advance,) if advance else ()), *started),
-        notes=(*folded.notes, *(Note("Normal", "MaintenanceStarted", f"{one.name}: {one.reason}") for one in started)),
+        notes=(
+            *folded.notes,
+            *told,
+            *(Note("Normal", "MaintenanceStarted", f"{one.name}: {one.reason}") for one in started),
+        ),
     )
 
 
@@ -305,12 +297,13 @@ def _numbers(case: _Case, inspection: Inspection, *, forced: bool, advanced: boo
         young = 0 <= case.now_ms - seen_ms < case.settings.loop.numbers_seconds * 1000
         if young or (frontiers.get("seqno") == inspection.seqno and inspection.oldest_uncompacted_ms is None):
             return {}
-    return shard_status.numbers(
+    numbers = shard_status.numbers(
         inspection,
         now_ms=case.now_ms,
-        critical_id=names.critical_id_of(case.shard.meta.uid),
+        critical_id=names.critical_id_of(case.base["shardId"]),
         since_advanced=times.to_text(case.now_ms) if advanced else frontiers.get("sinceAdvancedTime"),
     )
+    return {**numbers, "log": shard_log.block(inspection)}
 
 
 def _advance_since(case: _Case, inspection: Inspection) -> AdvanceSince | None:
@@ -318,17 +311,17 @@ def _advance_since(case: _Case, inspection: Inspection) -> AdvanceSince | None:
     target = shard_status.since_target_ms(inspection.upper, shard.spec.since_lag_seconds)
     if shard.spec.suspend or inspection.is_tombstone or target is None:
         return None
-    critical_id = names.critical_id_of(shard.meta.uid)
+    critical_id = names.critical_id_of(case.base["shardId"])
     held = shard_status.own_since_ms(inspection, critical_id)
     last_ms = times.to_ms(shard.status.get("frontiers", {}).get("sinceAdvancedTime"))
     too_soon = last_ms is not None and 0 <= case.now_ms - last_ms < case.settings.loop.since_seconds * 1000
     if too_soon or (held is not None and target <= held):
         return None
     return AdvanceSince(
+        owner=ownership.owner_of(shard, case.settings),
         shard_id=case.base["shardId"],
         location=case.location,
         critical_id=critical_id,
-        opaque=shard.meta.uid,
         since_ms=max(target, held or 0),
     )
 
@@ -388,7 +381,7 @@ def _upkeep_conditions(shard: Shard, inspection: Inspection, blocks: Mapping[str
 
 
 def _since_condition(case: _Case, inspection: Inspection) -> Condition:
-    critical_id = names.critical_id_of(case.shard.meta.uid)
+    critical_id = names.critical_id_of(case.base["shardId"])
     target = shard_status.since_target_ms(inspection.upper, case.shard.spec.since_lag_seconds)
     own, failure = shard_status.own_since_ms(inspection, critical_id), case.observed.failures.get("AdvanceSince")
     if failure is not None and target is not None and (own is None or own < target):

@@ -1,6 +1,6 @@
 """The plan of one SparkSink: which run is due, its attempts, what became of them, what to clear away. Pure.
 
-A *run* is one logical write (of a Once sink's revision, or of a tick); its *attempts* are drivers that share the
+A *run* is one logical write (of a Once sink's revision into one shard, or of a tick); its *attempts* are drivers that share the
 run's id, so that
 data is committed once however often a driver is lost. At most one attempt goes at a time, and it is on the status
 before it starts.
@@ -109,6 +109,7 @@ def _adopt(draft: Draft) -> None:
         "number": newest.run_number,
         "id": newest.run_id,
         "revision": newest.revision,
+        **({"shardId": draft.observed.shard.shard_id} if draft.observed.shard.usable else {}),
         "firstAttempt": newest.attempt,
         "state": "Running",
         **({} if newest.scheduled_ms is None else {"scheduledTime": times.to_text(newest.scheduled_ms)}),
@@ -139,8 +140,8 @@ def _follow(draft: Draft) -> None:
     elif child.deleting:
         # Somebody is deleting it: wait for its end (see `_force_out`), which is then its failure.
         draft.driver["phase"] = child.phase.value
-    elif spec.suspend or draft.run.get("revision") != spec.revision:
-        _stop(draft, child, "suspended" if spec.suspend else "the spec changed")
+    elif spec.suspend or _outdated(draft):
+        _stop(draft, child, "suspended" if spec.suspend else _outdated(draft))
     else:
         _watch_limits(draft, child)
 
@@ -277,7 +278,7 @@ def _choose_run(draft: Draft) -> None:
     """Open a run when one is due. InvalidUsage when the schedule cannot be read."""
     spec, run = draft.sink.spec, draft.run
     if spec.mode == "Once":
-        if not draft.is_open and run.get("revision") != spec.revision and not spec.suspend:
+        if not draft.is_open and _outdated(draft) and not spec.suspend:
             _open_run(draft, None)
         return
     if spec.schedule is None:
@@ -310,6 +311,15 @@ def _choose_run(draft: Draft) -> None:
         )
         return
     _open_run(draft, tick_ms)
+
+
+def _outdated(draft: Draft) -> str:
+    """Why the run is no more what the sink asks for, "" when it is: another shard is as good as another spec."""
+    run, shard = draft.run, draft.observed.shard
+    if run.get("revision") != draft.sink.spec.revision:
+        return "the spec changed"
+    moved = shard.usable and run.get("shardId") not in {None, shard.shard_id}
+    return "the shard is another one" if moved else ""
 
 
 def _open_run(draft: Draft, scheduled_ms: int | None) -> None:
@@ -366,11 +376,11 @@ def _start_attempt(draft: Draft) -> None:
     if leaving or not shard.usable or shard.schema is None or shard.location is None:
         draft.wake_ms.append(draft.now_ms + 5000)
         return
-    if not creating or draft.run.get("revision") != spec.revision:
+    if not creating or _outdated(draft):
         if creating:
-            _forgo(draft, "the spec changed")
+            _forgo(draft, _outdated(draft))
         status["attempt"] = status.get("attempt", 0) + 1
-        draft.run["revision"] = spec.revision
+        draft.run.update(revision=spec.revision, shardId=shard.shard_id)
         name = names.driver_name(draft.sink.meta.name, spec.revision, status["attempt"])
         status["driver"] = {"podName": name, "phase": "Creating", "startTime": times.to_text(draft.now_ms)}
         status.pop("nextAttemptTime", None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 
 from persist_engine.base.env import Env
@@ -26,14 +25,12 @@ from persist_operator.plan.observed import (
     ShardView,
     SinkObserved,
 )
-from persist_operator.plan.shard import assigned_id, claims_of
+from persist_operator.plan.shard import is_to_be_asked
 from persist_operator.plan.sink import is_under_way
 from persist_operator.settings import OperatorSettings
 from persist_operator.steps import children
 
 _LOG_LINES = 20
-#: A conflict of two resources may be seen this late; listing all shards at every reconcile would cost the square of them.
-_CLAIMS_S = 5.0
 
 
 class Observer:
@@ -41,14 +38,13 @@ class Observer:
 
     def __init__(self, cluster: Cluster, bridge: Bridge, settings: OperatorSettings, env: Env) -> None:
         self._cluster, self._bridge, self._settings, self._env = cluster, bridge, settings, env
-        self._lock = threading.Lock()
-        self._shards: tuple[Shard, ...] = ()
-        self._shards_s: float | None = None
 
     def shard(self, shard: Shard, failures: Mapping[str, ActionFailure]) -> ShardObserved:
-        """What a PersistShard's plan needs. The stores are asked only once the id is on the status, and last: it is the newest fact."""
-        shard_id = assigned_id(shard)
-        if shard.meta.deleting or shard_id is None:
+        """What a PersistShard's plan needs. The stores are asked only once the status says so, and last: it is the newest fact.
+
+        Makes the shard the resource's in the stores, unless it is another's (plan.ownership).
+        """
+        if not is_to_be_asked(shard):
             return ShardObserved()
         owned = {**_owned(shard.meta.uid), names.LABEL_COMPONENT: MAINTENANCE_COMPONENT}
         jobs = self._cluster.find(JOB, shard.meta.namespace, owned)
@@ -59,12 +55,20 @@ class Observer:
         except ValueError:
             # The plan finds the same and tells it.
             return ShardObserved(inspected=NotInspected())
+        seen = self._bridge.claim(
+            shard, location, self._settings, is_gone=lambda name: self._is_gone(shard.meta.namespace, name)
+        )
         return ShardObserved(
             runs=tuple(run for run in runs if run is not None),
-            claims=claims_of(shard, self._all_shards(), self._settings),
             failures=failures,
-            inspected=self._bridge.inspect(location, shard_id),
+            inspected=seen.inspected,
+            shard_id=seen.shard_id,
         )
+
+    def _is_gone(self, namespace: str, name: str) -> bool:
+        """Whether there is no such PersistShard, or it is on its way out."""
+        found = self._cluster.get(PERSIST_SHARD, namespace, name)
+        return found is None or bool(found["metadata"].get("deletionTimestamp"))
 
     def sink(self, sink: Sink) -> SinkObserved:
         """What a SparkSink's plan needs."""
@@ -103,17 +107,6 @@ class Observer:
         except ApiError:
             # The log is a help, not a fact: its kubelet may be gone with the pod.
             return ""
-
-    def _all_shards(self) -> tuple[Shard, ...]:
-        with self._lock:
-            now_s = self._env.monotonic_s()
-            if self._shards_s is None or now_s - self._shards_s > _CLAIMS_S:
-                found = []
-                for namespace in self._settings.namespaces or (None,):
-                    found += self._cluster.find(PERSIST_SHARD, namespace, {})
-                self._shards = tuple(Shard.of(load_schemas().default(one)) for one in found)
-                self._shards_s = now_s
-            return self._shards
 
 
 def _owned(uid: str) -> dict[str, str]:

@@ -1,13 +1,17 @@
-"""Removes the bucket that a store URL names, with all that is in it, where there is one. Usage: BLOB CONSENSUS."""
+"""Removes the bucket that a store URL names, with all that is in it, where there is one, and the logs of the consensus store that
+belongs to it: neither would be taken for a store without the other. Usage: BLOB CONSENSUS.
+"""
 
 import json
 import sys
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import boto3
+import redis
 
 
-def main(blob: str, _consensus: str) -> None:
+def main(blob: str, consensus: str) -> None:
     url = urlsplit(blob)
     options = parse_qs(url.query)
     client = boto3.client("s3", endpoint_url=options["endpoint"][0], region_name=options["region"][0])
@@ -17,7 +21,15 @@ def main(blob: str, _consensus: str) -> None:
             for one in page.get("Contents", ()):
                 client.delete_object(Bucket=url.netloc, Key=one["Key"])
         client.delete_bucket(Bucket=url.netloc)
-    print(json.dumps({"removed": there}))
+    print(json.dumps({"removed": there, "logs": remove_logs(consensus)}))
+
+
+def remove_logs(consensus: str) -> int:
+    url = urlsplit(consensus)
+    options = parse_qs(url.query)
+    password = Path(options["password_file"][0]).read_text().strip()
+    store = redis.Redis(host=url.hostname, port=url.port, db=int(url.path.strip("/") or 0), password=password)
+    return sum(store.delete(key) for key in store.scan_iter(match=f"{options['prefix'][0]}{{*"))
 
 
 if __name__ == "__main__":

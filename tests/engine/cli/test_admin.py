@@ -186,7 +186,7 @@ def test_usage_of_one_and_of_all_shards(admin, disk):
     everything = ok(admin("usage", "--json"))
     (only,) = everything["shards"]
     assert only["bytes"]["not_leaked_not_referenced"] == 5
-    assert everything["total_bytes"] == sum(len(data) for data in disk.files().values())
+    assert everything["total_bytes"] == sum(len(data) for key, data in disk.files().items() if key != "store-identity")
     assert ok(admin("usage", disk.shard_id, "--json"))["shards"] == [only]
     (billed,) = ok(admin("usage", "--referenced", "--json"))
     assert billed["parts_bytes"] == only["bytes"]["current"]
@@ -282,7 +282,19 @@ def test_what_a_command_counted_is_written_for_prometheus(monkeypatch, capfd, di
 
 @pytest.mark.parametrize(
     "command",
-    ["force-compaction", "force-gc", "finalize", "restore", "export", "usage", "verify", "holds", "orphans"],
+    [
+        "force-compaction",
+        "force-gc",
+        "finalize",
+        "restore",
+        "export",
+        "usage",
+        "verify",
+        "holds",
+        "orphans",
+        "owner",
+        "names",
+    ],
 )
 def test_help_shows_an_example(admin, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "200")

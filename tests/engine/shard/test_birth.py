@@ -29,6 +29,8 @@ def regrown(versions: int) -> tuple[PersistClient, PersistClient, ShardId]:
     stale = world.process()
     appended(stale, shard_id, 3)
     world.consensus = CountedConsensus(MemConsensus())
+    for info in list(world.blob.list_prefix("")):  # or nobody could write it anew
+        world.blob.delete(info.key)
     fresh = world.process()
     appended(fresh, shard_id, versions)
     stale._consensus._inner = stale._versions.consensus._inner = world.consensus

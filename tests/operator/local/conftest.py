@@ -49,7 +49,7 @@ class House:
         store = self.state.resolve() / "store"
         self.location = Location(blob=f"file://{store}/blobs", consensus=f"sqlite://{store}/consensus.db")
         profile = StorageProfile(blob=self.location.blob, consensus=self.location.consensus)
-        self.settings = OperatorSettings(storage_profiles={"default": profile})
+        self.settings = OperatorSettings(operator_id="local", storage_profiles={"default": profile})
         self.notes = []
 
     def shard(self, name="things", **spec):

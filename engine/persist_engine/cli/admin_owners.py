@@ -1,0 +1,112 @@
+"""The commands of `persist admin` on owners: which resource has which shard, under which name, and changing that by hand."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from persist_engine.base.errors import InvalidUsage, ShardNotFound
+from persist_engine.cli.options import (
+    GIVE_UP_S,
+    AsJson,
+    BlobUrl,
+    Commit,
+    ConsensusUrl,
+    GiveUp,
+    ShardArgument,
+    ShardOption,
+    connected,
+    one_shard,
+)
+from persist_engine.cli.output import print_json, print_pairs, print_rows
+
+if TYPE_CHECKING:
+    from persist_engine.model.ownership import Owner
+
+OWNER_EPILOG = (
+    "Examples: persist admin owner SHARD; persist admin owner SHARD --take-over my-operator/team/flights --commit; "
+    "persist admin owner SHARD --release --commit"
+)
+NAMES_EPILOG = "Example: persist admin names --json"
+
+
+def owner(
+    shard_argument: ShardArgument = None,
+    *,
+    shard: ShardOption = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    release: Annotated[
+        bool, typer.Option("--release", help="Let it have no owner; the owner's name then leads to no shard.")
+    ] = False,
+    take_over: Annotated[
+        str | None,
+        typer.Option(
+            "--take-over",
+            metavar="OPERATOR/NAMESPACE/NAME",
+            help="Make it this resource's, also if it is another's. A / within one is written %2F.",
+        ),
+    ] = None,
+    commit: Commit = False,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Which resource of which operator owns the shard; no other operator advances, shows or maintains it.
+
+    A resource that still exists adopts no shard that was released under it: take it over, or delete the resource first.
+    """
+    from persist_engine.model.ownership import Owner
+
+    if release and take_over is not None:
+        raise InvalidUsage("--release and --take-over exclude each other")
+    shard_id = one_shard(shard_argument, shard)
+    wanted = None if take_over is None else Owner.parse(take_over)
+    with connected(blob, consensus, give_up) as client:
+        held = client.owner_of(shard_id)
+        if client.versions.live_diff_bounds(shard_id) is None and (held is None or wanted is not None):
+            raise ShardNotFound(f"shard {shard_id} does not exist in {client.versions.consensus.address()}")
+        if commit and release:
+            client.disown(shard_id)
+        if commit and wanted is not None:
+            client.adopt(wanted, shard_id, shard_id, take_over=True)
+        store_id = client.store_id
+    new = None if release else wanted or held
+    told = {"shard_id": shard_id, "store_id": store_id, "owner": held}
+    changes = {"new_owner": new, "committed": commit} if release or wanted is not None else {}
+    if as_json:
+        print_json({**told, "owner": fields_of(held)} | ({**changes, "new_owner": fields_of(new)} if changes else {}))
+        return
+    print_pairs(told | changes)
+    if changes and not commit:
+        typer.echo("nothing was changed: say --commit to do it", err=True)
+
+
+def names(
+    *,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Every resource that has, or had, a shard of this location, and who owns that shard now."""
+    with connected(blob, consensus, give_up) as client:
+        found = sorted((str(name), name, shard_id) for name, shard_id in client.names())
+        rows = [(name, shard_id, client.owner_of(shard_id)) for _, name, shard_id in found]
+    if as_json:
+        print_json([{**asdict(name), "shard_id": shard_id, "owner": fields_of(held)} for name, shard_id, held in rows])
+        return
+    columns = ("operator_id", "namespace", "name", "shard_id", "owner")
+    print_rows(
+        columns,
+        [
+            (name.operator_id, name.namespace, name.name, shard_id, "itself" if held == name else held)
+            for name, shard_id, held in rows
+        ],
+    )
+
+
+def fields_of(owner: Owner | None) -> dict[str, str] | None:
+    """The owner in JSON."""
+    return None if owner is None else asdict(owner)

@@ -1,0 +1,70 @@
+"""The first version of a log that is begun anew from an older state, after consensus lost what came later.
+
+Owns which birth and seqno it has. Whoever knows the lost log has to notice: the birth is another, and the seqno lies far
+beyond any that the lost log can have reached.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from persist_engine.base.versioned import SeqNo
+from persist_engine.model.batch import HollowRollup
+from persist_engine.model.invariants import check_invariants
+from persist_engine.model.shared_map import SharedMap
+from persist_engine.model.state import ShardState
+from persist_engine.model.state_diff import StateDiff, between
+
+#: Versions left out between the last one that is known and the first of the new log: more than may have been lost unseen.
+SEQNOS_LEFT_OUT = 1_000_000
+#: Of a birth's bytes, how many are random; the others are a hash of them and of the birth before.
+RANDOM_BYTES = 8
+
+
+def recovered_birth(old: bytes, random: bytes) -> bytes:
+    """The birth of a log that is begun anew in the place of the one born as `old`; `random` has RANDOM_BYTES."""
+    return random + hashlib.blake2b(old + random, digest_size=RANDOM_BYTES).digest()
+
+
+def is_recovered_from(birth: bytes, old: bytes) -> bool:
+    """Whether `birth` is that of a log which was begun anew, on purpose, in the place of the one born as `old`."""
+    return bool(old) and birth == recovered_birth(old, birth[:RANDOM_BYTES])
+
+
+def reborn(
+    state: ShardState,
+    *,
+    seqno: SeqNo,
+    birth: bytes,
+    base_key: str,
+    rollup_key: str,
+    existing: frozenset[str],
+    now_ms: int,
+    hostname: str,
+    applier_version: str,
+) -> tuple[ShardState, StateDiff]:
+    """The contents of `state` as the first version, `seqno`, of a log of that `birth`; and the diff that says so.
+
+    Whoever had a lease has to begin anew: leased readers and writers are gone. Critical readers, schemas, progress and
+    contents stay. Rollups that are not `existing` (partial keys) are named no more; that of `state`
+    itself, `base_key`, is named, so that it is collected in its time.
+    """
+    kept = {at: rollup for at, rollup in state.rollups.items() if rollup.key in existing}
+    kept[state.seqno] = HollowRollup(base_key, None)
+    before = replace(state, seqno=SeqNo(seqno - 1), tag=b"")
+    first = replace(
+        before,
+        applier_version=applier_version,
+        seqno=seqno,
+        walltime_ms=max(now_ms, state.walltime_ms + 1),
+        hostname=hostname,
+        active_rollup=None,
+        active_gc=None,
+        rollups=SharedMap({**kept, seqno: HollowRollup(rollup_key, None)}),
+        leased_readers=SharedMap(),
+        writers=SharedMap(),
+        birth=birth,
+    )
+    check_invariants(None, first, deep=True)
+    return first, between(before, first)

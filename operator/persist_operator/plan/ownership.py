@@ -1,0 +1,73 @@
+"""Whose shard it is: what a PersistShard claims of its stores, what it may take from others, and what people are told. Pure.
+
+The store decides (persist_engine.work.registry), whatever its addresses look like and whichever operator asks. Only these
+take a shard from another owner: a resource of the same namespace, when that owner's resource is gone or the annotation
+`persistshard.io/take-over: <shard id>` says so; and with the annotation whatever else the storage profile allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from persist_engine.model.ownership import Owner
+
+from persist_operator.api import names
+from persist_operator.api.shard import Shard
+from persist_operator.plan import shard_log
+from persist_operator.plan.observed import Claim, NotOwned
+from persist_operator.settings import OperatorSettings
+
+
+def owner_of(shard: Shard, settings: OperatorSettings) -> Owner:
+    """The resource as a store knows it: the same however often it is deleted and applied again."""
+    return Owner(settings.operator_id, shard.meta.namespace, shard.meta.name)
+
+
+def claim_of(shard: Shard, settings: OperatorSettings) -> Claim:
+    """Which shard the resource asks for. Its name finds what it had before; a new one's id comes from its uid."""
+    return Claim(
+        owner=owner_of(shard, settings),
+        wanted=shard.spec.shard_id,
+        proposed=str(shard.status.get("shardId") or names.shard_id_of(shard.meta.uid)),
+        known_seqno=shard_log.known_seqno(shard),
+    )
+
+
+def may_take_over(shard: Shard, found: NotOwned, settings: OperatorSettings, *, is_gone: Callable[[str], bool]) -> bool:
+    """Whether the resource may have the shard all the same. `is_gone`: whether its namespace has no PersistShard of this
+    name any more.
+    """
+    neighbour = _is_neighbour(shard, found.owner, settings)
+    if neighbour and found.owner is not None and is_gone(found.owner.name):
+        return True
+    if shard.meta.annotations.get(names.ANNOTATION_TAKE_OVER) != found.shard_id:
+        return False
+    allowed = _take_over(shard, settings)
+    return neighbour or allowed == "Any" or (allowed == "Unowned" and found.owner is None)
+
+
+def refusal(shard: Shard, found: NotOwned, settings: OperatorSettings) -> tuple[str, str]:
+    """Reason and message of a shard that is not the resource's."""
+    mine = owner_of(shard, settings)
+    by_hand = f"`persist admin owner {found.shard_id} --take-over {mine} --commit`"
+    annotation = f"annotate this resource {names.ANNOTATION_TAKE_OVER}={found.shard_id}"
+    if found.owner is None:
+        ways = f"{annotation}, or run {by_hand}" if _take_over(shard, settings) != "SameNamespace" else f"run {by_hand}"
+        return "ShardUnowned", f"shard {found.shard_id} exists and has no owner; to adopt it {ways}"
+    theirs = found.owner
+    who = f"{theirs.namespace}/{theirs.name} of operator {theirs.operator_id} owns shard {found.shard_id}"
+    easy = _is_neighbour(shard, theirs, settings) or _take_over(shard, settings) == "Any"
+    ways = f"{annotation}, or run {by_hand}" if easy else f"run {by_hand}"
+    return "ShardIdConflict", f"{who}; name another shardId, or to take it over {ways}"
+
+
+def _is_neighbour(shard: Shard, owner: Owner | None, settings: OperatorSettings) -> bool:
+    """Whether `owner` is a resource that this operator would find beside `shard`."""
+    mine = (settings.operator_id, shard.meta.namespace)
+    return owner is not None and (owner.operator_id, owner.namespace) == mine
+
+
+def _take_over(shard: Shard, settings: OperatorSettings) -> str:
+    """What the resource's storage profile says; stores that are written out allow the least."""
+    profile = settings.storage_profiles.get(shard.spec.storage_profile or settings.default_profile)
+    return "SameNamespace" if profile is None or shard.spec.storage is not None else profile.take_over

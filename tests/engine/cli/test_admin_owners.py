@@ -1,0 +1,130 @@
+"""`persist admin owner|names`, what `inspect` says of owners, and the end of a hold that nobody needs any more."""
+
+import json
+
+import pytest
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.ids import CriticalReaderId, ShardId
+from persist_engine.model.ownership import Owner
+from persist_engine.testing.disk import Disk, write
+from persist_engine.testing.world import SCHEMA
+
+FLIGHTS, OTHER = Owner("persist-operator/main", "team", "flights"), Owner("other", "team", "flights")
+FIELDS = {"operator_id": "persist-operator/main", "namespace": "team", "name": "flights"}
+
+
+@pytest.fixture
+def disk(tmp_path):
+    made = Disk(tmp_path)
+    made.shard_id = ShardId.new()
+    with made.client() as client:
+        client.adopt(FLIGHTS, None, made.shard_id)
+        write(client, made.shard_id, range(3))
+        made.store_id = client.store_id
+    return made
+
+
+@pytest.fixture
+def admin(persist, disk):
+    def run(*args):
+        return persist("admin", *args, *disk.args)
+
+    return run
+
+
+def ok(result):
+    code, out, err = result
+    assert code == 0, (out, err)
+    return json.loads(out)
+
+
+def owner_of(disk):
+    with disk.client() as client:
+        return client.owner_of(disk.shard_id)
+
+
+def test_the_owner_is_shown_by_all_that_look(admin, persist, disk):
+    shown = ok(admin("owner", disk.shard_id, "--json"))
+    assert shown == {"shard_id": disk.shard_id, "store_id": disk.store_id, "owner": FIELDS}
+    _, out, _ = admin("owner", disk.shard_id)
+    assert "persist-operator%2Fmain/team/flights" in out
+    seen = ok(persist("inspect", "shard", disk.shard_id, *disk.args, "--json"))
+    assert (seen["store_id"], seen["owner"]) == (disk.store_id, FIELDS)
+    _, out, _ = persist("inspect", "shard", disk.shard_id, *disk.args)
+    assert disk.store_id in out
+    assert "persist-operator%2Fmain/team/flights" in out
+    assert ok(admin("names", "--json")) == [{**FIELDS, "shard_id": disk.shard_id, "owner": FIELDS}]
+    _, out, _ = admin("names")
+    assert out.splitlines()[1].split("\t") == [*FIELDS.values(), disk.shard_id, "itself"]
+
+
+def test_a_shard_is_let_go_only_with_commit(admin, disk):
+    told = ok(admin("owner", disk.shard_id, "--release", "--json"))
+    assert (told["owner"], told["new_owner"], told["committed"]) == (FIELDS, None, False)
+    assert owner_of(disk) == FLIGHTS
+    _, _, err = admin("owner", disk.shard_id, "--release")
+    assert "nothing was changed" in err
+    assert ok(admin("owner", disk.shard_id, "--release", "--commit", "--json"))["committed"] is True
+    assert owner_of(disk) is None
+    assert ok(admin("names", "--json")) == []
+
+
+def test_a_shard_is_taken_over_only_with_commit(admin, disk):
+    told = ok(admin("owner", disk.shard_id, "--take-over", str(OTHER), "--json"))
+    assert (told["committed"], told["new_owner"]["operator_id"]) == (False, "other")
+    assert owner_of(disk) == FLIGHTS
+    ok(admin("owner", disk.shard_id, "--take-over", str(OTHER), "--commit", "--json"))
+    assert owner_of(disk) == OTHER
+    rows = {row["operator_id"]: row["owner"]["operator_id"] for row in ok(admin("names", "--json"))}
+    assert rows == {"other": "other", "persist-operator/main": "other"}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--take-over", "a/b"], "OPERATOR/NAMESPACE/NAME"),
+        (["--take-over", "a/b/c", "--release"], "exclude each other"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(admin, disk, args, message):
+    code, _, err = admin("owner", disk.shard_id, *args, "--commit")
+    assert (code, message in err) == (64, True)
+    assert owner_of(disk) == FLIGHTS
+
+
+def test_a_mistyped_shard_gets_no_owner(admin, disk):
+    for args in ([], ["--take-over", str(OTHER), "--commit"], ["--release", "--commit"]):
+        code, _, err = admin("owner", ShardId.new(), *args)
+        assert (code, "does not exist" in err) == (64, True)
+    assert len(ok(admin("names", "--json"))) == 1
+
+
+def test_the_identity_is_no_stray_blob_of_the_store(admin, disk):
+    assert (disk.blobs / "store-identity").exists()
+    assert ok(admin("usage", "--json"))["foreign_blobs"] == 0
+
+
+def test_a_critical_hold_ends_with_a_word_and_only_with_commit(admin, disk):
+    held, other = CriticalReaderId.new(), CriticalReaderId.new()
+    with disk.client() as client:
+        for critical_id in (held, other):
+            client.open_critical_since(disk.shard_id, critical_id, opaque=b"t", purpose="operator retention")
+    told = ok(admin("holds", disk.shard_id, "--release", held, "--json"))
+    assert told == {"shard_id": disk.shard_id, "released": [held], "committed": False}
+    assert {hold["id"] for hold in ok(admin("holds", disk.shard_id, "--json"))["holds"]} == {held, other}
+    _, out, err = admin("holds", disk.shard_id, "--release", held)
+    assert held in out
+    assert "nothing was changed" in err
+    # Both or none: a mistyped one ends nothing.
+    code, _, err = admin("holds", disk.shard_id, "--release", held, "--release", CriticalReaderId.new(), "--commit")
+    assert (code, "has no critical reader" in err) == (64, True)
+    assert ok(admin("holds", disk.shard_id, "--release", held, "--commit", "--json"))["committed"] is True
+    assert {hold["id"] for hold in ok(admin("holds", disk.shard_id, "--json"))["holds"]} == {other}
+
+
+def test_a_lease_is_not_let_go_from_outside(admin, disk):
+    with disk.client() as client, client.open_leased_reader(disk.shard_id, SCHEMA, purpose="test") as reader:
+        (hold,) = [one for one in ok(admin("holds", disk.shard_id, "--json"))["holds"] if one["kind"] == "leased"]
+        code, _, err = admin("holds", disk.shard_id, "--release", hold["id"], "--commit")
+        assert (code, "not a critical reader id" in err) == (64, True)
+        assert reader.since == Antichain(0)

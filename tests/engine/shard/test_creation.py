@@ -1,0 +1,114 @@
+"""A shard is created where there never was one, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+from persist_engine import Antichain, PersistClient, ShardId
+from persist_engine.base.errors import ShardLost, ShardNotFound
+from persist_engine.base.settings import BatchSettings, Settings
+from persist_engine.codec.keys import created_key
+from persist_engine.storage.consensus_mem import MemConsensus
+from persist_engine.testing.recorded import Killed
+from persist_engine.testing.world import SCHEMA, CountedConsensus, World, contents, row
+from persist_engine.work.rollup import write_rollup
+
+A = Antichain.of
+NO_INLINE = Settings(batch=BatchSettings(inline_part_bytes_max=0))
+
+
+def appended(client: PersistClient, shard_id: ShardId, times: int) -> None:
+    with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
+        for time in range(times):
+            writer.append([row(time, "a", time)], lower=A(time), upper=A(time + 1))
+
+
+def flushed(world: World) -> None:
+    """Consensus lost all it had."""
+    world.consensus = CountedConsensus(MemConsensus())
+
+
+def blobs(world: World) -> dict[str, bytes | None]:
+    return {info.key: world.blob.get(info.key) for info in world.blob.list_prefix("")}
+
+
+@pytest.mark.parametrize("kind", ["nothing but small appends", "parts", "a rollup"])
+def test_nothing_is_created_over_a_shard_that_consensus_lost(kind: str) -> None:
+    world = World(settings=NO_INLINE if kind == "parts" else None)
+    shard_id = world.shard_id()
+    client = world.process()
+    appended(client, shard_id, 3)
+    if kind == "a rollup":
+        write_rollup(client.machine(shard_id))
+    if kind == "parts":
+        world.blob.delete(created_key(shard_id))  # any of them is proof enough
+    before = blobs(world)
+    flushed(world)
+    fresh = world.process()
+    for create in (
+        lambda: fresh.open_writer(shard_id, SCHEMA, purpose="test"),
+        lambda: fresh.open_leased_reader(shard_id, SCHEMA, purpose="test"),
+        lambda: fresh.initialise(shard_id, SCHEMA),
+    ):
+        with pytest.raises(ShardLost, match=f"persist admin recover {shard_id}") as raised:
+            create()
+        assert raised.value.detail["shard_id"] == shard_id
+        assert raised.value.detail["key"] in before
+    with pytest.raises(ShardNotFound, match=f"persist admin recover {shard_id}"):
+        fresh.inspect(shard_id)
+    assert (blobs(world), list(world.consensus.list_keys())) == (before, [])
+
+
+@pytest.mark.parametrize("verb", ["before", "after"])
+def test_a_creator_that_died_locks_nobody_out(verb: str) -> None:
+    """Its rollup is there; its log is not (before), or is and has no mark yet (after)."""
+    world = World()
+    shard_id = world.shard_id()
+    real = world.consensus.compare_and_set
+
+    def dies(*args: object) -> object:
+        if verb == "after":
+            real(*args)
+        raise Killed
+
+    world.consensus.compare_and_set = dies  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        world.process().initialise(shard_id, SCHEMA)
+    world.consensus.compare_and_set = real  # type: ignore[method-assign]
+    assert len(world.blob_keys(shard_id, kind="rollup")) == 1
+    assert created_key(shard_id) not in blobs(world)
+    appended(world.process(), shard_id, 2)
+    assert contents(world.process(), shard_id, 1) == [(0, "a", 1), (1, "a", 1)]
+    # What it appended is no blob: without the mark the loss of its log would go unseen.
+    flushed(world)
+    with pytest.raises(ShardLost):
+        world.process().initialise(shard_id, SCHEMA)
+
+
+def test_a_rival_who_is_faster_is_no_loss() -> None:
+    """The log and its mark appear between the look at consensus and the listing."""
+    world = World()
+    shard_id = world.shard_id()
+    rival, client = world.process(), world.process()
+    real = client.versions.blob.list_prefix
+
+    def late(prefix: str) -> object:
+        appended(rival, shard_id, 1)
+        return real(prefix)
+
+    client.versions.blob.list_prefix = late  # type: ignore[method-assign]
+    client.initialise(shard_id, SCHEMA)
+    assert client.inspect(shard_id).upper == 1
+
+
+def test_the_mark_is_asked_for_while_the_first_rollup_is_the_only_one() -> None:
+    world = World()
+    shard_id = world.shard_id()
+    client = world.process()
+    appended(client, shard_id, 1)
+    world.blob.delete(created_key(shard_id))
+    world.process().initialise(shard_id, SCHEMA)
+    assert created_key(shard_id) in blobs(world)
+    write_rollup(client.machine(shard_id))
+    world.blob.delete(created_key(shard_id))
+    world.process().initialise(shard_id, SCHEMA)
+    assert created_key(shard_id) not in blobs(world)

@@ -1,0 +1,223 @@
+"""A shard has one owner, a name finds its shard again; whoever races, whoever dies in between."""
+
+import itertools
+import threading
+
+import pytest
+from persist_engine import Location, PersistClient, ShardId
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.metrics import NoMetrics
+from persist_engine.base.settings import RetrySettings, Settings
+from persist_engine.base.versioned import SCAN_ALL, SeqNo
+from persist_engine.codec.registry import name_key, owner_key
+from persist_engine.model.ownership import Adopted, OwnedElsewhere, Owner, Unowned
+from persist_engine.storage.blob_mem import MemBlob
+from persist_engine.storage.consensus_mem import MemConsensus
+from persist_engine.testing.faults import Faults, FaultyConsensus
+from persist_engine.testing.recorded import Killed, Mortality
+from persist_engine.testing.servers import redis_server, s3_server
+from persist_engine.testing.world import SCHEMA
+
+MINE, OTHER, ELSEWHERE = Owner("op", "team", "flights"), Owner("op", "team", "other"), Owner("op2", "team", "flights")
+numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def servers():
+    with redis_server() as redis, s3_server() as s3:
+        yield redis, s3
+
+
+@pytest.fixture(params=["mem", "files", pytest.param("servers", marks=[pytest.mark.redis, pytest.mark.s3])])
+def client(request, tmp_path, monkeypatch):
+    if request.param == "mem":
+        location = Location(blob="mem:", consensus="mem:")
+    elif request.param == "files":
+        location = Location(blob=f"file://{tmp_path}/blob", consensus=f"sqlite://{tmp_path}/log.db")
+    else:
+        redis, s3 = request.getfixturevalue("servers")
+        for name, value in s3.environment.items():
+            monkeypatch.setenv(name, value)
+        number = next(numbers)
+        location = Location(blob=s3.location(f"r{number}"), consensus=f"{redis.url}?prefix=r{number}:")
+    with PersistClient.open(location, settings=Settings(retry=RetrySettings(give_up_ms=5000))) as opened:
+        yield opened
+
+
+def connect(consensus):
+    settings = Settings(retry=RetrySettings(initial_ms=0.01, clamp_ms=0.01))
+    return PersistClient(MemBlob(), consensus, settings=settings, env=SystemEnv(), metrics=NoMetrics())
+
+
+def test_a_name_finds_its_shard_again_whatever_is_proposed(client):
+    first, second = ShardId.new(), ShardId.new()
+    assert client.adopt(MINE, None, first) == Adopted(first, is_new=True)
+    assert client.adopt(MINE, None, second) == Adopted(first, is_new=False)
+    assert client.registered(MINE) == first
+    assert client.owner_of(first) == MINE
+    assert client.owner_of(second) is None
+    assert client.adopt(OTHER, None, second) == Adopted(second, is_new=True)
+    assert dict(client.names()) == {MINE: first, OTHER: second}
+
+
+def test_a_shard_of_another_is_told_with_its_owner_and_taken_over_only_in_words(client):
+    shard_id = ShardId.new()
+    client.adopt(MINE, None, shard_id)
+    for owner in (OTHER, ELSEWHERE):
+        assert client.adopt(owner, shard_id, ShardId.new()) == OwnedElsewhere(shard_id, MINE)
+        assert client.registered(owner) is None
+    assert client.adopt(ELSEWHERE, shard_id, ShardId.new(), take_over=True) == Adopted(shard_id, is_new=True)
+    assert client.owner_of(shard_id) == ELSEWHERE
+    # Who had it is told, under its name as well: not given another shard, silently.
+    assert client.adopt(MINE, None, ShardId.new()) == OwnedElsewhere(shard_id, ELSEWHERE)
+
+
+def test_a_shard_that_exists_without_an_owner_is_adopted_only_in_words(client):
+    shard_id = ShardId.new()
+    client.initialise(shard_id, SCHEMA)
+    for wanted in (shard_id, None):
+        assert client.adopt(MINE, wanted, shard_id) == Unowned(shard_id)
+    assert client.registered(MINE) is None
+    assert client.adopt(MINE, shard_id, ShardId.new(), take_over=True) == Adopted(shard_id, is_new=True)
+    assert client.adopt(MINE, shard_id, ShardId.new()) == Adopted(shard_id, is_new=False)
+
+
+def test_another_wanted_shard_moves_the_name_and_keeps_both(client):
+    first, second = ShardId.new(), ShardId.new()
+    client.adopt(MINE, None, first)
+    assert client.adopt(MINE, second, ShardId.new()) == Adopted(second, is_new=True)
+    assert client.registered(MINE) == second
+    assert client.adopt(MINE, None, ShardId.new()) == Adopted(second, is_new=False)
+    assert client.owner_of(first) == MINE
+
+
+def test_a_shard_let_go_has_no_owner_and_no_name(client):
+    shard_id, again = ShardId.new(), ShardId.new()
+    client.adopt(MINE, None, shard_id)
+    client.initialise(shard_id, SCHEMA)
+    assert client.disown(shard_id) == MINE
+    assert client.disown(shard_id) is None
+    assert (client.owner_of(shard_id), client.registered(MINE), list(client.names())) == (None, None, [])
+    assert client.adopt(MINE, None, again) == Adopted(again, is_new=True)
+    assert client.adopt(OTHER, shard_id, again) == Unowned(shard_id)
+
+
+def test_a_shard_let_go_leaves_alone_the_name_that_leads_elsewhere(client):
+    first, second = ShardId.new(), ShardId.new()
+    client.adopt(MINE, None, first)
+    client.adopt(MINE, second, first)
+    assert client.disown(first) == MINE
+    assert client.registered(MINE) == second
+
+
+def test_only_the_newest_entries_are_kept(client):
+    shard_id = ShardId.new()
+    for owner in (MINE, OTHER, ELSEWHERE) * 3:
+        client.adopt(owner, shard_id, shard_id, take_over=True)
+    log = client.versions.consensus.scan(owner_key(shard_id), SeqNo(0), SCAN_ALL)
+    assert [entry.seqno for entry in log] == [9]
+
+
+def test_claims_at_once_have_one_winner(client):
+    shard_id, owners = ShardId.new(), [Owner("op", "team", f"n{index}") for index in range(6)]
+    barrier, answers = threading.Barrier(len(owners)), {}
+
+    def claim(owner):
+        barrier.wait()
+        answers[owner] = client.adopt(owner, shard_id, ShardId.new())
+
+    threads = [threading.Thread(target=claim, args=(owner,)) for owner in owners]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    winner = client.owner_of(shard_id)
+    assert answers.pop(winner) == Adopted(shard_id, is_new=True)
+    assert set(answers.values()) == {OwnedElsewhere(shard_id, winner)}
+
+
+def test_one_name_applied_twice_at_once_has_one_shard(client):
+    barrier, answers = threading.Barrier(4), []
+
+    def claim():
+        barrier.wait()
+        answers.append(client.adopt(MINE, None, ShardId.new()).shard_id)
+
+    threads = [threading.Thread(target=claim) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(answers) == {client.registered(MINE)}
+    assert len(answers) == 4
+
+
+# -- crashes and faults ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("dies_at", range(1, 16))
+@pytest.mark.parametrize("how", ["proposed", "wanted", "taken over", "let go"])
+def test_a_change_cut_off_anywhere_is_finished_by_its_repetition(how, dies_at, after):
+    consensus, shard_id = MemConsensus(), ShardId.new()
+    if how in {"taken over", "let go"}:
+        connect(consensus).adopt(OTHER, None, shard_id)
+
+    def change(client):
+        match how:
+            case "proposed":
+                return client.adopt(MINE, None, ShardId.new())
+            case "wanted":
+                return client.adopt(MINE, shard_id, ShardId.new())
+            case "taken over":
+                return client.adopt(MINE, shard_id, ShardId.new(), take_over=True)
+            case _:
+                return client.disown(shard_id)
+
+    dying = connect(Mortality(dies_at, after=after).wrap(consensus))
+    told = None
+    try:
+        told = change(dying)
+    except Killed:
+        named = connect(consensus).registered(MINE)
+        # A name never leads to what is not its owner's, but for a proposal that nobody else knows.
+        assert named is None or connect(consensus).owner_of(named) in ({MINE, None} if how == "proposed" else {MINE})
+    client = connect(consensus)
+    answer = change(client)
+    if how == "let go":
+        assert (client.owner_of(shard_id), list(client.names())) == (None, [])
+        return
+    assert told in {None, answer} or told.shard_id == answer.shard_id
+    assert client.owner_of(answer.shard_id) == MINE
+    assert client.registered(MINE) == answer.shard_id
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_store_that_fails_now_and_then_gets_it_right(seed):
+    consensus, faults = MemConsensus(), Faults(seed, happens=0.7, answers=0.7)
+    client, shard_id = connect(FaultyConsensus(consensus, faults)), ShardId.new()
+    assert client.adopt(MINE, None, shard_id).shard_id == shard_id
+    assert client.adopt(OTHER, shard_id, ShardId.new()) == OwnedElsewhere(shard_id, MINE)
+    assert connect(consensus).owner_of(shard_id) == MINE
+    assert client.disown(shard_id) in {MINE, None}
+    assert connect(consensus).owner_of(shard_id) is None
+
+
+# -- words -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "a/b", "a/b/c/d", "//", "a//b", "a/b/"])
+def test_what_is_no_owner_is_refused(text):
+    with pytest.raises(InvalidUsage, match="not an owner"):
+        Owner.parse(text)
+
+
+def test_any_text_is_one_key():
+    owner = Owner("a/b", "{x}:m", "ü\n..")
+    assert name_key(owner) == "name/a%2Fb/%7Bx%7D%3Am/%C3%BC%0A.."
+    assert Owner.parse(str(owner)) == owner
+    with pytest.raises(InvalidUsage, match="unicode"):
+        Owner("op", "\ud800", "n")
+    with pytest.raises(InvalidUsage, match="at most"):
+        connect(MemConsensus()).registered(Owner("op", "n" * 800, "n"))

@@ -1,0 +1,172 @@
+"""What blobs tell of versions that the log lost is told by verification, and keeps the orphan scan from deleting anything."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from persist_engine import Antichain, Location, PersistClient, ShardId
+from persist_engine.base.errors import ShardLost
+from persist_engine.base.settings import BatchSettings, MaintenanceSettings, Settings
+from persist_engine.shard.creation import Creation
+from persist_engine.storage.consensus_mem import MemConsensus
+from persist_engine.testing.disk import Disk
+from persist_engine.testing.world import SCHEMA, CountedConsensus, World, row
+from persist_engine.work.finding import FindingKind
+from persist_engine.work.gc import gc_and_truncate
+from persist_engine.work.orphans import scan_orphans
+from persist_engine.work.rollup import write_rollup
+from persist_engine.work.verify import verify_shard
+
+A = Antichain.of
+SETTINGS = Settings(batch=BatchSettings(inline_part_bytes_max=0), maintenance=MaintenanceSettings(gc_versions_min=1))
+DAY_MS = 86_400_000
+
+
+class Site:
+    """One shard of which consensus forgets things."""
+
+    def __init__(self) -> None:
+        self.world = World(settings=SETTINGS)
+        self.shard_id = self.world.shard_id()
+        self.append(3)
+
+    def machine(self):
+        return self.world.process().machine(self.shard_id)
+
+    def append(self, times: int, name: str = "a") -> None:
+        with self.world.process().open_writer(self.shard_id, SCHEMA, purpose="test") as writer:
+            upper = writer.fetch_recent_upper().time
+            for time in range(upper, upper + times):
+                writer.append([row(time, name, time)], lower=A(time), upper=A(time + 1))
+
+    def backup(self) -> dict:
+        return {key: list(log) for key, log in self.world.consensus._inner._logs.items()}
+
+    def restore(self, logs: dict) -> None:
+        consensus = MemConsensus()
+        consensus._logs.update(logs)
+        self.world.consensus = CountedConsensus(consensus)
+
+    def blobs(self) -> set[str]:
+        return {info.key for info in self.world.blob.list_prefix("")}
+
+    def check_refused(self, kind: FindingKind) -> None:
+        self.world.env.advance_ms(30 * DAY_MS)
+        self.append(1)
+        before = self.blobs()
+        with pytest.raises(ShardLost, match="persist admin recover"):
+            scan_orphans(self.machine(), older_than_ms=DAY_MS, commit=True)
+        assert self.blobs() == before
+        assert kind in {finding.kind for finding in verify_shard(self.machine()).findings}
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+def test_a_log_that_ends_before_a_rollup(site: Site) -> None:
+    backup = site.backup()
+    site.append(20)
+    write_rollup(site.machine())
+    site.restore(backup)
+    site.check_refused(FindingKind.LOG_BEHIND)
+
+
+@pytest.mark.parametrize("is_live", [True, False], ids=["its seqno is live", "its seqno was truncated"])
+def test_a_log_that_was_rolled_back_and_has_grown_past_the_rollup(site: Site, is_live: bool) -> None:
+    backup = site.backup()
+    site.append(5)
+    write_rollup(site.machine())
+    site.restore(backup)
+    site.append(20, "another")
+    if not is_live:
+        write_rollup(site.machine())
+        gc_and_truncate(site.machine())
+    site.check_refused(FindingKind.LOG_FORKED)
+
+
+def test_a_log_that_was_made_anew_and_has_grown_past_the_rollup(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.append(5)
+    write_rollup(site.machine())
+    site.restore({})
+    monkeypatch.setattr(Creation, "first_ruin", lambda *_: None)  # as whoever deletes what stands in the way may do
+    site.append(20)
+    site.check_refused(FindingKind.LOG_FORKED)
+
+
+def test_what_a_sound_shard_leaves_behind_is_no_ruin(site: Site) -> None:
+    """A second rollup of one version, and one whose link was lost in a crash and whose version is long gone."""
+    machine = site.machine()
+    machine.refresh()
+    assert machine.versions.write_rollup_for_state(machine.state) is not None
+    for _ in range(3):
+        site.append(5)
+        write_rollup(site.machine())
+        gc_and_truncate(site.machine())
+    site.world.env.advance_ms(30 * DAY_MS)
+    site.append(1)
+    assert verify_shard(site.machine()).findings == []
+    assert scan_orphans(site.machine(), older_than_ms=DAY_MS, commit=True).deleted == 1
+
+
+def test_a_gap_in_the_log_is_found(site: Site) -> None:
+    site.append(10)
+    write_rollup(site.machine())
+    logs = site.backup()
+    del logs[str(site.shard_id)][3]
+    site.restore(logs)
+    found = verify_shard(site.machine())
+    assert [finding.kind for finding in found.findings] == [FindingKind.LOG_GAP]
+    assert found.findings[0].key == f"{site.shard_id} v3"
+
+
+def test_parts_that_are_newer_than_the_newest_version_are_told(site: Site) -> None:
+    backup = site.backup()
+    site.world.env.advance_ms(1000)
+    site.append(2)
+    site.restore(backup)
+    assert verify_shard(site.machine()).findings == []  # they may be on their way
+    site.world.env.advance_ms(DAY_MS)
+    found = verify_shard(site.machine())
+    assert ([each.kind for each in found.findings], found.is_corrupt) == ([FindingKind.PARTS_AHEAD], False)
+    assert "2 parts" in found.findings[0].message
+
+
+def test_a_shard_without_a_log_is_found_by_name_and_among_all(tmp_path, persist) -> None:
+    disk, shard_id, sound, never = Disk(tmp_path), ShardId.new(), ShardId.new(), ShardId.new()
+    with disk.client() as client:
+        for each in (shard_id, sound):
+            with client.open_writer(each, SCHEMA, purpose="test") as writer:
+                writer.append([row(1, "a", 0)], lower=A(0), upper=A(1))
+    disk.set_diffs(shard_id, {})
+    code, out, _ = persist("admin", "verify", shard_id, "--json", *disk.args)
+    report = json.loads(out)
+    assert (code, report["findings"][0]["kind"]) == (74, "LogLost")
+    assert "persist admin recover" in report["findings"][0]["message"]
+    code, out, _ = persist("admin", "verify", "--json", *disk.args)
+    assert (code, {each["shard_id"]: each["corrupt"] for each in json.loads(out)}) == (
+        74,
+        {shard_id: True, sound: False},
+    )
+    code, _, err = persist("admin", "verify", never, *disk.args)
+    assert (code, "does not exist" in err) == (64, True)
+    with PersistClient.open(Location(blob=disk.location.blob, consensus=disk.location.consensus)) as client:
+        assert list(client.shards()) == [sound]
+
+
+def test_an_entry_that_follows_another_history_is_found(site: Site) -> None:
+    """Two halves of two logs, as a fork leaves them: told as such, and what is named is checked all the same."""
+    site.append(2)
+    backup = site.backup()
+    site.append(4)
+    write_rollup(site.machine())
+    ours = site.backup()[str(site.shard_id)]
+    site.restore(backup)
+    site.append(4, "another")
+    theirs = site.backup()[str(site.shard_id)]
+    cut = len(backup[str(site.shard_id)]) + 2
+    site.restore({str(site.shard_id): theirs[:cut] + ours[cut:]})
+    found = verify_shard(site.machine())
+    assert FindingKind.LOG_FORKED in {finding.kind for finding in found.findings}

@@ -1,0 +1,315 @@
+"""What a Redis that lost data, split or is full does to those who work on it: 28 outcomes, told in docs/operations.md.
+
+Each fault befalls one real Redis, and whoever was running, or begins now, goes on with what they were doing: reading, appending,
+collecting, scanning for orphans, operating. Never is a wrong row read, never is a log begun over what blobs hold, never is a
+part deleted. The table in the document is what happened here, word for word.
+"""
+
+import contextlib
+import resource
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from persist_engine import Antichain, Appended, Location, PersistClient, ShardId
+from persist_engine.base.errors import PersistError
+from persist_engine.base.settings import BatchSettings, MaintenanceSettings, RetrySettings, Settings
+from persist_engine.testing.servers import redis_server
+from persist_engine.testing.world import SCHEMA, row
+from persist_engine.work.force import force_gc
+from persist_engine.work.orphans import scan_orphans
+from persist_engine.work.recover import recover_shard
+from persist_engine.work.rollup import write_rollup
+from persist_engine.work.verify import verify_shard
+
+pytestmark = pytest.mark.redis
+A = Antichain.of
+DOCUMENT = Path(__file__).parents[2] / "docs/operations.md"
+BEGIN, END = "<!-- outcomes: begin, tests/operator/test_lost_redis.py -->", "<!-- outcomes: end -->"
+SETTINGS = Settings(
+    retry=RetrySettings(give_up_ms=1500),
+    batch=BatchSettings(inline_part_bytes_max=0),
+    maintenance=MaintenanceSettings(gc_versions_min=1),
+)
+SPEC = {"schema": {"key": "id BIGINT", "value": "name STRING"}, "retention": {"sinceLagSeconds": 3600}}
+PROCESSES = ("process that was running", "fresh process", "operator running", "operator restarted")
+FOLDER = "appendonlydir"
+
+
+def outcome(act):
+    """What came of it, in one word."""
+    try:
+        act()
+    except PersistError as error:
+        return error.kind.value
+    return "goes on"
+
+
+class Site:
+    """A shard on a real Redis: a process that writes, an operator that watches."""
+
+    def __init__(self, server, folder, operated):
+        self.server, self.folder = server, folder
+        self.location = Location(blob=f"file://{folder}/blobs", consensus=server.url)
+        self.operated = operated(self.location, spec=SPEC)
+        self.shard_id = ShardId(self.operated.settle(6)["shardId"])
+        self.client = self.open()
+        self.writer = self.client.open_writer(self.shard_id, SCHEMA, purpose="running")
+        self.reader = self.client.open_leased_reader(self.shard_id, SCHEMA, purpose="running")
+        self.acknowledged: set[tuple[int, str]] = set()
+        self.attempted: set[tuple[int, str]] = set()
+        self.loses = True
+        self.append(self.writer, "early", 3)
+        self.operated.settle()
+
+    def open(self):
+        return PersistClient.open(self.location, settings=SETTINGS)
+
+    def append(self, writer, name, times=1):
+        for _ in range(times):
+            time = writer.fetch_recent_upper().time
+            self.attempted.add((time, name))
+            done = writer.compare_and_append([row(time, name, time)], expected_upper=A(time), new_upper=A(time + 1))
+            assert isinstance(done, Appended)
+            self.acknowledged.add((time, name))
+
+    def work_on(self):
+        """What the next commits are is lost later on: versions, parts, and a rollup."""
+        self.append(self.writer, "late", 3)
+        write_rollup(self.client.machine(self.shard_id))
+        self.append(self.writer, "late", 2)
+        assert self.operated.settle()["log"]["seqno"] == self.client.machine(self.shard_id).refresh().seqno
+
+    def read(self, client, reader):
+        """Rows that are read are rows that were acknowledged, one for each time, of one history. Where nothing is lost they
+        are all of them, and an append of unknown outcome may be among them.
+        """
+        upper = client.machine(self.shard_id).state.trace.upper.time
+        table = reader.snapshot(A(upper - 1)).to_table().to_pylist()
+        rows = [(each["key"]["id"], each["val"]["name"], each["diff"]) for each in table]
+        assert sorted(key for key, _, _ in rows) == list(range(upper))
+        assert {diff for _, _, diff in rows} == {1}
+        seen = {(key, name) for key, name, _ in rows}
+        if self.loses:
+            assert seen <= self.acknowledged
+            assert not {"late", "new"} <= {name for _, name in seen}, "rows of two histories"
+        else:
+            assert {each for each in self.acknowledged if each[0] < upper} <= seen <= self.attempted
+
+    def data_folder(self, server):
+        return server._log.parent / FOLDER
+
+    def parts(self):
+        return {str(path.relative_to(self.folder)) for path in self.folder.glob("blobs/s*/n*/*")}
+
+    def maintain(self, client):
+        """Whatever collects and deletes has its try."""
+        for act in (
+            lambda: write_rollup(client.machine(self.shard_id)),
+            lambda: force_gc(client.machine(self.shard_id)),
+            lambda: scan_orphans(client.machine(self.shard_id), older_than_ms=0, commit=True),
+        ):
+            with contextlib.suppress(PersistError):
+                act()
+
+    def running(self):
+        told = outcome(lambda: self.append(self.writer, "stale"))
+        with contextlib.suppress(PersistError):
+            self.read(self.client, self.reader)
+        self.maintain(self.client)
+        return told
+
+    def fresh(self):
+        def work():
+            with self.open() as client, client.open_writer(self.shard_id, SCHEMA, purpose="fresh") as writer:
+                self.append(writer, "new", 12)
+                with client.open_leased_reader(self.shard_id, SCHEMA, purpose="fresh") as reader:
+                    self.read(client, reader)
+
+        told = outcome(work)
+        with contextlib.suppress(PersistError), self.open() as client:
+            self.maintain(client)
+        return told
+
+    def operator(self):
+        self.operated.settle()
+        return self.operated.condition()["reason"]
+
+    def observe(self):
+        """The four outcomes, one after the other."""
+        parts = self.parts()
+        told = [self.running(), self.fresh(), self.operator()]
+        self.operated.restart()
+        told.append(self.operator())
+        if self.loses and self.log_exists():
+            with self.open() as client:
+                assert verify_shard(client.machine(self.shard_id)).is_corrupt
+        assert parts <= self.parts(), "a part was deleted"
+        return told
+
+    def log_exists(self):
+        return b":1\r\n" in self.server.command("EXISTS", f"{{{self.shard_id}}}:m")
+
+
+@contextlib.contextmanager
+def replica_of(site):
+    """Another Redis that has all of `site`'s by now, and then hears no more."""
+    primary = site.server
+    with redis_server(settings={"replicaof": f"127.0.0.1 {primary.port}"}) as replica:
+        waiting = threading.Event()
+        for _ in range(1500):
+            if b"master_link_status:up" in replica.command("INFO", "replication") and replica.command(
+                "DBSIZE"
+            ) == primary.command("DBSIZE"):
+                break
+            waiting.wait(0.02)
+        replica.command("REPLICAOF", "NO", "ONE")
+        yield replica
+
+
+def promote(site, replica):
+    """From now on the address leads to what `replica` holds; None: to an empty one."""
+    site.server.kill()
+    mine = site.data_folder(site.server)
+    shutil.rmtree(mine)
+    if replica is not None:
+        replica.stop()
+        shutil.copytree(site.data_folder(replica), mine)
+    site.server.start()
+
+
+def flushed(site):
+    site.work_on()
+    site.server.command("FLUSHALL")
+    told = site.observe()
+    assert not site.log_exists()
+    return told
+
+
+def restored(site):
+    copy = site.folder / "backup"
+    shutil.copytree(site.data_folder(site.server), copy)
+    site.work_on()
+    site.server.kill()
+    shutil.rmtree(site.data_folder(site.server))
+    shutil.copytree(copy, site.data_folder(site.server))
+    site.server.start()
+    return site.observe()
+
+
+def lagging(site):
+    with replica_of(site) as replica:
+        site.work_on()
+        promote(site, replica)
+    return site.observe()
+
+
+def empty(site):
+    site.work_on()
+    promote(site, None)
+    told = site.observe()
+    assert not site.log_exists()
+    return told
+
+
+def split(site):
+    """Both take commits; then the one that the running process and the operator did not know wins."""
+    with replica_of(site) as replica:
+        site.work_on()
+        other = Location(blob=site.location.blob, consensus=replica.url)
+        with (
+            PersistClient.open(other, settings=SETTINGS) as client,
+            client.open_writer(site.shard_id, SCHEMA, purpose="split") as writer,
+        ):
+            site.append(writer, "new", 12)
+        promote(site, replica)
+    return site.observe()
+
+
+def in_turn(site, ends):
+    """The outcomes while it lasts, and after it; `ends` ends it. Nothing is lost."""
+    site.loses = False
+    during = site.observe()
+    ends()
+    after = site.observe()
+    return [one if one == two else f"{one}, then {two}" for one, two in zip(during, after, strict=True)]
+
+
+def full_memory(site):
+    site.work_on()
+    site.server.command("CONFIG", "SET", "maxmemory", "1")
+    return in_turn(site, lambda: site.server.command("CONFIG", "SET", "maxmemory", "0"))
+
+
+def full_disk(site):
+    """The append-only file cannot grow: Redis, which promised to keep what it acknowledges, ends."""
+    site.work_on()
+    (log,) = site.data_folder(site.server).glob("*.incr.aof")
+    resource.prlimit(site.server.pid, resource.RLIMIT_FSIZE, (log.stat().st_size, resource.RLIM_INFINITY))
+
+    def room():
+        site.server.kill()
+        site.server.start()
+
+    return in_turn(site, room)
+
+
+FAULTS = {
+    "FLUSHALL": flushed,
+    "older RDB or AOF restored": restored,
+    "lagging replica promoted": lagging,
+    "empty replica promoted": empty,
+    "two primaries": split,
+    "full memory": full_memory,
+    "full disk": full_disk,
+}
+
+
+def line(cells):
+    return f"| {' | '.join(cells)} |"
+
+
+def documented():
+    table = DOCUMENT.read_text().split(BEGIN)[1].split(END)[0]
+    return [each for each in table.splitlines() if each]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_outcome_is_the_one_that_is_documented(fault, tmp_path, operated):
+    with redis_server() as server:
+        site = Site(server, tmp_path, operated)
+        try:
+            told = line([fault, *FAULTS[fault](site)])
+        finally:
+            site.operated.stop()
+            site.client.close()
+    assert told in documented(), f"{DOCUMENT.name} says otherwise: {told}"
+
+
+def test_the_table_is_whole():
+    head, rule, *rows = documented()
+    assert (head, rule) == (line(["", *PROCESSES]), "|---" * (len(PROCESSES) + 1) + "|")
+    assert [each.split(" | ")[0].removeprefix("| ") for each in rows] == list(FAULTS)
+
+
+def test_a_shard_whose_redis_was_rolled_back_is_recovered_from_the_rollup_of_the_lost_versions(tmp_path, operated):
+    with redis_server() as server:
+        site = Site(server, tmp_path, operated)
+        copy = site.folder / "backup"
+        shutil.copytree(site.data_folder(server), copy)
+        site.work_on()
+        server.kill()
+        shutil.rmtree(site.data_folder(server))
+        shutil.copytree(copy, site.data_folder(server))
+        server.start()
+        site.client.close()
+        with site.open() as client:
+            found = recover_shard(client.versions, site.shard_id, commit=True, replace_log=True)
+            assert found.seqno is not None
+        with site.open() as client, client.open_leased_reader(site.shard_id, SCHEMA, purpose="check") as reader:
+            assert client.recent_upper(site.shard_id) == A(6)
+            site.read(client, reader)
+        site.operated.settle()
+        site.operated.settle()
+        assert site.operated.condition()["reason"] == "Healthy"
