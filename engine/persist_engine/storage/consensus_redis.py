@@ -58,10 +58,14 @@ PAGE_BYTES_MAX = 4 << 20
 #: The journal in S3 that raises epochs comes with `ack=s3`; without it there is one epoch.
 EPOCH = "0"
 
+#: What to do about a server that has no memory left; stands after its own words.
+_FULL = (
+    "(redis is full and takes no commits: raise its maxmemory, or let `persist maintain gc` delete versions that nobody reads, "
+    "which works all the same)"
+)
 #: First words of replies that Redis gives instead of running a command (and their classes in redis-py).
 _REFUSALS = ("MISCONF", "BUSY", "NOREPLICAS", "NOAUTH", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN")
 _REFUSAL_CLASSES = (
-    redis.exceptions.OutOfMemoryError,
     redis.exceptions.ReadOnlyError,
     redis.exceptions.NoScriptError,
     redis.exceptions.NoPermissionError,
@@ -353,6 +357,8 @@ def _mapped(where: str, key: str, error: Exception) -> PersistError:
         return CorruptData(f"{where}: another application's data stands in its place", key=key)
     if isinstance(error, redis.exceptions.AskError):  # MOVED too
         return UnsafeStore(f"{where}: redis {CLUSTER_NODE}", key=key)
+    if isinstance(error, redis.exceptions.OutOfMemoryError):
+        return Determinate(f"{text} {_FULL}", key=key)
     if isinstance(error, _REFUSAL_CLASSES) or str(error).startswith(_REFUSALS):
         return Determinate(text, key=key)
     return Indeterminate(text, key=key)

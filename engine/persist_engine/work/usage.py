@@ -53,7 +53,11 @@ def referenced_usage(machine: Machine) -> ReferencedUsage:
     state = machine.refresh()
     sizes = state.trace.sizes
     return ReferencedUsage(
-        machine.shard_id, sizes.blob_bytes, _rollups_bytes(machine, state), sizes.inline_bytes, _consensus_bytes(machine)
+        machine.shard_id,
+        sizes.blob_bytes,
+        _rollups_bytes(machine, state),
+        sizes.inline_bytes,
+        _consensus_bytes(machine),
     )
 
 

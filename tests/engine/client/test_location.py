@@ -32,4 +32,6 @@ def test_a_location_shows_where_it_is():
     shown = "Location(blob='s3://bucket/prefix', consensus='redis://***@host:6379/0')"
     location = Location(blob="s3://bucket/prefix?region=eu", consensus="redis://:secret@host:6379/0?prefix=p")
     assert repr(location) == str(location) == shown
-    assert repr(Location(blob="file:///d/blobs", consensus="mem:")) == "Location(blob='file:///d/blobs', consensus='mem:')"
+    assert (
+        repr(Location(blob="file:///d/blobs", consensus="mem:")) == "Location(blob='file:///d/blobs', consensus='mem:')"
+    )
