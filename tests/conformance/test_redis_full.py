@@ -83,7 +83,17 @@ def test_regression_collection_makes_room_on_a_full_redis(server, tmp_path, pers
         # As where other shards filled what this one left: not even the smallest command that takes memory.
         server.command("CONFIG", "SET", "maxmemory", str(before - 5 * VERSION_BYTES))
         code, _, err = persist(
-            *("maintain", command, shard_id, "--blob", location.blob, "--consensus", location.consensus, "--give-up", "5")
+            *(
+                "maintain",
+                command,
+                shard_id,
+                "--blob",
+                location.blob,
+                "--consensus",
+                location.consensus,
+                "--give-up",
+                "5",
+            )
         )
         assert code == 0, err
         assert used_bytes(server) < before - 20 * VERSION_BYTES

@@ -9,7 +9,8 @@ after acknowledging is reported (CorruptData), never silently overwritten. With 
 a log that was wiped or rolled back, and has grown to the very same length since, is not taken for the one we know. A
 restart that lost nothing is only logged.
 
-Acknowledged means: Redis has it, so Redis must keep it; `redis_durability` refuses settings that do not.
+Acknowledged means: Redis has it, so Redis must keep it; `redis_durability` refuses settings that do not, of the process that
+was opened and of each that takes its place.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import hashlib
 import logging
 import threading
 from collections.abc import Iterator
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast
@@ -40,7 +42,7 @@ from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
 from persist_engine.storage.checks import check_append, check_log_key, check_scan, refuse_truncate
 from persist_engine.storage.notify import NEWS_BYTES_MAX
 from persist_engine.storage.notify_redis import news_channel
-from persist_engine.storage.redis_durability import CLUSTER_NODE, check_durability, check_role
+from persist_engine.storage.redis_durability import CLUSTER_NODE, RunWatch, check_durability, check_role
 from persist_engine.storage.urls import StoreUrl, pushes
 
 logger = logging.getLogger(__name__)
@@ -83,10 +85,12 @@ def open_redis_consensus(url: StoreUrl) -> RedisConsensus:
     if (ack := url.params.get("ack", "redis")) != "redis":
         raise InvalidUsage(f"{url.shown}: acknowledgement mode {ack!r} is not known; use ack=redis")
     prefix = url.params.get("prefix", "")
-    consensus = RedisConsensus(redis_pool(url), prefix=prefix, address=url.shown, push=pushes(url))
+    is_checked = not url.flag("unsafe", default=False)
+    pool = redis_pool(url, watch=RunWatch(address=url.shown) if is_checked else None)
+    consensus = RedisConsensus(pool, prefix=prefix, address=url.shown, push=pushes(url))
     try:
         notes = check_role(consensus.ask, address=url.shown)
-        if not url.flag("unsafe", default=False):
+        if is_checked:
             notes += check_durability(consensus.ask, address=url.shown)
         for note in notes:
             logger.warning("cannot verify a durability setting: %s", note, extra={"address": url.shown})
@@ -309,8 +313,10 @@ class _Credentials(redis.CredentialProvider):
         return (self._user, password) if self._user else (password,)
 
 
-def redis_pool(url: StoreUrl) -> redis.BlockingConnectionPool:
-    """Connections to `url`, made when they are needed. InvalidUsage for parameters that make no sense together."""
+def redis_pool(url: StoreUrl, *, watch: RunWatch | None = None) -> redis.BlockingConnectionPool:
+    """Connections to `url`, made when they are needed; each meets `watch` before it is used. InvalidUsage for parameters that
+    make no sense together.
+    """
     database = url.path.strip("/") or "0"
     if not url.host or not database.isdecimal():
         raise InvalidUsage(f"{url.shown}: expected {url.scheme}://host[:port][/database number]")
@@ -337,6 +343,8 @@ def redis_pool(url: StoreUrl) -> redis.BlockingConnectionPool:
         options["redis_connect_func"] = _greeted
     elif "ca_file" in url.params:
         raise InvalidUsage(f"{url.shown}: ca_file is for rediss://")
+    if watch is not None:
+        options["redis_connect_func"] = partial(_watched, watch, url.shown)
     options |= {"max_connections": CONNECTIONS_MAX, "timeout": CONNECTION_WAIT_S}
     return redis.BlockingConnectionPool(**options)  # type: ignore[no-untyped-call]  # unannotated in redis-py
 
@@ -349,6 +357,25 @@ def _greeted(connection: redis.Connection) -> None:
     connection.send_command("PING", check_health=False)  # type: ignore[no-untyped-call]  # unannotated in redis-py
     with contextlib.suppress(redis.ResponseError):  # forbidden is an answer, too
         connection.read_response()
+
+
+def _watched(watch: RunWatch, address: str, connection: redis.Connection) -> None:
+    """As redis-py begins, then the question which process this is. That is an exchange, too: see _greeted."""
+
+    def ask(*command: str) -> Any:
+        try:
+            connection.send_command(*command, check_health=False)  # type: ignore[no-untyped-call]  # unannotated in redis-py
+            return connection.read_response()
+        except (redis.RedisError, OSError) as error:
+            # Whatever it is: what the connection is wanted for was not sent yet.
+            raise Determinate(f"{command[0]} at {address}: {error}") from error
+
+    try:
+        connection.on_connect()  # type: ignore[no-untyped-call]  # unannotated in redis-py
+        watch.meet(ask)
+    except BaseException:
+        connection.disconnect()  # or the pool would hand it out as one that was met
+        raise
 
 
 def _mapped(where: str, key: str, error: Exception) -> PersistError:
