@@ -75,10 +75,9 @@ def test_regression_collection_makes_room_on_a_full_redis(server, tmp_path, pers
             append(at)
         write_rollup(client.machine(shard_id))
         server.command("CONFIG", "SET", "maxmemory", str(used_bytes(server)))
-        written = 30
         with pytest.raises(Unavailable, match=r"used memory > 'maxmemory'.*redis is full"):
-            for written in range(30, 60):
-                append(written)
+            list(map(append, range(30, 60)))
+        written = client.recent_upper(shard_id).time
         before = used_bytes(server)
         # As where other shards filled what this one left: not even the smallest command that takes memory.
         server.command("CONFIG", "SET", "maxmemory", str(before - 5 * VERSION_BYTES))

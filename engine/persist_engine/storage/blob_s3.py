@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import boto3.session
 import botocore.exceptions
+import botocore.parsers
 from botocore.config import Config
 from botocore.handlers import add_expect_header
 
@@ -25,10 +26,13 @@ from persist_engine.base.errors import (
     InvalidUsage,
     NotKept,
     PersistError,
+    StorageError,
+    StoreRefused,
     UnsafeStore,
 )
 from persist_engine.storage.blob import BlobInfo
 from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix
+from persist_engine.storage.refusals import is_untrusted
 from persist_engine.storage.urls import StoreUrl
 
 if TYPE_CHECKING:
@@ -58,7 +62,8 @@ _probed_lock = threading.Lock()
 def open_s3_blob(url: StoreUrl, *, env: Env) -> S3Blob:
     """Connect, see that the bucket answers and, once per process and location, that conditional writes exclude.
 
-    UnsafeStore when they do not; Determinate or Indeterminate naming address, bucket and code when it is out of reach.
+    UnsafeStore when they do not; StoreRefused when bucket, credentials or endpoint are wrong; Determinate or Indeterminate
+    naming address, bucket and code when it is out of reach.
     `probe=false` in the URL skips the check, for readers that may not write.
     """
     if not url.host or url.port is not None or url.user or url.password:
@@ -82,6 +87,15 @@ def open_s3_blob(url: StoreUrl, *, env: Env) -> S3Blob:
             blob.probe(env)
         else:
             next(blob.list_prefix("probe"), None)
+    except RecursionError as error:
+        blob.close()
+        text = "the endpoint redirects without end: is it S3, and http where it wants https?"
+        raise StoreRefused(f"open blob store: {address}: {text}") from error
+    except StorageError as error:
+        blob.close()
+        if _is_refusal(error.__cause__):
+            raise StoreRefused(f"open blob store: {error}") from error
+        raise
     except BaseException:
         blob.close()
         raise
@@ -307,7 +321,14 @@ _NO_CREDENTIALS = (
 )
 #: Codes that other credentials may help against; 403 where an answer has no body.
 _REFUSED_CREDENTIALS = ("403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
-_DRIVER_ERRORS = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, OSError)
+_DRIVER_ERRORS = (
+    botocore.exceptions.BotoCoreError,
+    botocore.exceptions.ClientError,
+    botocore.parsers.ResponseParserError,
+    OSError,
+)
+#: 4xx answers that another attempt may not meet.
+_TRANSIENT_STATUSES = (REQUEST_TIMEOUT, 409, 412, 425, 429)
 #: Raised before a request is on its way. A failing proxy is not among them: a connection that it resets after the request
 #: is told as one that was never made.
 _NEVER_SENT = (
@@ -378,3 +399,16 @@ def _status(error: Exception) -> int:
 
 
 _CLIENT_ERROR = botocore.exceptions.ClientError
+
+
+def _is_refusal(cause: BaseException | None) -> bool:
+    """Whether bucket, credentials or endpoint are wrong: to try again would not help."""
+    match cause:
+        case botocore.exceptions.ClientError():
+            is_final = 300 <= _status(cause) < 500 and _status(cause) not in _TRANSIENT_STATUSES
+            return is_final and _code(cause) not in _UNDECIDED_CODES
+        case botocore.exceptions.NoCredentialsError() | botocore.exceptions.PartialCredentialsError():
+            return True
+        case botocore.parsers.ResponseParserError():  # what answers is no S3
+            return True
+    return is_untrusted(cause)

@@ -36,6 +36,8 @@ from persist_engine.base.errors import (
     Indeterminate,
     InvalidUsage,
     PersistError,
+    StorageError,
+    StoreRefused,
     UnsafeStore,
 )
 from persist_engine.base.versioned import CasResult, SeqNo, VersionedData
@@ -43,6 +45,7 @@ from persist_engine.storage.checks import check_append, check_log_key, check_sca
 from persist_engine.storage.notify import NEWS_BYTES_MAX
 from persist_engine.storage.notify_redis import news_channel
 from persist_engine.storage.redis_durability import CLUSTER_NODE, RunWatch, check_durability, check_role
+from persist_engine.storage.refusals import is_untrusted
 from persist_engine.storage.urls import StoreUrl, pushes
 
 logger = logging.getLogger(__name__)
@@ -78,9 +81,15 @@ _REFUSAL_CLASSES = (
 )
 
 
+#: What a server answers to a password, a user or a database that it does not take.
+_REFUSED_WORDS = ("NOAUTH", "WRONGPASS", "NOPERM", "DENIED", "DB index", "invalid DB index")
+#: The name of no shard, so that no log has it.
+_NO_LOG = "s00000000-0000-0000-0000-000000000000"
+
+
 def open_redis_consensus(url: StoreUrl) -> RedisConsensus:
     """Connect, check that it is a primary on its own and, but for `unsafe=true`, that it keeps what it acknowledges; errors
-    as of open_consensus.
+    as of open_consensus, StoreRefused where Redis says that the URL is wrong.
     """
     if (ack := url.params.get("ack", "redis")) != "redis":
         raise InvalidUsage(f"{url.shown}: acknowledgement mode {ack!r} is not known; use ack=redis")
@@ -94,6 +103,12 @@ def open_redis_consensus(url: StoreUrl) -> RedisConsensus:
             notes += check_durability(consensus.ask, address=url.shown)
         for note in notes:
             logger.warning("cannot verify a durability setting: %s", note, extra={"address": url.shown})
+        consensus.head(_NO_LOG)  # whether the user may do what every verb does
+    except StorageError as error:
+        consensus.close()
+        if _is_refusal(error.__cause__):
+            raise StoreRefused(f"open consensus: {error}") from error
+        raise
     except BaseException:
         consensus.close()
         raise
@@ -242,7 +257,8 @@ class RedisConsensus:
             raise InvalidUsage(f"{where}: it was closed")
         try:
             connection = self._pool.get_connection()  # type: ignore[no-untyped-call]  # unannotated in redis-py
-        except (redis.RedisError, OSError) as error:
+        except (redis.RedisError, OSError, UnicodeError) as error:
+            # UnicodeError: a host that no name server could be asked for, a password file that is none.
             raise Determinate(f"{where}: {error}", key=key) from error
         answered = False
         try:
@@ -374,7 +390,8 @@ def _watched(watch: RunWatch, address: str, connection: redis.Connection) -> Non
         connection.on_connect()  # type: ignore[no-untyped-call]  # unannotated in redis-py
         watch.meet(ask)
     except BaseException:
-        connection.disconnect()  # or the pool would hand it out as one that was met
+        # Or the pool would hand it out as one that was met.
+        connection.disconnect()  # type: ignore[no-untyped-call]  # unannotated in redis-py
         raise
 
 
@@ -389,6 +406,18 @@ def _mapped(where: str, key: str, error: Exception) -> PersistError:
     if isinstance(error, _REFUSAL_CLASSES) or str(error).startswith(_REFUSALS):
         return Determinate(text, key=key)
     return Indeterminate(text, key=key)
+
+
+def _is_refusal(cause: BaseException | None) -> bool:
+    """Whether the URL is wrong, or what it names: to try again would not help."""
+    match cause:
+        case redis.exceptions.AuthenticationError() | redis.exceptions.NoPermissionError():
+            return True
+        case redis.exceptions.InvalidResponse():  # what answers is no Redis
+            return True
+        case OSError() | UnicodeError():  # not of a socket, whose errors the driver wraps: the password file
+            return not isinstance(cause, TimeoutError | ConnectionError)
+    return str(cause).startswith(_REFUSED_WORDS) or is_untrusted(cause)
 
 
 def _glob_escaped(text: str) -> str:
