@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from persist_engine.base.errors import (
     PersistError,
     ShardNotFound,
 )
+from persist_engine.cli.waiting import Waiting, opening
 
 if TYPE_CHECKING:
     from persist_engine.client.client import PersistClient
@@ -160,6 +162,7 @@ def connected(
     from persist_engine.base.settings import RetrySettings, Settings, with_environ, within_memory
     from persist_engine.client.client import PersistClient
     from persist_engine.client.location import Location
+    from persist_engine.storage.urls import shown_url
 
     blob = _given(blob, "--blob", "PERSIST_BLOB")
     consensus = _given(consensus, "--consensus", "PERSIST_CONSENSUS")
@@ -171,7 +174,11 @@ def connected(
     check_can_write(path, "--metrics")
     counting = NoMetrics() if path is None else PrometheusMetrics(registry)
     location = Location(blob=blob, consensus=consensus)
-    with PersistClient.open(location, settings=settings, metrics=counting, create=False) as client:
+    waiting = Waiting(f"{shown_url(blob)} and {shown_url(consensus)}", give_up_s)
+    on_wait = waiting.told if sys.stderr.isatty() else None
+    with opening(waiting) if on_wait else nullcontext():
+        client = PersistClient.open(location, settings=settings, metrics=counting, create=False, on_wait=on_wait)
+    with client:
         try:
             yield client
         except ShardNotFound as error:
@@ -188,13 +195,14 @@ def blobs_of(blob: str | None, give_up_s: float) -> Iterator[tuple[Blob, Retry]]
     from persist_engine.base.env import SystemEnv
     from persist_engine.base.metrics import NoMetrics
     from persist_engine.base.settings import RetrySettings
+    from persist_engine.shard.opening import open_store
     from persist_engine.shard.retry import Retry
     from persist_engine.storage.open import open_blob
 
     url = _given(blob, "--blob", "PERSIST_BLOB")
     env, metrics = SystemEnv(), NoMetrics()
     retry = Retry(env, RetrySettings(give_up_ms=give_up_s * 1000), metrics)
-    opened = retry.external("open blob store", lambda: open_blob(url, env=env, metrics=metrics, create=False))
+    opened = open_store(retry, "open blob store", lambda: open_blob(url, env=env, metrics=metrics, create=False))
     try:
         yield opened, retry
     finally:

@@ -38,7 +38,8 @@ from persist_engine.model.state import SourceProgress
 from persist_engine.model.views import is_finalized
 from persist_engine.shard.applier import Applier
 from persist_engine.shard.machine import Machine
-from persist_engine.shard.retry import Retry
+from persist_engine.shard.opening import open_store
+from persist_engine.shard.retry import OnWait, Retry
 from persist_engine.shard.schemas import SchemaIncompatible, evolve_schema, schema_id_of
 from persist_engine.shard.versions import StateVersions, check_codecs
 from persist_engine.storage.blob import Blob
@@ -68,25 +69,31 @@ class PersistClient:
         env: Env | None = None,
         metrics: Metrics | None = None,
         create: bool = True,
+        on_wait: OnWait | None = None,
     ) -> PersistClient:
         """Connect to both stores and see that they are a pair. InvalidUsage for URLs that make no sense, UnsafeStore for
-        stores that break promises, StoreLost and StoreMismatch for two that do not belong together. A directory or a file of
-        a URL that is not there yet is made; without `create`, for those that only read, it is InvalidUsage.
+        stores that break promises, StoreRefused within seconds for credentials, databases, buckets and endpoints that are
+        wrong, StoreLost and StoreMismatch for two that do not belong together. A store that is out of reach is waited for;
+        `on_wait` hears of it, then and later. A directory or a file of a URL that is not there yet is made; without `create`,
+        for those that only read, it is InvalidUsage.
         """
         settings, env, metrics = settings or Settings(), env or SystemEnv(), metrics or NoMetrics()
-        retry = Retry(env, settings.retry, metrics)
-        blob = retry.external(
-            "open blob store", lambda: open_blob(location.blob, env=env, metrics=metrics, create=create)
+        retry = Retry(env, settings.retry, metrics, on_wait=on_wait)
+        blob = open_store(
+            retry, "open blob store", lambda: open_blob(location.blob, env=env, metrics=metrics, create=create)
         )
         try:
-            consensus = retry.external(
-                "open consensus", lambda: open_consensus(location.consensus, env=env, metrics=metrics, create=create)
+            consensus = open_store(
+                retry,
+                "open consensus",
+                lambda: open_consensus(location.consensus, env=env, metrics=metrics, create=create),
             )
         except BaseException:
             blob.close()
             raise
         push = open_push(location.consensus, env=env, metrics=metrics) if settings.watch.push else NoPush()
         client = cls(blob, consensus, settings=settings, env=env, metrics=metrics, push=push)
+        client.versions.retry.on_wait = on_wait
         try:
             client._store_id = client._identified(create=create)
         except BaseException:
