@@ -4,6 +4,8 @@ InvalidUsage comes of any text.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -96,7 +98,5 @@ def test_texts_that_do_not_close_or_stand_beside_each_other_are_refused(text):
 @settings(max_examples=500, deadline=None)
 @given(st.lists(st.sampled_from(["name", "key.", "`", "'", '"', "''", "\\", "=", "<", " ", "(", ")", "IN", "NOT ", "NULL", " IS ", " AND ", " OR ", "BETWEEN", "1", ".", ",", "DATE", "X'", "--", "/*", "*/", ";", "\n", "r'", "{", "}", "@", "$", "?", ":", "[", "]", "ñ", "\0"]), max_size=14).map("".join) | st.text(max_size=30))  # fmt: skip
 def test_any_text_is_a_predicate_or_refused(text):
-    try:
-        parse_predicate(text)
-    except InvalidUsage as error:
-        assert str(error)
+    with suppress(InvalidUsage):
+        assert parse_predicate(text) is not None

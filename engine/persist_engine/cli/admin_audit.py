@@ -121,7 +121,8 @@ def usage(
         rows.append(
             ("(none of ours)", *(None for _ in Bucket), found.foreign_bytes, counted(found.foreign_blobs, "blob"))
         )
-    print_rows(("shard", *(bucket.value for bucket in Bucket), "total_bytes", "remark"), rows)
+    columns = ("shard", *(bucket.value for bucket in Bucket), "total_bytes", "remark")
+    print_rows(columns, rows, counts=lambda _name: True)  # of bytes, all of them
 
 
 def _remark(problem: str | None, exists: bool) -> str | None:  # noqa: FBT001 - two columns of one row

@@ -97,12 +97,17 @@ ClaimAge = Annotated[
 
 
 def one_time(text: str, option: str) -> int | None:
-    """What `option` says: a time, None for `latest`; InvalidUsage for anything else."""
+    """What `option` says: a time, as a number or as ISO 8601 with its zone, None for `latest`; else InvalidUsage."""
+    from persist_engine.model.frontier import time_of
+
     if text == "latest":
         return None
-    if not (text.isascii() and text.isdecimal() and len(text) <= _TIME_DIGITS_MAX):
-        raise InvalidUsage(f"{option} must be a time or `latest`, not {text[:50]!r}")
-    return int(text)
+    if text.isascii() and text.isdecimal() and len(text) <= _TIME_DIGITS_MAX:
+        return int(text)
+    try:
+        return time_of(text, "the time")
+    except InvalidUsage as error:
+        raise InvalidUsage(f"{option} takes a time, or `latest`; {error}") from None
 
 
 def check_can_write(path: Path | None, option: str) -> None:

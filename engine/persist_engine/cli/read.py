@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -48,7 +49,7 @@ persist read SHARD --from 1357016400000 --to latest
 
 persist read SHARD --format arrow | python report.py"""
 
-#: Rows of a table on the terminal when no limit is given.
+#: Rows of a table on a terminal when no limit is given.
 TABLE_ROWS = 50
 
 
@@ -71,7 +72,9 @@ def read(
     as_of: Annotated[str, typer.Option(help="A time, or `latest`: the newest that is complete.")] = "latest",
     format: Annotated[Format, typer.Option(help="arrow is an IPC stream.")] = Format.TABLE,  # noqa: A002 - the option's name
     output: Annotated[str, typer.Option("--output", "-o", help="File to write; - is standard output.")] = "-",
-    limit: Annotated[int | None, typer.Option(min=0, help="Stop after this many rows.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=0, help="Stop after this many rows; a table on a terminal ends after 50.")
+    ] = None,
     where: Annotated[
         str | None,
         typer.Option(help="Only rows of which this holds: a condition as in SQL, on fields of the key or the value."),
@@ -102,6 +105,12 @@ def read(
     if since is not None and (as_of != "latest" or count):
         raise InvalidUsage(f"--from tells what changed: it does not go with {'--count' if count else '--as-of'}")
     shape = _Shape(where, None if columns is None else [name.strip() for name in columns.split(",")], flat=not updates)
+    path, chosen = (
+        None if output == "-" else Path(output),
+        Format.JSONL if as_json and format is Format.TABLE else format,
+    )
+    # Whoever asks for a file or pipes the output on gets all of it.
+    is_shortened = limit is None and path is None and chosen is Format.TABLE and sys.stdout.isatty()
     with (
         connected(blob, consensus, give_up) as client,
         client.open_leased_reader(shard_id, purpose="persist read") as reader,
@@ -116,9 +125,9 @@ def read(
                 _tell_count(snapshot.count(), as_json=as_json)
                 return
         with answer as contents:
-            chosen = Format.JSONL if as_json and format is Format.TABLE else format
-            rows = TABLE_ROWS if chosen is Format.TABLE and limit is None else limit
-            shape.write(contents, chosen, None if output == "-" else Path(output), rows)
+            has_more = shape.write(contents, chosen, path, TABLE_ROWS if is_shortened else limit)
+            if has_more and is_shortened:
+                typer.echo(f"{shape.shown_of(contents)}, --limit N for more; into a file or a pipe go all", err=True)
 
 
 class _Shape:
@@ -149,16 +158,33 @@ class _Shape:
             raise InvalidUsage(said, since=answer.since)
         return answer
 
-    def write(self, contents: Snapshot | Changes, chosen: Format, path: Path | None, limit: int | None) -> None:
-        """All of it, or the first `limit` rows."""
+    def shown_of(self, contents: Snapshot | Changes) -> str:
+        """How much of `contents` a shortened table shows, in words. Counts where that is cheap."""
+        from persist_engine.client.snapshot import Snapshot
+
+        if self._flat and self._where is None and isinstance(contents, Snapshot):
+            return f"{TABLE_ROWS} of {contents.count():,} rows"
+        return f"the first {TABLE_ROWS} rows"
+
+    def write(self, contents: Snapshot | Changes, chosen: Format, path: Path | None, limit: int | None) -> bool:
+        """All of it, or the first `limit` rows; whether there are more."""
         from persist_engine.cli.export import writing
 
         with progress_bar("read", quiet=path is None) as bar:
             batches = map(self._shown, _fetched(contents, bar))
             schema = self._shown(_empty(contents.updates_schema)).schema
             with writing(chosen.value, path, schema) as write:
-                for batch in _limited(batches, limit):
-                    write(batch)
+                left = limit
+                for batch in batches:
+                    if left is None:
+                        write(batch)
+                        continue
+                    if left:
+                        write(batch.slice(0, left))
+                    if batch.num_rows > left:
+                        return True
+                    left -= batch.num_rows
+        return False
 
     def _shown(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         from persist_engine.cli.export import flattened, flattened_changes
@@ -202,15 +228,3 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
     import pyarrow as pa
 
     return pa.RecordBatch.from_pylist([], schema=schema)
-
-
-def _limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
-    left = limit
-    for batch in batches:
-        if left is None:
-            yield batch
-            continue
-        if left <= 0:
-            return
-        yield batch.slice(0, left)
-        left -= batch.num_rows

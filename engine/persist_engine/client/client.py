@@ -17,6 +17,14 @@ from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import SchemaMismatch, ShardNotFound
 from persist_engine.base.metrics import Metrics, NoMetrics
 from persist_engine.base.settings import Settings
+from persist_engine.client.arguments import (
+    expect,
+    expect_count,
+    expect_purpose,
+    expect_schema,
+    expect_shard,
+    unexpected,
+)
 from persist_engine.client.location import Location
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.since import SinceHandle
@@ -29,7 +37,7 @@ from persist_engine.codec.schema import CODECS, Schema
 from persist_engine.codec.tagged import with_errors
 from persist_engine.flow.refresh import Refresh
 from persist_engine.model.commands import SchemaEvolved
-from persist_engine.model.frontier import Antichain
+from persist_engine.model.frontier import Antichain, TimeLike, time_of
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.inspection import Inspection, inspection_of
 from persist_engine.model.state import SourceProgress
@@ -69,7 +77,9 @@ class PersistClient:
         promises. A directory or a file of a URL that is not there yet is made; without `create`, for who only reads, it is
         InvalidUsage.
         """
-        settings, env, metrics = settings or Settings(), env or SystemEnv(), metrics or NoMetrics()
+        expect(location, Location, "location", "a Location")
+        settings = Settings() if settings is None else expect(settings, Settings, "settings", "Settings, or None")
+        env, metrics = env or SystemEnv(), metrics or NoMetrics()
         retry = Retry(env, settings.retry, metrics)
         blob = retry.external(
             "open blob store", lambda: open_blob(location.blob, env=env, metrics=metrics, create=create)
@@ -109,7 +119,7 @@ class PersistClient:
         written. `purpose` is for people.
         """
         machine, schema_id = self._initialised(shard_id, schema)
-        return WriteHandle(machine, schema, schema_id, purpose=purpose)
+        return WriteHandle(machine, schema, schema_id, purpose=expect_purpose(purpose))
 
     def open_leased_reader(
         self, shard_id: ShardId, schema: Schema | None = None, *, purpose: str, lease_ms: int | None = None
@@ -118,6 +128,9 @@ class PersistClient:
         newest, and a shard that does not exist is ShardNotFound; with it the shard is created, and another schema is
         SchemaMismatch. With a schema that the shard had before it evolved, rows are shown without what came since.
         """
+        expect_purpose(purpose)
+        if lease_ms is not None:
+            expect_count(lease_ms, "lease_ms", least=0)
         machine, schema_id = (self.machine(shard_id), None) if schema is None else self._initialised(shard_id, schema)
         return ReadHandle.open(machine, schema_id, purpose=purpose, lease_ms=lease_ms)
 
@@ -133,13 +146,19 @@ class PersistClient:
         purpose: str,
     ) -> UpsertHandle:
         """A handle that upserts into the shard, which is created when it does not exist: one value per key, the last. It
-        registers a writer and a leased reader when it is first used.
+        registers a writer and a leased reader when it is first used. Its reader lets since go up to the last time written:
+        who reads earlier times holds them (see UpsertHandle).
 
         The current values are kept in memory, with `rocksdb` in `directory` (the handle's alone; what lies there is thrown
         away), or with `auto` there once they take more than `spill_bytes`. `on_hydration` is told, in the thread that
         waits, how far rebuilding them has come. SchemaMismatch, also for a schema that the shard has outgrown;
         InvalidUsage for a backend without its directory.
         """
+        expect_count(spill_bytes, "spill_bytes", least=0)
+        if not isinstance(directory, Path | str | None):
+            raise unexpected(directory, "directory", "a path, or None")
+        if on_hydration is not None and not callable(on_hydration):
+            raise unexpected(on_hydration, "on_hydration", "a function, or None")
         writer = self._open_correcting_writer(shard_id, schema, purpose=purpose)
         machine = writer.machine
         open_store = store_opener(backend, directory, spill_bytes=spill_bytes, env=machine.env, metrics=machine.metrics)
@@ -156,8 +175,10 @@ class PersistClient:
         """A hold on the shard's since that never lapses (one commit). One that exists keeps its since and its
         opaque, which the handle then shows. ShardNotFound.
         """
+        expect(critical_id, CriticalReaderId, "critical_id", "a CriticalReaderId")
+        expect(opaque, bytes, "opaque", "bytes")
         machine = self.machine(shard_id)
-        answer, _ = machine.register_critical_reader(critical_id, opaque=opaque, purpose=purpose)
+        answer, _ = machine.register_critical_reader(critical_id, opaque=opaque, purpose=expect_purpose(purpose))
         return SinceHandle(machine, critical_id, since=answer.since, opaque=answer.opaque)
 
     def open_sink(
@@ -166,7 +187,7 @@ class PersistClient:
         schema: Schema,
         *,
         workers: int = 1,
-        as_of: int = 0,
+        as_of: TimeLike = 0,
         read_only: bool = False,
         errors: bool = False,
         refresh: Refresh | None = None,
@@ -180,14 +201,14 @@ class PersistClient:
         """
         options = SinkOptions(
             workers=workers,
-            as_of=as_of,
+            as_of=time_of(as_of, "as_of"),
             read_only=read_only,
             errors=errors,
             refresh=refresh,
             memory_limit_bytes=memory_limit_bytes,
             spill_directory=spill_directory,
         )
-        tagged = with_errors(schema) if errors else schema
+        tagged = with_errors(expect_schema(schema)) if errors else schema
         writer = self._open_correcting_writer(shard_id, tagged, purpose=purpose)
         return Sink(
             schema,
@@ -198,7 +219,7 @@ class PersistClient:
 
     def machine(self, shard_id: ShardId) -> Machine:
         """The shard's commands, for maintenance. Shares the state with all handles. ShardNotFound."""
-        return Machine(self._applier(shard_id))
+        return Machine(self._applier(expect_shard(shard_id)))
 
     def background_maintenance(self, switch: CompactionSwitch | None = None) -> BackgroundMaintenance:
         """Threads that do what appends hand back, for programs that maintain their own shards:
@@ -211,6 +232,8 @@ class PersistClient:
         Leaving it abandons what waits, `drain` before that waits for it. `switch`: one for all clients of a process, to
         stop compactions at once. With `settings.compaction.enabled` off it only drops and counts them.
         """
+        if not isinstance(switch, CompactionSwitch | None):
+            raise unexpected(switch, "switch", "a CompactionSwitch, or None")
         return BackgroundMaintenance(self._versions.settings.compaction, switch)
 
     @property
@@ -234,7 +257,7 @@ class PersistClient:
 
         SchemaIncompatible, a value, names the fields that stand against it. Idempotent, linearized. ShardNotFound.
         """
-        return evolve_schema(self.machine(shard_id), schema)[0]
+        return evolve_schema(self.machine(shard_id), expect_schema(schema))[0]
 
     def recent_upper(self, shard_id: ShardId) -> Antichain:
         """The shard's upper, never below one acknowledged before the call. ShardNotFound."""
@@ -244,6 +267,7 @@ class PersistClient:
         """How far the sink had come with its last acknowledged append; None when it never said. Linearized.
         ShardNotFound.
         """
+        expect(sink_id, str, "sink_id", "a text")
         return self.machine(shard_id).refresh().progress.get(sink_id)
 
     def inspect(self, shard_id: ShardId) -> Inspection:
@@ -251,7 +275,7 @@ class PersistClient:
         ShardNotFound.
         """
         machine = self.machine(shard_id)
-        state = machine.refresh()
+        shard_id, state = machine.shard_id, machine.refresh()
         bounds = self._versions.live_diff_bounds(shard_id)
         if bounds is None:
             raise _not_found(shard_id, self._consensus)
@@ -309,6 +333,7 @@ class PersistClient:
 
     def _initialised(self, shard_id: ShardId, schema: Schema) -> tuple[Machine, int]:
         """The shard, made unless it exists, and the id of `schema` there."""
+        shard_id, schema = expect_shard(shard_id), expect_schema(schema)
         with self._lock:
             known = self._appliers.get(shard_id)
         if known is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from persist_engine.client.arguments import expect
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
@@ -13,3 +15,7 @@ class Location:
 
     blob: str
     consensus: str
+
+    def __post_init__(self) -> None:
+        expect(self.blob, str, "blob", "a text, the URL of a blob store")
+        expect(self.consensus, str, "consensus", "a text, the URL of a consensus store")
