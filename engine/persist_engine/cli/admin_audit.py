@@ -13,6 +13,7 @@ from persist_engine.cli.options import (
     GIVE_UP_S,
     UNREADABLE,
     AsJson,
+    AsOf,
     BlobUrl,
     ConsensusUrl,
     GiveUp,
@@ -229,7 +230,7 @@ def export(
     shard: ShardOption = None,
     blob: BlobUrl = None,
     consensus: ConsensusUrl = None,
-    as_of: Annotated[str, typer.Option(help="A time, or `latest`: the newest that is complete.")] = "latest",
+    as_of: AsOf = "latest",
     history: Annotated[
         bool, typer.Option("--history", help="Every update that can still be told apart, instead of one time.")
     ] = False,

@@ -67,6 +67,11 @@ ShardOption = Annotated[
 ]
 ReportFile = Annotated[Path | None, typer.Option("--report", help="Also write the report, as JSON, to this file.")]
 
+AsOf = Annotated[
+    str,
+    typer.Option(metavar="TIME", help="A number, ISO 8601 with its zone, or `latest`: the newest that is complete."),
+]
+
 Commit = Annotated[bool, typer.Option("--commit", help="Do it. Without this nothing is changed: it is only told.")]
 
 #: Where `persist --metrics` wants what the command counts; None: nowhere.

@@ -14,6 +14,7 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.cli.options import (
     GIVE_UP_S,
     AsJson,
+    AsOf,
     BlobUrl,
     ConsensusUrl,
     GiveUp,
@@ -45,12 +46,24 @@ persist read SHARD --where "carrier IN ('AA', 'UA') AND delay >= 30" --columns c
 
 persist read SHARD --where "delay IS NULL" --count
 
-persist read SHARD --from 1357016400000 --to latest
+persist read SHARD --from 2013-01-01T05:00:00Z --to latest
+
+persist read SHARD > all.tsv
 
 persist read SHARD --format arrow | python report.py"""
 
 #: Rows of a table on a terminal when no limit is given.
 TABLE_ROWS = 50
+
+
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="TIME",
+        help="What changed after this time, row by row, instead of contents. `start`: from the shard's since on.",
+    ),
+]
 
 
 class Format(enum.StrEnum):
@@ -69,8 +82,11 @@ def read(
     shard: ShardOption = None,
     blob: BlobUrl = None,
     consensus: ConsensusUrl = None,
-    as_of: Annotated[str, typer.Option(help="A time, or `latest`: the newest that is complete.")] = "latest",
-    format: Annotated[Format, typer.Option(help="arrow is an IPC stream.")] = Format.TABLE,  # noqa: A002 - the option's name
+    as_of: AsOf = "latest",
+    format: Annotated[  # noqa: A002 - the option's name
+        Format | None,
+        typer.Option(help="arrow is an IPC stream. By itself what the output's name ends in says, else a table."),
+    ] = None,
     output: Annotated[str, typer.Option("--output", "-o", help="File to write; - is standard output.")] = "-",
     limit: Annotated[
         int | None, typer.Option(min=0, help="Stop after this many rows; a table on a terminal ends after 50.")
@@ -80,11 +96,10 @@ def read(
         typer.Option(help="Only rows of which this holds: a condition as in SQL, on fields of the key or the value."),
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Show only these fields; names, with commas between.")] = None,
-    since: Annotated[
-        str | None,
-        typer.Option("--from", help="What changed after this time (or `start`), row by row, instead of contents."),
-    ] = None,
-    upto: Annotated[str, typer.Option("--to", help="With --from: up to and at this time, or `latest`.")] = "latest",
+    since: From = None,
+    upto: Annotated[
+        str, typer.Option("--to", metavar="TIME", help="With --from: up to and at this time, or `latest`.")
+    ] = "latest",
     count: Annotated[bool, typer.Option("--count", help="Only tell how many rows there are.")] = False,
     updates: Annotated[
         bool, typer.Option("--updates", help="Columns key, val, time, diff instead of the fields side by side.")
@@ -105,11 +120,9 @@ def read(
     if since is not None and (as_of != "latest" or count):
         raise InvalidUsage(f"--from tells what changed: it does not go with {'--count' if count else '--as-of'}")
     shape = _Shape(where, None if columns is None else [name.strip() for name in columns.split(",")], flat=not updates)
-    path, chosen = (
-        None if output == "-" else Path(output),
-        Format.JSONL if as_json and format is Format.TABLE else format,
-    )
-    # Whoever asks for a file or pipes the output on gets all of it.
+    path = None if output == "-" else Path(output)
+    chosen = format or _format(path, as_json=as_json)
+    # A file or a pipe gets all of it.
     is_shortened = limit is None and path is None and chosen is Format.TABLE and sys.stdout.isatty()
     with (
         connected(blob, consensus, give_up) as client,
@@ -128,6 +141,14 @@ def read(
             has_more = shape.write(contents, chosen, path, TABLE_ROWS if is_shortened else limit)
             if has_more and is_shortened:
                 typer.echo(f"{shape.shown_of(contents)}, --limit N for more; into a file or a pipe go all", err=True)
+
+
+def _format(path: Path | None, *, as_json: bool) -> Format:
+    """What to write where nothing was said."""
+    if as_json:
+        return Format.JSONL
+    suffix = "" if path is None else path.suffix.removeprefix(".")
+    return next((each for each in Format if each.value == suffix), Format.TABLE)
 
 
 class _Shape:

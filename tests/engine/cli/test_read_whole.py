@@ -58,6 +58,14 @@ def test_what_goes_into_a_pipe_or_a_file_is_whole(persist, shop, tmp_path, extra
     assert file.read_text() == out
 
 
+@pytest.mark.parametrize(("name", "begins"), [("out.parquet", b"PAR1"), ("out.csv", b'"id","at_ms"'), ("out.jsonl", b'{"id": '), ("out", b"id\tat_ms"), ("out.tsv", b"id\tat_ms")])  # fmt: skip
+def test_the_name_of_a_file_says_its_format(persist, shop, tmp_path, name, begins):
+    assert persist("read", *shop, "--output", tmp_path / name) == (0, "", "")
+    assert (tmp_path / name).read_bytes().startswith(begins)
+    assert persist("read", *shop, "--output", tmp_path / name, "--format", "jsonl") == (0, "", "")
+    assert (tmp_path / name).read_bytes().startswith(b'{"id": ')
+
+
 def test_limits_are_kept_without_a_word(persist, shop):
     code, out, err = persist("read", *shop, "--limit", 7)
     assert (code, len(out.splitlines()), err) == (0, 8, "")
