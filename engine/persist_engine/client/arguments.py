@@ -14,6 +14,8 @@ from persist_engine.model.ids import ShardId
 
 T = TypeVar("T")
 
+_STORED_MAX = 2**63 - 1
+
 
 def expect(given: Any, kind: type[T] | tuple[type[T], ...], name: str, wanted: str) -> T:
     """`given`, which is a `kind`."""
@@ -39,16 +41,21 @@ def expect_schema(given: Any) -> Schema:
     return expect(given, Schema, "schema", "a Schema")
 
 
-def expect_purpose(given: Any) -> str:
-    """`given`."""
-    return expect(given, str, "purpose", "a text")
+def expect_text(given: Any, name: str) -> str:
+    """A text that can be stored."""
+    text: str = expect(given, str, name, "a text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidUsage(f"{name} must be a text that UTF-8 can hold: {error.reason}") from None
+    return text
 
 
 def expect_count(given: Any, name: str, *, least: int) -> int:
-    """A whole number, at least `least`."""
+    """A whole number, at least `least`, that can be stored."""
     number: int = expect(given, int, name, "a whole number")
-    if number < least:
-        raise InvalidUsage(f"{name} must be at least {least}, not {number}")
+    if not least <= number <= _STORED_MAX:
+        raise InvalidUsage(f"{name} must be at least {least} and at most 2**63 - 1, not {number}")
     return number
 
 
@@ -78,6 +85,7 @@ def expect_progress(progress: Any, expected_progress: Any) -> None:
         if len(progress) != 2 or not isinstance(progress[0], str) or not isinstance(progress[1], bytes):
             given = ", ".join(type(each).__name__ for each in progress[:3])
             raise InvalidUsage(f"progress must be {wanted}, not ({given}{', ...' if len(progress) > 3 else ''})")
+        expect_text(progress[0], "the sink's id in progress")
     if expected_progress is not None:
         expect(expected_progress, bytes, "expected_progress", "bytes, or None where none was stored")
         if progress is None:

@@ -20,9 +20,9 @@ from persist_engine.base.settings import Settings
 from persist_engine.client.arguments import (
     expect,
     expect_count,
-    expect_purpose,
     expect_schema,
     expect_shard,
+    expect_text,
     unexpected,
 )
 from persist_engine.client.location import Location
@@ -119,7 +119,7 @@ class PersistClient:
         written. `purpose` is for people.
         """
         machine, schema_id = self._initialised(shard_id, schema)
-        return WriteHandle(machine, schema, schema_id, purpose=expect_purpose(purpose))
+        return WriteHandle(machine, schema, schema_id, purpose=expect_text(purpose, "purpose"))
 
     def open_leased_reader(
         self, shard_id: ShardId, schema: Schema | None = None, *, purpose: str, lease_ms: int | None = None
@@ -128,7 +128,7 @@ class PersistClient:
         newest, and a shard that does not exist is ShardNotFound; with it the shard is created, and another schema is
         SchemaMismatch. With a schema that the shard had before it evolved, rows are shown without what came since.
         """
-        expect_purpose(purpose)
+        expect_text(purpose, "purpose")
         if lease_ms is not None:
             expect_count(lease_ms, "lease_ms", least=0)
         machine, schema_id = (self.machine(shard_id), None) if schema is None else self._initialised(shard_id, schema)
@@ -178,7 +178,9 @@ class PersistClient:
         expect(critical_id, CriticalReaderId, "critical_id", "a CriticalReaderId")
         expect(opaque, bytes, "opaque", "bytes")
         machine = self.machine(shard_id)
-        answer, _ = machine.register_critical_reader(critical_id, opaque=opaque, purpose=expect_purpose(purpose))
+        answer, _ = machine.register_critical_reader(
+            critical_id, opaque=opaque, purpose=expect_text(purpose, "purpose")
+        )
         return SinceHandle(machine, critical_id, since=answer.since, opaque=answer.opaque)
 
     def open_sink(
@@ -267,7 +269,7 @@ class PersistClient:
         """How far the sink had come with its last acknowledged append; None when it never said. Linearized.
         ShardNotFound.
         """
-        expect(sink_id, str, "sink_id", "a text")
+        expect_text(sink_id, "sink_id")
         return self.machine(shard_id).refresh().progress.get(sink_id)
 
     def inspect(self, shard_id: ShardId) -> Inspection:

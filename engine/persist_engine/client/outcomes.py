@@ -30,6 +30,8 @@ class UpperMismatch(Refusal):
     def meaning(self) -> str:
         """See Refusal."""
         text = f"nothing was appended, the upper of the shard is {self.current}, not {self.expected}"
+        if self.current.is_empty():
+            return f"{text}; it is closed, and nothing is appended any more"
         return f"{text}; somebody else was faster: read what they wrote, and append at {self.current}"
 
 

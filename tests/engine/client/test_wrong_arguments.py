@@ -20,6 +20,7 @@ from persist_engine import (
     Location,
     PersistClient,
     ReadHandle,
+    Schema,
     ShardId,
     SinceHandle,
     Sink,
@@ -43,8 +44,8 @@ def all_but(*allowed: type | None) -> list[Any]:
 TIME = [*all_but(int), "7", "2013-01-01", datetime(2013, 1, 1), -1]
 TIME_OR_NONE = [each for each in TIME if each is not None]
 SECONDS = [*all_but(int, float, None), float("nan")]
-PROGRESS = [*all_but(None), ("s", "text"), ("s",), (7, b"x"), ("s", b"x", 3)]
-BYTES, FLAG, TEXT, COUNT = all_but(bytes), all_but(bool), all_but(str), [*all_but(int), -5]
+PROGRESS = [*all_but(None), ("s", "text"), ("s",), (7, b"x"), ("s", b"x", 3), ("\ud800", b"x")]
+BYTES, FLAG, TEXT, COUNT = all_but(bytes), all_but(bool), [*all_but(str), "\ud800"], [*all_but(int), -5, 2**63]
 SHARD = [*all_but(), "s123", CriticalReaderId.from_bytes(bytes(16))]
 SCHEMAS = all_but()
 #: "updates" may be any iterable: an empty one is no updates.
@@ -58,7 +59,7 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
     PersistClient: {
         "open": {"location": all_but(), "settings": all_but(None)},
         "open_writer": {"shard_id": SHARD, "schema": SCHEMAS, **PURPOSE},
-        "open_leased_reader": {"shard_id": SHARD, "schema": all_but(None), "lease_ms": [*all_but(int, None), -5], **PURPOSE},
+        "open_leased_reader": {"shard_id": SHARD, "schema": all_but(None), "lease_ms": [*all_but(int, None), -5, 2**63], **PURPOSE},
         "open_upsert": {
             "shard_id": SHARD, "schema": SCHEMAS, "backend": ANYTHING, "directory": all_but(str, None),
             "spill_bytes": COUNT, "on_hydration": all_but(None), **PURPOSE,
@@ -121,7 +122,8 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
     SinkInput: {"insert": {"updates": ROWS}, "advance": {"frontier": TIME}},
     Batch: {"rewrite_times": {"frontier": TIME, "new_upper": TIME}},
     BatchBuilder: {"add": {"updates": ROWS}, "finish": {"upper": TIME}},
-    Location: {"__init__": {"blob": TEXT, "consensus": TEXT}},
+    Schema: {"__init__": {"key": ANYTHING, "val": [7, 9.99, True, "text", b"bytes", None, object()]}},
+    Location: {"__init__": {"blob": all_but(str), "consensus": all_but(str)}},
 }  # fmt: skip
 #: Ports of this process, not for users; and methods that only the rooms call.
 SKIPPED = {
@@ -147,7 +149,7 @@ def public_parameters(kind: type) -> set[str]:
 
 
 def test_every_parameter_of_every_public_method_has_its_row():
-    kinds = [kind for kind in WRONG if kind is not Location]
+    kinds = [kind for kind in WRONG if kind not in (Location, Schema)]
     have = {
         f"{kind.__name__}.{method}.{name}" for kind in kinds for method, rows in WRONG[kind].items() for name in rows
     }
@@ -185,7 +187,7 @@ RIGHT: dict[str, Any] = {
     "schema": SCHEMA, "purpose": "test", "critical_id": CriticalReaderId.from_bytes(bytes(16)), "opaque": b"o", "sink_id": "s",
     "frontier": 12, "lower": 10, "upper": 20, "updates": [row(1, "a", 11)], "expected_upper": 10, "new_upper": 20, "as_of": 3,
     "since": 3, "upto": 5, "expected_opaque": b"o", "new": (b"o", 1), "commands": COMMAND, "progress": ("s", b"t"),
-    "expected_progress": b"x", "batches": [], "blob": "mem:", "consensus": "mem:", "location": Location(blob="mem:", consensus="mem:"),
+    "expected_progress": b"x", "batches": [], "key": SCHEMA.key, "val": SCHEMA.val, "blob": "mem:", "consensus": "mem:", "location": Location(blob="mem:", consensus="mem:"),
 }  # fmt: skip
 
 
@@ -197,7 +199,7 @@ def subject_of(place: Any, kind: type) -> Any:
     if kind is SinkInput:
         return place.sink.inputs[0]
     handles = {PersistClient: "client", WriteHandle: "writer", ReadHandle: "reader", SinceHandle: "critical", UpsertHandle: "upserts", Sink: "sink"}  # fmt: skip
-    return Location if kind is Location else getattr(place, handles[kind])
+    return kind if kind in (Location, Schema) else getattr(place, handles[kind])
 
 
 CASES = [(kind, method, name) for kind, methods in WRONG.items() for method, rows in methods.items() for name in rows]
@@ -209,7 +211,7 @@ def test_what_a_parameter_cannot_be_is_refused_by_name_and_nothing_is_written(pl
     before = (place.world.consensus.calls["compare_and_set"], set(place.world.blob_keys(place.shard_id, kind="part")))
     for bad in wrong:
         subject = subject_of(place, kind)
-        call = subject if kind is Location else getattr(subject, method)
+        call = subject if method == "__init__" else getattr(subject, method)
         parameters = inspect.signature(call).parameters
         right = {each: place.shard_id if each == "shard_id" else RIGHT[each] for each, parameter in parameters.items() if each in RIGHT or (each == "shard_id")}  # fmt: skip
         if method in ("upsert_at",):
