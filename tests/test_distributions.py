@@ -15,8 +15,8 @@ CRDS = {f"persist_operator/crds/{path.name}" for path in (ROOT / "crds").glob("*
 def test_a_wheel_built_from_the_sdist_is_the_one_built_from_the_checkout(tmp_path, folder):
     """With what `make setup` has fetched: nothing is asked of a network."""
     build = ["uv", "build", "--quiet", "--offline", str(ROOT / folder)]
-    subprocess.run([*build, "--out-dir", tmp_path / "by-sdist"], check=True, timeout=120)
-    subprocess.run([*build, "--wheel", "--out-dir", tmp_path / "direct"], check=True, timeout=120)
+    subprocess.run([*build, "--out-dir", tmp_path / "by-sdist"], check=True, timeout=240)
+    subprocess.run([*build, "--wheel", "--out-dir", tmp_path / "direct"], check=True, timeout=240)
     (sdist,) = (tmp_path / "by-sdist").glob("*.tar.gz")
     wheels = [zipfile.ZipFile(path) for path in tmp_path.glob("*/*.whl")]
     by_sdist, direct = ({info.filename: info.CRC for info in wheel.infolist()} for wheel in wheels)

@@ -9,7 +9,7 @@ README = (Path(__file__).resolve().parents[1] / "README.md").read_text()
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=240)
 
 
 def program(folder: Path) -> str:

@@ -1,6 +1,4 @@
-"""Refusals: expected answers that say no. They are values, and say what they are to whoever takes them for the thing that
-was asked for.
-"""
+"""Refusals: expected answers that say no. They are values; taken for the thing that was asked for they say what they are."""
 
 from __future__ import annotations
 

@@ -113,9 +113,8 @@ def _writer(format_name: str, file: IO[bytes], schema: pa.Schema) -> Iterator[Wr
             held: list[pa.RecordBatch] = []
             yield held.append
             rows = _cells(pa.Table.from_batches(held, schema=schema))
-            print_rows(
-                schema.names, rows, counts=lambda _name: False
-            )  # what the user's numbers are, only the user knows
+            # What the user's numbers are, only the user knows.
+            print_rows(schema.names, rows, counts=lambda _name: False)
         case _:
             file.write(tab_separated(schema.names).encode())
             yield lambda batch: file.writelines(tab_separated(row).encode() for row in _cells(batch))

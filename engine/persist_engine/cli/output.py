@@ -50,7 +50,7 @@ def print_json(value: Any) -> None:
 
 
 def is_count(name: str) -> bool:
-    """Whether a column or field of ours counts things. Other numbers are ids and times, which nobody wants to see grouped."""
+    """Whether a column or field of ours counts things. Other numbers are ids and times, which are never grouped."""
     return name.endswith("bytes") or name in _COUNTS
 
 

@@ -118,8 +118,9 @@ class PersistClient:
         SchemaMismatch, naming the columns, when the shard has another schema; one that it had before it evolved is still
         written. `purpose` is for people.
         """
+        expect_text(purpose, "purpose")
         machine, schema_id = self._initialised(shard_id, schema)
-        return WriteHandle(machine, schema, schema_id, purpose=expect_text(purpose, "purpose"))
+        return WriteHandle(machine, schema, schema_id, purpose=purpose)
 
     def open_leased_reader(
         self, shard_id: ShardId, schema: Schema | None = None, *, purpose: str, lease_ms: int | None = None
@@ -147,7 +148,7 @@ class PersistClient:
     ) -> UpsertHandle:
         """A handle that upserts into the shard, which is created when it does not exist: one value per key, the last. It
         registers a writer and a leased reader when it is first used. Its reader lets since go up to the last time written:
-        who reads earlier times holds them (see UpsertHandle).
+        readers of earlier times hold them themselves (see UpsertHandle).
 
         The current values are kept in memory, with `rocksdb` in `directory` (the handle's alone; what lies there is thrown
         away), or with `auto` there once they take more than `spill_bytes`. `on_hydration` is told, in the thread that
@@ -159,9 +160,9 @@ class PersistClient:
             raise unexpected(directory, "directory", "a path, or None")
         if on_hydration is not None and not callable(on_hydration):
             raise unexpected(on_hydration, "on_hydration", "a function, or None")
+        env, metrics = self._versions.env, self._versions.metrics
+        open_store = store_opener(backend, directory, spill_bytes=spill_bytes, env=env, metrics=metrics)
         writer = self._open_correcting_writer(shard_id, schema, purpose=purpose)
-        machine = writer.machine
-        open_store = store_opener(backend, directory, spill_bytes=spill_bytes, env=machine.env, metrics=machine.metrics)
         return UpsertHandle(
             writer,
             lambda: self.open_leased_reader(shard_id, schema, purpose=purpose),

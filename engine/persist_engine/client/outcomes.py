@@ -32,7 +32,7 @@ class UpperMismatch(Refusal):
         text = f"nothing was appended, the upper of the shard is {self.current}, not {self.expected}"
         if self.current.is_empty():
             return f"{text}; it is closed, and nothing is appended any more"
-        return f"{text}; somebody else was faster: read what they wrote, and append at {self.current}"
+        return f"{text}; another writer was faster: read what it wrote, and append at {self.current}"
 
 
 @dataclass(frozen=True, slots=True)

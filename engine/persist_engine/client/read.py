@@ -231,7 +231,7 @@ class ReadHandle(Expiring):
 
         Moves this handle's since to `as_of`, and on as the iterator is consumed; of several listeners the one furthest
         behind decides. The shard's since follows where nothing else holds it: earlier times can then no longer be told
-        apart, by anybody. Hold them with another reader, or with a critical one, before listening.
+        apart. Hold them with another reader, or with a critical one, before listening.
         """
         time = self._time(as_of)
         bound = self._filter(where)

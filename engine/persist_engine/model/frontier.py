@@ -160,7 +160,11 @@ def _parsed(text: str, name: str) -> datetime:
 
 
 def _millisecond_of(at: datetime, given: object, name: str) -> int:
-    if at.utcoffset() is None:
+    try:
+        has_zone = at.utcoffset() is not None
+    except ValueError:  # of pandas' NaT, which is a datetime and none
+        raise _no_time(given, name) from None
+    if not has_zone:
         raise InvalidUsage(
             f"{name} is {_shown(given)}, which has no time zone and so says no instant: add one, as in "
             f"{at.isoformat()}+00:00 or {at.isoformat()}Z"

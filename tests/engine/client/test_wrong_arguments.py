@@ -228,6 +228,20 @@ def test_what_a_parameter_cannot_be_is_refused_by_name_and_nothing_is_written(pl
     assert after == before
 
 
+OPENED = [(method, name) for method in ("open_writer", "open_leased_reader", "open_upsert", "open_sink", "initialise") for name in WRONG[PersistClient][method] if name != "shard_id"]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "name"), OPENED)
+def test_a_shard_that_is_not_there_is_not_made_either(method, name):
+    world = World()
+    client = world.process()
+    for bad in WRONG[PersistClient][method][name]:
+        right = {"schema": SCHEMA} if method == "initialise" else {"schema": SCHEMA, "purpose": "test"}
+        with pytest.raises(InvalidUsage):
+            getattr(client, method)(world.shard_id(), **{**right, name: bad})
+    assert list(client.shards()) == []
+
+
 def test_shards_may_be_named_by_their_text(place):
     assert place.client.recent_upper(str(place.shard_id)) == place.client.recent_upper(place.shard_id)
     with pytest.raises(InvalidUsage, match="schema must be a Schema, not a dict"):

@@ -37,7 +37,7 @@ def test_numbers_frontiers_and_instants_say_times(given, time):
 
 @pytest.mark.parametrize(
     "given",
-    [9.99, 7.0, "7", "20130101", "", "yesterday", "x" * 500, True, np.bool_(True), np.float64(3), None, b"7", [5], {}, object(), date(2013, 1, 1), np.array([1, 2])],
+    [9.99, 7.0, "7", "20130101", "", "yesterday", "x" * 500, True, np.bool_(True), np.float64(3), None, b"7", [5], {}, object(), date(2013, 1, 1), pd.NaT, np.array([1, 2])],
 )  # fmt: skip
 def test_anything_else_is_refused_with_what_is_expected(given):
     for read in (time_of, frontier_of):
