@@ -69,6 +69,11 @@ ShardOption = Annotated[
 ]
 ReportFile = Annotated[Path | None, typer.Option("--report", help="Also write the report, as JSON, to this file.")]
 
+AsOf = Annotated[
+    str,
+    typer.Option(metavar="TIME", help="A number, ISO 8601 with its zone, or `latest`: the newest that is complete."),
+]
+
 Commit = Annotated[bool, typer.Option("--commit", help="Do it. Without this nothing is changed: it is only told.")]
 
 #: Where `persist --metrics` wants what the command counts; None: nowhere.
@@ -99,12 +104,17 @@ ClaimAge = Annotated[
 
 
 def one_time(text: str, option: str) -> int | None:
-    """What `option` says: a time, None for `latest`; InvalidUsage for anything else."""
+    """What `option` says: a time, as a number or as ISO 8601 with its zone, None for `latest`; else InvalidUsage."""
+    from persist_engine.model.frontier import time_of
+
     if text == "latest":
         return None
-    if not (text.isascii() and text.isdecimal() and len(text) <= _TIME_DIGITS_MAX):
-        raise InvalidUsage(f"{option} must be a time or `latest`, not {text[:50]!r}")
-    return int(text)
+    if text.isascii() and text.isdecimal() and len(text) <= _TIME_DIGITS_MAX:
+        return int(text)
+    try:
+        return time_of(text, "the time")
+    except InvalidUsage as error:
+        raise InvalidUsage(f"{option} takes a time, or `latest`; {error}") from None
 
 
 def check_can_write(path: Path | None, option: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from persist_engine.client.arguments import expect
 from persist_engine.storage.urls import shown_url
 
 
@@ -17,6 +18,10 @@ class Location:
 
     blob: str
     consensus: str
+
+    def __post_init__(self) -> None:
+        expect(self.blob, str, "blob", "a text, the URL of a blob store")
+        expect(self.consensus, str, "consensus", "a text, the URL of a consensus store")
 
     def __repr__(self) -> str:
         return f"Location(blob={shown_url(self.blob)!r}, consensus={shown_url(self.consensus)!r})"

@@ -9,7 +9,7 @@ from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, Settings
 from persist_engine.base.versioned import SeqNo
 from persist_engine.client.client import PersistClient
-from persist_engine.client.write import Appended
+from persist_engine.client.outcomes import Appended
 from persist_engine.codec.keys import blob_key
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
