@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+from persist_engine.base.secrets import HIDDEN, without_secrets
+
+#: Up to the last `@`, also where slashes are missing or a password has some: too much is hidden rather than too little.
+_USERINFO = re.compile(r"(?<=:).*@", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,3 +19,10 @@ class Location:
 
     blob: str
     consensus: str
+
+    def __repr__(self) -> str:
+        return f"Location(blob={_shown(self.blob)!r}, consensus={_shown(self.consensus)!r})"
+
+
+def _shown(url: str) -> str:
+    return without_secrets(_USERINFO.sub(f"{HIDDEN}@", url))
