@@ -9,10 +9,13 @@ from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import Shard, ShardSchema, StoreLocation
 from persist_operator.api.sink import Sink
 from persist_operator.plan.observed import ShardView
-from persist_operator.settings import OperatorSettings, StorageProfile
+from persist_operator.settings import AllowedNamespaces, OperatorSettings, StorageProfile
 
 NOW = 1_790_000_000_000
-LOCATION = StoreLocation(blob="s3://bucket/data", consensus="redis://redis:6379/0", secret_name="persist-store")
+LOCATION = StoreLocation(
+    blob="s3://bucket/data", consensus="redis://redis:6379/0", secret_name="persist-store", profile="default"
+)
+TEAM = AllowedNamespaces(names=("team",))
 
 
 @pytest.fixture
@@ -22,7 +25,9 @@ def now():
 
 @pytest.fixture
 def settings():
-    profile = StorageProfile(blob=LOCATION.blob, consensus=LOCATION.consensus, secret_name=LOCATION.secret_name)
+    profile = StorageProfile(
+        blob=LOCATION.blob, consensus=LOCATION.consensus, secret_name=LOCATION.secret_name, allowed_namespaces=TEAM
+    )
     return OperatorSettings(storage_profiles={"default": profile})
 
 

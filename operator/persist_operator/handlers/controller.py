@@ -10,6 +10,7 @@ from typing import Any
 from persist_engine.base.env import Env
 
 from persist_operator.api import names
+from persist_operator.bridge import StoreBusy
 from persist_operator.cluster.port import PERSIST_SHARD, SPARK_SINK, ApiError, Cluster
 from persist_operator.handlers.queue import WorkQueue
 from persist_operator.settings import OperatorSettings
@@ -122,6 +123,9 @@ class Controller:
                 self._forget(key)
             else:
                 self._queue.add(key, after_s=after_s * self._env.uniform(1.0, 1.1) if after_s else 0.0)
+        except StoreBusy:
+            result = "store_busy"
+            self._queue.add(key, after_s=_POLL_S)
         except ApiError as error:
             result, failed = "api_error", True
             _LOG.warning("reconcile failed", extra={"key": str(key), "error": str(error)})

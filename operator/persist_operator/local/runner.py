@@ -194,7 +194,7 @@ class LocalRunner:
             observed = ShardObserved(
                 inspected=self._inspect(shard),
                 runs=runs_of(children, owner),
-                claims=claims_of(shard, map(Shard.of, shards.values()), self._settings),
+                claims=claims_of(shard, map(Shard.of, shards.values()), self._settings, lambda _: {}),
                 failures=self._failures.get(owner, {}),
             )
             plan = plan_shard(shard, observed, now_ms=self._env.now_ms(), settings=self._settings)
@@ -253,7 +253,7 @@ class LocalRunner:
     def _inspect(self, shard: Shard) -> Inspected:
         shard_id = assigned_id(shard)
         try:
-            location = shard.spec.location(self._settings)
+            location = shard.location(self._settings)
         except InvalidUsage:
             return NotInspected()  # the plan says what is wrong with it
         return NotInspected() if shard_id is None else self._bridge.inspect(location, shard_id)

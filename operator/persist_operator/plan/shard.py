@@ -7,7 +7,7 @@ acknowledged data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from persist_engine.model.inspection import Inspection
 
 from persist_operator.api import conditions, names, times
 from persist_operator.api.conditions import Condition
-from persist_operator.api.shard import Shard, ShardSchema, StoreLocation
+from persist_operator.api.shard import Shard, ShardSchema, StorageRefused, StoreLocation
 from persist_operator.plan import maintenance, shard_status
 from persist_operator.plan.actions import Action, AdvanceSince, InitialiseShard, Note, Plan, StartMaintenance
 from persist_operator.plan.observed import ActionFailure, Claim, NotInspected, ShardMissing, ShardObserved, StoreFailure
@@ -44,22 +44,29 @@ def assigned_id(shard: Shard) -> str | None:
     return None if found is None else str(found)
 
 
-def claims_of(shard: Shard, others: Iterable[Shard], settings: OperatorSettings) -> tuple[Claim, ...]:
-    """The other resources, of any namespace, that name the same shard in the same stores."""
-    mine = _identity(shard, settings)
+def claims_of(
+    shard: Shard,
+    others: Iterable[Shard],
+    settings: OperatorSettings,
+    labels_of: Callable[[str], Mapping[str, str]],
+) -> tuple[Claim, ...]:
+    """The other resources, of any namespace, that name the same shard in the same stores and may use those."""
+    mine = _identity(shard, settings, labels_of)
     if mine is None:
         return ()
     return tuple(
         Claim(key=one.meta.key, uid=one.meta.uid, created_ms=one.meta.created_ms)
         for one in others
-        if one.meta.uid != shard.meta.uid and not one.meta.deleting and _identity(one, settings) == mine
+        if one.meta.uid != shard.meta.uid and not one.meta.deleting and _identity(one, settings, labels_of) == mine
     )
 
 
-def _identity(shard: Shard, settings: OperatorSettings) -> tuple[str, str, str] | None:
+def _identity(
+    shard: Shard, settings: OperatorSettings, labels_of: Callable[[str], Mapping[str, str]]
+) -> tuple[str, str, str] | None:
     try:
-        location = shard.spec.location(settings)
-    except InvalidUsage:
+        location = shard.location(settings, labels_of(shard.meta.namespace))
+    except StorageRefused:
         return None
     shard_id = assigned_id(shard) or shard.spec.shard_id or names.shard_id_of(shard.meta.uid)
     return shard_id, location.blob, location.consensus
@@ -70,9 +77,9 @@ def plan_shard(shard: Shard, observed: ShardObserved, *, now_ms: int, settings: 
     if shard.meta.deleting:
         return Plan(status=shard.status)
     try:
-        location = shard.spec.location(settings)
-    except InvalidUsage as error:
-        return _stalled(shard, shard.status, "UnknownStorageProfile", str(error), now_ms)
+        location = shard.location(settings, observed.namespace_labels)
+    except StorageRefused as error:
+        return _stalled(shard, shard.status, error.reason, str(error), now_ms)
     shard_id = assigned_id(shard) or shard.spec.shard_id or names.shard_id_of(shard.meta.uid)
     base = {**shard.status, "shardId": shard_id, "store": shard_status.store_block(location)}
     if assigned_id(shard) is None:

@@ -10,7 +10,7 @@ from persist_engine.base.env import Env
 from persist_operator.api import names
 from persist_operator.api.redact import redact
 from persist_operator.api.schema_check import load_schemas
-from persist_operator.api.shard import Shard
+from persist_operator.api.shard import Shard, StorageRefused
 from persist_operator.api.sink import Sink
 from persist_operator.bridge import Bridge
 from persist_operator.build.driver import COMPONENT as SINK_COMPONENT
@@ -30,6 +30,7 @@ from persist_operator.plan.shard import assigned_id, claims_of
 from persist_operator.plan.sink import is_under_way
 from persist_operator.settings import OperatorSettings
 from persist_operator.steps import children
+from persist_operator.steps.namespaces import NamespaceLabels
 
 _LOG_LINES = 20
 #: A conflict of two resources may be seen this late; listing all shards at every reconcile would cost the square of them.
@@ -41,6 +42,7 @@ class Observer:
 
     def __init__(self, cluster: Cluster, bridge: Bridge, settings: OperatorSettings, env: Env) -> None:
         self._cluster, self._bridge, self._settings, self._env = cluster, bridge, settings, env
+        self._labels = NamespaceLabels(cluster, settings, env)
         self._lock = threading.Lock()
         self._shards: tuple[Shard, ...] = ()
         self._shards_s: float | None = None
@@ -48,21 +50,25 @@ class Observer:
     def shard(self, shard: Shard, failures: Mapping[str, ActionFailure]) -> ShardObserved:
         """What a PersistShard's plan needs. The stores are asked only once the id is on the status, and last: it is the newest fact."""
         shard_id = assigned_id(shard)
-        if shard.meta.deleting or shard_id is None:
+        if shard.meta.deleting:
             return ShardObserved()
+        if shard_id is None:
+            return ShardObserved(namespace_labels=self._labels.of(shard.meta.namespace))
         owned = {**_owned(shard.meta.uid), names.LABEL_COMPONENT: MAINTENANCE_COMPONENT}
         jobs = self._cluster.find(JOB, shard.meta.namespace, owned)
         pods = self._cluster.find(POD, shard.meta.namespace, owned) if jobs else []
         runs = [children.maintenance_run(job, pods) for job in jobs]
+        labels = self._labels.of(shard.meta.namespace)
         try:
-            location = shard.spec.location(self._settings)
-        except ValueError:
+            location = shard.location(self._settings, labels)
+        except StorageRefused:
             # The plan finds the same and tells it.
-            return ShardObserved(inspected=NotInspected())
+            return ShardObserved(inspected=NotInspected(), namespace_labels=labels)
         return ShardObserved(
             runs=tuple(run for run in runs if run is not None),
-            claims=claims_of(shard, self._all_shards(), self._settings),
+            claims=claims_of(shard, self._all_shards(), self._settings, self._labels.of),
             failures=failures,
+            namespace_labels=labels,
             inspected=self._bridge.inspect(location, shard_id),
         )
 
@@ -85,7 +91,7 @@ class Observer:
         newest = max((run.attempt for run in runs), default=0)
         return SinkObserved(
             leftovers=self._leftovers(sink, owned, runs),
-            shard=ShardView.of(sink.spec.shard_name, shard, self._settings),
+            shard=ShardView.of(sink.spec.shard_name, shard, self._settings, self._labels.of(sink.meta.namespace)),
             runs=tuple(runs),
             executors=children.executors(workers, newest) if newest else Executors(),
         )

@@ -1,0 +1,39 @@
+"""Labels of namespaces, for profiles that ask for them. Where none does, the API server is not asked either: that takes a right more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from persist_engine.base.env import Env
+
+from persist_operator.cluster.port import NAMESPACE, Cluster
+from persist_operator.settings import OperatorSettings
+
+#: A label that is taken off a namespace counts this long: one request per namespace and this time, however many shards it has.
+_FRESH_S = 10.0
+
+
+class NamespaceLabels:
+    """Thread-safe."""
+
+    def __init__(self, cluster: Cluster, settings: OperatorSettings, env: Env) -> None:
+        self._cluster, self._settings, self._env = cluster, settings, env
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[float, Mapping[str, str]]] = {}
+
+    def of(self, namespace: str) -> Mapping[str, str]:
+        """The labels, at most ten seconds old; none where no profile asks for labels. ApiError."""
+        if not any(one.allowed_namespaces.match_labels for one in self._settings.storage_profiles.values()):
+            return {}
+        now_s = self._env.monotonic_s()
+        with self._lock:
+            read_s, labels = self._known.get(namespace, (None, {}))
+        if read_s is not None and now_s - read_s < _FRESH_S:
+            return labels
+        found = self._cluster.get(NAMESPACE, "", namespace)
+        labels = {} if found is None else dict(found["metadata"].get("labels") or {})
+        with self._lock:
+            self._known = {name: one for name, one in self._known.items() if now_s - one[0] < _FRESH_S}
+            self._known[namespace] = (now_s, labels)
+        return labels
