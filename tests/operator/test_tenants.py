@@ -11,9 +11,11 @@ import time
 import pytest
 from persist_engine.base.env import SeededEnv, SystemEnv
 from persist_engine.base.errors import InvalidUsage, Unavailable
+from persist_engine.base.settings import RetrySettings, Settings
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.model.ids import ShardId
+from persist_engine.storage.addresses import with_credentials
 from persist_engine.testing.servers import redis_server
 from persist_operator.api import conditions
 from persist_operator.api.schema_check import load_schemas
@@ -260,6 +262,40 @@ def test_two_tenants_with_stores_and_secrets_of_their_own(house, shard_resource,
         assert made.bridge.inspect(location_of(profiles, "red"), red_id).seqno == before
         with PersistClient.open(Location(blob=f"file://{tmp_path}/blue", consensus=blue.url)) as client:
             assert ShardId(made.status("blue", "own")["shardId"]) in set(client.shards())
+
+
+def test_two_tenants_on_one_redis_with_users_of_their_own(house, shard_resource, tmp_path):
+    """As docs/security.md says: the server itself confines each to its keys, whatever an operator would do."""
+    with redis_server(settings=DURABLE, password="admin's") as server:  # noqa: S106
+        profiles = {}
+        for name in ("red", "blue"):
+            rights = RIGHTS.format(name=name).split()
+            assert server.command("ACL", "SETUSER", name, "on", f">{name}'s", *rights) == b"+OK\r\n"
+            (tmp_path / "secrets" / name).mkdir(parents=True)
+            (tmp_path / "secrets" / name / "redis-password").write_text(f"{name}'s\n")
+            urls = {
+                "blob": f"file://{tmp_path}/{name}",
+                "consensus": f"redis://{name}@{server.address}/0?prefix={name}",
+            }
+            allowed = AllowedNamespaces(names=(name,))
+            profiles[name] = StorageProfile(**urls, secret_name="persist-store", allowed_namespaces=allowed)
+        made = house(profiles, credentials_dir=tmp_path / "secrets", store_deadline_seconds=10)
+        for name in ("red", "blue"):
+            resource = shard_resource({"storageProfile": name}, uid=f"uid-{name}", name="own", namespace=name)
+            made.cluster.create(PERSIST_SHARD, resource)
+            made.go(name, "own")
+            assert made.reason(name, "own") == "Healthy", made.status(name, "own")
+        as_red = with_credentials(f"redis://red@{server.address}/0?prefix=blue", str(tmp_path / "secrets" / "red"))
+        with (
+            PersistClient.open(Location(blob=f"file://{tmp_path}/blue", consensus=as_red), settings=SHORT) as client,
+            pytest.raises(Unavailable, match="(?i)perm"),
+        ):
+            client.inspect(ShardId(made.status("blue", "own")["shardId"]))
+
+
+#: As in docs/security.md.
+RIGHTS = "~{name}* &{name}* +@all -@admin -@dangerous +info +config|get"
+SHORT = Settings(retry=RetrySettings(give_up_ms=2000))
 
 
 def location_of(profiles, name):
