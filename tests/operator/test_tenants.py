@@ -216,8 +216,10 @@ def test_a_label_that_is_taken_away_takes_the_stores_away(house, shard_resource,
     assert made.reason("team", "flights") == "ProfileNotAllowed"
 
 
-def test_no_namespace_is_looked_at_where_no_profile_asks_for_labels(house, shard_resource, tmp_path, monkeypatch):
-    made = house({"default": profile(tmp_path, "team")})
+def test_no_namespace_is_looked_at_where_its_own_profile_asks_for_no_labels(
+    house, shard_resource, tmp_path, monkeypatch
+):
+    made = house({"default": profile(tmp_path, "team"), "other": profile(tmp_path, labels={"a": "b"})})
     asked, get = [], made.cluster.get
     monkeypatch.setattr(made.cluster, "get", lambda kind, *where: asked.append(kind) or get(kind, *where))
     made.cluster.create(PERSIST_SHARD, shard_resource())

@@ -116,6 +116,10 @@ class Shard:
         """From the dictionary form."""
         return cls(meta=Meta.of(resource), spec=ShardSpec.of(resource["spec"]), status=resource.get("status") or {})
 
+    def profile_name(self, settings: OperatorSettings) -> str:
+        """The profile that it names, or the default one."""
+        return self.spec.storage_profile or settings.default_profile
+
     def location(self, settings: OperatorSettings, namespace_labels: Mapping[str, str] = NO_LABELS) -> StoreLocation:
         """The stores of its profile, for a resource whose namespace carries `namespace_labels`. StorageRefused when there is
         no such profile or it is not for that namespace: then no store may hear of this resource.
@@ -128,7 +132,7 @@ class Shard:
                 "spec.storage is not accepted: the operator connects to the stores of its own configuration only; "
                 "create the resource anew with spec.storageProfile, or ask for a profile for these stores",
             )
-        name = self.spec.storage_profile or settings.default_profile
+        name = self.profile_name(settings)
         profile = settings.storage_profiles.get(name)
         if profile is None:
             raise StorageRefused(

@@ -48,7 +48,7 @@ def claims_of(
     shard: Shard,
     others: Iterable[Shard],
     settings: OperatorSettings,
-    labels_of: Callable[[str], Mapping[str, str]],
+    labels_of: Callable[[Shard], Mapping[str, str]],
 ) -> tuple[Claim, ...]:
     """The other resources, of any namespace, that name the same shard in the same stores and may use those."""
     mine = _identity(shard, settings, labels_of)
@@ -62,10 +62,10 @@ def claims_of(
 
 
 def _identity(
-    shard: Shard, settings: OperatorSettings, labels_of: Callable[[str], Mapping[str, str]]
+    shard: Shard, settings: OperatorSettings, labels_of: Callable[[Shard], Mapping[str, str]]
 ) -> tuple[str, str, str] | None:
     try:
-        location = shard.location(settings, labels_of(shard.meta.namespace))
+        location = shard.location(settings, labels_of(shard))
     except StorageRefused:
         return None
     shard_id = assigned_id(shard) or shard.spec.shard_id or names.shard_id_of(shard.meta.uid)

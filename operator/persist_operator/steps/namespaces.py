@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from persist_engine.base.env import Env
 
+from persist_operator.api.shard import Shard
 from persist_operator.cluster.port import NAMESPACE, Cluster
 from persist_operator.settings import OperatorSettings
 
@@ -22,9 +23,13 @@ class NamespaceLabels:
         self._lock = threading.Lock()
         self._known: dict[str, tuple[float, Mapping[str, str]]] = {}
 
-    def of(self, namespace: str) -> Mapping[str, str]:
-        """The labels, at most ten seconds old; none where no profile asks for labels. ApiError."""
-        if not any(one.allowed_namespaces.match_labels for one in self._settings.storage_profiles.values()):
+    def of(self, shard: Shard) -> Mapping[str, str]:
+        """The labels of its namespace, at most ten seconds old; none where its own profile asks for none. ApiError."""
+        namespace, profile = (
+            shard.meta.namespace,
+            self._settings.storage_profiles.get(shard.profile_name(self._settings)),
+        )
+        if profile is None or not profile.allowed_namespaces.match_labels:
             return {}
         now_s = self._env.monotonic_s()
         with self._lock:

@@ -53,12 +53,12 @@ class Observer:
         if shard.meta.deleting:
             return ShardObserved()
         if shard_id is None:
-            return ShardObserved(namespace_labels=self._labels.of(shard.meta.namespace))
+            return ShardObserved(namespace_labels=self._labels.of(shard))
         owned = {**_owned(shard.meta.uid), names.LABEL_COMPONENT: MAINTENANCE_COMPONENT}
         jobs = self._cluster.find(JOB, shard.meta.namespace, owned)
         pods = self._cluster.find(POD, shard.meta.namespace, owned) if jobs else []
         runs = [children.maintenance_run(job, pods) for job in jobs]
-        labels = self._labels.of(shard.meta.namespace)
+        labels = self._labels.of(shard)
         try:
             location = shard.location(self._settings, labels)
         except StorageRefused:
@@ -91,7 +91,7 @@ class Observer:
         newest = max((run.attempt for run in runs), default=0)
         return SinkObserved(
             leftovers=self._leftovers(sink, owned, runs),
-            shard=ShardView.of(sink.spec.shard_name, shard, self._settings, self._labels.of(sink.meta.namespace)),
+            shard=ShardView.of(sink.spec.shard_name, shard, self._settings, self._labels.of(shard) if shard else {}),
             runs=tuple(runs),
             executors=children.executors(workers, newest) if newest else Executors(),
         )
