@@ -40,7 +40,10 @@ class Controller:
         self._may_act = may_act
         loop = settings.loop
         self._queue: WorkQueue[Key] = WorkQueue(
-            env, backoff_initial_s=loop.backoff_initial_seconds, backoff_max_s=loop.backoff_max_seconds
+            env,
+            backoff_initial_s=loop.backoff_initial_seconds,
+            backoff_max_s=loop.backoff_max_seconds,
+            lane_of=lambda key: key.namespace,
         )
         self._lock = threading.Lock()
         self._sinks_of: dict[tuple[str, str], set[Key]] = {}
