@@ -22,9 +22,9 @@ from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import StoreLocation
 from persist_operator.bridge import Bridge, StoreBusy
 from persist_operator.cluster.fake import FakeCluster
-from persist_operator.cluster.port import NAMESPACE, PERSIST_SHARD
+from persist_operator.cluster.port import NAMESPACE, PERSIST_SHARD, POD, SPARK_SINK
 from persist_operator.handlers.controller import Controller
-from persist_operator.plan.observed import StoreFailure
+from persist_operator.plan.observed import ShardView, StoreFailure
 from persist_operator.settings import AllowedNamespaces, LoopSettings, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
@@ -203,6 +203,29 @@ def test_a_profile_is_for_the_namespaces_that_it_names(
     assert (tmp_path / "blob").exists() == (expected == "Healthy")
     if expected != "Healthy":
         assert "allowedNamespaces" in conditions.find(made.status("team", "flights"), "Stalled")["message"]
+
+
+def test_no_driver_starts_on_stores_that_are_not_for_its_namespace(
+    house, shard_resource, sink_resource, make_shard, tmp_path
+):
+    """Also between the loss of a profile and the first look at the shard, whose status still says Ready."""
+    made = house({"default": profile(tmp_path, "team")})
+    made.cluster.create(PERSIST_SHARD, shard_resource())
+    healthy = made.go("team", "flights")
+    made.cluster.create(SPARK_SINK, sink_resource())
+    allowed = made.settings.storage_profiles["default"]
+    made.settings.storage_profiles["default"] = profile(tmp_path, "other")
+    view = ShardView.of("flights", make_shard(status=healthy), made.settings)
+    assert (view.usable, view.location) == (False, None)
+    for _ in range(4):
+        made.env.advance_ms(6000)
+        made.reconciler.reconcile(Key("SparkSink", "team", "load"))
+    assert made.cluster.find(POD, None, {}) == []
+    made.settings.storage_profiles["default"] = allowed
+    for _ in range(4):
+        made.env.advance_ms(6000)
+        made.reconciler.reconcile(Key("SparkSink", "team", "load"))
+    assert len(made.cluster.find(POD, None, {})) == 1
 
 
 def test_a_label_that_is_taken_away_takes_the_stores_away(house, shard_resource, tmp_path):
