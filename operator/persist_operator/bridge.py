@@ -217,12 +217,10 @@ class Bridge:
                     raise BridgeFailure(down)
                 store.open_until_s = self._env.monotonic_s() + self._breaker_s
         place = store.places.take()
+        if place is None and down is not None:
+            raise BridgeFailure(down)
         if place is None:
-            raise (
-                StoreBusy(f"{_addresses(location)}: other calls are waiting for it")
-                if down is None
-                else BridgeFailure(down)
-            )
+            raise StoreBusy(f"{_addresses(location)}: other calls are waiting for it")
         try:
             future: Future[T] = store.executor.submit(self._run, store, location, call)
         except RuntimeError:

@@ -25,10 +25,8 @@ class NamespaceLabels:
 
     def of(self, shard: Shard) -> Mapping[str, str]:
         """The labels of its namespace, at most ten seconds old; none where its own profile asks for none. ApiError."""
-        namespace, profile = (
-            shard.meta.namespace,
-            self._settings.storage_profiles.get(shard.profile_name(self._settings)),
-        )
+        namespace = shard.meta.namespace
+        profile = self._settings.storage_profiles.get(shard.profile_name(self._settings))
         if profile is None or not profile.allowed_namespaces.match_labels:
             return {}
         now_s = self._env.monotonic_s()
