@@ -72,7 +72,7 @@ def test_up_without_java(house):
         (["describe", "pshard", "none"], "no PersistShard called 'none'; there are: none"),
         (["logs", "none"], "no run and no sink with runs called 'none'"),
         (["request", "gc", "none"], "no PersistShard called 'none'"),
-        (["request", "dance", "none"], "unknown request 'dance'; use rollup, compact, gc, restart"),
+        (["request", "dance", "none"], "unknown request 'dance'; use rollup, compact, gc, accept-log, restart"),
         (["down"], "there is no state folder"),
     ],
 )
