@@ -27,7 +27,8 @@ def test_the_executor_is_the_jvm_that_spark_asked_for():
     options = {f"SPARK_JAVA_OPT_{n}": f"-Dopt{n}=a b" for n in (10, 2, 0, 1)}
     command = executor_command({**ENVIRON, **options, "SPARK_EXTRA_CLASSPATH": "/extra/*"})
     assert command == [
-        "/opt/java/bin/java", "-Dopt0=a b", "-Dopt1=a b", "-Dopt2=a b", "-Dopt10=a b", "-Xms1024m", "-Xmx1024m",
+        "/opt/java/bin/java", "-Dopt0=a b", "-Dopt1=a b", "-Dopt2=a b", "-Dopt10=a b",
+        "-Dspark.master=k8s://executor", "-Xms1024m", "-Xmx1024m",
         "-cp", "/etc/persist:/opt/spark/jars/*:/extra/*",
         "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend",
         "--driver-url", "spark://CoarseGrainedScheduler@driver:7078", "--executor-id", "3", "--cores", "2",

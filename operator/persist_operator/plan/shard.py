@@ -15,8 +15,9 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.codec.schema import Schema
 from persist_engine.model.inspection import Inspection
 
-from persist_operator.api import conditions, names, times
+from persist_operator.api import conditions, names, sink_pods, times
 from persist_operator.api.conditions import Condition
+from persist_operator.api.pod_template import PodRefused
 from persist_operator.api.shard import Shard, ShardSchema, StoreLocation
 from persist_operator.plan import maintenance, shard_status
 from persist_operator.plan.actions import Action, AdvanceSince, InitialiseShard, Note, Plan, StartMaintenance
@@ -73,6 +74,10 @@ def plan_shard(shard: Shard, observed: ShardObserved, *, now_ms: int, settings: 
         location = shard.spec.location(settings)
     except InvalidUsage as error:
         return _stalled(shard, shard.status, "UnknownStorageProfile", str(error), now_ms)
+    try:
+        sink_pods.check_maintenance(shard.spec, settings.workload)
+    except PodRefused as error:
+        return _stalled(shard, shard.status, error.reason, str(error), now_ms)
     shard_id = assigned_id(shard) or shard.spec.shard_id or names.shard_id_of(shard.meta.uid)
     base = {**shard.status, "shardId": shard_id, "store": shard_status.store_block(location)}
     if assigned_id(shard) is None:
@@ -364,6 +369,7 @@ def _start_due(
                 ttl_seconds=spec.ttl_seconds_after_finished,
                 priority_class_name=spec.priority_class_name,
                 service_account_name=spec.service_account_name,
+                template=spec.maintenance_template,
             )
         )
     return tuple(started), handled
