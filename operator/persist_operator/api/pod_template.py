@@ -18,7 +18,7 @@ from persist_operator.settings import WorkloadAllow
 #: Sinks run code of the user's own choice; maintenance runs ours, with the credentials of the stores.
 PodRole = Literal["driver", "executor", "maintenance"]
 
-_PLACEMENT = {
+PLACEMENT = {
     "nodeSelector": dict,
     "tolerations": list,
     "affinity": dict,
@@ -44,7 +44,7 @@ _OWNED_PATHS = (
     "/etc/persist", "/var/run/secrets", "/run/secrets", "/var/data", "/opt/persist", "/opt/app", "/proc", "/sys", "/dev",
 )  # fmt: skip
 _MOUNT_FIELDS = {"name", "mountPath", "readOnly", "subPath", "recursiveReadOnly"}
-_VOLUME_SOURCES = ("emptyDir", "configMap", "downwardAPI", "persistentVolumeClaim", "ephemeral", "secret", "projected")
+VOLUME_SOURCES = ("emptyDir", "configMap", "downwardAPI", "persistentVolumeClaim", "ephemeral", "secret", "projected")
 
 Problem = tuple[str, str]
 
@@ -101,10 +101,10 @@ def _spec(spec: Any, where: str, role: PodRole, allow: WorkloadAllow) -> Iterato
     sinks = () if role == "maintenance" else ("priorityClassName", "volumes", "containers")
     asked = ("hostNetwork",) if allow.host_network else ()
     secure = ("securityContext",) if allow.privileged and role != "maintenance" else ()
-    yield from _closed(spec, where, (*_PLACEMENT, *sinks, *asked, *secure))
+    yield from _closed(spec, where, (*PLACEMENT, *sinks, *asked, *secure))
     if not isinstance(spec, Mapping):
         return
-    for name, shape in {**_PLACEMENT, "priorityClassName": str}.items():
+    for name, shape in {**PLACEMENT, "priorityClassName": str}.items():
         if name in spec and not isinstance(spec[name], shape):
             yield f"{where}.{name}", f"must be {_SHAPES[shape]}"
     if "volumes" in spec and sinks:
@@ -175,7 +175,7 @@ def _overlaps(path: str, owned: str) -> bool:
 
 
 def _volume(volume: Any, where: str, allow: WorkloadAllow) -> Iterator[Problem]:
-    sources = (*_VOLUME_SOURCES, "hostPath") if allow.host_path else _VOLUME_SOURCES
+    sources = (*VOLUME_SOURCES, "hostPath") if allow.host_path else VOLUME_SOURCES
     yield from _closed(volume, where, ("name", *sources))
     if not isinstance(volume, Mapping):
         return
