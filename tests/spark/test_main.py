@@ -3,10 +3,12 @@ refusals.
 """
 
 import json
+from base64 import b64encode
 
 import pytest
 from persist_spark.main import executor_command, main
 from persist_spark.spec import ConfigurationError
+from pyspark.errors import IllegalArgumentException
 
 ENVIRON = {
     "SPARK_DRIVER_URL": "spark://CoarseGrainedScheduler@driver:7078",
@@ -63,3 +65,28 @@ def test_a_broken_specification_is_reported_without_starting_spark(tmp_path, cap
     assert last == json.loads(report.read_text())
     assert (last["type"], last["outcome"], last["class"]) == ("Sink", "Failed", "Configuration")
     assert "must be an object" in last["message"]
+
+
+def test_an_executor_takes_the_secret_of_the_run_from_its_file(local_spark, tmp_path):
+    """By Spark's own SecurityManager, with what stands on the executor's command line: with it the key is the file's, and without
+    the master, which Spark does not put there, the file is not read.
+    """
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(range(32)))
+    options = ("-Dspark.authenticate=true", f"-Dspark.authenticate.secret.file={secret}")
+    command = executor_command({**ENVIRON, **{f"SPARK_JAVA_OPT_{n}": one for n, one in enumerate(options)}})
+    told = dict(one.removeprefix("-D").split("=", 1) for one in command if one.startswith("-Dspark."))
+    assert key_of(local_spark, told) == b64encode(bytes(range(32))).decode()
+    with pytest.raises(IllegalArgumentException, match="A secret key must be specified"):
+        key_of(local_spark, {name: one for name, one in told.items() if name != "spark.master"})
+
+
+def key_of(spark, told):
+    """What an executor that was told this would authenticate itself with."""
+    jvm = spark._jvm
+    conf = jvm.org.apache.spark.SparkConf(False)
+    for name, value in told.items():
+        conf.set(name, value)
+    entries = getattr(getattr(jvm.org.apache.spark.internal.config, "package$"), "MODULE$")
+    manager = jvm.org.apache.spark.SecurityManager(conf, jvm.scala.Option.empty(), entries.AUTH_SECRET_FILE_EXECUTOR())
+    return manager.getSecretKey()

@@ -29,7 +29,9 @@ REFUSED = (
     r"|executorEnv\.(_?SPARK_.*|HOME|AWS_SHARED_CREDENTIALS_FILE)"
     r")"
 )
-_REFUSED = re.compile(REFUSED)
+#: In a properties file, `spark.master=x` as a key is another value of spark.master.
+KEY = r"spark\.[-A-Za-z0-9._$/]+"
+_KEY, _REFUSED = re.compile(KEY), re.compile(REFUSED)
 _KUBERNETES, _KUBERNETES_ALLOWED = "spark.kubernetes.", re.compile(KUBERNETES_ALLOWED)
 #: A Java option that sets a key of Spark's would set a refused one as well, and so would a file of options.
 _JAVA_OPTIONS = re.compile(r"spark\..*[jJ]avaOptions")
@@ -48,12 +50,16 @@ def check_conf(conf: Mapping[str, str], *, where: str) -> None:
 
 def is_refused(key: str) -> bool:
     """Whether the key is refused, whatever its value."""
+    if _KEY.fullmatch(key) is None:
+        return True
     if key.startswith(_KUBERNETES):
         return _KUBERNETES_ALLOWED.fullmatch(key.removeprefix(_KUBERNETES)) is None
     return _REFUSED.fullmatch(key) is not None
 
 
 def _problem(key: str, value: str) -> str | None:
+    if _KEY.fullmatch(key) is None:
+        return "is no key of Spark's: spark., then letters, digits and -._$/"
     if is_refused(key):
         return "is the operator's to set; use driver, executor, image and their templates instead"
     if _JAVA_OPTIONS.fullmatch(key) and _SPARK_PROPERTY.search(value.translate(_QUOTES)):
