@@ -13,7 +13,11 @@ from persist_operator.api import pod_template
 
 Manifest = dict[str, Any]
 CASES = yaml.safe_load(Path(__file__).with_name("admission_cases.yaml").read_text())
-KINDS = {"SparkSink": "sinks", "PersistShard": "shards", "Pod": "executors"}
+KINDS = {"SparkSink": "sinks", "PersistShard": "shards", "Pod": "executors", "Secret": "secrets"}
+USERS = {
+    "driver": "system:serviceaccount:red:persist-spark-driver",
+    "operator": "system:serviceaccount:sys:persist-persist-operator",
+}
 VALUES: Manifest = {
     "storageProfiles": {"default": {"blob": "s3://b", "consensus": "redis://r", "secretName": "persist-store"}},
     "workload": {"namespaces": ["red"], "serviceAccounts": ["etl"], "allow": {"secrets": ["api-key"]}},
@@ -27,17 +31,22 @@ def policies(manifests: list[Manifest]) -> dict[str, Manifest]:
 
 def refusal(policy: Manifest, case: Manifest) -> str:
     """The message of what `policy` says to `case`; empty when it lets it pass."""
-    user = "system:serviceaccount:red:persist-spark-driver" if case.get("as") == "driver" else "ada"
+    user = USERS.get(case.get("as", ""), "ada")
     operation, shown = case.get("operation", "CREATE"), case["object"]
     known: Manifest = {
         "object": None if operation == "DELETE" else shown,
         "oldObject": shown if operation == "DELETE" else case.get("old"),
-        "request": {"operation": operation, "namespace": "red", "userInfo": {"username": user}},
+        "request": {
+            "operation": operation,
+            "namespace": "red",
+            "name": shown.get("metadata", {}).get("name", ""),
+            "userInfo": {"username": user},
+        },
         "variables": {},
     }
     if not all(cel.evaluate(one["expression"], known) for one in policy["matchConditions"]):
         return ""
-    for one in policy["variables"]:
+    for one in policy.get("variables", []):
         known["variables"][one["name"]] = cel.evaluate(one["expression"], known)
     for one in policy["validations"]:
         if cel.evaluate(one["expression"], known) is not True:
@@ -92,6 +101,6 @@ def test_they_bind_where_the_release_watches(template: Callable[..., list[Manife
         return [one.get("matchResources", {}).get("namespaceSelector") for one in found]
 
     expression = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["red"]}
-    assert selectors(VALUES) == [{"matchExpressions": [expression]}] * 3
-    assert selectors({**VALUES, "watch": {"clusterWide": True}}) == [None] * 3
+    assert selectors(VALUES) == [{"matchExpressions": [expression]}] * 4
+    assert selectors({**VALUES, "watch": {"clusterWide": True}}) == [None] * 4
     assert selectors({"admissionPolicies": {"enabled": False}}) == []

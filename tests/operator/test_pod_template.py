@@ -185,6 +185,7 @@ REFUSED = [
     ({"spec": {"securityContext": {"runAsUser": 0}}}, f"{SPEC}.securityContext"),
     ({"spec": {"nodeSelecter": {}}}, f"{SPEC}.nodeSelecter"),
     ({"spec": {"nodeSelector": []}}, f"{SPEC}.nodeSelector: must be a mapping"),
+    ({"spec": {"priorityClassName": "system-node-critical"}}, f"{SPEC}.priorityClassName"),
     ({"kind": "Pod"}, f"{WHERE}.kind"),
     ({"metadata": {"name": "x"}}, f"{WHERE}.metadata.name"),
     ({"metadata": {"labels": {names.LABEL_ROLE: "executor"}}}, names.LABEL_ROLE),

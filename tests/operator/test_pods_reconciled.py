@@ -123,6 +123,7 @@ def test_a_sink_that_asks_for_too_much_stalls_and_makes_nothing(world, sink_reso
             "spec.maintenance.template.spec.containers",
         ),
         ({"serviceAccountName": "admin"}, "ServiceAccountNotAllowed", "spec.maintenance.serviceAccountName"),
+        ({"priorityClassName": "system-cluster-critical"}, "InvalidTemplate", "spec.maintenance.priorityClassName"),
     ],
 )
 def test_a_shard_that_asks_for_too_much_stalls_and_starts_nothing(world, shard_resource, maintenance, reason, path):

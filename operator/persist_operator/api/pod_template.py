@@ -71,6 +71,12 @@ def check_account(name: str | None, *, where: str, known: tuple[str, ...]) -> No
         raise PodRefused("ServiceAccountNotAllowed", [(where, text)])
 
 
+def priority_problems(name: Any, where: str) -> Iterator[Problem]:
+    """Classes of the system's own pods push out all others, of whatever tenant."""
+    if isinstance(name, str) and name.startswith("system-"):
+        yield where, f"{name} is for pods of the system"
+
+
 def _problems(template: Any, where: str, role: PodRole, allow: WorkloadAllow) -> Iterator[Problem]:
     yield from _closed(template, where, ("metadata", "spec"))
     if not isinstance(template, Mapping):
@@ -107,6 +113,8 @@ def _spec(spec: Any, where: str, role: PodRole, allow: WorkloadAllow) -> Iterato
     for name, shape in {**PLACEMENT, "priorityClassName": str}.items():
         if name in spec and not isinstance(spec[name], shape):
             yield f"{where}.{name}", f"must be {_SHAPES[shape]}"
+    if "priorityClassName" in spec:
+        yield from priority_problems(spec["priorityClassName"], f"{where}.priorityClassName")
     if "volumes" in spec and sinks:
         yield from _each(spec["volumes"], f"{where}.volumes", lambda one, path: _volume(one, path, allow))
     if "containers" in spec and sinks:

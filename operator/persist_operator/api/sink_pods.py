@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from persist_operator.api.pod_template import check_account, check_template
+from persist_operator.api.pod_template import PodRefused, check_account, check_template, priority_problems
 from persist_operator.api.shard import ShardSpec
 from persist_operator.api.sink import SinkSpec
 from persist_operator.api.spark_conf import check_conf
@@ -24,5 +24,8 @@ def check(spec: SinkSpec, workload: WorkloadSettings) -> None:
 def check_maintenance(spec: ShardSpec, workload: WorkloadSettings) -> None:
     """PodRefused for the template or the service account of a shard's maintenance pods."""
     check_template(spec.maintenance_template, where=MAINTENANCE_TEMPLATE, role="maintenance", allow=workload.allow)
+    problems = list(priority_problems(spec.priority_class_name, "spec.maintenance.priorityClassName"))
+    if problems:
+        raise PodRefused("InvalidTemplate", problems)
     known = workload.service_accounts
     check_account(spec.service_account_name, where="spec.maintenance.serviceAccountName", known=known)
