@@ -161,6 +161,13 @@ def test_templates_are_merged_as_a_strategic_patch():
         assert violations(pod) == []
 
 
+def test_what_is_there_twice_is_left_to_the_api_server():
+    """Nothing that a template says is dropped without a word: two volumes of one name are refused by Kubernetes."""
+    twice = [{"name": "spark-local-dir-1", "emptyDir": {}}, {"name": "spark-local-dir-1", "configMap": {"name": "c"}}]
+    for pod in both({"spec": {"volumes": twice}}):
+        assert [one for one in pod["spec"]["volumes"] if one["name"] == "spark-local-dir-1"] == twice
+
+
 def test_maintenance_takes_placement_and_nothing_that_runs_code(make_shard):
     placed = {"metadata": GOOD["metadata"], "spec": {"nodeSelector": {"disk": "ssd"}, "tolerations": [{"key": "spot"}]}}
     pod = job_of(make_shard(), placed)
@@ -211,6 +218,7 @@ REFUSED = [
     ({"spec": {"volumes": [{"name": "h", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}]}}, f"{SPEC}.volumes[0].projected.sources[0].serviceAccountToken"),
     ({"spec": {"volumes": [{"name": "h", "projected": {"sources": [{"secret": {"name": "other"}}]}}]}}, f"{SPEC}.volumes[0].projected.sources[0].secret"),
     ({"spec": {"containers": [{"volumeMounts": [{"name": "store", "mountPath": "/s"}]}]}}, f"{ONE}.volumeMounts[0].name"),
+    ({"spec": {"volumes": [{"name": ["v"]}], "containers": [{"volumeMounts": [{"name": {}, "mountPath": "/s"}]}]}}, f"{ONE}.volumeMounts[0].name"),
     *(
         ({"spec": {"volumes": [{"name": "v", "emptyDir": {}}], "containers": [{"volumeMounts": [{"name": "v", "mountPath": path}]}]}}, f"{ONE}.volumeMounts[0].mountPath")
         for path in ("/etc/persist", "/etc/./persist/x", "/etc//persist", "/var/run/secrets/persist/rpc", "/var", "/tmp/", "/", "/opt/app/lib", "x", "/a/../etc/persist")
@@ -276,12 +284,14 @@ CONTAINERS = st.fixed_dictionaries(
         ),
         "envFrom": st.lists(TREES, max_size=2),
         "volumeMounts": st.lists(
-            st.one_of(TREES, st.fixed_dictionaries({"name": LEAVES, "mountPath": LEAVES})), max_size=2
+            st.one_of(TREES, st.fixed_dictionaries({"name": st.one_of(LEAVES, TREES), "mountPath": LEAVES})), max_size=2
         ),
         "securityContext": TREES,
     },
 )
-VOLUMES = st.one_of(TREES, st.builds(lambda name, source, value: {"name": name, source: value}, LEAVES, WORDS, TREES))
+VOLUMES = st.one_of(
+    TREES, st.builds(lambda name, source, value: {"name": name, source: value}, st.one_of(LEAVES, TREES), WORDS, TREES)
+)
 TEMPLATES = st.one_of(
     st.dictionaries(WORDS, TREES, max_size=3),
     st.fixed_dictionaries(

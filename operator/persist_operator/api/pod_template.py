@@ -38,7 +38,7 @@ _OWNED_ENV = re.compile(
     r"^(_SPARK_.*|SPARK_(CONF_DIR|HOME|LOCAL_.*|JAVA_OPT_.*|SUBMIT_.*|EXECUTOR_.*|DRIVER_.*|USER|APPLICATION_ID|RESOURCE_PROFILE_ID)"
     r"|PYSPARK_SUBMIT_ARGS|JAVA_TOOL_OPTIONS|JDK_JAVA_OPTIONS|_JAVA_OPTIONS|HOME|AWS_SHARED_CREDENTIALS_FILE)$"
 )
-_OWNED_VOLUMES = re.compile(r"^(tmp|scratch|config|store.*|rpc|spark-.*|pod-template-.*|kube-api-access.*)$")
+_OWNED_VOLUMES = re.compile(r"^(tmp|scratch|config|store.*|rpc|kube-api-access.*)$")
 #: Where our files and those of the platform stand: nothing is mounted over, into or above them.
 _OWNED_PATHS = (
     "/etc/persist", "/var/run/secrets", "/run/secrets", "/var/data", "/opt/persist", "/opt/app", "/proc", "/sys", "/dev",
@@ -126,7 +126,7 @@ def _containers(spec: Mapping[str, Any], where: str, role: PodRole, allow: Workl
     if not isinstance(containers, list) or len(containers) > 1:
         yield f"{where}.containers", f"must be a list of one, the {role}: other containers in its pod are not allowed"
         return
-    volumes = {one.get("name") for one in _list(spec.get("volumes")) if isinstance(one, Mapping)}
+    volumes = [one.get("name") for one in _list(spec.get("volumes")) if isinstance(one, Mapping)]
     secure = ("securityContext",) if allow.privileged else ()
     for index, one in enumerate(containers):
         path = f"{where}.containers[{index}]"
@@ -162,7 +162,7 @@ def _env_from(source: Any, where: str, allow: WorkloadAllow) -> Iterator[Problem
     yield from _secret(source, "secretRef", "name", where, allow)
 
 
-def _mount(mount: Any, where: str, volumes: set[Any]) -> Iterator[Problem]:
+def _mount(mount: Any, where: str, volumes: list[Any]) -> Iterator[Problem]:
     yield from _closed(mount, where, _MOUNT_FIELDS)
     if not isinstance(mount, Mapping):
         return

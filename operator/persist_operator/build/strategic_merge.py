@@ -33,6 +33,7 @@ def _merged_value(name: str, ours: Any, theirs: Any) -> Any:
 def _merged_list(key: str | None, ours: list[Any], theirs: list[Any]) -> list[Any]:
     if key is None:
         return [*ours, *theirs]
-    added = {one[key]: one for one in theirs}
-    kept = [merged(one, added.pop(one[key])) if one[key] in added else one for one in ours]
-    return [*kept, *added.values()]
+    known = {one[key] for one in ours}
+    both = {one[key]: one for one in theirs if one[key] in known}
+    kept = [merged(one, both.get(one[key], {})) for one in ours]
+    return [*kept, *(one for one in theirs if one[key] not in known)]
