@@ -247,7 +247,7 @@ def test_a_crash_at_any_write_leaves_one_driver(world, shard_resource, sink_reso
     """The API server fails at the n-th write, for every n; afterwards the operator starts afresh."""
     world.cluster.create(PERSIST_SHARD, shard_resource())
     world.go(SHARD)
-    for crash_at in range(8):
+    for crash_at in range(9):
         name = f"load{crash_at}"
         key = Key("SparkSink", "team", name)
         world.cluster.create(SPARK_SINK, sink_resource(name=name, uid=f"uid-{name}"))

@@ -50,6 +50,7 @@ _LOOK_FIRST_S, _LOOK_MAX_S = 0.1, 1.0
 #: `up` waits for maintenance that is due within this time; what comes later is left to the next `up`, or to `--watch`.
 _PATIENCE_MS = 15_000
 #: A sink waits for its shard; for these it would wait for ever unless somebody changes something.
+_OF_PODS = {"template", "serviceAccountName"}
 _HOPELESS = {"ShardNotFound", "ShardStalled"}
 #: Told when it is done, not when it is decided: a run may have to wait for room.
 _INTENTS = {"DriverStarted", "MaintenanceStarted"}
@@ -148,6 +149,18 @@ class Pass:
     failed: list[str]
 
 
+def _without_pods(document: Document) -> Document:
+    """The resource without what it says of pods alone: there are none here."""
+    spec = dict(document["spec"])
+    for block in ("maintenance", "spark"):
+        if block in spec:
+            spec[block] = {name: one for name, one in spec[block].items() if name not in _OF_PODS}
+    for pod in ("driver", "executor"):
+        if pod in spec.get("spark", {}):
+            spec["spark"][pod] = {name: one for name, one in spec["spark"][pod].items() if name not in _OF_PODS}
+    return {**document, "spec": spec}
+
+
 class LocalRunner:
     """Reconciles every resource of one state folder, one after the other."""
 
@@ -190,7 +203,7 @@ class LocalRunner:
         settled, failed, self._changed = True, [], False
         shards = {one["metadata"]["name"]: one for one in self._objects.every("PersistShard")}
         for document in shards.values():
-            shard = Shard.of(document)
+            shard = Shard.of(_without_pods(document))
             owner = f"PersistShard/{shard.meta.name}"
             seen = self._inspect(shard)
             observed = ShardObserved(
@@ -207,7 +220,7 @@ class LocalRunner:
             failing = any(block.get("consecutiveFailures") for block in plan.status.get("maintenance", {}).values())
             failed += [owner] if stalled or failing else []
         for document in self._objects.every("SparkSink"):
-            sink = Sink.of(document)
+            sink = Sink.of(_without_pods(document))
             owner = f"SparkSink/{sink.meta.name}"
             found = self._objects.get("PersistShard", sink.spec.shard_name)
             view = ShardView.of(sink.spec.shard_name, Shard.of(found) if found else None, self._settings)

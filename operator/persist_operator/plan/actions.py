@@ -52,6 +52,7 @@ class StartMaintenance:
     ttl_seconds: int
     priority_class_name: str | None
     service_account_name: str | None
+    template: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

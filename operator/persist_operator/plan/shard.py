@@ -16,8 +16,9 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.codec.schema import Schema
 from persist_engine.model.inspection import Inspection
 
-from persist_operator.api import conditions, names, times
+from persist_operator.api import conditions, names, sink_pods, times
 from persist_operator.api.conditions import Condition
+from persist_operator.api.pod_template import PodRefused
 from persist_operator.api.shard import Shard, ShardSchema, StorageRefused, StoreLocation
 from persist_operator.plan import maintenance, ownership, shard_log, shard_status
 from persist_operator.plan.actions import Action, AdvanceSince, InitialiseShard, Note, Plan, StartMaintenance
@@ -58,6 +59,10 @@ def plan_shard(shard: Shard, observed: ShardObserved, *, now_ms: int, settings: 
     try:
         location = shard.location(settings, observed.namespace_labels)
     except StorageRefused as error:
+        return _stalled(shard, shard.status, error.reason, str(error), now_ms)
+    try:
+        sink_pods.check_maintenance(shard.spec, settings.workload)
+    except PodRefused as error:
         return _stalled(shard, shard.status, error.reason, str(error), now_ms)
     base = {**shard.status, "store": shard_status.store_block(location)}
     match observed.inspected:
@@ -357,6 +362,7 @@ def _start_due(
                 ttl_seconds=spec.ttl_seconds_after_finished,
                 priority_class_name=spec.priority_class_name,
                 service_account_name=spec.service_account_name,
+                template=spec.maintenance_template,
             )
         )
     return tuple(started), handled

@@ -15,7 +15,7 @@ from typing import Any
 
 from persist_engine.base.errors import InvalidUsage
 
-from persist_operator.api import names, times
+from persist_operator.api import names, sink_pods, times
 from persist_operator.api.redact import redact
 from persist_operator.api.sink import Sink
 from persist_operator.plan import failures, schedule, sink_status
@@ -76,15 +76,16 @@ def plan_sink(sink: Sink, observed: SinkObserved, *, now_ms: int, settings: Oper
         return Plan(status=sink.status)
     draft = Draft(sink, observed, now_ms, copy.deepcopy(dict(sink.status)))
     draft.status["activeRevision"] = sink.spec.revision
-    problem: str | None = None
+    problem: InvalidUsage | None = None
     _adopt(draft)
     _follow(draft)
     _force_out(draft)
     _handle_requests(draft)
     try:
+        sink_pods.check(sink.spec, settings.workload)
         _choose_run(draft)
     except InvalidUsage as error:
-        problem = str(error)
+        problem = error
     _stop_strays(draft)
     if problem is None:
         _start_attempt(draft)

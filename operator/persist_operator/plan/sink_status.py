@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from persist_engine.base.errors import InvalidUsage
+
 from persist_operator.api import conditions, names
 from persist_operator.api.conditions import Condition
+from persist_operator.api.pod_template import PodRefused
 from persist_operator.api.redact import redact
 from persist_operator.api.sink import Sink
 from persist_operator.plan.observed import SinkObserved
@@ -14,7 +17,9 @@ from persist_operator.plan.observed import SinkObserved
 _GOING = {"Creating", "Pending", "Running"}
 
 
-def finish(status: dict[str, Any], sink: Sink, observed: SinkObserved, *, problem: str | None, now_ms: int) -> None:
+def finish(
+    status: dict[str, Any], sink: Sink, observed: SinkObserved, *, problem: InvalidUsage | None, now_ms: int
+) -> None:
     """Complete `status` in place: executors, conditions, observedGeneration. `problem`: why the spec cannot be
     followed.
     """
@@ -53,10 +58,12 @@ def _running(status: Mapping[str, Any], observed: SinkObserved) -> Condition:
     return Condition("Running", "False", "NoDriver", "")
 
 
-def _ready(status: Mapping[str, Any], sink: Sink, observed: SinkObserved, problem: str | None) -> list[Condition]:
+def _ready(
+    status: Mapping[str, Any], sink: Sink, observed: SinkObserved, problem: InvalidUsage | None
+) -> list[Condition]:
     """Ready, with Reconciling or Stalled beside it: one of three, and exactly one tells what happens next."""
     if problem is not None:
-        return _stalled("InvalidSchedule", problem)
+        return _stalled(problem.reason if isinstance(problem, PodRefused) else "InvalidSchedule", str(problem))
     run, last = status.get("run", {}), status.get("lastFailure", {})
     scheduled, state = sink.spec.mode == "Scheduled", run.get("state")
     if state == "Failed":

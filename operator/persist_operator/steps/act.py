@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from persist_engine.base.env import Env
+
 from persist_operator.api import names, times
 from persist_operator.api.resource import Meta
 from persist_operator.bridge import Bridge
 from persist_operator.build.driver import driver_manifests
 from persist_operator.build.maintenance import maintenance_job
-from persist_operator.cluster.port import BY_KIND, CONFIG_MAP, JOB, POD, SERVICE, ApiError, Cluster, Resource
+from persist_operator.cluster.port import BY_KIND, CONFIG_MAP, JOB, POD, SECRET, SERVICE, ApiError, Cluster, Resource
 from persist_operator.plan.actions import Action, AdvanceSince, InitialiseShard, StartDriver, StartMaintenance, StopRun
 from persist_operator.settings import OperatorSettings
 from persist_operator.steps.metrics import OperatorMetrics
+
+_RPC_SECRET_BYTES = 32
 
 
 class Actor:
     """Thread-safe. Raises ApiError and what the bridge raises."""
 
-    def __init__(self, cluster: Cluster, bridge: Bridge, settings: OperatorSettings, metrics: OperatorMetrics) -> None:
-        self._cluster, self._bridge, self._settings, self._metrics = cluster, bridge, settings, metrics
+    def __init__(
+        self, cluster: Cluster, bridge: Bridge, settings: OperatorSettings, env: Env, metrics: OperatorMetrics
+    ) -> None:
+        self._cluster, self._bridge, self._settings, self._env, self._metrics = cluster, bridge, settings, env, metrics
 
     def act(self, action: Action, meta: Meta) -> None:
         """Do it. The resource is `meta`."""
@@ -50,6 +56,7 @@ class Actor:
             ttl_seconds=action.ttl_seconds,
             priority_class_name=action.priority_class_name,
             service_account_name=action.service_account_name,
+            template=action.template,
             settings=self._settings,
         )
         if self._create(job, meta):
@@ -68,6 +75,7 @@ class Actor:
             shard_id=action.shard_id,
             schema=action.schema,
             location=action.location,
+            rpc_secret=self._env.random_bytes(_RPC_SECRET_BYTES),
             settings=self._settings,
         )
         for manifest in manifests:
@@ -84,6 +92,9 @@ class Actor:
         kind, head = BY_KIND[manifest["kind"]], manifest["metadata"]
         if self._cluster.create(kind, manifest):
             return True
+        if kind is SECRET:
+            # Its name says whose it is, and the operator may read none.
+            return False
         found = self._cluster.get(kind, head["namespace"], head["name"])
         if found is None or (found["metadata"].get("labels") or {}).get(names.LABEL_OWNER_UID) != meta.uid:
             raise ApiError(
@@ -99,4 +110,5 @@ class Actor:
             return
         self._cluster.delete(POD, meta.namespace, action.name, grace_seconds=action.grace_seconds)
         self._cluster.delete(SERVICE, meta.namespace, action.name)
+        self._cluster.delete(SECRET, meta.namespace, names.rpc_secret_name(action.name, meta.uid))
         self._cluster.delete(CONFIG_MAP, meta.namespace, action.name)

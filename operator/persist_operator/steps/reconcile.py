@@ -58,7 +58,7 @@ class Reconciler:
     ) -> None:
         self._cluster, self._settings, self._env, self._metrics = cluster, settings, env, metrics
         self._observer = Observer(cluster, bridge, settings, env)
-        self._actor = Actor(cluster, bridge, settings, metrics)
+        self._actor = Actor(cluster, bridge, settings, env, metrics)
         self._lock = threading.Lock()
         self._failures: dict[Key, dict[str, ActionFailure]] = {}
 
