@@ -1,5 +1,6 @@
 """An API server in memory, as far as the operator leans on one: versions, generations, label selectors, 409 and 404, status apart from
-spec with server-side apply by one manager, owner garbage collection. No admission, no kubelet: tests move pods themselves with `edit`.
+spec with server-side apply by one manager, owner garbage collection. No kubelet: tests move pods themselves with `edit`; admission is
+what they put into `deny`.
 """
 
 from __future__ import annotations
@@ -27,13 +28,17 @@ class FakeCluster:
         self.log_texts: dict[str, str] = {}
         self.fail_next: list[ApiError] = []
         """Raised, one by one, by the next writes, before they do anything."""
+        self.deny: dict[tuple[str, str], ApiError] = {}
+        """By (verb, kind): raised by every such request for as long as it stands. Verbs: get, find, create, replace, delete, status."""
 
     def get(self, kind: Kind, namespace: str, name: str) -> Resource | None:
         with self._lock:
+            self._admit("get", kind.kind)
             return copy.deepcopy(self._stored.get((kind.kind, namespace, name)))
 
     def find(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> list[Resource]:
         with self._lock:
+            self._admit("find", kind.kind)
             return [
                 copy.deepcopy(one)
                 for (stored_kind, stored_namespace, _), one in sorted(self._stored.items())
@@ -127,7 +132,12 @@ class FakeCluster:
     def _write(self, verb: str, key: _Key) -> None:
         if self.fail_next:
             raise self.fail_next.pop(0)
+        self._admit(verb, key[0])
         self.requests.append((verb, key[0], key[2]))
+
+    def _admit(self, verb: str, kind: str) -> None:
+        if (verb, kind) in self.deny:
+            raise self.deny[verb, kind]
 
     @staticmethod
     def _key(kind: Kind, manifest: Resource) -> _Key:

@@ -16,6 +16,8 @@ from persist_operator.api import conditions
 from persist_operator.api.shard import Shard, ShardSchema, StoreLocation
 from persist_operator.settings import OperatorSettings
 
+#: Reason of a condition: the API server refused what the operator asked for; the message has its words.
+ACTION_REFUSED = "ActionRefused"
 RunKind = Literal["compaction", "rollup", "gc", "driver"]
 
 
@@ -102,12 +104,16 @@ Inspected = Inspection | ShardMissing | StoreFailure | NotInspected
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionFailure:
-    """An action that was refused, kept until it succeeds."""
+    """An action that was refused, kept until it succeeds. `permanent`: only a change of the resource can help."""
 
     reason: str
     message: str
     permanent: bool
     at_ms: int
+    count: int = 1
+    """Refusals in a row."""
+    generation: int = 0
+    """Of the resource that was refused; another one is tried at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +133,7 @@ class ShardObserved:
     runs: tuple[Run, ...] = ()
     claims: tuple[Claim, ...] = ()
     failures: Mapping[str, ActionFailure] = field(default_factory=dict)
-    """By name of the action's class."""
+    """By `plan.actions.action_key`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +162,8 @@ class ShardView:
                 found=False, reason="ShardNotFound", message=f"there is no PersistShard {name} in this namespace"
             )
         stalled = conditions.find(shard.status, "Stalled")
-        if stalled is not None and stalled.get("status") == "True":
+        # A shard whose maintenance is refused can be written all the same.
+        if stalled is not None and stalled.get("status") == "True" and stalled.get("reason") != ACTION_REFUSED:
             return cls(
                 found=True,
                 reason="ShardStalled",
@@ -191,3 +198,5 @@ class SinkObserved:
     executors: Executors = field(default_factory=Executors)
     leftovers: tuple[str, ...] = ()
     """Attempts of which there is something, but no driver; looked for only while none is under way."""
+    failures: Mapping[str, ActionFailure] = field(default_factory=dict)
+    """By `plan.actions.action_key`."""

@@ -16,28 +16,29 @@ from persist_operator.steps.metrics import OperatorMetrics
 
 
 class Actor:
-    """Thread-safe. Raises ApiError and what the bridge raises."""
+    """Thread-safe. Raises ApiError, and what the bridge and the building of manifests raise."""
 
     def __init__(self, cluster: Cluster, bridge: Bridge, settings: OperatorSettings, metrics: OperatorMetrics) -> None:
         self._cluster, self._bridge, self._settings, self._metrics = cluster, bridge, settings, metrics
 
-    def act(self, action: Action, meta: Meta) -> None:
-        """Do it. The resource is `meta`."""
+    def act(self, action: Action, meta: Meta) -> bool:
+        """Do it; the resource is `meta`. Whether a run was started or stopped now: not when it was before."""
         match action:
             case InitialiseShard():
                 self._bridge.initialise(action)
             case AdvanceSince():
                 self._bridge.advance_since(action)
             case StartMaintenance():
-                self._start_maintenance(action, meta)
+                return self._start_maintenance(action, meta)
             case StartDriver():
-                self._start_driver(action, meta)
+                return self._start_driver(action, meta)
             case StopRun():
-                self._stop(action, meta)
+                return self._stop(action, meta)
             case _:
                 assert_never(action)
+        return False
 
-    def _start_maintenance(self, action: StartMaintenance, meta: Meta) -> None:
+    def _start_maintenance(self, action: StartMaintenance, meta: Meta) -> bool:
         job = maintenance_job(
             meta,
             kind=action.kind,
@@ -52,10 +53,12 @@ class Actor:
             service_account_name=action.service_account_name,
             settings=self._settings,
         )
-        if self._create(job, meta):
+        started = self._create(job, meta)
+        if started:
             self._metrics.jobs_started.labels(type=action.kind).inc()
+        return started
 
-    def _start_driver(self, action: StartDriver, meta: Meta) -> None:
+    def _start_driver(self, action: StartDriver, meta: Meta) -> bool:
         manifests = driver_manifests(
             meta,
             spec=action.spec,
@@ -70,10 +73,13 @@ class Actor:
             location=action.location,
             settings=self._settings,
         )
+        started = False
         for manifest in manifests:
             created = self._create(manifest, meta)
-            if created and manifest["kind"] == POD.kind:
-                self._metrics.jobs_started.labels(type="driver").inc()
+            started = started or (created and manifest["kind"] == POD.kind)
+        if started:
+            self._metrics.jobs_started.labels(type="driver").inc()
+        return started
 
     def _create(self, manifest: Resource, meta: Meta) -> bool:
         """Whether it was made now; False when it was before. ApiError while one of its name is another resource's.
@@ -93,10 +99,10 @@ class Actor:
             )
         return False
 
-    def _stop(self, action: StopRun, meta: Meta) -> None:
+    def _stop(self, action: StopRun, meta: Meta) -> bool:
         if action.kind != "driver":
-            self._cluster.delete(JOB, meta.namespace, action.name)
-            return
-        self._cluster.delete(POD, meta.namespace, action.name, grace_seconds=action.grace_seconds)
+            return self._cluster.delete(JOB, meta.namespace, action.name)
+        stopped = self._cluster.delete(POD, meta.namespace, action.name, grace_seconds=action.grace_seconds)
         self._cluster.delete(SERVICE, meta.namespace, action.name)
         self._cluster.delete(CONFIG_MAP, meta.namespace, action.name)
+        return stopped

@@ -66,7 +66,7 @@ class Observer:
             inspected=self._bridge.inspect(location, shard_id),
         )
 
-    def sink(self, sink: Sink) -> SinkObserved:
+    def sink(self, sink: Sink, failures: Mapping[str, ActionFailure]) -> SinkObserved:
         """What a SparkSink's plan needs."""
         found = self._cluster.get(PERSIST_SHARD, sink.meta.namespace, sink.spec.shard_name)
         shard = None if found is None else Shard.of(load_schemas().default(found))
@@ -88,6 +88,7 @@ class Observer:
             shard=ShardView.of(sink.spec.shard_name, shard, self._settings),
             runs=tuple(runs),
             executors=children.executors(workers, newest) if newest else Executors(),
+            failures=failures,
         )
 
     def _leftovers(self, sink: Sink, owned: Mapping[str, str], runs: list[Run]) -> tuple[str, ...]:
