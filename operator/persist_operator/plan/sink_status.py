@@ -7,7 +7,7 @@ from typing import Any
 
 from persist_operator.api import conditions, names
 from persist_operator.api.conditions import Condition
-from persist_operator.api.redact import redact
+from persist_operator.api.redact import clip, redact
 from persist_operator.api.sink import Sink
 from persist_operator.plan.observed import Phase, SinkObserved
 
@@ -145,4 +145,5 @@ def _stalled(reason: str, message: str) -> list[Condition]:
 
 
 def _first_line(failure: Mapping[str, Any]) -> str:
-    return str(failure.get("message", "")).splitlines()[0][:500] if failure.get("message") else "no message"
+    # Cut in the middle: the innermost cause stands at its end.
+    return clip(str(failure["message"]).splitlines()[0], 1000) if failure.get("message") else "no message"
