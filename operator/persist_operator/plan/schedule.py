@@ -6,6 +6,7 @@ hours ticks the first time only; one whose hour field has a `*` ticks on through
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
@@ -19,6 +20,8 @@ from persist_operator.api.sink import Schedule
 _REPEATED_MAX = 180
 #: How far croniter looks for a day.
 _YEARS = 50
+#: croniter's own: a time drawn anew at each look.
+_CHANCE = re.compile(r"[rR](?:$|\()")
 
 
 def next_tick_ms(schedule: Schedule, after_ms: int) -> int:
@@ -38,7 +41,7 @@ def last_tick_ms(schedule: Schedule, *, after_ms: int, until_ms: int) -> int | N
 def _ticks(schedule: Schedule, at_ms: int, *, forward: bool) -> Iterator[int]:
     zone = _zone(schedule)
     fields = schedule.cron.split()
-    if len(fields) != 5 or not croniter.is_valid(schedule.cron):
+    if len(fields) != 5 or any(_CHANCE.match(one) for one in fields) or not croniter.is_valid(schedule.cron):
         raise InvalidUsage(f"schedule.cron {schedule.cron!r} is not five cron fields, such as '15 2 * * *'")
     iterator = croniter(schedule.cron, datetime.fromtimestamp(at_ms / 1000, tz=UTC).astimezone(zone))
     for _ in range(_REPEATED_MAX + 1):
