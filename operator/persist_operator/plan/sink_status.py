@@ -102,14 +102,15 @@ def _under_way(
 ) -> list[Condition]:
     run, last = status.get("run", {}), status.get("lastFailure", {})
     phase = status.get("driver", {}).get("phase")
-    if phase in _GOING:
+    held_up = not observed.shard.usable and (phase not in _GOING or (phase == "Creating" and not observed.runs))
+    if phase in _GOING and not held_up:
         reason, text = "Running", f"run {run.get('number')}, attempt {status.get('attempt')}"
     elif "nextAttemptTime" in status:
         reason, text = (
             "BackingOff",
             f"the next attempt is at {status['nextAttemptTime']}, after {last.get('reason')}: {_first_line(last)}",
         )
-    elif not observed.shard.usable:
+    elif held_up:
         reason, text = observed.shard.reason, observed.shard.message
     else:
         reason, text = "Starting", "waiting for the driver of the former attempt to be gone"
