@@ -5,7 +5,7 @@ what they put into `deny`.
 
 from __future__ import annotations
 
-import copy
+import json
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -34,13 +34,13 @@ class FakeCluster:
     def get(self, kind: Kind, namespace: str, name: str) -> Resource | None:
         with self._lock:
             self._admit("get", kind.kind)
-            return copy.deepcopy(self._stored.get((kind.kind, namespace, name)))
+            return _copy(self._stored.get((kind.kind, namespace, name)))
 
     def find(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> list[Resource]:
         with self._lock:
             self._admit("find", kind.kind)
             return [
-                copy.deepcopy(one)
+                _copy(one)
                 for (stored_kind, stored_namespace, _), one in sorted(self._stored.items())
                 if stored_kind == kind.kind
                 and namespace in {None, stored_namespace}
@@ -53,7 +53,7 @@ class FakeCluster:
             self._write("create", key)
             if key in self._stored:
                 return False
-            stored = {"apiVersion": kind.api_version, "kind": kind.kind, **copy.deepcopy(manifest)}
+            stored = {"apiVersion": kind.api_version, "kind": kind.kind, **_copy(manifest)}
             self._version += 1
             stored["metadata"] = {
                 "uid": f"uid-{self._version}",
@@ -72,7 +72,7 @@ class FakeCluster:
             stored = self._stored.get(key)
             if stored is None or manifest["metadata"].get("resourceVersion") != stored["metadata"]["resourceVersion"]:
                 return False
-            self._put(key, {**copy.deepcopy(manifest), "status": stored.get("status", {})}, stored)
+            self._put(key, {**_copy(manifest), "status": stored.get("status", {})}, stored)
             return True
 
     def delete(self, kind: Kind, namespace: str, name: str, *, grace_seconds: int | None = None) -> bool:
@@ -93,7 +93,7 @@ class FakeCluster:
             if version != stored["metadata"]["resourceVersion"]:
                 raise ApiError(f"{kind.kind} {namespace}/{name}: the object has been modified", status=409)
             # One manager owns all of status: what it does not apply any more goes away.
-            self._put(key, {**stored, "status": copy.deepcopy(dict(status))}, stored)
+            self._put(key, {**stored, "status": _copy(dict(status))}, stored)
             return True
 
     def logs(self, namespace: str, pod: str, *, lines: int) -> str:
@@ -104,7 +104,7 @@ class FakeCluster:
         key = (kind.kind, namespace, name)
         with self._lock:
             before = self._stored[key]
-            after = copy.deepcopy(before)
+            after = _copy(before)
             change(after)
             self._put(key, after, before)
 
@@ -142,3 +142,9 @@ class FakeCluster:
     @staticmethod
     def _key(kind: Kind, manifest: Resource) -> _Key:
         return (kind.kind, manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+
+
+def _copy(resource: Resource) -> Resource:
+    """As it is after its way over the wire."""
+    copied: Resource = json.loads(json.dumps(resource))
+    return copied
