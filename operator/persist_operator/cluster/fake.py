@@ -144,7 +144,6 @@ class FakeCluster:
         return (kind.kind, manifest["metadata"]["namespace"], manifest["metadata"]["name"])
 
 
-def _copy(resource: Resource) -> Resource:
+def _copy(value: Any) -> Any:
     """As it is after its way over the wire."""
-    copied: Resource = json.loads(json.dumps(resource))
-    return copied
+    return json.loads(json.dumps(value))

@@ -3,6 +3,7 @@ truthful status after each look, and nothing escapes.
 """
 
 import copy
+import functools
 import random
 import re
 import re._constants as sre
@@ -87,6 +88,9 @@ DENIABLE = [
 ]
 
 
+parsed = functools.cache(regex.parse)
+
+
 class Draws:
     """Values of a structural schema. Half of what is optional is there."""
 
@@ -137,10 +141,10 @@ class Draws:
         ]
         if fitting:
             return self.random.choice(fitting)
-        return self.matching(regex.parse(pattern or ".{9,12}"))[: schema.get("maxLength", 9999)]
+        return self.matching(parsed(pattern or ".{9,12}"))[: schema.get("maxLength", 9999)]
 
-    def matching(self, parsed):
-        return "".join(self.piece(code, argument) for code, argument in parsed)
+    def matching(self, pieces):
+        return "".join(self.piece(code, argument) for code, argument in pieces)
 
     def piece(self, code, argument):
         match code:
