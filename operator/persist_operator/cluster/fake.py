@@ -34,7 +34,8 @@ class FakeCluster:
     def get(self, kind: Kind, namespace: str, name: str) -> Resource | None:
         with self._lock:
             self._admit("get", kind.kind)
-            return _copy(self._stored.get((kind.kind, namespace, name)))
+            found: Resource | None = _copy(self._stored.get((kind.kind, namespace, name)))
+            return found
 
     def find(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> list[Resource]:
         with self._lock:
