@@ -29,7 +29,7 @@ from persist_operator.local.objects import Document, Objects
 from persist_operator.local.observe import runs_of
 from persist_operator.local.processes import Processes
 from persist_operator.plan import maintenance
-from persist_operator.plan.actions import Note, Plan, StartDriver, StartMaintenance
+from persist_operator.plan.actions import Note, Plan, action_key, done_note
 from persist_operator.plan.observed import (
     ActionFailure,
     Inspected,
@@ -52,8 +52,6 @@ _PATIENCE_MS = 15_000
 #: A sink waits for its shard; for these it would wait for ever unless somebody changes something.
 _OF_PODS = {"template", "serviceAccountName"}
 _HOPELESS = {"ShardNotFound", "ShardStalled"}
-#: Told when it is done, not when it is decided: a run may have to wait for room.
-_INTENTS = {"DriverStarted", "MaintenanceStarted"}
 Told = Callable[[str, Note], None]
 
 
@@ -226,7 +224,10 @@ class LocalRunner:
             view = ShardView.of(sink.spec.shard_name, Shard.of(found) if found else None, self._settings)
             runs = runs_of(children, owner)
             plan = plan_sink(
-                sink, SinkObserved(shard=view, runs=runs), now_ms=self._env.now_ms(), settings=self._settings
+                sink,
+                SinkObserved(shard=view, runs=runs, failures=self._failures.get(owner, {})),
+                now_ms=self._env.now_ms(),
+                settings=self._settings,
             )
             self._carry_out(owner, document, plan)
             hopeless = view.reason in _HOPELESS and not any(not run.phase.finished for run in runs)
@@ -239,24 +240,23 @@ class LocalRunner:
         kind, name = document["kind"], document["metadata"]["name"]
         self._changed = self._changed or plan.status != (document.get("status") or {})
         self._objects.set_status(kind, name, plan.status)  # the intent stands before anything is done
-        notes = [note for note in plan.notes if note.reason not in _INTENTS]
+        notes = list(plan.notes)
         meta = Shard.of(document).meta if kind == "PersistShard" else Sink.of(document).meta
         for action in plan.actions:
-            what = type(action).__name__
+            what = action_key(action)
             failures = self._failures.setdefault(owner, {})
             try:
-                started = self._actor.act(action, meta, kind)
+                done = self._actor.act(action, meta, kind)
                 failures.pop(what, None)
-                if started and isinstance(action, StartDriver):
-                    notes.append(Note("Normal", "DriverStarted", f"{action.name}: attempt {action.attempt}"))
-                elif started and isinstance(action, StartMaintenance):
-                    notes.append(Note("Normal", "MaintenanceStarted", f"{action.name}: {action.reason}"))
+                note = done_note(action) if done else None
+                notes += [] if note is None else [note]
             except PersistError as error:
                 failures[what] = ActionFailure(
                     reason=error.kind.value,
                     message=str(error),
                     permanent=isinstance(error, InvalidUsage),
                     at_ms=self._env.now_ms(),
+                    generation=meta.generation,
                 )
                 notes.append(Note("Warning", error.kind.value, str(error)))
         # What is asked for, or fails, pass after pass is told once.
