@@ -90,7 +90,7 @@ def world(tmp_path, now):
 def test_a_shard_becomes_ready_and_exists_in_the_stores(world, shard_resource, refused):
     world.cluster.create(PERSIST_SHARD, shard_resource({"schema": {"key": "id BIGINT", "value": "v STRING"}}))
     world.reconciler.reconcile(SHARD)
-    assert world.ready(SHARD) == ("Unknown", "Inspecting")
+    assert world.ready(SHARD) == ("False", "Initialising")
     status = world.go(SHARD)
     assert world.ready(SHARD) == ("True", "Healthy")
     assert status["schema"] == {"key": status["schema"]["key"], "value": status["schema"]["value"]}
