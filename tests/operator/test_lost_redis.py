@@ -142,10 +142,11 @@ class Site:
         told = [self.running(), self.fresh(), self.operator()]
         self.operated.restart()
         told.append(self.operator())
-        if self.loses and self.log_exists():
-            with self.open() as client:
-                assert verify_shard(client.machine(self.shard_id)).is_corrupt
-        assert parts <= self.parts(), "a part was deleted"
+        if self.loses:
+            if self.log_exists():
+                with self.open() as client:
+                    assert verify_shard(client.machine(self.shard_id)).is_corrupt
+            assert parts <= self.parts(), "a part was deleted"
         return told
 
     def log_exists(self):
