@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from persist_engine.client.client import PersistClient as PersistClient
     from persist_engine.client.leased import LeasedPart as LeasedPart
     from persist_engine.client.location import Location as Location
+    from persist_engine.client.outcomes import Appended as Appended
+    from persist_engine.client.outcomes import ProgressMismatch as ProgressMismatch
+    from persist_engine.client.outcomes import UpperMismatch as UpperMismatch
     from persist_engine.client.read import ReadHandle as ReadHandle
     from persist_engine.client.since import SinceHandle as SinceHandle
     from persist_engine.client.sink import Sink as Sink
@@ -27,9 +30,6 @@ if TYPE_CHECKING:
     from persist_engine.client.upsert import Upserted as Upserted
     from persist_engine.client.upsert import UpsertHandle as UpsertHandle
     from persist_engine.client.upsert_follow import Hydration as Hydration
-    from persist_engine.client.write import Appended as Appended
-    from persist_engine.client.write import ProgressMismatch as ProgressMismatch
-    from persist_engine.client.write import UpperMismatch as UpperMismatch
     from persist_engine.client.write import WriteHandle as WriteHandle
     from persist_engine.codec.schema import Schema as Schema
     from persist_engine.flow.refresh import Refresh as Refresh
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "Antichain": "model.frontier",
-    "Appended": "client.write",
+    "Appended": "client.outcomes",
     "Batch": "client.batch",
     "BatchBuilder": "client.batch",
     "Changes": "client.changes",
@@ -53,7 +53,7 @@ _MODULES = {
     "LeasedPart": "client.leased",
     "Location": "client.location",
     "PersistClient": "client.client",
-    "ProgressMismatch": "client.write",
+    "ProgressMismatch": "client.outcomes",
     "ReadHandle": "client.read",
     "Refresh": "flow.refresh",
     "Schema": "codec.schema",
@@ -67,7 +67,7 @@ _MODULES = {
     "Sink": "client.sink",
     "SinkStatus": "client.sink",
     "SystemEnv": "base.env",
-    "UpperMismatch": "client.write",
+    "UpperMismatch": "client.outcomes",
     "UpsertHandle": "client.upsert",
     "Upserted": "client.upsert",
     "WriteHandle": "client.write",

@@ -17,9 +17,10 @@ from persist_engine.base.errors import Fenced, InvalidUsage, MissingBlob, Schema
 from persist_engine.base.settings import MIB, Settings
 from persist_engine.client.batch import Batch
 from persist_engine.client.joined import gathered
+from persist_engine.client.outcomes import Appended, AppendOutcome, ProgressMismatch, UpperMismatch
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.snapshot import SinceAhead
-from persist_engine.client.write import Appended, AppendOutcome, ProgressMismatch, UpperMismatch, WriteHandle
+from persist_engine.client.write import WriteHandle
 from persist_engine.flow.append_run import (
     AfterMismatch,
     AppendAgain,

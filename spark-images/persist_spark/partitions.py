@@ -72,6 +72,8 @@ class StageTask:
     time: int | None
     """Time of every update; None: the column `time` carries it."""
     target_part_bytes: int
+    staging_floor_ms: int = 0
+    """The shard's, as the driver knows it: parts staged before it would be refused."""
 
     @property
     def settings(self) -> Settings:
@@ -169,14 +171,21 @@ class ExecutorStore:
     settings: Settings
     env: Env
     metrics: Metrics
+    staging_floor_ms: int
 
 
-def store_at(blob: str, shard_id: str, settings: Settings) -> ExecutorStore:
+def store_at(blob: str, shard_id: str, settings: Settings, *, staging_floor_ms: int) -> ExecutorStore:
     """Where the parts of the shard go."""
     env, metrics = SystemEnv(), NoMetrics()
     retry = Retry(env, settings.retry, metrics)
     return ExecutorStore(
-        shard_id=ShardId(shard_id), blob=blob_at(blob), retry=retry, settings=settings, env=env, metrics=metrics
+        shard_id=ShardId(shard_id),
+        blob=blob_at(blob),
+        retry=retry,
+        settings=settings,
+        env=env,
+        metrics=metrics,
+        staging_floor_ms=staging_floor_ms,
     )
 
 
@@ -225,7 +234,7 @@ class _Counted:
 def _stage(task: StageTask, tables: Iterator[pa.Table], counted: _Counted) -> pa.RecordBatch:
     give_back_freed_memory()
     upper = Antichain.of(task.upper)
-    store = store_at(task.blob, task.shard_id, task.settings)
+    store = store_at(task.blob, task.shard_id, task.settings, staging_floor_ms=task.staging_floor_ms)
     least: int | None = None
     # Leaving the block on an error deletes what was staged so far.
     with BatchBuilder(

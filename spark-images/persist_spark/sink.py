@@ -223,6 +223,7 @@ class _Run:
             upper=end,
             time=time,
             target_part_bytes=self.part_bytes,
+            staging_floor_ms=self.writer.machine.staging_floor_ms,
         )
 
     def _greatest_time(self, flat: DataFrame, lower: Antichain, column: str) -> int | None:

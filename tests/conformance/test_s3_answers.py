@@ -14,6 +14,7 @@ import pytest
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import Determinate, Indeterminate, InvalidUsage, UnsafeStore
 from persist_engine.base.metrics import NoMetrics
+from persist_engine.storage import blob_s3
 from persist_engine.storage.blob_s3 import S3Blob, _client
 from persist_engine.storage.open import open_blob
 from persist_engine.storage.urls import parse_url
@@ -88,7 +89,14 @@ def url_at(address: str, query: str = "") -> str:
 
 def unprobed(address: str) -> S3Blob:
     url = parse_url(url_at(address), allowed={"s3": frozenset({"endpoint", "region", "path_style"})})
-    return S3Blob(lambda: _client(url, address), bucket="bucket", prefix="p/", address="s3://bucket/p")
+    return S3Blob(
+        lambda: _client(url, address),
+        bucket="bucket",
+        prefix="p/",
+        address="s3://bucket/p",
+        env=SystemEnv(),
+        metrics=NoMetrics(),
+    )
 
 
 CUT_OFF: Answer = (200, b"", {"Content-Length": "700"})
@@ -180,6 +188,7 @@ def test_rotated_credentials_need_no_new_process(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     valid = "first"
+    monkeypatch.setattr(blob_s3, "CREDENTIALS_S", 0.0)
 
     def answer(*_: object) -> Answer:
         known = f"Credential={valid}/" in endpoint.authorization
@@ -206,11 +215,14 @@ def test_rotated_credentials_need_no_new_process(
 
 FORKS = """
 import os, sys
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.metrics import NoMetrics
 from persist_engine.storage.blob_s3 import S3Blob, _client
 from persist_engine.storage.urls import parse_url
 
 url = parse_url(sys.argv[1], allowed={"s3": frozenset({"endpoint", "region", "path_style"})})
-blob = S3Blob(lambda: _client(url, sys.argv[2]), bucket="bucket", prefix="p/", address="s3://bucket/p")
+where = {"bucket": "bucket", "prefix": "p/", "address": "s3://bucket/p", "env": SystemEnv(), "metrics": NoMetrics()}
+blob = S3Blob(lambda: _client(url, sys.argv[2]), **where)
 blob.get("before")
 child = os.fork()
 if not child:

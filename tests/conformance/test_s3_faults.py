@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 from botocore.exceptions import ClientError
 from persist_engine.base.env import SystemEnv
-from persist_engine.base.errors import CorruptData, Determinate, Indeterminate, InvalidUsage, UnsafeStore
+from persist_engine.base.errors import CorruptData, Determinate, Indeterminate, InvalidUsage, StoreRefused, UnsafeStore
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.storage import blob_s3
 from persist_engine.storage.open import open_blob
@@ -137,9 +137,9 @@ def test_leftover_probes_are_not_listed(s3, blob, fresh_name):
 
 
 def test_a_missing_bucket_is_named(s3):
-    with pytest.raises(Determinate, match=rf"s3://nowhere/ \({s3.address}\): bucket nowhere: NoSuchBucket"):
+    with pytest.raises(StoreRefused, match=rf"s3://nowhere/ \({s3.address}\): bucket nowhere: NoSuchBucket"):
         opened(s3.location("", bucket="nowhere"))
-    with pytest.raises(Determinate, match="NoSuchBucket"):
+    with pytest.raises(StoreRefused, match="NoSuchBucket"):
         opened(s3.location("", bucket="nowhere") + "&probe=false")
 
 
@@ -164,7 +164,7 @@ def test_a_bucket_deleted_later_is_an_error_not_an_empty_store():
 
 def test_refused_credentials_are_named_and_never_shown(s3, fresh_name, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-wrong-secret")
-    with pytest.raises(Determinate, match="bucket persist: SignatureDoesNotMatch") as caught:
+    with pytest.raises(StoreRefused, match="bucket persist: SignatureDoesNotMatch") as caught:
         opened(s3.location(fresh_name))
     assert "a-wrong-secret" not in f"{caught.value!r}{caught.value.__cause__!r}"
     with pytest.raises(InvalidUsage, match="credentials come from the environment") as refused:
@@ -172,13 +172,13 @@ def test_refused_credentials_are_named_and_never_shown(s3, fresh_name, monkeypat
     assert "a-wrong-secret" not in f"{refused.value!r}"
 
 
-def test_no_credentials_is_determinate(s3, fresh_name, monkeypatch, tmp_path):
+def test_no_credentials_are_told_at_open(s3, fresh_name, monkeypatch, tmp_path):
     for name in s3.environment:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    with pytest.raises(Determinate, match="credentials"):
+    with pytest.raises(StoreRefused, match="credentials"):
         opened(s3.location(fresh_name))
 
 

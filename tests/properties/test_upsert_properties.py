@@ -198,6 +198,42 @@ def test_balanced_updates_come_to_the_same_value_in_any_order_and_any_chunks(
     state.check_settled()
     assert state.read(key).to_pylist() == [last]
     assert state.unsettled == 0
+
+
+#: Values of zeros alone: all that tells them apart is how long they are.
+zeros = st.integers(0, 3).map(lambda size: b"\0" * 8 * size)
+
+
+def merge_one_by_one(updates: list[tuple[bytes, int]]) -> UpsertState:
+    state, key = UpsertState(MemoryStore(), seed=SEED), keys([1])
+    longest = 0
+    for value, diff in updates:
+        state.merge(key, words([value]), np.array([diff], np.int64))
+        record = state.multi_get(key)
+        size = int(record.payload_sizes[0]) * 8 if record.present[0] else 0
+        assert size >= longest or not record.present[0], "the buffer shrank"
+        longest = size
+    return state
+
+
+def test_a_value_of_zeros_is_found_again_behind_a_shorter_one() -> None:
+    """After the third update the sums are those of eight zero bytes; the value left is sixteen."""
+    none, one, two = b"", b"\0" * 8, b"\0" * 16
+    state = merge_one_by_one([(two, 1), (none, 1), (one, -1), (none, -1), (one, 1)])
+    state.check_settled()
+    assert state.read(keys([1])).to_pylist() == [two]
+
+
+@quick
+@given(st.lists(st.tuples(zeros, st.integers(1, 2)), max_size=4), zeros, st.randoms(use_true_random=False))
+def test_a_buffer_never_shrinks_while_its_key_is_there(
+    noise: list[tuple[bytes, int]], last: bytes, random: Any
+) -> None:
+    updates = [(value, sign * diff) for value, diff in noise for sign in (1, -1)] + [(last, 1)]
+    random.shuffle(updates)
+    state = merge_one_by_one(updates)
+    state.check_settled()
+    assert state.read(keys([1])).to_pylist() == [last]
     assert (state.store.size_bytes == 0) == (last is None)
 
 

@@ -8,6 +8,7 @@ Expected outcomes (a lost race, a since that moved on) are values, never raised.
     |  |- Determinate      it certainly did not happen: retry freely (but for NotKept: a deleted object has no copy)
     |  |- Indeterminate    it may have happened: retry only what is idempotent, or with the same token
     |- Unavailable         a limit of time or attempts ran out while the store failed; nothing is known to be wrong with the data
+    |  |- StoreRefused     the store, or its network, says that what the location says is wrong
     |- Fenced              reopen the handle: its lease ran out, or a newer owner was seen
     |- Incompatible        the durable bytes were written by newer code: upgrade this binary
     |- CorruptData         durable bytes do not decode or do not match their checksum; names the key
@@ -47,6 +48,7 @@ class ErrorKind(enum.StrEnum):
     UNAVAILABLE = "Unavailable"
     FENCED = "Fenced"
     SINK_FAILED = "SinkFailed"
+    STORE_REFUSED = "StoreRefused"
     INCOMPATIBLE = "Incompatible"
     CORRUPT = "Corrupt"
     MISSING_BLOB = "MissingBlob"
@@ -194,6 +196,14 @@ class Unavailable(PersistError):
     """The store kept failing until the caller's deadline. What was acknowledged before stands; the last cause is chained."""
 
     kind = ErrorKind.UNAVAILABLE
+
+
+class StoreRefused(Unavailable):
+    """A store was not opened: its password, user, database, bucket or endpoint is wrong, in the words of who says so. Nothing was
+    done, and no further attempt was made; what is wrong may be put right beside this process, as in a mounted secret.
+    """
+
+    kind = ErrorKind.STORE_REFUSED
 
 
 class Fenced(PersistError):

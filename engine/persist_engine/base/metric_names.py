@@ -246,6 +246,12 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
         _counter("blob_bytes", "Bytes moved or deleted.", verb="method"),
         _seconds("blob", "Of one call.", verb="method"),
         _counter(
+            "blob_left_behind",
+            "Calls that took longer than their bytes may take: each goes on in its thread.",
+            verb="method",
+        ),
+        _gauge("blob_left_behind_running", "Those that go on still, of the location that told last."),
+        _counter(
             "consensus_calls", "Calls of consensus.", verb="method", outcome="ok, mismatch, stopped or error class"
         ),
         _counter("consensus_bytes", "Bytes moved.", verb="method"),

@@ -20,6 +20,7 @@ from persist_engine.cli.options import (
     GIVE_UP_S,
     UNREADABLE,
     AsJson,
+    AsOf,
     BlobUrl,
     Commit,
     ConsensusUrl,
@@ -148,7 +149,8 @@ def usage(
         rows.append(
             ("(none of ours)", *(None for _ in Bucket), found.foreign_bytes, counted(found.foreign_blobs, "blob"))
         )
-    print_rows(("shard", *(bucket.value for bucket in Bucket), "total_bytes", "remark"), rows)
+    columns = ("shard", *(bucket.value for bucket in Bucket), "total_bytes", "remark")
+    print_rows(columns, rows, counts=lambda _name: True)  # of bytes, all of them
 
 
 def _remark(problem: str | None, exists: bool) -> str | None:  # noqa: FBT001 - two columns of one row
@@ -266,7 +268,7 @@ def export(
     shard: ShardOption = None,
     blob: BlobUrl = None,
     consensus: ConsensusUrl = None,
-    as_of: Annotated[str, typer.Option(help="A time, or `latest`: the newest that is complete.")] = "latest",
+    as_of: AsOf = "latest",
     history: Annotated[
         bool, typer.Option("--history", help="Every update that can still be told apart, instead of one time.")
     ] = False,

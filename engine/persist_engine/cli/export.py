@@ -1,5 +1,5 @@
-"""Writers of record batches: a table for people, Arrow IPC, Parquet, CSV, JSON lines. Files appear complete or not at
-all.
+"""Writers of record batches: a table for people (text with tabs where no terminal is), Arrow IPC, Parquet, CSV, JSON
+lines. Files appear complete or not at all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from persist_engine.base.env import system_random_bytes
 from persist_engine.base.errors import InvalidUsage, InvariantViolated
-from persist_engine.cli.output import print_rows
+from persist_engine.cli.output import print_rows, tab_separated
 from persist_engine.codec.columns import storable
 from persist_engine.storage.directories import sync_directory
 
@@ -109,11 +109,15 @@ def _writer(format_name: str, file: IO[bytes], schema: pa.Schema) -> Iterator[Wr
                 yield lambda batch: csv.write_batch(_leaves(batch))
         case "jsonl":
             yield lambda batch: _write_lines(file, batch)
-        case _:
+        case "table" if file is sys.stdout.buffer and sys.stdout.isatty():
             held: list[pa.RecordBatch] = []
             yield held.append
-            table = pa.Table.from_batches(held, schema=schema)
-            print_rows(schema.names, zip(*(map(_shown, _values(column)) for column in table.columns), strict=True))
+            rows = _cells(pa.Table.from_batches(held, schema=schema))
+            # What the user's numbers are, only the user knows.
+            print_rows(schema.names, rows, counts=lambda _name: False)
+        case _:
+            file.write(tab_separated(schema.names).encode())
+            yield lambda batch: file.writelines(tab_separated(row).encode() for row in _cells(batch))
 
 
 def _storable(batch: pa.RecordBatch) -> pa.Table:
@@ -183,6 +187,11 @@ def _value(scalar: pa.Scalar) -> Any:
         if isinstance(scalar, pa.StructScalar):
             return {field.name: _value(scalar[field.name]) for field in scalar.type}
         return f"<value out of range: {scalar.value}>"  # Arrow's own text of a far instant has another year
+
+
+def _cells(rows: pa.Table | pa.RecordBatch) -> Iterator[tuple[object, ...]]:
+    """Text for people, row by row."""
+    return zip(*(map(_shown, _values(column)) for column in rows.columns), strict=True)
 
 
 def _shown(value: Any) -> object:

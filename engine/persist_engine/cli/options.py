@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from persist_engine.base.errors import (
     PersistError,
     ShardNotFound,
 )
+from persist_engine.cli.waiting import Waiting, opening
 
 if TYPE_CHECKING:
     from persist_engine.client.client import PersistClient
@@ -67,6 +69,11 @@ ShardOption = Annotated[
 ]
 ReportFile = Annotated[Path | None, typer.Option("--report", help="Also write the report, as JSON, to this file.")]
 
+AsOf = Annotated[
+    str,
+    typer.Option(metavar="TIME", help="A number, ISO 8601 with its zone, or `latest`: the newest that is complete."),
+]
+
 Commit = Annotated[bool, typer.Option("--commit", help="Do it. Without this nothing is changed: it is only told.")]
 
 #: Where `persist --metrics` wants what the command counts; None: nowhere.
@@ -97,12 +104,17 @@ ClaimAge = Annotated[
 
 
 def one_time(text: str, option: str) -> int | None:
-    """What `option` says: a time, None for `latest`; InvalidUsage for anything else."""
+    """What `option` says: a time, as a number or as ISO 8601 with its zone, None for `latest`; else InvalidUsage."""
+    from persist_engine.model.frontier import time_of
+
     if text == "latest":
         return None
-    if not (text.isascii() and text.isdecimal() and len(text) <= _TIME_DIGITS_MAX):
-        raise InvalidUsage(f"{option} must be a time or `latest`, not {text[:50]!r}")
-    return int(text)
+    if text.isascii() and text.isdecimal() and len(text) <= _TIME_DIGITS_MAX:
+        return int(text)
+    try:
+        return time_of(text, "the time")
+    except InvalidUsage as error:
+        raise InvalidUsage(f"{option} takes a time, or `latest`; {error}") from None
 
 
 def check_can_write(path: Path | None, option: str) -> None:
@@ -160,6 +172,7 @@ def connected(
     from persist_engine.base.settings import RetrySettings, Settings, with_environ, within_memory
     from persist_engine.client.client import PersistClient
     from persist_engine.client.location import Location
+    from persist_engine.storage.urls import shown_url
 
     blob = _given(blob, "--blob", "PERSIST_BLOB")
     consensus = _given(consensus, "--consensus", "PERSIST_CONSENSUS")
@@ -171,7 +184,11 @@ def connected(
     check_can_write(path, "--metrics")
     counting = NoMetrics() if path is None else PrometheusMetrics(registry)
     location = Location(blob=blob, consensus=consensus)
-    with PersistClient.open(location, settings=settings, metrics=counting, create=False) as client:
+    waiting = Waiting(f"{shown_url(blob)} and {shown_url(consensus)}", give_up_s)
+    on_wait = waiting.told if sys.stderr.isatty() else None
+    with opening(waiting) if on_wait else nullcontext():
+        client = PersistClient.open(location, settings=settings, metrics=counting, create=False, on_wait=on_wait)
+    with client:
         try:
             yield client
         except ShardNotFound as error:
@@ -188,13 +205,14 @@ def blobs_of(blob: str | None, give_up_s: float) -> Iterator[tuple[Blob, Retry]]
     from persist_engine.base.env import SystemEnv
     from persist_engine.base.metrics import NoMetrics
     from persist_engine.base.settings import RetrySettings
+    from persist_engine.shard.opening import open_store
     from persist_engine.shard.retry import Retry
     from persist_engine.storage.open import open_blob
 
     url = _given(blob, "--blob", "PERSIST_BLOB")
     env, metrics = SystemEnv(), NoMetrics()
     retry = Retry(env, RetrySettings(give_up_ms=give_up_s * 1000), metrics)
-    opened = retry.external("open blob store", lambda: open_blob(url, env=env, metrics=metrics, create=False))
+    opened = open_store(retry, "open blob store", lambda: open_blob(url, env=env, metrics=metrics, create=False))
     try:
         yield opened, retry
     finally:

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 #: What would end a cell or a row of tab-separated text.
 _IN_ONE_CELL = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
+#: Names that say of a number that it counts, beside those that end in "bytes".
+_COUNTS = frozenset({"rows", "updates", "batches", "parts", "parts_read"})
 
 
 def plain(value: Any) -> Any:
@@ -47,14 +49,23 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
-def print_rows(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table. Numbers are aligned and grouped for people, bare in pipes."""
+def is_count(name: str) -> bool:
+    """Whether a column or field of ours counts things. Other numbers are ids and times, which are never grouped."""
+    return name.endswith("bytes") or name in _COUNTS
+
+
+def tab_separated(cells: Sequence[object]) -> str:
+    """One line of plain text."""
+    return "\t".join("" if cell is None else str(cell).translate(_IN_ONE_CELL) for cell in cells) + "\n"
+
+
+def print_rows(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, counts: Callable[[str], bool] = is_count
+) -> None:
+    """A table. For people numbers are aligned, and grouped where `counts` says so of the column; bare in pipes."""
     if not sys.stdout.isatty():
-        sys.stdout.write("\t".join(columns) + "\n")
-        for row in rows:
-            sys.stdout.write(
-                "\t".join("" if cell is None else str(cell).translate(_IN_ONE_CELL) for cell in row) + "\n"
-            )
+        sys.stdout.write(tab_separated(columns))
+        sys.stdout.writelines(map(tab_separated, rows))
         sys.stdout.flush()
         return
     from rich.console import Console
@@ -62,24 +73,30 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None
     from rich.text import Text
 
     held = [tuple(row) for row in rows]
+    grouped = [counts(column) for column in columns]
     table = Table()
     for index, column in enumerate(columns):
         is_number = any(isinstance(row[index], int) for row in held)
         table.add_column(Text(column), justify="right" if is_number else "left", overflow="fold")
     for row in held:
-        table.add_row(*(Text(_cell(cell)) for cell in row))  # a bare string would be read as markup
+        # A bare string would be read as markup.
+        table.add_row(*(Text(_cell(cell, grouped=group)) for cell, group in zip(row, grouped, strict=True)))
     Console().print(table)
 
 
 def print_pairs(value: Mapping[str, Any]) -> None:
     """Names and values, one a line."""
-    print_rows(("field", "value"), [(name, item) for name, item in value.items()])
+    is_tty = sys.stdout.isatty()
+    print_rows(
+        ("field", "value"),
+        [(name, _cell(item, grouped=is_count(name)) if is_tty else item) for name, item in value.items()],
+    )
 
 
-def _cell(cell: object) -> str:
+def _cell(cell: object, *, grouped: bool) -> str:
     if cell is None:
         return "-"
-    return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
+    return f"{cell:,}" if grouped and isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
 
 
 class Bar(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,7 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.cli.options import (
     GIVE_UP_S,
     AsJson,
+    AsOf,
     BlobUrl,
     ConsensusUrl,
     GiveUp,
@@ -44,12 +46,24 @@ persist read SHARD --where "carrier IN ('AA', 'UA') AND delay >= 30" --columns c
 
 persist read SHARD --where "delay IS NULL" --count
 
-persist read SHARD --from 1357016400000 --to latest
+persist read SHARD --from 2013-01-01T05:00:00Z --to latest
+
+persist read SHARD > all.tsv
 
 persist read SHARD --format arrow | python report.py"""
 
-#: Rows of a table on the terminal when no limit is given.
+#: Rows of a table on a terminal when no limit is given.
 TABLE_ROWS = 50
+
+
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="TIME",
+        help="What changed after this time, row by row, instead of contents. `start`: from the shard's since on.",
+    ),
+]
 
 
 class Format(enum.StrEnum):
@@ -68,20 +82,24 @@ def read(
     shard: ShardOption = None,
     blob: BlobUrl = None,
     consensus: ConsensusUrl = None,
-    as_of: Annotated[str, typer.Option(help="A time, or `latest`: the newest that is complete.")] = "latest",
-    format: Annotated[Format, typer.Option(help="arrow is an IPC stream.")] = Format.TABLE,  # noqa: A002 - the option's name
+    as_of: AsOf = "latest",
+    format: Annotated[  # noqa: A002 - the option's name
+        Format | None,
+        typer.Option(help="arrow is an IPC stream. By itself what the output's name ends in says, else a table."),
+    ] = None,
     output: Annotated[str, typer.Option("--output", "-o", help="File to write; - is standard output.")] = "-",
-    limit: Annotated[int | None, typer.Option(min=0, help="Stop after this many rows.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=0, help="Stop after this many rows; a table on a terminal ends after 50.")
+    ] = None,
     where: Annotated[
         str | None,
         typer.Option(help="Only rows of which this holds: a condition as in SQL, on fields of the key or the value."),
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Show only these fields; names, with commas between.")] = None,
-    since: Annotated[
-        str | None,
-        typer.Option("--from", help="What changed after this time (or `start`), row by row, instead of contents."),
-    ] = None,
-    upto: Annotated[str, typer.Option("--to", help="With --from: up to and at this time, or `latest`.")] = "latest",
+    since: From = None,
+    upto: Annotated[
+        str, typer.Option("--to", metavar="TIME", help="With --from: up to and at this time, or `latest`.")
+    ] = "latest",
     count: Annotated[bool, typer.Option("--count", help="Only tell how many rows there are.")] = False,
     updates: Annotated[
         bool, typer.Option("--updates", help="Columns key, val, time, diff instead of the fields side by side.")
@@ -102,6 +120,10 @@ def read(
     if since is not None and (as_of != "latest" or count):
         raise InvalidUsage(f"--from tells what changed: it does not go with {'--count' if count else '--as-of'}")
     shape = _Shape(where, None if columns is None else [name.strip() for name in columns.split(",")], flat=not updates)
+    path = None if output == "-" else Path(output)
+    chosen = format or _format(path, as_json=as_json)
+    # A file or a pipe gets all of it.
+    is_shortened = limit is None and path is None and chosen is Format.TABLE and sys.stdout.isatty()
     with (
         connected(blob, consensus, give_up) as client,
         client.open_leased_reader(shard_id, purpose="persist read") as reader,
@@ -116,9 +138,17 @@ def read(
                 _tell_count(snapshot.count(), as_json=as_json)
                 return
         with answer as contents:
-            chosen = Format.JSONL if as_json and format is Format.TABLE else format
-            rows = TABLE_ROWS if chosen is Format.TABLE and limit is None else limit
-            shape.write(contents, chosen, None if output == "-" else Path(output), rows)
+            has_more = shape.write(contents, chosen, path, TABLE_ROWS if is_shortened else limit)
+            if has_more and is_shortened:
+                typer.echo(f"{shape.shown_of(contents)}, --limit N for more; into a file or a pipe go all", err=True)
+
+
+def _format(path: Path | None, *, as_json: bool) -> Format:
+    """What to write where nothing was said."""
+    if as_json:
+        return Format.JSONL
+    suffix = "" if path is None else path.suffix.removeprefix(".")
+    return next((each for each in Format if each.value == suffix), Format.TABLE)
 
 
 class _Shape:
@@ -149,16 +179,33 @@ class _Shape:
             raise InvalidUsage(said, since=answer.since)
         return answer
 
-    def write(self, contents: Snapshot | Changes, chosen: Format, path: Path | None, limit: int | None) -> None:
-        """All of it, or the first `limit` rows."""
+    def shown_of(self, contents: Snapshot | Changes) -> str:
+        """How much of `contents` a shortened table shows, in words. Counts where that is cheap."""
+        from persist_engine.client.snapshot import Snapshot
+
+        if self._flat and self._where is None and isinstance(contents, Snapshot):
+            return f"{TABLE_ROWS} of {contents.count():,} rows"
+        return f"the first {TABLE_ROWS} rows"
+
+    def write(self, contents: Snapshot | Changes, chosen: Format, path: Path | None, limit: int | None) -> bool:
+        """All of it, or the first `limit` rows; whether there are more."""
         from persist_engine.cli.export import writing
 
         with progress_bar("read", quiet=path is None) as bar:
             batches = map(self._shown, _fetched(contents, bar))
             schema = self._shown(_empty(contents.updates_schema)).schema
             with writing(chosen.value, path, schema) as write:
-                for batch in _limited(batches, limit):
-                    write(batch)
+                left = limit
+                for batch in batches:
+                    if left is None:
+                        write(batch)
+                        continue
+                    if left:
+                        write(batch.slice(0, left))
+                    if batch.num_rows > left:
+                        return True
+                    left -= batch.num_rows
+        return False
 
     def _shown(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         from persist_engine.cli.export import flattened, flattened_changes
@@ -202,15 +249,3 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
     import pyarrow as pa
 
     return pa.RecordBatch.from_pylist([], schema=schema)
-
-
-def _limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
-    left = limit
-    for batch in batches:
-        if left is None:
-            yield batch
-            continue
-        if left <= 0:
-            return
-        yield batch.slice(0, left)
-        left -= batch.num_rows

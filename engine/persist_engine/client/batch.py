@@ -31,7 +31,7 @@ from persist_engine.codec.ingest import Updates, normalise, time_bounds
 from persist_engine.codec.schema import Schema
 from persist_engine.codec.updates import consolidate, diffs_sum
 from persist_engine.model.batch import HollowBatch, InlinePart, Part, RunMeta, RunOrder, RunPart
-from persist_engine.model.frontier import EMPTY, MINIMUM, Antichain, Description
+from persist_engine.model.frontier import EMPTY, MINIMUM, Antichain, Description, TimeLike, frontier_of
 from persist_engine.model.ids import RunId, ShardId
 from persist_engine.model.merge_result import wrapped
 from persist_engine.model.rewrite import rewritten
@@ -141,12 +141,12 @@ class Batch:
         self.check_usable()
         self._hollow = without_inline_parts(self._hollow)
 
-    def rewrite_times(self, frontier: Antichain, new_upper: Antichain) -> None:
+    def rewrite_times(self, frontier: TimeLike, new_upper: TimeLike) -> None:
         """Advance all times to `frontier` and register the batch up to `new_upper`, without touching its data: for a
         batch that was staged before its time was known. Idempotent. InvalidRewrite as of `model.rewrite`.
         """
         self.check_usable()
-        self._hollow = rewritten(self._hollow, frontier, new_upper)
+        self._hollow = rewritten(self._hollow, frontier_of(frontier), frontier_of(new_upper, "new_upper"))
 
     @property
     def is_deleted(self) -> bool:
@@ -288,7 +288,7 @@ class BatchBuilder:
             self.abandon()
             raise
 
-    def finish(self, upper: Antichain) -> Batch:
+    def finish(self, upper: TimeLike) -> Batch:
         """The batch of all that was added, under [lower, upper); every part is durable. Ends the builder.
 
         InvalidBounds, InvalidEmptyTimeInterval, UpdateBeyondUpper: the parts written so far are deleted.
@@ -296,6 +296,7 @@ class BatchBuilder:
         self._check_open()
         lower = self._desc.lower
         try:
+            upper = frontier_of(upper, "upper")
             if not lower <= upper:
                 raise InvalidBounds(f"upper {upper} is before lower {lower}", lower=lower, upper=upper)
             if self._time_max is not None:

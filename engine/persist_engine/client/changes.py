@@ -29,7 +29,8 @@ BATCH_ROWS = 65_536
 
 
 class Changes:
-    """What happened after `after` (-1: from the beginning), up to and at `upto`, in one of two shapes:
+    """What happened after `after`, up to and at `upto`, in one of two shapes; where `after` is -1, everything, with what
+    happened before `since` as of it:
 
     - "updates": key, val, time, diff; sorted by (key, val, time), each once, never with diff 0.
     - "rows": key, val, time, change, the latter one of insert, delete, update_before, update_after (codec.changelog);
@@ -46,6 +47,7 @@ class Changes:
         batches: tuple[HollowBatch, ...],
         after: int,
         upto: int,
+        since: int,
         shape: Shape,
         pin: Pin,
         where: Filter | None,
@@ -56,6 +58,7 @@ class Changes:
             raise InvalidUsage(f"changes come as {' or '.join(get_args(Shape))}, not as {shape!r}")
         self.after = after
         self.upto = upto
+        self.since = since
         self.shape = shape
         self._source = source
         # Others cannot hold what happened later: their times are before their upper.
@@ -92,7 +95,7 @@ class Changes:
 
     def _batches(self, memory_bytes: int, on_fetched: Callable[[int], None] | None) -> Iterator[pa.RecordBatch]:
         self._check_open()
-        rows = ChangesFilter(self.after, self.upto)
+        rows = ChangesFilter(self.after, self.upto, self.since)
         row_filter = rows if self._where is None else Matching(rows, self._where)
         selection = self._selection
         for skipped in selection.audits:

@@ -18,6 +18,14 @@ from persist_engine.base.errors import SchemaMismatch, ShardNotFound
 from persist_engine.base.metrics import Metrics, NoMetrics
 from persist_engine.base.settings import Settings
 from persist_engine.base.versioned import SeqNo
+from persist_engine.client.arguments import (
+    expect,
+    expect_count,
+    expect_schema,
+    expect_shard,
+    expect_text,
+    unexpected,
+)
 from persist_engine.client.location import Location
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.since import SinceHandle
@@ -30,7 +38,7 @@ from persist_engine.codec.schema import CODECS, Schema
 from persist_engine.codec.tagged import with_errors
 from persist_engine.flow.refresh import Refresh
 from persist_engine.model.commands import SchemaEvolved
-from persist_engine.model.frontier import Antichain
+from persist_engine.model.frontier import Antichain, TimeLike, time_of
 from persist_engine.model.ids import CriticalReaderId, ShardId, StoreId
 from persist_engine.model.inspection import Inspection, inspection_of
 from persist_engine.model.ownership import Adoption, Owner
@@ -38,7 +46,8 @@ from persist_engine.model.state import SourceProgress
 from persist_engine.model.views import is_finalized
 from persist_engine.shard.applier import Applier
 from persist_engine.shard.machine import Machine
-from persist_engine.shard.retry import Retry
+from persist_engine.shard.opening import open_store
+from persist_engine.shard.retry import OnWait, Retry
 from persist_engine.shard.schemas import SchemaIncompatible, evolve_schema, schema_id_of
 from persist_engine.shard.versions import StateVersions, check_codecs
 from persist_engine.storage.blob import Blob
@@ -68,25 +77,33 @@ class PersistClient:
         env: Env | None = None,
         metrics: Metrics | None = None,
         create: bool = True,
+        on_wait: OnWait | None = None,
     ) -> PersistClient:
         """Connect to both stores and see that they are a pair. InvalidUsage for URLs that make no sense, UnsafeStore for
-        stores that break promises, StoreLost and StoreMismatch for two that do not belong together. A directory or a file of
-        a URL that is not there yet is made; without `create`, for those that only read, it is InvalidUsage.
+        stores that break promises, StoreRefused within seconds for credentials, databases, buckets and endpoints that are
+        wrong, StoreLost and StoreMismatch for two that do not belong together. A store that is out of reach is waited for;
+        `on_wait` hears of it, then and later. A directory or a file of a URL that is not there yet is made; without `create`,
+        for those that only read, it is InvalidUsage.
         """
-        settings, env, metrics = settings or Settings(), env or SystemEnv(), metrics or NoMetrics()
-        retry = Retry(env, settings.retry, metrics)
-        blob = retry.external(
-            "open blob store", lambda: open_blob(location.blob, env=env, metrics=metrics, create=create)
+        expect(location, Location, "location", "a Location")
+        settings = Settings() if settings is None else expect(settings, Settings, "settings", "Settings, or None")
+        env, metrics = env or SystemEnv(), metrics or NoMetrics()
+        retry = Retry(env, settings.retry, metrics, on_wait=on_wait)
+        blob = open_store(
+            retry, "open blob store", lambda: open_blob(location.blob, env=env, metrics=metrics, create=create)
         )
         try:
-            consensus = retry.external(
-                "open consensus", lambda: open_consensus(location.consensus, env=env, metrics=metrics, create=create)
+            consensus = open_store(
+                retry,
+                "open consensus",
+                lambda: open_consensus(location.consensus, env=env, metrics=metrics, create=create),
             )
         except BaseException:
             blob.close()
             raise
         push = open_push(location.consensus, env=env, metrics=metrics) if settings.watch.push else NoPush()
         client = cls(blob, consensus, settings=settings, env=env, metrics=metrics, push=push)
+        client.versions.retry.on_wait = on_wait
         try:
             client._store_id = client._identified(create=create)
         except BaseException:
@@ -120,6 +137,7 @@ class PersistClient:
         SchemaMismatch, naming the columns, when the shard has another schema; one that it had before it evolved is still
         written. `purpose` is for people.
         """
+        expect_text(purpose, "purpose")
         machine, schema_id = self._initialised(shard_id, schema)
         return WriteHandle(machine, schema, schema_id, purpose=purpose)
 
@@ -130,6 +148,9 @@ class PersistClient:
         newest, and a shard that does not exist is ShardNotFound; with it the shard is created, and another schema is
         SchemaMismatch. With a schema that the shard had before it evolved, rows are shown without what came since.
         """
+        expect_text(purpose, "purpose")
+        if lease_ms is not None:
+            expect_count(lease_ms, "lease_ms", least=0)
         machine, schema_id = (self.machine(shard_id), None) if schema is None else self._initialised(shard_id, schema)
         return ReadHandle.open(machine, schema_id, purpose=purpose, lease_ms=lease_ms)
 
@@ -145,16 +166,22 @@ class PersistClient:
         purpose: str,
     ) -> UpsertHandle:
         """A handle that upserts into the shard, which is created when it does not exist: one value per key, the last. It
-        registers a writer and a leased reader when it is first used.
+        registers a writer and a leased reader when it is first used. Its reader lets since go up to the last time written:
+        readers of earlier times hold them themselves (see UpsertHandle).
 
         The current values are kept in memory, with `rocksdb` in `directory` (the handle's alone; what lies there is thrown
         away), or with `auto` there once they take more than `spill_bytes`. `on_hydration` is told, in the thread that
         waits, how far rebuilding them has come. SchemaMismatch, also for a schema that the shard has outgrown;
         InvalidUsage for a backend without its directory.
         """
+        expect_count(spill_bytes, "spill_bytes", least=0)
+        if not isinstance(directory, Path | str | None):
+            raise unexpected(directory, "directory", "a path, or None")
+        if on_hydration is not None and not callable(on_hydration):
+            raise unexpected(on_hydration, "on_hydration", "a function, or None")
+        env, metrics = self._versions.env, self._versions.metrics
+        open_store = store_opener(backend, directory, spill_bytes=spill_bytes, env=env, metrics=metrics)
         writer = self._open_correcting_writer(shard_id, schema, purpose=purpose)
-        machine = writer.machine
-        open_store = store_opener(backend, directory, spill_bytes=spill_bytes, env=machine.env, metrics=machine.metrics)
         return UpsertHandle(
             writer,
             lambda: self.open_leased_reader(shard_id, schema, purpose=purpose),
@@ -168,8 +195,12 @@ class PersistClient:
         """A hold on the shard's since that never lapses (one commit). One that exists keeps its since and its
         opaque, which the handle then shows. ShardNotFound.
         """
+        expect(critical_id, CriticalReaderId, "critical_id", "a CriticalReaderId")
+        expect(opaque, bytes, "opaque", "bytes")
         machine = self.machine(shard_id)
-        answer, _ = machine.register_critical_reader(critical_id, opaque=opaque, purpose=purpose)
+        answer, _ = machine.register_critical_reader(
+            critical_id, opaque=opaque, purpose=expect_text(purpose, "purpose")
+        )
         return SinceHandle(machine, critical_id, since=answer.since, opaque=answer.opaque)
 
     def open_sink(
@@ -178,7 +209,7 @@ class PersistClient:
         schema: Schema,
         *,
         workers: int = 1,
-        as_of: int = 0,
+        as_of: TimeLike = 0,
         read_only: bool = False,
         errors: bool = False,
         refresh: Refresh | None = None,
@@ -192,14 +223,14 @@ class PersistClient:
         """
         options = SinkOptions(
             workers=workers,
-            as_of=as_of,
+            as_of=time_of(as_of, "as_of"),
             read_only=read_only,
             errors=errors,
             refresh=refresh,
             memory_limit_bytes=memory_limit_bytes,
             spill_directory=spill_directory,
         )
-        tagged = with_errors(schema) if errors else schema
+        tagged = with_errors(expect_schema(schema)) if errors else schema
         writer = self._open_correcting_writer(shard_id, tagged, purpose=purpose)
         return Sink(
             schema,
@@ -210,7 +241,7 @@ class PersistClient:
 
     def machine(self, shard_id: ShardId) -> Machine:
         """The shard's commands, for maintenance. Shares the state with all handles. ShardNotFound."""
-        return Machine(self._applier(shard_id))
+        return Machine(self._applier(expect_shard(shard_id)))
 
     def background_maintenance(self, switch: CompactionSwitch | None = None) -> BackgroundMaintenance:
         """Threads that do what appends hand back, for programs that maintain their own shards:
@@ -223,6 +254,8 @@ class PersistClient:
         Leaving it abandons what waits, `drain` before that waits for it. `switch`: one for all clients of a process, to
         stop compactions at once. With `settings.compaction.enabled` off it only drops and counts them.
         """
+        if not isinstance(switch, CompactionSwitch | None):
+            raise unexpected(switch, "switch", "a CompactionSwitch, or None")
         return BackgroundMaintenance(self._versions.settings.compaction, switch)
 
     @property
@@ -246,7 +279,7 @@ class PersistClient:
 
         SchemaIncompatible, a value, names the fields that stand against it. Idempotent, linearized. ShardNotFound.
         """
-        return evolve_schema(self.machine(shard_id), schema)[0]
+        return evolve_schema(self.machine(shard_id), expect_schema(schema))[0]
 
     def recent_upper(self, shard_id: ShardId) -> Antichain:
         """The shard's upper, never below one acknowledged before the call. ShardNotFound."""
@@ -256,6 +289,7 @@ class PersistClient:
         """How far the sink had come with its last acknowledged append; None when it never said. Linearized.
         ShardNotFound.
         """
+        expect_text(sink_id, "sink_id")
         return self.machine(shard_id).refresh().progress.get(sink_id)
 
     def inspect(self, shard_id: ShardId, *, known_seqno: int | None = None) -> Inspection:
@@ -264,7 +298,7 @@ class PersistClient:
         whether this is still the same history.
         """
         machine = self.machine(shard_id)
-        state = machine.refresh()
+        shard_id, state = machine.shard_id, machine.refresh()
         bounds = self._versions.live_diff_bounds(shard_id)
         if bounds is None:
             raise _not_found(shard_id, self._consensus)
@@ -366,6 +400,7 @@ class PersistClient:
 
     def _initialised(self, shard_id: ShardId, schema: Schema) -> tuple[Machine, int]:
         """The shard, made unless it exists, and the id of `schema` there."""
+        shard_id, schema = expect_shard(shard_id), expect_schema(schema)
         with self._lock:
             known = self._appliers.get(shard_id)
         if known is None:

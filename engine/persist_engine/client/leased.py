@@ -36,7 +36,7 @@ from persist_engine.shard.selection import Selection, Skipped, audit
 from persist_engine.storage.blob import Blob
 
 #: Format of `LeasedPart.to_bytes`. It crosses processes of one release, nothing durable.
-PART_FORMAT = 2
+PART_FORMAT = 3
 
 Rows = SnapshotFilter | ListenFilter | ChangesFilter
 """Which rows of a part belong to the read it came from."""

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from persist_engine.base.errors import Fenced, InvalidBounds, InvalidUsage, Unavailable
 from persist_engine.base.versioned import SeqNo
+from persist_engine.client.arguments import expect, expect_count, expect_seconds
 from persist_engine.client.changes import Changes, Shape
 from persist_engine.client.expiring import Expiring
 from persist_engine.client.leased import LeasedPart, PartLeases, Pin, Pins
@@ -29,7 +30,7 @@ from persist_engine.codec.predicate_text import Where, predicate_of
 from persist_engine.codec.projection import Projection
 from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import HollowBatch
-from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
+from persist_engine.model.frontier import DATA_TIME_MAX, Antichain, TimeLike, frontier_of, time_of
 from persist_engine.model.ids import LeasedReaderId, ShardId
 from persist_engine.model.trace import Trace
 from persist_engine.shard.fetch import PartSource
@@ -59,6 +60,7 @@ class ReadHandle(Expiring):
         schema `schema_id` (None: the newest), whatever becomes of the shard's later.
         """
         lease_ms = machine.settings.lease.reader_lease_ms if lease_ms is None else lease_ms
+        expect_count(lease_ms, "lease_ms", least=0)
         reader_id = LeasedReaderId.from_bytes(machine.env.random_bytes(16))
         registered, _ = machine.register_leased_reader(reader_id, lease_ms=lease_ms, purpose=purpose)
         return cls(
@@ -129,7 +131,7 @@ class ReadHandle(Expiring):
 
     def snapshot(
         self,
-        as_of: Antichain | int,
+        as_of: TimeLike,
         *,
         where: Where | None = None,
         columns: Sequence[str] | None = None,
@@ -146,6 +148,7 @@ class ReadHandle(Expiring):
         is closed.
         """
         time = self._time(as_of)
+        expect_seconds(timeout_s, "timeout_s")
         bound = self._filter(where)
         projection = None if columns is None else Projection.of(columns, self._schema)
         found = self._batches_at(time, since=time, timeout_s=timeout_s)
@@ -165,27 +168,34 @@ class ReadHandle(Expiring):
 
     def changes(
         self,
-        since: Antichain | int | None,
-        upto: Antichain | int,
+        since: TimeLike | None,
+        upto: TimeLike,
         *,
         shape: Shape = "updates",
         where: Where | None = None,
         columns: Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> Changes | SinceAhead:
-        """What happened after `since` (None: from the beginning), at or before `upto`: updates consolidated at their own
-        times. `shape` "rows" says of each row what became of it. `where` and `columns` as in `snapshot`.
+        """What happened after `since`, at or before `upto`: updates consolidated at their own times. `shape` "rows" says
+        of each row what became of it. `where` and `columns` as in `snapshot`.
 
-        Adding the updates to the contents at `since` gives those at `upto`. Waits as `snapshot` does. SinceAhead when the
-        times right after `since` can no longer be told apart from it. InvalidBounds when `upto` is before `since`.
+        Adding the updates to the contents at `since` gives those at `upto`. None is from this handle's since on, as far back
+        as times can be told apart: the contents then, at that time, and what happened after it; adding all of it up gives
+        the contents at `upto`. Waits as `snapshot` does. SinceAhead when the times right after `since` can no longer be told
+        apart from it, or `upto` is before this handle's since. InvalidBounds when `upto` is before `since`.
         """
-        last = self._time(upto)
-        after = -1 if since is None else self._time(since)
+        last = self._time(upto, "upto")
+        expect_seconds(timeout_s, "timeout_s")
+        after = -1 if since is None else self._time(since, "since")
         if last < after:
             raise InvalidBounds(f"changes up to {last} are asked for after {after}", lower=after, upper=last)
+        own = self.since.time
+        earliest = 0 if since is not None or own is None else own  # a lost lease is told below
+        if last < earliest:
+            return SinceAhead(since=Antichain.of(earliest), as_of=last)
         bound = self._filter(where)
         projection = None if columns is None else Projection.of(columns, self._schema)
-        found = self._batches_at(last, since=max(after, 0), timeout_s=timeout_s)
+        found = self._batches_at(last, since=max(after, earliest), timeout_s=timeout_s)
         if isinstance(found, SinceAhead):
             return found
         pin, batches = found
@@ -194,6 +204,7 @@ class ReadHandle(Expiring):
             batches=batches,
             after=after,
             upto=last,
+            since=earliest,
             shape=shape,
             pin=pin,
             where=bound,
@@ -214,10 +225,13 @@ class ReadHandle(Expiring):
         snapshot = Snapshot(source=self._source("listen"), batches=batches, as_of=as_of, pin=pin, leases=self._leases)
         return snapshot, trace.upper
 
-    def listen(self, as_of: Antichain | int, *, where: Where | None = None) -> Listen | SinceAhead:
+    def listen(self, as_of: TimeLike, *, where: Where | None = None) -> Listen | SinceAhead:
         """Everything after `as_of` that passes `where` (see `snapshot`), as it is appended: an endless iterator of Updates
-        and Progress (it ends when the shard is closed). Moves this handle's since to `as_of`, and on as the iterator is
-        consumed; of several listeners the one furthest behind decides.
+        and Progress (it ends when the shard is closed).
+
+        Moves this handle's since to `as_of`, and on as the iterator is consumed; of several listeners the one furthest
+        behind decides. The shard's since follows where nothing else holds it: earlier times can then no longer be told
+        apart. Hold them with another reader, or with a critical one, before listening.
         """
         time = self._time(as_of)
         bound = self._filter(where)
@@ -230,10 +244,10 @@ class ReadHandle(Expiring):
         return listen
 
     def subscribe(
-        self, as_of: Antichain | int, *, where: Where | None = None, timeout_s: float | None = None
+        self, as_of: TimeLike, *, where: Where | None = None, timeout_s: float | None = None
     ) -> Iterator[Updates | Progress] | SinceAhead:
         """The contents at `as_of`, then Progress to the time after it, then everything after `as_of`, with no gap or
-        overlap; of rows that pass `where` (see `snapshot`).
+        overlap; of rows that pass `where` (see `snapshot`). Moves since as `listen` does.
         """
         snapshot = self.snapshot(as_of, where=where, timeout_s=timeout_s)
         if isinstance(snapshot, SinceAhead):
@@ -248,6 +262,7 @@ class ReadHandle(Expiring):
         """The rows of a part that a snapshot or a listener of any reader leased, from this process. See
         `LeasedPart.fetch`, which needs no reader.
         """
+        expect(part, LeasedPart, "part", "a LeasedPart")
         return pa.concat_tables(
             [
                 self._schema.updates_schema.empty_table(),
@@ -259,14 +274,14 @@ class ReadHandle(Expiring):
         """The part was consumed, by whomever: its blobs need not be kept for it. False when it was returned before.
         InvalidUsage for a part that another reader leased.
         """
-        return self._leases.give_back(part)
+        return self._leases.give_back(expect(part, LeasedPart, "part", "a LeasedPart"))
 
     @property
     def leased_parts(self) -> int:
         """Parts that were leased and not yet returned."""
         return self._leases.count
 
-    def downgrade_since(self, since: Antichain) -> Antichain:
+    def downgrade_since(self, since: TimeLike) -> Antichain:
         """Give up the times before `since` (one commit); the handle's since afterwards. Never goes back; idempotent. Stops
         at what listeners of this handle still need, while anybody refers to them and until they are closed.
 
@@ -275,6 +290,7 @@ class ReadHandle(Expiring):
         promised any more.
         """
         self.check_open()
+        since = frontier_of(since, "since")
         with self._lock:  # under which listeners begin
             since = reduce(Antichain.meet, (listener.needs for listener in self._listeners), since)
             self._since = self._since.join(since)
@@ -284,10 +300,11 @@ class ReadHandle(Expiring):
             self._downgraded_s = self._machine.env.monotonic_s()
             return self._since
 
-    def maybe_downgrade_since(self, since: Antichain) -> None:
+    def maybe_downgrade_since(self, since: TimeLike) -> None:
         """As `downgrade_since`, but at most once in a quarter of the lease: for callers that progress with every
         append.
         """
+        since = frontier_of(since, "since")
         with self._lock:
             due = (self._machine.env.monotonic_s() - self._downgraded_s) * 1000 >= self._lease_ms // 4
         if due and not self._expired:
@@ -405,11 +422,11 @@ class ReadHandle(Expiring):
         machine, own_id = self._machine, self._schema_id
         return PartSource(machine.shard_id, machine.blob, self._schema, machine.retry, machine.metrics, own_id, path)
 
-    def _time(self, as_of: Antichain | int) -> int:
+    def _time(self, given: TimeLike, name: str = "as_of") -> int:
         self.check_open()
-        time = as_of.time if isinstance(as_of, Antichain) else as_of
-        if time is None or not 0 <= time <= DATA_TIME_MAX:
-            raise InvalidUsage(f"as_of must be a time in [0, {DATA_TIME_MAX}], not {as_of}")
+        time = time_of(given, name)
+        if not 0 <= time <= DATA_TIME_MAX:
+            raise InvalidUsage(f"{name} must be a time in [0, {DATA_TIME_MAX}], not {given}")
         return time
 
 
@@ -418,5 +435,6 @@ def _snapshot_then(snapshot: Snapshot, listen: Listen) -> Iterator[Updates | Pro
         with snapshot:
             for batch in snapshot.to_batches():
                 yield Updates(pa.Table.from_batches([batch]))
-        yield Progress(Antichain.of(snapshot.as_of + 1))
-        yield from listen
+        told = Antichain.of(snapshot.as_of + 1)
+        yield Progress(told)
+        yield from (event for event in listen if isinstance(event, Updates) or told < event.frontier)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.client.arguments import expect
 from persist_engine.model.commands import CriticalDowngraded, OpaqueMismatch
-from persist_engine.model.frontier import Antichain
+from persist_engine.model.frontier import Antichain, TimeLike, frontier_of
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.shard.machine import Machine
 
@@ -42,14 +44,14 @@ class SinceHandle:
         return self._opaque
 
     def compare_and_downgrade_since(
-        self, expected_opaque: bytes, new: tuple[bytes, Antichain]
+        self, expected_opaque: bytes, new: tuple[bytes, TimeLike]
     ) -> CriticalDowngraded | OpaqueMismatch:
         """Set (opaque, since) iff the opaque is the expected one; the since never goes back. Linearized.
 
         OpaqueMismatch names the token of whoever fenced this handle. Exactly once even when a store's answer is lost,
         provided that no two owners use the same token.
         """
-        new_opaque, new_since = new
+        new_opaque, new_since = _checked(expected_opaque, new)
         answer, _ = self._machine.compare_and_downgrade_since(
             self._critical_id, expected_opaque=expected_opaque, new_opaque=new_opaque, new_since=new_since
         )
@@ -62,11 +64,12 @@ class SinceHandle:
         return answer
 
     def maybe_compare_and_downgrade_since(
-        self, expected_opaque: bytes, new: tuple[bytes, Antichain]
+        self, expected_opaque: bytes, new: tuple[bytes, TimeLike]
     ) -> CriticalDowngraded | OpaqueMismatch | None:
         """As `compare_and_downgrade_since`, but None without a round trip when this handle moved its since less than
         `lease.critical_downgrade_interval_ms` ago: for callers in a loop.
         """
+        _checked(expected_opaque, new)
         interval_s = self._machine.settings.lease.critical_downgrade_interval_ms / 1000
         if self._downgraded_s is not None and self._machine.env.monotonic_s() - self._downgraded_s < interval_s:
             return None
@@ -76,3 +79,12 @@ class SinceHandle:
         """Let go of the hold for ever, for all processes; whether it existed. The shard's since stays where it is."""
         existed, _ = self._machine.expire_critical_reader(self._critical_id)
         return existed
+
+
+def _checked(expected_opaque: bytes, new: tuple[bytes, TimeLike]) -> tuple[bytes, Antichain]:
+    """The new opaque and since; InvalidUsage for what is none."""
+    expect(expected_opaque, bytes, "expected_opaque", "bytes")
+    wanted = "a tuple of the new opaque, bytes, and the new since"
+    if len(expect(new, tuple, "new", wanted)) != 2:
+        raise InvalidUsage(f"new must be {wanted}, not a tuple of {len(new)}")
+    return expect(new[0], bytes, "the new opaque", "bytes"), frontier_of(new[1], "the new since")

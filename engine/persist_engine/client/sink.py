@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_engine.base.errors import InvalidUsage, PersistError, SinkFailed, Unavailable, UpdateNotBeyondLower
+from persist_engine.client.arguments import expect, expect_count, expect_seconds, unexpected
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.sink_actors import (
     AllowWrites,
@@ -53,7 +54,7 @@ from persist_engine.flow.desired import DesiredFrontiers, Stream
 from persist_engine.flow.mint import Mint
 from persist_engine.flow.refresh import Refresh
 from persist_engine.flow.write import Write
-from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
+from persist_engine.model.frontier import DATA_TIME_MAX, Antichain, TimeLike, frontier_of
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.shard.watch import wait_until
 
@@ -86,6 +87,15 @@ class SinkOptions:
     """Where to; None: a temporary directory. Either way a directory of the sink's own in it, removed at the end."""
 
     def __post_init__(self) -> None:
+        for name in ("read_only", "errors"):
+            expect(getattr(self, name), bool, name, "True or False")
+        expect_count(self.workers, "workers", least=1)
+        expect_count(self.as_of, "as_of", least=0)
+        expect_count(self.memory_limit_bytes, "memory_limit_bytes", least=1)
+        if not isinstance(self.refresh, Refresh | None):
+            raise unexpected(self.refresh, "refresh", "a Refresh, or None")
+        if not isinstance(self.spill_directory, Path | None):
+            raise unexpected(self.spill_directory, "spill_directory", "a Path, or None")
         if not 1 <= self.workers <= WORKERS_MAX:
             raise InvalidUsage(f"a sink has 1 to {WORKERS_MAX} workers, not {self.workers}")
         if not 0 <= self.as_of <= DATA_TIME_MAX:
@@ -192,15 +202,15 @@ class SinkInput:
             if table.num_rows:
                 self._sink.insert_tagged(self._checked(table, lower))
 
-    def advance(self, frontier: Antichain) -> None:
+    def advance(self, frontier: TimeLike) -> None:
         """No more updates before `frontier`; empty: none at all. Idempotent. InvalidUsage when it goes back."""
-        self._advance(Stream.OK, frontier)
+        self._advance(Stream.OK, frontier_of(frontier))
 
-    def advance_errors(self, frontier: Antichain) -> None:
+    def advance_errors(self, frontier: TimeLike) -> None:
         """No more updates of errors before `frontier`. Only what both frontiers have passed is written."""
         if not self._sink.options.errors:
             raise InvalidUsage("this sink was opened without errors")
-        self._advance(Stream.ERR, frontier)
+        self._advance(Stream.ERR, frontier_of(frontier))
 
     def _advance(self, stream: Stream, frontier: Antichain) -> None:
         with self._lock:
@@ -279,11 +289,13 @@ class Sink:
             lapses=self._parts.reader.lapses + self._parts.control.lapses,
         )
 
-    def wait_for_upper(self, frontier: Antichain, *, timeout_s: float | None = None) -> bool:
+    def wait_for_upper(self, frontier: TimeLike, *, timeout_s: float | None = None) -> bool:
         """Wait until the shard's upper is at or past `frontier`, whoever wrote it; false when `timeout_s` passed
         first. SinkFailed.
         """
-        return self._wait(lambda: frontier <= self._machine.state.trace.upper, timeout_s)
+        target = frontier_of(frontier)
+        expect_seconds(timeout_s, "timeout_s")
+        return self._wait(lambda: target <= self._machine.state.trace.upper, timeout_s)
 
     def take_maintenance(self) -> Maintenance:
         """What appends since the last call left for later; who wants to, performs it."""

@@ -24,9 +24,10 @@ import pyarrow as pa
 from persist_engine.base.errors import AmbiguousAppend
 from persist_engine.client.batch import Batch, BatchBuilder
 from persist_engine.client.listen import Progress
+from persist_engine.client.outcomes import Appended, UpperMismatch
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.sink_readback import ReadBack
-from persist_engine.client.write import Appended, UpperMismatch, WriteHandle
+from persist_engine.client.write import WriteHandle
 from persist_engine.codec.exchange import deal
 from persist_engine.flow.append import Append, Commit, Delete
 from persist_engine.flow.correction import BufferSize

@@ -16,6 +16,8 @@ from typing import NoReturn, Self
 import pyarrow as pa
 
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.refusal import Refusal
+from persist_engine.client.arguments import expect_count
 from persist_engine.client.leased import LeasedPart, PartLeases, Pin
 from persist_engine.client.splits import SnapshotSplit, choose_ranges
 from persist_engine.codec.filter import Filter
@@ -37,36 +39,36 @@ BATCH_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class SinceAhead:
+class SinceAhead(Refusal):
     """The answer to a read that came too late: the shard can only be read at or past `since`. Using it as a snapshot
-    raises.
+    raises InvalidUsage naming both.
     """
 
     since: Antichain
     as_of: int
 
+    @property
+    def meaning(self) -> str:
+        """See Refusal."""
+        end = "the reader has none left" if self.since.is_empty() else f"read at {self.since.time} or later"
+        text = f"cannot read at as_of {self.as_of}: times before since {self.since} can no longer be told apart"
+        return f"{text}; {end}"
+
     def to_table(self) -> NoReturn:
-        """Raises InvalidUsage naming both frontiers."""
-        raise InvalidUsage(
-            f"cannot read at as_of {self.as_of}: times before since {self.since} can no longer be told apart",
-            as_of=self.as_of,
-            since=self.since,
-        )
+        """Raises."""
+        self.refuse("to_table")
 
     def to_batches(self) -> NoReturn:
-        """Raises InvalidUsage naming both frontiers."""
-        self.to_table()
+        """Raises."""
+        self.refuse("to_batches")
 
     def splits(self, _count: int) -> NoReturn:
-        """Raises InvalidUsage naming both frontiers."""
-        self.to_table()
+        """Raises."""
+        self.refuse("splits")
 
     def count(self) -> NoReturn:
-        """Raises InvalidUsage naming both frontiers."""
-        self.to_table()
-
-    def __iter__(self) -> NoReturn:
-        self.to_table()
+        """Raises."""
+        self.refuse("count")
 
 
 class Snapshot:
@@ -145,8 +147,7 @@ class Snapshot:
         Read them anywhere while this snapshot stays open: a split holds no lease.
         """
         self.check_open()
-        if count < 1:
-            raise InvalidUsage(f"a snapshot is cut into at least 1 split, not {count}")
+        expect_count(count, "count", least=1)
         contents = self._contents
         ranges = choose_ranges(contents.batches, self.schema, count)
         first, *others = (SnapshotSplit.of(contents, key_range) for key_range in ranges)

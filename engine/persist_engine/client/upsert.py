@@ -26,14 +26,16 @@ from persist_engine.base.errors import (
     PersistError,
     UpdateBeyondUpper,
 )
+from persist_engine.client.arguments import expect, expect_progress
 from persist_engine.client.expiring import Expiring
+from persist_engine.client.outcomes import Appended, AppendOutcome, ProgressMismatch, UpperMismatch
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.upsert_follow import Hydration, UpsertFollower
 from persist_engine.client.upsert_rows import UpsertRows
 from persist_engine.client.upsert_stores import OpenStore
-from persist_engine.client.write import Appended, AppendOutcome, ProgressMismatch, UpperMismatch, WriteHandle
+from persist_engine.client.write import WriteHandle
 from persist_engine.flow.upsert import Emission, UpsertMachine
-from persist_engine.model.frontier import DATA_TIME_MAX, MINIMUM, Antichain
+from persist_engine.model.frontier import DATA_TIME_MAX, MINIMUM, Antichain, TimeLike, frontier_of
 from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.shard.applier import NO_MAINTENANCE
@@ -64,6 +66,9 @@ class UpsertHandle(Expiring):
     state is hydrated when first needed, and again after a failure that left it half way or a lease that ran out: a handle
     that raised Unavailable, Fenced or MissingBlob may be used on. Every call raises SchemaMismatch once the shard's schema
     has evolved past the handle's.
+
+    Its reader follows what is written and lets since go up to the last time written: where nothing else holds it, the
+    shard's since moves on, and earlier times can no longer be told apart. Hold them with another reader, or a critical one.
     """
 
     def __init__(
@@ -115,6 +120,7 @@ class UpsertHandle(Expiring):
         Linearized: the shard's contents after Upserted are those before with exactly these commands applied. `progress` as
         in `WriteHandle.compare_and_append`; ProgressMismatch: nothing was written.
         """
+        expect_progress(progress, expected_progress)
         rows = self._rows.commands(commands, has_time=False)
         with self._turn():
             return self._write(rows, None, progress, expected_progress)
@@ -123,7 +129,7 @@ class UpsertHandle(Expiring):
         self,
         commands: Any,
         *,
-        upper: Antichain,
+        upper: TimeLike,
         progress: tuple[str, bytes] | None = None,
         expected_progress: bytes | None = None,
     ) -> Upserted | ProgressMismatch:
@@ -133,6 +139,8 @@ class UpsertHandle(Expiring):
 
         Within one time order keys decide, as in `upsert`; a later time wins whatever its order. UpdateBeyondUpper.
         """
+        upper = frontier_of(upper, "upper")
+        expect_progress(progress, expected_progress)
         rows = self._rows.commands(commands, has_time=True)
         last = max(rows.column("time").to_numpy().max(initial=-1), -1)
         if upper.less_equal(int(last)):
@@ -148,6 +156,7 @@ class UpsertHandle(Expiring):
         Without an `order` column each table counts after those before it. InvalidUsage when orders of two tables do not
         compare: in one whole numbers, in another instants, or of another unit, or none.
         """
+        expect(commands, Iterable, "commands", "an iterable of Arrow tables or record batches")
         with self._turn():
             return self._write_stream(commands)
 

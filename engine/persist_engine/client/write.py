@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from persist_engine.base.errors import (
     BatchNotFromThisShard,
@@ -20,50 +19,25 @@ from persist_engine.base.errors import (
     SchemaMismatch,
 )
 from persist_engine.base.version import check_readable
+from persist_engine.client.arguments import expect, expect_all, expect_progress, expect_seconds
 from persist_engine.client.batch import Batch, BatchBuilder, flush_inline_parts, without_inline_parts
 from persist_engine.client.expiring import Expiring
 from persist_engine.client.joined import combined_inline_parts, joined, restaged
+from persist_engine.client.outcomes import Appended, AppendOutcome, ProgressMismatch, UpperMismatch
 from persist_engine.codec.batch import decode_transmittable
 from persist_engine.codec.ingest import Updates
 from persist_engine.codec.schema import Schema
 from persist_engine.model import commands
 from persist_engine.model.batch import HollowBatch
-from persist_engine.model.frontier import MINIMUM, Antichain, Description
+from persist_engine.model.frontier import MINIMUM, Antichain, Description, TimeLike, frontier_of
 from persist_engine.model.ids import RunId, ShardId, WriterId
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.rewrite import check_truncation
 from persist_engine.model.state import SourceProgress
-from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.live_blobs import live_part_keys
 from persist_engine.shard.machine import Machine
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """The updates are part of the shard, whose upper was then `upper`. `maintenance`: what should be done soon."""
-
-    upper: Antichain
-    maintenance: Maintenance = NO_MAINTENANCE
-
-
-@dataclass(frozen=True, slots=True)
-class UpperMismatch:
-    """Nothing was appended: the shard's upper is `current`, not `expected`."""
-
-    current: Antichain
-    expected: Antichain
-
-
-@dataclass(frozen=True, slots=True)
-class ProgressMismatch:
-    """Nothing was appended: the stored progress of the sink is `current`."""
-
-    current: SourceProgress | None
-
-
-AppendOutcome = Appended | UpperMismatch | ProgressMismatch
 
 
 class WriteHandle(Expiring):
@@ -140,23 +114,25 @@ class WriteHandle(Expiring):
         self._upper = self._upper.join(self._machine.fetch_recent_upper())
         return self._upper
 
-    def wait_for_upper_past(self, frontier: Antichain, timeout: float | None = None) -> bool:
+    def wait_for_upper_past(self, frontier: TimeLike, timeout: float | None = None) -> bool:
         """Wait until `frontier` is strictly before the shard's upper; see Machine.wait_for_upper_past."""
-        past = self._machine.wait_for_upper_past(frontier, timeout)
+        expect_seconds(timeout, "timeout")
+        past = self._machine.wait_for_upper_past(frontier_of(frontier), timeout)
         self.shared_upper()
         return past
 
     # -- staging ------------------------------------------------------------------------------------------------------
 
-    def builder(self, lower: Antichain) -> BatchBuilder:
+    def builder(self, lower: TimeLike) -> BatchBuilder:
         """Stage updates at or beyond `lower` bit by bit; `BatchBuilder.finish(upper)` makes the batch."""
         self._check_open()
+        lower = frontier_of(lower, "lower")
         return BatchBuilder(self._machine, lower, schema=self._schema, schema_id=self._schema_id)
 
-    def batch(self, updates: Updates, *, lower: Antichain, upper: Antichain) -> Batch:
+    def batch(self, updates: Updates, *, lower: TimeLike, upper: TimeLike) -> Batch:
         """Stage `updates` as a batch of [lower, upper), durable when this returns. Nothing is appended."""
         self._check_open()
-        _check_bounds(lower, upper)
+        lower, upper = _bounds(lower, upper)
         builder = BatchBuilder(self._machine, lower, schema=self._schema, schema_id=self._schema_id, upper=upper)
         builder.add(updates)
         return builder.finish(upper)
@@ -171,7 +147,8 @@ class WriteHandle(Expiring):
         shard names. Where the word is false data are lost: the blobs of a copy that was appended are deleted, or blobs
         that the shard has let go of are linked again and found missing when they are read.
         """
-        shard_id, version, hollow = decode_transmittable(data)
+        expect(is_only_copy, bool, "is_only_copy", "True or False")
+        shard_id, version, hollow = decode_transmittable(expect(data, bytes, "data", "bytes"))
         if shard_id != self.shard_id:
             raise BatchNotFromThisShard(
                 f"batch of shard {shard_id} given to shard {self.shard_id}",
@@ -191,7 +168,7 @@ class WriteHandle(Expiring):
 
     def delete_batches(self, batches: Sequence[Batch]) -> None:
         """`Batch.delete` of each, with one look at the shard for all. For batches that nobody appends, now or later."""
-        left = [batch for batch in batches if not batch.is_deleted]
+        left = [batch for batch in expect_all(batches, Batch, "batches", "batches") if not batch.is_deleted]
         for batch in left:
             batch.check_deletable()
         is_doubtful = any(batch.may_have_copies and batch.has_blobs for batch in left)
@@ -201,6 +178,7 @@ class WriteHandle(Expiring):
 
     def discard(self, batch: Batch) -> None:
         """`Batch.delete`, without hiding the answer that is known behind a failure to delete: the blobs are then left."""
+        expect(batch, Batch, "batch", "a Batch")
         try:
             batch.delete()
         except PersistError as error:
@@ -214,16 +192,19 @@ class WriteHandle(Expiring):
         self,
         updates: Updates,
         *,
-        expected_upper: Antichain,
-        new_upper: Antichain,
+        expected_upper: TimeLike,
+        new_upper: TimeLike,
         progress: tuple[str, bytes] | None = None,
         expected_progress: bytes | None = None,
     ) -> AppendOutcome:
         """Append `updates` with times in [expected_upper, new_upper) iff the shard's upper is `expected_upper`.
         Exactly once or not at all; what was staged and not appended is deleted.
 
-        `progress` (sink id, token) is stored with the data, iff the token stored so far is `expected_progress`.
+        UpperMismatch is a value that says that nothing was appended: look at what comes back. `progress` (sink id, token)
+        is stored with the data, iff the token stored so far is `expected_progress`; else ProgressMismatch.
         """
+        expected_upper, new_upper = _bounds(expected_upper, new_upper, "expected_upper", "new_upper")
+        expect_progress(progress, expected_progress)
         batch = self.batch(updates, lower=expected_upper, upper=new_upper)
         try:
             outcome = self.compare_and_append_batch(
@@ -240,10 +221,11 @@ class WriteHandle(Expiring):
             self.discard(batch)
         return outcome
 
-    def append(self, updates: Updates, *, lower: Antichain, upper: Antichain) -> Appended | UpperMismatch:
+    def append(self, updates: Updates, *, lower: TimeLike, upper: TimeLike) -> Appended | UpperMismatch:
         """Append those of `updates` that are not yet written: for many writers of identical data. See
         `append_batch`.
         """
+        lower, upper = _bounds(lower, upper)
         batch = self.batch(updates, lower=lower, upper=upper)
         try:
             return self.append_batch(batch, lower, upper)
@@ -251,12 +233,14 @@ class WriteHandle(Expiring):
             self.discard(batch)
             raise
 
-    def append_batch(self, batch: Batch, lower: Antichain, upper: Antichain) -> Appended | UpperMismatch:
+    def append_batch(self, batch: Batch, lower: TimeLike, upper: TimeLike) -> Appended | UpperMismatch:
         """Append the part of `batch` that lies past the shard's upper, whatever others have written of [lower, upper).
 
         Appended also when all of it was there already. UpperMismatch only when there is a gap before `lower`. Either
         way the batch has come to its end: it is part of the shard or deleted.
         """
+        lower, upper = _bounds(lower, upper)
+        expect(batch, Batch, "batch", "a Batch")
         while True:
             outcome = self.compare_and_append_batch([batch], expected_upper=lower, new_upper=upper)
             match outcome:
@@ -274,8 +258,8 @@ class WriteHandle(Expiring):
         self,
         batches: Sequence[Batch],
         *,
-        expected_upper: Antichain,
-        new_upper: Antichain,
+        expected_upper: TimeLike,
+        new_upper: TimeLike,
         progress: tuple[str, bytes] | None = None,
         expected_progress: bytes | None = None,
     ) -> AppendOutcome:
@@ -291,7 +275,9 @@ class WriteHandle(Expiring):
         rewritten: copies of such a batch are to be appended with it only.
         """
         self._check_open()
-        _check_bounds(expected_upper, new_upper)
+        expected_upper, new_upper = _bounds(expected_upper, new_upper, "expected_upper", "new_upper")
+        expect_progress(progress, expected_progress)
+        expect_all(batches, Batch, "batches", "batches")
         self._check_batches(batches, expected_upper, new_upper)
         desc = Description(expected_upper, new_upper, MINIMUM)
         doubtful = self._doubtful(batches, desc, progress, expected_progress)
@@ -492,6 +478,11 @@ class WriteHandle(Expiring):
             check_truncation(batch.hollow, lower, upper, any_rewritten=rewritten)
 
 
-def _check_bounds(lower: Antichain, upper: Antichain) -> None:
+def _bounds(
+    lower: TimeLike, upper: TimeLike, lower_name: str = "lower", upper_name: str = "upper"
+) -> tuple[Antichain, Antichain]:
+    """The two as frontiers. InvalidBounds when nothing can lie between them."""
+    lower, upper = frontier_of(lower, lower_name), frontier_of(upper, upper_name)
     if lower.is_empty() or not lower <= upper:
         raise InvalidBounds(f"upper {upper} is before lower {lower}", lower=lower, upper=upper)
+    return lower, upper

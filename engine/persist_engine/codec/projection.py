@@ -32,6 +32,8 @@ class Projection:
         """
         if isinstance(columns, str):
             raise InvalidUsage(f"columns is a list of names, not the text {columns!r}")
+        if not isinstance(columns, Iterable):
+            raise InvalidUsage(f"columns is a list of names, not a {type(columns).__name__}")
         every = {side: [f"{side}.{name}" for name in names] for side, names in _sides(schema).items()}
         wanted: set[str] = set()
         for text in columns:

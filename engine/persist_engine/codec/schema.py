@@ -6,6 +6,7 @@ int64, diff int64.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -45,8 +46,10 @@ class Schema:
     val: pa.Schema
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "key", pa.schema(_allowed("key", list(self.key), 0)))
-        object.__setattr__(self, "val", pa.schema(_allowed("val", list(self.val), 0)))
+        for side, given in (("key", self.key), ("val", self.val)):
+            if not isinstance(given, Iterable) or not all(isinstance(field, pa.Field) for field in given):
+                raise InvalidUsage(f"{side} must be a pyarrow schema, not a {type(given).__name__}")
+            object.__setattr__(self, side, pa.schema(_allowed(side, list(given), 0)))
         if len(self.key) == 0:
             raise InvalidUsage("key schema has no fields: a key needs at least one")
 
@@ -55,6 +58,8 @@ class Schema:
         """The schema that two DDL texts declare (codec.ddl); InvalidUsage says whose text, the position and the
         field.
         """
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise InvalidUsage("key and value must be DDL texts")
         try:
             side = "key"
             key_schema = parse_ddl(key)

@@ -230,7 +230,8 @@ class UpsertState:
 
     def settle(self, keys: UInt64s, values: pa.LargeBinaryArray, previous: Records) -> PutStats:
         """Let each of the distinct `keys` hold its value, or nothing where it is null: what `merge` makes of the updates
-        that lead there from `previous`, which `multi_get` said of them last and which are settled.
+        that lead there from `previous`, without zeros behind the value. `previous` is settled, and what `multi_get` said of
+        the same keys last.
         """
         return self._put_distinct(keys, settled_records(values, self._seed), previous)
 
@@ -301,7 +302,7 @@ class UpsertState:
 def merged(before: Records, groups: Int64s, values: Words, diffs: Int64s, seed: UInt64s) -> Records:
     """Row g of the result is `before[g]` with every update i of `groups[i] == g` added (spec 16.3): the diff, length times
     diff, checksum times diff; and the value's words xored in when the diff is odd, a shorter payload being as one
-    continued by zeros. A key of which nothing is left is absent.
+    continued by zeros. A payload never gets shorter; a key of which nothing is left is absent.
 
     Only Snapshotting and absent records can be merged into: InvariantViolated.
     """
@@ -332,7 +333,10 @@ def merged(before: Records, groups: Int64s, values: Words, diffs: Int64s, seed: 
     gone[sums_zero] = ~any_nonzero(_payloads_of(words, np.flatnonzero(sums_zero)))
     for word, column in enumerate((np.full(len(before), Kind.SNAPSHOTTING), diff_sums, len_sums, checksum_sums)):
         data[words.starts + word] = column.view(np.uint64)
-    return _trimmed(words, diff_sums, len_sums, gone)
+    # No other payload is cut, whatever zeros it ends in: they may be a value's own, of which the sums do not tell yet.
+    if gone.any():
+        words = gather(data, words.starts, np.where(gone, 0, words.sizes))
+    return Records(words, ~gone)
 
 
 def decode(keys: UInt64s, records: Records, seed: UInt64s) -> pa.LargeBinaryArray:
@@ -455,23 +459,6 @@ def _xor_into(words: Words, groups: Int64s, values: Words) -> None:
         words.data[target] ^= values.data  # every group once
     else:
         np.bitwise_xor.at(words.data, target, values.data)
-
-
-def _trimmed(words: Words, diff_sums: Int64s, len_sums: Int64s, gone: Bools) -> Records:
-    """Without the records that are gone, and without the zeros behind a lone value: a payload is never cut otherwise."""
-    sizes = words.sizes
-    lengths = len_sums // WORD_BYTES
-    longer = (diff_sums == 1) & (len_sums >= 0) & (len_sums % WORD_BYTES == 0) & (lengths < sizes - HEADER_WORDS)
-    if longer.any():
-        rows = np.flatnonzero(longer)
-        kept = lengths[rows] + HEADER_WORDS
-        tails = gather(words.data, words.starts[rows] + kept, sizes[rows] - kept)
-        zero = ~any_nonzero(tails)
-        sizes[rows[zero]] = kept[zero]
-    sizes[gone] = 0
-    if (sizes != words.sizes).any():
-        words = gather(words.data, words.starts, sizes)
-    return Records(words, ~gone)
 
 
 def _is_settled(records: Records) -> Bools:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from persist_engine.base.refusal import Refusal
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.batch import HollowBatch, HollowRollup
 from persist_engine.model.frontier import Antichain
@@ -214,11 +215,16 @@ class CriticalDowngraded:
 
 
 @dataclass(frozen=True, slots=True)
-class OpaqueMismatch:
+class OpaqueMismatch(Refusal):
     """Somebody newer owns this reader."""
 
     opaque: bytes
     since: Antichain
+
+    @property
+    def meaning(self) -> str:
+        """See Refusal."""
+        return f"nothing was moved, another owner has taken over this critical reader, whose since is {self.since}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,21 @@ Order: A <= B iff every element of B is at or beyond A (spec 1.2). The minimum f
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import SupportsIndex
 
 from persist_engine.base.errors import InvalidUsage
 
 TIME_MAX = 2**64 - 1
 #: Times inside parts are stored as int64: data times stay below this.
 DATA_TIME_MAX = 2**63 - 1
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+#: Of what is no time, shown in an error.
+_SHOWN_CHARS_MAX = 60
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -22,13 +30,17 @@ class Antichain:
     time: int | None
 
     def __post_init__(self) -> None:
-        if self.time is not None and not 0 <= self.time <= TIME_MAX:
+        if self.time is None:
+            return
+        if type(self.time) is not int:
+            object.__setattr__(self, "time", time_of(self.time))
+        if not 0 <= self.time <= TIME_MAX:
             raise InvalidUsage(f"time {self.time} outside [0, 2**64 - 1]")
 
     @classmethod
-    def of(cls, time: int) -> Antichain:
-        """The frontier {time}."""
-        return cls(int(time))
+    def of(cls, time: Instant) -> Antichain:
+        """The frontier {time}; instants as `time_of` takes them. InvalidUsage for anything else."""
+        return cls(time_of(time))
 
     @classmethod
     def empty(cls) -> Antichain:
@@ -96,6 +108,78 @@ class Antichain:
 
 EMPTY = Antichain(None)
 MINIMUM = Antichain(0)
+
+Instant = SupportsIndex | datetime | str
+"""What says a time: a whole number, a datetime with its zone, or ISO 8601 text with it."""
+TimeLike = Instant | Antichain
+"""What callers may say where a time or a frontier is wanted."""
+
+
+def time_of(given: TimeLike, name: str = "time") -> int:
+    """The time that `given` says: a whole number itself, a frontier its time. A datetime or ISO 8601 text with its zone is
+    the millisecond since 1970 that it lies in, which is what the times of most shards count.
+
+    InvalidUsage names `name` and what is expected: for fractions, booleans, texts of digits, datetimes without a zone, and
+    the empty frontier, which has no time.
+    """
+    if type(given) is int:
+        return given
+    if isinstance(given, Antichain):
+        if given.time is None:
+            raise InvalidUsage(f"{name} must be a time; the frontier given is empty and has none")
+        return given.time
+    if isinstance(given, str):
+        return _millisecond_of(_parsed(given, name), given, name)
+    if isinstance(given, datetime):
+        return _millisecond_of(given, given, name)
+    if isinstance(given, bool):
+        raise _no_time(given, name)
+    try:
+        return operator.index(given)
+    except TypeError:
+        raise _no_time(given, name) from None
+
+
+def frontier_of(given: TimeLike, name: str = "frontier") -> Antichain:
+    """`given` itself where it is a frontier, the empty one too; else the frontier of the time that it says (`time_of`)."""
+    if isinstance(given, Antichain):
+        return given
+    time = time_of(given, name)
+    if not 0 <= time <= TIME_MAX:
+        raise InvalidUsage(f"{name} is time {time}, outside [0, 2**64 - 1]")
+    return Antichain(time)
+
+
+def _parsed(text: str, name: str) -> datetime:
+    if not text[:1].isdigit() or text.isdigit():  # Python takes 20130102 for a date
+        raise _no_time(text, name)
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise _no_time(text, name) from None
+
+
+def _millisecond_of(at: datetime, given: object, name: str) -> int:
+    try:
+        has_zone = at.utcoffset() is not None
+    except ValueError:  # of pandas' NaT, which is a datetime and none
+        raise _no_time(given, name) from None
+    if not has_zone:
+        raise InvalidUsage(
+            f"{name} is {_shown(given)}, which has no time zone and so says no instant: add one, as in "
+            f"{at.isoformat()}+00:00 or {at.isoformat()}Z"
+        )
+    return (at - _EPOCH) // _MILLISECOND
+
+
+def _no_time(given: object, name: str) -> InvalidUsage:
+    wanted = "a whole number, a datetime with its time zone, or ISO 8601 text such as 2013-01-02T03:04:05Z"
+    return InvalidUsage(f"{name} must be {wanted}, not {type(given).__name__} {_shown(given)}")
+
+
+def _shown(given: object) -> str:
+    text = repr(given)
+    return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[:_SHOWN_CHARS_MAX]}..."
 
 
 @dataclass(frozen=True, slots=True, repr=False)

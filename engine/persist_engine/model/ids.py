@@ -23,6 +23,8 @@ class _Id(str):
     what: ClassVar[str]
 
     def __new__(cls, text: str) -> Self:
+        if not isinstance(text, str):
+            raise InvalidUsage(f"a {cls.what} id is made of a text, not of a {type(text).__name__}")
         if not text.startswith(cls.letters) or not _UUID.fullmatch(text, len(cls.letters)):
             raise InvalidUsage(f"not a {cls.what} id: {text!r}, expected {cls.letters!r} followed by a lower-case UUID")
         return super().__new__(cls, text)

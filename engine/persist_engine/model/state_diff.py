@@ -191,6 +191,13 @@ def check_same_entry(state: ShardState, tag: bytes) -> None:
         raise forked_log(state, f"another entry stands at {state.seqno}", known=state.tag.hex(), found=tag.hex())
 
 
+def check_follows(state: ShardState, diff: StateDiff) -> None:
+    """ForkedLog unless the entry that `diff` names as its predecessor is the one that made `state`."""
+    if diff.predecessor != state.tag:
+        what = f"{diff.seqno_to} follows another entry"
+        raise forked_log(state, what, known=state.tag.hex(), found=diff.predecessor.hex())
+
+
 def forked_log(state: ShardState, what: str, **detail: Any) -> ForkedLog:
     """The error for a log that is not the one `state` comes from."""
     return ForkedLog(
@@ -209,13 +216,7 @@ def _applied(state: ShardState, diff: StateDiff, count: Callable[[str], None]) -
     check(state.seqno == diff.seqno_from, f"diff {diff.seqno_from} to {diff.seqno_to} applied to {state.seqno}")
     check(diff.seqno_from < diff.seqno_to, f"diff from {diff.seqno_from} to {diff.seqno_to} goes back")
     check_birth(state, diff.birth)
-    if diff.predecessor != state.tag:
-        raise forked_log(
-            state,
-            f"{diff.seqno_to} follows another entry",
-            known=state.tag.hex(),
-            found=diff.predecessor.hex(),
-        )
+    check_follows(state, diff)
     hostname = state.hostname
     for change in diff.hostname:
         if not isinstance(change, Update):

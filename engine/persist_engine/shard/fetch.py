@@ -89,18 +89,20 @@ class ListenFilter:
 
 @dataclass(frozen=True, slots=True)
 class ChangesFilter:
-    """Rows after `after` (-1: from the beginning) and at or before `upto`, unchanged."""
+    """Rows after `after` (-1: from the beginning) and at or before `upto`; those before `since` as of it."""
 
     after: int
     upto: int
+    since: int = 0
 
     def apply(self, table: pa.Table) -> pa.Table:
         """The rows that pass, with their times as the reader sees them."""
-        return updates.time_filter(table, Antichain.of(self.after + 1), Antichain.of(self.upto + 1))
+        rows = updates.time_filter(table, Antichain.of(self.after + 1), Antichain.of(self.upto + 1))
+        return updates.advance_times(rows, Antichain.of(self.since)) if self.since else rows
 
     def seen(self, time: int) -> int:
         """What `apply` makes of one time."""
-        return time
+        return max(time, self.since)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,11 @@ class Machine:
         return self._applier.state
 
     @property
+    def staging_floor_ms(self) -> int:
+        """No part that was staged before it is linked, as far as this process knows; 0 before the first orphan scan."""
+        return self.state.staging_floor_ms or 0
+
+    @property
     def schema_id(self) -> int:
         """Id of the newest registered schema."""
         return max(self.state.schemas)

@@ -15,10 +15,9 @@ from typing import Protocol
 import pyarrow as pa
 
 from persist_engine.base.metrics import Metrics
-from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.codec.checksum import checksum
 from persist_engine.codec.inline_part import INLINE_FORMAT_NAME, ROW_BYTES_MIN, decode_inline, encode_inline
-from persist_engine.codec.keys import blob_key, part_key
+from persist_engine.codec.keys import blob_key
 from persist_engine.codec.order import KEY_LOWER_BYTES_MAX, key_lower
 from persist_engine.codec.part import PART_FORMAT_NAME, encode_part, schema_of
 from persist_engine.codec.part_stats import part_stats
@@ -26,9 +25,8 @@ from persist_engine.codec.schema import Schema
 from persist_engine.codec.updates import diffs_sum
 from persist_engine.model.batch import HollowPart, HollowRun, InlinePart, Part, RunPart
 from persist_engine.model.frontier import Description
-from persist_engine.model.ids import PartId
 from persist_engine.model.merge_result import wrapped
-from persist_engine.shard.runs import RunWriter, deletion_waves
+from persist_engine.shard.runs import RunWriter, deletion_waves, new_part_key
 
 
 class PartStore(RunWriter, Protocol):
@@ -87,7 +85,7 @@ def delete_parts(store: PartStore, parts: Iterable[RunPart]) -> None:
 
 
 def _set_blob(store: PartStore, data: bytes, table: pa.Table, *, schema: Schema, schema_id: int | None) -> HollowPart:
-    key = part_key(APPLIER_VERSION, PartId.staged_at(store.env.now_ms(), store.env.random_bytes(10)))
+    key = new_part_key(store)
     whole_key = blob_key(store.shard_id, key)
     store.retry.external("set part", lambda: store.blob.set(whole_key, data), shard=store.shard_id)
     store.metrics.count("shard_blob_sets", shard=store.shard_id)

@@ -26,6 +26,8 @@ INSIST_S = 1.0
 _DEADLINE_S: ContextVar[float | None] = ContextVar("deadline_s", default=None)
 
 T = TypeVar("T")
+#: Told what is waited for, and what failed, before each further attempt; by the thread that waits.
+OnWait = Callable[[str, StorageError], None]
 
 
 class Backoff:
@@ -41,7 +43,9 @@ class Backoff:
         shard: str,
         kind: str,
         deadline_s: float | None = None,
+        on_wait: OnWait | None = None,
     ) -> None:
+        self._on_wait = on_wait
         self._env, self._settings, self._metrics = env, settings, metrics
         self._deadline_s = deadline_s
         self._labels = {"kind": kind, "op": what}
@@ -71,6 +75,8 @@ class Backoff:
                 attempts=self.attempts,
             ) from error
         self._log(error)
+        if self._on_wait is not None:
+            self._on_wait(self._subject, error)
         jitter = self._settings.jitter
         pause_ms = self._next_ms * self._env.uniform(1 - jitter, 1 + jitter)
         if give_up_ms is not None:
@@ -94,10 +100,11 @@ class Backoff:
 
 
 class Retry:
-    """The retry loop, and backoffs for others' loops. Thread-safe."""
+    """The retry loop, and backoffs for others' loops. Thread-safe. `on_wait`: for who shows people what is waited for."""
 
-    def __init__(self, env: Env, settings: RetrySettings, metrics: Metrics) -> None:
+    def __init__(self, env: Env, settings: RetrySettings, metrics: Metrics, *, on_wait: OnWait | None = None) -> None:
         self._env, self._settings, self._metrics = env, settings, metrics
+        self.on_wait = on_wait
 
     @property
     def env(self) -> Env:
@@ -107,7 +114,14 @@ class Retry:
     def backoff(self, what: str, *, shard: str, kind: str = "command") -> Backoff:
         """A fresh backoff for a loop of the caller's own."""
         return Backoff(
-            self._env, self._settings, self._metrics, what=what, shard=shard, kind=kind, deadline_s=_DEADLINE_S.get()
+            self._env,
+            self._settings,
+            self._metrics,
+            what=what,
+            shard=shard,
+            kind=kind,
+            deadline_s=_DEADLINE_S.get(),
+            on_wait=self.on_wait,
         )
 
     @contextmanager

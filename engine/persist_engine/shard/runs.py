@@ -59,6 +59,17 @@ class RunWriter(RunStore, Protocol):
     @property
     def settings(self) -> Settings: ...
 
+    @property
+    def staging_floor_ms(self) -> int: ...
+
+
+def new_part_key(store: RunWriter) -> str:
+    """The partial key of a blob that is staged now. Not before the shard's floor, as far as it is known here: a floor that was set
+    by clocks that ran ahead, or a clock here that is behind, would have it refused, for however long they differ.
+    """
+    staged_ms = max(store.env.now_ms(), store.staging_floor_ms)
+    return part_key(APPLIER_VERSION, PartId.staged_at(staged_ms, store.env.random_bytes(10)))
+
 
 # -- writing -----------------------------------------------------------------------------------------------------------
 
@@ -94,7 +105,7 @@ def _spilled(store: RunWriter, parts: Sequence[RunPart], limit: int, written: li
 
 def _write(store: RunWriter, parts: Sequence[RunPart], written: list[str]) -> HollowRun:
     data = encode_run_listing(store.shard_id, parts)
-    key = part_key(APPLIER_VERSION, PartId.staged_at(store.env.now_ms(), store.env.random_bytes(10)))
+    key = new_part_key(store)
     whole_key = blob_key(store.shard_id, key)
     written.append(key)  # before it is set: an attempt of unknown outcome may have left it
     store.retry.external("set run listing", lambda: store.blob.set(whole_key, data), shard=store.shard_id)

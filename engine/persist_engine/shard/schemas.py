@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.refusal import Refusal
 from persist_engine.codec.evolution import incompatibilities
 from persist_engine.codec.schema import Schema
 from persist_engine.model.commands import SchemaEvolved
@@ -14,11 +15,16 @@ from persist_engine.shard.machine import Machine
 
 
 @dataclass(frozen=True, slots=True)
-class SchemaIncompatible:
+class SchemaIncompatible(Refusal):
     """The shard's `current` schema cannot become the one asked for; `reasons` name the fields."""
 
     reasons: tuple[str, ...]
     current: Schema
+
+    @property
+    def meaning(self) -> str:
+        """See Refusal."""
+        return f"the schema stays as it is, since {'; '.join(self.reasons)}"
 
 
 def schema_id_of(machine: Machine, schema: Schema) -> int | None:

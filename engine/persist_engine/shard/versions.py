@@ -329,8 +329,10 @@ class StateVersions:
         if not diffs or diffs[0].seqno != after + 1:
             self.metrics.count("rollup_write", outcome="noop_truncated")
             return None
+        if diffs[-1].seqno < state.seqno:
+            raise forked_log(state, f"{self.consensus.address()} ends before it")
         check(
-            diffs[-1].seqno == state.seqno and len(diffs) == missing,
+            len(diffs) == missing,
             f"diffs of {shard_id} between {after} and {state.seqno} are not dense",
         )
         check_same_entry(state, diffs[-1].tip.tag)

@@ -2,18 +2,21 @@
 
 Tuned against boto3's defaults, each for a reason: no `Expect: 100-continue` (it doubles the latency of a put), no
 retries of the SDK (it turns the lost answer of a conditional put that won into a refusal; callers retry), time-outs in
-seconds. boto3's CRC32 travels with every put and is stored, and every get is checked against it.
+seconds. As the driver's bound silence only, each call is bounded as a whole (`deadlines`). boto3's CRC32 travels with
+every put and is stored, and every get is checked against it.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 import boto3.session
 import botocore.exceptions
+import botocore.parsers
 from botocore.config import Config
 from botocore.handlers import add_expect_header
 
@@ -25,10 +28,15 @@ from persist_engine.base.errors import (
     InvalidUsage,
     NotKept,
     PersistError,
+    StorageError,
+    StoreRefused,
     UnsafeStore,
 )
+from persist_engine.base.metrics import Metrics
 from persist_engine.storage.blob import BlobInfo
 from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix
+from persist_engine.storage.deadlines import Allowance, CallLimits, Deadlines, NotBegun
+from persist_engine.storage.refusals import is_untrusted
 from persist_engine.storage.urls import StoreUrl
 
 if TYPE_CHECKING:
@@ -38,6 +46,10 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 5.0
 #: Silence, not duration: S3's slowest first bytes take about 1 s; a put's answer may wait for a gateway's slow disk.
 READ_TIMEOUT_S = 30.0
+#: A call as a whole: connecting, and silence before and after the bytes; and what the slowest line is that anybody has.
+LIMITS = CallLimits(base_s=60.0, bytes_per_s=128 << 10, threads_max=64)
+#: Refused credentials are read again at most this often: a new client takes 50 ms of a core, and connects anew.
+CREDENTIALS_S = 5.0
 #: GC deletes with 32 in flight; two parts per writer and readers' fetches come on top.
 CONNECTIONS_MAX = 64
 #: Racers of the probe. Servers that only look conditional showed 2 to 16 winners of 16.
@@ -51,14 +63,23 @@ REQUEST_TIMEOUT = 408
 #: Where probes write; not part of any listing.
 PROBE_FOLDER = ".persist-probe/"
 
+T = TypeVar("T")
+
+
+class _Place(TypedDict):
+    Bucket: str
+    Key: str
+
+
 _probed: set[str] = set()
 _probed_lock = threading.Lock()
 
 
-def open_s3_blob(url: StoreUrl, *, env: Env) -> S3Blob:
+def open_s3_blob(url: StoreUrl, *, env: Env, metrics: Metrics) -> S3Blob:
     """Connect, see that the bucket answers and, once per process and location, that conditional writes exclude.
 
-    UnsafeStore when they do not; Determinate or Indeterminate naming address, bucket and code when it is out of reach.
+    UnsafeStore when they do not; StoreRefused when bucket, credentials or endpoint are wrong; Determinate or Indeterminate
+    naming address, bucket and code when it is out of reach.
     `probe=false` in the URL skips the check, for readers that may not write.
     """
     if not url.host or url.port is not None or url.user or url.password:
@@ -73,15 +94,29 @@ def open_s3_blob(url: StoreUrl, *, env: Env) -> S3Blob:
     address = f"s3://{url.host}/{prefix}" + (f" ({_host_of(endpoint)})" if endpoint else "")
     try:
         blob = S3Blob(
-            lambda: _client(url, endpoint), bucket=url.host, prefix=f"{prefix}/" if prefix else "", address=address
+            lambda: _client(url, endpoint),
+            bucket=url.host,
+            prefix=f"{prefix}/" if prefix else "",
+            address=address,
+            env=env,
+            metrics=metrics,
         )
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
         raise InvalidUsage(f"open {address}: {error}") from error
     try:
         if url.flag("probe", default=True):
-            blob.probe(env)
+            blob.probe()
         else:
             next(blob.list_prefix("probe"), None)
+    except RecursionError as error:
+        blob.close()
+        text = "the endpoint redirects without end: is it S3, and http where it wants https?"
+        raise StoreRefused(f"open blob store: {address}: {text}") from error
+    except StorageError as error:
+        blob.close()
+        if _is_refusal(error.__cause__):
+            raise StoreRefused(f"open blob store: {error}") from error
+        raise
     except BaseException:
         blob.close()
         raise
@@ -91,8 +126,21 @@ def open_s3_blob(url: StoreUrl, *, env: Env) -> S3Blob:
 class S3Blob:
     """Objects under `prefix` (empty or ending in a slash) of one bucket. Thread-safe, and of use on both sides of a fork."""
 
-    def __init__(self, connect: Callable[[], S3Client], *, bucket: str, prefix: str, address: str) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], S3Client],
+        *,
+        bucket: str,
+        prefix: str,
+        address: str,
+        env: Env,
+        metrics: Metrics,
+        limits: CallLimits = LIMITS,
+    ) -> None:
         self._connect = connect
+        self._env = env
+        self._deadlines = Deadlines(limits, address=address, env=env, metrics=metrics)
+        self._renewed_s = -math.inf
         self._opened: tuple[int, S3Client] = os.getpid(), connect()
         self._closed = False
         self._bucket = bucket
@@ -114,8 +162,9 @@ class S3Blob:
     def set(self, key: str, value: bytes) -> None:
         """See Blob. One request, whatever the size."""
         check_blob_value(key, value)
+        at = self._at(key)
         try:
-            self._client.put_object(Bucket=self._bucket, Key=self._prefix + key, Body=value)
+            self._run("set", lambda client, _: client.put_object(**at, Body=value), byte_count=len(value))
         except _DRIVER_ERRORS as error:
             raise self._mapped("set", key, error) from error
 
@@ -125,8 +174,9 @@ class S3Blob:
         size = self._size(key, "delete")
         if size is None:
             return None
+        at = self._at(key)
         try:
-            self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
+            self._run("delete", lambda client, _: client.delete_object(**at))
         except _DRIVER_ERRORS as error:
             if _code(error) in _MISSING_CODES:
                 return None
@@ -137,8 +187,7 @@ class S3Blob:
         """See Blob. One request per thousand objects."""
         check_prefix(prefix)
         try:
-            pages = self._client.get_paginator("list_objects_v2")
-            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix):
+            for page in self._pages("list_objects_v2", "list", self._prefix + prefix):
                 self._check_whole(page, "NextContinuationToken", "list", prefix)
                 for row in page.get("Contents", ()):
                     key = row["Key"].removeprefix(self._prefix)
@@ -155,16 +204,16 @@ class S3Blob:
         check_blob_key(key)
         if self._size(key, "restore") is not None:
             return
-        bucket, name = self._bucket, self._prefix + key
+        name = self._prefix + key
         markers: list[str] = []
         kept = 0
         try:
-            for page in self._client.get_paginator("list_object_versions").paginate(Bucket=bucket, Prefix=name):
+            for page in self._pages("list_object_versions", "restore", name):
                 self._check_whole(page, "NextKeyMarker", "restore", key)
                 kept += sum(row["Key"] == name for row in page.get("Versions", ()))
                 markers += [row["VersionId"] for row in page.get("DeleteMarkers", ()) if row["Key"] == name]
             for marker in markers if kept else ():
-                self._client.delete_object(Bucket=bucket, Key=name, VersionId=marker)
+                self._unmark(key, marker)
         except _DRIVER_ERRORS as error:
             if _status(error) != NOT_IMPLEMENTED:
                 raise self._mapped("restore", key, error) from error
@@ -182,7 +231,7 @@ class S3Blob:
         if pid in (os.getpid(), _NOBODY):
             client.close()
 
-    def probe(self, env: Env) -> None:
+    def probe(self) -> None:
         """Race conditional puts for one fresh key: UnsafeStore unless exactly one wins and its bytes are what is there.
 
         A location that passed is not asked again by this process. The object is deleted in any case.
@@ -190,7 +239,7 @@ class S3Blob:
         with _probed_lock:
             if self._address in _probed:
                 return
-        key = f"{self._prefix}{PROBE_FOLDER}{env.random_bytes(16).hex()}"
+        key = f"{PROBE_FOLDER}{self._env.random_bytes(16).hex()}"
         try:
             for _ in range(PROBE_ROUNDS_MAX):
                 outcomes = _race(lambda racer: self._put_if_absent(key, racer), PROBE_RACERS)
@@ -210,7 +259,7 @@ class S3Blob:
     @property
     def _client(self) -> S3Client:
         """This process's own: over connections that a fork copied, each side would be given the other's answers. Made anew
-        when its credentials were refused, since it reads a file of them only once.
+        when its credentials were refused, since it reads a file of them only once, but every CREDENTIALS_S at most.
         """
         if self._closed:
             # Not an error of the store, which would be tried again, without end.
@@ -221,9 +270,28 @@ class S3Blob:
             self._opened = os.getpid(), client
         return client
 
+    def _at(self, key: str) -> _Place:
+        return {"Bucket": self._bucket, "Key": self._prefix + key}
+
+    def _run(self, verb: str, call: Callable[[S3Client, Allowance], T], *, byte_count: int = 0) -> T:
+        """One request and its whole answer, in the time that its bytes may take."""
+        client = self._client
+        return self._deadlines.run(verb, lambda allowance: call(client, allowance), byte_count=byte_count)
+
+    def _pages(
+        self, operation: Literal["list_objects_v2", "list_object_versions"], verb: str, prefix: str
+    ) -> Iterator[Any]:
+        pages = iter(self._client.get_paginator(operation).paginate(Bucket=self._bucket, Prefix=prefix))
+        while (page := self._run(verb, lambda *_: next(pages, None))) is not None:
+            yield page
+
+    def _unmark(self, key: str, marker: str) -> None:
+        self._run("restore", lambda client, _: client.delete_object(**self._at(key), VersionId=marker))
+
     def _put_if_absent(self, key: str, racer: int) -> str:
+        at, body = self._at(key), b"%d" % racer
         try:
-            self._client.put_object(Bucket=self._bucket, Key=key, Body=b"%d" % racer, IfNoneMatch="*")
+            self._run("probe", lambda client, _: client.put_object(**at, Body=body, IfNoneMatch="*"))
         except _DRIVER_ERRORS as error:
             if _status(error) in (409, 412):
                 return "lost"
@@ -236,19 +304,19 @@ class S3Blob:
 
     def _kept_at(self, key: str) -> bytes:
         try:
-            return self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+            return self._read(key, "probe")
         except _DRIVER_ERRORS as error:
             raise self._mapped("probe", "", error) from error
 
     def _forget_probe(self, key: str) -> None:
         try:
-            self._client.delete_object(Bucket=self._bucket, Key=key)
+            self._run("probe", lambda client, _: client.delete_object(**self._at(key)))
         except _DRIVER_ERRORS:
             return  # a few bytes stay behind; what the probe found matters more
 
     def _fetch(self, key: str) -> bytes | None:
         try:
-            return self._client.get_object(Bucket=self._bucket, Key=self._prefix + key)["Body"].read()
+            return self._read(key, "get")
         except botocore.exceptions.FlexibleChecksumError:
             raise
         except _DRIVER_ERRORS as error:
@@ -256,18 +324,30 @@ class S3Blob:
                 return None
             raise self._mapped("get", key, error) from error
 
+    def _read(self, key: str, verb: str) -> bytes:
+        def read(client: S3Client, allowance: Allowance) -> bytes:
+            found = client.get_object(**self._at(key))
+            allowance.add(found.get("ContentLength", 0))
+            return found["Body"].read()
+
+        return self._run(verb, read)
+
     def _size(self, key: str, verb: str) -> int | None:
-        bucket, name = self._bucket, self._prefix + key
+        at = self._at(key)
+
+        def looked_at(client: S3Client, _: Allowance) -> int:
+            found = client.get_object(**at)
+            found["Body"].close()
+            return found.get("ContentLength", 0)
+
         try:
             try:
-                return self._client.head_object(Bucket=bucket, Key=name).get("ContentLength", 0)
+                return self._run(verb, lambda client, _: client.head_object(**at)).get("ContentLength", 0)
             except botocore.exceptions.ClientError as error:
                 if _status(error) != 404:
                     raise
             # The answer to a HEAD has no body: only a GET tells a missing object from a missing bucket.
-            found = self._client.get_object(Bucket=bucket, Key=name)
-            found["Body"].close()
-            return found.get("ContentLength", 0)
+            return self._run(verb, looked_at)
         except _DRIVER_ERRORS as error:
             if _code(error) in _MISSING_CODES:
                 return None
@@ -285,7 +365,10 @@ class S3Blob:
     def _mapped(self, verb: str, key: str, error: Exception) -> PersistError:
         text = f"{verb} {key}".rstrip() + f" at {self._address}"
         if _code(error) in _REFUSED_CREDENTIALS or isinstance(error, _NO_CREDENTIALS):
-            self._opened = _NOBODY, self._opened[1]  # in use by others, maybe
+            now_s = self._env.monotonic_s()
+            if now_s - self._renewed_s >= CREDENTIALS_S:
+                self._renewed_s = now_s
+                self._opened = _NOBODY, self._opened[1]  # in use by others, maybe
         if isinstance(error, botocore.exceptions.ClientError):
             status, code = _status(error), _code(error)
             text += f": bucket {self._bucket}: {code} ({status}): {error.response.get('Error', {}).get('Message', '')}"
@@ -307,12 +390,20 @@ _NO_CREDENTIALS = (
 )
 #: Codes that other credentials may help against; 403 where an answer has no body.
 _REFUSED_CREDENTIALS = ("403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
-_DRIVER_ERRORS = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, OSError)
+_DRIVER_ERRORS = (
+    botocore.exceptions.BotoCoreError,
+    botocore.exceptions.ClientError,
+    botocore.parsers.ResponseParserError,
+    OSError,
+)
+#: 4xx answers that another attempt may not meet.
+_TRANSIENT_STATUSES = (REQUEST_TIMEOUT, 409, 412, 425, 429)
 #: Raised before a request is on its way. A failing proxy is not among them: a connection that it resets after the request
 #: is told as one that was never made.
 _NEVER_SENT = (
     botocore.exceptions.EndpointConnectionError,
     botocore.exceptions.ConnectTimeoutError,
+    NotBegun,
     *_NO_CREDENTIALS,
 )
 _MISSING_CODES = ("NoSuchKey",)
@@ -378,3 +469,16 @@ def _status(error: Exception) -> int:
 
 
 _CLIENT_ERROR = botocore.exceptions.ClientError
+
+
+def _is_refusal(cause: BaseException | None) -> bool:
+    """Whether bucket, credentials or endpoint are wrong: to try again would not help."""
+    match cause:
+        case botocore.exceptions.ClientError():
+            is_final = 300 <= _status(cause) < 500 and _status(cause) not in _TRANSIENT_STATUSES
+            return is_final and _code(cause) not in _UNDECIDED_CODES
+        case botocore.exceptions.NoCredentialsError() | botocore.exceptions.PartialCredentialsError():
+            return True
+        case botocore.parsers.ResponseParserError():  # what answers is no S3
+            return True
+    return is_untrusted(cause)

@@ -9,7 +9,8 @@ after acknowledging is reported (ForkedLog), never silently overwritten. With th
 a log that was wiped or rolled back, and has grown to the very same length since, is not taken for the one we know. A
 restart that lost nothing is only logged.
 
-Acknowledged means: Redis has it, so Redis must keep it; `redis_durability` refuses settings that do not.
+Acknowledged means: Redis has it, so Redis must keep it; `redis_durability` refuses settings that do not, of the process that
+was opened and of each that takes its place.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import hashlib
 import logging
 import threading
 from collections.abc import Iterator
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast
@@ -35,13 +37,16 @@ from persist_engine.base.errors import (
     Indeterminate,
     InvalidUsage,
     PersistError,
+    StorageError,
+    StoreRefused,
     UnsafeStore,
 )
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData, tag_of
 from persist_engine.storage.checks import check_append, check_log_key, check_replace, check_scan, refuse_truncate
 from persist_engine.storage.notify import NEWS_BYTES_MAX
 from persist_engine.storage.notify_redis import news_channel
-from persist_engine.storage.redis_durability import CLUSTER_NODE, check_durability, check_role
+from persist_engine.storage.redis_durability import CLUSTER_NODE, RunWatch, check_durability, check_role
+from persist_engine.storage.refusals import is_untrusted
 from persist_engine.storage.urls import StoreUrl, pushes
 
 logger = logging.getLogger(__name__)
@@ -59,10 +64,14 @@ PAGE_BYTES_MAX = 4 << 20
 #: The journal in S3 that raises epochs comes with `ack=s3`; without it there is one epoch.
 EPOCH = "0"
 
+#: What to do about a server that has no memory left; stands after its own words.
+_FULL = (
+    "(redis is full and takes no commits: raise its maxmemory, or let `persist maintain gc` delete versions that nobody reads, "
+    "which works all the same)"
+)
 #: First words of replies that Redis gives instead of running a command (and their classes in redis-py).
 _REFUSALS = ("MISCONF", "BUSY", "NOREPLICAS", "NOAUTH", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN")
 _REFUSAL_CLASSES = (
-    redis.exceptions.OutOfMemoryError,
     redis.exceptions.ReadOnlyError,
     redis.exceptions.NoScriptError,
     redis.exceptions.NoPermissionError,
@@ -73,20 +82,34 @@ _REFUSAL_CLASSES = (
 )
 
 
+#: What a server answers to a password, a user or a database that it does not take.
+_REFUSED_WORDS = ("NOAUTH", "WRONGPASS", "NOPERM", "DENIED", "DB index", "invalid DB index")
+#: The name of no shard, so that no log has it.
+_NO_LOG = "s00000000-0000-0000-0000-000000000000"
+
+
 def open_redis_consensus(url: StoreUrl) -> RedisConsensus:
     """Connect, check that it is a primary on its own and, but for `unsafe=true`, that it keeps what it acknowledges; errors
-    as of open_consensus.
+    as of open_consensus, StoreRefused where Redis says that the URL is wrong.
     """
     if (ack := url.params.get("ack", "redis")) != "redis":
         raise InvalidUsage(f"{url.shown}: acknowledgement mode {ack!r} is not known; use ack=redis")
     prefix = url.params.get("prefix", "")
-    consensus = RedisConsensus(redis_pool(url), prefix=prefix, address=url.shown, push=pushes(url))
+    is_checked = not url.flag("unsafe", default=False)
+    pool = redis_pool(url, watch=RunWatch(address=url.shown) if is_checked else None)
+    consensus = RedisConsensus(pool, prefix=prefix, address=url.shown, push=pushes(url))
     try:
         notes = check_role(consensus.ask, address=url.shown)
-        if not url.flag("unsafe", default=False):
+        if is_checked:
             notes += check_durability(consensus.ask, address=url.shown)
         for note in notes:
             logger.warning("cannot verify a durability setting: %s", note, extra={"address": url.shown})
+        consensus.head(_NO_LOG)  # whether the user may do what every verb does
+    except StorageError as error:
+        consensus.close()
+        if _is_refusal(error.__cause__):
+            raise StoreRefused(f"open consensus: {error}") from error
+        raise
     except BaseException:
         consensus.close()
         raise
@@ -244,7 +267,8 @@ class RedisConsensus:
             raise InvalidUsage(f"{where}: it was closed")
         try:
             connection = self._pool.get_connection()  # type: ignore[no-untyped-call]  # unannotated in redis-py
-        except (redis.RedisError, OSError) as error:
+        except (redis.RedisError, OSError, UnicodeError) as error:
+            # UnicodeError: a host that no name server could be asked for, a password file that is none.
             raise Determinate(f"{where}: {error}", key=key) from error
         answered = False
         try:
@@ -317,8 +341,10 @@ class _Credentials(redis.CredentialProvider):
         return (self._user, password) if self._user else (password,)
 
 
-def redis_pool(url: StoreUrl) -> redis.BlockingConnectionPool:
-    """Connections to `url`, made when they are needed. InvalidUsage for parameters that make no sense together."""
+def redis_pool(url: StoreUrl, *, watch: RunWatch | None = None) -> redis.BlockingConnectionPool:
+    """Connections to `url`, made when they are needed; each meets `watch` before it is used. InvalidUsage for parameters that
+    make no sense together.
+    """
     database = url.path.strip("/") or "0"
     if not url.host or not database.isdecimal():
         raise InvalidUsage(f"{url.shown}: expected {url.scheme}://host[:port][/database number]")
@@ -345,6 +371,8 @@ def redis_pool(url: StoreUrl) -> redis.BlockingConnectionPool:
         options["redis_connect_func"] = _greeted
     elif "ca_file" in url.params:
         raise InvalidUsage(f"{url.shown}: ca_file is for rediss://")
+    if watch is not None:
+        options["redis_connect_func"] = partial(_watched, watch, url.shown)
     options |= {"max_connections": CONNECTIONS_MAX, "timeout": CONNECTION_WAIT_S}
     return redis.BlockingConnectionPool(**options)  # type: ignore[no-untyped-call]  # unannotated in redis-py
 
@@ -359,15 +387,49 @@ def _greeted(connection: redis.Connection) -> None:
         connection.read_response()
 
 
+def _watched(watch: RunWatch, address: str, connection: redis.Connection) -> None:
+    """As redis-py begins, then the question which process this is. That is an exchange, too: see _greeted."""
+
+    def ask(*command: str) -> Any:
+        try:
+            connection.send_command(*command, check_health=False)  # type: ignore[no-untyped-call]  # unannotated in redis-py
+            return connection.read_response()
+        except (redis.RedisError, OSError) as error:
+            # Whatever it is: what the connection is wanted for was not sent yet.
+            raise Determinate(f"{command[0]} at {address}: {error}") from error
+
+    try:
+        connection.on_connect()  # type: ignore[no-untyped-call]  # unannotated in redis-py
+        watch.meet(ask)
+    except BaseException:
+        # Or the pool would hand it out as one that was met.
+        connection.disconnect()  # type: ignore[no-untyped-call]  # unannotated in redis-py
+        raise
+
+
 def _mapped(where: str, key: str, error: Exception) -> PersistError:
     text = f"{where}: {error}"
     if isinstance(error, redis.ResponseError) and str(error).startswith("WRONGTYPE"):
         return CorruptData(f"{where}: another application's data stands in its place", key=key)
     if isinstance(error, redis.exceptions.AskError):  # MOVED too
         return UnsafeStore(f"{where}: redis {CLUSTER_NODE}", key=key)
+    if isinstance(error, redis.exceptions.OutOfMemoryError):
+        return Determinate(f"{text} {_FULL}", key=key)
     if isinstance(error, _REFUSAL_CLASSES) or str(error).startswith(_REFUSALS):
         return Determinate(text, key=key)
     return Indeterminate(text, key=key)
+
+
+def _is_refusal(cause: BaseException | None) -> bool:
+    """Whether the URL is wrong, or what it names: to try again would not help."""
+    match cause:
+        case redis.exceptions.AuthenticationError() | redis.exceptions.NoPermissionError():
+            return True
+        case redis.exceptions.InvalidResponse():  # what answers is no Redis
+            return True
+        case OSError() | UnicodeError():  # not of a socket, whose errors the driver wraps: the password file
+            return not isinstance(cause, TimeoutError | ConnectionError)
+    return str(cause).startswith(_REFUSED_WORDS) or is_untrusted(cause)
 
 
 def _glob_escaped(text: str) -> str:

@@ -51,7 +51,7 @@ def open_blob(url: str, *, env: Env, metrics: Metrics, create: bool = True) -> B
         case _:
             from persist_engine.storage.blob_s3 import open_s3_blob
 
-            blob = open_s3_blob(parsed, env=env)
+            blob = open_s3_blob(parsed, env=env, metrics=metrics)
     return MeteredBlob(blob, env=env, metrics=metrics)
 
 

@@ -40,6 +40,37 @@ _RULES = (
 )
 
 
+class RunWatch:
+    """Knows which Redis process was checked last, so that one that takes its place, after a restart or at the same address, is
+    checked before it is used. Thread-safe: who connects at the same time checks twice at worst.
+    """
+
+    def __init__(self, *, address: str) -> None:
+        self._address = address
+        self._run_id: str | None = None
+
+    def meet(self, ask: Ask) -> None:
+        """For each new connection, which `ask` sends its commands on: UnsafeStore unless its process is the one that is known,
+        or one that keeps what it acknowledges. The first is not checked: who opens the store does that. Costs one command.
+        """
+        known, run_id = self._run_id, _run_id(ask)
+        # Where it does not tell, each connection may lead to another one.
+        if known is not None and (run_id != known or not run_id):
+            check_durability(ask, address=self._address)
+        self._run_id = run_id
+
+
+def _run_id(ask: Ask) -> str:
+    """Of the process that answers; "" where INFO is forbidden."""
+    try:
+        lines = _text(ask("INFO", "server")).splitlines()
+    except PersistError as error:
+        if not _is_forbidden(error):
+            raise
+        return ""
+    return next((line.partition(":")[2] for line in lines if line.startswith("run_id:")), "")
+
+
 def check_role(ask: Ask, *, address: str) -> list[str]:
     """UnsafeStore unless it is a primary that holds every key by itself: no setting and no URL makes another one fit.
     Returns what could not be verified; `ask` as of check_durability.

@@ -1,9 +1,9 @@
 """A TCP proxy that loses what passes through it: between a client and a real server, on a free port of 127.0.0.1.
 
 Owns the fate of each exchange (what the client sends, up to what the server answers): it may be reset before anything of
-it is delivered, delivered and its answer lost, or delayed; while `partitioned`, nothing passes at all. A lost answer is
-seen by the client as a reset connection. Decisions are drawn from a seed in the order in which exchanges begin, which
-real threads decide: a proxy is a source of trouble, not of repeatable trouble.
+it is delivered, delivered and its answer lost, or delayed; while `partitioned`, nothing passes at all, while `trickling`
+some bytes a second. A lost answer is seen by the client as a reset connection. Decisions are drawn from a seed in the order
+in which exchanges begin, which real threads decide: a proxy is a source of trouble, not of repeatable trouble.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FaultProxy:
         self._on_exchange: Callable[[int], None] = _nobody_cares
         self._lock = threading.Lock()
         self._trouble = FINE
-        self._is_partitioned = False
+        self._is_partitioned = self._is_trickling = False
         self._closed = threading.Event()
         self._threads: list[threading.Thread] = []
         self.exchanges = self.resets = self.lost_answers = self.delays = 0
@@ -86,6 +86,15 @@ class FaultProxy:
             yield
         finally:
             self._is_partitioned = False
+
+    @contextmanager
+    def trickling(self) -> Iterator[None]:
+        """While open what passes does so byte by byte, in both directions: never silent, never done."""
+        self._is_trickling = True
+        try:
+            yield
+        finally:
+            self._is_trickling = False
 
     def close(self) -> None:
         """Reset every connection and stop listening. Idempotent."""
@@ -148,13 +157,20 @@ class FaultProxy:
                     fate, answered = self._decide(), False
                 if fate is _Fate.RESET:
                     return
-                server.sendall(data)
+                self._pass_on(server, data)
             elif server in ready:
                 data = server.recv(_CHUNK_BYTES)
                 if not data or fate is _Fate.LOSE_ANSWER:
                     return
                 answered = True
-                client.sendall(data)
+                self._pass_on(client, data)
+
+    def _pass_on(self, end: socket.socket, data: bytes) -> None:
+        done = 0
+        while self._is_trickling and done < len(data) and not self._closed.wait(_TICK_S):
+            end.sendall(data[done : done + 1])
+            done += 1
+        end.sendall(data[done:])
 
     def _decide(self) -> _Fate:
         with self._lock:

@@ -35,9 +35,9 @@ from persist_engine.base.settings import BatchSettings, MaintenanceSettings, Ret
 from persist_engine.client.client import PersistClient
 from persist_engine.client.listen import Listen, Progress
 from persist_engine.client.location import Location
+from persist_engine.client.outcomes import Appended, UpperMismatch
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.snapshot import SinceAhead
-from persist_engine.client.write import Appended, UpperMismatch
 from persist_engine.codec.schema import Schema
 from persist_engine.model.commands import OpaqueMismatch
 from persist_engine.model.frontier import Antichain

@@ -32,6 +32,7 @@ from persist_engine.base.settings import (
 from persist_engine.client.client import PersistClient
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
+from persist_engine.model.state import ShardState
 from persist_engine.testing.faults import FaultyBlob
 from persist_engine.testing.sim_actors import Actor, Host, Letter, Reader, Writer
 from persist_engine.testing.sim_final import settle
@@ -332,7 +333,8 @@ class History:
     def astray(self, error: PersistError) -> NoReturn:
         """The running process was told `error` because its log lost versions: it starts again, as it is told to."""
         process = self.scheduler.current.process
-        if not self.branches.is_astray(process):
+        saw_it_go = self.branches.is_over() and "vanished" in str(error)  # lost a race against what is lost, too
+        if not (self.branches.is_astray(process) or saw_it_go):
             self.scheduler.fail(f"{process.name} knows nothing that was lost, but: {error}")
         self.branches.detected += 1
         self.scheduler.note(f"starts again: {error}")
@@ -348,7 +350,6 @@ class History:
         process = Process(f"{name}.{self._started}")
         env = SimEnv(self.scheduler, process, seed=f"env {self.plan.seed} {process.name}")
         branches = self.branches
-        branches.started(process)
         client = PersistClient(
             FaultyBlob(JudgedBlob(branches, process), self.network),
             RoutedConsensus(branches, process, self.network, self.scheduler),
@@ -357,7 +358,13 @@ class History:
             metrics=self.paths,
             push=SimPush(lambda: branches.talks_to(process).wire, process) if self.plan.pushes else None,
         )
+        branches.started(process, partial(self._known, client))
         return Host(process, client)
+
+    def _known(self, client: PersistClient) -> ShardState | None:
+        """Looks at what the process has cached, and leaves it as it is."""
+        applier = client._appliers.get(self.shard_id)
+        return None if applier is None else applier._state
 
     def visit(self, name: str, body: Callable[[Host], None]) -> SimEvent:
         """Run `body` in a process of its own, which does not start again when it dies; set when it has ended."""
@@ -373,7 +380,7 @@ class History:
         if self._actors:
             self._done.wait()
         self.network.calm_down()
-        self.branches.heal()
+        self.branches.end()
         for process in [*(host.process for host in self._incarnations.values()), *self._guests]:
             self.scheduler.kill(process)
         if not self.branches.lost_blobs:

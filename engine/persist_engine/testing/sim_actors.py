@@ -28,9 +28,10 @@ from persist_engine.base.errors import (
 )
 from persist_engine.client.client import PersistClient
 from persist_engine.client.listen import Listen, Progress, Updates
+from persist_engine.client.outcomes import Appended, AppendOutcome, ProgressMismatch, UpperMismatch
 from persist_engine.client.read import ReadHandle
 from persist_engine.client.snapshot import SinceAhead, Snapshot
-from persist_engine.client.write import Appended, AppendOutcome, ProgressMismatch, UpperMismatch, WriteHandle
+from persist_engine.client.write import WriteHandle
 from persist_engine.codec.schema import Schema
 from persist_engine.model.commands import SchemaEvolved
 from persist_engine.model.frontier import Antichain

@@ -11,11 +11,12 @@ one: what was deleted on the losing side before anybody could know is no fault o
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
 from persist_engine.codec.keys import parse_blob_key
+from persist_engine.model.state import ShardState
 from persist_engine.storage.consensus import Consensus
 from persist_engine.testing.faults import FaultyConsensus
 from persist_engine.testing.sim_network import Network
@@ -53,7 +54,7 @@ class Branches:
         self._talks_to: dict[Process, Witness] = {}
         self._judges: dict[Process, Witness] = {}
         self._served: dict[Task, Witness] = {}
-        self._processes: list[Process] = []
+        self._processes: dict[Process, Callable[[], ShardState | None]] = {}
         self.lost_versions = self.detected = 0
         self.lost_blobs: set[str] = set()
         """What the winner's live versions need, and who could not know has deleted."""
@@ -64,19 +65,24 @@ class Branches:
 
     def judge(self, process: Process) -> Witness:
         """The branch that what `process` does is held against."""
+        if (stands_on := self._stands_on(process)) is not None:
+            # News can tell it of the winner; an answer that was under way when it changed sides can lead it astray again.
+            self._judges[process] = stands_on
         return self._judges.get(process, self.main)
 
     def is_astray(self, process: Process) -> bool:
-        """Whether it has not seen the winner yet, and so may find that the log forked."""
-        return self._lost is not None and self.judge(process) is self._lost
+        """Whether it has not seen yet what it talks to now, and so may find that the log forked."""
+        return self.judge(process) is not self.talks_to(process)
 
     def is_over(self) -> bool:
         """Whether there was a disaster and one branch has won."""
         return self._lost is not None
 
-    def started(self, process: Process) -> None:
-        """A new process: it talks to what stands, while there are two branches to either."""
-        self._processes.append(process)
+    def started(self, process: Process, knows: Callable[[], ShardState | None]) -> None:
+        """A new process, which holds the state that `knows` tells. It talks to what stands; while there are two branches, to
+        either.
+        """
+        self._processes[process] = knows
         if self._copy is not None and not self.is_over():
             self._take_side(process)
 
@@ -97,6 +103,11 @@ class Branches:
         is_split_off = self._disaster.is_split and self._scheduler.rng.random() < 0.5
         self._talks_to[process] = self._judges[process] = self._copy if is_split_off else self.main
 
+    def end(self) -> None:
+        """No more disasters: one that goes on is over, one that has not begun does not come."""
+        self.heal()
+        self._disaster = None
+
     def heal(self) -> None:
         """One branch wins; the other's versions since the fork are lost. Does nothing when there are no two."""
         disaster = self._disaster
@@ -110,6 +121,7 @@ class Branches:
         self._talks_to = {}
         self.main = winner
         self._lost.wire.is_cut = True
+        winner.beside(self._lost)
         assert self._lost.forked_at is not None
         self.lost_versions = self._lost.seqno - self._lost.forked_at
         self.lost_blobs = {key for key in self.lost_blobs if winner.needs(key)}
@@ -121,8 +133,8 @@ class Branches:
 
     def looked(self, task: Task) -> None:
         """`task` has brought its process's state up to what it was served: from now on that is the truth to it."""
-        if self._lost is not None and self._served.get(task) is self.main:
-            self._judges.pop(task.process, None)
+        if self._copy is not None and self._served.get(task) is self.talks_to(task.process):
+            self._judges[task.process] = self.talks_to(task.process)
 
     def deleting(self, process: Process, key: str) -> None:
         """A blob is about to be deleted: remember what a branch needs that the process could not know of."""
@@ -134,11 +146,25 @@ class Branches:
 
     def truncated(self, witness: Witness, process: Process, seqno: SeqNo) -> None:
         """As `deleting`: who decided it on the lost branch may truncate the winner to where it has no rollup."""
-        if witness is not self.judge(process) and seqno not in self._rollups(witness):
+        if witness is not self.judge(process) and seqno not in _rollups(witness):
             self.lost_blobs.add(f"the rollup at {seqno}")
 
-    def _rollups(self, witness: Witness) -> set[SeqNo]:
-        return set() if witness.head is None else set(witness.head.rollups)
+    def _stands_on(self, process: Process) -> Witness | None:
+        """Which branch alone has the state that the process holds; None where both have it, or neither."""
+        if self._copy is None or process not in self._processes:
+            return None
+        state = self._processes[process]()
+        if state is None or state.seqno <= (self.main.forked_at or 0):
+            return None
+        for witness in (self.main, self._copy, self._lost or self._copy):
+            stands = witness.states.get(state.seqno)
+            if stands is not None and stands.tip == state.tip:
+                return witness
+        return None
+
+
+def _rollups(witness: Witness) -> set[SeqNo]:
+    return set() if witness.head is None else set(witness.head.rollups)
 
 
 class RoutedConsensus:

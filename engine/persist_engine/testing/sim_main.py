@@ -32,7 +32,17 @@ def minimise(seed: int) -> tuple[frozenset[str], Report]:
     plan = plan_of(seed)
     report = simulate(seed)
     without: frozenset[str] = frozenset()
-    for name in [*(name for name, _ in plan.actors), "crash", "freeze", "step", "slow", "late", "happens", "answers"]:
+    for name in [
+        *(name for name, _ in plan.actors),
+        "disaster",
+        "crash",
+        "freeze",
+        "step",
+        "slow",
+        "late",
+        "happens",
+        "answers",
+    ]:
         tried = without | {name}
         attempt = simulate(seed, without=tried)
         if attempt.failure is not None:

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+import persist_engine.model.state_diff
 import persist_engine.model.transitions
 import persist_engine.work.compact
 import persist_engine.work.gc
@@ -38,6 +39,7 @@ from persist_engine.shard.fetch import ListenFilter
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.parts import delete_parts
 from persist_engine.shard.versions import StateVersions
+from persist_engine.storage.consensus_mem import MemConsensus
 
 Planting = Callable[[Callable[[object, str, object], None]], None]
 """Called with a `put(owner, name, value)` that is undone afterwards."""
@@ -372,6 +374,42 @@ def _order_is_not_asked(put: Callable[[object, str, object], None]) -> None:
     put(flow_upsert, "_orders", orders)
 
 
+def _follows_whatever(put: Callable[[object, str, object], None]) -> None:
+    """A diff is applied wherever its seqno fits, whatever entry it names."""
+    put(persist_engine.model.state_diff, "check_follows", lambda state, diff: None)
+
+
+def _own_entry_is_not_looked_at(put: Callable[[object, str, object], None]) -> None:
+    """A refresh asks for what comes after its version, and takes the version itself for granted."""
+
+    def fetch_diffs_from(self: StateVersions, known: ShardState, *, limit: int) -> Any:
+        live = self.fetch_diffs_after(known.shard_id, known.seqno, limit=limit)
+        return None if live and live[0].seqno != known.seqno + 1 else live
+
+    put(StateVersions, "fetch_diffs_from", fetch_diffs_from)
+
+
+def _seqnos_are_compared_only(put: Callable[[object, str, object], None]) -> None:
+    """Consensus appends where the seqno fits, whatever entry stands there; nor does the engine look (Redis, once)."""
+    original = MemConsensus.compare_and_set
+
+    def compare_and_set(self: MemConsensus, key: str, expected: Any, new: Any) -> Any:
+        head = self.head(key)
+        fits = head is not None and expected is not None and head.seqno == expected.seqno
+        return original(self, key, head.tip if fits and head is not None else expected, new)
+
+    put(MemConsensus, "compare_and_set", compare_and_set)
+
+
+def _past_is_not_asked(put: Callable[[object, str, object], None]) -> None:
+    """Who finds its version truncated takes any rollup of the same birth for a later one."""
+
+    def fetch_later_state(self: StateVersions, known: ShardState) -> Any:
+        return self.fetch_current_state(known.shard_id)
+
+    put(StateVersions, "fetch_later_state", fetch_later_state)
+
+
 MUTANTS: dict[str, Planting] = {
     "no token": _no_token,
     "no refetch before a mismatch": _no_refetch,
@@ -398,4 +436,8 @@ MUTANTS: dict[str, Planting] = {
     "an upsert does not follow": _upsert_does_not_follow,
     "late commands come to pass": _late_commands_come_to_pass,
     "order keys are not asked": _order_is_not_asked,
+    "a diff follows whatever entry": _follows_whatever,
+    "a refresh takes its own entry for granted": _own_entry_is_not_looked_at,
+    "consensus compares seqnos only": _seqnos_are_compared_only,
+    "a truncated past is not asked for": _past_is_not_asked,
 }

@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from persist_engine.base.errors import AmbiguousAppend, FinalizationError, InvariantViolated
+from persist_engine.client.outcomes import Appended, UpperMismatch
 from persist_engine.client.since import SinceHandle
-from persist_engine.client.write import Appended, UpperMismatch
 from persist_engine.model.commands import OpaqueMismatch
 from persist_engine.model.flat_trace import SpineId
 from persist_engine.model.frontier import Antichain, Description

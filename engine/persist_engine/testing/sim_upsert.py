@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from persist_engine.base.errors import AmbiguousAppend, BatchExpired, Fenced, InvalidUsage, MissingBlob
+from persist_engine.client.outcomes import ProgressMismatch, UpperMismatch
 from persist_engine.client.upsert import Upserted, UpsertHandle
-from persist_engine.client.write import ProgressMismatch, UpperMismatch
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.testing.oracle import Oracle
 from persist_engine.testing.sim_actors import Actor

@@ -92,6 +92,8 @@ class Witness:
         self._numbers = count()
         self._commits: dict[int, list[tuple[int, int]]] = {}
         self.forked_at: int | None = None
+        self._beside: Witness | None = None
+        self._beside_until = 0
         self.states: dict[int, ShardState] = {}
         self.head: ShardState | None = None
         self._uppers: list[tuple[int, Antichain]] = [(0, MINIMUM)]
@@ -118,6 +120,10 @@ class Witness:
         other._uppers, other._dropped_at = list(self._uppers), dict(self._dropped_at)
         self.forked_at = other.forked_at = self.seqno
         return other
+
+    def beside(self, lost: Witness) -> None:
+        """`lost` was the truth to some until now: what it holds may be told by calls that began before."""
+        self._beside, self._beside_until = lost, self._scheduler.steps
 
     def needs(self, partial: str) -> bool:
         """Whether a live version names the blob."""
@@ -245,6 +251,8 @@ class Witness:
         """`upper` was told by a call that began at `since_step`: it must have been true at some moment of the call."""
         true_then = [known for step, known in self._uppers if step >= since_step]
         before = [known for step, known in self._uppers if step < since_step][-1:]
+        if self._beside is not None and since_step <= self._beside_until:
+            before += [known for _, known in self._beside._uppers]
         if upper not in [*before, *true_then]:
             self._scheduler.fail(f"{what} tells upper {upper}; during the call it was {[*before, *true_then]}")
 
@@ -310,7 +318,8 @@ class Witness:
     def _states_since(self, seqno: int) -> list[ShardState]:
         """For a call that began when that was the newest version, be it on the other branch."""
         first = seqno if self.forked_at is None else min(seqno, self.forked_at)
-        return [self.states[each] for each in range(max(1, first), self.seqno + 1)]
+        states = [self.states[each] for each in range(max(1, first), self.seqno + 1)]
+        return states if self._beside is None else [*states, *self._beside._states_since(seqno)]
 
     def _committed(self, append: Append) -> list[tuple[int, int]]:
         """What of it the log holds, as [lower, upper)."""

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 
 from persist_engine.base.env import Env
-from persist_engine.base.errors import InvalidUsage, PersistError
+from persist_engine.base.errors import InvalidUsage, PersistError, UnsafeStore
 from persist_engine.base.metrics import Metrics
 
 _log = logging.getLogger(__name__)
@@ -106,8 +106,8 @@ class Heartbeat:
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to, and the lease is held as before
             self._metrics.count("heartbeat", outcome="failed")
             # A client that was closed stays so. But a store that was away for longer than its retries may be back for the
-            # next beat.
-            is_final = isinstance(error, InvalidUsage)
+            # next beat, and one that came back unsafe may be mended by then.
+            is_final = isinstance(error, InvalidUsage) and not isinstance(error, UnsafeStore)
             text = "heartbeat of %s on shard %s ends: %s" if is_final else "heartbeat of %s on shard %s failed: %s"
             is_known = isinstance(error, PersistError)
             _log.warning(text, self._what, self._shard, error, extra={"shard": self._shard}, exc_info=not is_known)

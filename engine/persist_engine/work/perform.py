@@ -7,6 +7,8 @@ waits for them.
 
 from __future__ import annotations
 
+from functools import partial
+
 from persist_engine.model.compaction_plan import compaction_worthwhile
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.spine import MergeReq
@@ -81,7 +83,12 @@ def perform_due(
     """
     attempts = Attempts(machine.shard_id)
     outcomes: list[Outcome] = []
-    # Compactions first: what they let go of is collected in the same round.
+    collected = partial(gc_and_truncate, machine, on_progress=on_progress)
+    # What can go goes before anything is committed: on a consensus store that is full only this makes room.
+    with attempts.of("collection of what is linked"):
+        if collection_target(machine.refresh()) is not None:
+            outcomes.append(collected())
+    # Compactions before the rest: what they let go of is collected in the same round.
     with attempts.of("claims of compactions"):
         outcomes += compact_due(machine, on_read=on_read, attempts=attempts)
     with attempts.of("rollup"):
@@ -89,6 +96,6 @@ def perform_due(
             outcomes.append(write_rollup(machine))
     with attempts.of("collection"):
         if collection_target(machine.refresh()) is not None:
-            outcomes.append(gc_and_truncate(machine, on_progress=on_progress))
+            outcomes.append(collected())
     attempts.end()
     return [outcome for outcome in outcomes if outcome.ending is not Ending.SKIPPED]

@@ -1,6 +1,6 @@
 """Storage usage: what lies in the blob store, whose it is, and whether anybody needs it (spec 14.11, B.7).
 
-`referenced_usage` asks metadata only: what a shard is to be billed for. `audit_usage` lists the store and so finds what
+`referenced_usage` asks metadata: what a shard is to be billed for. `audit_usage` lists the store and so finds what
 leaked too. Neither changes anything. Memory grows with the number of shards and the metadata of a few, not with the
 number of blobs.
 """
@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, InvariantViolated, PersistError
 from persist_engine.base.metrics import Metrics
 from persist_engine.base.versioned import SeqNo
-from persist_engine.codec.keys import RollupKey, created_key, parse_blob_key
+from persist_engine.codec.keys import RollupKey, blob_key, created_key, parse_blob_key
 from persist_engine.codec.registry import IDENTITY_KEY
 from persist_engine.model.ids import ShardId
+from persist_engine.model.state import ShardState
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.retry import Retry
 from persist_engine.storage.blob import Blob, BlobInfo
@@ -46,13 +48,35 @@ class ReferencedUsage:
 
 
 def referenced_usage(machine: Machine) -> ReferencedUsage:
-    """What the newest version names, and the log. Linearized; reads the log, no blob."""
+    """What the newest version names, and the log. Linearized; reads the log, no blob. Lists a rollup whose size no version
+    tells, as of the shard's first, which was written before its size could be known.
+    """
     state = machine.refresh()
     sizes = state.trace.sizes
-    rollups_bytes = sum(rollup.size_bytes or 0 for rollup in state.rollups.values())
     return ReferencedUsage(
-        machine.shard_id, sizes.blob_bytes, rollups_bytes, sizes.inline_bytes, _consensus_bytes(machine)
+        machine.shard_id,
+        sizes.blob_bytes,
+        _rollups_bytes(machine, state),
+        sizes.inline_bytes,
+        _consensus_bytes(machine),
     )
+
+
+def _rollups_bytes(machine: Machine, state: ShardState) -> int:
+    total = 0
+    for rollup in state.rollups.values():
+        if rollup.size_bytes is None:
+            key = blob_key(machine.shard_id, rollup.key)
+            found = partial(_listed_bytes, machine.blob, key)
+            total += machine.retry.external("list rollup", found, shard=machine.shard_id)
+        else:
+            total += rollup.size_bytes
+    return total
+
+
+def _listed_bytes(blob: Blob, key: str) -> int:
+    """0 when it is gone, as after a collection meanwhile."""
+    return sum(info.size_bytes for info in blob.list_prefix(key) if info.key == key)
 
 
 def _consensus_bytes(machine: Machine) -> int:

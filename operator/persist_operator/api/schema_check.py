@@ -22,7 +22,8 @@ from persist_engine.base.errors import InvalidUsage
 from persist_operator.api import names
 
 Json = Any
-_PACKAGED, _CHECKOUT = Path(__file__).parents[1] / "crds", Path(__file__).parents[3] / "crds"
+#: In a checkout a link to the one source of the resource definitions, which builds follow.
+_CRDS = Path(__file__).parents[1] / "crds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ class SchemaError:
 
 
 def crd_dir() -> Path:
-    """The folder of the CRD files: inside the installed package, or of the checkout."""
-    return _PACKAGED if _PACKAGED.is_dir() else _CHECKOUT
+    """The folder of the CRD files."""
+    return _CRDS
 
 
 class ResourceSchemas:

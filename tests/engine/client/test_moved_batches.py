@@ -10,7 +10,7 @@ from persist_engine.base.errors import Indeterminate, Unavailable
 from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
 from persist_engine.client.batch import Batch
 from persist_engine.client.joined import gathered
-from persist_engine.client.write import ProgressMismatch
+from persist_engine.client.outcomes import ProgressMismatch
 from persist_engine.model.batch import HollowRun, InlinePart
 from persist_engine.model.frontier import MINIMUM, Description
 from persist_engine.testing.staged import named_keys, opened

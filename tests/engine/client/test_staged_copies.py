@@ -15,7 +15,7 @@ from persist_engine.base.errors import (
     Unavailable,
 )
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, RetrySettings, Settings
-from persist_engine.client.write import ProgressMismatch
+from persist_engine.client.outcomes import ProgressMismatch
 from persist_engine.model.batch import HollowPart, InlinePart
 from persist_engine.model.frontier import MINIMUM, Description
 from persist_engine.model.ids import ShardId

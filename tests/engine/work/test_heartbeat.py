@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from persist_engine.base.errors import UnsafeStore
 from persist_engine.base.metrics import PrometheusMetrics
 from persist_engine.testing.world import AheadEnv
 from persist_engine.work.heartbeat import Heartbeat
@@ -84,3 +85,18 @@ def test_regression_a_beat_that_meets_an_error_of_no_store_is_not_the_last(caplo
     heartbeat.stop()
     (told,) = [record for record in caplog.records if "the password file is no text" in record.message]
     assert told.exc_info
+
+
+def test_a_store_that_came_back_unsafe_is_asked_again():
+    class Refused(Owner):
+        def beat(self) -> bool:
+            if self.beats == 0:
+                self.beats += 1
+                raise UnsafeStore("redis at host can lose acknowledged commits")
+            return super().beat()
+
+    owner = Refused()
+    heartbeat = beating(owner.beat, AheadEnv())
+    assert owner.is_done.wait(PATIENCE_S)
+    heartbeat.stop()
+    assert owner.beats >= 2

@@ -9,7 +9,7 @@ from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, Settings
 from persist_engine.base.versioned import SeqNo
 from persist_engine.client.client import PersistClient
-from persist_engine.client.write import Appended
+from persist_engine.client.outcomes import Appended
 from persist_engine.codec.keys import blob_key
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
@@ -19,7 +19,7 @@ from persist_engine.testing.faults import Faults, FaultyConsensus
 from persist_engine.testing.recorded import Killed, Mortality
 from persist_engine.testing.world import SCHEMA, World, row
 from persist_engine.work import orphans, references
-from persist_engine.work.compact import compact
+from persist_engine.work.compact import compact, compact_due
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.orphans import scan_orphans
 from persist_engine.work.outcome import Ending
@@ -328,6 +328,30 @@ def test_a_clock_that_runs_ahead_alone_refuses_nobody(site):
     found = scan_orphans(client.machine(site.shard_id), older_than_ms=WEEK_MS, commit=True)
     assert found.deleted == 0
     assert isinstance(writer.append_batch(batch, at(site.upper), at(site.upper + 1)), Appended)
+
+
+def test_regression_a_floor_of_clocks_that_ran_ahead_refuses_nobody_for_long(site):
+    """Nothing could be appended until the time that they had told came."""
+    stale, batch, _ = site.stage()
+    ahead = SeededEnv(5, start_ms=site.world.env.now_ms() + 3650 * DAY_MS)
+    client = PersistClient(site.world.blob, site.world.consensus, settings=SETTINGS, env=ahead, metrics=NoMetrics())
+    machine = client.machine(site.shard_id)
+    machine.heartbeat_leased_reader(site.reader_id())
+    floor_ms = scan_orphans(machine, older_than_ms=WEEK_MS, commit=True).floor_ms
+    assert floor_ms > site.world.env.now_ms() + 3000 * DAY_MS
+
+    with pytest.raises(BatchExpired):  # who did not know of it is told once
+        stale.append_batch(batch, at(site.upper), at(site.upper + 1))
+    again = stale.batch([row(site.upper, "a", site.upper)], lower=at(site.upper), upper=at(site.upper + 1))
+    assert isinstance(stale.append_batch(again, at(site.upper), at(site.upper + 1)), Appended)
+    site.upper += 1
+    site.append(9)
+    write_rollup(site.machine())
+    assert [outcome.ending for outcome in compact_due(site.machine())].count(Ending.SUCCEEDED) >= 1
+    gc_and_truncate(site.machine())
+    site.later(WEEK_MS)
+    assert site.scan(older_than_ms=0).deleted == 0, "what was staged at the floor is as old as that"
+    site.check()
 
 
 def test_the_floor_never_sinks(site):

@@ -1,0 +1,92 @@
+"""What users hand over, checked where they do: InvalidUsage names the parameter and what is expected, before anything is
+done. Never shows the value, which may be a secret.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.codec.schema import Schema
+from persist_engine.model.ids import ShardId
+
+T = TypeVar("T")
+
+_STORED_MAX = 2**63 - 1
+
+
+def expect(given: Any, kind: type[T] | tuple[type[T], ...], name: str, wanted: str) -> T:
+    """`given`, which is a `kind`."""
+    if not isinstance(given, kind) or (isinstance(given, bool) and kind is not bool):
+        raise unexpected(given, name, wanted)
+    return given
+
+
+def unexpected(given: object, name: str, wanted: str) -> InvalidUsage:
+    """What to raise for anything but `wanted`."""
+    return InvalidUsage(f"{name} must be {wanted}, not {'None' if given is None else f'a {type(given).__name__}'}")
+
+
+def expect_shard(given: Any) -> ShardId:
+    """`given`, or the id that its text is."""
+    if isinstance(given, ShardId):
+        return given
+    return ShardId(expect(given, str, "shard_id", "a ShardId"))
+
+
+def expect_schema(given: Any) -> Schema:
+    """`given`."""
+    return expect(given, Schema, "schema", "a Schema")
+
+
+def expect_text(given: Any, name: str) -> str:
+    """A text that can be stored."""
+    text: str = expect(given, str, name, "a text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidUsage(f"{name} must be a text that UTF-8 can hold: {error.reason}") from None
+    return text
+
+
+def expect_count(given: Any, name: str, *, least: int) -> int:
+    """A whole number, at least `least`, that can be stored."""
+    number: int = expect(given, int, name, "a whole number")
+    if not least <= number <= _STORED_MAX:
+        raise InvalidUsage(f"{name} must be at least {least} and at most 2**63 - 1, not {number}")
+    return number
+
+
+def expect_seconds(given: Any, name: str) -> float | None:
+    """Seconds to wait at most, None: for ever."""
+    if given is None:
+        return None
+    seconds: float = expect(given, (int, float), name, "a number of seconds, or None to wait for ever")
+    if math.isnan(seconds):
+        raise InvalidUsage(f"{name} must be a number of seconds, not nan")
+    return seconds
+
+
+def expect_all(given: Any, kind: type[T], name: str, wanted: str) -> Sequence[T]:
+    """A list of `kind`."""
+    several: Sequence[Any] = expect(given, Sequence, name, f"a list of {wanted}")
+    for each in several:
+        expect(each, kind, f"each of {name}", f"a {kind.__name__}")
+    return several
+
+
+def expect_progress(progress: Any, expected_progress: Any) -> None:
+    """What is stored with an append: a sink's id with its token, and the token stored before."""
+    wanted = "a tuple of a sink's id, a text, and its token, bytes"
+    if progress is not None:
+        expect(progress, tuple, "progress", wanted)
+        if len(progress) != 2 or not isinstance(progress[0], str) or not isinstance(progress[1], bytes):
+            given = ", ".join(type(each).__name__ for each in progress[:3])
+            raise InvalidUsage(f"progress must be {wanted}, not ({given}{', ...' if len(progress) > 3 else ''})")
+        expect_text(progress[0], "the sink's id in progress")
+    if expected_progress is not None:
+        expect(expected_progress, bytes, "expected_progress", "bytes, or None where none was stored")
+        if progress is None:
+            raise InvalidUsage("expected_progress is given without progress, so nothing would be compared")

@@ -1,0 +1,51 @@
+"""What appends come to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from persist_engine.base.refusal import Refusal
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.maintenance import Maintenance
+from persist_engine.model.state import SourceProgress
+from persist_engine.shard.applier import NO_MAINTENANCE
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The updates are part of the shard, whose upper was then `upper`. `maintenance`: what should be done soon."""
+
+    upper: Antichain
+    maintenance: Maintenance = NO_MAINTENANCE
+
+
+@dataclass(frozen=True, slots=True)
+class UpperMismatch(Refusal):
+    """Nothing was appended: the shard's upper is `current`, not `expected`."""
+
+    current: Antichain
+    expected: Antichain
+
+    @property
+    def meaning(self) -> str:
+        """See Refusal."""
+        text = f"nothing was appended, the upper of the shard is {self.current}, not {self.expected}"
+        if self.current.is_empty():
+            return f"{text}; it is closed, and nothing is appended any more"
+        return f"{text}; another writer was faster: read what it wrote, and append at {self.current}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressMismatch(Refusal):
+    """Nothing was appended: the stored progress of the sink is `current`."""
+
+    current: SourceProgress | None
+
+    @property
+    def meaning(self) -> str:
+        """See Refusal."""
+        stored = "none" if self.current is None else f"another one, of upper {self.current.upper}"
+        return f"nothing was appended, the stored progress is {stored}; go on from there"
+
+
+AppendOutcome = Appended | UpperMismatch | ProgressMismatch

@@ -1,0 +1,250 @@
+"""A location that is wrong is refused at once, in the words of who refuses it; one that is out of reach is waited for, loudly."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import logging
+import os
+import pty
+import subprocess
+import sys
+import threading
+from urllib.parse import quote
+
+import pytest
+from persist_engine import Location, PersistClient, Settings
+from persist_engine.base.errors import ErrorKind, StoreRefused, Unavailable
+from persist_engine.base.metrics import PrometheusMetrics
+from persist_engine.base.settings import RetrySettings
+from persist_engine.shard import opening
+from persist_engine.testing.servers import _free_port, redis_server
+from prometheus_client import CollectorRegistry
+
+PATIENCE_S = 60.0
+SECRET = "a-wrong-secret"
+
+
+@pytest.fixture(scope="module")
+def redis_server_with_users():
+    with redis_server(password="right") as server:
+        server.command("ACL", "SETUSER", "idle", "on", ">pw", "~*", "&*", "+@connection")
+        server.command("ACL", "SETUSER", "other", "on", ">pw", "~other*", "&*", "+@all")
+        yield server
+
+
+@contextlib.contextmanager
+def web_server(status=404, body=b"<html>no store</html>"):
+    """A server of web pages; everything is answered alike."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_PUT = do_DELETE = do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def refused(*, blob="mem:", consensus="mem:", match):
+    """Opening is refused at the first attempt, although there is much time for others."""
+    registry = CollectorRegistry()
+    settings = Settings(retry=RetrySettings(give_up_ms=20_000))
+    with pytest.raises(StoreRefused, match=match) as caught:
+        PersistClient.open(
+            Location(blob=blob, consensus=consensus), settings=settings, metrics=PrometheusMetrics(registry)
+        )
+    told = f"{caught.value!r}{caught.value} {caught.value.__cause__!r} {caught.value.__cause__.__cause__!r}"
+    assert SECRET not in told
+    assert caught.value.kind is ErrorKind.STORE_REFUSED
+    assert (
+        registry.get_sample_value("persist_retry_attempts_total", {"kind": "external", "op": "open consensus"}) is None
+    )
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize(
+    ("user", "database", "words"),
+    [
+        (f":{SECRET}@", "0", "invalid username-password pair"),
+        (f"nobody:{SECRET}@", "0", "invalid username-password pair"),
+        ("", "0", "Authentication required"),
+        ("idle:pw@", "0", "no permissions"),
+        ("other:pw@", "0", "no permissions|No permissions"),
+        (":right@", "99", "DB index is out of range"),
+    ],
+)
+def test_regression_redis_says_what_is_wrong(redis_server_with_users, user, database, words):
+    """It was asked again and again, without a word, for as long as anybody waited."""
+    refused(consensus=f"redis://{user}{redis_server_with_users.address}/{database}", match=words)
+
+
+@pytest.mark.redis
+def test_regression_what_is_no_redis_of_ours(redis_server_with_users, tmp_path, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    plain = redis_server_with_users
+    refused(consensus=f"redis://{plain.address}/0?password_file={quote(f'{tmp_path}/none')}", match="No such file")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    refused(consensus=f"redis://{plain.address}/0?password_file={quote(f'{tmp_path}/binary')}", match="can't decode")
+    refused(consensus="redis://two..dots/0", match=r"at redis://two\.\.dots")
+    with web_server() as address:
+        refused(consensus=f"redis://{address}/0", match="open consensus: INFO at redis://127.0.0.1")
+    with redis_server(tls=True) as server:
+        refused(consensus=server.url, match="certificate")
+        refused(blob=f"s3://bucket/?endpoint=https%3A%2F%2F{server.address}", match="certificate")
+
+
+@pytest.mark.s3
+def test_regression_s3_says_what_is_wrong(s3, monkeypatch):
+    refused(blob=s3.location("p", bucket="nowhere"), match="bucket nowhere: NoSuchBucket")
+    refused(blob=s3.location("p", bucket="nowhere") + "&probe=false", match="NoSuchBucket")
+    refused(blob=s3.location("p").replace("http%3A", "https%3A"), match="SSL")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    refused(blob=s3.location("wrong"), match="SignatureDoesNotMatch")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    refused(blob=s3.location("wrong"), match="No user exists with the provided access key ID")
+    for name in s3.environment:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    refused(blob=s3.location("wrong"), match="Unable to locate credentials")
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("query", ["", "&probe=false"])
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [(404, b"<html>no store</html>"), (403, b"<Error><Code>AccessDenied</Code></Error>"), (405, b"")],
+)
+def test_regression_what_is_no_s3_of_ours(monkeypatch, status, body, query):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    with web_server(status, body) as address:
+        refused(
+            blob=f"s3://bucket/p?endpoint=http%3A%2F%2F{address}&region=us-east-1&path_style=true{query}",
+            match=f"open blob store: .*{status}",
+        )
+
+
+@pytest.mark.s3
+def test_regression_an_endpoint_that_redirects(monkeypatch):
+    """As one that wants https: the driver followed until Python's stack was full."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    with web_server(301, b"") as address:
+        blob = f"s3://bucket/p?endpoint=http%3A%2F%2F{address}&region=us-east-1&path_style=true"
+        refused(blob=blob, match="redirects without end")
+        refused(blob=f"{blob}&probe=false", match="redirects without end")
+
+
+@pytest.mark.parametrize(
+    ("blob", "consensus"),
+    [
+        ("mem:", "redis://no-such-host.invalid:6379/0"),
+        ("s3://bucket/p?endpoint=http%3A%2F%2Fno-such-host.invalid%3A1&region=us-east-1&path_style=true", "mem:"),
+    ],
+)
+def test_regression_a_name_that_does_not_resolve_is_waited_for_a_while(monkeypatch, blob, consensus):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setattr(opening, "UNKNOWN_HOST_S", 0.5)
+    waited = []
+    with pytest.raises(StoreRefused, match="no-such-host.invalid.* did not resolve"):
+        PersistClient.open(Location(blob=blob, consensus=consensus), on_wait=lambda what, _: waited.append(what))
+    assert waited or blob != "mem:", "the first look for a name may take all of the time"
+
+
+@pytest.mark.redis
+def test_a_redis_that_is_down_is_waited_for_loudly(caplog):
+    registry = CollectorRegistry()
+    waits, clients = [], []
+    is_waiting = threading.Event()
+
+    def on_wait(what, error):
+        waits.append(f"{what}: {error}")
+        is_waiting.set()
+
+    with redis_server() as server:
+        server.stop()
+        location = Location(blob="mem:", consensus=server.url)
+        thread = threading.Thread(
+            target=lambda: clients.append(
+                PersistClient.open(location, metrics=PrometheusMetrics(registry), on_wait=on_wait)
+            )
+        )
+        with caplog.at_level(logging.WARNING):
+            thread.start()
+            assert is_waiting.wait(PATIENCE_S)
+            assert [r.getMessage() for r in caplog.records] == [waits[0].replace(": ", " failed, waiting for it: ", 1)]
+        assert waits[0].startswith(f"open consensus: INFO at redis://{server.address}/0: Error 111")
+        labels = {"kind": "external", "op": "open consensus"}
+        assert registry.get_sample_value("persist_retry_attempts_total", labels) >= 1
+        server.start()
+        thread.join(PATIENCE_S)
+        with clients[0] as client:
+            assert list(client.shards()) == []
+            waits.clear()
+            client.versions.retry.external("later", iter([1]).__next__)
+            assert not waits
+
+
+@pytest.mark.redis
+def test_credentials_that_are_revoked_later_are_tried_as_long_as_any_failure():
+    with redis_server(password="right") as server:
+        settings = Settings(retry=RetrySettings(give_up_ms=500))
+        with PersistClient.open(Location(blob="mem:", consensus=server.url), settings=settings) as client:
+            server.command("CONFIG", "SET", "requirepass", "another")
+            server._password = "another"
+            server.command("CLIENT", "KILL", "TYPE", "normal")
+            with pytest.raises(Unavailable, match="gave up after .*invalid username-password pair") as ended:
+                client.recent_upper("s00000000-0000-0000-0000-000000000001")
+            assert not isinstance(ended.value, StoreRefused)
+
+
+def _read_until(descriptor, word):
+    told = b""
+    while word not in told:
+        try:
+            told += os.read(descriptor, 4096)
+        except OSError:  # all who had it open ended
+            break
+    return told.decode()
+
+
+def test_a_command_says_on_a_terminal_what_it_waits_for():
+    """It printed nothing, for minutes."""
+    port = _free_port()
+    stores = ["--blob", "mem:", "--consensus", f"redis://:{SECRET}@127.0.0.1:{port}/0"]
+    command = [sys.executable, "-m", "persist_engine.cli", "read", "s00000000-0000-0000-0000-000000000001", *stores]
+    ours, theirs = pty.openpty()
+    try:
+        with subprocess.Popen([*command, "--give-up", "60"], stdout=subprocess.DEVNULL, stderr=theirs) as process:
+            os.close(theirs)
+            told = _read_until(
+                ours, b"waiting, for 60 s at most (--give-up): open consensus: INFO at redis://127.0.0.1"
+            )
+            process.kill()
+    finally:
+        os.close(ours)
+    assert "waiting, for 60 s at most" in told
+    assert SECRET not in told
+    piped = subprocess.run(
+        [*command, "--give-up", "3"], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (piped.returncode, piped.stdout, "waiting, for" in piped.stderr) == (70, "", False)

@@ -1,0 +1,199 @@
+"""A call of S3 ends in the time that its bytes may take, whatever the server does; and refused credentials cost one client."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import logging
+import threading
+
+import pytest
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import Determinate, Indeterminate
+from persist_engine.base.metrics import NoMetrics, PrometheusMetrics
+from persist_engine.storage import blob_s3
+from persist_engine.storage.blob_s3 import S3Blob, _client
+from persist_engine.storage.deadlines import CallLimits, Deadlines, LeftBehind, NotBegun
+from persist_engine.storage.urls import parse_url
+from persist_engine.testing.fault_proxy import FaultProxy
+from prometheus_client import CollectorRegistry
+
+pytestmark = pytest.mark.s3
+PATIENCE_S = 60.0
+#: Nothing here takes as long, unless it is made to.
+BASE_S = 3.0
+#: At the proxy's pace the first line of an answer takes longer.
+SHORT = CallLimits(base_s=0.5, bytes_per_s=1 << 30, threads_max=4)
+
+
+def blob_at(port, bucket, *, limits=blob_s3.LIMITS, metrics=None, env=None, connects=None):
+    endpoint = f"http://127.0.0.1:{port}"
+    allowed = frozenset({"region", "path_style"})
+    url = parse_url(f"s3://{bucket}/p?region=us-east-1&path_style=true", allowed={"s3": allowed})
+
+    def connect():
+        if connects is not None:
+            connects.append(port)
+        return _client(url, endpoint)
+
+    return S3Blob(
+        connect,
+        bucket=bucket,
+        prefix="trickle/",
+        address=f"s3://{bucket}/trickle",
+        env=env or SystemEnv(),
+        metrics=metrics or NoMetrics(),
+        limits=limits,
+    )
+
+
+@pytest.fixture
+def proxy(s3):
+    with FaultProxy(s3.port) as proxy:
+        yield proxy
+
+
+def wait_until(condition):
+    waiting = threading.Event()
+    for _ in range(int(PATIENCE_S / 0.05)):
+        if condition():
+            return
+        waiting.wait(0.05)
+    raise AssertionError("it did not come")
+
+
+@pytest.mark.parametrize("verb", ["get", "set", "delete", "list", "restore"])
+def test_regression_a_server_that_trickles_hangs_nobody(s3, proxy, caplog, verb):
+    """A byte now and then was enough for a call to last for ever: silence alone was bounded."""
+    registry = CollectorRegistry()
+    slow = blob_at(proxy.port, s3.bucket, limits=SHORT, metrics=PrometheusMetrics(registry))
+    direct = blob_at(s3.port, s3.bucket)
+    direct.set("a", b"x")
+    calls = {
+        "get": lambda: slow.get("a"),
+        "set": lambda: slow.set("b", b"y" * 1000),
+        "delete": lambda: slow.delete("a"),
+        "list": lambda: list(slow.list_prefix("")),
+        "restore": lambda: slow.restore("none"),
+    }
+
+    def running():
+        return registry.get_sample_value("persist_blob_left_behind_running")
+
+    with caplog.at_level(logging.WARNING), proxy.trickling():
+        with pytest.raises(Indeterminate, match=f"{verb}.* at s3://{s3.bucket}/trickle: .* was left behind"):
+            calls[verb]()
+        assert running() == 1
+    assert [record.getMessage() for record in caplog.records if record.name.endswith("deadlines")] == [
+        f"{verb} at s3://{s3.bucket}/trickle takes longer than it may, and was left behind"
+    ]
+    assert registry.get_sample_value("persist_blob_left_behind_total", {"verb": verb}) == 1
+    wait_until(lambda: running() == 0)
+    patient = blob_at(proxy.port, s3.bucket)
+    patient.set("b", b"y" * 1000)
+    assert patient.get("b") == b"y" * 1000
+    for blob in (slow, direct, patient):
+        blob.close()
+
+
+def test_threads_that_hang_are_bounded_and_then_nothing_is_sent(s3, proxy):
+    blob = blob_at(proxy.port, s3.bucket, limits=SHORT)
+    with proxy.trickling():
+        for _ in range(SHORT.threads_max):
+            with pytest.raises(Indeterminate, match="left behind"):
+                blob.get("a")
+        exchanges = proxy.exchanges
+        hanging = sum(thread.name == "persist-get" for thread in threading.enumerate())
+        assert hanging == SHORT.threads_max
+        with pytest.raises(Determinate, match="all 4 threads hang"):
+            blob.set("never", b"x")
+        assert proxy.exchanges == exchanges
+    wait_until(lambda: not any(thread.name == "persist-get" for thread in threading.enumerate()))
+    assert blob.get("never") is None
+    blob.close()
+
+
+def deadlines(**limits):
+    whole = CallLimits(**{"base_s": 0.1, "bytes_per_s": 1, "threads_max": 2} | limits)
+    return Deadlines(whole, address="s3://b", env=SystemEnv(), metrics=NoMetrics())
+
+
+def test_bytes_give_a_call_more_time():
+    never = threading.Event()
+
+    def rests(_):
+        never.wait(0.5)
+        return "whole"
+
+    def rests_and_says_so(allowance):
+        allowance.add(60)
+        return rests(allowance)
+
+    with pytest.raises(LeftBehind):
+        deadlines().run("get", rests)
+    assert deadlines().run("set", rests, byte_count=60) == "whole"
+    assert deadlines().run("get", rests_and_says_so) == "whole"
+
+
+def test_what_a_call_raises_is_raised_and_its_thread_is_free_again():
+    bounded = deadlines(threads_max=1, base_s=BASE_S)
+
+    def fails(_):
+        raise TimeoutError("of its own")
+
+    for _ in range(3):
+        with pytest.raises(TimeoutError, match="of its own") as raised:
+            bounded.run("get", fails)
+        assert not isinstance(raised.value, LeftBehind | NotBegun)
+    assert bounded.run("get", lambda _: 5) == 5
+
+
+@contextlib.contextmanager
+def forbidding():
+    """Refuses all credentials."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            body = b"<Error><Code>InvalidAccessKeyId</Code></Error>"
+            self.send_response(403)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Clock(SystemEnv):
+    past_s = 0.0
+
+    def monotonic_s(self):
+        return self.past_s
+
+
+def test_regression_refused_credentials_cost_a_client_now_and_then(monkeypatch):
+    """They cost one for every call."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    connects, clock = [], Clock()
+    with forbidding() as port:
+        blob = blob_at(port, "bucket", env=clock, connects=connects)
+        for rounds in (1, 2):
+            for _ in range(10):
+                with pytest.raises(Determinate, match="InvalidAccessKeyId"):
+                    blob.get("a")
+            assert len(connects) == 1 + rounds
+            clock.past_s += blob_s3.CREDENTIALS_S
+        blob.close()

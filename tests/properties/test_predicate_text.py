@@ -1,0 +1,102 @@
+"""Conditions as text: every text can be said in quotes, in SQL's way and in Spark's, and nothing else than a predicate or
+InvalidUsage comes of any text.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.codec.predicate import And, Compare, In, IsNull, Not, Or, Predicate
+from persist_engine.codec.predicate_text import parse_predicate
+
+quick = settings(max_examples=200, deadline=None)
+texts = st.text(st.sampled_from("'\"\\`ab \n%_ñ;-") | st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+def doubled(text: str, quote: str) -> str:
+    return quote + text.replace("\\", "\\\\").replace(quote, quote * 2) + quote
+
+
+def escaped(text: str, quote: str) -> str:
+    return quote + text.replace("\\", "\\\\").replace(quote, "\\" + quote) + quote
+
+
+def said(predicate: Predicate) -> str:
+    """The predicate as a person would write it."""
+    match predicate:
+        case Compare(column, op, value):
+            return f"{column} {op} {doubled(value, chr(39))}"
+        case In(column, values):
+            return f"{column} IN ({', '.join(doubled(value, chr(39)) for value in values)})"
+        case IsNull(column):
+            return f"{column} IS NULL"
+        case Not(term):
+            return f"NOT ({said(term)})"
+        case And(terms):
+            return " AND ".join(f"({said(term)})" for term in terms)
+        case Or(terms):
+            return " OR ".join(f"({said(term)})" for term in terms)
+
+
+columns = st.sampled_from(["name", "key.name", "val.tag", "key.`odd name`"])
+leaves = (
+    st.builds(Compare, columns, st.sampled_from(["=", "!=", "<", "<=", ">", ">="]), texts)
+    | st.builds(In, columns, st.lists(texts, min_size=1, max_size=3).map(tuple))
+    | st.builds(IsNull, columns)
+)
+predicates = st.recursive(leaves, lambda terms: st.builds(Not, terms) | st.builds(lambda a, b: And((a, b)), terms, terms) | st.builds(lambda a, b: Or((a, b)), terms, terms), max_leaves=6)  # fmt: skip
+
+
+def plainly(predicate: Predicate) -> Predicate:
+    """Without backticks, and with terms within terms of the same kind as one."""
+    match predicate:
+        case Compare(column, op, value):
+            return Compare(column.replace("`", ""), op, value)
+        case In(column, values):
+            return In(column.replace("`", ""), values)
+        case IsNull(column):
+            return IsNull(column.replace("`", ""))
+        case Not(term):
+            return Not(plainly(term))
+        case And(terms):
+            return And(tuple(map(plainly, terms)))
+        case Or(terms):
+            return Or(tuple(map(plainly, terms)))
+
+
+@pytest.mark.parametrize("text", ["name = 'O''Brien'", r"name = 'O\'Brien'", 'name = "O\'Brien"'])
+def test_a_name_with_a_quote_in_it(text):
+    assert parse_predicate(text) == Compare("name", "=", "O'Brien")
+
+
+@quick
+@given(texts, st.sampled_from("'\""), st.sampled_from([doubled, escaped]))
+@example("O'Brien", "'", doubled)
+@example("''", "'", doubled)
+@example("\\", "'", doubled)
+def test_every_text_can_be_said_with_doubled_quotes_and_with_backslashes(text, quote, write):
+    assert parse_predicate(f"name = {write(text, quote)}") == Compare("name", "=", text)
+    assert parse_predicate(f"name IN ({write(text, quote)}, 'x')") == In("name", (text, "x"))
+
+
+@quick
+@given(predicates)
+def test_a_predicate_survives_being_written_down(predicate):
+    assert parse_predicate(said(predicate)) == plainly(predicate)
+
+
+@pytest.mark.parametrize("text", ["name = 'a' 'b'", "name = 'O'Brien'", "name = 'O''Brien", "name = ''''' OR 1=1"])
+def test_texts_that_do_not_close_or_stand_beside_each_other_are_refused(text):
+    with pytest.raises(InvalidUsage):
+        parse_predicate(text)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.sampled_from(["name", "key.", "`", "'", '"', "''", "\\", "=", "<", " ", "(", ")", "IN", "NOT ", "NULL", " IS ", " AND ", " OR ", "BETWEEN", "1", ".", ",", "DATE", "X'", "--", "/*", "*/", ";", "\n", "r'", "{", "}", "@", "$", "?", ":", "[", "]", "ñ", "\0"]), max_size=14).map("".join) | st.text(max_size=30))  # fmt: skip
+def test_any_text_is_a_predicate_or_refused(text):
+    with suppress(InvalidUsage):
+        assert parse_predicate(text) is not None

@@ -1,0 +1,30 @@
+"""Every distribution builds from its own source distribution, with all that it needs inside."""
+
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CRDS = {f"persist_operator/crds/{path.name}" for path in (ROOT / "crds").glob("*.yaml")}
+
+
+@pytest.mark.parametrize("folder", ["engine", "operator", "spark-images"])
+def test_a_wheel_built_from_the_sdist_is_the_one_built_from_the_checkout(tmp_path, folder):
+    """With what `make setup` has fetched: nothing is asked of a network."""
+    build = ["uv", "build", "--quiet", "--offline", str(ROOT / folder)]
+    subprocess.run([*build, "--out-dir", tmp_path / "by-sdist"], check=True, timeout=240)
+    subprocess.run([*build, "--wheel", "--out-dir", tmp_path / "direct"], check=True, timeout=240)
+    (sdist,) = (tmp_path / "by-sdist").glob("*.tar.gz")
+    wheels = [zipfile.ZipFile(path) for path in tmp_path.glob("*/*.whl")]
+    by_sdist, direct = ({info.filename: info.CRC for info in wheel.infolist()} for wheel in wheels)
+    assert by_sdist == direct
+    assert any(name.endswith(".py") for name in direct)
+    if folder == "operator":
+        with tarfile.open(sdist) as archive:
+            members = {member.name.partition("/")[2]: member for member in archive}
+        assert all(members[name].isfile() for name in CRDS)
+        assert set(direct) >= CRDS
+        assert all(wheels[0].read(name) == (ROOT / "crds" / Path(name).name).read_bytes() for name in CRDS)
