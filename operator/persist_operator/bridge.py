@@ -1,7 +1,9 @@
-"""The one bridge to the engine: clients per location, a deadline on every call, a circuit breaker per location.
+"""The one bridge to the engine: clients per location with that location's own credentials, a deadline on every call, a circuit
+breaker per location.
 
-Never blocks its caller longer than the deadline, and not at all while a store is known to be down. What the engine raises becomes
-a value here: a StoreFailure for the plan, told with the store's address, or an ActionFailure reason.
+Never blocks its caller longer than the deadline, and hardly while a store is known to be down. A location never takes all workers:
+one tenant's dead store must not slow another's. What the engine raises becomes a value here: a StoreFailure for the plan, told with
+the store's address, or an ActionFailure reason.
 """
 
 from __future__ import annotations
@@ -40,15 +42,18 @@ from persist_engine.model.ownership import Adopted, OwnedElsewhere, Unowned
 
 from persist_operator.api import names
 from persist_operator.api.redact import redact
-from persist_operator.api.shard import Shard, StoreLocation
+from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR, Shard, StoreLocation
 from persist_operator.plan import ownership
 from persist_operator.plan.actions import AdvanceSince, InitialiseShard
 from persist_operator.plan.observed import Claim, NotOwned, Seen, ShardMissing, StoreFailure
 from persist_operator.settings import OperatorSettings
 
 T = TypeVar("T")
-#: Calls that may wait for one location at once; more are refused like a store that is down, so that threads stay bounded.
+#: Calls to one location at once, so that threads stay bounded.
 _CALLS_MAX = 4
+#: A store that works answers within this. A caller waits no longer for a place at one that does not, nor for a sign of life of one
+#: that was down.
+_PROMPT_S = 1.0
 _PERMANENT: tuple[tuple[type[PersistError], str], ...] = (
     (ForkedLog, "ShardLost"),
     (ShardLost, "ShardLost"),
@@ -71,12 +76,44 @@ class BridgeFailure(PersistError):
         self.failure = failure
 
 
+class StoreBusy(PersistError):
+    """The location has all the calls it may have, and does not answer promptly: look again later. Says nothing of the shard."""
+
+    kind = ErrorKind.UNAVAILABLE
+
+
+class _Places:
+    """The calls under way at one location. Thread-safe."""
+
+    def __init__(self, count: int, env: Env) -> None:
+        self._count, self._env = count, env
+        self._changed = threading.Condition()
+        self._since_s: dict[object, float] = {}
+
+    def take(self) -> object | None:
+        """A place, to be left again. Waits for one while the calls under way are young; None once one of them is slow."""
+        with self._changed:
+            while len(self._since_s) >= self._count:
+                left_s = min(self._since_s.values()) + _PROMPT_S - self._env.monotonic_s()
+                if left_s <= 0 or not self._changed.wait(left_s):
+                    return None
+            place = object()
+            self._since_s[place] = self._env.monotonic_s()
+            return place
+
+    def leave(self, place: object) -> None:
+        """Give the place to others. Idempotent."""
+        with self._changed:
+            self._since_s.pop(place, None)
+            self._changed.notify()
+
+
 @dataclass(slots=True)
 class _Store:
     """One location: its client, its threads, and until when it is left alone."""
 
     executor: ThreadPoolExecutor
-    slots: threading.BoundedSemaphore
+    places: _Places
     opening: threading.Lock = field(default_factory=threading.Lock)
     client: PersistClient | None = None
     retired: PersistClient | None = None
@@ -95,7 +132,12 @@ class Bridge:
         env: Env | None = None,
         metrics: Metrics | None = None,
         open_client: Callable[[Location], PersistClient] | None = None,
+        credentials_dir: str = OPERATOR_CREDENTIALS_DIR,
     ) -> None:
+        """`credentials_dir`: has a folder for each profile that names a Secret, with that Secret's keys as files."""
+        self._credentials_dir = credentials_dir
+        workers = settings.loop.workers
+        self._calls_max = max(1, min(_CALLS_MAX, workers - max(1, workers // 4)))
         self._deadline_s = settings.loop.store_deadline_seconds
         self._breaker_s = settings.loop.store_breaker_seconds
         self._env = env or SystemEnv()
@@ -104,12 +146,12 @@ class Bridge:
         self._open_client = open_client or (
             lambda location: PersistClient.open(location, settings=engine, metrics=metrics or NoMetrics())
         )
-        self._stores: dict[tuple[str, str], _Store] = {}
+        self._stores: dict[StoreLocation, _Store] = {}
         self._lock = threading.Lock()
         self._is_closed = False
 
     def inspect(self, location: StoreLocation, claim: Claim) -> Seen:
-        """The state of the claim's shard in numbers, after making it the owner's. Linearized when it answers. Never raises."""
+        """The state of the claim's shard in numbers, after making it the owner's. Linearized when it answers. Raises only StoreBusy."""
         try:
             return self._call(location, lambda client: _seen(client, claim))
         except BridgeFailure as error:
@@ -195,29 +237,41 @@ class Bridge:
                     client.close()
 
     def _store(self, location: StoreLocation) -> _Store:
-        key = (location.blob, location.consensus)
         with self._lock:
-            if key not in self._stores:
-                executor = ThreadPoolExecutor(max_workers=_CALLS_MAX, thread_name_prefix="store")
-                self._stores[key] = _Store(executor, threading.BoundedSemaphore(_CALLS_MAX))
-            return self._stores[key]
+            # By all of its fields: the same addresses with other credentials are another location.
+            if location not in self._stores:
+                executor = ThreadPoolExecutor(max_workers=self._calls_max, thread_name_prefix="store")
+                self._stores[location] = _Store(executor, _Places(self._calls_max, self._env))
+            return self._stores[location]
 
     def _call(self, location: StoreLocation, call: Callable[[PersistClient], T]) -> T:
-        """Run `call` in a thread of the location, at most until the deadline. InvalidUsage passes; the rest is BridgeFailure."""
+        """Run `call` in a thread of the location, at most until the deadline. InvalidUsage and StoreBusy pass; the rest is
+        BridgeFailure. A location that was down gets one call at a time, and no caller waits long for it.
+        """
         store = self._store(location)
-        if store.last_failure is not None and self._env.monotonic_s() < store.open_until_s:
-            raise BridgeFailure(store.last_failure)
-        if not store.slots.acquire(timeout=self._deadline_s):
-            raise BridgeFailure(self._hung(store, location))
+        down = store.last_failure
+        if down is not None:
+            with self._lock:
+                if self._env.monotonic_s() < store.open_until_s:
+                    raise BridgeFailure(down)
+                store.open_until_s = self._env.monotonic_s() + self._breaker_s
+        place = store.places.take()
+        if place is None and down is not None:
+            raise BridgeFailure(down)
+        if place is None:
+            raise StoreBusy(f"{_addresses(location)}: other calls are waiting for it")
         try:
             future: Future[T] = store.executor.submit(self._run, store, location, call)
         except RuntimeError:
-            store.slots.release()
+            store.places.leave(place)
             raise
-        future.add_done_callback(lambda _: store.slots.release())
+        future.add_done_callback(lambda _: store.places.leave(place))
         try:
-            answer = future.result(timeout=self._deadline_s)
+            answer = future.result(timeout=self._deadline_s if down is None else min(_PROMPT_S, self._deadline_s))
         except FutureTimeout as error:
+            if down is not None:
+                future.add_done_callback(lambda late: self._settle(store, location, late))
+                raise BridgeFailure(down) from error
             future.cancel()
             raise BridgeFailure(self._hung(store, location)) from error
         except InvalidUsage as error:
@@ -233,10 +287,21 @@ class Bridge:
         store.last_failure = None
         return answer
 
+    def _settle(self, store: _Store, location: StoreLocation, late: Future[T]) -> None:
+        """What a call found out that nobody waited for any more: whether the location is back."""
+        if late.cancelled():
+            return
+        error = late.exception()
+        if error is None:
+            store.last_failure = None
+        elif isinstance(error, PersistError):
+            self._break(store, location, error)
+
     def _run(self, store: _Store, location: StoreLocation, call: Callable[[PersistClient], T]) -> T:
         with store.opening:
             if store.client is None:
-                store.client = self._open_client(Location(blob=location.blob, consensus=location.consensus))
+                blob, consensus = location.urls(f"{self._credentials_dir}/{location.profile}")
+                store.client = self._open_client(Location(blob=blob, consensus=consensus))
         return call(store.client)
 
     def _retire(self, store: _Store) -> None:

@@ -15,6 +15,32 @@ from typing import Any, Literal, get_args
 
 import yaml
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.storage.addresses import with_credentials
+
+#: A profile's name is also the folder of its credentials in the operator's pod.
+_PROFILE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllowedNamespaces:
+    """Whose resources may use a profile, and with it its credentials. Empty: nobody's."""
+
+    names: tuple[str, ...] = ()
+    """Namespaces by name; `*` for all of them."""
+    match_labels: Mapping[str, str] = field(default_factory=dict)
+    """Namespaces that carry all of these labels, when there are any."""
+
+    def __post_init__(self) -> None:
+        labels = [*self.match_labels, *self.match_labels.values()] if isinstance(self.match_labels, Mapping) else [None]
+        if not isinstance(self.names, tuple) or not all(isinstance(one, str) and one for one in (*self.names, *labels)):
+            raise InvalidUsage("allowedNamespaces: names is a list of names, matchLabels a mapping from text to text")
+
+    def allow(self, namespace: str, labels: Mapping[str, str]) -> bool:
+        """Whether resources of `namespace`, which carries `labels`, may use the profile."""
+        if namespace in self.names or "*" in self.names:
+            return True
+        return bool(self.match_labels) and self.match_labels.items() <= labels.items()
+
 
 #: With a resource's namespace and name it has room in a store's key.
 _OPERATOR_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", re.ASCII)
@@ -23,22 +49,26 @@ TakeOver = Literal["SameNamespace", "Unowned", "Any"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageProfile:
-    """A named pair of stores."""
+    """A named pair of stores, the credentials for them, and who may use both."""
 
     blob: str
-    """URL of the blob store, without credentials."""
+    """URL of the blob store, without credentials and without a word on where they are."""
     consensus: str
-    """URL of the consensus store; a password stands in a file named by `password_file=`."""
+    """URL of the consensus store, likewise."""
     secret_name: str | None = None
-    """Secret in each workload namespace with the optional keys aws-credentials and redis-password."""
+    """Secret with the optional keys aws-credentials and redis-password, in the operator's namespace and in each that may use the
+    profile. What has no key there, and all without a Secret, is reached by the identity of the pod itself.
+    """
+    allowed_namespaces: AllowedNamespaces = field(default_factory=AllowedNamespaces)
     take_over: TakeOver = "SameNamespace"
     """What the annotation `take-over` may take from others: what the same namespace owns, also what exists without an owner
     (Unowned), or those of all namespaces and operators (Any)."""
 
     def __post_init__(self) -> None:
         for what, url in (("blob", self.blob), ("consensus", self.consensus)):
-            if ":" not in url:
-                raise InvalidUsage(f"storage profile: {what} must be a URL, not {url!r}")
+            if not isinstance(url, str) or ":" not in url:
+                raise InvalidUsage(f"storage profile: {what} must be a URL")
+            with_credentials(url, None)
         if self.take_over not in get_args(TakeOver):
             raise InvalidUsage(
                 f"storage profile: takeOver must be one of {', '.join(get_args(TakeOver))}, not {self.take_over!r}"
@@ -149,9 +179,7 @@ class OperatorSettings:
         profiles = values.get("storage_profiles") or {}
         if not isinstance(profiles, Mapping):
             raise InvalidUsage("operator configuration: storageProfiles must be a mapping")
-        values["storage_profiles"] = {
-            name: _group(StorageProfile, profile, f"storageProfiles.{name}") for name, profile in profiles.items()
-        }
+        values["storage_profiles"] = {str(name): _profile(str(name), profile) for name, profile in profiles.items()}
         for name, group in _GROUPS.items():
             if name in values:
                 values[name] = _group(group, values[name], name)
@@ -179,6 +207,17 @@ _GROUPS: Mapping[str, type] = {
     "loop": LoopSettings,
     "leader": LeaderSettings,
 }
+
+
+def _profile(name: str, document: Any) -> StorageProfile:
+    path = f"storageProfiles.{name}"
+    if _PROFILE_NAME.fullmatch(name) is None or ".." in name:
+        raise InvalidUsage(f"operator configuration: {path} must be lower-case letters, digits, '-' and '.'")
+    allowed = document.get("allowedNamespaces") if isinstance(document, Mapping) else None
+    if allowed is not None:
+        document = {**document, "allowedNamespaces": _group(AllowedNamespaces, allowed, f"{path}.allowedNamespaces")}
+    profile: StorageProfile = _group(StorageProfile, document, path)
+    return profile
 
 
 def _snake(name: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR
 from persist_operator.settings import OperatorSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,8 +21,9 @@ STORES: Manifest = {
     "storageProfiles": {
         "default": {
             "blob": "s3://bucket/prefix?region=eu-central-1",
-            "consensus": "redis://redis.stores.svc:6379/0?password_file=/var/run/secrets/persist/store/redis-password",
+            "consensus": "redis://redis.stores.svc:6379/0",
             "secretName": "persist-store",
+            "allowedNamespaces": {"names": ["red"]},
         }
     }
 }
@@ -52,6 +54,14 @@ SMALL: Manifest = {
     "serviceAccount": {"create": False},
     "leaderElection": {"enabled": False},
 }
+
+
+def profiles(**changes: Manifest) -> Manifest:
+    """Values with these profiles, each on stores that are good."""
+    stores = {"blob": "s3://b", "consensus": "redis://r:6379/0"}
+    return {"storageProfiles": {name: {**stores, **change} for name, change in changes.items()}}
+
+
 SETS = pytest.mark.parametrize("values", [{}, STORES, FULL, SMALL], ids=["none", "stores", "full", "small"])
 
 
@@ -149,6 +159,13 @@ def test_selectors_find_the_operator_and_nothing_else(
         ({"storageProfiles": {"default": {"blob": "ftp://b", "consensus": "redis://r"}}}, "blob"),
         ({"storageProfiles": {"default": {"blob": "s3://b", "consensus": "redis://user:secret@r:6379"}}}, "consensus"),
         ({"storageProfiles": {"default": {"blob": "s3://b", "consensus": "redis://r", "secret": "s"}}}, "secret"),
+        ({"storageProfiles": {"default": {"blob": "s3://k:s@b", "consensus": "redis://r"}}}, "blob"),
+        ({"storageProfiles": {"default": {"blob": "s3://b", "consensus": "redis://r?password_file=/x"}}}, "consensus"),
+        ({"storageProfiles": {"default": {"blob": "s3://b?credentials_dir=/x", "consensus": "redis://r"}}}, "blob"),
+        ({"storageProfiles": {"a/b": {"blob": "s3://b", "consensus": "redis://r"}}}, "a/b"),
+        (profiles(default={"allowedNamespaces": {"names": ["Not_a_name"]}}), "names"),
+        (profiles(default={"allowedNamespaces": {"name": ["a"]}}), "name"),
+        (profiles(default={"allowedNamespaces": {"matchLabels": {"a": 1}}}), "matchLabels"),
         ({"watch": {"namespaces": ["Not_a_name"]}}, "namespaces"),
         ({"loop": {"resync": 5}}, "resync"),
         ({"logLevel": "loud"}, "logLevel"),
@@ -167,15 +184,6 @@ def test_schema_refuses_bad_values_and_names_them(run_helm: Callable[..., Any], 
     [
         ({**STORES, "defaultProfile": "main"}, 'defaultProfile "main" is not among storageProfiles (default)'),
         ({"replicas": 2, "leaderElection": {"enabled": False}}, "replicas above 1 need leaderElection.enabled"),
-        (
-            {
-                "storageProfiles": {
-                    name: {"blob": "s3://b", "consensus": "redis://r", "secretName": name}
-                    for name in ("default", "other")
-                }
-            },
-            "put the credentials of all profiles into one Secret",
-        ),
     ],
 )
 def test_values_that_contradict_each_other_are_refused(
@@ -310,9 +318,8 @@ def test_toggles(template: Callable[..., list[Manifest]]) -> None:
     assert not of_kind(plain, "PodDisruptionBudget")
     assert len(of_kind(full, "PodDisruptionBudget")) == 1
     (spec,) = [spec for name, spec in pod_specs(full) if not name.endswith("test-metrics")]
-    assert {"name": "store", "secret": {"secretName": "persist-store", "optional": True, "defaultMode": 0o440}} in spec[
-        "volumes"
-    ]
+    secret = {"secretName": "persist-store", "optional": True, "defaultMode": 0o440}
+    assert {"name": "store-0", "secret": secret} in spec["volumes"]
     assert not [volume for _, spec in pod_specs(plain) for volume in spec.get("volumes", []) if "secret" in volume]
 
 
@@ -333,3 +340,41 @@ def test_the_check_sees_a_stale_copy_of_a_crd(tmp_path: Path) -> None:
     assert sync.differences(source, chart) == ["a.yaml", "left-over.yaml"]
     sync.copy(source, chart)
     assert sync.differences(source, chart) == []
+
+
+def test_each_profile_has_a_folder_with_its_own_secret(template: Callable[..., list[Manifest]]) -> None:
+    """Where the operator looks for them, and no credentials in what all of its threads share: the environment."""
+    values = profiles(red={"secretName": "red-s"}, blue={"secretName": "blue-s"}, pink={"secretName": "red-s"}, open={})
+    manifests = template({**values, "defaultProfile": "red"})
+    (spec,) = [spec for name, spec in pod_specs(manifests) if not name.endswith("test-metrics")]
+    secrets = {one["name"]: one["secret"]["secretName"] for one in spec["volumes"] if "secret" in one}
+    (container,) = spec["containers"]
+    mounts = {one["mountPath"]: secrets[one["name"]] for one in container["volumeMounts"] if one["name"] in secrets}
+    assert mounts == {
+        f"{OPERATOR_CREDENTIALS_DIR}/{name}": secret
+        for name, secret in (("red", "red-s"), ("blue", "blue-s"), ("pink", "red-s"))
+    }
+    assert not [one for one in container["env"] if one["name"].startswith("AWS_")]
+
+
+def test_who_may_use_a_profile_reaches_the_operator(template: Callable[..., list[Manifest]]) -> None:
+    allowed = {"names": ["red"], "matchLabels": {"persist": "yes"}}
+    values = profiles(default={"allowedNamespaces": allowed}, closed={})
+    settings = OperatorSettings.parse(yaml.safe_dump(operator_config(template(values))))
+    open_to = settings.storage_profiles["default"].allowed_namespaces
+    assert [open_to.allow("red", {}), open_to.allow("x", {"persist": "yes"}), open_to.allow("x", {})] == [
+        True,
+        True,
+        False,
+    ]
+    assert not settings.storage_profiles["closed"].allowed_namespaces.allow("red", {"persist": "yes"})
+
+
+@pytest.mark.parametrize("labels", [None, {}, {"persist": "yes"}])
+def test_namespaces_are_read_only_where_a_profile_asks_for_labels(
+    template: Callable[..., list[Manifest]], labels: Manifest | None
+) -> None:
+    values = profiles(default={} if labels is None else {"allowedNamespaces": {"matchLabels": labels}})
+    rules = [rule for role in of_kind(template(values), "ClusterRole") for rule in role["rules"]]
+    found = [rule for rule in rules if "namespaces" in rule["resources"]]
+    assert found == ([{"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get"]}] if labels else [])

@@ -15,9 +15,9 @@ from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import Determinate, Indeterminate, InvalidUsage, UnsafeStore
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.storage import blob_s3
+from persist_engine.storage.addresses import S3Address
 from persist_engine.storage.blob_s3 import S3Blob, _client
 from persist_engine.storage.open import open_blob
-from persist_engine.storage.urls import parse_url
 
 #: What one request is answered with: status, body, and headers, where None takes away one that would be sent.
 Answer = tuple[int, bytes, dict[str, str | None]]
@@ -88,9 +88,9 @@ def url_at(address: str, query: str = "") -> str:
 
 
 def unprobed(address: str) -> S3Blob:
-    url = parse_url(url_at(address), allowed={"s3": frozenset({"endpoint", "region", "path_style"})})
+    at = S3Address.parse(url_at(address))
     return S3Blob(
-        lambda: _client(url, address),
+        lambda: _client(at),
         bucket="bucket",
         prefix="p/",
         address="s3://bucket/p",
@@ -218,11 +218,11 @@ import os, sys
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.storage.blob_s3 import S3Blob, _client
-from persist_engine.storage.urls import parse_url
+from persist_engine.storage.addresses import S3Address
 
-url = parse_url(sys.argv[1], allowed={"s3": frozenset({"endpoint", "region", "path_style"})})
+at = S3Address.parse(sys.argv[1])
 where = {"bucket": "bucket", "prefix": "p/", "address": "s3://bucket/p", "env": SystemEnv(), "metrics": NoMetrics()}
-blob = S3Blob(lambda: _client(url, sys.argv[2]), **where)
+blob = S3Blob(lambda: _client(at), **where)
 blob.get("before")
 child = os.fork()
 if not child:

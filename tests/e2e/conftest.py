@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from persist_engine.codec.schema import Schema
+from persist_engine.storage.addresses import with_credentials
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -207,6 +208,11 @@ class Cluster:
         )
 
 
+def _urls(stores: Manifest) -> list[str]:
+    """The URLs of a profile for a pod that has its Secret mounted."""
+    return [with_credentials(stores[one], "/var/run/secrets/persist/store") for one in ("blob", "consensus")]
+
+
 class Programs:
     """Small Python programs (programs/*.py) that run in pods of the engine image, with the stores' credentials."""
 
@@ -217,13 +223,14 @@ class Programs:
         """Name of a Job that runs it now. The program gets the two store URLs, then the arguments."""
         stores = VALUES["storageProfiles"][profile]
         text = (HERE / "programs" / f"{program}.py").read_text()
-        words = ["python3", "-c", text, stores["blob"], stores["consensus"], *arguments]
+        words = ["python3", "-c", text, *_urls(stores), *arguments]
         return self._start(program.replace("_", "-"), {"command": words}, stores["secretName"], namespace)
 
     def start_cli(self, *arguments: str, profile: str = "default", namespace: str = NAMESPACE) -> str:
         """Name of a Job that runs the `persist` command line, the image's own entry point."""
         stores = VALUES["storageProfiles"][profile]
-        words = [*arguments, "--blob", stores["blob"], "--consensus", stores["consensus"]]
+        blob, consensus = _urls(stores)
+        words = [*arguments, "--blob", blob, "--consensus", consensus]
         return self._start("persist-cli", {"args": words}, stores["secretName"], namespace)
 
     def finish(self, job: str, *, timeout_s: float = 180, namespace: str = NAMESPACE) -> str:
@@ -263,7 +270,6 @@ class Programs:
             "image": VALUES["images"]["engine"],
             "imagePullPolicy": "IfNotPresent",
             **what,
-            "env": [{"name": "AWS_SHARED_CREDENTIALS_FILE", "value": "/var/run/secrets/persist/store/aws-credentials"}],
             "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "2Gi"}},
             "securityContext": {
                 "allowPrivilegeEscalation": False,

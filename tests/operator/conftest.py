@@ -19,13 +19,16 @@ from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.kube import KubeCluster, load_client
 from persist_operator.cluster.port import PERSIST_SHARD
 from persist_operator.plan.observed import ShardView
-from persist_operator.settings import LoopSettings, OperatorSettings, StorageProfile
+from persist_operator.settings import AllowedNamespaces, LoopSettings, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
 from prometheus_client import CollectorRegistry
 
 NOW = 1_790_000_000_000
-LOCATION = StoreLocation(blob="s3://bucket/data", consensus="redis://redis:6379/0", secret_name="persist-store")
+LOCATION = StoreLocation(
+    blob="s3://bucket/data", consensus="redis://redis:6379/0", secret_name="persist-store", profile="default"
+)
+TEAM = AllowedNamespaces(names=("team",))
 
 
 @pytest.fixture
@@ -35,7 +38,9 @@ def now():
 
 @pytest.fixture
 def settings():
-    profile = StorageProfile(blob=LOCATION.blob, consensus=LOCATION.consensus, secret_name=LOCATION.secret_name)
+    profile = StorageProfile(
+        blob=LOCATION.blob, consensus=LOCATION.consensus, secret_name=LOCATION.secret_name, allowed_namespaces=TEAM
+    )
     return OperatorSettings(storage_profiles={"default": profile})
 
 
@@ -217,7 +222,7 @@ class OperatedShard:
     def __init__(self, location, now, resource):
         self.env = SeededEnv(start_ms=now)
         self.cluster = FakeCluster(now_ms=self.env.now_ms)
-        profile = StorageProfile(blob=location.blob, consensus=location.consensus)
+        profile = StorageProfile(blob=location.blob, consensus=location.consensus, allowed_namespaces=TEAM)
         loop = LoopSettings(store_deadline_seconds=5, store_breaker_seconds=5)
         self._settings = OperatorSettings(storage_profiles={"default": profile}, loop=loop)
         self._bridge = None

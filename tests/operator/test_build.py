@@ -1,7 +1,6 @@
 """Manifests: restricted, owned, found again by their labels, and complete for Spark in client mode."""
 
 import json
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from persist_operator.api import names
@@ -94,8 +93,8 @@ def test_the_maintenance_job_tries_once_and_reports(job):
     assert made["spec"]["backoffLimit"] == 0
     (container,) = made["spec"]["template"]["spec"]["containers"]
     assert container["args"] == [
-        "maintain", "compact", "--shard", names.shard_id_of("u"), "--blob", "s3://b/p",
-        "--consensus", "redis://r:6379/0", "--report", "/dev/termination-log", "--json",
+        "maintain", "compact", "--shard", names.shard_id_of("u"), "--blob", "s3://b/p?credentials_dir=/var/run/secrets/persist/store",
+        "--consensus", "redis://r:6379/0?credentials_dir=/var/run/secrets/persist/store", "--report", "/dev/termination-log", "--json",
         "--memory-mib", "2048",
     ]  # fmt: skip
     assert container["resources"]["limits"]["memory"] == "2Gi"
@@ -122,7 +121,10 @@ def test_the_driver_is_told_what_the_contract_says(driver):
         "run_id": "uid-sink-2",
         "shard_id": names.shard_id_of("u"),
         "schema": {"key": "id BIGINT", "value": ""},
-        "location": {"blob": "s3://b/p", "consensus": "redis://r:6379/0"},
+        "location": {
+            "blob": "s3://b/p?credentials_dir=/var/run/secrets/persist/store",
+            "consensus": "redis://r:6379/0?credentials_dir=/var/run/secrets/persist/store",
+        },
         "input": {"type": "Format", "allowEmpty": False, "format": {"name": "parquet", "options": {"path": "/data"}}},
         "envelope": {"type": "Append"},
         "write": {"targetBatchBytes": "64Mi", "parallelism": 3},
@@ -217,21 +219,3 @@ def test_names_fit_for_the_longest_resource_names():
         assert len(names.maintenance_name(longest, kind, 2**63 - 1, retry=99)) <= 63
     assert len(names.driver_name(longest, "0" * 8, 999_999)) <= 63
     assert len(names.executor_prefix(longest, "uid", 1)) <= 47
-
-
-def test_inline_storage_becomes_urls(make_shard, settings):
-    storage = {
-        "blob": {"bucket": "b-1", "prefix": "/p/q/", "region": "eu", "endpoint": "http://s3:9000", "pathStyle": True},
-        "consensus": {"address": "redis:6379", "database": 2, "keyPrefix": "k"},
-        "secretName": "mine",
-    }
-    location = make_shard({"storage": storage}).spec.location(settings)
-    blob, consensus = urlsplit(location.blob), urlsplit(location.consensus)
-    assert (blob.scheme, blob.netloc, blob.path) == ("s3", "b-1", "/p/q")
-    assert parse_qs(blob.query) == {"region": ["eu"], "endpoint": ["http://s3:9000"], "path_style": ["true"]}
-    assert (consensus.netloc, consensus.path) == ("redis:6379", "/2")
-    assert parse_qs(consensus.query) == {
-        "prefix": ["k"],
-        "password_file": ["/var/run/secrets/persist/store/redis-password"],
-    }
-    assert location.secret_name == "mine"

@@ -9,7 +9,7 @@ from persist_operator.bridge import Bridge
 from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, ApiError
 from persist_operator.handlers.controller import Controller
 from persist_operator.handlers.watch import Watches
-from persist_operator.settings import LoopSettings, OperatorSettings, StorageProfile
+from persist_operator.settings import AllowedNamespaces, LoopSettings, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Reconciler
 from prometheus_client import CollectorRegistry
@@ -86,7 +86,11 @@ def test_refusals_and_silence_are_errors_with_the_servers_words(kube, server):
 
 def test_a_new_resource_is_seen_by_the_watch_and_reconciled(kube, server, shard_resource, tmp_path):
     """Everything but the process: kopf watches, the queue, a worker, the engine on files, the status by the real client."""
-    profile = StorageProfile(blob=f"file://{tmp_path}/blob", consensus=f"sqlite://{tmp_path}/consensus.db")
+    profile = StorageProfile(
+        blob=f"file://{tmp_path}/blob",
+        consensus=f"sqlite://{tmp_path}/consensus.db",
+        allowed_namespaces=AllowedNamespaces(names=("team",)),
+    )
     loop = LoopSettings(resync_seconds=3600, inspect_seconds=1)
     settings = OperatorSettings(storage_profiles={"default": profile}, loop=loop)
     env, metrics = SystemEnv(), OperatorMetrics(CollectorRegistry())

@@ -36,7 +36,13 @@ class Replica:
 
     def __init__(self, folder, kubeconfig, name, consensus):
         settings = {
-            "storageProfiles": {"default": {"blob": f"file://{folder}/blob", "consensus": consensus}},
+            "storageProfiles": {
+                "default": {
+                    "blob": f"file://{folder}/blob",
+                    "consensus": consensus,
+                    "allowedNamespaces": {"names": ["*"]},
+                }
+            },
             "httpPort": 0,
             "leader": {"namespace": "operator"},
             "loop": {"inspectSeconds": 1},

@@ -6,7 +6,7 @@ import pytest
 from persist_engine.model.inspection import ReaderInfo
 from persist_engine.model.ownership import Owner
 from persist_operator.api import conditions, names, times
-from persist_operator.api.shard import Shard
+from persist_operator.api.shard import Shard, StoreLocation
 from persist_operator.plan.actions import AdvanceSince, InitialiseShard, StartMaintenance
 from persist_operator.plan.observed import (
     ActionFailure,
@@ -19,6 +19,7 @@ from persist_operator.plan.observed import (
     StoreFailure,
 )
 from persist_operator.plan.shard import plan_shard
+from persist_operator.plan.shard_status import store_block
 
 SHARD_ID = names.shard_id_of("uid-shard")
 ASSIGNED = {"shardId": SHARD_ID}
@@ -453,11 +454,9 @@ def test_a_deleted_resource_is_left_alone(plan, make_inspection):
     assert gone.requeue_after_s is None
 
 
-def test_credentials_do_not_reach_the_status(make_shard, settings, now):
-    settings.storage_profiles["default"] = dataclasses.replace(
-        settings.storage_profiles["default"], consensus="redis://user:hunter2@redis:6379/0?password_file=/x&prefix=p"
-    )
-    store = plan_shard(make_shard(), ShardObserved(), now_ms=now, settings=settings).status["store"]
+def test_credentials_do_not_reach_the_status():
+    told = "redis://user:hunter2@redis:6379/0?password_file=/x&prefix=p"
+    store = store_block(StoreLocation(blob="s3://b", consensus=told))
     assert "hunter2" not in store["consensus"]
     assert store["consensus"].endswith("@redis:6379/0?prefix=p")
 

@@ -116,3 +116,25 @@ def test_close_wakes_whoever_waits():
     queue.close()
     worker.join(5)
     assert taken == [None]
+
+
+def test_thousands_of_keys_of_one_lane_delay_another_by_one(env):
+    queue = WorkQueue(env, backoff_initial_s=1, backoff_max_s=8, lane_of=lambda key: key[0])
+    for number in range(2000):
+        queue.add(("red", number))
+    assert queue.take(timeout_s=0) == ("red", 0)
+    for number in range(3):
+        queue.add(("blue", number))
+    taken = [queue.take(timeout_s=0) for _ in range(8)]
+    assert [key for key in taken if key[0] == "blue"] == [("blue", 0), ("blue", 1), ("blue", 2)]
+    assert [key for key in taken[:6] if key[0] == "red"] == [("red", 1), ("red", 2), ("red", 3)]
+
+
+def test_every_key_is_taken_once_whatever_its_lane(env):
+    queue = WorkQueue(env, backoff_initial_s=1, backoff_max_s=8, lane_of=lambda key: str(key % 3))
+    for number in range(30):
+        queue.add(number, after_s=number % 4)
+    env.advance_ms(10_000)
+    taken = [queue.take(timeout_s=0) for _ in range(30)]
+    assert sorted(taken) == list(range(30))
+    assert queue.take(timeout_s=0) is None

@@ -15,11 +15,12 @@ from persist_operator.api import conditions, names, times
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, SERVICE, SPARK_SINK, ApiError
-from persist_operator.settings import LoopSettings, OperatorSettings, StorageProfile
+from persist_operator.settings import AllowedNamespaces, LoopSettings, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
 from prometheus_client import CollectorRegistry, generate_latest
 
+TEAM = AllowedNamespaces(names=("team",))
 SHARD, SINK = Key("PersistShard", "team", "flights"), Key("SparkSink", "team", "load")
 
 
@@ -32,8 +33,12 @@ class World:
         self.location = Location(blob=f"file://{folder}/blob", consensus=f"sqlite://{folder}/consensus.db")
         self.settings = OperatorSettings(
             storage_profiles={
-                "default": StorageProfile(blob=self.location.blob, consensus=self.location.consensus),
-                "dead": StorageProfile(blob=self.location.blob, consensus="redis://127.0.0.1:1/0"),
+                "default": StorageProfile(
+                    blob=self.location.blob, consensus=self.location.consensus, allowed_namespaces=TEAM
+                ),
+                "dead": StorageProfile(
+                    blob=self.location.blob, consensus="redis://127.0.0.1:1/0", allowed_namespaces=TEAM
+                ),
             },
             loop=LoopSettings(store_deadline_seconds=2, store_breaker_seconds=5),
         )

@@ -48,17 +48,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- .Values.workload.namespaces | default .Values.watch.namespaces | default $own | uniq | toJson -}}
 {{- end -}}
 
-{{- /* The one Secret with store credentials that the operator mounts; the mount path is fixed by the URLs, so there can be only one. */ -}}
-{{- define "persist.storeSecret" -}}
+{{- /* The Secrets with store credentials, each once, as a JSON list: the operator mounts all of them. */ -}}
+{{- define "persist.storeSecrets" -}}
 {{- $names := list -}}
 {{- range $profile := .Values.storageProfiles -}}
 {{- with $profile.secretName }}{{ $names = append $names . }}{{ end -}}
 {{- end -}}
-{{- $names = uniq $names -}}
-{{- if gt (len $names) 1 -}}
-{{- fail (printf "storageProfiles name %d Secrets (%s): they are mounted at one path, so put the credentials of all profiles into one Secret" (len $names) (join ", " $names)) -}}
-{{- end -}}
-{{- first $names | default "" -}}
+{{- $names | uniq | sortAlpha | toJson -}}
 {{- end -}}
 
 {{- define "persist.podSecurityContext" -}}

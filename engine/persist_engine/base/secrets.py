@@ -65,4 +65,4 @@ def _without_assigned(text: str) -> str:
 
 def _is_secret(name: str) -> bool:
     # SUBTLE: `password_file=/run/...` names a file, `secretName: ...` an object: what the reader of a message needs to see.
-    return not name.lower().endswith(("file", "name")) and _SECRET_NAME.search(name) is not None
+    return not name.lower().endswith(("file", "name", "_dir")) and _SECRET_NAME.search(name) is not None

@@ -1,4 +1,4 @@
-"""Blob on S3 and what speaks like it, through boto3. Credentials come from boto3's own chain.
+"""Blob on S3 and what speaks like it, through boto3. Credentials come from the address's folder, or else from boto3's own chain.
 
 Tuned against boto3's defaults, each for a reason: no `Expect: 100-continue` (it doubles the latency of a put), no
 retries of the SDK (it turns the lost answer of a conditional put that won into a refusal; callers retry), time-outs in
@@ -12,11 +12,14 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 import boto3.session
+import botocore.credentials
 import botocore.exceptions
 import botocore.parsers
+import botocore.session
 from botocore.config import Config
 from botocore.handlers import add_expect_header
 
@@ -33,11 +36,11 @@ from persist_engine.base.errors import (
     UnsafeStore,
 )
 from persist_engine.base.metrics import Metrics
+from persist_engine.storage.addresses import S3_CREDENTIALS_FILE, S3Address
 from persist_engine.storage.blob import BlobInfo
 from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix
 from persist_engine.storage.deadlines import Allowance, CallLimits, Deadlines, NotBegun
 from persist_engine.storage.refusals import is_untrusted
-from persist_engine.storage.urls import StoreUrl
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -75,36 +78,21 @@ _probed: set[str] = set()
 _probed_lock = threading.Lock()
 
 
-def open_s3_blob(url: StoreUrl, *, env: Env, metrics: Metrics) -> S3Blob:
+def open_s3_blob(at: S3Address, *, env: Env, metrics: Metrics) -> S3Blob:
     """Connect, see that the bucket answers and, once per process and location, that conditional writes exclude.
 
     UnsafeStore when they do not; StoreRefused when bucket, credentials or endpoint are wrong; Determinate or Indeterminate
     naming address, bucket and code when it is out of reach.
-    `probe=false` in the URL skips the check, for readers that may not write.
+    Without `probe` the check is skipped, for readers that may not write.
     """
-    if not url.host or url.port is not None or url.user or url.password:
-        raise InvalidUsage(
-            f"{url.shown}: expected s3://bucket/prefix?endpoint=...; credentials come from the environment"
-        )
-    endpoint = url.params.get("endpoint")
-    if endpoint is not None and "@" in endpoint:
-        # Not shown: the driver's errors would show it whole, and nothing reads a password from it.
-        raise InvalidUsage(f"{url.shown}: the endpoint has an @; credentials come from the environment")
-    prefix = url.path.strip("/")
-    address = f"s3://{url.host}/{prefix}" + (f" ({_host_of(endpoint)})" if endpoint else "")
+    address = f"s3://{at.bucket}/{at.prefix}" + (f" ({_host_of(at.endpoint)})" if at.endpoint else "")
+    prefix = f"{at.prefix}/" if at.prefix else ""
     try:
-        blob = S3Blob(
-            lambda: _client(url, endpoint),
-            bucket=url.host,
-            prefix=f"{prefix}/" if prefix else "",
-            address=address,
-            env=env,
-            metrics=metrics,
-        )
+        blob = S3Blob(lambda: _client(at), bucket=at.bucket, prefix=prefix, address=address, env=env, metrics=metrics)
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
         raise InvalidUsage(f"open {address}: {error}") from error
     try:
-        if url.flag("probe", default=True):
+        if at.probe:
             blob.probe()
         else:
             next(blob.list_prefix("probe"), None)
@@ -411,24 +399,31 @@ _MISSING_CODES = ("NoSuchKey",)
 _UNDECIDED_CODES = ("RequestTimeout", "OperationAborted")
 
 
-def _client(url: StoreUrl, endpoint: str | None) -> S3Client:
+def _client(at: S3Address) -> S3Client:
     config = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
         max_pool_connections=CONNECTIONS_MAX,
         tcp_keepalive=True,
         retries={"total_max_attempts": 1, "mode": "standard"},
-        s3={"addressing_style": "path" if url.flag("path_style", default=False) else "auto"},
+        s3={"addressing_style": "path" if at.path_style else "auto"},
     )
-    client: S3Client = boto3.session.Session().client(
-        "s3",
-        region_name=url.params.get("region"),
-        endpoint_url=endpoint,
-        verify=url.params.get("ca_file"),
-        config=config,
+    client: S3Client = boto3.session.Session(botocore_session=_session(at.credentials_dir)).client(
+        "s3", region_name=at.region, endpoint_url=at.endpoint, verify=at.ca_file, config=config
     )
     client.meta.events.unregister("before-call.s3", add_expect_header)
     return client
+
+
+def _session(credentials_dir: str | None) -> botocore.session.Session:
+    """Reads the location's own credentials and never, beside them, those of the process; that one's where there are no own."""
+    session = botocore.session.get_session()
+    file = Path(credentials_dir or "", S3_CREDENTIALS_FILE)
+    if credentials_dir and file.exists():
+        # Static keys only: what else such a file may say (a command to run, a role) is another's to decide.
+        provider = botocore.credentials.SharedCredentialProvider(str(file), profile_name="default")
+        session.register_component("credential_provider", botocore.credentials.CredentialResolver([provider]))
+    return session
 
 
 def _race(run: Callable[[int], str], count: int) -> list[str]:

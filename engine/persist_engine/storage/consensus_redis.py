@@ -42,12 +42,12 @@ from persist_engine.base.errors import (
     UnsafeStore,
 )
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData, tag_of
+from persist_engine.storage.addresses import REDIS_PASSWORD_FILE, RedisAddress
 from persist_engine.storage.checks import check_append, check_log_key, check_replace, check_scan, refuse_truncate
 from persist_engine.storage.notify import NEWS_BYTES_MAX
 from persist_engine.storage.notify_redis import news_channel
 from persist_engine.storage.redis_durability import CLUSTER_NODE, RunWatch, check_durability, check_role
 from persist_engine.storage.refusals import is_untrusted
-from persist_engine.storage.urls import StoreUrl, pushes
 
 logger = logging.getLogger(__name__)
 
@@ -88,22 +88,19 @@ _REFUSED_WORDS = ("NOAUTH", "WRONGPASS", "NOPERM", "DENIED", "DB index", "invali
 _NO_LOG = "s00000000-0000-0000-0000-000000000000"
 
 
-def open_redis_consensus(url: StoreUrl) -> RedisConsensus:
-    """Connect, check that it is a primary on its own and, but for `unsafe=true`, that it keeps what it acknowledges; errors
-    as of open_consensus, StoreRefused where Redis says that the URL is wrong.
+def open_redis_consensus(at: RedisAddress) -> RedisConsensus:
+    """Connect, check that it is a primary on its own and, but for `unsafe`, that it keeps what it acknowledges; errors
+    as of open_consensus, StoreRefused where Redis says that the address is wrong.
     """
-    if (ack := url.params.get("ack", "redis")) != "redis":
-        raise InvalidUsage(f"{url.shown}: acknowledgement mode {ack!r} is not known; use ack=redis")
-    prefix = url.params.get("prefix", "")
-    is_checked = not url.flag("unsafe", default=False)
-    pool = redis_pool(url, watch=RunWatch(address=url.shown) if is_checked else None)
-    consensus = RedisConsensus(pool, prefix=prefix, address=url.shown, push=pushes(url))
+    is_checked = not at.unsafe
+    pool = redis_pool(at, watch=RunWatch(address=at.shown) if is_checked else None)
+    consensus = RedisConsensus(pool, prefix=at.prefix, address=at.shown, push=at.push)
     try:
-        notes = check_role(consensus.ask, address=url.shown)
+        notes = check_role(consensus.ask, address=at.shown)
         if is_checked:
-            notes += check_durability(consensus.ask, address=url.shown)
+            notes += check_durability(consensus.ask, address=at.shown)
         for note in notes:
-            logger.warning("cannot verify a durability setting: %s", note, extra={"address": url.shown})
+            logger.warning("cannot verify a durability setting: %s", note, extra={"address": at.shown})
         consensus.head(_NO_LOG)  # whether the user may do what every verb does
     except StorageError as error:
         consensus.close()
@@ -332,26 +329,25 @@ _REPLACE = _Script("replace")
 class _Credentials(redis.CredentialProvider):
     """Reads the password file anew for every connection, so that a rotated secret needs no restart."""
 
-    def __init__(self, user: str | None, password_file: Path) -> None:
+    def __init__(self, user: str | None, password_file: Path, *, optional: bool) -> None:
+        """Without the file: no password when it is `optional`, else an OSError when it is wanted."""
         self._user = user
         self._password_file = password_file
+        self._optional = optional
 
-    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+    def get_credentials(self) -> tuple[str, ...]:  # type: ignore[override]  # none at all is fine, too: nothing is sent
+        if self._optional and not self._password_file.exists():
+            return ()
         password = self._password_file.read_text().rstrip("\r\n")
         return (self._user, password) if self._user else (password,)
 
 
-def redis_pool(url: StoreUrl, *, watch: RunWatch | None = None) -> redis.BlockingConnectionPool:
-    """Connections to `url`, made when they are needed; each meets `watch` before it is used. InvalidUsage for parameters that
-    make no sense together.
-    """
-    database = url.path.strip("/") or "0"
-    if not url.host or not database.isdecimal():
-        raise InvalidUsage(f"{url.shown}: expected {url.scheme}://host[:port][/database number]")
+def redis_pool(at: RedisAddress, *, watch: RunWatch | None = None) -> redis.BlockingConnectionPool:
+    """Connections to the address, made when they are needed; each meets `watch` before it is used."""
     options: dict[str, Any] = {
-        "host": url.host.strip("[]"),
-        "port": url.port or 6379,
-        "db": int(database),
+        "host": at.host.strip("[]"),
+        "port": at.port,
+        "db": at.database,
         "protocol": 2,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_timeout": ANSWER_TIMEOUT_S,
@@ -359,20 +355,18 @@ def redis_pool(url: StoreUrl, *, watch: RunWatch | None = None) -> redis.Blockin
         "retry": Retry(NoBackoff(), 0),
         "driver_info": None,
     }
-    password_file = url.params.get("password_file")
-    if password_file and url.password:
-        raise InvalidUsage(f"{url.shown}: give the password in the URL or in password_file, not both")
-    if password_file:
-        options["credential_provider"] = _Credentials(url.user, Path(password_file))
-    elif url.password or url.user:
-        options |= {"username": url.user, "password": url.password}
-    if url.scheme == "rediss":
-        options |= {"connection_class": redis.SSLConnection, "ssl_ca_certs": url.params.get("ca_file")}
+    if at.password_file:
+        options["credential_provider"] = _Credentials(at.user, Path(at.password_file), optional=False)
+    elif at.credentials_dir:
+        password_file = Path(at.credentials_dir, REDIS_PASSWORD_FILE)
+        options["credential_provider"] = _Credentials(at.user, password_file, optional=True)
+    elif at.password or at.user:
+        options |= {"username": at.user, "password": at.password}
+    if at.tls:
+        options |= {"connection_class": redis.SSLConnection, "ssl_ca_certs": at.ca_file}
         options["redis_connect_func"] = _greeted
-    elif "ca_file" in url.params:
-        raise InvalidUsage(f"{url.shown}: ca_file is for rediss://")
     if watch is not None:
-        options["redis_connect_func"] = partial(_watched, watch, url.shown)
+        options["redis_connect_func"] = partial(_watched, watch, at.shown)
     options |= {"max_connections": CONNECTIONS_MAX, "timeout": CONNECTION_WAIT_S}
     return redis.BlockingConnectionPool(**options)  # type: ignore[no-untyped-call]  # unannotated in redis-py
 

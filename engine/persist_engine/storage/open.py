@@ -7,6 +7,7 @@ from pathlib import Path
 from persist_engine.base.env import Env
 from persist_engine.base.errors import UnsafeStore
 from persist_engine.base.metrics import Metrics
+from persist_engine.storage.addresses import REDIS_PARAMS, S3_PARAMS, RedisAddress, S3Address
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.blob_file import FileBlob
 from persist_engine.storage.blob_mem import shared_mem_blob
@@ -20,14 +21,13 @@ from persist_engine.storage.urls import absolute_path, parse_url, pushes
 _BLOB_URLS = {
     "mem": frozenset[str](),
     "file": frozenset[str](),
-    "s3": frozenset({"region", "endpoint", "path_style", "ca_file", "probe"}),
+    "s3": S3_PARAMS,
 }
-_REDIS_PARAMS = frozenset({"prefix", "password_file", "ca_file", "unsafe", "ack", "push"})
 _CONSENSUS_URLS = {
     "mem": frozenset({"push"}),
     "sqlite": frozenset({"push"}),
-    "redis": _REDIS_PARAMS,
-    "rediss": _REDIS_PARAMS,
+    "redis": REDIS_PARAMS,
+    "rediss": REDIS_PARAMS,
 }
 #: What people try, and why not. Their failover promotes a replica that lacks the newest commits: safe only once commits are
 #: acknowledged by S3 (`ack=s3`).
@@ -35,7 +35,11 @@ _FAILING_OVER = ("redis+sentinel:", "rediss+sentinel:", "redis+cluster:", "redis
 
 
 def open_blob(url: str, *, env: Env, metrics: Metrics, create: bool = True) -> Blob:
-    """Open `mem:[name]`, `file:///dir` or `s3://bucket/prefix?region=&endpoint=&path_style=&ca_file=&probe=`, metered.
+    """Open `mem:[name]`, `file:///dir` or `s3://bucket/prefix?region=&endpoint=&path_style=&ca_file=&probe=&credentials_dir=`,
+    metered.
+
+    S3 with a credentials_dir takes them from the file `aws-credentials` in there where it is there; otherwise, and without one,
+    from the process's surroundings (environment, workload identity), as boto3 does.
 
     InvalidUsage on a URL that is none of these, UnsafeStore when the store does not keep its promises, Determinate or
     Indeterminate when it cannot be reached. Errors name the address, never a credential. A directory that is not there is
@@ -51,7 +55,7 @@ def open_blob(url: str, *, env: Env, metrics: Metrics, create: bool = True) -> B
         case _:
             from persist_engine.storage.blob_s3 import open_s3_blob
 
-            blob = open_s3_blob(parsed, env=env, metrics=metrics)
+            blob = open_s3_blob(S3Address.of(parsed), env=env, metrics=metrics)
     return MeteredBlob(blob, env=env, metrics=metrics)
 
 
@@ -59,8 +63,9 @@ def open_consensus(url: str, *, env: Env, metrics: Metrics, create: bool = True)
     """Open `mem:[name]`, `sqlite:///file` or `redis[s]://[user[:password]@]host[:port][/db]`, metered.
 
     All take push=off: tell nobody of commits, and hear of nobody's (see storage.notify).
-    Redis takes the parameters prefix, password_file, ca_file, unsafe (true accepts settings that can lose commits) and
-    ack (redis: acknowledged when Redis has it). It must be one primary on its own: UnsafeStore for replicas, nodes of
+    Redis takes the parameters prefix, password_file, credentials_dir (the password stands in its file `redis-password`
+    where it is there), ca_file, unsafe (true accepts settings that can lose commits) and ack (redis: acknowledged when Redis
+    has it). It must be one primary on its own: UnsafeStore for replicas, nodes of
     clusters and what fails over.
     Errors as of open_blob.
     """
@@ -79,7 +84,7 @@ def open_consensus(url: str, *, env: Env, metrics: Metrics, create: bool = True)
         case _:
             from persist_engine.storage.consensus_redis import open_redis_consensus
 
-            consensus = open_redis_consensus(parsed)
+            consensus = open_redis_consensus(RedisAddress.of(parsed))
     return MeteredConsensus(consensus, env=env, metrics=metrics)
 
 
@@ -99,5 +104,6 @@ def open_push(url: str, *, env: Env, metrics: Metrics) -> Push:
             from persist_engine.storage.consensus_redis import redis_pool
             from persist_engine.storage.notify_redis import RedisPush
 
-            prefix = parsed.params.get("prefix", "")
-            return RedisPush(redis_pool(parsed), prefix=prefix, address=parsed.shown, env=env, metrics=metrics)
+            address = RedisAddress.of(parsed)
+            pool = redis_pool(address)
+            return RedisPush(pool, prefix=address.prefix, address=address.shown, env=env, metrics=metrics)

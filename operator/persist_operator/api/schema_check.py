@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,8 +120,22 @@ def _default(schema: Mapping[str, Json], value: Json) -> None:
             _default(schema.get("items", {}), item)
 
 
+def _pattern(validator: Any, pattern: str, value: Json, schema: Json) -> Iterator[jsonschema.ValidationError]:
+    """As the API server reads it: `$` is the very end there, and lets no line break through before it."""
+    if (
+        isinstance(value, str)
+        and re.search(pattern.removesuffix("$") + (r"\Z" if pattern.endswith("$") else ""), value) is None
+    ):
+        yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+_Validator = jsonschema.validators.extend(  # type: ignore[no-untyped-call]  # unannotated in its stubs
+    jsonschema.Draft202012Validator, {"pattern": _pattern}
+)
+
+
 def _structure_errors(schema: Mapping[str, Json], value: Json) -> Iterator[SchemaError]:
-    validator = jsonschema.Draft202012Validator(schema)
+    validator = _Validator(schema)
     for error in sorted(validator.iter_errors(value), key=lambda one: [str(part) for part in one.absolute_path]):
         path = ".".join(str(part) for part in error.absolute_path)
         yield SchemaError(path, error.message if len(error.message) < 400 else f"{error.validator} is violated")

@@ -8,25 +8,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
-from urllib.parse import urlencode
 
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.storage.addresses import with_credentials
 
 from persist_operator.api.resource import Meta
 from persist_operator.settings import OperatorSettings
 
-#: Where credentials are mounted, in the operator and in every pod it starts.
+#: Where the Secret of a pod's one profile is mounted in it.
 CREDENTIALS_DIR = "/var/run/secrets/persist/store"
+#: Where the operator has those of all profiles, each in a folder with its profile's name.
+OPERATOR_CREDENTIALS_DIR = "/var/run/secrets/persist/profiles"
+#: Of a namespace that was not asked for its labels.
+NO_LABELS: Mapping[str, str] = MappingProxyType({})
+
+
+class StorageRefused(InvalidUsage):
+    """A resource names stores that are not for it. `reason` is that of its Stalled condition."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLocation:
-    """The two stores of a shard and the Secret that pods mount to reach them."""
+    """The two stores of a shard, as URLs without credentials, and what leads to those."""
 
     blob: str
     consensus: str
     secret_name: str | None = None
+    """The Secret that pods mount, in their own namespace."""
+    profile: str | None = None
+    """The profile it is of: the operator has the credentials of each in a folder of its own."""
+
+    def urls(self, credentials_dir: str) -> tuple[str, str]:
+        """The URLs of blob and consensus for a process that has the Secret, if there is one, mounted at `credentials_dir`."""
+        folder = credentials_dir if self.secret_name else None
+        return with_credentials(self.blob, folder), with_credentials(self.consensus, folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,17 +102,6 @@ class ShardSpec:
             suspend=spec["suspend"],
         )
 
-    def location(self, settings: OperatorSettings) -> StoreLocation:
-        """The stores: written out in the spec, or of its profile. InvalidUsage when there is no such profile."""
-        if self.storage is not None:
-            return _inline(self.storage)
-        name = self.storage_profile or settings.default_profile
-        profile = settings.storage_profiles.get(name)
-        if profile is None:
-            known = ", ".join(sorted(settings.storage_profiles)) or "none"
-            raise InvalidUsage(f"storage profile {name!r} is not in the operator's configuration; it knows: {known}")
-        return StoreLocation(blob=profile.blob, consensus=profile.consensus, secret_name=profile.secret_name)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
@@ -106,22 +116,35 @@ class Shard:
         """From the dictionary form."""
         return cls(meta=Meta.of(resource), spec=ShardSpec.of(resource["spec"]), status=resource.get("status") or {})
 
+    def profile_name(self, settings: OperatorSettings) -> str:
+        """The profile that it names, or the default one."""
+        return self.spec.storage_profile or settings.default_profile
 
-def _inline(storage: Mapping[str, Any]) -> StoreLocation:
-    blob, consensus = storage["blob"], storage["consensus"]
-    prefix = f"/{blob['prefix'].strip('/')}" if blob.get("prefix") else ""
-    query: dict[str, str] = {name: blob[name] for name in ("region", "endpoint") if blob.get(name)}
-    if blob.get("pathStyle"):
-        query["path_style"] = "true"
-    redis: dict[str, str] = {"prefix": consensus["keyPrefix"]} if consensus.get("keyPrefix") else {}
-    if storage.get("secretName"):
-        redis["password_file"] = f"{CREDENTIALS_DIR}/redis-password"
-    return StoreLocation(
-        blob=f"s3://{blob['bucket']}{prefix}{_query(query)}",
-        consensus=f"redis://{consensus['address']}/{consensus.get('database', 0)}{_query(redis)}",
-        secret_name=storage.get("secretName"),
-    )
+    def location(self, settings: OperatorSettings, namespace_labels: Mapping[str, str] = NO_LABELS) -> StoreLocation:
+        """The stores of its profile, for a resource whose namespace carries `namespace_labels`. StorageRefused when there is
+        no such profile or it is not for that namespace: then no store may hear of this resource.
 
-
-def _query(values: Mapping[str, str]) -> str:
-    return f"?{urlencode(values)}" if values else ""
+        No address is ever made of what a resource says, so spec.storage is refused.
+        """
+        if self.spec.storage is not None:
+            raise StorageRefused(
+                "InlineStorageOff",
+                "spec.storage is not accepted: the operator connects to the stores of its own configuration only; "
+                "create the resource anew with spec.storageProfile, or ask for a profile for these stores",
+            )
+        name = self.profile_name(settings)
+        profile = settings.storage_profiles.get(name)
+        if profile is None:
+            raise StorageRefused(
+                "UnknownStorageProfile",
+                f"storage profile {name!r} is not in the operator's configuration; correct spec.storageProfile",
+            )
+        if not profile.allowed_namespaces.allow(self.meta.namespace, namespace_labels):
+            raise StorageRefused(
+                "ProfileNotAllowed",
+                f"storage profile {name!r} is not for namespace {self.meta.namespace}: ask who installed the operator to add it to "
+                f"storageProfiles.{name}.allowedNamespaces, or use another profile",
+            )
+        return StoreLocation(
+            blob=profile.blob, consensus=profile.consensus, secret_name=profile.secret_name, profile=name
+        )

@@ -6,7 +6,7 @@ from typing import Any
 
 from persist_operator.api import names, quantity
 from persist_operator.api.resource import Meta
-from persist_operator.api.shard import StoreLocation
+from persist_operator.api.shard import CREDENTIALS_DIR, StoreLocation
 from persist_operator.build import pods
 from persist_operator.settings import OperatorSettings
 
@@ -44,7 +44,7 @@ def maintenance_job(
         "name": CONTAINER,
         "image": settings.images.engine,
         "imagePullPolicy": settings.images.pull_policy,
-        "args": arguments(kind, shard_id, location.blob, location.consensus, memory=memory),
+        "args": arguments(kind, shard_id, *location.urls(CREDENTIALS_DIR), memory=memory),
         "env": [{"name": "HOME", "value": "/tmp"}, *pods.credential_env(location)],  # noqa: S108 - an emptyDir of the pod
         "resources": {
             "requests": {"cpu": settings.workload.maintenance_cpu, "memory": memory},

@@ -93,7 +93,7 @@ def credential_mounts(location: StoreLocation) -> list[dict[str, Any]]:
 
 
 def credential_env(location: StoreLocation) -> list[dict[str, str]]:
-    """What tells the S3 client where its credentials are; Redis reads `password_file=` of its URL."""
+    """What tells other S3 clients in the pod where the credentials are; ours read it from their URLs."""
     if location.secret_name is None:
         return []
     return [{"name": "AWS_SHARED_CREDENTIALS_FILE", "value": f"{CREDENTIALS_DIR}/aws-credentials"}]

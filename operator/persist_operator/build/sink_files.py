@@ -11,7 +11,7 @@ from typing import Any
 
 from persist_operator.api import names, quantity
 from persist_operator.api.resource import Meta
-from persist_operator.api.shard import ShardSchema, StoreLocation
+from persist_operator.api.shard import CREDENTIALS_DIR, ShardSchema, StoreLocation
 from persist_operator.api.sink import SinkSpec
 from persist_operator.build import pods, sink_memory
 from persist_operator.settings import OperatorSettings
@@ -26,12 +26,13 @@ def sink_document(
     meta: Meta, *, spec: SinkSpec, run_id: str, shard_id: str, schema: ShardSchema, location: StoreLocation
 ) -> dict[str, Any]:
     """What the driver is told; input, envelope and write as the user wrote them."""
+    blob, consensus = location.urls(CREDENTIALS_DIR)
     return {
         "sink_id": meta.key,
         "run_id": run_id,
         "shard_id": shard_id,
         "schema": {"key": schema.key, "value": schema.value},
-        "location": {"blob": location.blob, "consensus": location.consensus},
+        "location": {"blob": blob, "consensus": consensus},
         "input": dict(spec.input),
         "envelope": dict(spec.envelope),
         "write": dict(spec.write),

@@ -32,6 +32,8 @@ SERVICE = Kind("v1", "Service", "services")
 CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
 EVENT = Kind("v1", "Event", "events")
 JOB = Kind("batch/v1", "Job", "jobs")
+#: Belongs to no namespace: its own is the empty one.
+NAMESPACE = Kind("v1", "Namespace", "namespaces")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 BY_KIND = {one.kind: one for one in (PERSIST_SHARD, SPARK_SINK, POD, SERVICE, CONFIG_MAP, EVENT, JOB, LEASE)}
 

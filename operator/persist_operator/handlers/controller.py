@@ -10,6 +10,7 @@ from typing import Any
 from persist_engine.base.env import Env
 
 from persist_operator.api import names
+from persist_operator.bridge import StoreBusy
 from persist_operator.cluster.port import PERSIST_SHARD, SPARK_SINK, ApiError, Cluster
 from persist_operator.handlers.queue import WorkQueue
 from persist_operator.settings import OperatorSettings
@@ -43,7 +44,10 @@ class Controller:
         self._may_act = may_act
         loop = settings.loop
         self._queue: WorkQueue[Key] = WorkQueue(
-            env, backoff_initial_s=loop.backoff_initial_seconds, backoff_max_s=loop.backoff_max_seconds
+            env,
+            backoff_initial_s=loop.backoff_initial_seconds,
+            backoff_max_s=loop.backoff_max_seconds,
+            lane_of=lambda key: key.namespace,
         )
         self._lock = threading.Lock()
         self._sinks_of: dict[tuple[str, str], set[Key]] = {}
@@ -142,6 +146,9 @@ class Controller:
                 self._forget(key)
             else:
                 self._queue.add(key, after_s=after_s * self._env.uniform(1.0, 1.1) if after_s else 0.0)
+        except StoreBusy:
+            result = "store_busy"
+            self._queue.add(key, after_s=_POLL_S)
         except ApiError as error:
             result, failed = "api_error", True
             _LOG.warning("reconcile failed", extra={"key": str(key), "error": str(error)})

@@ -1,4 +1,5 @@
 """A keyed work queue: a key waits at most once, is worked on by one worker at a time, and is repeated with growing delays.
+Keys that are due are taken from their lanes in turn, so that a lane with thousands of them delays the others by one each.
 
 Invariant: a key that is added while it is worked on is worked on again afterwards; no change is ever lost between two events.
 """
@@ -7,6 +8,8 @@ from __future__ import annotations
 
 import heapq
 import threading
+from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from persist_engine.base.env import Env
@@ -17,8 +20,12 @@ K = TypeVar("K")
 class WorkQueue(Generic[K]):
     """Thread-safe. Times are monotonic seconds of `env`."""
 
-    def __init__(self, env: Env, *, backoff_initial_s: float, backoff_max_s: float) -> None:
-        self._env = env
+    def __init__(
+        self, env: Env, *, backoff_initial_s: float, backoff_max_s: float, lane_of: Callable[[K], str] = lambda _: ""
+    ) -> None:
+        """`lane_of`: who a key works for; all keys share one lane by default."""
+        self._env, self._lane_of = env, lane_of
+        self._ready: dict[str, deque[tuple[float, K]]] = {}
         self._initial_s, self._max_s = backoff_initial_s, backoff_max_s
         self._due: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
@@ -41,7 +48,8 @@ class WorkQueue(Generic[K]):
             self._changed.notify()
 
     def take(self, *, timeout_s: float) -> K | None:
-        """The key that is due longest and not worked on; waits for one. None after `timeout_s`, or when closed.
+        """The key of the lane whose turn it is that is due longest and not worked on; waits for one. None after `timeout_s`, or
+        when closed.
 
         Whoever takes a key calls `done` with it.
         """
@@ -103,6 +111,13 @@ class WorkQueue(Generic[K]):
     def _pop(self, now_s: float) -> K | None:
         while self._heap and self._heap[0][0] <= now_s:
             due_s, _, key = heapq.heappop(self._heap)
+            self._ready.setdefault(self._lane_of(key), deque()).append((due_s, key))
+        while self._ready:
+            lane = next(iter(self._ready))
+            waiting = self._ready.pop(lane)
+            due_s, key = waiting.popleft()
+            if waiting:
+                self._ready[lane] = waiting  # behind all others
             if self._due.get(key) != due_s or key in self._working:
                 # Superseded by another time, or put back by `done`.
                 continue

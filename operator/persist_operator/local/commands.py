@@ -25,11 +25,11 @@ from persist_operator.api.schema_check import crd_dir, load_schemas
 from persist_operator.bridge import Bridge
 from persist_operator.local import story, view
 from persist_operator.local.act import LocalActor, Room, child_environ, java_problem, stop_everything
-from persist_operator.local.objects import Document, Objects
+from persist_operator.local.objects import NAMESPACE, Document, Objects
 from persist_operator.local.processes import Processes
 from persist_operator.local.runner import LocalRunner, Refused, checked, read_documents, runner_lock
 from persist_operator.plan.actions import Note
-from persist_operator.settings import OperatorSettings, StorageProfile
+from persist_operator.settings import AllowedNamespaces, OperatorSettings, StorageProfile
 
 app = typer.Typer(
     help="Run PersistShards and SparkSinks on this machine: same YAML, same planner, no cluster.",
@@ -111,7 +111,12 @@ def _settings(state: Path, config: Path | None) -> OperatorSettings:
     if config is not None:
         return OperatorSettings.load(config)
     store = state.resolve() / "store"
-    profile = StorageProfile(blob=f"file://{store}/blobs", consensus=f"sqlite://{store}/consensus.db", take_over="Any")
+    profile = StorageProfile(
+        blob=f"file://{store}/blobs",
+        consensus=f"sqlite://{store}/consensus.db",
+        take_over="Any",
+        allowed_namespaces=AllowedNamespaces(names=(NAMESPACE,)),
+    )
     return OperatorSettings(operator_id="local", storage_profiles={"default": profile})
 
 

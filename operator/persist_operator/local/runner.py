@@ -255,7 +255,7 @@ class LocalRunner:
     def _inspect(self, shard: Shard) -> Seen:
         """As in the cluster: the shard is made the resource's, unless it is another's."""
         try:
-            location = shard.spec.location(self._settings)
+            location = shard.location(self._settings)
         except InvalidUsage:
             return Seen(inspected=NotInspected())  # the plan says what is wrong with it
         if not is_to_be_asked(shard):

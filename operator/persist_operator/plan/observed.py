@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.inspection import Inspection
 from persist_engine.model.ownership import Owner
 
 from persist_operator.api import conditions
-from persist_operator.api.shard import Shard, ShardSchema, StoreLocation
+from persist_operator.api.shard import NO_LABELS, Shard, ShardSchema, StorageRefused, StoreLocation
 from persist_operator.settings import OperatorSettings
 
 RunKind = Literal["compaction", "rollup", "gc", "driver"]
@@ -149,6 +148,8 @@ class ShardObserved:
     runs: tuple[Run, ...] = ()
     failures: Mapping[str, ActionFailure] = field(default_factory=dict)
     """By name of the action's class."""
+    namespace_labels: Mapping[str, str] = field(default_factory=dict)
+    """Of the resource's namespace, where some profile asks for labels; otherwise none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,8 +171,10 @@ class ShardView:
         return self.reason == "Resolved"
 
     @classmethod
-    def of(cls, name: str, shard: Shard | None, settings: OperatorSettings) -> ShardView:
-        """What a sink may know of the shard it names."""
+    def of(
+        cls, name: str, shard: Shard | None, settings: OperatorSettings, namespace_labels: Mapping[str, str] = NO_LABELS
+    ) -> ShardView:
+        """What a sink may know of the shard it names, in a namespace with these labels."""
         if shard is None or shard.meta.deleting:
             return cls(
                 found=False, reason="ShardNotFound", message=f"there is no PersistShard {name} in this namespace"
@@ -190,8 +193,8 @@ class ShardView:
         if not shard.status.get("shardId") or not schema:
             return cls(found=True, reason="ShardNotReady", message=f"PersistShard {name} is not initialised yet")
         try:
-            location = shard.spec.location(settings)
-        except InvalidUsage as error:
+            location = shard.location(settings, namespace_labels)
+        except StorageRefused as error:
             return cls(found=True, reason="ShardStalled", message=str(error))
         return cls(
             found=True,

@@ -18,7 +18,7 @@ from persist_engine.model.inspection import Inspection
 
 from persist_operator.api import conditions, names, times
 from persist_operator.api.conditions import Condition
-from persist_operator.api.shard import Shard, ShardSchema, StoreLocation
+from persist_operator.api.shard import Shard, ShardSchema, StorageRefused, StoreLocation
 from persist_operator.plan import maintenance, ownership, shard_log, shard_status
 from persist_operator.plan.actions import Action, AdvanceSince, InitialiseShard, Note, Plan, StartMaintenance
 from persist_operator.plan.observed import (
@@ -56,9 +56,9 @@ def plan_shard(shard: Shard, observed: ShardObserved, *, now_ms: int, settings: 
     if shard.meta.deleting:
         return Plan(status=shard.status)
     try:
-        location = shard.spec.location(settings)
-    except InvalidUsage as error:
-        return _stalled(shard, shard.status, "UnknownStorageProfile", str(error), now_ms)
+        location = shard.location(settings, observed.namespace_labels)
+    except StorageRefused as error:
+        return _stalled(shard, shard.status, error.reason, str(error), now_ms)
     base = {**shard.status, "store": shard_status.store_block(location)}
     match observed.inspected:
         case NotInspected():

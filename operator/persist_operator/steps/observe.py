@@ -9,7 +9,7 @@ from persist_engine.base.env import Env
 from persist_operator.api import names
 from persist_operator.api.redact import redact
 from persist_operator.api.schema_check import load_schemas
-from persist_operator.api.shard import Shard
+from persist_operator.api.shard import Shard, StorageRefused
 from persist_operator.api.sink import Sink
 from persist_operator.bridge import Bridge
 from persist_operator.build.driver import COMPONENT as SINK_COMPONENT
@@ -29,6 +29,7 @@ from persist_operator.plan.shard import is_to_be_asked
 from persist_operator.plan.sink import is_under_way
 from persist_operator.settings import OperatorSettings
 from persist_operator.steps import children
+from persist_operator.steps.namespaces import NamespaceLabels
 
 _LOG_LINES = 20
 
@@ -38,6 +39,7 @@ class Observer:
 
     def __init__(self, cluster: Cluster, bridge: Bridge, settings: OperatorSettings, env: Env) -> None:
         self._cluster, self._bridge, self._settings, self._env = cluster, bridge, settings, env
+        self._labels = NamespaceLabels(cluster, settings, env)
 
     def shard(self, shard: Shard, failures: Mapping[str, ActionFailure]) -> ShardObserved:
         """What a PersistShard's plan needs. The stores are asked only once the status says so, and last: it is the newest fact.
@@ -45,16 +47,19 @@ class Observer:
         Makes the shard the resource's in the stores, unless it is another's (plan.ownership).
         """
         if not is_to_be_asked(shard):
-            return ShardObserved()
+            if shard.meta.deleting:
+                return ShardObserved()
+            return ShardObserved(namespace_labels=self._labels.of(shard))
         owned = {**_owned(shard.meta.uid), names.LABEL_COMPONENT: MAINTENANCE_COMPONENT}
         jobs = self._cluster.find(JOB, shard.meta.namespace, owned)
         pods = self._cluster.find(POD, shard.meta.namespace, owned) if jobs else []
         runs = [children.maintenance_run(job, pods) for job in jobs]
+        labels = self._labels.of(shard)
         try:
-            location = shard.spec.location(self._settings)
-        except ValueError:
+            location = shard.location(self._settings, labels)
+        except StorageRefused:
             # The plan finds the same and tells it.
-            return ShardObserved(inspected=NotInspected())
+            return ShardObserved(inspected=NotInspected(), namespace_labels=labels)
         seen = self._bridge.claim(
             shard, location, self._settings, is_gone=lambda name: self._is_gone(shard.meta.namespace, name)
         )
@@ -63,6 +68,7 @@ class Observer:
             failures=failures,
             inspected=seen.inspected,
             shard_id=seen.shard_id,
+            namespace_labels=labels,
         )
 
     def _is_gone(self, namespace: str, name: str) -> bool:
@@ -89,7 +95,7 @@ class Observer:
         newest = max((run.attempt for run in runs), default=0)
         return SinkObserved(
             leftovers=self._leftovers(sink, owned, runs),
-            shard=ShardView.of(sink.spec.shard_name, shard, self._settings),
+            shard=ShardView.of(sink.spec.shard_name, shard, self._settings, self._labels.of(shard) if shard else {}),
             runs=tuple(runs),
             executors=children.executors(workers, newest) if newest else Executors(),
         )

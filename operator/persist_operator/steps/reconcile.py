@@ -23,7 +23,7 @@ from persist_operator.api.resource import Meta
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import Shard
 from persist_operator.api.sink import Sink
-from persist_operator.bridge import Bridge
+from persist_operator.bridge import Bridge, StoreBusy
 from persist_operator.cluster.port import BY_KIND, EVENT, ApiError, Cluster, Resource
 from persist_operator.plan.actions import InitialiseShard, Note, Plan
 from persist_operator.plan.observed import ActionFailure
@@ -65,7 +65,7 @@ class Reconciler:
     def reconcile(self, key: Key) -> float | None:
         """Bring the resource one step on; seconds until it wants another look, None when it is gone.
 
-        Raises ApiError when the API server fails it: repeat later. Idempotent.
+        Raises ApiError when the API server fails it, StoreBusy when its store has no room for it: repeat later. Idempotent.
         """
         resource = self._cluster.get(BY_KIND[key.kind], key.namespace, key.name)
         if resource is None:
@@ -85,7 +85,7 @@ class Reconciler:
             name = type(action).__name__
             try:
                 self._actor.act(action, meta)
-            except ApiError:
+            except (ApiError, StoreBusy):
                 raise
             except PersistError as error:
                 self._remember(key, name, error)

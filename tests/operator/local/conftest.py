@@ -20,7 +20,7 @@ from persist_operator.local.act import LocalActor, Room, child_environ, stop_eve
 from persist_operator.local.objects import Objects
 from persist_operator.local.processes import Processes
 from persist_operator.local.runner import LocalRunner, checked
-from persist_operator.settings import OperatorSettings, StorageProfile
+from persist_operator.settings import AllowedNamespaces, OperatorSettings, StorageProfile
 
 PATIENCE_S = 60.0
 
@@ -48,7 +48,11 @@ class House:
         self.objects, self.processes = Objects(self.state, self.env), Processes(self.state, self.env)
         store = self.state.resolve() / "store"
         self.location = Location(blob=f"file://{store}/blobs", consensus=f"sqlite://{store}/consensus.db")
-        profile = StorageProfile(blob=self.location.blob, consensus=self.location.consensus)
+        profile = StorageProfile(
+            blob=self.location.blob,
+            consensus=self.location.consensus,
+            allowed_namespaces=AllowedNamespaces(names=("local",)),
+        )
         self.settings = OperatorSettings(operator_id="local", storage_profiles={"default": profile})
         self.notes = []
 

@@ -1,0 +1,243 @@
+"""Addresses of stores that are servers, as typed fields; a URL is how people write one, and how one travels in an argument.
+
+Every field is checked when an address is made, and every one is quoted when it is printed: `parse` of `url` is the address itself,
+so that no text in one field can become another field. What a resource says reaches a store through here or not at all.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import Literal
+from urllib.parse import quote, urlencode, urlsplit
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.storage.urls import StoreUrl, parse_url
+
+S3_PARAMS = frozenset({"region", "endpoint", "path_style", "ca_file", "probe", "credentials_dir"})
+REDIS_PARAMS = frozenset({"prefix", "password_file", "credentials_dir", "ca_file", "unsafe", "ack", "push"})
+#: Files of a `credentials_dir`, as the keys of a Secret that is mounted. Each is used where it is there.
+S3_CREDENTIALS_FILE, REDIS_PASSWORD_FILE = "aws-credentials", "redis-password"
+
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_REGION = re.compile(r"[A-Za-z0-9-]{1,64}")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Address:
+    """A place in a bucket. InvalidUsage for fields that cannot be meant. Holds no credentials."""
+
+    bucket: str
+    prefix: str = ""
+    region: str | None = None
+    endpoint: str | None = None
+    path_style: bool = False
+    ca_file: str | None = None
+    probe: bool = True
+    credentials_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        _matches("bucket", self.bucket, _BUCKET)
+        _plain("prefix", self.prefix)
+        if self.prefix != self.prefix.strip("/"):
+            raise InvalidUsage(f"s3: prefix {self.prefix!r} begins or ends with a slash")
+        if self.region is not None:
+            _matches("region", self.region, _REGION)
+        if self.endpoint is not None:
+            _check_endpoint(self.endpoint)
+        for name, path in (("ca_file", self.ca_file), ("credentials_dir", self.credentials_dir)):
+            _check_path(name, path)
+
+    @property
+    def url(self) -> str:
+        """The address on one line; `parse` reads it back."""
+        path = f"/{quote(self.prefix)}" if self.prefix else ""
+        return f"s3://{self.bucket}{path}" + _query(
+            region=self.region,
+            endpoint=self.endpoint,
+            path_style="true" if self.path_style else None,
+            ca_file=self.ca_file,
+            probe=None if self.probe else "false",
+            credentials_dir=self.credentials_dir,
+        )
+
+    @classmethod
+    def parse(cls, url: str) -> S3Address:
+        """From `s3://bucket/prefix?...`. InvalidUsage."""
+        return cls.of(parse_url(url, allowed={"s3": S3_PARAMS}))
+
+    @classmethod
+    def of(cls, url: StoreUrl) -> S3Address:
+        """From a URL that was taken apart. InvalidUsage."""
+        if not url.host or url.port is not None or url.user or url.password:
+            raise InvalidUsage(
+                f"{url.shown}: expected s3://bucket/prefix?endpoint=...; a URL holds no credentials of S3"
+            )
+        return cls(
+            bucket=url.host,
+            prefix=url.path.strip("/"),
+            region=url.params.get("region"),
+            endpoint=url.params.get("endpoint"),
+            path_style=url.flag("path_style", default=False),
+            ca_file=url.params.get("ca_file"),
+            probe=url.flag("probe", default=True),
+            credentials_dir=url.params.get("credentials_dir"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisAddress:
+    """A database of a Redis primary, and the prefix of our keys in it. InvalidUsage for fields that cannot be meant.
+
+    No repr shows the password; `url` does, so only who may know it prints that.
+    """
+
+    host: str
+    """A name, an IPv4 address, or an IPv6 address in brackets."""
+    port: int = 6379
+    database: int = 0
+    prefix: str = ""
+    tls: bool = False
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    password_file: str | None = None
+    credentials_dir: str | None = None
+    ca_file: str | None = None
+    unsafe: bool = False
+    ack: Literal["redis"] | None = None
+    push: bool = True
+
+    def __post_init__(self) -> None:
+        _matches("host", self.host, _HOST)
+        if not 0 < self.port < 65536:
+            raise InvalidUsage(f"redis: {self.port} is no port")
+        if self.database < 0:
+            raise InvalidUsage(f"redis: {self.database} is no database number")
+        _plain("prefix", self.prefix)
+        if "{" in self.prefix or "}" in self.prefix:
+            raise InvalidUsage(f"redis: prefix {self.prefix!r} must not contain braces")
+        for name, text in (("user", self.user), ("password", self.password)):
+            if text is not None and (not text or _CONTROL.search(text)):
+                raise InvalidUsage(f"redis: the {name} is empty or has control characters")
+        for name, path in (
+            ("ca_file", self.ca_file),
+            ("password_file", self.password_file),
+            ("credentials_dir", self.credentials_dir),
+        ):
+            _check_path(name, path)
+        if sum(one is not None for one in (self.password, self.password_file, self.credentials_dir)) > 1:
+            raise InvalidUsage("redis: give the password in the URL, in password_file or in credentials_dir, not twice")
+        if self.ca_file is not None and not self.tls:
+            raise InvalidUsage("redis: ca_file is for rediss://")
+
+    @property
+    def url(self) -> str:
+        """The address on one line, with a password if it has one; `parse` reads it back."""
+        user = quote(self.user or "", safe="") + ("" if self.password is None else f":{quote(self.password, safe='')}")
+        return (
+            f"{'rediss' if self.tls else 'redis'}://{user}{'@' if user else ''}{self.host}:{self.port}/{self.database}"
+        ) + _query(
+            prefix=self.prefix or None,
+            password_file=self.password_file,
+            credentials_dir=self.credentials_dir,
+            ca_file=self.ca_file,
+            unsafe="true" if self.unsafe else None,
+            ack=self.ack,
+            push=None if self.push else "off",
+        )
+
+    @property
+    def shown(self) -> str:
+        """Where it is, for messages: without credentials and parameters."""
+        return f"{'rediss' if self.tls else 'redis'}://{self.host}:{self.port}/{self.database}"
+
+    @classmethod
+    def parse(cls, url: str) -> RedisAddress:
+        """From `redis[s]://[user[:password]@]host[:port][/database]?...`. InvalidUsage."""
+        return cls.of(parse_url(url, allowed={"redis": REDIS_PARAMS, "rediss": REDIS_PARAMS}))
+
+    @classmethod
+    def of(cls, url: StoreUrl) -> RedisAddress:
+        """From a URL that was taken apart. InvalidUsage."""
+        database, ack, push = url.path.strip("/") or "0", url.params.get("ack"), url.params.get("push", "on")
+        if not url.host or re.fullmatch("[0-9]{1,9}", database) is None:
+            raise InvalidUsage(f"{url.shown}: expected {url.scheme}://host[:port][/database number]")
+        if push not in ("on", "off"):
+            raise InvalidUsage(f"{url.shown}: parameter push must be on or off")
+        if ack not in (None, "redis"):
+            raise InvalidUsage(f"{url.shown}: acknowledgement mode {ack!r} is not known; use ack=redis")
+        return cls(
+            host=url.host,
+            port=6379 if url.port is None else url.port,
+            database=int(database),
+            prefix=url.params.get("prefix", ""),
+            tls=url.scheme == "rediss",
+            user=url.user,
+            password=url.password,
+            password_file=url.params.get("password_file"),
+            credentials_dir=url.params.get("credentials_dir"),
+            ca_file=url.params.get("ca_file"),
+            unsafe=url.flag("unsafe", default=False),
+            ack="redis" if ack else None,
+            push=push == "on",
+        )
+
+
+def with_credentials(url: str, folder: str | None) -> str:
+    """`url` of any store, reading its credentials from `folder`, and from there only. Stores without credentials stay as they are.
+
+    InvalidUsage for a URL that says itself where its credentials are: one of the two would be ignored.
+    """
+    address: S3Address | RedisAddress
+    scheme = urlsplit(url).scheme
+    if scheme == "s3":
+        address = S3Address.parse(url)
+        says_where = address.credentials_dir
+    elif scheme in ("redis", "rediss"):
+        address = RedisAddress.parse(url)
+        says_where = address.credentials_dir or address.password_file or address.password
+    else:
+        return url
+    if says_where:
+        raise InvalidUsage(f"{scheme}: the URL has credentials or says where they are; name a Secret instead")
+    return replace(address, credentials_dir=folder).url if folder else url
+
+
+def _matches(name: str, text: str, pattern: re.Pattern[str]) -> None:
+    if pattern.fullmatch(text) is None or ".." in text:
+        raise InvalidUsage(f"{name} {text!r} has characters that no {name} has")
+
+
+def _plain(name: str, text: str) -> None:
+    if _CONTROL.search(text):
+        raise InvalidUsage(f"{name} {text!r} has control characters")
+
+
+def _check_path(name: str, path: str | None) -> None:
+    if path is not None and (not path or _CONTROL.search(path)):
+        raise InvalidUsage(f"{name} {path!r} is no path")
+
+
+def _check_endpoint(endpoint: str) -> None:
+    """An address and nothing else: neither credentials nor a query, which the driver would send along or show in errors."""
+    if "@" in endpoint:
+        # Not shown: what stands before it may be a password.
+        raise InvalidUsage("s3: the endpoint has an @; credentials come from the environment or a credentials_dir")
+    shown = f"s3: endpoint {endpoint!r}"
+    if _CONTROL.search(endpoint) or re.search(r"[\s?#\\]", endpoint):
+        raise InvalidUsage(f"{shown} has a query, blanks or control characters")
+    try:
+        split = urlsplit(endpoint)
+        port = split.port
+    except ValueError:
+        raise InvalidUsage(f"{shown} does not parse") from None
+    host = split.netloc.removesuffix(f":{port}") if port is not None else split.netloc
+    if split.scheme not in ("http", "https") or port == 0 or _HOST.fullmatch(host) is None:
+        raise InvalidUsage(f"{shown}: expected http[s]://host[:port]")
+
+
+def _query(**params: str | None) -> str:
+    given = {name: value for name, value in params.items() if value is not None}
+    return f"?{urlencode(given, safe='/:', quote_via=quote)}" if given else ""

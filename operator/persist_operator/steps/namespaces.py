@@ -1,0 +1,42 @@
+"""Labels of namespaces, for profiles that ask for them. Where none does, the API server is not asked either: that takes a right more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from persist_engine.base.env import Env
+
+from persist_operator.api.shard import Shard
+from persist_operator.cluster.port import NAMESPACE, Cluster
+from persist_operator.settings import OperatorSettings
+
+#: A label that is taken off a namespace counts this long: one request per namespace and this time, however many shards it has.
+_FRESH_S = 10.0
+
+
+class NamespaceLabels:
+    """Thread-safe."""
+
+    def __init__(self, cluster: Cluster, settings: OperatorSettings, env: Env) -> None:
+        self._cluster, self._settings, self._env = cluster, settings, env
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[float, Mapping[str, str]]] = {}
+
+    def of(self, shard: Shard) -> Mapping[str, str]:
+        """The labels of its namespace, at most ten seconds old; none where its own profile asks for none. ApiError."""
+        namespace = shard.meta.namespace
+        profile = self._settings.storage_profiles.get(shard.profile_name(self._settings))
+        if profile is None or not profile.allowed_namespaces.match_labels:
+            return {}
+        now_s = self._env.monotonic_s()
+        with self._lock:
+            read_s, labels = self._known.get(namespace, (None, {}))
+        if read_s is not None and now_s - read_s < _FRESH_S:
+            return labels
+        found = self._cluster.get(NAMESPACE, "", namespace)
+        labels = {} if found is None else dict(found["metadata"].get("labels") or {})
+        with self._lock:
+            self._known = {name: one for name, one in self._known.items() if now_s - one[0] < _FRESH_S}
+            self._known[namespace] = (now_s, labels)
+        return labels

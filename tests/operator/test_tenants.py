@@ -1,0 +1,444 @@
+"""Tenants that do not trust each other: what a writer of resources says reaches no store but those of a profile that is for its
+namespace, and one tenant's dead store stands in nobody else's way.
+"""
+
+import contextlib
+import random
+import socket
+import threading
+import time
+
+import pytest
+from persist_engine.base.env import SeededEnv, SystemEnv
+from persist_engine.base.errors import InvalidUsage, Unavailable
+from persist_engine.base.settings import RetrySettings, Settings
+from persist_engine.client.client import PersistClient
+from persist_engine.client.location import Location
+from persist_engine.model.ids import ShardId
+from persist_engine.storage.addresses import with_credentials
+from persist_engine.testing.servers import redis_server
+from persist_operator.api import conditions
+from persist_operator.api.schema_check import load_schemas
+from persist_operator.api.shard import StoreLocation
+from persist_operator.bridge import Bridge, StoreBusy
+from persist_operator.cluster.fake import FakeCluster
+from persist_operator.cluster.port import NAMESPACE, PERSIST_SHARD, POD, SPARK_SINK
+from persist_operator.handlers.controller import Controller
+from persist_operator.plan.observed import ShardView, StoreFailure
+from persist_operator.settings import AllowedNamespaces, LoopSettings, OperatorSettings, StorageProfile
+from persist_operator.steps.metrics import OperatorMetrics
+from persist_operator.steps.reconcile import Key, Reconciler
+from prometheus_client import CollectorRegistry
+
+
+class Silence:
+    """Takes connections on a port of its own and says nothing; `heard`: what came in, one item per connection."""
+
+    def __init__(self):
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+        self._connections, self.connected = [], threading.Event()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                self._connections.append(self._listener.accept()[0])
+                self.connected.set()
+
+    @property
+    def heard(self):
+        return len(self._connections)
+
+    def close(self):
+        # An accept that is under way outlives a plain close.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for one in self._connections:
+            one.close()
+
+
+@pytest.fixture
+def silence():
+    made = Silence()
+    yield made
+    made.close()
+
+
+class House:
+    """An operator on an in-memory API server with real stores; `profiles` of its configuration."""
+
+    def __init__(self, profiles, *, env, credentials_dir="/nowhere", open_client=None, **loop):
+        self.env = env
+        self.cluster = FakeCluster(now_ms=env.now_ms)
+        self.settings = OperatorSettings(storage_profiles=profiles, loop=LoopSettings(**loop))
+        self.metrics = OperatorMetrics(CollectorRegistry())
+        self.bridge = Bridge(self.settings, env=env, open_client=open_client, credentials_dir=str(credentials_dir))
+        self.reconciler = Reconciler(self.cluster, self.bridge, self.settings, env, self.metrics)
+
+    def go(self, namespace, name, times_=4):
+        for _ in range(times_):
+            self.env.advance_ms(6000)
+            self.reconciler.reconcile(Key("PersistShard", namespace, name))
+        return self.status(namespace, name)
+
+    def status(self, namespace, name):
+        return self.cluster.get(PERSIST_SHARD, namespace, name).get("status") or {}
+
+    def reason(self, namespace, name, condition="Ready"):
+        found = conditions.find(self.status(namespace, name), condition)
+        return None if found is None else found["reason"]
+
+
+@pytest.fixture
+def house(now):
+    made = []
+
+    def build(profiles, **options):
+        made.append(House(profiles, env=SeededEnv(start_ms=now), **options))
+        return made[-1]
+
+    yield build
+    for one in made:
+        one.bridge.close()
+
+
+def profile(folder, *names, labels=None, **stores):
+    allowed = AllowedNamespaces(names=names, match_labels=labels or {})
+    urls = {"blob": f"file://{folder}/blob", "consensus": f"sqlite://{folder}/consensus.db", **stores}
+    return StorageProfile(allowed_namespaces=allowed, **urls)
+
+
+def hostile_specs(address):
+    """Inline stores with an attack in each field in turn, and names of profiles and shards that are none."""
+    host, port = address.split(":")
+    token = "%2Fvar%2Frun%2Fsecrets%2Fkubernetes.io%2Fserviceaccount%2Ftoken"  # noqa: S105 - a path
+    texts = [
+        address, f"http://{address}", f"https://{address}", f"//{address}", f"x@{address}", f"u:p@{address}", f"{address}/0",
+        f"{address}?password_file={token}&prefix=:1", f"{address}?unsafe=true&prefix=:1", f"p?endpoint=http://{address}",
+        f"p&endpoint=http%3A%2F%2F{host}%3A{port}", f"p#@{address}", f"p\n{address}", f"..%2f{address}", f"[{host}]:{port}",
+        f"redis://{address}", f"p?unsafe=true&credentials_dir=/&x=http://{address}",
+    ]  # fmt: skip
+    for text in texts:
+        for part, field in (
+            ("blob", "bucket"), ("blob", "prefix"), ("blob", "endpoint"), ("blob", "region"),
+            ("consensus", "address"), ("consensus", "keyPrefix"), ("", "secretName"),
+        ):  # fmt: skip
+            storage = {
+                "blob": {"bucket": "bbb", "endpoint": f"http://{address}"},
+                "consensus": {"address": address},
+                "secretName": "persist-store",
+            }
+            (storage[part] if part else storage)[field] = text
+            yield {"storage": storage}
+        yield {"storageProfile": text}
+        yield {"shardId": text}
+    drawn = random.Random(7)  # noqa: S311 - the same in every run
+    letters = [
+        *"/?#&=@:%+; \n\0",
+        address,
+        f"http://{address}",
+        "unsafe=true",
+        "endpoint=",
+        "password_file=/etc/passwd",
+    ]
+    for _ in range(40):
+        text = "".join(drawn.choices(letters, k=5))
+        yield {"storage": {"blob": {"bucket": text, "prefix": text}, "consensus": {"address": text, "keyPrefix": text}}}
+
+
+def test_a_listener_elsewhere_hears_nothing_of_hostile_resources(house, shard_resource, silence, tmp_path):
+    """Through the schema, and past it as from an API server with an older definition."""
+    made = house({"default": profile(tmp_path, "team")}, store_deadline_seconds=2)
+    reached = accepted = 0
+    reasons = set()
+    for number, spec in enumerate(hostile_specs(silence.address)):
+        resource = shard_resource(spec, name=f"h{number}", uid=f"uid-{number}")
+        accepted += not load_schemas().check(resource)
+        with contextlib.suppress(InvalidUsage):
+            made.cluster.create(PERSIST_SHARD, resource)
+            made.go("team", f"h{number}", 3)
+            reached += 1
+            assert silence.heard == 0, spec
+            if "shardId" not in spec:
+                reasons.add(made.reason("team", f"h{number}", "Stalled"))
+    assert reasons == {"InlineStorageOff", "UnknownStorageProfile"}
+    assert reached >= 100
+    assert 0 < accepted < reached
+    assert silence.heard == 0
+
+
+def test_the_listener_would_have_heard_it(silence, house, shard_resource, tmp_path):
+    """What the test above relies on: a profile that does name the listener's address reaches it."""
+    dead = profile(tmp_path, "team", consensus=f"redis://{silence.address}/0")
+    made = house({"default": dead}, store_deadline_seconds=1)
+    made.cluster.create(PERSIST_SHARD, shard_resource())
+    made.go("team", "flights", 2)
+    assert silence.connected.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "namespace_labels", "expected"),
+    [
+        ({}, {}, "ProfileNotAllowed"),
+        ({"names": ("other",)}, {}, "ProfileNotAllowed"),
+        ({"names": ("team",)}, {}, "Healthy"),
+        ({"names": ("*",)}, {}, "Healthy"),
+        ({"match_labels": {"persist": "yes"}}, {"persist": "yes", "more": "x"}, "Healthy"),
+        ({"match_labels": {"persist": "yes"}}, {"persist": "no"}, "ProfileNotAllowed"),
+        ({"match_labels": {"persist": "yes", "more": "x"}}, {"persist": "yes"}, "ProfileNotAllowed"),
+    ],
+)
+def test_a_profile_is_for_the_namespaces_that_it_names(
+    house, shard_resource, tmp_path, allowed, namespace_labels, expected
+):
+    stores = {"blob": f"file://{tmp_path}/blob", "consensus": f"sqlite://{tmp_path}/consensus.db"}
+    made = house({"default": StorageProfile(**stores, allowed_namespaces=AllowedNamespaces(**allowed))})
+    made.cluster.create(NAMESPACE, {"metadata": {"namespace": "", "name": "team", "labels": namespace_labels}})
+    made.cluster.create(PERSIST_SHARD, shard_resource())
+    made.go("team", "flights", 5)
+    assert made.reason("team", "flights") == expected
+    assert (tmp_path / "blob").exists() == (expected == "Healthy")
+    if expected != "Healthy":
+        assert "allowedNamespaces" in conditions.find(made.status("team", "flights"), "Stalled")["message"]
+
+
+def test_no_driver_starts_on_stores_that_are_not_for_its_namespace(
+    house, shard_resource, sink_resource, make_shard, tmp_path
+):
+    """Also between the loss of a profile and the first look at the shard, whose status still says Ready."""
+    made = house({"default": profile(tmp_path, "team")})
+    made.cluster.create(PERSIST_SHARD, shard_resource())
+    healthy = made.go("team", "flights")
+    made.cluster.create(SPARK_SINK, sink_resource())
+    allowed = made.settings.storage_profiles["default"]
+    made.settings.storage_profiles["default"] = profile(tmp_path, "other")
+    view = ShardView.of("flights", make_shard(status=healthy), made.settings)
+    assert (view.usable, view.location) == (False, None)
+    for _ in range(4):
+        made.env.advance_ms(6000)
+        made.reconciler.reconcile(Key("SparkSink", "team", "load"))
+    assert made.cluster.find(POD, None, {}) == []
+    made.settings.storage_profiles["default"] = allowed
+    for _ in range(4):
+        made.env.advance_ms(6000)
+        made.reconciler.reconcile(Key("SparkSink", "team", "load"))
+    assert len(made.cluster.find(POD, None, {})) == 1
+
+
+def test_a_label_that_is_taken_away_takes_the_stores_away(house, shard_resource, tmp_path):
+    made = house({"default": profile(tmp_path, labels={"persist": "yes"})})
+    made.cluster.create(NAMESPACE, {"metadata": {"namespace": "", "name": "team", "labels": {"persist": "yes"}}})
+    made.cluster.create(PERSIST_SHARD, shard_resource())
+    made.go("team", "flights")
+    assert made.reason("team", "flights") == "Healthy"
+    made.cluster.edit(NAMESPACE, "", "team", lambda one: one["metadata"].update(labels={}))
+    made.go("team", "flights")
+    assert made.reason("team", "flights") == "ProfileNotAllowed"
+
+
+def test_no_namespace_is_looked_at_where_its_own_profile_asks_for_no_labels(
+    house, shard_resource, tmp_path, monkeypatch
+):
+    made = house({"default": profile(tmp_path, "team"), "other": profile(tmp_path, labels={"a": "b"})})
+    asked, get = [], made.cluster.get
+    monkeypatch.setattr(made.cluster, "get", lambda kind, *where: asked.append(kind) or get(kind, *where))
+    made.cluster.create(PERSIST_SHARD, shard_resource())
+    made.go("team", "flights")
+    assert asked
+    assert NAMESPACE not in asked
+
+
+def test_two_tenants_with_stores_and_secrets_of_their_own(house, shard_resource, tmp_path):
+    """Each profile's Secret is used at that profile's stores only; the other tenant's shard can be neither reached nor seen."""
+    with (
+        redis_server(settings=DURABLE, password="red's own") as red,
+        redis_server(settings=DURABLE, password="blue's") as blue,
+    ):  # noqa: S106
+        profiles, addresses = {}, {"red": red.address, "blue": blue.address}
+        for name, password in (("red", "red's own"), ("blue", "blue's")):
+            (tmp_path / "secrets" / name).mkdir(parents=True)
+            (tmp_path / "secrets" / name / "redis-password").write_text(password)
+            urls = {"blob": f"file://{tmp_path}/{name}", "consensus": f"redis://{addresses[name]}/0"}
+            allowed = AllowedNamespaces(names=(name,))
+            profiles[name] = StorageProfile(**urls, secret_name="persist-store", allowed_namespaces=allowed)
+        made = house(profiles, credentials_dir=tmp_path / "secrets", store_deadline_seconds=10)
+        for name in ("red", "blue"):
+            resource = shard_resource({"storageProfile": name}, uid=f"uid-{name}", name="own", namespace=name)
+            made.cluster.create(PERSIST_SHARD, resource)
+            made.go(name, "own")
+            assert made.reason(name, "own") == "Healthy"
+        red_id = made.status("red", "own")["shardId"]
+        before = made.bridge.inspect(location_of(profiles, "red"), red_id).seqno
+        # By the profile of the other, and by the name of its shard in the stores of one's own.
+        attacks = {
+            "theirs": {"storageProfile": "red", "shardId": red_id},
+            "named": {"storageProfile": "blue", "shardId": red_id},
+        }
+        for name, spec in attacks.items():
+            made.cluster.create(PERSIST_SHARD, shard_resource(spec, uid=f"u-{name}", name=name, namespace="blue"))
+            made.go("blue", name)
+        assert made.reason("blue", "theirs") == "ProfileNotAllowed"
+        for name in attacks:
+            assert addresses["red"] not in str(made.status("blue", name))
+            assert "frontiers" not in made.status("blue", "theirs")
+        assert made.bridge.inspect(location_of(profiles, "red"), red_id).seqno == before
+        with PersistClient.open(Location(blob=f"file://{tmp_path}/blue", consensus=blue.url)) as client:
+            assert ShardId(made.status("blue", "own")["shardId"]) in set(client.shards())
+
+
+def test_two_tenants_on_one_redis_with_users_of_their_own(house, shard_resource, tmp_path):
+    """As docs/security.md says: the server itself confines each to its keys, whatever an operator would do."""
+    with redis_server(settings=DURABLE, password="admin's") as server:  # noqa: S106
+        profiles = {}
+        for name in ("red", "blue"):
+            rights = RIGHTS.format(name=name).split()
+            assert server.command("ACL", "SETUSER", name, "on", f">{name}'s", *rights) == b"+OK\r\n"
+            (tmp_path / "secrets" / name).mkdir(parents=True)
+            (tmp_path / "secrets" / name / "redis-password").write_text(f"{name}'s\n")
+            urls = {
+                "blob": f"file://{tmp_path}/{name}",
+                "consensus": f"redis://{name}@{server.address}/0?prefix={name}",
+            }
+            allowed = AllowedNamespaces(names=(name,))
+            profiles[name] = StorageProfile(**urls, secret_name="persist-store", allowed_namespaces=allowed)
+        made = house(profiles, credentials_dir=tmp_path / "secrets", store_deadline_seconds=10)
+        for name in ("red", "blue"):
+            resource = shard_resource({"storageProfile": name}, uid=f"uid-{name}", name="own", namespace=name)
+            made.cluster.create(PERSIST_SHARD, resource)
+            made.go(name, "own")
+            assert made.reason(name, "own") == "Healthy", made.status(name, "own")
+        as_red = with_credentials(f"redis://red@{server.address}/0?prefix=blue", str(tmp_path / "secrets" / "red"))
+        with (
+            PersistClient.open(Location(blob=f"file://{tmp_path}/blue", consensus=as_red), settings=SHORT) as client,
+            pytest.raises(Unavailable, match="(?i)perm"),
+        ):
+            client.inspect(ShardId(made.status("blue", "own")["shardId"]))
+
+
+#: As in docs/security.md.
+RIGHTS = "~{name}* &{name}* +@all -@admin -@dangerous +info +config|get"
+SHORT = Settings(retry=RetrySettings(give_up_ms=2000))
+
+
+def location_of(profiles, name):
+    one = profiles[name]
+    return StoreLocation(blob=one.blob, consensus=one.consensus, secret_name=one.secret_name, profile=name)
+
+
+DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
+
+
+def test_the_same_stores_with_other_credentials_are_another_client():
+    opened, client = [], Hanging()
+    client.released.set()
+    at = {"blob": "s3://b", "consensus": "redis://r:6379/0", "secret_name": "s"}
+    with Bridge(
+        OperatorSettings(), open_client=lambda location: opened.append(location) or client, credentials_dir="/run/p"
+    ) as bridge:
+        for name in ("red", "blue", "red"):
+            assert bridge.inspect(StoreLocation(**at, profile=name), SHARD_ID) == "alive"
+    folders = [one.consensus.partition("credentials_dir=")[2] for one in opened]
+    assert folders == ["/run/p/red", "/run/p/blue"]
+
+
+# -- delay ------------------------------------------------------------------------------------------------------------
+
+
+def wait_until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)
+
+
+def test_a_store_that_never_answers_delays_no_other_tenant(shard_resource, silence, tmp_path):
+    """The deadline is an hour: whoever waits for red's store as long as that never comes to blue's shard."""
+    profiles = {
+        "red": profile(tmp_path / "red", "red", consensus=f"redis://{silence.address}/0"),
+        "blue": profile(tmp_path / "blue", "blue"),
+    }
+
+    def open_client(location):
+        if str(silence.port) not in location.consensus:
+            return PersistClient.open(location)
+        with socket.create_connection(("127.0.0.1", silence.port)) as connection:
+            connection.recv(1)
+        raise Unavailable(location.consensus)
+
+    made = House(profiles, env=SystemEnv(), open_client=open_client, store_deadline_seconds=3600, inspect_seconds=1)
+    controller = Controller(made.reconciler, made.cluster, made.settings, made.env, made.metrics)
+    for number in range(12):
+        spec, metadata = {"storageProfile": "red"}, {"namespace": "red", "name": f"r{number}", "uid": f"red-{number}"}
+        made.cluster.create(PERSIST_SHARD, shard_resource(spec, **metadata))
+    controller.start()
+    try:
+        assert silence.connected.wait(60)
+        for number in range(3):
+            spec, metadata = (
+                {"storageProfile": "blue"},
+                {"namespace": "blue", "name": f"b{number}", "uid": f"blue-{number}"},
+            )
+            resource = shard_resource(spec, **metadata)
+            made.cluster.create(PERSIST_SHARD, resource)
+            controller.changed(resource)
+        wait_until(lambda: all(made.reason("blue", f"b{number}") == "Healthy" for number in range(3)))
+    finally:
+        silence.close()
+        controller.stop()
+        made.bridge.close()
+
+
+class Hanging:
+    """A client whose calls return when they are released."""
+
+    def __init__(self):
+        self.calls, self.entered, self.released = 0, threading.Semaphore(0), threading.Event()
+
+    def inspect(self, shard_id):
+        self.calls += 1
+        self.entered.release()
+        assert self.released.wait(60)
+        return "alive"
+
+    def close(self):
+        pass
+
+
+SHARD_ID = "s00000000-0000-0000-0000-000000000001"
+HERE, THERE = StoreLocation(blob="mem:a", consensus="mem:a"), StoreLocation(blob="mem:b", consensus="mem:b")
+
+
+def test_one_location_never_takes_all_workers():
+    hanging, answering = Hanging(), Hanging()
+    answering.released.set()
+    clients = {"mem:a": hanging, "mem:b": answering}
+    settings = OperatorSettings(loop=LoopSettings(workers=4, store_deadline_seconds=3600))
+    with Bridge(settings, open_client=lambda location: clients[location.blob]) as bridge:
+        workers = [threading.Thread(target=bridge.inspect, args=(HERE, SHARD_ID), daemon=True) for _ in range(3)]
+        for worker in workers:
+            worker.start()
+        for _ in workers:
+            assert hanging.entered.acquire(timeout=60)
+        with pytest.raises(StoreBusy, match="mem:a"):
+            bridge.inspect(HERE, SHARD_ID)
+        assert bridge.inspect(THERE, SHARD_ID) == "alive"
+        hanging.released.set()
+        for worker in workers:
+            worker.join(60)
+        assert bridge.inspect(HERE, SHARD_ID) == "alive"
+
+
+def test_a_store_that_was_down_is_tried_by_one_call_that_nobody_waits_for(now):
+    """The deadline is an hour; a try that hangs costs its caller a moment, and the store is back as soon as that one call is."""
+    client, env = Hanging(), SeededEnv(start_ms=now)
+    settings = OperatorSettings(loop=LoopSettings(store_deadline_seconds=3600, store_breaker_seconds=10))
+    with Bridge(settings, env=env, open_client=lambda location: client) as bridge:
+        bridge._store(HERE).last_failure = failure = StoreFailure(reason="StorageUnreachable", message="down")
+        assert [bridge.inspect(HERE, SHARD_ID) for _ in range(5)] == [failure] * 5
+        assert client.calls == 1
+        client.released.set()
+        wait_until(lambda: bridge._store(HERE).last_failure is None)
+        assert bridge.inspect(HERE, SHARD_ID) == "alive"
