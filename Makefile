@@ -11,8 +11,8 @@ ARGS ?=
 ##@ Setup
 help: ## this list
 	@awk 'BEGIN{FS=":.*## "} /^##@/{printf "\n%s\n",substr($$0,5)} /^[a-z0-9-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n",$$1,$$2}' $(MAKEFILE_LIST)
-setup: ## all that demo and tests need: uv, Python packages, Java 17, redis-server, versitygw, the histories' checker, helm; says what it could not get
-	@bash .ci/tools.sh uv java redis versitygw checker helm
+setup: ## all that demo and tests need: uv, Python packages, Java 17, redis-server, versitygw, the histories' checker, kstatus, helm; says what it could not get
+	@bash .ci/tools.sh uv java redis versitygw checker kstatus helm
 	@uv sync --frozen --quiet
 clean: ## remove what the targets below leave in the tree
 	rm -rf .persist build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis examples/flights/data

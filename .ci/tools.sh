@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Gets what a bare machine lacks: tools.sh NAME... of uv java redis versitygw checker kind helm (all of them when none is named).
+# Gets what a bare machine lacks: tools.sh NAME... of uv java redis versitygw checker kstatus kind helm (all of them when none is named).
 # Each step is idempotent and says what it did or what it could not get; the exit code is 1 when something asked for is missing.
 # Programs go to ~/.cache/persist-operator/bin, which make puts on PATH; packages come from Debian's apt.
 set -uo pipefail
@@ -61,12 +61,15 @@ get_versitygw() {
   have versitygw || lacks versitygw "Tests of the S3 adapter start one: install Go 1.25 or newer, then run this again."
 }
 
-get_checker() { # of tests/linearizability; built anew when its source is newer
-  local name=persist-linearizability-checker source; source=$(dirname "$(readlink -f "$0")")/../tests/linearizability/checker
-  have $name && [ -z "$(find "$source" -newer "$TOOLS/$name" -type f 2>/dev/null)" ] && return
+go_build() { # NAME FOLDER-OF-TESTS WHAT-FOR: a program of ours; built anew when its source is newer
+  local name=$1 source; source=$(dirname "$(readlink -f "$0")")/../tests/$2
+  have "$name" && [ -z "$(find "$source" -newer "$TOOLS/$name" -type f 2>/dev/null)" ] && return
   (cd "$source" && CGO_ENABLED=0 GOFLAGS='-buildvcs=false -mod=readonly' golang build -ldflags '-s -w' -o "$TOOLS/$name" .)
-  have $name || lacks $name "Tests of linearizability check histories with it: install Go 1.21 or newer, then run this again."
+  have "$name" || lacks "$name" "$3: install Go 1.21 or newer, then run this again."
 }
+
+get_checker() { go_build persist-linearizability-checker linearizability/checker "Tests of linearizability check histories with it"; }
+get_kstatus() { go_build persist-kstatus operator/truth/kstatus "Tests of statuses read them with it as GitOps tools do"; }
 
 get_kind() {
   have kind && { have kubectl || get_kubectl; } && return
@@ -90,11 +93,11 @@ get_helm() {
   have helm || lacks helm "Install Go 1.26 or newer, then run this again (or see https://helm.sh)."
 }
 
-(($#)) || set -- uv java redis versitygw checker kind helm
+(($#)) || set -- uv java redis versitygw checker kstatus kind helm
 for tool in "$@"; do
   case $tool in
-    uv | java | redis | versitygw | checker | kind | helm) "get_$tool" ;;
-    *) die "tools.sh knows uv java redis versitygw checker kind helm, not $tool" ;;
+    uv | java | redis | versitygw | checker | kstatus | kind | helm) "get_$tool" ;;
+    *) die "tools.sh knows uv java redis versitygw checker kstatus kind helm, not $tool" ;;
   esac
 done
 ((${#missing[@]} == 0)) || { printf 'could not get: %s\n' "$(IFS=,; echo "${missing[*]}")" >&2; exit 1; }

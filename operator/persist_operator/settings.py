@@ -86,11 +86,27 @@ class ImageSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadAllow:
+    """What the pod templates of resources may say beyond the closed list of `api.pod_template`."""
+
+    host_path: bool = False
+    """Volumes of the node's own file system."""
+    host_network: bool = False
+    privileged: bool = False
+    """Security contexts of their own, whatever they ask for."""
+    secrets: tuple[str, ...] = ()
+    """Secrets of the resource's namespace that may be mounted, or taken into the environment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSettings:
-    """Defaults of the pods that the operator starts."""
+    """Defaults of the pods that the operator starts, and limits of what a resource may ask of them."""
 
     driver_service_account: str = "persist-spark-driver"
     """May create, watch and delete pods in its namespace; used when a sink names none."""
+    service_accounts: tuple[str, ...] = ()
+    """Further ones that resources may name."""
+    allow: WorkloadAllow = field(default_factory=WorkloadAllow)
     maintenance_cpu: str = "100m"
     maintenance_memory: str = "512Mi"
     """Request and limit of rollup and GC pods; compaction pods take compaction.memoryLimit."""
@@ -180,6 +196,10 @@ class OperatorSettings:
         if not isinstance(profiles, Mapping):
             raise InvalidUsage("operator configuration: storageProfiles must be a mapping")
         values["storage_profiles"] = {str(name): _profile(str(name), profile) for name, profile in profiles.items()}
+        workload = values.get("workload")
+        if isinstance(workload, Mapping) and "allow" in workload:
+            allow = _group(WorkloadAllow, workload["allow"], "workload.allow")
+            values["workload"] = {**workload, "allow": allow}
         for name, group in _GROUPS.items():
             if name in values:
                 values[name] = _group(group, values[name], name)

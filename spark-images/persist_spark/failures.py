@@ -45,6 +45,17 @@ _SPARK_CONFIGURATION = (
 )
 
 
+#: Data exceptions (22), mistakes in SQL (42) and what SQL raises on purpose (P0001): the same input fails the same way again.
+_SQLSTATE = re.compile(r"SQLSTATE: (?:22|42|P0001)")
+#: Files that are not what input.format says, as their readers put it.
+_MALFORMED_FILE = re.compile(
+    r"is not a Parquet file|PARQUET_COLUMN_DATA_TYPE_MISMATCH|Malformed ORC file|Not an Avro data file"
+)
+_CAUSED_BY, _CAUSES_MAX = "Caused by: ", 5
+_JAVA_FRAMES = ("\tat ", "\t... ", "JVM stacktrace")
+_PACKAGE = re.compile(r"^(?:[a-z]\w*\.)+(?=[A-Z])")
+
+
 class FailureClass(enum.StrEnum):
     """Who must act, in the words of the SparkSink's status: look at the job's log, at the store, nowhere (another run
     won), at the object.
@@ -120,8 +131,10 @@ def classify(error: BaseException, *, secrets: Iterable[str] = ()) -> Failure:
     if found is not None:
         return Failure(found[0], redact(found[1], secrets=secrets))
     name = type(error).__name__
-    exit_code = ExitCode.CONFIGURATION if _is_spark_configuration(name, text) else ExitCode.APPLICATION
-    return Failure(exit_code, redact(_first_lines(f"{name}: {text}" if text else name), secrets=secrets))
+    causes = _causes(text)
+    is_given = _is_spark_configuration(name, text) or _is_malformed_input(causes)
+    exit_code = ExitCode.CONFIGURATION if is_given else ExitCode.APPLICATION
+    return Failure(exit_code, redact(_told(name, text, causes), secrets=secrets))
 
 
 def redact(text: str, *, secrets: Iterable[str] = ()) -> str:
@@ -180,11 +193,31 @@ def _is_spark_configuration(name: str, text: str) -> bool:
     )
 
 
-def _first_lines(text: str) -> str:
-    """A Java stack trace says what happened before the first `at` line."""
-    kept: list[str] = []
+def _is_malformed_input(causes: list[str]) -> bool:
+    return any(_SQLSTATE.search(one) or _MALFORMED_FILE.search(one) for one in causes)
+
+
+def _told(name: str, text: str, causes: list[str]) -> str:
+    """What went wrong, without Java's frames. A chain of causes becomes one line, innermost last: which file, which record, which
+    value.
+    """
+    if len(causes) > 1:
+        return "; caused by ".join(" ".join(one.split()) for one in causes)
+    return f"{name}: {causes[0] if causes else text}" if text else name
+
+
+def _causes(text: str) -> list[str]:
+    """What a Java stack trace says before its first frame, and after each `Caused by`; each once, the last ones if there are many."""
+    found: list[list[str]] = [[]]
+    is_told = True
     for line in text.splitlines():
-        if line.startswith(("\tat ", "JVM stacktrace")):
-            break
-        kept.append(line)
-    return "\n".join(kept).strip() or text
+        if line.startswith(_CAUSED_BY):
+            found.append([_PACKAGE.sub("", line.removeprefix(_CAUSED_BY))])
+            is_told = True
+        elif line.startswith(_JAVA_FRAMES):
+            is_told = False
+        elif is_told and not line.startswith("An error occurred while calling "):
+            # py4j puts a colon before the exception that it met.
+            found[-1].append(_PACKAGE.sub("", line.removeprefix(": ")) if line.startswith(": ") else line)
+    causes = dict.fromkeys("\n".join(lines).strip() for lines in found)
+    return [one for one in causes if one][-_CAUSES_MAX:]

@@ -36,6 +36,9 @@ _BACKEND_ARGUMENTS = {
     "--resourceProfileId": "SPARK_RESOURCE_PROFILE_ID",
     "--podName": "SPARK_EXECUTOR_POD_NAME",
 }
+#: Spark reads the secret of a run from a file only where it knows that it is on Kubernetes, and an executor is not told before it has
+#: authenticated itself.
+_MASTER = "-Dspark.master=k8s://executor"
 _JAVA_OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)")
 
 
@@ -117,6 +120,7 @@ def executor_command(environ: Mapping[str, str]) -> list[str]:
     return [
         _java(environ),
         *options,
+        _MASTER,
         f"-Xms{memory}",
         f"-Xmx{memory}",
         "-cp",

@@ -49,9 +49,9 @@ def run_helm(helm: str) -> Callable[..., subprocess.CompletedProcess[str]]:
 def template(run_helm: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., list[Manifest]]:
     """The manifests for some values. Fails the test when helm refuses them."""
 
-    def render(values: Manifest | None = None) -> list[Manifest]:
+    def render(values: Manifest | None = None, *, namespace: str = "sys") -> list[Manifest]:
         done = run_helm(
-            "template", "persist", str(CHART), "--namespace", "sys", "--kube-version", "1.34.0", values=values or {}
+            "template", "persist", str(CHART), "--namespace", namespace, "--kube-version", "1.34.0", values=values or {}
         )
         assert done.returncode == 0, done.stderr
         return [document for document in yaml.safe_load_all(done.stdout) if document]

@@ -1,6 +1,7 @@
 """Manifests: restricted, owned, found again by their labels, and complete for Spark in client mode."""
 
 import json
+from base64 import b64decode, b64encode
 
 import pytest
 from persist_operator.api import names
@@ -8,6 +9,7 @@ from persist_operator.api.shard import ShardSchema, StoreLocation
 from persist_operator.build.driver import driver_manifests
 from persist_operator.build.maintenance import maintenance_job
 
+RPC_SECRET = bytes(range(32))
 LOCATION = StoreLocation(blob="s3://b/p", consensus="redis://r:6379/0", secret_name="persist-store")
 
 
@@ -17,7 +19,7 @@ def job(make_shard, settings):
         values = {
             "kind": "compaction", "name": "flights-compact-7", "shard_id": names.shard_id_of("u"), "location": LOCATION,
             "seqno": 7, "reason": "because", "memory": "2Gi", "ttl_seconds": 60, "priority_class_name": None,
-            "service_account_name": None, "settings": settings, **changes,
+            "service_account_name": None, "template": {}, "settings": settings, **changes,
         }  # fmt: skip
         return maintenance_job(make_shard().meta, **values)
 
@@ -32,7 +34,7 @@ def driver(make_sink, settings):
             sink.meta, spec=sink.spec, name=names.driver_name(name, sink.spec.revision, 3), attempt=3, run_number=2,
             run_id="uid-sink-2", scheduled_time=None, executor_prefix=names.executor_prefix(name, "uid-sink", 3),
             shard_id=names.shard_id_of("u"), schema=ShardSchema(key="id BIGINT", value=""), location=location,
-            settings=settings,
+            rpc_secret=RPC_SECRET, settings=settings,
         )  # fmt: skip
         return {one["kind"]: one for one in manifests}
 
@@ -110,7 +112,7 @@ def test_no_secret_is_mounted_when_the_profile_has_none(job, driver):
     bare = StoreLocation(blob="s3://b", consensus="redis://r:6379/0")
     specs = (job(location=bare)["spec"]["template"]["spec"], driver(location=bare)["Pod"]["spec"])
     for spec in specs:
-        assert all("secret" not in volume for volume in spec["volumes"])
+        assert all("secret" not in volume or volume["name"] == "rpc" for volume in spec["volumes"])
         assert all(one["name"] != "AWS_SHARED_CREDENTIALS_FILE" for one in spec["containers"][0]["env"])
 
 
@@ -184,33 +186,34 @@ def test_conf_of_the_user_is_kept_and_escaped_and_never_wins(driver):
     assert conf["spark.master"].startswith("k8s://")
 
 
-def test_templates_add_and_never_replace(driver):
-    template = {
-        "metadata": {"labels": {"team": "a", names.LABEL_ROLE: "other"}},
-        "spec": {
-            "nodeSelector": {"disk": "ssd"},
-            "hostNetwork": True,
-            "volumes": [{"name": "in", "emptyDir": {}}],
-            "containers": [
-                {
-                    "env": [{"name": "MINE", "value": "1"}, {"name": "SPARK_CONF_DIR", "value": "/evil"}],
-                    "volumeMounts": [{"name": "in", "mountPath": "/in"}],
-                    "securityContext": {"privileged": True},
-                }
-            ],
-        },
-    }
-    manifests = driver({"spark": {"driver": {"template": template}, "executor": {"template": template}}})
-    for pod in (manifests["Pod"], executor_of(manifests)):
-        role = pod["metadata"]["labels"][names.LABEL_ROLE]
-        assert role in {"driver", "executor"}
-        assert pod["metadata"]["labels"]["team"] == "a"
-        assert pod["spec"]["nodeSelector"] == {"disk": "ssd"}
-        assert "hostNetwork" not in pod["spec"]
-        assert {"name": "in", "mountPath": "/in"} in pod["spec"]["containers"][0]["volumeMounts"]
-        assert_restricted(pod["spec"])
-    env = {one["name"]: one["value"] for one in manifests["Pod"]["spec"]["containers"][0]["env"]}
-    assert (env["MINE"], env["SPARK_CONF_DIR"]) == ("1", "/etc/persist")
+def test_driver_and_executors_know_each_other_by_a_secret_of_the_attempt(driver):
+    """Its bytes stand in the Secret alone; pods and configuration name files. What is named is what is made, owned and of this sink."""
+    manifests = driver()
+    secret, pod, executor, conf = manifests["Secret"], manifests["Pod"], executor_of(manifests), conf_of(manifests)
+    assert b64decode(secret["data"]["secret"]) == RPC_SECRET
+    assert secret["immutable"] is True
+    assert secret["metadata"]["name"] == names.rpc_secret_name(pod["metadata"]["name"], "uid-sink")
+    for one in (pod, executor):
+        (volume,) = [found for found in one["spec"]["volumes"] if found["name"] == "rpc"]
+        (mount,) = [found for found in one["spec"]["containers"][0]["volumeMounts"] if found["name"] == "rpc"]
+        assert volume["secret"] == {"secretName": secret["metadata"]["name"], "defaultMode": 0o440}
+        assert conf["spark.authenticate.secret.file"] == f"{mount['mountPath']}/secret"
+    assert (conf["spark.authenticate"], conf["spark.network.crypto.enabled"]) == ("true", "true")
+    assert conf["spark.network.crypto.saslFallback"] == "false"
+    others = json.dumps([one for kind, one in manifests.items() if kind != "Secret"])
+    for form in (RPC_SECRET.hex(), b64encode(RPC_SECRET).decode()):
+        assert form not in others
+
+
+def test_the_web_interface_is_for_the_pod_itself(driver):
+    """RPC listens for other pods, on known ports of driver and executors; the web interface takes SPARK_LOCAL_IP."""
+    manifests = driver()
+    conf, container = conf_of(manifests), manifests["Pod"]["spec"]["containers"][0]
+    assert {"name": "SPARK_LOCAL_IP", "value": "127.0.0.1"} in container["env"]
+    assert conf["spark.driver.bindAddress"] == "0.0.0.0"
+    assert conf["spark.blockManager.port"] == conf["spark.driver.blockManager.port"] == "7079"
+    assert {one["containerPort"] for one in container["ports"]} == {7078, 7079}
+    assert {one["port"] for one in manifests["Service"]["spec"]["ports"]} == {7078, 7079}
 
 
 def test_names_fit_for_the_longest_resource_names():

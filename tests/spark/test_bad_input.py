@@ -87,6 +87,25 @@ CASES = {
         "id.*input.format.sql",
     ),
     "struct for text": (APPEND, {"sql": SQL.format("id, struct(name) as name, score")}, "name.*input.format.sql"),
+    "text that is no number": (
+        APPEND,
+        {"sql": SQL.format("cast(name as bigint) as id, name, score")},
+        "The value 'n[0-9]'",
+    ),
+    "text that is no number, mirror": (
+        MIRROR,
+        {"sql": SQL.format("cast(name as bigint) as id, name, score")},
+        "The value 'n[0-9]'",
+    ),
+    "malformed records": (
+        APPEND,
+        {
+            "format": "csv",
+            "options": {"path": "{malformed}", "mode": "FAILFAST"},
+            "schema": "id BIGINT, name STRING, score DOUBLE",
+        },
+        r"rows\.csv.*\[null,b,2\.0\].*For input string: \"x2\"",
+    ),
     "null in NOT NULL": (
         APPEND,
         {"sql": SQL.format("if(id = 3, null, id) as id, name, score")},
@@ -119,6 +138,10 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_sink_that_cannot_run_is_a_configuration_failure_and_leaves_the_shard_as_it_was(shard, case):
     envelope, source, text = CASES[case]
+    if case == "malformed records":
+        rows = shard.folder / "rows.csv"
+        rows.write_text("1,a,1.0\nx2,b,2.0\n")
+        source = {**source, "options": {**source["options"], "path": str(rows)}}
     before = shard.seen()
     with pytest.raises(Exception, match=".") as raised:
         sink.run_sink(shard.spark, shard.spec(envelope, **source))

@@ -3,6 +3,7 @@
 import io
 import json
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -167,3 +168,47 @@ def test_while_a_job_runs_its_stages_are_told():
     assert threading.active_count() == before
     line = json.loads(out.getvalue().splitlines()[0])
     assert line == {"time_ms": 7, "event": "stage", "stage": 4, "tasks": 8, "done": 3, "failed": 1}
+
+
+#: As Spark 4 words them, with fewer frames: what was done, and what the message must have.
+MALFORMED = {
+    "csv": ["/data/csv/part.csv", "[null,b]", 'NumberFormatException: For input string: "x2"'],
+    "json": ["/data/json/part.json", "JsonEOFException: Unexpected end-of-input", "line: 1"],
+    "pq": ["x.parquet is not a Parquet file"],
+    "pqtype": ["snappy.parquet", "column [id]", "Expected Spark type string, actual Parquet type INT64"],
+    "cast": ["The value 'x2'", "cast(id as int)"],
+    "div": ["DIVIDE_BY_ZERO"],
+    "arrow": ["/data/csv/part.csv", "[null,b]", 'For input string: "x2"'],
+    "raise": ["mine"],
+}
+
+
+@pytest.fixture(scope="module")
+def spark_errors():
+    return json.loads((Path(__file__).parent / "spark_errors.json").read_text())
+
+
+def spark_error(seen):
+    return type(seen["type"], (Exception,), {})(seen["text"])
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_malformed_input_is_a_matter_of_configuration_and_says_which_file_record_and_value(spark_errors, what):
+    failure = classify(spark_error(spark_errors[what]))
+    assert failure.exit_code is ExitCode.CONFIGURATION
+    first = failure.message.splitlines()[0] if what not in {"cast", "div"} else failure.message
+    assert [each for each in MALFORMED[what] if each not in first] == []
+    assert "\tat " not in failure.message
+    assert "calling o" not in failure.message
+
+
+def test_a_file_that_went_away_while_it_was_read_is_read_again(spark_errors):
+    failure = classify(spark_error(spark_errors["gone"]))
+    assert failure.exit_code is ExitCode.APPLICATION
+    assert "FILE_NOT_EXIST" in failure.message
+
+
+def test_a_store_that_hung_while_a_file_was_read_is_no_matter_of_configuration(spark_errors):
+    text = spark_errors["pq"]["text"].replace("java.lang.RuntimeException", "java.net.SocketTimeoutException")
+    text = text.replace("is not a Parquet file. Expected magic number at tail", "timed out")
+    assert classify(RuntimeError(text)).exit_code is ExitCode.APPLICATION

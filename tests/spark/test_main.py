@@ -3,10 +3,12 @@ refusals.
 """
 
 import json
+from base64 import b64encode
 
 import pytest
 from persist_spark.main import executor_command, main
 from persist_spark.spec import ConfigurationError
+from pyspark.errors import IllegalArgumentException
 
 ENVIRON = {
     "SPARK_DRIVER_URL": "spark://CoarseGrainedScheduler@driver:7078",
@@ -27,7 +29,8 @@ def test_the_executor_is_the_jvm_that_spark_asked_for():
     options = {f"SPARK_JAVA_OPT_{n}": f"-Dopt{n}=a b" for n in (10, 2, 0, 1)}
     command = executor_command({**ENVIRON, **options, "SPARK_EXTRA_CLASSPATH": "/extra/*"})
     assert command == [
-        "/opt/java/bin/java", "-Dopt0=a b", "-Dopt1=a b", "-Dopt2=a b", "-Dopt10=a b", "-Xms1024m", "-Xmx1024m",
+        "/opt/java/bin/java", "-Dopt0=a b", "-Dopt1=a b", "-Dopt2=a b", "-Dopt10=a b",
+        "-Dspark.master=k8s://executor", "-Xms1024m", "-Xmx1024m",
         "-cp", "/etc/persist:/opt/spark/jars/*:/extra/*",
         "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend",
         "--driver-url", "spark://CoarseGrainedScheduler@driver:7078", "--executor-id", "3", "--cores", "2",
@@ -62,3 +65,28 @@ def test_a_broken_specification_is_reported_without_starting_spark(tmp_path, cap
     assert last == json.loads(report.read_text())
     assert (last["type"], last["outcome"], last["class"]) == ("Sink", "Failed", "Configuration")
     assert "must be an object" in last["message"]
+
+
+def test_an_executor_takes_the_secret_of_the_run_from_its_file(local_spark, tmp_path):
+    """By Spark's own SecurityManager, with what stands on the executor's command line: with it the key is the file's, and without
+    the master, which Spark does not put there, the file is not read.
+    """
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(range(32)))
+    options = ("-Dspark.authenticate=true", f"-Dspark.authenticate.secret.file={secret}")
+    command = executor_command({**ENVIRON, **{f"SPARK_JAVA_OPT_{n}": one for n, one in enumerate(options)}})
+    told = dict(one.removeprefix("-D").split("=", 1) for one in command if one.startswith("-Dspark."))
+    assert key_of(local_spark, told) == b64encode(bytes(range(32))).decode()
+    with pytest.raises(IllegalArgumentException, match="A secret key must be specified"):
+        key_of(local_spark, {name: one for name, one in told.items() if name != "spark.master"})
+
+
+def key_of(spark, told):
+    """What an executor that was told this would authenticate itself with."""
+    jvm = spark._jvm
+    conf = jvm.org.apache.spark.SparkConf(False)
+    for name, value in told.items():
+        conf.set(name, value)
+    entries = getattr(getattr(jvm.org.apache.spark.internal.config, "package$"), "MODULE$")
+    manager = jvm.org.apache.spark.SecurityManager(conf, jvm.scala.Option.empty(), entries.AUTH_SECRET_FILE_EXECUTOR())
+    return manager.getSecretKey()

@@ -42,10 +42,32 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
-{{- /* The namespaces whose pods the drivers' ServiceAccount is for, as a JSON list. */ -}}
+{{- /* The namespaces whose resources the operator looks after, as a JSON list: also where sinks may run. Empty: all. */ -}}
+{{- define "persist.watchNamespaces" -}}
+{{- if .Values.watch.clusterWide -}}
+{{- if .Values.watch.namespaces -}}
+{{- fail "watch.clusterWide watches all namespaces: leave watch.namespaces empty" -}}
+{{- end -}}
+[]
+{{- else -}}
+{{- $own := list .Release.Namespace -}}
+{{- concat .Values.watch.namespaces .Values.workload.namespaces | uniq | default $own | toJson -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The namespaces where sinks may run, as a JSON list. */ -}}
 {{- define "persist.workloadNamespaces" -}}
 {{- $own := list .Release.Namespace -}}
 {{- .Values.workload.namespaces | default .Values.watch.namespaces | default $own | uniq | toJson -}}
+{{- end -}}
+
+{{- /* What finds the namespaces of this release in an admission policy's binding; nothing when it is all. */ -}}
+{{- define "persist.namespaceSelector" -}}
+{{- with include "persist.watchNamespaces" . | fromJsonArray -}}
+namespaceSelector:
+  matchExpressions:
+    - {key: kubernetes.io/metadata.name, operator: In, values: {{ toJson . }}}
+{{- end -}}
 {{- end -}}
 
 {{- /* The Secrets with store credentials, each once, as a JSON list: the operator mounts all of them. */ -}}

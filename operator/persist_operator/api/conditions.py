@@ -12,6 +12,8 @@ from typing import Any, Literal
 from persist_operator.api import times
 
 Status = Literal["True", "False", "Unknown"]
+#: What is read to know whether a resource is as its spec wants it (kstatus).
+OUTCOME = ("Ready", "Reconciling", "Stalled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +63,21 @@ def is_true(status: Mapping[str, Any], condition_type: str) -> bool:
     """Whether the condition is there and True."""
     found = find(status, condition_type)
     return found is not None and found.get("status") == "True"
+
+
+def with_outcome(
+    status: Mapping[str, Any],
+    outcome: Sequence[Condition],
+    previous: Sequence[Mapping[str, Any]],
+    *,
+    generation: int,
+    now_ms: int,
+) -> dict[str, Any]:
+    """`status` with `outcome` instead of what it says of Ready, Reconciling and Stalled; other conditions stay as they are."""
+    rendered = render(outcome, previous, generation=generation, now_ms=now_ms)
+    others = [one for one in status.get("conditions", ()) if one.get("type") not in OUTCOME]
+    return {
+        **status,
+        "observedGeneration": generation,
+        "conditions": sorted([*others, *rendered], key=lambda one: str(one["type"])),
+    }

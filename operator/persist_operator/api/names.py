@@ -40,6 +40,7 @@ MAINTENANCE_KINDS: tuple[MaintenanceKind, ...] = ("rollup", "compaction", "gc")
 #: The word of the command line, of child names and of request annotations.
 VERB: Mapping[MaintenanceKind, str] = {"compaction": "compact", "rollup": "rollup", "gc": "gc"}
 
+RPC_SECRET_PREFIX = "persist-rpc-"  # noqa: S105 - of its name
 CRITICAL_PURPOSE = "operator retention"
 _SEQNO_DIGITS = 10
 
@@ -83,6 +84,13 @@ def run_order(identifier: str) -> int:
 def driver_name(sink: str, revision: str, attempt: int) -> str:
     """Name of the driver pod, its Service and its ConfigMap; at most 56 characters for sink names of at most 40."""
     return f"{sink}-{revision[:8]}-{attempt}"
+
+
+def rpc_secret_name(driver: str, uid: str) -> str:
+    """Name of the Secret by which the driver and the executors of one attempt know each other. It holds the sink's uid: what has this
+    name was made for this very sink, so that the operator never has to read one.
+    """
+    return f"{RPC_SECRET_PREFIX}{driver}-{uid[:8]}"
 
 
 def executor_prefix(sink: str, uid: str, attempt: int) -> str:

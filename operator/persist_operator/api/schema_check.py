@@ -188,6 +188,12 @@ def _rule_errors(schema: Mapping[str, Json], value: Json, old: Json, path: str) 
 def _holds(rule: str, variables: Mapping[str, Json]) -> bool:
     """False also when the rule cannot be evaluated, as on the API server: a rule must guard with has()."""
     try:
-        return cel.evaluate(rule, dict(variables)) is True
+        return _program(rule).execute(dict(variables)) is True
     except (KeyError, TypeError, ValueError, RuntimeError):
         return False
+
+
+@functools.cache
+def _program(rule: str) -> cel.Program:
+    """Compiled once: reading a rule takes longer than to ask it."""
+    return cel.compile(rule)

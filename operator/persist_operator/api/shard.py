@@ -75,6 +75,7 @@ class ShardSpec:
     gc_interval_seconds: int
     priority_class_name: str | None
     service_account_name: str | None
+    maintenance_template: Mapping[str, Any]
     ttl_seconds_after_finished: int
     history_limit: int
     suspend: bool
@@ -97,6 +98,7 @@ class ShardSpec:
             gc_interval_seconds=spec["gc"]["intervalSeconds"],
             priority_class_name=maintenance.get("priorityClassName"),
             service_account_name=maintenance.get("serviceAccountName"),
+            maintenance_template=maintenance.get("template") or {},
             ttl_seconds_after_finished=maintenance["ttlSecondsAfterFinished"],
             history_limit=maintenance["historyLimit"],
             suspend=spec["suspend"],

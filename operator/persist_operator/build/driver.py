@@ -1,10 +1,11 @@
-"""The three children of one attempt of a sink: ConfigMap, headless Service, driver Pod. All have the attempt's name."""
+"""The children of one attempt of a sink: Secret, ConfigMap, headless Service, driver Pod. All but the Secret have the attempt's name."""
 
 from __future__ import annotations
 
+from base64 import b64encode
 from typing import Any
 
-from persist_operator.api import names, quantity
+from persist_operator.api import names, quantity, sink_pods
 from persist_operator.api.resource import Meta
 from persist_operator.api.shard import ShardSchema, StoreLocation
 from persist_operator.api.sink import SinkSpec
@@ -28,9 +29,14 @@ def driver_manifests(
     shard_id: str,
     schema: ShardSchema,
     location: StoreLocation,
+    rpc_secret: bytes,
     settings: OperatorSettings,
 ) -> list[dict[str, Any]]:
-    """In the order in which they are created: the pod last, when all it needs is there."""
+    """In the order in which they are created: the ConfigMap first, by which leftovers are found, the pod last, when all it needs is
+    there. `rpc_secret`: random bytes, drawn for this attempt; nothing but its Secret holds them. PodRefused for what a resource may not
+    ask of a pod.
+    """
+    sink_pods.check(spec, settings.workload)
     image = spec.spark.image or settings.images.spark
     labels = {
         **pods.base_labels(meta, COMPONENT),
@@ -51,7 +57,17 @@ def driver_manifests(
     conf = sink_files.spark_conf(
         meta, spec=spec, name=name, executor_prefix=executor_prefix, image=image, settings=settings
     )
-    executor = sink_files.executor_template(meta, spec=spec, attempt=attempt, location=location)
+    executor = sink_files.executor_template(
+        meta, spec=spec, name=name, attempt=attempt, location=location, allow=settings.workload.allow
+    )
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {**head, "name": names.rpc_secret_name(name, meta.uid)},
+        "immutable": True,
+        "type": "Opaque",
+        "data": {pods.RPC_KEY: b64encode(rpc_secret).decode()},
+    }
     config_map = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -63,7 +79,8 @@ def driver_manifests(
             "executor.yaml": sink_files.json_text(executor),
         },
     }
-    return [config_map, _service(head), _pod(head, spec=spec, image=image, location=location, settings=settings)]
+    pod = _pod(head, meta, spec=spec, image=image, location=location, settings=settings)
+    return [config_map, secret, _service(head), pod]
 
 
 def _service(head: dict[str, Any]) -> dict[str, Any]:
@@ -83,14 +100,13 @@ def _service(head: dict[str, Any]) -> dict[str, Any]:
             "ports": [
                 {"name": "driver", "port": sink_files.DRIVER_PORT},
                 {"name": "blockmanager", "port": sink_files.BLOCK_MANAGER_PORT},
-                {"name": "ui", "port": sink_files.UI_PORT},
             ],
         },
     }
 
 
 def _pod(
-    head: dict[str, Any], *, spec: SinkSpec, image: str, location: StoreLocation, settings: OperatorSettings
+    head: dict[str, Any], meta: Meta, *, spec: SinkSpec, image: str, location: StoreLocation, settings: OperatorSettings
 ) -> dict[str, Any]:
     driver = spec.spark.driver
     memory = f"{quantity.to_mebibytes(driver.memory) + sink_memory.driver_overhead_mib(spec)}Mi"
@@ -103,13 +119,16 @@ def _pod(
         "env": [
             {"name": "SPARK_CONF_DIR", "value": sink_files.CONFIG_DIR},
             {"name": "SPARK_LOCAL_DIRS", "value": scratch},
+            # What the web interface listens on: for `kubectl port-forward`, and for no other pod. RPC has an address of its own.
+            {"name": "SPARK_LOCAL_IP", "value": "127.0.0.1"},
+            # Spark takes arguments from here that come before its configuration: none of an image or a ConfigMap.
+            {"name": "PYSPARK_SUBMIT_ARGS", "value": "pyspark-shell"},
             {"name": "HOME", "value": "/tmp"},  # noqa: S108
             *pods.credential_env(location),
         ],
         "ports": [
             {"name": "driver", "containerPort": sink_files.DRIVER_PORT},
             {"name": "blockmanager", "containerPort": sink_files.BLOCK_MANAGER_PORT},
-            {"name": "ui", "containerPort": sink_files.UI_PORT},
         ],
         "resources": {
             "requests": {"cpu": settings.workload.driver_cpu_request or str(driver.cores), "memory": memory},
@@ -121,6 +140,7 @@ def _pod(
             pods.mount("tmp", "/tmp"),  # noqa: S108
             pods.mount("scratch", scratch),
             pods.mount("config", sink_files.CONFIG_DIR, read_only=True),
+            pods.rpc_mount(),
             *pods.credential_mounts(location),
         ],
     }
@@ -141,9 +161,11 @@ def _pod(
                 pods.empty_dir("tmp"),
                 pods.empty_dir("scratch"),
                 {"name": "config", "configMap": {"name": head["name"]}},
+                pods.rpc_volume(head["name"], meta),
                 *pods.credential_volumes(location),
             ],
             **pods.pull_secrets(spec.spark.image_pull_secrets or settings.images.pull_secrets),
         },
     }
-    return pods.with_template(pod, driver.template)
+    where, allow = sink_pods.DRIVER_TEMPLATE, settings.workload.allow
+    return pods.with_template(pod, driver.template, where=where, role="driver", allow=allow)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from persist_operator.api import names, quantity
+from persist_operator.api.pod_template import check_account
 from persist_operator.api.resource import Meta
 from persist_operator.api.shard import CREDENTIALS_DIR, StoreLocation
+from persist_operator.api.sink_pods import MAINTENANCE_TEMPLATE
 from persist_operator.build import pods
 from persist_operator.settings import OperatorSettings
 
@@ -29,9 +32,13 @@ def maintenance_job(
     ttl_seconds: int,
     priority_class_name: str | None,
     service_account_name: str | None,
+    template: Mapping[str, Any],
     settings: OperatorSettings,
 ) -> dict[str, Any]:
-    """The manifest. `memory` in Kubernetes' form; the operator's default when None."""
+    """The manifest. `memory` in Kubernetes' form; the operator's default when None. PodRefused when `template` says what it may not."""
+    check_account(
+        service_account_name, where="spec.maintenance.serviceAccountName", known=settings.workload.service_accounts
+    )
     labels = {
         **pods.base_labels(meta, COMPONENT),
         names.LABEL_SHARD: meta.name,
@@ -66,6 +73,9 @@ def maintenance_job(
         **({"serviceAccountName": service_account_name} if service_account_name else {}),
         **({"priorityClassName": priority_class_name} if priority_class_name else {}),
     }
+    pod = {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
+    allow = settings.workload.allow
+    pod = pods.with_template(pod, template, where=MAINTENANCE_TEMPLATE, role="maintenance", allow=allow)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -74,7 +84,7 @@ def maintenance_job(
             "backoffLimit": 0,
             "activeDeadlineSeconds": settings.workload.maintenance_deadline_seconds,
             "ttlSecondsAfterFinished": ttl_seconds,
-            "template": {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec},
+            "template": pod,
         },
     }
 

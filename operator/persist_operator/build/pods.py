@@ -6,9 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from persist_operator.api import names
+from persist_operator.api.pod_template import PodRole, check_template
 from persist_operator.api.resource import Meta
 from persist_operator.api.shard import CREDENTIALS_DIR, StoreLocation
+from persist_operator.build import strategic_merge
+from persist_operator.settings import WorkloadAllow
 
+#: Where driver and executors find what they authenticate each other with: the file `RPC_KEY`.
+RPC_DIR, RPC_KEY = "/var/run/secrets/persist/rpc", "secret"
 _USER = 10001
 _NAME_MAX = 63
 
@@ -99,33 +104,29 @@ def credential_env(location: StoreLocation) -> list[dict[str, str]]:
     return [{"name": "AWS_SHARED_CREDENTIALS_FILE", "value": f"{CREDENTIALS_DIR}/aws-credentials"}]
 
 
+def rpc_volume(driver: str, meta: Meta) -> dict[str, Any]:
+    """The volume of the Secret of one attempt's driver and executors."""
+    return {"name": "rpc", "secret": {"secretName": names.rpc_secret_name(driver, meta.uid), "defaultMode": 0o440}}
+
+
+def rpc_mount() -> dict[str, Any]:
+    """Where it stands."""
+    return mount("rpc", RPC_DIR, read_only=True)
+
+
 def pull_secrets(secrets: Sequence[str]) -> dict[str, Any]:
     """imagePullSecrets, or nothing."""
     return {"imagePullSecrets": [{"name": one} for one in secrets]} if secrets else {}
 
 
-def with_template(pod: Mapping[str, Any], template: Mapping[str, Any]) -> dict[str, Any]:
-    """`pod` (metadata, spec) with the user's partial template added: only the fields the CRD names, never over ours."""
-    extra_metadata, extra_spec = template.get("metadata") or {}, template.get("spec") or {}
-    metadata, spec = dict(pod["metadata"]), dict(pod["spec"])
-    for name in ("labels", "annotations"):
-        metadata[name] = {**(extra_metadata.get(name) or {}), **metadata.get(name, {})}
-    for name in _TEMPLATE_POD_FIELDS:
-        if name in extra_spec:
-            spec.setdefault(name, extra_spec[name])
-    spec["volumes"] = [*spec.get("volumes", []), *(extra_spec.get("volumes") or [])]
-    extra = next(iter(extra_spec.get("containers") or [{}]))
-    container = dict(spec["containers"][0])
-    for name in ("env", "envFrom", "volumeMounts"):
-        ours = container.get(name, [])
-        taken = {one.get("name") for one in ours} if name == "env" else set()
-        added = [one for one in extra.get(name) or [] if one.get("name") not in taken or name != "env"]
-        if ours or added:
-            container[name] = [*ours, *added]
-    spec["containers"] = [container, *spec["containers"][1:]]
-    return {**pod, "metadata": metadata, "spec": spec}
-
-
-_TEMPLATE_POD_FIELDS = (
-    "nodeSelector", "tolerations", "affinity", "topologySpreadConstraints", "priorityClassName",
-)  # fmt: skip
+def with_template(
+    pod: Mapping[str, Any], template: Mapping[str, Any], *, where: str, role: PodRole, allow: WorkloadAllow
+) -> dict[str, Any]:
+    """`pod` (metadata, spec) with the user's partial template merged in, never over ours. `where`: the template's path in the
+    resource. PodRefused when it says what it may not.
+    """
+    check_template(template, where=where, role=role, allow=allow)
+    spec, ours = dict(template.get("spec") or {}), pod["spec"]["containers"][0]
+    if spec.get("containers"):
+        spec["containers"] = [{**spec["containers"][0], "name": ours["name"]}]
+    return strategic_merge.merged(pod, {"metadata": template.get("metadata") or {}, "spec": spec})

@@ -9,17 +9,27 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from persist_operator.api import names, quantity
+from persist_operator.api import names, quantity, sink_pods
 from persist_operator.api.resource import Meta
 from persist_operator.api.shard import CREDENTIALS_DIR, ShardSchema, StoreLocation
 from persist_operator.api.sink import SinkSpec
 from persist_operator.build import pods, sink_memory
-from persist_operator.settings import OperatorSettings
+from persist_operator.settings import OperatorSettings, WorkloadAllow
 
 CONFIG_DIR = "/etc/persist"
-DRIVER_PORT, BLOCK_MANAGER_PORT, UI_PORT = 7078, 7079, 4040
+DRIVER_PORT, BLOCK_MANAGER_PORT = 7078, 7079
 EXECUTOR_CONTAINER = "executor"
 _SCRATCH_DIR = "/var/data/spark"
+#: Who cannot prove to know the attempt's secret is not talked to, and nobody else can read along. As a file: Spark puts a secret
+#: that it is given otherwise in clear into the executors' pods.
+_AUTHENTICATED = {
+    "spark.authenticate": "true",
+    "spark.authenticate.secret.file": f"{pods.RPC_DIR}/{pods.RPC_KEY}",
+    "spark.network.crypto.enabled": "true",
+    "spark.network.crypto.saslFallback": "false",
+    "spark.network.crypto.authEngineVersion": "2",
+    "spark.network.crypto.cipher": "AES/GCM/NoPadding",
+}
 
 
 def sink_document(
@@ -58,6 +68,9 @@ def spark_conf(
         "spark.driver.bindAddress": "0.0.0.0",  # noqa: S104 - inside the pod; executors come through the headless Service
         "spark.driver.port": str(DRIVER_PORT),
         "spark.driver.blockManager.port": str(BLOCK_MANAGER_PORT),
+        # Executors would listen on any port: a NetworkPolicy has to know which.
+        "spark.blockManager.port": str(BLOCK_MANAGER_PORT),
+        **_AUTHENTICATED,
         "spark.driver.memory": f"{quantity.to_mebibytes(driver.memory)}m",
         "spark.dynamicAllocation.enabled": "false",
         "spark.executor.instances": str(executor.instances),
@@ -76,14 +89,17 @@ def spark_conf(
         "spark.kubernetes.executor.disableConfigMap": "true",
         # Otherwise executors are told the bind address, 0.0.0.0, instead of the driver's host.
         "spark.kubernetes.executor.useDriverPodIP": "false",
-        # No volume claims are made: the driver needs no right to look for some of its own at the end.
+        # The Service is the operator's, and no volume claims are made: the driver needs no right to look for its own at the end.
+        "spark.kubernetes.driver.service.deleteOnTermination": "false",
         "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
         "spark.kubernetes.driver.reusePersistentVolumeClaim": "false",
     }
 
 
-def executor_template(meta: Meta, *, spec: SinkSpec, attempt: int, location: StoreLocation) -> dict[str, Any]:
-    """Pod template of executors: the restricted profile, our labels, credentials, and what the user adds. Spark
+def executor_template(
+    meta: Meta, *, spec: SinkSpec, name: str, attempt: int, location: StoreLocation, allow: WorkloadAllow
+) -> dict[str, Any]:
+    """Pod template of the executors of driver `name`: the restricted profile, our labels, credentials, and what the user adds. Spark
     fills in the rest.
     """
     labels = {
@@ -96,7 +112,7 @@ def executor_template(meta: Meta, *, spec: SinkSpec, attempt: int, location: Sto
         "name": EXECUTOR_CONTAINER,
         "env": [{"name": "HOME", "value": "/tmp"}, *pods.credential_env(location)],  # noqa: S108
         "securityContext": pods.container_security(),
-        "volumeMounts": [pods.mount("tmp", "/tmp"), *pods.credential_mounts(location)],  # noqa: S108
+        "volumeMounts": [pods.mount("tmp", "/tmp"), pods.rpc_mount(), *pods.credential_mounts(location)],  # noqa: S108
     }
     pod = {
         "apiVersion": "v1",
@@ -108,10 +124,11 @@ def executor_template(meta: Meta, *, spec: SinkSpec, attempt: int, location: Sto
             "enableServiceLinks": False,
             "securityContext": pods.pod_security(),
             "containers": [container],
-            "volumes": [pods.empty_dir("tmp"), *pods.credential_volumes(location)],
+            "volumes": [pods.empty_dir("tmp"), pods.rpc_volume(name, meta), *pods.credential_volumes(location)],
         },
     }
-    return pods.with_template(pod, spec.spark.executor.template)
+    template = spec.spark.executor.template
+    return pods.with_template(pod, template, where=sink_pods.EXECUTOR_TEMPLATE, role="executor", allow=allow)
 
 
 def properties_text(conf: Mapping[str, str]) -> str:

@@ -1,10 +1,11 @@
 """An API server in memory, as far as the operator leans on one: versions, generations, label selectors, 409 and 404, status apart from
-spec with server-side apply by one manager, owner garbage collection. No admission, no kubelet: tests move pods themselves with `edit`.
+spec with server-side apply by one manager, owner garbage collection. No kubelet: tests move pods themselves with `edit`; admission is
+what they put into `deny`.
 """
 
 from __future__ import annotations
 
-import copy
+import json
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,15 +30,20 @@ class FakeCluster:
         """Raised, one by one, by the next writes, before they do anything."""
         self.unserved: set[str] = set()
         """Plural names of kinds whose definitions are not installed."""
+        self.deny: dict[tuple[str, str], ApiError] = {}
+        """By (verb, kind): raised by every such request for as long as it stands. Verbs: get, find, create, replace, delete, status."""
 
     def get(self, kind: Kind, namespace: str, name: str) -> Resource | None:
         with self._lock:
-            return copy.deepcopy(self._stored.get((kind.kind, namespace, name)))
+            self._admit("get", kind.kind)
+            found: Resource | None = _copy(self._stored.get((kind.kind, namespace, name)))
+            return found
 
     def find(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> list[Resource]:
         with self._lock:
+            self._admit("find", kind.kind)
             return [
-                copy.deepcopy(one)
+                _copy(one)
                 for (stored_kind, stored_namespace, _), one in sorted(self._stored.items())
                 if stored_kind == kind.kind
                 and namespace in {None, stored_namespace}
@@ -54,7 +60,7 @@ class FakeCluster:
             self._write("create", key)
             if key in self._stored:
                 return False
-            stored = {"apiVersion": kind.api_version, "kind": kind.kind, **copy.deepcopy(manifest)}
+            stored = {"apiVersion": kind.api_version, "kind": kind.kind, **_copy(manifest)}
             self._version += 1
             stored["metadata"] = {
                 "uid": f"uid-{self._version}",
@@ -73,7 +79,7 @@ class FakeCluster:
             stored = self._stored.get(key)
             if stored is None or manifest["metadata"].get("resourceVersion") != stored["metadata"]["resourceVersion"]:
                 return False
-            self._put(key, {**copy.deepcopy(manifest), "status": stored.get("status", {})}, stored)
+            self._put(key, {**_copy(manifest), "status": stored.get("status", {})}, stored)
             return True
 
     def delete(self, kind: Kind, namespace: str, name: str, *, grace_seconds: int | None = None) -> bool:
@@ -94,7 +100,7 @@ class FakeCluster:
             if version != stored["metadata"]["resourceVersion"]:
                 raise ApiError(f"{kind.kind} {namespace}/{name}: the object has been modified", status=409)
             # One manager owns all of status: what it does not apply any more goes away.
-            self._put(key, {**stored, "status": copy.deepcopy(dict(status))}, stored)
+            self._put(key, {**stored, "status": _copy(dict(status))}, stored)
             return True
 
     def logs(self, namespace: str, pod: str, *, lines: int) -> str:
@@ -105,7 +111,7 @@ class FakeCluster:
         key = (kind.kind, namespace, name)
         with self._lock:
             before = self._stored[key]
-            after = copy.deepcopy(before)
+            after = _copy(before)
             change(after)
             self._put(key, after, before)
 
@@ -133,8 +139,18 @@ class FakeCluster:
     def _write(self, verb: str, key: _Key) -> None:
         if self.fail_next:
             raise self.fail_next.pop(0)
+        self._admit(verb, key[0])
         self.requests.append((verb, key[0], key[2]))
+
+    def _admit(self, verb: str, kind: str) -> None:
+        if (verb, kind) in self.deny:
+            raise self.deny[verb, kind]
 
     @staticmethod
     def _key(kind: Kind, manifest: Resource) -> _Key:
         return (kind.kind, manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+
+
+def _copy(value: Any) -> Any:
+    """As it is after its way over the wire."""
+    return json.loads(json.dumps(value))

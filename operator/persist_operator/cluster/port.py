@@ -30,12 +30,14 @@ SPARK_SINK = Kind(names.API_VERSION, "SparkSink", "sparksinks")
 POD = Kind("v1", "Pod", "pods")
 SERVICE = Kind("v1", "Service", "services")
 CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
+#: Made and deleted, never read: the operator has no right to.
+SECRET = Kind("v1", "Secret", "secrets")
 EVENT = Kind("v1", "Event", "events")
 JOB = Kind("batch/v1", "Job", "jobs")
 #: Belongs to no namespace: its own is the empty one.
 NAMESPACE = Kind("v1", "Namespace", "namespaces")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
-BY_KIND = {one.kind: one for one in (PERSIST_SHARD, SPARK_SINK, POD, SERVICE, CONFIG_MAP, EVENT, JOB, LEASE)}
+BY_KIND = {one.kind: one for one in (PERSIST_SHARD, SPARK_SINK, POD, SERVICE, CONFIG_MAP, SECRET, EVENT, JOB, LEASE)}
 
 
 class ApiError(PersistError):

@@ -145,7 +145,8 @@ class Controller:
             if after_s is None:
                 self._forget(key)
             else:
-                self._queue.add(key, after_s=after_s * self._env.uniform(1.0, 1.1) if after_s else 0.0)
+                # As it is asked for: the reconcile knows what is due then, and what may be spread over time.
+                self._queue.add(key, after_s=after_s)
         except StoreBusy:
             result = "store_busy"
             self._queue.add(key, after_s=_POLL_S)

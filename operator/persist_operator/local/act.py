@@ -72,7 +72,7 @@ class LocalActor:
     def act(self, action: Action, meta: Meta, kind: str) -> bool:
         """Do it, or raise what the bridge raises. The resource is `kind` / `meta.name`.
 
-        Whether a run was started: not when it was started before, and not when it finds no room.
+        Whether a run was started or stopped now: not when it was before, and not when it finds no room.
         """
         owner = f"{kind}/{meta.name}"
         match action:
@@ -85,7 +85,9 @@ class LocalActor:
             case StartDriver():
                 return self._start_driver(action, meta, owner)
             case StopRun():
+                stopped = self._processes.is_known(action.name)
                 self._processes.retire(action.name, grace_s=action.grace_seconds)
+                return stopped
             case _:
                 assert_never(action)
         return False

@@ -29,7 +29,7 @@ from persist_operator.local.objects import Document, Objects
 from persist_operator.local.observe import runs_of
 from persist_operator.local.processes import Processes
 from persist_operator.plan import maintenance
-from persist_operator.plan.actions import Note, Plan, StartDriver, StartMaintenance
+from persist_operator.plan.actions import Note, Plan, action_key, done_note
 from persist_operator.plan.observed import (
     ActionFailure,
     Inspected,
@@ -50,9 +50,8 @@ _LOOK_FIRST_S, _LOOK_MAX_S = 0.1, 1.0
 #: `up` waits for maintenance that is due within this time; what comes later is left to the next `up`, or to `--watch`.
 _PATIENCE_MS = 15_000
 #: A sink waits for its shard; for these it would wait for ever unless somebody changes something.
+_OF_PODS = {"template", "serviceAccountName"}
 _HOPELESS = {"ShardNotFound", "ShardStalled"}
-#: Told when it is done, not when it is decided: a run may have to wait for room.
-_INTENTS = {"DriverStarted", "MaintenanceStarted"}
 Told = Callable[[str, Note], None]
 
 
@@ -148,6 +147,18 @@ class Pass:
     failed: list[str]
 
 
+def _without_pods(document: Document) -> Document:
+    """The resource without what it says of pods alone: there are none here."""
+    spec = dict(document["spec"])
+    for block in ("maintenance", "spark"):
+        if block in spec:
+            spec[block] = {name: one for name, one in spec[block].items() if name not in _OF_PODS}
+    for pod in ("driver", "executor"):
+        if pod in spec.get("spark", {}):
+            spec["spark"][pod] = {name: one for name, one in spec["spark"][pod].items() if name not in _OF_PODS}
+    return {**document, "spec": spec}
+
+
 class LocalRunner:
     """Reconciles every resource of one state folder, one after the other."""
 
@@ -190,7 +201,7 @@ class LocalRunner:
         settled, failed, self._changed = True, [], False
         shards = {one["metadata"]["name"]: one for one in self._objects.every("PersistShard")}
         for document in shards.values():
-            shard = Shard.of(document)
+            shard = Shard.of(_without_pods(document))
             owner = f"PersistShard/{shard.meta.name}"
             seen = self._inspect(shard)
             observed = ShardObserved(
@@ -207,13 +218,16 @@ class LocalRunner:
             failing = any(block.get("consecutiveFailures") for block in plan.status.get("maintenance", {}).values())
             failed += [owner] if stalled or failing else []
         for document in self._objects.every("SparkSink"):
-            sink = Sink.of(document)
+            sink = Sink.of(_without_pods(document))
             owner = f"SparkSink/{sink.meta.name}"
             found = self._objects.get("PersistShard", sink.spec.shard_name)
             view = ShardView.of(sink.spec.shard_name, Shard.of(found) if found else None, self._settings)
             runs = runs_of(children, owner)
             plan = plan_sink(
-                sink, SinkObserved(shard=view, runs=runs), now_ms=self._env.now_ms(), settings=self._settings
+                sink,
+                SinkObserved(shard=view, runs=runs, failures=self._failures.get(owner, {})),
+                now_ms=self._env.now_ms(),
+                settings=self._settings,
             )
             self._carry_out(owner, document, plan)
             hopeless = view.reason in _HOPELESS and not any(not run.phase.finished for run in runs)
@@ -226,24 +240,23 @@ class LocalRunner:
         kind, name = document["kind"], document["metadata"]["name"]
         self._changed = self._changed or plan.status != (document.get("status") or {})
         self._objects.set_status(kind, name, plan.status)  # the intent stands before anything is done
-        notes = [note for note in plan.notes if note.reason not in _INTENTS]
+        notes = list(plan.notes)
         meta = Shard.of(document).meta if kind == "PersistShard" else Sink.of(document).meta
         for action in plan.actions:
-            what = type(action).__name__
+            what = action_key(action)
             failures = self._failures.setdefault(owner, {})
             try:
-                started = self._actor.act(action, meta, kind)
+                done = self._actor.act(action, meta, kind)
                 failures.pop(what, None)
-                if started and isinstance(action, StartDriver):
-                    notes.append(Note("Normal", "DriverStarted", f"{action.name}: attempt {action.attempt}"))
-                elif started and isinstance(action, StartMaintenance):
-                    notes.append(Note("Normal", "MaintenanceStarted", f"{action.name}: {action.reason}"))
+                note = done_note(action) if done else None
+                notes += [] if note is None else [note]
             except PersistError as error:
                 failures[what] = ActionFailure(
                     reason=error.kind.value,
                     message=str(error),
                     permanent=isinstance(error, InvalidUsage),
                     at_ms=self._env.now_ms(),
+                    generation=meta.generation,
                 )
                 notes.append(Note("Warning", error.kind.value, str(error)))
         # What is asked for, or fails, pass after pass is told once.

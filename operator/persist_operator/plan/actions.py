@@ -52,6 +52,7 @@ class StartMaintenance:
     ttl_seconds: int
     priority_class_name: str | None
     service_account_name: str | None
+    template: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +76,13 @@ class StartDriver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRun:
-    """Stop a run, if it still goes, and remove what it was made of."""
+    """Stop a run, if it still goes, and remove what it was made of. `event`: the reason of the Event that tells of it, if any."""
 
     kind: RunKind
     name: str
     reason: str
     grace_seconds: int
+    event: Literal["", "DriverStopped", "DriverForcedOut"] = ""
 
 
 Action = InitialiseShard | AdvanceSince | StartMaintenance | StartDriver | StopRun
@@ -108,6 +110,41 @@ class Plan:
     actions: tuple[Action, ...] = ()
     requeue_after_s: float | None = None
     notes: tuple[Note, ...] = ()
+    """What was seen. What an action does is told when it is done: `done_note`."""
+    is_periodic: bool = False
+    """The look comes round again and again and may be spread over time: a little later is as good. Not so for what is due."""
+    refused: frozenset[str] = frozenset()
+    """By `action_key`: refusals of starts and stops that still stand. Others may be forgotten."""
+
+
+def action_key(action: Action) -> str:
+    """What a refusal is remembered by: two actions with one key are two tries of the same thing."""
+    match action:
+        case StartMaintenance():
+            return maintenance_key(action.kind)
+        case StopRun():
+            return f"StopRun/{action.name}"
+        case _:
+            return type(action).__name__
+
+
+def maintenance_key(kind: MaintenanceKind) -> str:
+    """`action_key` of the start of any run of this kind."""
+    return f"StartMaintenance/{kind}"
+
+
+def done_note(action: Action) -> Note | None:
+    """The Event of an action that was done now, and not before; None for what is no news."""
+    match action:
+        case StartMaintenance():
+            return Note("Normal", "MaintenanceStarted", f"{action.name}: {action.reason}")
+        case StartDriver():
+            return Note("Normal", "DriverStarted", f"{action.name}: run {action.run_number}, attempt {action.attempt}")
+        case StopRun() if action.event:
+            kind: Literal["Normal", "Warning"] = "Warning" if action.event == "DriverForcedOut" else "Normal"
+            return Note(kind, action.event, f"{action.name}: {action.reason}")
+        case _:
+            return None
 
 
 def drop_none(block: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from persist_operator.api.redact import clip, redact
-from persist_operator.plan.observed import Run
+from persist_operator.plan.observed import ActionFailure, Run
 
 #: Exit codes of the run that the driver's report may have had no chance to tell more precisely.
 _EXIT: Mapping[int, tuple[str, str]] = {
@@ -103,6 +103,16 @@ def not_started(run: Run, seconds: int) -> Failure:
         "Scheduling",
         run.reason or "DriverStartTimeout",
         redact(f"driver {run.name} did not run within {seconds} s: {why}"),
+        None,
+    )
+
+
+def not_created(name: str, seconds: int, refusal: ActionFailure) -> Failure:
+    """The driver was refused for all of its time to start."""
+    return Failure(
+        "Scheduling",
+        refusal.reason,
+        redact(f"driver {name} could not be made within {seconds} s: {refusal.message}"),
         None,
     )
 

@@ -23,6 +23,8 @@ _AFTER_CONFLICT_S, _AFTER_SKIPPED_S = 5, 60
 _TYPE: Mapping[MaintenanceKind, str] = {"compaction": "Compaction", "rollup": "Rollup", "gc": "GC"}
 #: Failures in a row after which a condition tells of it.
 FAILURES_WORTH_TELLING = 3
+#: A run that is not running by then is told of: images are pulled and nodes found in less.
+_STUCK_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,11 @@ def not_before_ms(block: Mapping[str, Any], *, requested: bool = False) -> int:
     if requested and not block.get("consecutiveFailures"):
         return 0
     return times.to_ms(block.get("nextRunTime")) or 0
+
+
+def is_stuck(run: Run, now_ms: int) -> bool:
+    """Whether the run was made a good while ago and does not run yet."""
+    return run.phase is Phase.PENDING and not run.deleting and now_ms - run.created_ms > _STUCK_MS
 
 
 def retry_number(block: Mapping[str, Any], seqno: int) -> int:

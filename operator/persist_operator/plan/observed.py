@@ -16,6 +16,8 @@ from persist_operator.api import conditions
 from persist_operator.api.shard import NO_LABELS, Shard, ShardSchema, StorageRefused, StoreLocation
 from persist_operator.settings import OperatorSettings
 
+#: Reason of a condition: the API server refused what the operator asked for; the message has its words.
+ACTION_REFUSED = "ActionRefused"
 RunKind = Literal["compaction", "rollup", "gc", "driver"]
 
 
@@ -130,12 +132,16 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionFailure:
-    """An action that was refused, kept until it succeeds."""
+    """An action that was refused, kept until it succeeds. `permanent`: only a change of the resource can help."""
 
     reason: str
     message: str
     permanent: bool
     at_ms: int
+    count: int = 1
+    """Refusals in a row."""
+    generation: int = 0
+    """Of the resource that was refused; another one is tried at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +153,7 @@ class ShardObserved:
     """The shard that the stores say is the resource's; None when they were not asked, or did not say so."""
     runs: tuple[Run, ...] = ()
     failures: Mapping[str, ActionFailure] = field(default_factory=dict)
-    """By name of the action's class."""
+    """By `plan.actions.action_key`."""
     namespace_labels: Mapping[str, str] = field(default_factory=dict)
     """Of the resource's namespace, where some profile asks for labels; otherwise none."""
 
@@ -180,7 +186,8 @@ class ShardView:
                 found=False, reason="ShardNotFound", message=f"there is no PersistShard {name} in this namespace"
             )
         stalled = conditions.find(shard.status, "Stalled")
-        if stalled is not None and stalled.get("status") == "True":
+        # A shard whose maintenance is refused can be written all the same.
+        if stalled is not None and stalled.get("status") == "True" and stalled.get("reason") != ACTION_REFUSED:
             return cls(
                 found=True,
                 reason="ShardStalled",
@@ -215,3 +222,5 @@ class SinkObserved:
     executors: Executors = field(default_factory=Executors)
     leftovers: tuple[str, ...] = ()
     """Attempts of which there is something, but no driver; looked for only while none is under way."""
+    failures: Mapping[str, ActionFailure] = field(default_factory=dict)
+    """By `plan.actions.action_key`."""

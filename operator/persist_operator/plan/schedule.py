@@ -1,40 +1,66 @@
-"""Ticks of a cron schedule in its own time zone. Pure: time comes in."""
+"""Ticks of a cron schedule in its own time zone. Pure: time comes in.
+
+Clock changes: a tick in the hour that is left out comes at the end of that hour. In the hour that comes twice a schedule with fixed
+hours ticks the first time only; one whose hour field has a `*` ticks on through both.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
-from croniter import croniter
+from croniter import CroniterError, croniter
 from persist_engine.base.errors import InvalidUsage
 
 from persist_operator.api.sink import Schedule
 
+#: Ticks of an hour that comes twice, at most; no zone sets its clock back by more than three hours.
+_REPEATED_MAX = 180
+#: How far croniter looks for a day.
+_YEARS = 50
+#: croniter's own: a time drawn anew at each look.
+_CHANCE = re.compile(r"[rR](?:$|\()")
+
 
 def next_tick_ms(schedule: Schedule, after_ms: int) -> int:
     """The first tick after `after_ms`. InvalidUsage for a schedule that cannot be read or never comes."""
-    return _milliseconds(_iterator(schedule, after_ms).get_next(datetime))
+    return next(_ticks(schedule, after_ms, forward=True))
 
 
 def last_tick_ms(schedule: Schedule, *, after_ms: int, until_ms: int) -> int | None:
-    """The last tick in (after_ms, until_ms], or None: of several missed ones only the last is worth running."""
-    iterator = _iterator(schedule, until_ms + 1)
-    tick_ms = _milliseconds(iterator.get_prev(datetime))
+    """The last tick in (after_ms, until_ms], or None: of several missed ones only the last is worth running.
+
+    InvalidUsage as `next_tick_ms`.
+    """
+    tick_ms = next(_ticks(schedule, until_ms + 1, forward=False))
     return tick_ms if after_ms < tick_ms <= until_ms else None
 
 
-def _iterator(schedule: Schedule, at_ms: int) -> croniter:
+def _ticks(schedule: Schedule, at_ms: int, *, forward: bool) -> Iterator[int]:
+    zone = _zone(schedule)
+    fields = schedule.cron.split()
+    if len(fields) != 5 or any(_CHANCE.match(one) for one in fields) or not croniter.is_valid(schedule.cron):
+        raise InvalidUsage(f"schedule.cron {schedule.cron!r} is not five cron fields, such as '15 2 * * *'")
+    iterator = croniter(schedule.cron, datetime.fromtimestamp(at_ms / 1000, tz=UTC).astimezone(zone))
+    for _ in range(_REPEATED_MAX + 1):
+        try:
+            moment = iterator.get_next(datetime) if forward else iterator.get_prev(datetime)
+        except CroniterError as error:
+            raise InvalidUsage(
+                f"schedule.cron {schedule.cron!r} never comes: no day within {_YEARS} years is one of its days"
+            ) from error
+        tick_ms = round(moment.timestamp() * 1000)
+        is_repeated = datetime.fromtimestamp(tick_ms / 1000, tz=UTC).astimezone(zone).fold == 1
+        if "*" in fields[1] or not is_repeated:
+            yield tick_ms
+
+
+def _zone(schedule: Schedule) -> ZoneInfo:
     try:
-        zone = ZoneInfo(schedule.time_zone)
+        return ZoneInfo(schedule.time_zone)
     except (KeyError, ValueError, OSError) as error:
         raise InvalidUsage(
             f"schedule.timeZone {schedule.time_zone!r} is not an IANA time zone, such as Europe/Berlin"
         ) from error
-    if len(schedule.cron.split()) != 5 or not croniter.is_valid(schedule.cron):
-        raise InvalidUsage(f"schedule.cron {schedule.cron!r} is not five cron fields, such as '15 2 * * *'")
-    start = datetime.fromtimestamp(at_ms / 1000, tz=UTC).astimezone(zone)
-    return croniter(schedule.cron, start)
-
-
-def _milliseconds(moment: datetime) -> int:
-    return round(moment.timestamp() * 1000)

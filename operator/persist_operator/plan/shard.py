@@ -8,7 +8,7 @@ acknowledged data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,15 +16,26 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.codec.schema import Schema
 from persist_engine.model.inspection import Inspection
 
-from persist_operator.api import conditions, names, times
+from persist_operator.api import conditions, names, sink_pods, times
 from persist_operator.api.conditions import Condition
+from persist_operator.api.pod_template import PodRefused
+from persist_operator.api.redact import redact
 from persist_operator.api.shard import Shard, ShardSchema, StorageRefused, StoreLocation
-from persist_operator.plan import maintenance, ownership, shard_log, shard_status
-from persist_operator.plan.actions import Action, AdvanceSince, InitialiseShard, Note, Plan, StartMaintenance
+from persist_operator.plan import maintenance, ownership, refusals, shard_log, shard_status
+from persist_operator.plan.actions import (
+    Action,
+    AdvanceSince,
+    InitialiseShard,
+    Note,
+    Plan,
+    StartMaintenance,
+    maintenance_key,
+)
 from persist_operator.plan.observed import (
     ActionFailure,
     NotInspected,
     NotOwned,
+    Run,
     ShardMissing,
     ShardObserved,
     StoreFailure,
@@ -58,6 +69,10 @@ def plan_shard(shard: Shard, observed: ShardObserved, *, now_ms: int, settings: 
     try:
         location = shard.location(settings, observed.namespace_labels)
     except StorageRefused as error:
+        return _stalled(shard, shard.status, error.reason, str(error), now_ms)
+    try:
+        sink_pods.check_maintenance(shard.spec, settings.workload)
+    except PodRefused as error:
         return _stalled(shard, shard.status, error.reason, str(error), now_ms)
     base = {**shard.status, "store": shard_status.store_block(location)}
     match observed.inspected:
@@ -266,21 +281,25 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
     found = [
         Condition("Ready", "True", ready, f"shard {case.base['shardId']} is initialised and its stores answer"),
         _reachable(case.base),
-        *_upkeep_conditions(shard, inspection, blocks),
+        *_upkeep_conditions(case, inspection, blocks, started),
         _since_condition(case, inspection),
     ]
-    return _conditioned(
+    plan = _conditioned(
         shard,
         status,
         found,
         now_ms,
         requeue_after_s=case.settings.loop.inspect_seconds,
         actions=(*((advance,) if advance else ()), *started),
-        notes=(
-            *folded.notes,
-            *told,
-            *(Note("Normal", "MaintenanceStarted", f"{one.name}: {one.reason}") for one in started),
-        ),
+        notes=(*folded.notes, *told),
+    )
+    return refusals.told(
+        replace(plan, is_periodic=True),
+        case.observed.failures,
+        wanted=started,
+        meta=shard.meta,
+        before=shard.status,
+        now_ms=now_ms,
     )
 
 
@@ -329,22 +348,24 @@ def _advance_since(case: _Case, inspection: Inspection) -> AdvanceSince | None:
 def _start_due(
     case: _Case, inspection: Inspection, blocks: dict[str, Any]
 ) -> tuple[tuple[StartMaintenance, ...], dict[str, str]]:
-    """Start what is due and enter the intent into `blocks`."""
+    """Start what is due and enter the intent into `blocks`; that of what was refused stands there until it is tried again."""
     shard, spec, started, handled = case.shard, case.shard.spec, [], {}
     for due in maintenance.due(shard, inspection, blocks, case.observed.runs, case.now_ms):
         seqno, block = int(inspection.seqno), blocks.get(due.kind, {})
         retry = maintenance.retry_number(block, seqno)
         name = names.maintenance_name(shard.meta.name, due.kind, seqno, retry=retry)
-        blocks[due.kind] = {
-            **{key: value for key, value in block.items() if key != "nextRunTime"},
-            "jobName": name,
-            "lastAttemptTime": times.to_text(case.now_ms),
-            "lastSeqno": seqno,
-            "lastReason": due.reason[:256],
-            "retry": retry,
-        }
-        if due.request_token is not None:
-            handled[names.VERB[due.kind]] = due.request_token
+        refusal = _refusal(case, due.kind)
+        if refusal is None or refusals.wait_s(refusal, generation=shard.meta.generation, now_ms=case.now_ms) <= 0:
+            blocks[due.kind] = {
+                **{key: value for key, value in block.items() if key != "nextRunTime"},
+                "jobName": name,
+                "lastAttemptTime": times.to_text(case.now_ms),
+                "lastSeqno": seqno,
+                "lastReason": due.reason[:256],
+                "retry": retry,
+            }
+            if due.request_token is not None:
+                handled[names.VERB[due.kind]] = due.request_token
         started.append(
             StartMaintenance(
                 kind=due.kind,
@@ -357,24 +378,43 @@ def _start_due(
                 ttl_seconds=spec.ttl_seconds_after_finished,
                 priority_class_name=spec.priority_class_name,
                 service_account_name=spec.service_account_name,
+                template=spec.maintenance_template,
             )
         )
     return tuple(started), handled
 
 
-def _upkeep_conditions(shard: Shard, inspection: Inspection, blocks: Mapping[str, Any]) -> list[Condition]:
-    found = []
-    for condition_type, kind in (("CompactionCurrent", "compaction"), ("GarbageCollected", "gc")):
-        block = blocks.get(kind, {})
+def _refusal(case: _Case, kind: names.MaintenanceKind) -> ActionFailure | None:
+    return case.observed.failures.get(maintenance_key(kind))
+
+
+_UPKEEP: tuple[tuple[str, names.MaintenanceKind], ...] = (
+    ("CompactionCurrent", "compaction"),
+    ("GarbageCollected", "gc"),
+)
+
+
+def _upkeep_conditions(
+    case: _Case, inspection: Inspection, blocks: Mapping[str, Any], wanted: Iterable[StartMaintenance]
+) -> list[Condition]:
+    shard, found = case.shard, []
+    for condition_type, kind in _UPKEEP:
+        block, refusal = blocks.get(kind, {}), _refusal(case, kind)
         failures = int(block.get("consecutiveFailures", 0))
-        if failures >= maintenance.FAILURES_WORTH_TELLING:
+        run = next((one for one in case.observed.runs if one.name == block.get("jobName")), None)
+        if refusal is not None and any(one.kind == kind for one in wanted):
+            found.append(Condition(condition_type, "False", refusal.reason, refusal.message))
+        elif run is not None and maintenance.is_stuck(run, case.now_ms):
+            why = redact(f"{run.reason}: {run.message}" if run.reason else "its pod is not scheduled")
+            found.append(Condition(condition_type, "False", "Pending", f"{run.name} does not start: {why}"))
+        elif failures >= maintenance.FAILURES_WORTH_TELLING:
             found.append(
                 Condition(
                     condition_type, "False", "Failing", f"{failures} runs failed in a row: {block.get('message', '')}"
                 )
             )
         elif kind == "compaction" and maintenance.debt_reason(shard, inspection, blocks, "compaction") is not None:
-            found.append(_compaction_debt(shard, block))
+            found.append(_compaction_debt(shard, block, run))
         else:
             found.append(Condition(condition_type, "True", "Current", ""))
     return found
@@ -393,7 +433,7 @@ def _since_condition(case: _Case, inspection: Inspection) -> Condition:
     return Condition("SinceAdvancing", "True", "Advancing", "")
 
 
-def _compaction_debt(shard: Shard, block: Mapping[str, Any]) -> Condition:
+def _compaction_debt(shard: Shard, block: Mapping[str, Any], run: Run | None) -> Condition:
     if shard.spec.suspend or shard.spec.compaction_mode != "Automatic":
         why = "spec.suspend is true" if shard.spec.suspend else f"compaction.mode is {shard.spec.compaction_mode}"
         return Condition(
@@ -402,9 +442,8 @@ def _compaction_debt(shard: Shard, block: Mapping[str, Any]) -> Condition:
             "DebtExceeded",
             f"more than {shard.spec.max_uncompacted_batches} uncompacted batches, and {why}",
         )
-    going = block.get("jobName") is not None and block.get("jobName") != block.get("settledJob")
-    if going:
-        return Condition("CompactionCurrent", "True", "Compacting", f"{block['jobName']} is under way")
+    if run is not None and not run.phase.finished:
+        return Condition("CompactionCurrent", "True", "Compacting", f"{run.name} is under way")
     return Condition(
         "CompactionCurrent",
         "False",

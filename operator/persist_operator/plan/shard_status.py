@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from persist_engine.model.inspection import Inspection, ReaderInfo
 
@@ -116,7 +116,8 @@ def _reader(reader: ReaderInfo) -> Mapping[str, Any]:
 
 
 def _public(url: str) -> str:
-    parts = urlsplit(redact(url))
+    # As written: what is quoted in a query hides from whoever looks for secrets.
+    parts = urlsplit(redact(unquote(url)))
     kept = "&".join(one for one in parts.query.split("&") if one and not one.startswith(("password", "ca_file")))
     return urlunsplit(parts._replace(query=kept))[:1024]
 

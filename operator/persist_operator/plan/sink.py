@@ -15,10 +15,10 @@ from typing import Any
 
 from persist_engine.base.errors import InvalidUsage
 
-from persist_operator.api import names, times
+from persist_operator.api import names, sink_pods, times
 from persist_operator.api.redact import redact
 from persist_operator.api.sink import Sink
-from persist_operator.plan import failures, schedule, sink_status
+from persist_operator.plan import failures, refusals, schedule, sink_status
 from persist_operator.plan.actions import Action, Note, Plan, StartDriver, StopRun
 from persist_operator.plan.failures import Failure
 from persist_operator.plan.observed import Phase, Run, SinkObserved
@@ -76,26 +76,31 @@ def plan_sink(sink: Sink, observed: SinkObserved, *, now_ms: int, settings: Oper
         return Plan(status=sink.status)
     draft = Draft(sink, observed, now_ms, copy.deepcopy(dict(sink.status)))
     draft.status["activeRevision"] = sink.spec.revision
-    problem: str | None = None
+    problem: InvalidUsage | None = None
     _adopt(draft)
     _follow(draft)
     _force_out(draft)
     _handle_requests(draft)
     try:
+        sink_pods.check(sink.spec, settings.workload)
         _choose_run(draft)
     except InvalidUsage as error:
-        problem = str(error)
+        problem = error
     _stop_strays(draft)
     if problem is None:
         _start_attempt(draft)
     _clear_away(draft)
     sink_status.finish(draft.status, sink, observed, problem=problem, now_ms=now_ms)
     requeue_s = min(((at - now_ms) / 1000 for at in draft.wake_ms), default=settings.loop.resync_seconds)
-    return Plan(
+    plan = Plan(
         status={name: value for name, value in draft.status.items() if value not in ({}, None)},
         actions=tuple(draft.actions),
         requeue_after_s=max(0.5, requeue_s),
         notes=tuple(draft.notes),
+        is_periodic=not draft.wake_ms,
+    )
+    return refusals.told(
+        plan, observed.failures, wanted=plan.actions, meta=sink.meta, before=sink.status, now_ms=now_ms
     )
 
 
@@ -127,7 +132,9 @@ def _follow(draft: Draft) -> None:
         return
     child, spec = draft.child(), draft.sink.spec
     if child is None:
-        if draft.driver["phase"] != "Creating":
+        if draft.driver["phase"] == "Creating":
+            _watch_creation(draft)
+        else:
             name = str(draft.driver.get("podName"))
             # The pod is gone, its Service and ConfigMap are not.
             draft.actions.append(StopRun(kind="driver", name=name, reason="the driver is lost", grace_seconds=0))
@@ -156,18 +163,41 @@ def _force_out(draft: Draft) -> None:
             draft.wake_ms.append(limit_ms)
         else:
             reason = "its node does not say that it ended"
-            draft.actions.append(StopRun(kind="driver", name=run.name, reason=reason, grace_seconds=0))
-            draft.notes.append(Note("Warning", "DriverForcedOut", f"{run.name}: {reason}"))
+            draft.actions.append(
+                StopRun(kind="driver", name=run.name, reason=reason, grace_seconds=0, event="DriverForcedOut")
+            )
+
+
+def _start_limit_ms(draft: Draft) -> int:
+    """Until when the driver has to run. It counts from the intent: what is refused takes up the time as what is not scheduled."""
+    intended_ms = times.to_ms(draft.driver.get("startTime"))
+    if intended_ms is None or intended_ms > draft.now_ms:
+        # Written by a clock that has gone back since.
+        intended_ms = draft.now_ms
+        draft.driver["startTime"] = times.to_text(intended_ms)
+    return intended_ms + 1000 * draft.sink.spec.driver_start_seconds
+
+
+def _watch_creation(draft: Draft) -> None:
+    """End an attempt that is refused for too long. One that nobody has asked for (nobody was there, or there is no room) begins
+    anew: its time-out tells of refusals only.
+    """
+    limit_ms, refusal = _start_limit_ms(draft), draft.observed.failures.get("StartDriver")
+    if draft.now_ms < limit_ms:
+        draft.wake_ms.append(limit_ms)
+    elif refusal is None:
+        draft.driver["startTime"] = times.to_text(draft.now_ms)
+    else:
+        _forgo(draft, "it was not started in time")
+        name, seconds = str(draft.driver["podName"]), draft.sink.spec.driver_start_seconds
+        _fail(draft, failures.not_created(name, seconds, refusal), phase="Failed", end_ms=draft.now_ms)
 
 
 def _watch_limits(draft: Draft, child: Run) -> None:
     spec = draft.sink.spec
     draft.driver["phase"] = child.phase.value
     if child.phase is Phase.PENDING:
-        limit_ms, failure = (
-            child.created_ms + 1000 * spec.driver_start_seconds,
-            failures.not_started(child, spec.driver_start_seconds),
-        )
+        limit_ms, failure = _start_limit_ms(draft), failures.not_started(child, spec.driver_start_seconds)
     elif spec.active_deadline_seconds is not None:
         limit_ms = (child.started_ms or child.created_ms) + 1000 * spec.active_deadline_seconds
         failure = failures.too_long(child, spec.active_deadline_seconds)
@@ -184,8 +214,9 @@ def _watch_limits(draft: Draft, child: Run) -> None:
 
 def _stop(draft: Draft, child: Run, why: str) -> None:
     grace = draft.sink.spec.termination_grace_seconds
-    draft.actions.append(StopRun(kind="driver", name=child.name, reason=why, grace_seconds=grace))
-    draft.notes.append(Note("Normal", "DriverStopped", f"{child.name}: {why}"))
+    draft.actions.append(
+        StopRun(kind="driver", name=child.name, reason=why, grace_seconds=grace, event="DriverStopped")
+    )
     draft.driver.update(phase="Deleted", endTime=times.to_text(draft.now_ms))
     _remember(draft, "Stopped", None, f"stopped: {why}")
 
@@ -384,9 +415,6 @@ def _start_attempt(draft: Draft) -> None:
         name = names.driver_name(draft.sink.meta.name, spec.revision, status["attempt"])
         status["driver"] = {"podName": name, "phase": "Creating", "startTime": times.to_text(draft.now_ms)}
         status.pop("nextAttemptTime", None)
-        draft.notes.append(
-            Note("Normal", "DriverStarted", f"{name}: run {draft.run['number']}, attempt {status['attempt']}")
-        )
     attempt = int(status["attempt"])
     draft.actions.append(
         StartDriver(

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from persist_engine.base.errors import InvalidUsage
+
 from persist_operator.api import conditions, names
 from persist_operator.api.conditions import Condition
-from persist_operator.api.redact import redact
+from persist_operator.api.pod_template import PodRefused
+from persist_operator.api.redact import clip, redact
 from persist_operator.api.sink import Sink
-from persist_operator.plan.observed import SinkObserved
+from persist_operator.plan.observed import Phase, SinkObserved
 
 _GOING = {"Creating", "Pending", "Running"}
 
 
-def finish(status: dict[str, Any], sink: Sink, observed: SinkObserved, *, problem: str | None, now_ms: int) -> None:
+def finish(
+    status: dict[str, Any], sink: Sink, observed: SinkObserved, *, problem: InvalidUsage | None, now_ms: int
+) -> None:
     """Complete `status` in place: executors, conditions, observedGeneration. `problem`: why the spec cannot be
     followed.
     """
@@ -53,10 +58,14 @@ def _running(status: Mapping[str, Any], observed: SinkObserved) -> Condition:
     return Condition("Running", "False", "NoDriver", "")
 
 
-def _ready(status: Mapping[str, Any], sink: Sink, observed: SinkObserved, problem: str | None) -> list[Condition]:
-    """Ready, with Reconciling or Stalled beside it: one of three, and exactly one tells what happens next."""
+def _ready(
+    status: Mapping[str, Any], sink: Sink, observed: SinkObserved, problem: InvalidUsage | None
+) -> list[Condition]:
+    """Ready=True, or Reconciling or Stalled beside Ready=False: exactly one of the three, so that who waits by kstatus gets an
+    answer. Suspended is Ready: nothing is to go, and nothing goes.
+    """
     if problem is not None:
-        return _stalled("InvalidSchedule", problem)
+        return _stalled(problem.reason if isinstance(problem, PodRefused) else "InvalidSchedule", str(problem))
     run, last = status.get("run", {}), status.get("lastFailure", {})
     scheduled, state = sink.spec.mode == "Scheduled", run.get("state")
     if state == "Failed":
@@ -66,11 +75,12 @@ def _ready(status: Mapping[str, Any], sink: Sink, observed: SinkObserved, proble
             else f"{last.get('class', 'Run')}Failed"
         )
         hint = "change the spec, or set the annotation " + names.REQUEST_PREFIX + "restart"
-        text = f"{last.get('reason', '')}: {_first_line(last)}; {hint}"
-        # A Scheduled sink tries again by itself at its next tick: not stalled.
-        return [Condition("Ready", "False", reason, text)] if scheduled else _stalled(reason, text)
-    if sink.spec.suspend and not (state == "Succeeded" and not scheduled):
-        return [Condition("Ready", "False", "Suspended", "spec.suspend is true")]
+        # A Scheduled sink's next tick opens another run by itself. Until then nothing goes on that could be waited for.
+        later = f"; the next run is at {status.get('schedule', {}).get('nextTime')}" if scheduled else ""
+        return _stalled(reason, f"{last.get('reason', '')}: {_first_line(last)}{later}; {hint}")
+    is_done = not scheduled and state == "Succeeded" and run.get("revision") == sink.spec.revision
+    if sink.spec.suspend and not is_done:
+        return _suspended(observed)
     if not scheduled and state == "Succeeded":
         return [
             Condition(
@@ -83,26 +93,49 @@ def _ready(status: Mapping[str, Any], sink: Sink, observed: SinkObserved, proble
     if scheduled and state != "Running":
         reason = "Scheduled" if state is None else "Succeeded"
         return [Condition("Ready", "True", reason, f"the next run is at {status.get('schedule', {}).get('nextTime')}")]
-    return _under_way(status, observed, scheduled=scheduled)
+    return _under_way(status, observed, scheduled=scheduled, was_ready=conditions.is_true(sink.status, "Ready"))
 
 
-def _under_way(status: Mapping[str, Any], observed: SinkObserved, *, scheduled: bool) -> list[Condition]:
+def _suspended(observed: SinkObserved) -> list[Condition]:
+    going = [one.name for one in observed.runs if not one.phase.finished]
+    if going:
+        reason, text = "Stopping", f"spec.suspend is true; {', '.join(going)} is being stopped"
+        return [Condition("Ready", "False", reason, text), Condition("Reconciling", "True", reason, text)]
+    return [Condition("Ready", "True", "Suspended", "spec.suspend is true: no driver is started")]
+
+
+def _under_way(
+    status: Mapping[str, Any], observed: SinkObserved, *, scheduled: bool, was_ready: bool
+) -> list[Condition]:
     run, last = status.get("run", {}), status.get("lastFailure", {})
-    if status.get("driver", {}).get("phase") in _GOING:
+    phase = status.get("driver", {}).get("phase")
+    held_up = not observed.shard.usable and (phase not in _GOING or (phase == "Creating" and not observed.runs))
+    if phase in _GOING and not held_up:
         reason, text = "Running", f"run {run.get('number')}, attempt {status.get('attempt')}"
     elif "nextAttemptTime" in status:
         reason, text = (
             "BackingOff",
             f"the next attempt is at {status['nextAttemptTime']}, after {last.get('reason')}: {_first_line(last)}",
         )
-    elif not observed.shard.usable:
+    elif held_up:
         reason, text = observed.shard.reason, observed.shard.message
     else:
         reason, text = "Starting", "waiting for the driver of the former attempt to be gone"
     retried = run.get("firstAttempt", 0) < status.get("attempt", 0)
-    unhurt = scheduled and not retried and reason == "Running"
-    ready: conditions.Status = "True" if unhurt else "False"
-    return [Condition("Ready", ready, reason, text), Condition("Reconciling", "True", reason, text)]
+    if (
+        scheduled
+        and not retried
+        and reason == "Running"
+        and (phase == "Running" or (was_ready and _starts_well(observed)))
+    ):
+        # A Scheduled sink is as wanted while its run goes: runs may take longer than anybody waits.
+        return [Condition("Ready", "True", reason, text)]
+    return [Condition("Ready", "False", reason, text), Condition("Reconciling", "True", reason, text)]
+
+
+def _starts_well(observed: SinkObserved) -> bool:
+    """Whether nothing keeps a driver that does not run yet."""
+    return not any(one.reason for one in observed.runs if one.phase is Phase.PENDING)
 
 
 def _wrote(run: Mapping[str, Any], progress: Mapping[str, Any]) -> str:
@@ -120,4 +153,5 @@ def _stalled(reason: str, message: str) -> list[Condition]:
 
 
 def _first_line(failure: Mapping[str, Any]) -> str:
-    return str(failure.get("message", "")).splitlines()[0][:500] if failure.get("message") else "no message"
+    # Cut in the middle: the innermost cause stands at its end.
+    return clip(str(failure["message"]).splitlines()[0], 1000) if failure.get("message") else "no message"

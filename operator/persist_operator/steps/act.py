@@ -4,40 +4,47 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from persist_engine.base.env import Env
+
 from persist_operator.api import names, times
 from persist_operator.api.resource import Meta
 from persist_operator.bridge import Bridge
 from persist_operator.build.driver import driver_manifests
 from persist_operator.build.maintenance import maintenance_job
-from persist_operator.cluster.port import BY_KIND, CONFIG_MAP, JOB, POD, SERVICE, ApiError, Cluster, Resource
+from persist_operator.cluster.port import BY_KIND, CONFIG_MAP, JOB, POD, SECRET, SERVICE, ApiError, Cluster, Resource
 from persist_operator.plan.actions import Action, AdvanceSince, InitialiseShard, StartDriver, StartMaintenance, StopRun
 from persist_operator.settings import OperatorSettings
 from persist_operator.steps.metrics import OperatorMetrics
 
+_RPC_SECRET_BYTES = 32
+
 
 class Actor:
-    """Thread-safe. Raises ApiError and what the bridge raises."""
+    """Thread-safe. Raises ApiError, and what the bridge and the building of manifests raise."""
 
-    def __init__(self, cluster: Cluster, bridge: Bridge, settings: OperatorSettings, metrics: OperatorMetrics) -> None:
-        self._cluster, self._bridge, self._settings, self._metrics = cluster, bridge, settings, metrics
+    def __init__(
+        self, cluster: Cluster, bridge: Bridge, settings: OperatorSettings, env: Env, metrics: OperatorMetrics
+    ) -> None:
+        self._cluster, self._bridge, self._settings, self._env, self._metrics = cluster, bridge, settings, env, metrics
 
-    def act(self, action: Action, meta: Meta) -> None:
-        """Do it. The resource is `meta`."""
+    def act(self, action: Action, meta: Meta) -> bool:
+        """Do it; the resource is `meta`. Whether a run was started or stopped now: not when it was before."""
         match action:
             case InitialiseShard():
                 self._bridge.initialise(action)
             case AdvanceSince():
                 self._bridge.advance_since(action)
             case StartMaintenance():
-                self._start_maintenance(action, meta)
+                return self._start_maintenance(action, meta)
             case StartDriver():
-                self._start_driver(action, meta)
+                return self._start_driver(action, meta)
             case StopRun():
-                self._stop(action, meta)
+                return self._stop(action, meta)
             case _:
                 assert_never(action)
+        return False
 
-    def _start_maintenance(self, action: StartMaintenance, meta: Meta) -> None:
+    def _start_maintenance(self, action: StartMaintenance, meta: Meta) -> bool:
         job = maintenance_job(
             meta,
             kind=action.kind,
@@ -50,12 +57,15 @@ class Actor:
             ttl_seconds=action.ttl_seconds,
             priority_class_name=action.priority_class_name,
             service_account_name=action.service_account_name,
+            template=action.template,
             settings=self._settings,
         )
-        if self._create(job, meta):
+        started = self._create(job, meta)
+        if started:
             self._metrics.jobs_started.labels(type=action.kind).inc()
+        return started
 
-    def _start_driver(self, action: StartDriver, meta: Meta) -> None:
+    def _start_driver(self, action: StartDriver, meta: Meta) -> bool:
         manifests = driver_manifests(
             meta,
             spec=action.spec,
@@ -68,12 +78,16 @@ class Actor:
             shard_id=action.shard_id,
             schema=action.schema,
             location=action.location,
+            rpc_secret=self._env.random_bytes(_RPC_SECRET_BYTES),
             settings=self._settings,
         )
+        started = False
         for manifest in manifests:
             created = self._create(manifest, meta)
-            if created and manifest["kind"] == POD.kind:
-                self._metrics.jobs_started.labels(type="driver").inc()
+            started = started or (created and manifest["kind"] == POD.kind)
+        if started:
+            self._metrics.jobs_started.labels(type="driver").inc()
+        return started
 
     def _create(self, manifest: Resource, meta: Meta) -> bool:
         """Whether it was made now; False when it was before. ApiError while one of its name is another resource's.
@@ -84,6 +98,9 @@ class Actor:
         kind, head = BY_KIND[manifest["kind"]], manifest["metadata"]
         if self._cluster.create(kind, manifest):
             return True
+        if kind is SECRET:
+            # Its name says whose it is, and the operator may read none.
+            return False
         found = self._cluster.get(kind, head["namespace"], head["name"])
         if found is None or (found["metadata"].get("labels") or {}).get(names.LABEL_OWNER_UID) != meta.uid:
             raise ApiError(
@@ -93,10 +110,11 @@ class Actor:
             )
         return False
 
-    def _stop(self, action: StopRun, meta: Meta) -> None:
+    def _stop(self, action: StopRun, meta: Meta) -> bool:
         if action.kind != "driver":
-            self._cluster.delete(JOB, meta.namespace, action.name)
-            return
-        self._cluster.delete(POD, meta.namespace, action.name, grace_seconds=action.grace_seconds)
+            return self._cluster.delete(JOB, meta.namespace, action.name)
+        stopped = self._cluster.delete(POD, meta.namespace, action.name, grace_seconds=action.grace_seconds)
         self._cluster.delete(SERVICE, meta.namespace, action.name)
+        self._cluster.delete(SECRET, meta.namespace, names.rpc_secret_name(action.name, meta.uid))
         self._cluster.delete(CONFIG_MAP, meta.namespace, action.name)
+        return stopped

@@ -36,6 +36,8 @@ def maintenance_run(job: Resource, pods: Iterable[Resource]) -> Run | None:
         # The Job's own word is what ends a run: its pod may be counted later.
         phase = Phase.RUNNING
     facts = _pod_facts(pod) if pod is not None else {}
+    if pod is None and phase is Phase.PENDING:
+        facts = _no_pod(name)
     end = ended.get("Complete") or ended.get("Failed") or ended.get("FailureTarget") or {}
     if phase is Phase.FAILED:
         # BackoffLimitExceeded only says that the one pod failed: the pod knows better.
@@ -59,6 +61,11 @@ def maintenance_run(job: Resource, pods: Iterable[Resource]) -> Run | None:
         message=facts.get("message", ""),
         report=facts.get("report"),
     )
+
+
+def _no_pod(job: str) -> dict[str, Any]:
+    """Kubernetes makes the pods of Jobs, and tells in Events only what it is refused."""
+    return {"reason": "NoPod", "message": f"the Job has no pod; `kubectl describe job {job}` tells who refuses it"}
 
 
 def driver_run(pod: Resource, *, log_tail: str = "") -> Run:

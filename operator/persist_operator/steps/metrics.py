@@ -42,6 +42,12 @@ class OperatorMetrics:
         self.jobs_started = Counter(
             "persist_operator_jobs_started", "Pods and Jobs started by type.", ["type"], registry=registry
         )
+        self.refusals = Counter(
+            "persist_operator_refusals",
+            "Actions, looks and status writes that were refused or raised, by what it was.",
+            ["what"],
+            registry=registry,
+        )
         self._shard = {
             name: Gauge(f"persist_shard_{name}", text, _OF_RESOURCE, registry=registry)
             for name, text in {

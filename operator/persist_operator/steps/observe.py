@@ -76,7 +76,7 @@ class Observer:
         found = self._cluster.get(PERSIST_SHARD, namespace, name)
         return found is None or bool(found["metadata"].get("deletionTimestamp"))
 
-    def sink(self, sink: Sink) -> SinkObserved:
+    def sink(self, sink: Sink, failures: Mapping[str, ActionFailure]) -> SinkObserved:
         """What a SparkSink's plan needs."""
         found = self._cluster.get(PERSIST_SHARD, sink.meta.namespace, sink.spec.shard_name)
         shard = None if found is None else Shard.of(load_schemas().default(found))
@@ -98,6 +98,7 @@ class Observer:
             shard=ShardView.of(sink.spec.shard_name, shard, self._settings, self._labels.of(shard) if shard else {}),
             runs=tuple(runs),
             executors=children.executors(workers, newest) if newest else Executors(),
+            failures=failures,
         )
 
     def _leftovers(self, sink: Sink, owned: Mapping[str, str], runs: list[Run]) -> tuple[str, ...]:

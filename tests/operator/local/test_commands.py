@@ -27,7 +27,9 @@ def test_up_applies_runs_and_shows_the_tables(house):
     file = house.write(house.shard(), house.sink())
     said = house.local("up", "-f", file)
     assert "persistshard/things created\nsparksink/load created\n" in said.stderr
-    assert re.search(r"^ +\d+s  DriverStarted  SparkSink/load: load-\w{8}-1: attempt 1$", said.stderr, re.MULTILINE)
+    assert re.search(
+        r"^ +\d+s  DriverStarted  SparkSink/load: load-\w{8}-1: run 1, attempt 1$", said.stderr, re.MULTILINE
+    )
     assert re.search(r"^ +\d+s  RunSucceeded  SparkSink/load: ", said.stderr, re.MULTILINE)
     assert re.search(r"^things +True +Healthy", said.stdout, re.MULTILINE)
     assert re.search(r"^load +things +Once +True +Completed", said.stdout, re.MULTILINE)
@@ -72,7 +74,7 @@ def test_up_without_java(house):
         (["describe", "pshard", "none"], "no PersistShard called 'none'; there are: none"),
         (["logs", "none"], "no run and no sink with runs called 'none'"),
         (["request", "gc", "none"], "no PersistShard called 'none'"),
-        (["request", "dance", "none"], "unknown request 'dance'; use rollup, compact, gc, restart"),
+        (["request", "dance", "none"], "unknown request 'dance'; use rollup, compact, gc, accept-log, restart"),
         (["down"], "there is no state folder"),
     ],
 )

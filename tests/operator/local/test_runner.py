@@ -60,6 +60,18 @@ def test_a_sink_without_its_shard_ends_it_instead_of_waiting_for_ever(house):
     assert reason(house, "SparkSink", "load") == ("False", "ShardNotFound")
 
 
+def test_what_is_said_of_pods_alone_is_no_matter_here(house):
+    """A template that only some installation allows, an account that only a cluster has: there are no pods."""
+    pod = {"template": {"spec": {"hostNetwork": True}}}
+    sink = house.sink(spark={"serviceAccountName": "etl", "driver": {**pod}, "executor": {**pod}})
+    assert house.run(house.shard(maintenance={"serviceAccountName": "etl", **pod}), sink) == []
+
+
+def test_conf_that_is_refused_on_a_cluster_is_refused_here(house):
+    with pytest.raises(Refused, match="conf sets a key the operator owns"):
+        house.apply(house.shard(), house.sink(spark={"conf": {"spark.kubernetes.executor.secrets.other": "/x"}}))
+
+
 def test_a_shard_with_an_unknown_profile_ends_it(house):
     failed = house.run(house.shard(storageProfile="other"), house.sink())
     assert failed == ["PersistShard/things", "SparkSink/load"]

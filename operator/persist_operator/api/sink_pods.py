@@ -1,0 +1,31 @@
+"""Whether the operator may make the pods that a resource asks for: templates, configuration, service accounts together. Pure."""
+
+from __future__ import annotations
+
+from persist_operator.api.pod_template import PodRefused, check_account, check_template, priority_problems
+from persist_operator.api.shard import ShardSpec
+from persist_operator.api.sink import SinkSpec
+from persist_operator.api.spark_conf import check_conf
+from persist_operator.settings import WorkloadSettings
+
+DRIVER_TEMPLATE, EXECUTOR_TEMPLATE = "spec.spark.driver.template", "spec.spark.executor.template"
+MAINTENANCE_TEMPLATE = "spec.maintenance.template"
+
+
+def check(spec: SinkSpec, workload: WorkloadSettings) -> None:
+    """PodRefused for the first of: configuration, driver's template, executors' template, service account."""
+    check_conf(spec.spark.conf, where="spec.spark.conf")
+    check_template(spec.spark.driver.template, where=DRIVER_TEMPLATE, role="driver", allow=workload.allow)
+    check_template(spec.spark.executor.template, where=EXECUTOR_TEMPLATE, role="executor", allow=workload.allow)
+    known = (workload.driver_service_account, *workload.service_accounts)
+    check_account(spec.spark.service_account_name, where="spec.spark.serviceAccountName", known=known)
+
+
+def check_maintenance(spec: ShardSpec, workload: WorkloadSettings) -> None:
+    """PodRefused for the template or the service account of a shard's maintenance pods."""
+    check_template(spec.maintenance_template, where=MAINTENANCE_TEMPLATE, role="maintenance", allow=workload.allow)
+    problems = list(priority_problems(spec.priority_class_name, "spec.maintenance.priorityClassName"))
+    if problems:
+        raise PodRefused("InvalidTemplate", problems)
+    known = workload.service_accounts
+    check_account(spec.service_account_name, where="spec.maintenance.serviceAccountName", known=known)

@@ -1,0 +1,67 @@
+"""Which keys of `spec.spark.conf` are refused: those the operator sets, and those that go around what a resource may say of a pod. Pure.
+
+The rule in crds/sparksinks.yaml refuses the same keys; a test holds the two together. Of `spark.kubernetes.` everything is refused that
+is not listed: each release of Spark adds keys there, and most of them change pods. Keys that load code into the driver or the executors
+(`spark.jars`, `spark.plugins`, class paths, Java options) are allowed: the image is the user's own choice, so the code is too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from persist_operator.api.pod_template import PodRefused
+
+#: Timing and numbers of executor pods, not what stands in them.
+KUBERNETES_ALLOWED = (
+    r"allocation\.(batch\.(size|delay)|executor\.timeout|maxPendingPods(PerRp)?|driver\.readinessTimeout|maximum)"
+    r"|executor\.((limit|request)\.cores|deleteOnTermination|apiPollingInterval|eventProcessingInterval|missingPodDetectDelta"
+    r"|checkAllContainers|enablePollingWithResourceVersion|deletedExecutorsCacheTimeout|terminationGracePeriodSeconds"
+    r"|rollPolicy|rollInterval|minTasksPerExecutorBeforeRolling)"
+    r"|(driver|submission)\.(requestTimeout|connectionTimeout)|local\.dirs\.tmpfs|memoryOverheadFactor"
+)
+REFUSED = (
+    r"spark\.("
+    r"master|remote|api\.mode|submit\..*|app\.(name|id)|home|blockManager\.port|dynamicAllocation\.enabled"
+    r"|driver\.(host|port|bindAddress|blockManager\.port|memory|memoryOverhead)"
+    r"|executor\.(instances|cores|memory|memoryOverhead)"
+    r"|(authenticate|network\.crypto|network\.sasl|ssl)(\..*)?|ui\.(port|proxy.*|reverseProxy.*)"
+    r"|executorEnv\.(_?SPARK_.*|HOME|AWS_SHARED_CREDENTIALS_FILE)"
+    r")"
+)
+#: In a properties file, `spark.master=x` as a key is another value of spark.master.
+KEY = r"spark\.[-A-Za-z0-9._$/]+"
+_KEY, _REFUSED = re.compile(KEY), re.compile(REFUSED)
+_KUBERNETES, _KUBERNETES_ALLOWED = "spark.kubernetes.", re.compile(KUBERNETES_ALLOWED)
+#: A Java option that sets a key of Spark's would set a refused one as well, and so would a file of options.
+_JAVA_OPTIONS = re.compile(r"spark\..*[jJ]avaOptions")
+_SPARK_PROPERTY = re.compile(r"-Dspark\.|(^|\s)@|-XX:(Flags|VMOptionsFile)")
+_QUOTES = str.maketrans("", "", "\"'\\")
+
+
+def check_conf(conf: Mapping[str, str], *, where: str) -> None:
+    """PodRefused (InvalidConf) with every key of `conf` that is refused."""
+    problems = [
+        (f"{where}[{key!r}]", text) for key, value in conf.items() if (text := _problem(key, value)) is not None
+    ]
+    if problems:
+        raise PodRefused("InvalidConf", problems)
+
+
+def is_refused(key: str) -> bool:
+    """Whether the key is refused, whatever its value."""
+    if _KEY.fullmatch(key) is None:
+        return True
+    if key.startswith(_KUBERNETES):
+        return _KUBERNETES_ALLOWED.fullmatch(key.removeprefix(_KUBERNETES)) is None
+    return _REFUSED.fullmatch(key) is not None
+
+
+def _problem(key: str, value: str) -> str | None:
+    if _KEY.fullmatch(key) is None:
+        return "is no key of Spark's: spark., then letters, digits and -._$/"
+    if is_refused(key):
+        return "is the operator's to set; use driver, executor, image and their templates instead"
+    if _JAVA_OPTIONS.fullmatch(key) and _SPARK_PROPERTY.search(value.translate(_QUOTES)):
+        return "must not set Spark's own properties: give them as keys of conf"
+    return None

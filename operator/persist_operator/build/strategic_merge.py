@@ -1,0 +1,39 @@
+"""A user's pod template merged into a pod of ours, as Kubernetes merges a strategic patch. Pure.
+
+Maps merge by key, lists that Kubernetes keys merge by theirs, other lists grow, and what stands in ours stays, but for the security
+context: a template gets that far only where the installation allows it. Knows nothing of what is allowed (`api.pod_template`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+#: The key by which Kubernetes merges each list; lists that are not here have none.
+_MERGE_KEYS = {"containers": "name", "volumes": "name", "env": "name", "volumeMounts": "mountPath"}
+_THEIRS = "securityContext"
+
+
+def merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """`ours` with what `theirs` adds. Neither is changed."""
+    result = dict(ours)
+    for name, value in theirs.items():
+        result[name] = _merged_value(name, ours[name], value) if name in ours else value
+    return result
+
+
+def _merged_value(name: str, ours: Any, theirs: Any) -> Any:
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        return {**merged(ours, theirs), **theirs} if name == _THEIRS else merged(ours, theirs)
+    if isinstance(ours, list) and isinstance(theirs, list):
+        return _merged_list(_MERGE_KEYS.get(name), ours, theirs)
+    return ours
+
+
+def _merged_list(key: str | None, ours: list[Any], theirs: list[Any]) -> list[Any]:
+    if key is None:
+        return [*ours, *theirs]
+    known = {one[key] for one in ours}
+    both = {one[key]: one for one in theirs if one[key] in known}
+    kept = [merged(one, both.get(one[key], {})) for one in ours]
+    return [*kept, *(one for one in theirs if one[key] not in known)]

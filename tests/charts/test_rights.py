@@ -1,0 +1,162 @@
+"""Who may do what with the chart's RBAC, exactly: a right that is added or dropped is a change of a golden file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+Manifest = dict[str, Any]
+GOLDEN = Path(__file__).parent / "golden"
+ASKED = yaml.safe_load(Path(__file__).with_name("asked.yaml").read_text())
+#: `own`: the release's namespace; `red`: listed, sinks may run; `blue`: listed; `other`: any other.
+NAMESPACES = ["own", "red", "blue", "other"]
+LISTED: Manifest = {"watch": {"namespaces": ["blue"]}, "workload": {"namespaces": ["red"]}}
+CLUSTER_WIDE: Manifest = {"watch": {"clusterWide": True}, "workload": {"namespaces": ["red"]}}
+ACCOUNTS = {
+    "operator": "own/persist-persist-operator",
+    "driver": "red/persist-spark-driver",
+    "driver elsewhere": "other/persist-spark-driver",
+    # What executors and maintenance pods run as when nothing else is said: an account without any right.
+    "executor and maintenance": "red/default",
+}
+
+
+def matrix(manifests: list[Manifest], accounts: list[str], namespaces: list[str]) -> Manifest:
+    """`account -> namespace -> group/resource -> verbs` of all that is granted. Accounts as `namespace/name`; what is granted of the
+    names of some objects only stands behind them.
+    """
+    return {
+        account: {namespace: found for namespace in namespaces if (found := _granted(manifests, account, namespace))}
+        for account in accounts
+    }
+
+
+def _granted(manifests: list[Manifest], account: str, namespace: str) -> dict[str, str]:
+    rules = [rule for role in _roles(manifests, account, namespace) for rule in role["rules"]]
+    granted: dict[str, str] = {}
+    for resource in ASKED["resources"]:
+        group, _, name = resource.partition("/")
+        words = []
+        for verb in ASKED["verbs"]:
+            found = [
+                one for one in rules if group in one["apiGroups"] and name in one["resources"] and verb in one["verbs"]
+            ]
+            if any("resourceNames" not in one for one in found):
+                words.append(verb)
+            elif found:
+                words.append(f"{verb}({','.join(sorted(each for one in found for each in one['resourceNames']))})")
+        if words:
+            granted[resource] = " ".join(words)
+    return granted
+
+
+def _roles(manifests: list[Manifest], account: str, namespace: str) -> list[Manifest]:
+    """Roles bound to the account that count in the namespace. Aggregated roles are for people: no account is bound to them."""
+    by_name = {
+        (one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]): one
+        for one in manifests
+        if "rules" in one
+    }
+    found = []
+    for one in manifests:
+        if one["kind"] not in {"RoleBinding", "ClusterRoleBinding"}:
+            continue
+        where = one["metadata"].get("namespace")
+        subjects = {
+            f"{subject['namespace']}/{subject['name']}"
+            for subject in one["subjects"]
+            if subject["kind"] == "ServiceAccount"
+        }
+        assert len(subjects) == len(one["subjects"]), "a binding for others than accounts"
+        if account in subjects and where in {None, namespace}:
+            role = one["roleRef"]
+            found.append(by_name[role["kind"], where if role["kind"] == "Role" else None, role["name"]])
+    return found
+
+
+@pytest.fixture
+def granted(template: Callable[..., list[Manifest]]) -> Callable[[Manifest], Manifest]:
+    def make(values: Manifest) -> Manifest:
+        found = matrix(template(values, namespace="own"), list(ACCOUNTS.values()), NAMESPACES)
+        return {who: found[account] for who, account in ACCOUNTS.items()}
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("values", "golden"),
+    [(LISTED, "can-i-listed.yaml"), (CLUSTER_WIDE, "can-i-cluster-wide.yaml")],
+    ids=["listed", "cluster"],
+)
+def test_the_matrix_is_exactly_the_reviewed_one(
+    granted: Callable[[Manifest], Manifest], values: Manifest, golden: str
+) -> None:
+    assert granted(values) == yaml.safe_load((GOLDEN / golden).read_text())
+
+
+@pytest.mark.parametrize("values", [{}, LISTED, CLUSTER_WIDE], ids=["none", "listed", "cluster"])
+def test_what_nothing_of_ours_may_ever_do(granted: Callable[[Manifest], Manifest], values: Manifest) -> None:
+    for who, spaces in granted(values).items():
+        for namespace, found in spaces.items():
+            for resource, verbs in found.items():
+                words = set(verbs.split())
+                assert resource.split("/", 1)[1] not in {
+                    "pods/exec", "pods/attach", "pods/portforward", "pods/ephemeralcontainers", "serviceaccounts/token", "nodes/proxy",
+                }, (who, namespace)  # fmt: skip
+                assert not resource.startswith(("rbac.", "admissionregistration.", "apiextensions.")), (who, namespace)
+                if resource == "/secrets":
+                    assert words <= {"create", "delete"}, (who, namespace)
+                if resource.startswith("persistshard.io/") and not resource.endswith("/status"):
+                    assert words <= {"get", "list", "watch"}, (who, namespace)
+
+
+def test_nothing_is_granted_where_nothing_is_listed(granted: Callable[[Manifest], Manifest]) -> None:
+    """The default: the release's own namespace and no other."""
+    assert {who: set(spaces) for who, spaces in granted({}).items()} == {
+        "operator": {"own"}, "driver": set(), "driver elsewhere": set(), "executor and maintenance": set(),
+    }  # fmt: skip
+    assert set(granted(LISTED)["operator"]) == {"own", "red", "blue"}
+
+
+def test_no_cluster_wide_right_makes_a_pod_or_a_secret(granted: Callable[[Manifest], Manifest]) -> None:
+    found = granted(CLUSTER_WIDE)["operator"]["other"]
+    assert "/secrets" not in found
+    assert found["/pods"] == "get list watch"
+
+
+def test_people_get_their_rights_by_the_clusters_own_roles(template: Callable[..., list[Manifest]]) -> None:
+    """No account is bound to these: view, edit and admin take them up."""
+    kinds = ["persistshards", "sparksinks"]
+    found = {one["metadata"]["name"]: one["rules"] for one in template(LISTED) if one["kind"] == "ClusterRole"}
+    assert found == {
+        "sys-persist-persist-operator-view": [
+            {"apiGroups": ["persistshard.io"], "resources": kinds, "verbs": ["get", "list", "watch"]}
+        ],
+        "sys-persist-persist-operator-edit": [
+            {
+                "apiGroups": ["persistshard.io"],
+                "resources": kinds,
+                "verbs": ["create", "update", "patch", "delete", "deletecollection"],
+            }
+        ],
+    }
+
+
+def test_sinks_and_maintenance_are_closed_to_the_network(template: Callable[..., list[Manifest]]) -> None:
+    policies = [one for one in template(LISTED) if one["kind"] == "NetworkPolicy"]
+    assert {one["metadata"]["namespace"] for one in policies} == {"red", "blue"}
+    for policy in policies:
+        spec, component = policy["spec"], policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+        assert spec["policyTypes"] == ["Ingress"]
+        assert spec["podSelector"]["matchLabels"]["app.kubernetes.io/managed-by"] == "persist-operator"
+        if component == "maintenance":
+            assert not spec.get("ingress")
+            continue
+        (rule,) = spec["ingress"]
+        assert rule["from"] == [{"podSelector": spec["podSelector"]}]
+        assert {one["port"] for one in rule["ports"]} == {7078, 7079}
+    assert not [one for one in template({"networkPolicies": {"enabled": False}}) if one["kind"] == "NetworkPolicy"]

@@ -1,0 +1,139 @@
+"""Pods through whole reconciles: the Secret of an attempt comes and goes with it, and what may not be is told and not made."""
+
+import pytest
+from persist_engine.base.env import SeededEnv
+from persist_operator.api import conditions, names
+from persist_operator.bridge import Bridge
+from persist_operator.cluster.fake import FakeCluster
+from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, SECRET, SERVICE, SPARK_SINK
+from persist_operator.settings import OperatorSettings, StorageProfile
+from persist_operator.steps.metrics import OperatorMetrics
+from persist_operator.steps.reconcile import Key, Reconciler
+from prometheus_client import CollectorRegistry
+
+SHARD, SINK = Key("PersistShard", "team", "flights"), Key("SparkSink", "team", "load")
+
+
+class SecretsUnread(FakeCluster):
+    """An API server as the operator's Role has it: Secrets are made and deleted, never read."""
+
+    def get(self, kind, namespace, name):
+        assert kind is not SECRET
+        return super().get(kind, namespace, name)
+
+    def find(self, kind, namespace, labels):
+        assert kind is not SECRET
+        return super().find(kind, namespace, labels)
+
+    def secrets(self):
+        return super().find(SECRET, "team", {})
+
+
+@pytest.fixture
+def world(tmp_path, now, shard_resource):
+    """(step, cluster): a shard that is ready, and what brings a key some reconciles on."""
+    env = SeededEnv(start_ms=now)
+    cluster = SecretsUnread(now_ms=env.now_ms)
+    profile = StorageProfile(blob=f"file://{tmp_path}/blob", consensus=f"sqlite://{tmp_path}/log.db")
+    settings = OperatorSettings(storage_profiles={"default": profile})
+    with Bridge(settings, env=env) as bridge:
+        reconciler = Reconciler(cluster, bridge, settings, env, OperatorMetrics(CollectorRegistry()))
+
+        def step(key, times=3):
+            for _ in range(times):
+                env.advance_ms(6000)
+                reconciler.reconcile(key)
+            kind = PERSIST_SHARD if key.kind == "PersistShard" else SPARK_SINK
+            return cluster.get(kind, key.namespace, key.name)["status"]
+
+        cluster.create(PERSIST_SHARD, shard_resource())
+        step(SHARD, 4)
+        yield step, cluster
+
+
+def test_the_secret_of_an_attempt_is_its_own_and_goes_with_it(world, sink_resource):
+    step, cluster = world
+    cluster.create(SPARK_SINK, sink_resource())
+    name = step(SINK)["driver"]["podName"]
+    (first,) = cluster.secrets()
+    assert first["metadata"]["name"] == names.rpc_secret_name(name, "uid-sink")
+    assert first["metadata"]["ownerReferences"][0]["uid"] == "uid-sink"
+    cluster.delete(POD, "team", name)
+    step(SINK, 1)
+    assert cluster.secrets() == []
+    second_name = step(SINK, 4)["driver"]["podName"]
+    (second,) = cluster.secrets()
+    assert second_name != name
+    assert second["data"] != first["data"]
+
+
+def test_a_secret_that_is_there_is_kept_for_the_attempt_that_goes_on(world, sink_resource):
+    """The operator was ended after it had made the Secret: the pod that comes later mounts what is there."""
+    step, cluster = world
+    cluster.create(SPARK_SINK, sink_resource())
+    name = step(SINK, 1)["driver"]["podName"]
+    (first,) = cluster.secrets()
+    cluster.delete(POD, "team", name)
+    cluster.edit(SPARK_SINK, "team", "load", lambda one: one["status"]["driver"].update(phase="Creating"))
+    step(SINK, 1)
+    assert cluster.secrets() == [first]
+    assert cluster.get(POD, "team", name) is not None
+
+
+@pytest.mark.parametrize(
+    ("spark", "reason", "path"),
+    [
+        (
+            {"driver": {"template": {"spec": {"hostNetwork": True}}}},
+            "InvalidTemplate",
+            "spec.spark.driver.template.spec.hostNetwork",
+        ),
+        (
+            {"executor": {"template": {"spec": {"volumes": [{"name": "h", "hostPath": {"path": "/"}}]}}}},
+            "InvalidTemplate",
+            "spec.spark.executor.template.spec.volumes[0].hostPath",
+        ),
+        (
+            {"conf": {"spark.kubernetes.executor.secrets.other": "/x"}},
+            "InvalidConf",
+            "spark.kubernetes.executor.secrets.other",
+        ),
+        ({"serviceAccountName": "admin"}, "ServiceAccountNotAllowed", "spec.spark.serviceAccountName"),
+    ],
+)
+def test_a_sink_that_asks_for_too_much_stalls_and_makes_nothing(world, sink_resource, refused, spark, reason, path):
+    step, cluster = world
+    cluster.create(SPARK_SINK, sink_resource({"spark": spark}))
+    status = step(SINK)
+    stalled = conditions.find(status, "Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", reason)
+    assert path in stalled["message"]
+    assert refused(sink_resource(), status) == []
+    for kind in (POD, SERVICE, CONFIG_MAP):
+        assert cluster.find(kind, "team", {}) == []
+    assert cluster.secrets() == []
+
+
+@pytest.mark.parametrize(
+    ("maintenance", "reason", "path"),
+    [
+        (
+            {"template": {"spec": {"containers": [{"env": []}]}}},
+            "InvalidTemplate",
+            "spec.maintenance.template.spec.containers",
+        ),
+        ({"serviceAccountName": "admin"}, "ServiceAccountNotAllowed", "spec.maintenance.serviceAccountName"),
+        ({"priorityClassName": "system-cluster-critical"}, "InvalidTemplate", "spec.maintenance.priorityClassName"),
+    ],
+)
+def test_a_shard_that_asks_for_too_much_stalls_and_starts_nothing(world, shard_resource, maintenance, reason, path):
+    step, cluster = world
+    annotated = {"annotations": {"persistshard.io/request-gc": "now"}}
+    cluster.create(
+        PERSIST_SHARD, shard_resource({"maintenance": maintenance}, name="greedy", uid="uid-greedy", **annotated)
+    )
+    status = step(Key("PersistShard", "team", "greedy"))
+    stalled = conditions.find(status, "Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", reason)
+    assert path in stalled["message"]
+    assert cluster.find(JOB, "team", {names.LABEL_OWNER_UID: "uid-greedy"}) == []

@@ -1,0 +1,128 @@
+"""One operator on an API server and stores in memory, whose resources are reconciled as its queue would have it; and kstatus."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from persist_engine.base.env import SeededEnv
+from persist_operator.api import conditions, times
+from persist_operator.bridge import Bridge
+from persist_operator.cluster.fake import FakeCluster
+from persist_operator.cluster.port import BY_KIND, POD, ApiError
+from persist_operator.settings import LoopSettings, OperatorSettings, StorageProfile
+from persist_operator.steps.metrics import OperatorMetrics
+from persist_operator.steps.reconcile import Key, Reconciler
+from prometheus_client import CollectorRegistry
+
+SHARD, SINK = Key("PersistShard", "team", "flights"), Key("SparkSink", "team", "load")
+QUOTA = (
+    'POST /api/v1/namespaces/team/pods: 403 pods "load-1" is forbidden: exceeded quota: small, requested: pods=1, used: pods=3, '
+    "limited: pods=3"
+)
+
+
+class House:
+    """`look` reconciles once; `live` lets time pass as the queue does: a look when one was asked for."""
+
+    def __init__(self, now, name):
+        self.env = SeededEnv(start_ms=now)
+        self.cluster = FakeCluster(now_ms=self.env.now_ms)
+        profile = StorageProfile(blob=f"mem:{name}", consensus=f"mem:{name}")
+        loop = LoopSettings(store_deadline_seconds=20)
+        self.settings = OperatorSettings(storage_profiles={"default": profile}, loop=loop)
+        self.bridge = Bridge(self.settings, env=self.env)
+        self.restart()
+
+    def restart(self):
+        """Another process: what the former one knew is gone."""
+        self.metrics = OperatorMetrics(CollectorRegistry())
+        self.reconciler = Reconciler(self.cluster, self.bridge, self.settings, self.env, self.metrics)
+
+    def look(self, key):
+        return self.reconciler.reconcile(key)
+
+    def live(self, key, seconds):
+        """What is asked for at once comes at once; what raises is repeated after a second."""
+        until_ms = self.env.now_ms() + 1000 * seconds
+        while True:
+            try:
+                after_s = self.look(key)
+            except Exception:  # noqa: BLE001 - as the controller does
+                after_s = 1.0
+            if after_s is None or self.env.now_ms() + 1000 * after_s > until_ms:
+                self.env.advance_ms(max(0, until_ms - self.env.now_ms()))
+                return self.status(key)
+            self.env.advance_ms(max(1, round(1000 * after_s)))
+
+    def resource(self, key):
+        return self.cluster.get(BY_KIND[key.kind], key.namespace, key.name)
+
+    def status(self, key):
+        return (self.resource(key) or {}).get("status") or {}
+
+    def told(self, key, condition_type="Ready"):
+        found = conditions.find(self.status(key), condition_type)
+        return None if found is None else (found["status"], found["reason"])
+
+    def words(self, key, condition_type="Ready"):
+        return conditions.find(self.status(key), condition_type)["message"]
+
+    def pod_runs(self, name):
+        state = {"running": {"startedAt": times.to_text(self.env.now_ms())}}
+        status = {"phase": "Running", "containerStatuses": [{"name": "driver", "state": state}]}
+        self.cluster.edit(POD, "team", name, lambda pod: pod.update(status=status))
+
+
+@pytest.fixture
+def house(now, request):
+    made = House(now, request.node.name)
+    yield made
+    made.bridge.close()
+
+
+@pytest.fixture
+def keys():
+    return SHARD, SINK
+
+
+@pytest.fixture
+def quota():
+    return ApiError(QUOTA, status=403)
+
+
+def twin(resource):
+    """kstatus' rule for a custom resource, in Python (cli-utils, pkg/kstatus/status: generic.go, then its Ready fallback)."""
+    status, metadata = resource.get("status") or {}, resource["metadata"]
+    if metadata.get("deletionTimestamp"):
+        return "Terminating"
+    if "observedGeneration" in status and status["observedGeneration"] != metadata.get("generation"):
+        return "InProgress"
+    found = status.get("conditions", ())
+    for one in found:
+        if one["status"] == "True" and one["type"] in {"Reconciling", "Stalled"}:
+            return "InProgress" if one["type"] == "Reconciling" else "Failed"
+    ready = next((one["status"] for one in found if one["type"] == "Ready"), "True")
+    return "Current" if ready == "True" else "InProgress"
+
+
+@pytest.fixture(scope="session")
+def kstatus_twin():
+    return twin
+
+
+@pytest.fixture(scope="session")
+def kstatus():
+    """What kstatus itself makes of resources, in one run of the program that `make setup` builds of kstatus/."""
+    folders = [os.environ.get("PERSIST_TOOLS"), str(Path.home() / ".cache/persist-operator/bin")]
+    program = next((found for path in (None, *folders) if (found := shutil.which("persist-kstatus", path=path))), None)
+    assert program, "no persist-kstatus on PATH or in ~/.cache/persist-operator/bin: run `make setup`"
+
+    def compute(resources):
+        text = "\n".join(json.dumps(one) for one in resources)
+        run = subprocess.run([program], input=text, capture_output=True, text=True, check=True)
+        return [json.loads(line)["status"] for line in run.stdout.splitlines()]
+
+    return compute

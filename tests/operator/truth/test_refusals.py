@@ -1,0 +1,283 @@
+"""What the API server refuses, and what raises: told by the resource at once, in the server's words, and tried again ever later."""
+
+import pytest
+from persist_engine.base.errors import InvalidUsage
+from persist_operator.api import conditions
+from persist_operator.api.schema_check import load_schemas
+from persist_operator.api.shard import Shard
+from persist_operator.cluster.port import CONFIG_MAP, EVENT, JOB, PERSIST_SHARD, POD, SPARK_SINK, ApiError
+from persist_operator.handlers.controller import Controller
+from persist_operator.plan.observed import ShardView
+
+REFUSALS = {
+    "quota": ApiError("403 pods is forbidden: exceeded quota: small", status=403),
+    "security": ApiError('403 pods is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot', status=403),
+    "terminating": ApiError(
+        "409 unable to create new content in namespace team because it is being terminated", status=409
+    ),
+    "busy": ApiError("429 too many requests", status=429),
+    "broken": ApiError("500 etcdserver: leader changed", status=500),
+    "silent": ApiError("POST: timed out", status=0),
+}
+
+
+@pytest.fixture
+def shard(house, keys, shard_resource):
+    house.cluster.create(PERSIST_SHARD, shard_resource())
+    house.live(keys[0], 20)
+    return keys[0]
+
+
+@pytest.fixture
+def sink(house, keys, shard, sink_resource):
+    house.cluster.create(SPARK_SINK, sink_resource())
+    return keys[1]
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_a_refused_driver_is_told_at_once_in_the_servers_words_and_comes_when_it_may(house, sink, what):
+    house.cluster.deny["create", "Pod"] = refusal = REFUSALS[what]
+    house.live(sink, 5)
+    assert house.told(sink) == ("False", "ActionRefused")
+    assert house.told(sink, "Reconciling") == ("True", "ActionRefused")
+    assert str(refusal) in house.words(sink, "Reconciling")
+    house.cluster.deny.clear()
+    house.live(sink, 15)
+    name = house.status(sink)["driver"]["podName"]
+    assert house.cluster.get(POD, "team", name) is not None
+    assert house.told(sink, "Reconciling") == ("True", "Running")
+
+
+def test_a_driver_that_can_never_be_made_is_stalled_until_the_spec_changes(house, sink):
+    house.cluster.deny["create", "Pod"] = ApiError("422 Pod is invalid: spec.containers[0].image: required", status=422)
+    house.live(sink, 5)
+    assert house.told(sink, "Stalled") == ("True", "ActionRefused")
+    assert "image: required; change the spec" in house.words(sink, "Stalled")
+    house.cluster.deny.clear()
+    house.cluster.edit(SPARK_SINK, "team", "load", lambda one: one["spec"]["spark"].update(image="mine:1"))
+    house.live(sink, 1)
+    assert house.told(sink, "Stalled") is None
+    assert len(house.cluster.find(POD, "team", {})) == 1
+
+
+def test_a_refused_driver_is_tried_ever_later_and_its_status_written_once(house, sink):
+    house.cluster.edit(SPARK_SINK, "team", "load", lambda one: one["spec"]["timeouts"].update(driverStartSeconds=86400))
+    house.live(sink, 1)
+    house.cluster.deny["create", "Pod"] = REFUSALS["quota"]
+    house.cluster.delete(POD, "team", house.status(sink)["driver"]["podName"])
+    house.live(sink, 60)
+    house.cluster.requests.clear()
+    tries = []
+    original, house.cluster._admit = (
+        house.cluster._admit,
+        lambda verb, kind: (
+            tries.append(house.env.now_ms()) if (verb, kind) == ("create", "Pod") else None,
+            original(verb, kind),
+        ),
+    )
+    house.live(sink, 1200)
+    assert 9 <= len(tries) <= 14
+    assert [one for one in house.cluster.requests if one[0] == "status"] == []
+
+
+def test_a_driver_that_is_refused_for_all_of_its_time_to_start_has_failed(house, sink):
+    house.cluster.deny["create", "Pod"] = REFUSALS["quota"]
+    house.live(sink, 310)
+    failure = house.status(sink)["lastFailure"]
+    assert (failure["class"], failure["reason"]) == ("Scheduling", "ActionRefused")
+    assert "exceeded quota: small" in failure["message"]
+    assert house.status(sink)["attempt"] == 1 or house.told(sink, "Reconciling") is not None
+    house.live(sink, 5 * 400)
+    assert house.told(sink, "Stalled") == ("True", "FailuresExceeded")
+    assert house.cluster.find(CONFIG_MAP, "team", {}) == []
+
+
+def test_the_time_to_start_counts_from_the_intent(house, sink):
+    """Refused for most of it, the driver has the rest."""
+    house.cluster.deny["create", "Pod"] = REFUSALS["quota"]
+    house.live(sink, 270)
+    house.cluster.deny.clear()
+    house.live(sink, 125)
+    assert house.status(sink)["lastFailure"]["reason"] == "DriverStartTimeout"
+
+
+def test_a_driver_nobody_has_asked_for_yet_gets_its_whole_time(house, sink):
+    """The operator was away between the intent and the pod."""
+    house.cluster.deny["create", "Pod"] = house.cluster.deny["create", "ConfigMap"] = REFUSALS["silent"]
+    house.look(sink)
+    assert house.status(sink)["driver"]["phase"] == "Creating"
+    house.restart()
+    house.cluster.deny.clear()
+    house.env.advance_ms(3_600_000)
+    house.live(sink, 60)
+    assert "lastFailure" not in house.status(sink)
+    assert len(house.cluster.find(POD, "team", {})) == 1
+
+
+def test_a_fresh_operator_does_not_call_ready_what_is_refused(house, keys, shard, shard_resource):
+    house.cluster.deny["create", "Job"] = REFUSALS["quota"]
+    house.cluster.edit(PERSIST_SHARD, "team", "flights", request("rollup"))
+    house.live(shard, 2)
+    assert house.told(shard) == ("False", "ActionRefused")
+    seen = []
+    original = house.cluster.apply_status
+    house.cluster.apply_status = lambda *given, **more: (
+        seen.append(conditions.find(given[3], "Ready")) or original(*given, **more)
+    )
+    house.restart()
+    house.live(shard, 60)
+    assert {one["status"] for one in seen} <= {"False"}
+    house.cluster.deny.clear()
+    house.live(shard, 130)
+    assert house.told(shard) == ("True", "Healthy")
+
+
+def request(verb):
+    return lambda one: one["metadata"].setdefault("annotations", {}).update({f"persistshard.io/request-{verb}": "1"})
+
+
+@pytest.mark.parametrize(("verb", "condition"), [("compact", "CompactionCurrent"), ("gc", "GarbageCollected")])
+def test_refused_maintenance_is_not_current_and_nothing_is_said_to_have_started(house, shard, verb, condition):
+    house.cluster.deny["create", "Job"] = REFUSALS["quota"]
+    house.cluster.edit(PERSIST_SHARD, "team", "flights", request(verb))
+    house.live(shard, 3600)
+    assert house.told(shard, condition) == ("False", "ActionRefused")
+    assert "exceeded quota" in house.words(shard, condition)
+    assert house.told(shard) == ("False", "ActionRefused")
+    events = house.cluster.events("team")
+    assert "MaintenanceStarted" not in events
+    assert events.count("ActionRefused") == 1
+    house.cluster.deny.clear()
+    house.live(shard, 125)
+    assert house.cluster.events("team").count("MaintenanceStarted") == 1
+    assert len(house.cluster.find(JOB, "team", {})) == 1
+    assert house.told(shard) == ("True", "Healthy")
+    # Kubernetes makes the Job's pods, and nobody does here: that is told, too.
+    house.live(shard, 90)
+    assert house.told(shard, condition) == ("False", "Pending")
+
+
+def test_a_shard_whose_maintenance_is_refused_can_be_written(house, shard):
+    house.cluster.deny["create", "Job"] = ApiError("422 Job is invalid", status=422)
+    house.cluster.edit(PERSIST_SHARD, "team", "flights", request("rollup"))
+    house.live(shard, 2)
+    assert house.told(shard, "Stalled") == ("True", "ActionRefused")
+    view = ShardView.of("flights", Shard.of(load_schemas().default(house.resource(shard))), house.settings)
+    assert view.usable
+
+
+def test_events_of_drivers_tell_what_happened_only(house, sink):
+    house.cluster.deny["create", "Pod"] = REFUSALS["quota"]
+    house.live(sink, 60)
+    assert "DriverStarted" not in house.cluster.events("team")
+    house.cluster.deny.clear()
+    house.live(sink, 30)
+    assert house.cluster.events("team").count("DriverStarted") == 1
+    house.pod_runs(house.status(sink)["driver"]["podName"])
+    house.cluster.deny["delete", "Pod"] = ApiError("403 pods is forbidden: cannot delete", status=403)
+    house.cluster.edit(SPARK_SINK, "team", "load", lambda one: one["spec"].update(suspend=True))
+    house.live(sink, 30)
+    assert "DriverStopped" not in house.cluster.events("team")
+    assert house.told(sink) == ("False", "ActionRefused")
+    house.cluster.deny.clear()
+    house.live(sink, 60)
+    assert house.told(sink) == ("True", "Suspended")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyError("flux"), ("Stalled", "InternalError", "KeyError: 'flux'")),
+        (InvalidUsage("spec.spark.driver.memory 1Q is no quantity"), ("Stalled", "InvalidSpec", "1Q is no quantity")),
+        (
+            ApiError("403 pods is forbidden: cannot list", status=403),
+            ("Reconciling", "ObservationRefused", "cannot list"),
+        ),
+        (ApiError("503 try later", status=503), ("Reconciling", "ObservationRefused", "503 try later")),
+        (RuntimeError("redis://me:hunter2@r:1 was not there"), ("Stalled", "InternalError", "was not there")),
+    ],
+)
+@pytest.mark.parametrize("kind", ["PersistShard", "SparkSink"])
+def test_what_keeps_from_planning_is_told_and_repeated_by_the_queue(house, keys, sink, monkeypatch, kind, error, said):
+    """Through the controller: its worker goes on, the status tells, the queue backs off."""
+    key = keys[0] if kind == "PersistShard" else keys[1]
+    controller = Controller(house.reconciler, house.cluster, house.settings, house.env, house.metrics)
+
+    def broken(*_):
+        raise error
+
+    observer = house.reconciler._observer
+    with monkeypatch.context() as patched:
+        patched.setattr(observer, "shard" if kind == "PersistShard" else "sink", broken)
+        for _ in range(3):
+            controller._one(key)
+            house.env.advance_ms(1500)
+        second, reason, words = said
+        assert house.told(key, second) == ("True", reason)
+        assert words in house.words(key, second)
+        assert "hunter2" not in house.words(key, second)
+        assert "Traceback" not in house.words(key, second)
+        assert house.told(key)[0] != "True"
+        assert house.status(key).get("shardId", "s")[0] == "s"
+    controller._one(key)
+    assert house.told(key, "Stalled") is None
+    assert house.metrics.registry.get_sample_value("persist_operator_refusals_total", {"what": "plan"}) >= 2
+
+
+def test_a_hiccup_of_the_api_server_leaves_the_status_alone(house, shard, monkeypatch):
+    before = house.status(shard)
+
+    def broken(*_):
+        raise REFUSALS["broken"]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(house.reconciler._observer, "shard", broken)
+        with pytest.raises(ApiError):
+            house.look(shard)
+    assert house.status(shard) == before
+
+
+def test_a_status_that_is_refused_is_counted_and_the_resource_says_so(house, shard):
+    """A definition that is older than the operator, say, or a bug: whatever the plan wants to say is not taken."""
+    original = house.cluster.apply_status
+    refusal = ApiError("422 PersistShard is invalid: status.debt: unknown", status=422)
+
+    def apply(kind, namespace, name, status, *, version):
+        if "InternalError" not in str(status) and "ActionRefused" not in str(status) and "invalid" not in str(status):
+            raise refusal
+        return original(kind, namespace, name, status, version=version)
+
+    house.cluster.apply_status = apply
+    house.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["spec"].update(suspend=True))
+    with pytest.raises(ApiError):
+        house.look(shard)
+    assert "status.debt: unknown" in house.words(shard, "Reconciling")
+    assert house.metrics.registry.get_sample_value("persist_operator_refusals_total", {"what": "status"}) == 1
+
+
+def test_a_resource_has_a_status_before_anything_is_asked(house, keys, sink_resource, shard_resource, monkeypatch):
+    for kind, made, key, look in (
+        (PERSIST_SHARD, shard_resource(), keys[0], "shard"),
+        (SPARK_SINK, sink_resource(), keys[1], "sink"),
+    ):
+        house.cluster.create(kind, made)
+        seen = []
+        monkeypatch.setattr(
+            house.reconciler._observer, look, lambda *_, key=key, seen=seen: seen.append(house.status(key)) or 1 / 0
+        )
+        with pytest.raises(ZeroDivisionError):
+            house.look(key)
+        (first,) = seen
+        assert conditions.find(first, "Ready")["status"] == "Unknown"
+        assert conditions.is_true(first, "Reconciling")
+
+
+def test_no_secret_of_a_refusal_is_told(house, sink):
+    house.cluster.deny["create", "Pod"] = ApiError(
+        "403 denied: redis://me:hunter2@r:6379 aws_secret_access_key=abcd", status=403
+    )
+    house.live(sink, 400)
+    everything = str([house.resource(sink), house.cluster.find(EVENT, "team", {})])
+    assert "denied" in everything
+    assert "hunter2" not in everything
+    assert "abcd" not in everything
