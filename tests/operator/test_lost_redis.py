@@ -6,6 +6,7 @@ part deleted. The table in the document is what happened here, word for word.
 """
 
 import contextlib
+import json
 import resource
 import shutil
 import threading
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from persist_engine import Antichain, Appended, Location, PersistClient, ShardId
-from persist_engine.base.errors import PersistError
+from persist_engine.base.errors import PersistError, StoreLost
 from persist_engine.base.settings import BatchSettings, MaintenanceSettings, RetrySettings, Settings
 from persist_engine.testing.servers import redis_server
 from persist_engine.testing.world import SCHEMA, row
@@ -142,10 +143,11 @@ class Site:
         told = [self.running(), self.fresh(), self.operator()]
         self.operated.restart()
         told.append(self.operator())
-        if self.loses and self.log_exists():
-            with self.open() as client:
-                assert verify_shard(client.machine(self.shard_id)).is_corrupt
-        assert parts <= self.parts(), "a part was deleted"
+        if self.loses:
+            if self.log_exists():
+                with self.open() as client:
+                    assert verify_shard(client.machine(self.shard_id)).is_corrupt
+            assert parts <= self.parts(), "a part was deleted"
         return told
 
     def log_exists(self):
@@ -313,3 +315,37 @@ def test_a_shard_whose_redis_was_rolled_back_is_recovered_from_the_rollup_of_the
         site.operated.settle()
         site.operated.settle()
         assert site.operated.condition()["reason"] == "Healthy"
+
+
+def test_a_redis_that_was_emptied_is_made_a_pair_again_and_the_shard_recovered(tmp_path, operated, persist):
+    """The whole way back, as the document tells it."""
+    with redis_server() as server:
+        site = Site(server, tmp_path, operated)
+        site.work_on()
+        server.command("FLUSHALL")
+        site.client.close()
+        store = ["--blob", site.location.blob, "--consensus", site.location.consensus]
+        code, _, err = persist("admin", "recover", site.shard_id, "--commit", *store)
+        assert (code, "StoreLost" in err) == (64, True)
+        code, out, _ = persist("admin", "recover-store", "--json", *store)
+        told = json.loads(out)
+        assert (code, told["forgot"], told["shards_without_log"], told["committed"]) == (
+            0,
+            "consensus",
+            [site.shard_id],
+            False,
+        )
+        with pytest.raises(StoreLost):
+            site.open()
+        assert persist("admin", "recover-store", "--commit", *store)[0] == 0
+        site.operated.settle()
+        assert site.operated.condition()["reason"] == "ShardLost"
+        assert persist("admin", "recover", site.shard_id, "--commit", *store)[0] == 0
+        with site.open() as client, client.open_leased_reader(site.shard_id, SCHEMA, purpose="check") as reader:
+            assert client.recent_upper(site.shard_id) == A(6)
+            site.read(client, reader)
+        site.operated.settle()
+        site.operated.settle()
+        assert site.operated.condition()["reason"] == "Healthy"
+        code, out, _ = persist("admin", "recover-store", "--json", "--commit", *store)
+        assert (json.loads(out)["forgot"], json.loads(out)["committed"]) == (None, False)

@@ -26,7 +26,8 @@ def planned(make_shard, make_inspection, settings, now):
         shown = {"birth": OLD, "tag": TAG, "seqno": 10, "known_tag": TAG, **seen}
         before = {"shardId": names.shard_id_of("uid-shard"), "frontiers": {"seqno": 8}, "log": log, **(status or {})}
         shard = make_shard(status=before, annotations=annotations or {})
-        return plan_shard(shard, ShardObserved(inspected=make_inspection(**shown)), now_ms=now, settings=settings)
+        seen = ShardObserved(inspected=make_inspection(**shown), shard_id=before["shardId"])
+        return plan_shard(shard, seen, now_ms=now, settings=settings)
 
     return make
 

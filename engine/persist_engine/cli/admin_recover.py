@@ -1,4 +1,6 @@
-"""`persist admin recover`: a shard whose log consensus lost, begun anew from the newest rollup in blob."""
+"""`persist admin recover` and `recover-store`: a shard whose log consensus lost, begun anew from the newest rollup in blob; two
+stores that are to be a pair again.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from persist_engine.cli.options import (
     GiveUp,
     ShardArgument,
     ShardOption,
+    blobs_of,
     connected,
+    log_of,
     one_shard,
 )
 from persist_engine.cli.output import print_json, print_rows
@@ -24,6 +28,7 @@ from persist_engine.cli.output import print_json, print_rows
 if TYPE_CHECKING:
     from persist_engine.work.recover import Recovered
 
+STORE_EPILOG = "Example: persist admin recover-store --commit"
 EPILOG = """Examples:
 
 persist admin recover SHARD                          (tells what is there, and what is gone for good)
@@ -106,3 +111,34 @@ def _show(found: Recovered, *, is_wanted: bool) -> None:
 
 def _time(time: int | None) -> str:
     return "closed" if time is None else str(time)
+
+
+def recover_store(
+    *,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    commit: Commit = False,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Make two stores a pair again of which one forgot it (StoreLost), as a Redis does that was emptied.
+
+    First see that both addresses are right, and restore the store that lost its data if you can. Tells which shards have no
+    log any more: `persist admin recover SHARD` is for those. Two stores of two pairs stay apart.
+    """
+    from persist_engine.work.rejoin import rejoin
+
+    with blobs_of(blob, give_up) as (blobs, retry), log_of(consensus, retry) as log:
+        found = retry.external("recover store", lambda: rejoin(blobs, log, commit=commit))
+    if as_json:
+        print_json(found.to_json())
+        return
+    rows = [
+        ("pair", found.store_id),
+        ("forgotten by", found.forgot or "none of the two"),
+        ("shards in consensus", str(found.shards_in_consensus)),
+    ]
+    rows += [("without a log", shard_id) for shard_id in found.shards_without_log]
+    print_rows(("what", "value"), rows)
+    if found.forgot is not None and not commit:
+        typer.echo(f"nothing was changed: say --commit to tell the {found.forgot} store", err=True)

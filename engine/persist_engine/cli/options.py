@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from persist_engine.model.ids import ShardId
     from persist_engine.shard.retry import Retry
     from persist_engine.storage.blob import Blob
+    from persist_engine.storage.consensus import Consensus
 
 STORE = "Store"
 BlobUrl = Annotated[
@@ -215,6 +216,22 @@ def blobs_of(blob: str | None, give_up_s: float) -> Iterator[tuple[Blob, Retry]]
     opened = open_store(retry, "open blob store", lambda: open_blob(url, env=env, metrics=metrics, create=False))
     try:
         yield opened, retry
+    finally:
+        opened.close()
+
+
+@contextmanager
+def log_of(consensus: str | None, retry: Retry) -> Iterator[Consensus]:
+    """The logs of a location without its blobs, closed afterwards; for stores that are no pair."""
+    from persist_engine.base.env import SystemEnv
+    from persist_engine.base.metrics import NoMetrics
+    from persist_engine.storage.open import open_consensus
+
+    url = _given(consensus, "--consensus", "PERSIST_CONSENSUS")
+    env, metrics = SystemEnv(), NoMetrics()
+    opened = retry.external("open consensus", lambda: open_consensus(url, env=env, metrics=metrics, create=False))
+    try:
+        yield opened
     finally:
         opened.close()
 

@@ -14,6 +14,7 @@ from persist_engine.base.versioned import SeqNo
 from persist_engine.codec.keys import RollupKey, blob_key
 from persist_engine.codec.state import decode_rollup
 from persist_engine.model.ids import ShardId
+from persist_engine.model.rebirth import is_recovered_from
 from persist_engine.model.state import ShardState
 from persist_engine.model.state_diff import live_blobs
 from persist_engine.shard.machine import Machine
@@ -68,7 +69,7 @@ def _compared(machine: Machine, key: RollupKey, newest: ShardState) -> Ruin | No
         state = decode_rollup(data, key=whole).state
     except (CorruptData, Incompatible, InvariantViolated) as error:
         return Ruin(whole, key.seqno, f"it cannot be read: {error}", is_behind=False)
-    if state.birth != newest.birth:
+    if state.birth != newest.birth and not is_recovered_from(newest.birth, state.birth):
         why = f"it was born as {state.birth.hex()}, the log as {newest.birth.hex()}"
         return Ruin(whole, key.seqno, why, is_behind=False)
     entries = machine.versions.fetch_diffs_after(machine.shard_id, SeqNo(key.seqno - 1), limit=1)

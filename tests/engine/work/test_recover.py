@@ -133,6 +133,16 @@ def test_the_shard_is_sound_afterwards_and_can_be_collected(site: Site) -> None:
     assert contents(site.client(), site.shard_id, 13) == site.rows(14)
 
 
+def test_a_second_rollup_of_the_lost_log_is_no_ruin_once_the_shard_was_recovered(site: Site) -> None:
+    """Two wrote one at once, and one of them died before it deleted its own."""
+    first = next(key for key in site.world.blob_keys(site.shard_id, kind="rollup") if f"/{site.base}/" in key)
+    site.world.blob.set(f"{first[:-4]}0000", site.world.blob.get(first))
+    site.lose()
+    site.recover(commit=True)
+    assert verify_shard(site.machine()).findings == []
+    scan_orphans(site.machine(), older_than_ms=DAY_MS, commit=True)
+
+
 @pytest.mark.parametrize("lost", ["everything", "the newest versions"])
 def test_processes_that_knew_the_lost_log_are_refused(site: Site, lost: str) -> None:
     stale = site.client()

@@ -1,0 +1,67 @@
+"""A pair of stores of which one forgot the pair: its identity written again, from the other one, when a person asks.
+
+Nothing is written over what a store says; two stores of two pairs stay apart. Shards' logs do not come back by this:
+`work.recover` does that, shard by shard, once the pair can be opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from persist_engine.base.errors import InvalidUsage, StoreMismatch
+from persist_engine.base.versioned import SeqNo, VersionedData
+from persist_engine.codec.registry import IDENTITY_KEY, Identity, decode_identity, encode_identity
+from persist_engine.model.ids import ShardId
+from persist_engine.storage.blob import Blob
+from persist_engine.storage.consensus import Consensus
+
+
+@dataclass(frozen=True, slots=True)
+class Rejoined:
+    """`forgot`: the store that does not know the pair, `blob` or `consensus` (None: both do). Shards as either has them:
+    what consensus lacks is to be recovered.
+    """
+
+    store_id: str
+    forgot: str | None
+    shards_in_consensus: int
+    shards_without_log: tuple[str, ...]
+    committed: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Keys as the fields are named."""
+        return asdict(self)
+
+
+def rejoin(blob: Blob, consensus: Consensus, *, commit: bool) -> Rejoined:
+    """Tell which store forgot the pair and, with `commit`, tell it. StoreMismatch for stores of two pairs, InvalidUsage for
+    stores of none. Idempotent. Lists both stores. Retries nothing.
+    """
+    data, head = blob.get(IDENTITY_KEY), consensus.head(IDENTITY_KEY)
+    in_blob = None if data is None else decode_identity(data, key=IDENTITY_KEY).store_id
+    known = None if head is None else decode_identity(head.data, key=IDENTITY_KEY).store_id
+    where = f"consensus {consensus.address()} and blob {blob.address()}"
+    if in_blob is not None and known is not None and in_blob != known:
+        raise StoreMismatch(f"{where} belong to two pairs, {known} and {in_blob}: an address is wrong")
+    store_id = known or in_blob
+    if store_id is None:
+        raise InvalidUsage(f"{where} belong to no pair: there is nothing to recover")
+    forgot = "consensus" if known is None else "blob" if in_blob is None else None
+    logs = _shards(consensus.list_keys())
+    blobs = _shards(info.key.partition("/")[0] for info in blob.list_prefix(""))
+    if commit and forgot == "consensus":
+        # Whoever is faster says the same.
+        consensus.compare_and_set(IDENTITY_KEY, None, VersionedData(SeqNo(1), encode_identity(Identity(store_id))))
+    if commit and forgot == "blob":
+        blob.set(IDENTITY_KEY, encode_identity(Identity(store_id)))
+    return Rejoined(str(store_id), forgot, len(logs), tuple(sorted(blobs - logs)), commit and forgot is not None)
+
+
+def _shards(keys: Any) -> set[str]:
+    found = set()
+    for key in keys:
+        with contextlib.suppress(InvalidUsage):
+            found.add(str(ShardId(key)))
+    return found
