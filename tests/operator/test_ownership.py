@@ -360,6 +360,22 @@ def test_a_shard_of_a_deleted_resource_stays_its_namespaces(operators, resource)
         assert_untouched(operators, status, before)
 
 
+def test_a_shard_that_was_let_go_is_not_taken_again_silently_and_the_name_gets_another(operators, resource):
+    operators.create(resource())
+    shard_id = operators.go("team", "flights")["shardId"]
+    append(operators, shard_id, rows=5)
+    with operators.client() as client:
+        client.disown(ShardId(shard_id))
+    status = operators.go("team", "flights")
+    assert ready(status) == ("False", "ShardUnowned")
+    assert inspect(operators, shard_id).since == 0
+    operators.delete("team", "flights")
+    operators.create(resource(uid="another"))
+    status = operators.go("team", "flights")
+    assert ready(status) == ("True", "Healthy")
+    assert status["shardId"] == names.shard_id_of("another") != shard_id
+
+
 # -- two operators ----------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""The plan of one PersistShard: assign, initialise, watch over, maintain. Pure.
+"""The plan of one PersistShard: initialise, watch over, maintain. Pure.
 
 Order: a status says that the stores are asked before they are; nothing of a shard is shown, advanced or maintained before the stores
 say that it is this resource's; the intent of every action is on the status before it is done.

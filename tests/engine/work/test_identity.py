@@ -189,7 +189,9 @@ def test_first_openers_at_once_agree(locations):
     assert len(set(found)) == 1
 
 
-@pytest.mark.parametrize("steps", list(itertools.product((1, 2), repeat=6)))
+@pytest.mark.parametrize(
+    "steps", [*itertools.product((1, 2), repeat=6), *itertools.product(range(1, 12), range(1, 12))], ids=str
+)
 def test_two_first_openers_step_by_step_agree(steps):
     """One goes that many store calls, then the other, and so on."""
     blob, consensus = MemBlob(), MemConsensus()
