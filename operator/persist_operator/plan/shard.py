@@ -9,7 +9,7 @@ acknowledged data.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from persist_engine.base.errors import InvalidUsage
@@ -135,6 +135,7 @@ def _conditioned(
         actions=actions,
         requeue_after_s=requeue_after_s,
         notes=notes,
+        is_periodic=True,
     )
 
 
@@ -294,7 +295,7 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
         notes=(*folded.notes, *told),
     )
     return refusals.told(
-        replace(plan, is_periodic=True),
+        plan,
         case.observed.failures,
         wanted=started,
         meta=shard.meta,

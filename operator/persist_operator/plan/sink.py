@@ -188,7 +188,7 @@ def _watch_creation(draft: Draft) -> None:
     elif refusal is None:
         draft.driver["startTime"] = times.to_text(draft.now_ms)
     else:
-        _forgo(draft, "it was not started in time")
+        # What was made of it goes as a leftover: what it was refused for may be another's of the same name.
         name, seconds = str(draft.driver["podName"]), draft.sink.spec.driver_start_seconds
         _fail(draft, failures.not_created(name, seconds, refusal), phase="Failed", end_ms=draft.now_ms)
 

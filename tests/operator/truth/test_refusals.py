@@ -92,6 +92,19 @@ def test_a_driver_that_is_refused_for_all_of_its_time_to_start_has_failed(house,
     assert house.cluster.find(CONFIG_MAP, "team", {}) == []
 
 
+def test_what_is_anothers_of_the_same_name_is_never_removed(house, sink):
+    """However long the driver is refused because of it."""
+    house.cluster.deny["create", "Pod"] = REFUSALS["quota"]
+    house.live(sink, 1)
+    name = house.status(sink)["driver"]["podName"]
+    house.cluster.deny.clear()
+    house.cluster.create(POD, {"metadata": {"namespace": "team", "name": name, "labels": {"app": "somebody"}}})
+    while house.status(sink).get("lastFailure") is None:
+        house.live(sink, 60)
+    assert "is not of this load" in house.status(sink)["lastFailure"]["message"]
+    assert house.cluster.get(POD, "team", name)["metadata"]["labels"] == {"app": "somebody"}
+
+
 def test_the_time_to_start_counts_from_the_intent(house, sink):
     """Refused for most of it, the driver has the rest."""
     house.cluster.deny["create", "Pod"] = REFUSALS["quota"]
