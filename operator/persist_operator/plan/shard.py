@@ -9,7 +9,7 @@ acknowledged data.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from persist_engine.base.errors import InvalidUsage
