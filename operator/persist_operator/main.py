@@ -1,13 +1,15 @@
 """The operator's process: settings, leader election, then watches and workers. `python -m persist_operator.main`.
 
 Only the leader watches and acts. A leader that loses its Lease ends the process: a fresh start is the one way back, so that no half
-of an old life goes on. Exit codes: 0 after SIGTERM, 1 when the Lease was lost or the watches failed, 64 for a wrong configuration.
+of an old life goes on. SIGTERM and SIGINT end the process within five seconds, whatever hangs: workers finish what they are at if they
+can, then the Lease is given up. Exit codes: 0 after a signal, 1 when the Lease was lost, 64 for a wrong configuration.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import queue
 import signal
 import socket
 import sys
@@ -26,13 +28,15 @@ from persist_operator.cluster.lease import Election
 from persist_operator.handlers import logs
 from persist_operator.handlers.controller import Controller
 from persist_operator.handlers.probes import ProbeServer
-from persist_operator.handlers.watch import watch
+from persist_operator.handlers.watch import Watches
 from persist_operator.settings import OperatorSettings
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Reconciler
 
 _LOG = logging.getLogger("persist_operator")
 _CONFIG_VARIABLE = "PERSIST_OPERATOR_CONFIG"
+#: The shares of a stop: finishing what workers are at, giving the Lease up, ending the watches, closing connections.
+_FINISH_S, _RELEASE_S, _UNWATCH_S, _CLOSE_S = 2.0, 1.5, 0.5, 0.5
 
 
 def main() -> int:
@@ -44,11 +48,28 @@ def main() -> int:
         sys.stderr.write(f"error: {error}\n")
         return 64
     logs.configure(settings.log_level)
-    stop = threading.Event()
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signal_number, lambda *_: stop.set())
     identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{os.getpid()}"
-    return Operator(settings, identity).run(stop)
+    operator = Operator(settings, identity)
+    _stop_on_signals(operator)
+    return operator.run()
+
+
+def _stop_on_signals(operator: Operator) -> None:
+    """A thread reads the signals from a socket, which the interpreter's own handler writes to in whatever thread the signal arrives. A
+    handler in Python runs in the main thread only, and not while that waits for a lock.
+    """
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)  # noqa: FBT003 - as the method has it
+    signal.set_wakeup_fd(writer.fileno())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+
+    def wait() -> None:
+        _LOG.info("ending", extra={"signal": signal.Signals(reader.recv(1)[0]).name})
+        writer.detach()  # stays open: another signal is written too
+        operator.stop()
+
+    threading.Thread(target=wait, name="signals", daemon=True).start()
 
 
 class Operator:
@@ -77,61 +98,95 @@ class Operator:
             metrics,
             may_act=lambda: not settings.leader.enabled or election.is_leader,
         )
+        self._watches = Watches(
+            self._controller.changed, cluster, settings, self._env, on_restart=metrics.watch_restarts.inc
+        )
+        #: What the main thread waits for: "leads", "stop" or "lost".
+        self._turns: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._stopping, self._leading, self._finished = threading.Event(), threading.Event(), threading.Event()
         self._lost = threading.Event()
-        self._leading, self._watching = threading.Event(), threading.Event()
+        self._elector = threading.Thread(target=self._elect, name="lease", daemon=True)
         self._probes = ProbeServer(
             settings.http_port,
             registry=registry,
-            is_healthy=lambda: not self._lost.is_set() and self._controller.is_healthy(),
-            # A standby is ready too: it is ready to take over.
-            is_ready=lambda: self._watching.is_set() or not self._leading.is_set(),
+            sick_of=self.sick_of,
+            waits_for=self.waits_for,
             refresh=self._controller.export,
         )
 
-    def run(self, stop: threading.Event) -> int:
-        """Wait for leadership, work until `stop` is set or the Lease is lost; the exit code."""
+    def sick_of(self) -> str | None:
+        """What only a fresh process can mend; None while there is nothing of that kind."""
+        if self._lost.is_set():
+            return "the lease is lost"
+        if self._leading.is_set() and not self._finished.is_set():
+            elects = self._elector.is_alive() or not self._settings.leader.enabled
+            if not (self._watches.is_alive and elects):
+                return "the watches or the election ended"
+            if not self._controller.is_healthy():
+                return "a worker ended, or all of them hang"
+        return None
+
+    def waits_for(self) -> str | None:
+        """What the leader needs before it sees every resource. None for a standby: it is ready to take over."""
+        return (self._watches.waits_for or self._controller.waits_for) if self._leading.is_set() else None
+
+    def stop(self) -> None:
+        """Have `run` return. Any thread may call it, more than once."""
+        self._turns.put("stop")
+
+    def run(self) -> int:
+        """Wait for leadership, work until `stop` is called or the Lease is lost; the exit code. Returns within five seconds of `stop`."""
         self._probes.start()
+        _LOG.info("serving", extra={"port": self._probes.port})
+        self._elector.start()
         try:
-            if not self._lead(stop):
-                return 0
-            self._metrics.leader.set(1)
-            self._leading.set()
-            _LOG.info("leading")
-            renewer = threading.Thread(target=self._renew, args=(stop,), name="lease", daemon=True)
-            renewer.start()
-            self._controller.start()
-            watch(self._controller.changed, self._settings, stop=stop, ready=self._watching)
-            # kopf takes the signals over while it runs: its end is the wish to stop.
-            stop.set()
-            self._controller.stop()
-            renewer.join(self._settings.leader.renew_seconds + 30)
-            if self._settings.leader.enabled and not self._lost.is_set():
-                self._election.release()
+            if self._turns.get() == "leads":
+                self._metrics.leader.set(1)
+                _LOG.info("leading")
+                self._controller.start()
+                self._watches.start()
+                self._leading.set()
+                self._turns.get()
+            self._end()
             return 1 if self._lost.is_set() else 0
         finally:
             self._metrics.leader.set(0)
-            self._bridge.close()
+            closing = threading.Thread(target=self._bridge.close, name="closing", daemon=True)
+            closing.start()
             self._probes.stop()
+            closing.join(_CLOSE_S)
 
-    def _lead(self, stop: threading.Event) -> bool:
-        """Wait until this replica leads; False when told to stop before."""
-        if not self._settings.leader.enabled:
-            return True
+    def _end(self) -> None:
+        self._stopping.set()
+        if not self._controller.stop(timeout_s=_FINISH_S):
+            _LOG.warning("ending in the middle of a reconcile: every step is safe to repeat")
+        self._finished.set()
+        # The thread that renews is the one that gives the Lease up: no renewal can follow.
+        self._elector.join(_RELEASE_S)
+        if self._leading.is_set() and not self._watches.stop(timeout_s=_UNWATCH_S):
+            _LOG.info("the watches end with the process")
+
+    def _elect(self) -> None:
+        """Take the Lease, renew it, give it up in the end. In a thread of its own: an API server that hangs holds up no stop."""
+        settings = self._settings.leader
+        if not settings.enabled:
+            self._turns.put("leads")
+            return
         _LOG.info("waiting for the lease")
-        while not stop.is_set():
-            if self._election.tick():
-                return True
-            stop.wait(self._settings.leader.renew_seconds * self._env.uniform(0.8, 1.2))
-        return False
-
-    def _renew(self, stop: threading.Event) -> None:
-        while self._settings.leader.enabled and not stop.wait(self._settings.leader.renew_seconds):
-            if not self._is_renewed():
+        while not self._stopping.is_set() and not self._is_leading():
+            self._stopping.wait(settings.retry_seconds * self._env.uniform(0.8, 1.2))
+        self._turns.put("leads")
+        while not self._stopping.wait(settings.renew_seconds):
+            if not self._is_leading():
                 _LOG.error("lost the lease, ending")
                 self._lost.set()
-                stop.set()
+                self._turns.put("lost")
+                return
+        # Not before the workers are done, as long as they keep to their time.
+        self._finished.wait(2 * _FINISH_S)
+        self._election.release()
 
-    def _is_renewed(self) -> bool:
+    def _is_leading(self) -> bool:
         try:
             return self._election.tick()
         except Exception:  # noqa: BLE001 - whatever it is: who renews no more must not go on as if nothing were
@@ -140,4 +195,7 @@ class Operator:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    logging.shutdown()
+    # Not sys.exit: the interpreter would wait for calls that hang in a store, and the Lease is given up already.
+    os._exit(code)

@@ -122,6 +122,8 @@ class LeaderSettings:
     lease_name: str = "persist-operator"
     lease_seconds: float = 15
     renew_seconds: float = 5
+    retry_seconds: float = 2
+    """A replica that waits looks at the Lease this often: it leads this long after a release."""
 
     def __post_init__(self) -> None:
         if self.renew_seconds * 2 > self.lease_seconds:

@@ -1,13 +1,19 @@
 """Resources and observations for the operator's tests, as factories."""
 
 import copy
+import importlib.util
+import sys
+from pathlib import Path
 
+import kubernetes
 import pytest
+import yaml
 from persist_engine.model.inspection import Inspection, ReaderInfo
 from persist_operator.api import names
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import Shard, ShardSchema, StoreLocation
 from persist_operator.api.sink import Sink
+from persist_operator.cluster.kube import KubeCluster, load_client
 from persist_operator.plan.observed import ShardView
 from persist_operator.settings import AllowedNamespaces, OperatorSettings, StorageProfile
 
@@ -164,3 +170,38 @@ def usable_shard():
 def refused():
     """The schema errors of a resource with this status: what plans write must fit the CRD."""
     return lambda resource, status: load_schemas().check({**resource, "status": copy.deepcopy(dict(status))})
+
+
+@pytest.fixture
+def server():
+    """tests/operator/api_server.py: test files have no package to import it from."""
+    path = Path(__file__).parent / "api_server.py"
+    spec = importlib.util.spec_from_file_location("api_server", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    made = module.ApiServer()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def kubeconfig(server, tmp_path, monkeypatch):
+    path = tmp_path / "kubeconfig"
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": server.url}}],
+        "users": [{"name": "u", "user": {"token": "the-token"}}],
+    }
+    path.write_text(yaml.safe_dump(document))
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    monkeypatch.setattr(kubernetes.config.kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(path))
+    return path
+
+
+@pytest.fixture
+def kube(kubeconfig):
+    return KubeCluster(load_client())

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import queue
 import threading
 
 import pytest
@@ -125,7 +126,8 @@ def test_a_lease_that_cannot_be_renewed_for_whatever_reason_ends_the_process(clu
     """The thread that renews must not end silently and leave the rest at work."""
     operator = object.__new__(Operator)
     operator._settings = OperatorSettings(leader=LeaderSettings(lease_seconds=0.2, renew_seconds=0.05))
-    operator._lost, stop = threading.Event(), threading.Event()
+    operator._lost, operator._stopping = threading.Event(), threading.Event()
+    operator._env, operator._turns = SystemEnv(), queue.SimpleQueue()
     operator._election = Election(cluster, operator._settings.leader, "a", SystemEnv())
     assert operator._election.tick()
 
@@ -133,11 +135,11 @@ def test_a_lease_that_cannot_be_renewed_for_whatever_reason_ends_the_process(clu
         raise KeyError("spec")
 
     cluster.get = broken
-    renewer = threading.Thread(target=operator._renew, args=(stop,), daemon=True)
-    renewer.start()
+    elector = threading.Thread(target=operator._elect, daemon=True)
+    elector.start()
     assert operator._lost.wait(20)
-    renewer.join(20)
-    assert stop.is_set()
+    elector.join(20)
+    assert [operator._turns.get_nowait() for _ in range(2)] == ["leads", "lost"]
 
 
 # -- children ---------------------------------------------------------------------------------------------------------
@@ -371,24 +373,26 @@ def test_probes_answer():
     server = ProbeServer(
         0,
         registry=CollectorRegistry(),
-        is_healthy=healthy.is_set,
-        is_ready=lambda: True,
+        sick_of=lambda: None if healthy.is_set() else "a cold",
+        waits_for=lambda: None if healthy.is_set() else "the doctor",
         refresh=lambda: None,
         host="127.0.0.1",
     )
     server.start()
 
-    def code(path):
+    def answer(path):
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
         connection.request("GET", path)
-        answer = connection.getresponse().status
+        response = connection.getresponse()
+        found = response.status, response.read()
         connection.close()
-        return answer
+        return found
 
     try:
-        assert [code(path) for path in ("/healthz", "/readyz", "/metrics", "/other")] == [503, 200, 200, 404]
+        assert [answer(path)[0] for path in ("/healthz", "/readyz", "/metrics", "/other")] == [503, 503, 200, 404]
+        assert (answer("/healthz")[1], answer("/readyz")[1]) == (b"a cold\n", b"waiting for the doctor\n")
         healthy.set()
-        assert code("/healthz") == 200
+        assert [answer(path) for path in ("/healthz", "/readyz")] == 2 * [(200, b"ok\n")]
     finally:
         server.stop()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from persist_operator.api import times
-from persist_operator.cluster.port import EVENT, ApiError, Kind, Resource
+from persist_operator.cluster.port import BY_KIND, EVENT, ApiError, Kind, Resource
 
 _Key = tuple[str, str, str]
 
@@ -27,6 +27,8 @@ class FakeCluster:
         self.log_texts: dict[str, str] = {}
         self.fail_next: list[ApiError] = []
         """Raised, one by one, by the next writes, before they do anything."""
+        self.unserved: set[str] = set()
+        """Plural names of kinds whose definitions are not installed."""
 
     def get(self, kind: Kind, namespace: str, name: str) -> Resource | None:
         with self._lock:
@@ -41,6 +43,10 @@ class FakeCluster:
                 and namespace in {None, stored_namespace}
                 and labels.items() <= (one["metadata"].get("labels") or {}).items()
             ]
+
+    def served(self, api_version: str) -> frozenset[str]:
+        plurals = {one.plural for one in BY_KIND.values() if one.api_version == api_version}
+        return frozenset(plurals - self.unserved)
 
     def create(self, kind: Kind, manifest: Resource) -> bool:
         key = self._key(kind, manifest)

@@ -68,6 +68,10 @@ class KubeCluster:
                 return found
             query["continue"] = token
 
+    def served(self, api_version: str) -> frozenset[str]:
+        status, body = self._request("GET", _root(api_version))
+        return frozenset() if status == 404 else frozenset(one["name"] for one in _object(body).get("resources", ()))
+
     def create(self, kind: Kind, manifest: Resource) -> bool:
         status, _ = self._request("POST", _path(kind, manifest["metadata"]["namespace"]), body=manifest, accept=(409,))
         if status == 404:
@@ -145,9 +149,12 @@ class KubeCluster:
 
 
 def _path(kind: Kind, namespace: str | None, name: str | None = None) -> str:
-    root = f"/api/{kind.api_version}" if "/" not in kind.api_version else f"/apis/{kind.api_version}"
     scope = f"/namespaces/{quote(namespace)}" if namespace else ""
-    return f"{root}{scope}/{kind.plural}" + (f"/{quote(name)}" if name else "")
+    return f"{_root(kind.api_version)}{scope}/{kind.plural}" + (f"/{quote(name)}" if name else "")
+
+
+def _root(api_version: str) -> str:
+    return f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}"
 
 
 def _object(body: bytes) -> Resource:

@@ -58,6 +58,9 @@ class Cluster(Protocol):
     def find(self, kind: Kind, namespace: str | None, labels: Mapping[str, str]) -> list[Resource]:
         """All resources of the namespace (of all, when None) that carry `labels`."""
 
+    def served(self, api_version: str) -> frozenset[str]:
+        """Plural names of the kinds that the API server serves under `api_version` now; empty when it does not know it."""
+
     def create(self, kind: Kind, manifest: Resource) -> bool:
         """True when it was created, False when one of this name exists (which names make the same one)."""
 

@@ -19,6 +19,10 @@ from persist_operator.steps.reconcile import Key, Reconciler
 
 _LOG = logging.getLogger(__name__)
 _POLL_S = 1.0
+#: Every call of a reconcile is bounded; all of one add up to less.
+_STUCK_S = 600.0
+#: Pause after a list that failed, as it does until the resource definitions are there.
+_LIST_AGAIN_S = 5.0
 
 
 class Controller:
@@ -49,6 +53,8 @@ class Controller:
         self._sinks_of: dict[tuple[str, str], set[Key]] = {}
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._begun_s: dict[str, float] = {}
+        self._waits_for: str | None = "the first list of all resources"
 
     def changed(self, resource: Mapping[str, Any]) -> None:
         """Something happened to one of our resources or children. Never raises for what a resource may look like."""
@@ -63,17 +69,29 @@ class Controller:
         for thread in self._threads:
             thread.start()
 
-    def stop(self, *, timeout_s: float = 10.0) -> None:
-        """Let workers finish what they are at, then return; at most `timeout_s` each."""
+    def stop(self, *, timeout_s: float = 10.0) -> bool:
+        """Begin nothing new and let workers finish what they are at; whether all did within `timeout_s`."""
         self._stopping.set()
         self._queue.close()
+        until_s = self._env.monotonic_s() + timeout_s
         for thread in self._threads:
-            thread.join(timeout_s)
+            thread.join(max(0.0, until_s - self._env.monotonic_s()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def is_healthy(self) -> bool:
-        """Whether workers live and no key waits beyond twice the longest backoff."""
-        alive = all(thread.is_alive() for thread in self._threads)
-        return self._stopping.is_set() or (alive and self._queue.oldest_s < 600)
+        """Whether all threads live and at least one worker gets on. However much waits: an operator that is busy, or whose stores are
+        slow, is not made faster by being ended.
+        """
+        if self._stopping.is_set():
+            return True
+        now_s, begun_s = self._env.monotonic_s(), dict(self._begun_s)
+        stuck = sum(1 for since_s in begun_s.values() if now_s - since_s > _STUCK_S)
+        return all(thread.is_alive() for thread in self._threads) and stuck < self._settings.loop.workers
+
+    @property
+    def waits_for(self) -> str | None:
+        """Why not every resource is in the queue yet, for people; None once all were listed."""
+        return self._waits_for
 
     def export(self) -> None:
         """Bring the gauges of the queue up to date."""
@@ -111,7 +129,9 @@ class Controller:
         while not self._stopping.is_set():
             key = self._queue.take(timeout_s=_POLL_S)
             if key is not None:
+                self._begun_s[threading.current_thread().name] = self._env.monotonic_s()
                 self._one(key)
+                del self._begun_s[threading.current_thread().name]
 
     def _one(self, key: Key) -> None:
         if not self._may_act():
@@ -154,7 +174,10 @@ class Controller:
             wait_s = self._settings.loop.resync_seconds * self._env.uniform(0.9, 1.1)
             try:
                 self.resync()
+                self._waits_for = None
             except ApiError as error:
+                if self._waits_for is not None:
+                    self._waits_for = f"the first list of all resources: {error}"
                 _LOG.warning("resync failed", extra={"error": str(error)})
-                wait_s = min(wait_s, 10.0)
+                wait_s = min(wait_s, _LIST_AGAIN_S)
             self._stopping.wait(wait_s)

@@ -36,3 +36,5 @@ def configure(level: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for noisy in ("kopf", "aiohttp", "urllib3", "botocore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    # It warns each time that it leaves signals to us, as it should.
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)

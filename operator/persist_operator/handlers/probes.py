@@ -1,4 +1,4 @@
-"""/healthz, /readyz and /metrics on one port."""
+"""/healthz, /readyz and /metrics on one port. A probe that fails says in its body what for."""
 
 from __future__ import annotations
 
@@ -19,19 +19,24 @@ class ProbeServer:
         port: int,
         *,
         registry: CollectorRegistry,
-        is_healthy: Callable[[], bool],
-        is_ready: Callable[[], bool],
+        sick_of: Callable[[], str | None],
+        waits_for: Callable[[], str | None],
         refresh: Callable[[], None],
         host: str = "0.0.0.0",  # noqa: S104 - kubelet and Prometheus come from outside the pod
     ) -> None:
+        """`sick_of`: what is wrong with the process; `waits_for`: what has to happen before it is ready. None: nothing."""
+
         def answer(path: str) -> tuple[int, str, bytes]:
             if path == "/metrics":
                 refresh()
                 return 200, CONTENT_TYPE_LATEST, generate_latest(registry)
-            checks = {"/healthz": is_healthy, "/readyz": is_ready}
-            if path not in checks:
+            if path == "/healthz":
+                problem = sick_of()
+            elif path == "/readyz":
+                problem = waits_for() and f"waiting for {waits_for()}"
+            else:
                 return 404, "text/plain", b"not found\n"
-            return (200, "text/plain", b"ok\n") if checks[path]() else (503, "text/plain", b"failing\n")
+            return (503, "text/plain", f"{problem}\n".encode()) if problem else (200, "text/plain", b"ok\n")
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:

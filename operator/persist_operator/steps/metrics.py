@@ -36,6 +36,9 @@ class OperatorMetrics:
             ["verb", "code"],
             registry=registry,
         )
+        self.watch_restarts = Counter(
+            "persist_operator_watch_restarts", "Times the watches ended and were begun anew.", registry=registry
+        )
         self.jobs_started = Counter(
             "persist_operator_jobs_started", "Pods and Jobs started by type.", ["type"], registry=registry
         )

@@ -1,0 +1,54 @@
+"""Starting, stopping and standing by on a real cluster: what a rollout, a drain and a crash of the leader look like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.kind, pytest.mark.timeout(600), pytest.mark.usefixtures("operator_is_there")]
+
+SYSTEM = "persist-system"
+
+
+def holder(cluster: Any) -> str:
+    """The pod that leads; empty when none does."""
+    lease = cluster.get("lease", "persist-operator", SYSTEM)
+    return str(((lease or {}).get("spec") or {}).get("holderIdentity", "")).partition("_")[0]
+
+
+@pytest.fixture
+def two(cluster: Any) -> Iterator[None]:
+    """A leader and a standby, both ready."""
+    cluster.scale_operator(2)
+
+    def both_are_ready() -> bool:
+        pods = cluster.items("pods", "app.kubernetes.io/component=operator", SYSTEM)
+        conditions = [one for pod in pods for one in pod["status"].get("conditions", [])]
+        return sum(one["type"] == "Ready" and one["status"] == "True" for one in conditions) == 2
+
+    cluster.wait("two ready operators", both_are_ready, namespace=SYSTEM)
+    yield
+    cluster.scale_operator(1)
+
+
+@pytest.mark.usefixtures("two")
+def test_a_leader_that_is_deleted_gives_the_lease_up_and_the_standby_leads(cluster: Any) -> None:
+    """Its grace is 30 s: a leader that held on would be killed after it, and its Lease would run out 15 s later."""
+    leader = cluster.wait("a leader", lambda: holder(cluster), namespace=SYSTEM)
+    cluster.kubectl("delete", "pod", leader, "--wait=false", namespace=SYSTEM)
+    led = cluster.wait(
+        "the standby to lead",
+        lambda: holder(cluster) not in {"", leader} and holder(cluster),
+        timeout_s=12,
+        every_s=0.5,
+        namespace=SYSTEM,
+    )
+    assert led != leader
+
+
+def test_readiness_of_the_leader_says_what_it_waits_for(cluster: Any) -> None:
+    pod = cluster.operator_pod()["metadata"]["name"]
+    path = f"/api/v1/namespaces/{SYSTEM}/pods/{pod}:8080/proxy/readyz"
+    assert cluster.kubectl("get", "--raw", path).strip() == "ok"

@@ -1,0 +1,173 @@
+"""REST over the in-memory cluster, as far as the real client and kopf ask: a server of its own for each test, on a free port."""
+
+import http.server
+import json
+import threading
+from urllib.parse import parse_qs, urlsplit
+
+from persist_engine.base.env import SystemEnv
+from persist_operator.api import names
+from persist_operator.cluster.fake import FakeCluster
+from persist_operator.cluster.port import BY_KIND, ApiError, Kind
+
+BY_PLURAL = {one.plural: one for one in BY_KIND.values()}
+
+
+class ApiServer:
+    """REST over a FakeCluster: discovery, get, paged lists, watches, create, delete, apply of a status, logs."""
+
+    def __init__(self):
+        self.cluster = FakeCluster(now_ms=SystemEnv().now_ms)
+        self.seen = []
+        self.stopping = threading.Event()
+        server = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_one(self):
+                url = urlsplit(self.path)
+                length = int(self.headers.get("Content-Length") or 0)
+                body = json.loads(self.rfile.read(length)) if length else {}
+                query = {name: values[0] for name, values in parse_qs(url.query).items()}
+                server.seen.append((self.command, url.path, query, dict(self.headers)))
+                if query.get("watch") == "true" and not server.is_unserved(url.path):
+                    self.stream(url.path, query)
+                    return
+                code, document = server.answer(self.command, url.path, query, body)
+                raw = document if isinstance(document, bytes) else json.dumps(document).encode()
+                self.send_response(code)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_one
+
+            def stream(self, path, query):
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Connection", "close")
+                self.end_headers()
+                known, kind, namespace, _ = {}, *server.parse(path)
+                while not server.stopping.wait(0.02) and kind.plural not in server.cluster.unserved:
+                    for one in server.cluster.find(kind, namespace, labels_of(query)):
+                        version, uid = one["metadata"]["resourceVersion"], one["metadata"]["uid"]
+                        if known.get(uid) != version:
+                            known[uid] = version
+                            line = json.dumps({"type": "MODIFIED", "object": one}).encode() + b"\n"
+                            try:
+                                self.wfile.write(line)
+                                self.wfile.flush()
+                            except OSError:
+                                return
+                self.close_connection = True
+
+            def log_message(self, *args):
+                pass
+
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
+        self.thread = threading.Thread(target=self.http.serve_forever)
+        self.thread.start()
+
+    def stop(self):
+        self.stopping.set()
+        self.http.shutdown()
+        self.http.server_close()
+        self.thread.join()
+
+    def parse(self, path):
+        parts = path.strip("/").split("/")
+        parts = parts[2:] if parts[0] == "api" else parts[3:]
+        namespace = None
+        if parts[0] == "namespaces":
+            namespace, parts = parts[1], parts[2:]
+        return BY_PLURAL[parts[0]], namespace, parts[1:]
+
+    def is_unserved(self, path):
+        """Whether `path` is of a kind whose definition is not installed."""
+        return any(f"/{plural}" in path for plural in self.cluster.unserved)
+
+    def answer(self, method, path, query, body):
+        discovered = discovery(path, self.cluster.unserved)
+        if discovered is not None:
+            return 200, discovered
+        if self.is_unserved(path):
+            return 404, {"message": "the server could not find the requested resource"}
+        kind, namespace, rest = self.parse(path)
+        if method == "POST":
+            if not self.cluster.create(kind, body):
+                return 409, {"message": "exists already"}
+            return 201, body
+        if not rest:
+            return 200, self.page(kind, namespace, query)
+        found = self.cluster.get(kind, namespace, rest[0])
+        if found is None:
+            return 404, {"message": "not found"}
+        if rest[1:] == ["log"]:
+            return 200, b"one\ntwo\n"
+        if method == "PATCH":
+            try:
+                self.cluster.apply_status(
+                    kind, namespace, rest[0], body["status"], version=body["metadata"]["resourceVersion"]
+                )
+            except ApiError as error:
+                return error.status, {"message": str(error)}
+        if method == "PUT" and not self.cluster.replace(kind, body):
+            return 409, {"message": "conflict"}
+        if method == "DELETE":
+            self.cluster.delete(kind, namespace, rest[0])
+        return 200, self.cluster.get(kind, namespace, rest[0]) or {}
+
+    def page(self, kind, namespace, query):
+        found = self.cluster.find(kind, namespace, labels_of(query))
+        start, limit = int(query.get("continue", 0)), int(query.get("limit", 1000))
+        metadata = {"resourceVersion": "1"}
+        if start + limit < len(found):
+            metadata["continue"] = str(start + limit)
+        return {"kind": f"{kind.kind}List", "metadata": metadata, "items": found[start : start + limit]}
+
+
+def labels_of(query):
+    selector = query.get("labelSelector", "")
+    return dict(one.split("=", 1) for one in selector.split(",") if one)
+
+
+def discovery(path, unserved):
+    """What kopf and the operator ask before they watch: groups, versions, resources."""
+    groups = {"batch": "v1", names.GROUP: names.VERSION}
+    if path == "/api":
+        return {"versions": ["v1"]}
+    if path == "/apis":
+        return {
+            "groups": [
+                {
+                    "name": name,
+                    "preferredVersion": {"version": version, "groupVersion": f"{name}/{version}"},
+                    "versions": [{"version": version, "groupVersion": f"{name}/{version}"}],
+                }
+                for name, version in groups.items()
+            ]
+        }
+    if path == "/version":
+        return {"major": "1", "minor": "34"}
+    prefixes = {"/api/v1": "v1", **{f"/apis/{name}/{version}": f"{name}/{version}" for name, version in groups.items()}}
+    if path not in prefixes:
+        return None
+    known = [*BY_PLURAL.values(), Kind("v1", "Namespace", "namespaces")]
+    kinds = [one for one in known if one.plural not in unserved]
+    return {
+        "resources": [
+            {
+                "name": one.plural,
+                "singularName": one.kind.lower(),
+                "kind": one.kind,
+                "namespaced": True,
+                "verbs": ["get", "list", "watch", "patch", "create", "delete"],
+            }
+            for one in kinds
+            if one.api_version == prefixes[path]
+        ]
+    }

@@ -1,0 +1,206 @@
+"""The operator as a process of its own: how it starts, leads, follows resource definitions that come and go, and ends.
+
+The bounds in seconds are those of waiting for something that must happen, far above what it takes; without the behaviour that each
+test is about the process would stay for minutes, or for ever.
+"""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import yaml
+from persist_operator.cluster.port import LEASE, PERSIST_SHARD
+
+ENDS_S = 25
+HAPPENS_S = 100
+
+
+def eventually(holds, timeout_s=HAPPENS_S):
+    until = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+class Replica:
+    """One process of the operator."""
+
+    def __init__(self, folder, kubeconfig, name, consensus):
+        settings = {
+            "storageProfiles": {
+                "default": {
+                    "blob": f"file://{folder}/blob",
+                    "consensus": consensus,
+                    "allowedNamespaces": {"names": ["team"]},
+                }
+            },
+            "httpPort": 0,
+            "leader": {"namespace": "operator"},
+            "loop": {"inspectSeconds": 1},
+        }
+        config = folder / f"{name}.yaml"
+        config.write_text(yaml.safe_dump(settings))
+        variables = {"KUBECONFIG": str(kubeconfig), "PERSIST_OPERATOR_CONFIG": str(config), "POD_NAME": name}
+        self.log = folder / f"{name}.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "persist_operator.main"], env={**os.environ, **variables}, stderr=log
+            )
+
+    @property
+    def port(self):
+        """Where it serves its probes; 0 until it says so."""
+        lines = [line for line in self.log.read_text().splitlines() if '"serving"' in line]
+        return int(json.loads(lines[0])["port"]) if lines else 0
+
+    def probe(self, path):
+        """(code, body); code 0 while nothing listens."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HAPPENS_S)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        except OSError:
+            return 0, ""
+        finally:
+            connection.close()
+
+    def is_ready(self):
+        return self.probe("/readyz")[0] == 200
+
+    def metric(self, name):
+        lines = self.probe("/metrics")[1].splitlines()
+        return next((float(line.split()[-1]) for line in lines if line.startswith(f"{name} ")), None)
+
+    def leads(self):
+        return self.metric("persist_operator_leader") == 1.0
+
+    def end(self):
+        """The exit code after SIGTERM."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(ENDS_S)
+
+
+@pytest.fixture
+def replica(tmp_path, kubeconfig):
+    made = []
+
+    def make(name="one", consensus=f"sqlite://{tmp_path}/consensus.db"):
+        made.append(Replica(tmp_path, kubeconfig, name, consensus))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.process.kill()
+        one.process.wait()
+
+
+def holder(server):
+    lease = server.cluster.get(LEASE, "operator", "persist-operator")
+    return None if lease is None else lease["spec"]["holderIdentity"]
+
+
+def status(server, name="flights"):
+    return (server.cluster.get(PERSIST_SHARD, "team", name) or {}).get("status") or {}
+
+
+def test_sigterm_gives_up_the_lease_and_ends_with_zero(server, replica):
+    one = replica()
+    assert eventually(lambda: one.leads() and one.is_ready())
+    assert holder(server).startswith("one_")
+    assert one.end() == 0
+    assert holder(server) == ""
+
+
+def test_a_standby_is_ready_and_leads_when_the_leader_ends(server, replica):
+    one = replica("one")
+    assert eventually(lambda: one.leads() and one.is_ready())
+    two = replica("two")
+    assert eventually(two.is_ready)
+    assert not two.leads()
+    assert one.end() == 0
+    # Shorter than the Lease lasts: it was given up, not waited for.
+    assert eventually(two.leads, timeout_s=12)
+    assert eventually(two.is_ready)
+    assert two.end() == 0
+
+
+def test_a_standby_ends_with_zero_and_leaves_the_lease_alone(server, replica):
+    one = replica("one")
+    assert eventually(one.leads)
+    two = replica("two")
+    assert eventually(two.is_ready)
+    assert two.end() == 0
+    assert holder(server).startswith("one_")
+
+
+def test_a_store_that_hangs_does_not_hold_the_end_up(server, replica, shard_resource):
+    """It accepts and says nothing, in the middle of a reconcile."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        connected = threading.Event()
+        accepted = []
+
+        def accept():
+            accepted.append(silent.accept()[0])
+            connected.set()
+
+        threading.Thread(target=accept, daemon=True).start()
+        server.cluster.create(PERSIST_SHARD, shard_resource())
+        one = replica(consensus=f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
+        assert connected.wait(HAPPENS_S)
+        assert one.end() == 0
+        assert holder(server) == ""
+        for connection in accepted:
+            connection.close()
+
+
+def test_an_api_server_that_hangs_does_not_hold_the_end_up(server, replica):
+    one = replica()
+    assert eventually(one.is_ready)
+    hangs, answer = threading.Event(), server.answer
+
+    def never(*_):
+        hangs.set()
+        released.wait(HAPPENS_S)
+        return 503, {"message": "too late"}
+
+    released = threading.Event()
+    server.answer = never
+    try:
+        assert hangs.wait(HAPPENS_S), "the lease is renewed every few seconds"
+        assert one.end() == 0
+    finally:
+        server.answer = answer
+        released.set()
+
+
+def test_resource_definitions_may_come_later_go_and_come_again(server, replica, shard_resource):
+    server.cluster.unserved = {"persistshards", "sparksinks"}
+    one = replica()
+    assert eventually(one.leads)
+    assert eventually(lambda: "persistshards.persistshard.io" in one.probe("/readyz")[1])
+    assert one.probe("/readyz")[0] == 503
+    assert one.probe("/healthz") == (200, "ok\n")
+    server.cluster.unserved = set()
+    assert eventually(one.is_ready)
+    server.cluster.create(PERSIST_SHARD, shard_resource())
+    assert eventually(lambda: status(server).get("shardId"))
+
+    server.cluster.unserved = {"persistshards", "sparksinks"}
+    assert eventually(lambda: one.probe("/readyz")[0] == 503)
+    server.cluster.unserved = set()
+    assert eventually(one.is_ready)
+    server.cluster.create(PERSIST_SHARD, shard_resource(name="again", uid="uid-again"))
+    assert eventually(lambda: status(server, "again").get("shardId"))
+    assert one.metric("persist_operator_watch_restarts_total") >= 1
+    assert one.probe("/healthz") == (200, "ok\n")
+    assert one.end() == 0
