@@ -40,7 +40,7 @@ class Replica:
                 "default": {
                     "blob": f"file://{folder}/blob",
                     "consensus": consensus,
-                    "allowedNamespaces": {"names": ["*"]},
+                    "allowedNamespaces": {"names": ["team"]},
                 }
             },
             "httpPort": 0,

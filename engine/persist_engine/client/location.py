@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-from persist_engine.base.secrets import HIDDEN, without_secrets
 from persist_engine.client.arguments import expect
-
-#: Up to the last `@`, also where slashes are missing or a password has some: too much is hidden rather than too little.
-_USERINFO = re.compile(r"(?<=:).*@", re.DOTALL)
+from persist_engine.storage.urls import shown_url
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +24,4 @@ class Location:
         expect(self.consensus, str, "consensus", "a text, the URL of a consensus store")
 
     def __repr__(self) -> str:
-        return f"Location(blob={_shown(self.blob)!r}, consensus={_shown(self.consensus)!r})"
-
-
-def _shown(url: str) -> str:
-    return without_secrets(_USERINFO.sub(f"{HIDDEN}@", url))
+        return f"Location(blob={shown_url(self.blob)!r}, consensus={shown_url(self.consensus)!r})"
