@@ -18,10 +18,12 @@ from persist_operator.api import conditions, names, times
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.port import JOB, PERSIST_SHARD, POD, SPARK_SINK
-from persist_operator.settings import LoopSettings, OperatorSettings, StorageProfile
+from persist_operator.settings import AllowedNamespaces, LoopSettings, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
 from prometheus_client import CollectorRegistry
+
+EVERYBODY = AllowedNamespaces(names=("*",))
 
 SCHEMA = Schema.from_ddl("id BIGINT", "secret STRING")
 SPEC = {"schema": {"key": "id BIGINT", "value": "secret STRING"}, "retention": {"sinceLagSeconds": 0}}
@@ -89,7 +91,7 @@ class Operators:
 
 
 def profile(location, **changes):
-    return StorageProfile(blob=location.blob, consensus=location.consensus, **changes)
+    return StorageProfile(allowed_namespaces=EVERYBODY, blob=location.blob, consensus=location.consensus, **changes)
 
 
 def files(folder):
@@ -102,7 +104,9 @@ def operators(tmp_path, now):
         files(tmp_path),
         now,
         again=StorageProfile(
-            blob=f"file://localhost{tmp_path}/blob", consensus=f"sqlite:////{tmp_path}/consensus.db?push=off"
+            allowed_namespaces=EVERYBODY,
+            blob=f"file://localhost{tmp_path}/blob",
+            consensus=f"sqlite:////{tmp_path}/consensus.db?push=off",
         ),
         unowned=profile(files(tmp_path), take_over="Unowned"),
         anybodys=profile(files(tmp_path), take_over="Any"),
@@ -184,14 +188,17 @@ def test_another_spelling_of_servers_is_no_way_around(resource, now, monkeypatch
         location = Location(blob=s3.location("p"), consensus=f"{redis.url}?prefix=p:")
         spellings = {
             "host": StorageProfile(
+                allowed_namespaces=EVERYBODY,
                 blob=location.blob.replace("127.0.0.1", "localhost"),
                 consensus=location.consensus.replace("127.0.0.1", "localhost"),
             ),
             "parameters": StorageProfile(
+                allowed_namespaces=EVERYBODY,
                 blob=location.blob.replace("p?", "/p/?").replace("&path_style=true", "") + "&path_style=true",
                 consensus=location.consensus.replace("/0?", "?") + "&push=off",
             ),
             "region": StorageProfile(
+                allowed_namespaces=EVERYBODY,
                 blob=re.sub(r"region=[^&]*", "region=eu-central-1", location.blob),
                 consensus=location.consensus.replace("prefix=p:", "prefix=p%3A"),
             ),

@@ -6,10 +6,12 @@ from persist_operator.api import conditions, names
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, SECRET, SERVICE, SPARK_SINK
-from persist_operator.settings import OperatorSettings, StorageProfile
+from persist_operator.settings import AllowedNamespaces, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
 from prometheus_client import CollectorRegistry
+
+EVERYBODY = AllowedNamespaces(names=("*",))
 
 SHARD, SINK = Key("PersistShard", "team", "flights"), Key("SparkSink", "team", "load")
 
@@ -34,7 +36,9 @@ def world(tmp_path, now, shard_resource):
     """(step, cluster): a shard that is ready, and what brings a key some reconciles on."""
     env = SeededEnv(start_ms=now)
     cluster = SecretsUnread(now_ms=env.now_ms)
-    profile = StorageProfile(blob=f"file://{tmp_path}/blob", consensus=f"sqlite://{tmp_path}/log.db")
+    profile = StorageProfile(
+        allowed_namespaces=EVERYBODY, blob=f"file://{tmp_path}/blob", consensus=f"sqlite://{tmp_path}/log.db"
+    )
     settings = OperatorSettings(storage_profiles={"default": profile})
     with Bridge(settings, env=env) as bridge:
         reconciler = Reconciler(cluster, bridge, settings, env, OperatorMetrics(CollectorRegistry()))

@@ -12,10 +12,12 @@ from persist_operator.api import conditions, times
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.port import BY_KIND, POD, ApiError
-from persist_operator.settings import LoopSettings, OperatorSettings, StorageProfile
+from persist_operator.settings import AllowedNamespaces, LoopSettings, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
 from prometheus_client import CollectorRegistry
+
+EVERYBODY = AllowedNamespaces(names=("*",))
 
 SHARD, SINK = Key("PersistShard", "team", "flights"), Key("SparkSink", "team", "load")
 QUOTA = (
@@ -30,7 +32,7 @@ class House:
     def __init__(self, now, name):
         self.env = SeededEnv(start_ms=now)
         self.cluster = FakeCluster(now_ms=self.env.now_ms)
-        profile = StorageProfile(blob=f"mem:{name}", consensus=f"mem:{name}")
+        profile = StorageProfile(allowed_namespaces=EVERYBODY, blob=f"mem:{name}", consensus=f"mem:{name}")
         loop = LoopSettings(store_deadline_seconds=20)
         self.settings = OperatorSettings(storage_profiles={"default": profile}, loop=loop)
         self.bridge = Bridge(self.settings, env=self.env)

@@ -19,10 +19,12 @@ from persist_operator.api.schema_check import load_schemas
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.port import BY_KIND, POD, ApiError
-from persist_operator.settings import OperatorSettings, StorageProfile
+from persist_operator.settings import AllowedNamespaces, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
 from prometheus_client import CollectorRegistry
+
+EVERYBODY = AllowedNamespaces(names=("*",))
 
 BATCHES, BATCH = 40, 250
 #: What people write where the definition takes any text.
@@ -204,7 +206,7 @@ class World:
         self.draws, self.env = Draws(seed), SeededEnv(seed, start_ms=1_790_000_000_000 + seed * 7_654_321)
         self.cluster = FakeCluster(now_ms=self.env.now_ms)
         location = Location(blob=f"mem:generated{seed}", consensus=f"mem:generated{seed}")
-        profile = StorageProfile(blob=location.blob, consensus=location.consensus)
+        profile = StorageProfile(allowed_namespaces=EVERYBODY, blob=location.blob, consensus=location.consensus)
         self.settings = OperatorSettings(storage_profiles={"default": profile})
         # Wherever a resource says its stores are, they are here.
         self.bridge = Bridge(self.settings, env=self.env, open_client=lambda _: PersistClient.open(location))
