@@ -9,6 +9,7 @@ from persist_engine import Antichain, PersistClient, ShardId
 from persist_engine.base.errors import (
     CorruptData,
     ErrorKind,
+    ForkedLog,
     Incompatible,
     InvariantViolated,
     MissingBlob,
@@ -236,17 +237,23 @@ def test_a_hole_in_the_log_is_noticed(disk, shard):
 
 def test_a_log_cut_short_under_a_live_writer_is_never_written_over(disk, shard):
     """As after a restore of yesterday's backup: the writer knows of versions that the log no longer has."""
-    with disk.client() as client:
-        writer = client.open_writer(shard, SCHEMA, purpose="test")
+    with disk.client() as client, client.open_writer(shard, SCHEMA, purpose="test") as writer:
         writer.append([row(6, "n6", 6)], lower=A(6), upper=A(7))
-        good = disk.diffs(shard)
-        for lost in (1, 2, len(good)):
-            cut = dict(sorted(good.items())[: len(good) - lost])
-            disk.set_diffs(shard, cut)
-            with pytest.raises(InvariantViolated, match=f"lost acknowledged versions of shard {shard}"):
-                writer.append([row(7, "n7", 7)], lower=A(7), upper=A(8))
-            assert disk.diffs(shard) == cut
+    good = disk.diffs(shard)
+    for lost in (1, 2, len(good)):
         disk.set_diffs(shard, good)
+        with disk.client() as client:
+            writer = client.open_writer(shard, SCHEMA, purpose="test")
+            writer.fetch_recent_upper()
+            known = disk.diffs(shard)
+            cut = dict(sorted(known.items())[: len(known) - lost])
+            disk.set_diffs(shard, cut)
+            for _ in range(2):
+                with pytest.raises(ForkedLog, match=f"log of shard {shard} is not .* ends before it"):
+                    writer.append([row(7, "n7", 7)], lower=A(7), upper=A(8))
+            assert disk.diffs(shard) == cut
+    disk.set_diffs(shard, good)
+    with disk.client() as client, client.open_writer(shard, SCHEMA, purpose="test") as writer:
         assert isinstance(writer.append([row(7, "n7", 7)], lower=A(7), upper=A(8)), Appended)
 
 

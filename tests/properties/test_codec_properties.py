@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -72,14 +73,16 @@ def test_flat_traces_round_trip(flat: Any) -> None:
 
 
 @quick
-@given(strategies.states(), st.lists(st.binary(max_size=8), max_size=3))
-def test_rollups_round_trip_to_equal_bytes(state: Any, payloads: list[bytes]) -> None:
+@given(strategies.states(), st.lists(st.binary(max_size=8), max_size=3), st.binary(min_size=16, max_size=16))
+def test_rollups_round_trip_to_equal_bytes(state: Any, payloads: list[bytes], tag: bytes) -> None:
     first = state.seqno - len(payloads) + 1
     diffs = tuple(VersionedData(SeqNo(first + at), data) for at, data in enumerate(payloads)) if first >= 0 else ()
-    data = encode_rollup(Rollup(state, diffs))
-    decoded = decode_rollup(data, key="k")
-    assert decoded == Rollup(state, diffs)
-    assert encode_rollup(decoded) == data
+    chained = Rollup(replace(state, tag=tag), (), tag * len(payloads))
+    for rollup in (Rollup(state, diffs), chained):
+        data = encode_rollup(rollup)
+        decoded = decode_rollup(data, key="k")
+        assert decoded == rollup
+        assert encode_rollup(decoded) == data
 
 
 owners = st.builds(Owner, *[st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)] * 3)

@@ -197,6 +197,6 @@ def test_every_field_of_state_is_in_the_diff() -> None:
     fixed = {"shard_id", "codecs", "seqno"}
     names = {field.name for field in dataclasses.fields(ShardState)} - fixed - {"trace"}
     names |= {field.name for field in dataclasses.fields(FlatTrace)}
-    assert names | {"seqno_from", "seqno_to", "latest_rollup_key", "shard_id"} == {
+    assert names | {"seqno_from", "seqno_to", "latest_rollup_key", "shard_id", "predecessor"} == {
         f.name for f in dataclasses.fields(StateDiff)
     }

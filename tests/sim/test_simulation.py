@@ -30,10 +30,8 @@ WHERE_IT_SHOWS = {
 }
 #: What only histories show in which consensus loses versions.
 WHERE_VERSIONS_ARE_LOST = {
-    "a diff follows whatever entry",
     "a refresh takes its own entry for granted",
     "consensus compares seqnos only",
-    "a truncated past is not asked for",
 }
 #: The first seed to look at, for what shows in one of 300 histories only: a scan for orphans must come between staging and
 #: appending, by a clock that is ahead. To be found anew when histories change.

@@ -202,8 +202,8 @@ def forked_log(state: ShardState, what: str, **detail: Any) -> ForkedLog:
     """The error for a log that is not the one `state` comes from."""
     return ForkedLog(
         f"the log of shard {state.shard_id} is not the one that {state.seqno} belongs to: {what}; consensus lost or "
-        "replaced acknowledged versions. Nothing was changed. Restore what it lost, or restart this process to go on "
-        "with the log that stands",
+        "replaced acknowledged versions. Nothing was changed. Restore what was lost if it is kept anywhere, then restart "
+        "this process: it goes on with the log that stands",
         key=str(state.shard_id),
         shard_id=state.shard_id,
         seqno=state.seqno,

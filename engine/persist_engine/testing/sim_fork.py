@@ -53,7 +53,9 @@ class Branches:
         self._lost: Witness | None = None
         self._talks_to: dict[Process, Witness] = {}
         self._judges: dict[Process, Witness] = {}
-        self._served: dict[Task, Witness] = {}
+        self._served: dict[Task, tuple[Witness, Tip | None]] = {}
+        self._looked: dict[Process, Tip | None] = {}
+        """What each stood on when it last looked at what it talks to, and was content."""
         self._processes: dict[Process, Callable[[], ShardState | None]] = {}
         self.lost_versions = self.detected = 0
         self.lost_blobs: set[str] = set()
@@ -65,7 +67,9 @@ class Branches:
 
     def judge(self, process: Process) -> Witness:
         """The branch that what `process` does is held against."""
-        if (stands_on := self._stands_on(process)) is not None:
+        stands_on = self._stands_on(process)
+        was_content = process in self._looked and self._looked[process] == self._tip(process)
+        if stands_on is not None and not was_content:
             # News can tell it of the winner; an answer that was under way when it changed sides can lead it astray again.
             self._judges[process] = stands_on
         return self._judges.get(process, self.main)
@@ -119,8 +123,9 @@ class Branches:
         self._lost = self.main if winner is self._copy else self._copy
         self._judges = {process: judge for process, judge in self._judges.items() if judge is self._lost}
         self._talks_to = {}
+        self._looked = {}
         self.main = winner
-        self._lost.wire.is_cut = True
+        winner.wire.take_over(self._lost.wire)
         winner.beside(self._lost)
         assert self._lost.forked_at is not None
         self.lost_versions = self._lost.seqno - self._lost.forked_at
@@ -129,12 +134,20 @@ class Branches:
 
     def served(self, task: Task, witness: Witness) -> None:
         """The last answer that `task` got from consensus was that of `witness`."""
-        self._served[task] = witness
+        self._served[task] = witness, self._tip(task.process)
 
     def looked(self, task: Task) -> None:
         """`task` has brought its process's state up to what it was served: from now on that is the truth to it."""
-        if self._copy is not None and self._served.get(task) is self.talks_to(task.process):
-            self._judges[task.process] = self.talks_to(task.process)
+        process = task.process
+        talks_to, tip = self.talks_to(process), self._tip(process)
+        served_by, served_at = self._served.get(task, (None, None))
+        if self._copy is None or served_by is not talks_to:
+            return
+        if tip == served_at or self._stands_on(process) in {
+            None,
+            talks_to,
+        }:  # else another task was led astray meanwhile
+            self._judges[process], self._looked[process] = talks_to, tip
 
     def deleting(self, process: Process, key: str) -> None:
         """A blob is about to be deleted: remember what a branch needs that the process could not know of."""
@@ -148,6 +161,10 @@ class Branches:
         """As `deleting`: who decided it on the lost branch may truncate the winner to where it has no rollup."""
         if witness is not self.judge(process) and seqno not in _rollups(witness):
             self.lost_blobs.add(f"the rollup at {seqno}")
+
+    def _tip(self, process: Process) -> Tip | None:
+        state = self._processes[process]() if process in self._processes else None
+        return None if state is None else state.tip
 
     def _stands_on(self, process: Process) -> Witness | None:
         """Which branch alone has the state that the process holds; None where both have it, or neither."""

@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-import persist_engine.model.state_diff
 import persist_engine.model.transitions
 import persist_engine.work.compact
 import persist_engine.work.gc
@@ -374,11 +373,6 @@ def _order_is_not_asked(put: Callable[[object, str, object], None]) -> None:
     put(flow_upsert, "_orders", orders)
 
 
-def _follows_whatever(put: Callable[[object, str, object], None]) -> None:
-    """A diff is applied wherever its seqno fits, whatever entry it names."""
-    put(persist_engine.model.state_diff, "check_follows", lambda state, diff: None)
-
-
 def _own_entry_is_not_looked_at(put: Callable[[object, str, object], None]) -> None:
     """A refresh asks for what comes after its version, and takes the version itself for granted."""
 
@@ -390,7 +384,7 @@ def _own_entry_is_not_looked_at(put: Callable[[object, str, object], None]) -> N
 
 
 def _seqnos_are_compared_only(put: Callable[[object, str, object], None]) -> None:
-    """Consensus appends where the seqno fits, whatever entry stands there; nor does the engine look (Redis, once)."""
+    """Consensus appends where the seqno fits, whatever entry stands there."""
     original = MemConsensus.compare_and_set
 
     def compare_and_set(self: MemConsensus, key: str, expected: Any, new: Any) -> Any:
@@ -399,15 +393,6 @@ def _seqnos_are_compared_only(put: Callable[[object, str, object], None]) -> Non
         return original(self, key, head.tip if fits and head is not None else expected, new)
 
     put(MemConsensus, "compare_and_set", compare_and_set)
-
-
-def _past_is_not_asked(put: Callable[[object, str, object], None]) -> None:
-    """Who finds its version truncated takes any rollup of the same birth for a later one."""
-
-    def fetch_later_state(self: StateVersions, known: ShardState) -> Any:
-        return self.fetch_current_state(known.shard_id)
-
-    put(StateVersions, "fetch_later_state", fetch_later_state)
 
 
 MUTANTS: dict[str, Planting] = {
@@ -436,8 +421,6 @@ MUTANTS: dict[str, Planting] = {
     "an upsert does not follow": _upsert_does_not_follow,
     "late commands come to pass": _late_commands_come_to_pass,
     "order keys are not asked": _order_is_not_asked,
-    "a diff follows whatever entry": _follows_whatever,
     "a refresh takes its own entry for granted": _own_entry_is_not_looked_at,
     "consensus compares seqnos only": _seqnos_are_compared_only,
-    "a truncated past is not asked for": _past_is_not_asked,
 }

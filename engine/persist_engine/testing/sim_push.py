@@ -28,6 +28,12 @@ class Wire:
         if all(listener is not known for _, _, known in self._listeners):
             self._listeners.append((process, key, listener))
 
+    def take_over(self, cut: Wire) -> None:
+        """Nothing arrives from `cut` any more; who listened there hears this one, as connections that come back do."""
+        cut.is_cut = True
+        for process, key, listener in cut._listeners:
+            self.subscribe(process, key, listener)
+
     def tell(self, key: str, new: VersionedData) -> None:
         """`new` was committed: tell those who listen, one way or another."""
         rng = self._scheduler.rng

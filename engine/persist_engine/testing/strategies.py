@@ -287,6 +287,7 @@ def state_diffs() -> st.SearchStrategy[StateDiff]:
         merges=_changes(_spine_ids(), _thin_merges()),
         staging_floor_ms=_changes(unit, _COUNT),
         birth=_BIRTH,
+        predecessor=_BIRTH,
         shard_id=st.none() | ids(ShardId),
     )
 

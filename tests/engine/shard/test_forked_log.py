@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from persist_engine import Antichain, PersistClient, ShardId
-from persist_engine.base.errors import CorruptData, ErrorKind, ForkedLog
+from persist_engine.base.errors import CorruptData, ErrorKind, ForkedLog, InvariantViolated
 from persist_engine.base.settings import MaintenanceSettings, Settings
 from persist_engine.base.versioned import SCAN_ALL, SeqNo, Tip, VersionedData
 from persist_engine.codec import state as codec_state
@@ -352,3 +352,37 @@ def test_catching_up_in_many_steps_is_no_alarm() -> None:
             machine._applier._news.hear(entry)
         machine._applier.catch_up()
         assert machine.refresh() == world.process().machine(forked.shard_id).state
+
+
+def follow_whatever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("persist_engine.model.state_diff.check_follows", lambda state, diff: None)
+
+
+def take_any_entry(patch: pytest.MonkeyPatch) -> None:
+    for module in ("model.state_diff", "shard.versions", "shard.live_states", "shard.applier"):
+        patch.setattr(f"persist_engine.{module}.check_same_entry", lambda state, tag: None)
+
+
+def take_any_past(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Rollup, "knows", lambda self, tip: True)
+
+
+@pytest.mark.parametrize(
+    ("plant", "proof"),
+    [
+        (follow_whatever, test_a_walk_over_live_states_stops_at_entries_that_do_not_follow),
+        (follow_whatever, test_a_diff_is_applied_to_the_entry_it_names_only),
+        (take_any_entry, test_a_rollup_of_another_history_is_no_base_to_start_from),
+        (take_any_entry, test_a_phantom_rollup_is_never_written_nor_linked),
+        (take_any_past, lambda: test_who_slept_while_its_versions_were_truncated_finds_it("to a rollup")),
+    ],
+)
+def test_each_check_is_missed(monkeypatch: pytest.MonkeyPatch, plant, proof) -> None:
+    """The laws above fail without it. What histories can show is planted in the simulation; behind the look at one's own
+    entry they show none of these.
+    """
+    with monkeypatch.context() as patch:
+        plant(patch)
+        with pytest.raises((AssertionError, pytest.fail.Exception, InvariantViolated)):
+            proof()
+    proof()
