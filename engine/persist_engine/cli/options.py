@@ -90,7 +90,11 @@ COMPLETION_GIVE_UP_S = 1.0
 MemoryMib = Annotated[
     int,
     typer.Option(
-        "--memory-mib", envvar="PERSIST_MEMORY_MIB", min=1, max=1 << 30, help="MiB this process may take to compact, 512 or more."
+        "--memory-mib",
+        envvar="PERSIST_MEMORY_MIB",
+        min=1,
+        max=1 << 30,
+        help="MiB this process may take to compact, 512 or more.",
     ),
 ]
 ClaimAge = Annotated[
