@@ -15,10 +15,13 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 #: Environment variable that switches compaction off for a whole process, whatever its settings say.
 COMPACTION_DISABLED_VARIABLE = "PERSIST_COMPACTION_DISABLED"
-#: Of a process's memory, for what no bound of a compaction counts: clients of S3 and Redis take 35 MiB, and some is lost.
-CLIENTS_BYTES = 64 * MIB
+#: Of a process's memory, for what no bound of a compaction counts: clients of S3 and Redis take 35 MiB, and allocators keep
+#: of wide rows about a third of the rest.
+CLIENTS_BYTES = 224 * MIB
 #: So many parts as are written fit into the bound of a compaction: it holds several while it writes one.
 PARTS_IN_BOUND = 8
+#: Below it the process and its libraries, some 170 MiB without any data, leave too little to merge in (measured: 393 of 384 MiB).
+MEMORY_BYTES_LEAST = 512 * MIB
 _NO = frozenset({"", "0", "false", "no", "off"})
 
 
@@ -223,10 +226,14 @@ class Settings:
 
 def within_memory(settings: Settings, memory_bytes: int) -> Settings:
     """`settings` for a process that may take `memory_bytes` and compacts one thing at a time: the bound of a compaction,
-    and parts cut small enough for it to be kept. Below 512 MiB it may not be: the process and its libraries leave too
-    little (10M rows in 64 runs: a peak of 611 MiB of 1 GiB, 428 of 512 MiB, 393 of 384 MiB, 322 of 256 MiB).
+    and parts cut small enough for it to be kept. InvalidUsage below MEMORY_BYTES_LEAST, where it could not be.
     """
-    bound = max(0, memory_bytes - CLIENTS_BYTES)
+    if memory_bytes < MEMORY_BYTES_LEAST:
+        raise InvalidUsage(
+            f"a process that compacts needs at least {MEMORY_BYTES_LEAST // MIB} MiB of memory, {memory_bytes // MIB} MiB were "
+            "given: raise --memory-mib (PERSIST_MEMORY_MIB), or compaction.memoryLimit of the PersistShard"
+        )
+    bound = memory_bytes - CLIENTS_BYTES
     part_bytes = min(settings.batch.target_part_bytes, max(MIB, bound // PARTS_IN_BOUND))
     return replace(
         settings,

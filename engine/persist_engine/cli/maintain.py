@@ -180,7 +180,7 @@ def _run(
     report: Path | None,
     as_json: bool,
     claim_ms: int | None = None,
-    memory_mib: int = MEMORY_MIB,
+    memory_mib: int | None = None,
 ) -> None:
     """Do it, report it. A failure is reported too, then raised."""
     check_can_write(report, "--report")

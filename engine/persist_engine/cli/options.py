@@ -20,6 +20,7 @@ from persist_engine.base.errors import (
     PersistError,
     ShardNotFound,
 )
+from persist_engine.cli.memory import give_back_what_is_freed
 from persist_engine.cli.waiting import Waiting, opening
 
 if TYPE_CHECKING:
@@ -95,7 +96,11 @@ COMPLETION_GIVE_UP_S = 1.0
 MemoryMib = Annotated[
     int,
     typer.Option(
-        "--memory-mib", envvar="PERSIST_MEMORY_MIB", min=1, max=1 << 30, help="MiB this process may take to compact."
+        "--memory-mib",
+        envvar="PERSIST_MEMORY_MIB",
+        min=1,
+        max=1 << 30,
+        help="MiB this process may take to compact, 512 or more.",
     ),
 ]
 ClaimAge = Annotated[
@@ -157,13 +162,13 @@ def connected(
     give_up_s: float,
     *,
     claim_ms: int | None = None,
-    memory_mib: int = MEMORY_MIB,
+    memory_mib: int | None = None,
 ) -> Iterator[PersistClient]:
     """A client of the location, closed afterwards. Store failures end in Unavailable after `give_up_s`. No command makes
     shards, so none makes the stores of a path that was mistyped: InvalidUsage.
 
     `claim_ms`: age after which compactions that others claimed are taken over. `memory_mib`: what the process may take for
-    compactions of its own.
+    compactions of its own, if it is to do any.
     """
     from dataclasses import replace
 
@@ -178,7 +183,9 @@ def connected(
     blob = _given(blob, "--blob", "PERSIST_BLOB")
     consensus = _given(consensus, "--consensus", "PERSIST_CONSENSUS")
     settings = with_environ(Settings(retry=RetrySettings(give_up_ms=give_up_s * 1000)), ENVIRON.get())
-    settings = within_memory(settings, memory_mib << 20)
+    if memory_mib is not None:
+        settings = within_memory(settings, memory_mib << 20)
+        give_back_what_is_freed()
     if claim_ms is not None:
         settings = replace(settings, compaction=replace(settings.compaction, claim_ms=claim_ms))
     path, registry = METRICS_FILE.get(), CollectorRegistry()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ class Waiting:
         self._reason = f"no answer yet from {stores}"
         self._give_up_s = give_up_s
         self._lock = threading.Lock()
-        self._began_s = self._failed_s = time.monotonic()
+        self._began_s = self._failed_s = -math.inf
         self._is_told = False
 
     def told(self, what: str, error: StorageError) -> None:
@@ -34,7 +35,7 @@ class Waiting:
         now_s = time.monotonic()
         with self._lock:
             if now_s - self._failed_s > _LULL_S:
-                self._began_s, self._is_told = now_s, False
+                self._began_s, self._is_told = now_s, self._is_told and self._failed_s == -math.inf
             self._failed_s = now_s
             self._reason = f"{what}: {error}"
         if now_s - self._began_s >= QUIET_S:

@@ -421,8 +421,8 @@ def _is_refusal(cause: BaseException | None) -> bool:
             return True
         case redis.exceptions.InvalidResponse():  # what answers is no Redis
             return True
-        case OSError() | UnicodeError():  # not of a socket, whose errors the driver wraps: the password file
-            return not isinstance(cause, TimeoutError | ConnectionError)
+        case FileNotFoundError() | PermissionError() | IsADirectoryError() | NotADirectoryError() | UnicodeError():
+            return True  # the password file, as the driver wraps what its sockets raise; or a host that is no name
     return str(cause).startswith(_REFUSED_WORDS) or is_untrusted(cause)
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.inspection import ReaderInfo
-from persist_operator.api import conditions, times
+from persist_engine.model.ownership import Owner
+from persist_operator.api import conditions, names, times
 from persist_operator.cluster.port import BY_KIND, PERSIST_SHARD, SPARK_SINK, ApiError
 from persist_operator.plan.observed import (
     ActionFailure,
-    Claim,
+    NotOwned,
     Phase,
     Run,
     ShardMissing,
@@ -24,6 +25,7 @@ from persist_operator.plan.shard import plan_shard
 from persist_operator.plan.sink import plan_sink
 from persist_operator.steps.reconcile import Key
 
+SHARD_ID = names.shard_id_of("uid-shard")
 CURRENT, IN_PROGRESS, FAILED = "Current", "InProgress", "Failed"
 REFUSED = ActionFailure(reason="ActionRefused", message="403 exceeded quota", permanent=False, at_ms=0, generation=1)
 INVALID = dataclasses.replace(REFUSED, message="422 invalid", permanent=True)
@@ -31,7 +33,6 @@ SCHEDULED = {"mode": "Scheduled", "schedule": {"cron": "*/10 * * * *"}}
 
 #: What was observed -> (kstatus, reason of Ready).
 SHARDS = {
-    "assigned": (IN_PROGRESS, "Assigned"),
     "not inspected": (IN_PROGRESS, "Inspecting"),
     "to be made": (IN_PROGRESS, "Initialising"),
     "making failed": (IN_PROGRESS, "Unavailable"),
@@ -51,7 +52,9 @@ SHARDS = {
     "not found": (FAILED, "ShardNotFound"),
     "no schema": (FAILED, "InvalidSchema"),
     "another schema": (FAILED, "SchemaMismatch"),
-    "gone back": (FAILED, "StateRegressed"),
+    "gone back": (FAILED, "ShardLost"),
+    "owned by none": (FAILED, "ShardUnowned"),
+    "of another namespace": (FAILED, "ProfileNotAllowed"),
     "changed since": (IN_PROGRESS, "Healthy"),
     "deleting": ("Terminating", "Healthy"),
 }
@@ -102,7 +105,7 @@ def shards(shard_resource, make_shard, make_inspection, make_own_reader, setting
         return shard_resource(spec, status=plan.status, **metadata)
 
     def seen(**changes):
-        return ShardObserved(inspected=make_inspection(**changes))
+        return ShardObserved(inspected=make_inspection(**changes), shard_id=SHARD_ID)
 
     known = status_of(observed=None)["status"]
     healthy = status_of(observed=seen(), status=known)["status"]
@@ -122,10 +125,9 @@ def shards(shard_resource, make_shard, make_inspection, make_own_reader, setting
     unlike = ActionFailure(reason="SchemaMismatch", message="differs", permanent=True, at_ms=now)
 
     def missing(**more):
-        return ShardObserved(inspected=ShardMissing(), **more)
+        return ShardObserved(inspected=ShardMissing(), shard_id=SHARD_ID, **more)
 
     return {
-        "assigned": status_of(),
         "not inspected": status_of(status=known),
         "to be made": status_of(status=known, observed=missing()),
         "making failed": status_of(status=known, observed=missing(failures={"InitialiseShard": unmade})),
@@ -143,10 +145,15 @@ def shards(shard_resource, make_shard, make_inspection, make_own_reader, setting
         "store corrupt": status_of(status=healthy, observed=ShardObserved(inspected=corrupt)),
         "no such profile": status_of({"storageProfile": "nowhere"}),
         "in conflict": status_of(
-            status=known, observed=ShardObserved(claims=(Claim(key="a/b", uid="u", created_ms=1),))
+            status=known,
+            observed=ShardObserved(inspected=NotOwned(shard_id=SHARD_ID, owner=Owner("other", "team", "theirs"))),
         ),
+        "owned by none": status_of(
+            status=known, observed=ShardObserved(inspected=NotOwned(shard_id=SHARD_ID, owner=None))
+        ),
+        "of another namespace": status_of(namespace="strangers"),
         "lost": status_of(status=healthy, observed=missing()),
-        "not found": status_of({"schema": None, "shardId": known["shardId"]}, status=known, observed=missing()),
+        "not found": status_of({"schema": None, "shardId": SHARD_ID}, status=known, observed=missing()),
         "no schema": status_of({"schema": {"key": "id NONSENSE"}}, status=known, observed=missing()),
         "another schema": status_of({"schema": {"key": "other STRING"}}, status=known, observed=seen()),
         "gone back": status_of(status=healthy, observed=seen(seqno=3)),
