@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from persist_engine.base.env import SystemEnv
-from persist_engine.base.errors import Determinate, InvalidUsage, PersistError
+from persist_engine.base.errors import InvalidUsage, PersistError, StoreRefused
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.client.location import Location
 from persist_engine.storage.addresses import RedisAddress, S3Address, with_credentials
@@ -162,7 +162,7 @@ def test_two_locations_of_one_process_have_credentials_of_their_own(
     with pytest.raises(PersistError, match="SignatureDoesNotMatch|InvalidAccessKeyId|403"):
         open_blob(with_credentials(bare, str(other)), env=env, metrics=metrics)
     (other / "aws-credentials").write_text("")
-    with pytest.raises(Determinate, match="redentials"):
+    with pytest.raises(StoreRefused, match="redentials"):
         open_blob(with_credentials(bare, str(other)), env=env, metrics=metrics)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")

@@ -26,7 +26,7 @@ PROVEN = {
     },
 }
 #: They judge what passes by the rules of one simulated shard, and so take no other keys and values.
-WITNESSES = {"WatchedBlob", "WatchedConsensus"}
+WITNESSES = {"WatchedBlob", "WatchedConsensus", "JudgedBlob", "RoutedConsensus"}
 
 
 def classes_with(verbs: set[str]) -> Iterator[str]:

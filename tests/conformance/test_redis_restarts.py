@@ -53,10 +53,10 @@ def test_regression_a_redis_that_came_back_without_its_log_takes_no_commit(serve
     restart(server, appendonly="no")
     for _ in range(2):
         with pytest.raises(UnsafeStore, match="can lose acknowledged commits: appendonly is no, set it to yes"):
-            consensus.compare_and_set("s1", SeqNo(3), entry(4))
+            consensus.compare_and_set("s1", entry(3).tip, entry(4))
     assert unsafe.scan("s1", SeqNo(0), SCAN_ALL) == [entry(1), entry(2), entry(3)]
     server.command("CONFIG", "SET", "appendonly", "yes")
-    assert consensus.compare_and_set("s1", SeqNo(3), entry(4)) is CasResult.COMMITTED
+    assert consensus.compare_and_set("s1", entry(3).tip, entry(4)) is CasResult.COMMITTED
     consensus.close()
     unsafe.close()
 
@@ -69,7 +69,7 @@ def test_a_restart_with_the_same_settings_is_not_noticed_and_commits_ask_nothing
     # Each commit's script asks which process it runs in, which takes no round trip; two more are this test's own.
     assert (calls(server, rb"info"), calls(server, rb"config\|get")) == (asked[0] + 20 + 2, asked[1])
     server.restart()
-    assert consensus.compare_and_set("s1", SeqNo(23), entry(24)) is CasResult.COMMITTED
+    assert consensus.compare_and_set("s1", entry(23).tip, entry(24)) is CasResult.COMMITTED
     assert calls(server, rb"config\|get") == 4
     consensus.close()
 
@@ -79,10 +79,10 @@ def test_who_may_not_ask_which_process_it_is_checks_each_connection(server):
     consensus = opened(url_of(server).replace("://", "://app:pw@"))
     fill(consensus, "s1", 1, 3)
     server.command("CONFIG", "SET", "appendfsync", "everysec")
-    assert consensus.compare_and_set("s1", SeqNo(3), entry(4)) is CasResult.COMMITTED
+    assert consensus.compare_and_set("s1", entry(3).tip, entry(4)) is CasResult.COMMITTED
     server.command("CLIENT", "KILL", "USER", "app")
     with pytest.raises(UnsafeStore, match="appendfsync is everysec"):
-        consensus.compare_and_set("s1", SeqNo(4), entry(5))
+        consensus.compare_and_set("s1", entry(4).tip, entry(5))
     consensus.close()
 
 

@@ -12,9 +12,9 @@ from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import Determinate, Indeterminate
 from persist_engine.base.metrics import NoMetrics, PrometheusMetrics
 from persist_engine.storage import blob_s3
+from persist_engine.storage.addresses import S3Address
 from persist_engine.storage.blob_s3 import S3Blob, _client
 from persist_engine.storage.deadlines import CallLimits, Deadlines, LeftBehind, NotBegun
-from persist_engine.storage.urls import parse_url
 from persist_engine.testing.fault_proxy import FaultProxy
 from prometheus_client import CollectorRegistry
 
@@ -28,13 +28,12 @@ SHORT = CallLimits(base_s=0.5, bytes_per_s=1 << 30, threads_max=4)
 
 def blob_at(port, bucket, *, limits=blob_s3.LIMITS, metrics=None, env=None, connects=None):
     endpoint = f"http://127.0.0.1:{port}"
-    allowed = frozenset({"region", "path_style"})
-    url = parse_url(f"s3://{bucket}/p?region=us-east-1&path_style=true", allowed={"s3": allowed})
+    at = S3Address.parse(f"s3://{bucket}/p?region=us-east-1&path_style=true&endpoint={endpoint}")
 
     def connect():
         if connects is not None:
             connects.append(port)
-        return _client(url, endpoint)
+        return _client(at)
 
     return S3Blob(
         connect,

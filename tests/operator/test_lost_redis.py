@@ -60,7 +60,7 @@ class Site:
         self.reader = self.client.open_leased_reader(self.shard_id, SCHEMA, purpose="running")
         self.acknowledged: set[tuple[int, str]] = set()
         self.attempted: set[tuple[int, str]] = set()
-        self.loses = True
+        self.loses, self.is_over = True, False
         self.append(self.writer, "early", 3)
         self.operated.settle()
 
@@ -135,6 +135,13 @@ class Site:
 
     def operator(self):
         self.operated.settle()
+        pause = threading.Event()
+        for _ in range(600):
+            # A try that began while the store was away may still be under way; another is made after it.
+            if not self.is_over or self.operated.condition()["reason"] != "StorageUnreachable":
+                break
+            pause.wait(0.1)
+            self.operated.settle()
         return self.operated.condition()["reason"]
 
     def observe(self):
@@ -234,6 +241,7 @@ def in_turn(site, ends):
     site.loses = False
     during = site.observe()
     ends()
+    site.is_over = True
     after = site.observe()
     return [one if one == two else f"{one}, then {two}" for one, two in zip(during, after, strict=True)]
 

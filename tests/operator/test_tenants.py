@@ -10,7 +10,7 @@ import time
 
 import pytest
 from persist_engine.base.env import SeededEnv, SystemEnv
-from persist_engine.base.errors import InvalidUsage, Unavailable
+from persist_engine.base.errors import InvalidUsage, StoreRefused, Unavailable
 from persist_engine.base.settings import RetrySettings, Settings
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
@@ -20,7 +20,7 @@ from persist_engine.testing.servers import redis_server
 from persist_operator.api import conditions
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import StoreLocation
-from persist_operator.bridge import Bridge, StoreBusy
+from persist_operator.bridge import Bridge, BridgeFailure, StoreBusy
 from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.port import NAMESPACE, PERSIST_SHARD, POD, SPARK_SINK
 from persist_operator.handlers.controller import Controller
@@ -271,7 +271,7 @@ def test_two_tenants_with_stores_and_secrets_of_their_own(house, shard_resource,
             made.go(name, "own")
             assert made.reason(name, "own") == "Healthy"
         red_id = made.status("red", "own")["shardId"]
-        before = made.bridge.inspect(location_of(profiles, "red"), red_id).seqno
+        before = asked(made.bridge, location_of(profiles, "red"), ShardId(red_id)).seqno
         # By the profile of the other, and by the name of its shard in the stores of one's own.
         attacks = {
             "theirs": {"storageProfile": "red", "shardId": red_id},
@@ -284,7 +284,7 @@ def test_two_tenants_with_stores_and_secrets_of_their_own(house, shard_resource,
         for name in attacks:
             assert addresses["red"] not in str(made.status("blue", name))
             assert "frontiers" not in made.status("blue", "theirs")
-        assert made.bridge.inspect(location_of(profiles, "red"), red_id).seqno == before
+        assert asked(made.bridge, location_of(profiles, "red"), ShardId(red_id)).seqno == before
         with PersistClient.open(Location(blob=f"file://{tmp_path}/blue", consensus=blue.url)) as client:
             assert ShardId(made.status("blue", "own")["shardId"]) in set(client.shards())
 
@@ -311,11 +311,8 @@ def test_two_tenants_on_one_redis_with_users_of_their_own(house, shard_resource,
             made.go(name, "own")
             assert made.reason(name, "own") == "Healthy", made.status(name, "own")
         as_red = with_credentials(f"redis://red@{server.address}/0?prefix=blue", str(tmp_path / "secrets" / "red"))
-        with (
-            PersistClient.open(Location(blob=f"file://{tmp_path}/blue", consensus=as_red), settings=SHORT) as client,
-            pytest.raises(Unavailable, match="(?i)perm"),
-        ):
-            client.inspect(ShardId(made.status("blue", "own")["shardId"]))
+        with pytest.raises(StoreRefused, match="(?i)perm"):
+            PersistClient.open(Location(blob=f"file://{tmp_path}/blue", consensus=as_red), settings=SHORT)
 
 
 #: As in docs/security.md.
@@ -339,7 +336,7 @@ def test_the_same_stores_with_other_credentials_are_another_client():
         OperatorSettings(), open_client=lambda location: opened.append(location) or client, credentials_dir="/run/p"
     ) as bridge:
         for name in ("red", "blue", "red"):
-            assert bridge.inspect(StoreLocation(**at, profile=name), SHARD_ID) == "alive"
+            assert asked(bridge, StoreLocation(**at, profile=name)) == "alive"
     folders = [one.consensus.partition("credentials_dir=")[2] for one in opened]
     assert folders == ["/run/p/red", "/run/p/blue"]
 
@@ -407,8 +404,16 @@ class Hanging:
         pass
 
 
-SHARD_ID = "s00000000-0000-0000-0000-000000000001"
+SHARD_ID = ShardId("s00000000-0000-0000-0000-000000000001")
 HERE, THERE = StoreLocation(blob="mem:a", consensus="mem:a"), StoreLocation(blob="mem:b", consensus="mem:b")
+
+
+def asked(bridge, location, shard_id=SHARD_ID):
+    """What the store says of the shard, or why it does not."""
+    try:
+        return bridge._call(location, lambda client: client.inspect(shard_id))
+    except BridgeFailure as error:
+        return error.failure
 
 
 def test_one_location_never_takes_all_workers():
@@ -417,18 +422,18 @@ def test_one_location_never_takes_all_workers():
     clients = {"mem:a": hanging, "mem:b": answering}
     settings = OperatorSettings(loop=LoopSettings(workers=4, store_deadline_seconds=3600))
     with Bridge(settings, open_client=lambda location: clients[location.blob]) as bridge:
-        workers = [threading.Thread(target=bridge.inspect, args=(HERE, SHARD_ID), daemon=True) for _ in range(3)]
+        workers = [threading.Thread(target=asked, args=(bridge, HERE), daemon=True) for _ in range(3)]
         for worker in workers:
             worker.start()
         for _ in workers:
             assert hanging.entered.acquire(timeout=60)
         with pytest.raises(StoreBusy, match="mem:a"):
-            bridge.inspect(HERE, SHARD_ID)
-        assert bridge.inspect(THERE, SHARD_ID) == "alive"
+            asked(bridge, HERE)
+        assert asked(bridge, THERE) == "alive"
         hanging.released.set()
         for worker in workers:
             worker.join(60)
-        assert bridge.inspect(HERE, SHARD_ID) == "alive"
+        assert asked(bridge, HERE) == "alive"
 
 
 def test_a_store_that_was_down_is_tried_by_one_call_that_nobody_waits_for(now):
@@ -437,8 +442,8 @@ def test_a_store_that_was_down_is_tried_by_one_call_that_nobody_waits_for(now):
     settings = OperatorSettings(loop=LoopSettings(store_deadline_seconds=3600, store_breaker_seconds=10))
     with Bridge(settings, env=env, open_client=lambda location: client) as bridge:
         bridge._store(HERE).last_failure = failure = StoreFailure(reason="StorageUnreachable", message="down")
-        assert [bridge.inspect(HERE, SHARD_ID) for _ in range(5)] == [failure] * 5
+        assert [asked(bridge, HERE) for _ in range(5)] == [failure] * 5
         assert client.calls == 1
         client.released.set()
         wait_until(lambda: bridge._store(HERE).last_failure is None)
-        assert bridge.inspect(HERE, SHARD_ID) == "alive"
+        assert asked(bridge, HERE) == "alive"

@@ -372,8 +372,8 @@ BUGS = (
     bug(
         "34",
         "shard/applier.py",
-        "                before, decided_ms = self._state, env.now_ms()\n",
-        "                before = self._state\n"
+        "                before, decided_ms = self.state, env.now_ms()\n",
+        "                before = self.state\n"
         "                decided_ms = self.__dict__.setdefault('now', {}).setdefault(id(command), env.now_ms())\n",
         "tests/engine/shard/test_machine.py::test_regression_34_the_clock_is_read_on_every_attempt",
     ),

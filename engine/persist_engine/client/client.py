@@ -297,6 +297,8 @@ class PersistClient:
         ShardNotFound. With `known_seqno` also the tag of that version's entry, while it is live: whoever saw it can tell
         whether this is still the same history.
         """
+        if known_seqno is not None:
+            expect_count(known_seqno, "known_seqno", least=0)
         machine = self.machine(shard_id)
         shard_id, state = machine.shard_id, machine.refresh()
         bounds = self._versions.live_diff_bounds(shard_id)
@@ -343,19 +345,23 @@ class PersistClient:
 
     def adopt(self, owner: Owner, wanted: ShardId | None, proposed: ShardId, *, take_over: bool = False) -> Adoption:
         """Make a shard the owner's, which finds it by its name from then on: see work.registry."""
+        expect(owner, Owner, "owner", "an Owner")
+        wanted = None if wanted is None else expect_shard(wanted)
+        proposed = expect_shard(proposed)
+        expect(take_over, bool, "take_over", "true or false")
         return self._registry.adopt(owner, wanted=wanted, proposed=proposed, take_over=take_over)
 
     def owner_of(self, shard_id: ShardId) -> Owner | None:
         """The shard's owner; None when it has none. Linearized."""
-        return self._registry.owner_of(shard_id)
+        return self._registry.owner_of(expect_shard(shard_id))
 
     def disown(self, shard_id: ShardId) -> Owner | None:
         """Let the shard have no owner; the one it had. The name that led to it leads nowhere then. Idempotent."""
-        return self._registry.disown(shard_id)
+        return self._registry.disown(expect_shard(shard_id))
 
     def registered(self, owner: Owner) -> ShardId | None:
         """The shard that the owner's name leads to; its owner may be another by now. Linearized."""
-        return self._registry.registered(owner)
+        return self._registry.registered(expect(owner, Owner, "owner", "an Owner"))
 
     def names(self) -> Iterator[tuple[Owner, ShardId]]:
         """Every owner's name and the shard it leads to, in no particular order. Reads the whole listing of the store."""

@@ -172,7 +172,7 @@ def test_switched_off_nothing_is_done():
 def test_what_older_code_wrote_is_written_anew_once(monkeypatch):
     """Also where nothing is to be merged, and never again what this code wrote."""
     stores = RecordedShard()
-    monkeypatch.setattr("persist_engine.shard.parts.APPLIER_VERSION", "0.0.9")
+    monkeypatch.setattr("persist_engine.shard.runs.APPLIER_VERSION", "0.0.9")
     stores.append(times=4)
     machine = stores.client().machine(stores.shard_id)
     machine.spine_exert(1 << 20)
