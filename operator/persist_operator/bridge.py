@@ -288,7 +288,7 @@ class Bridge:
         return answer
 
     def _settle(self, store: _Store, location: StoreLocation, late: Future[T]) -> None:
-        """What a call found out that nobody waited for any more: whether the location is back."""
+        """What a call found out after its caller had stopped waiting: whether the location is back."""
         if late.cancelled():
             return
         error = late.exception()

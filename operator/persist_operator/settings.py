@@ -23,7 +23,7 @@ _PROFILE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllowedNamespaces:
-    """Whose resources may use a profile, and with it its credentials. Empty: nobody's."""
+    """Whose resources may use a profile, and with it its credentials. Empty: none."""
 
     names: tuple[str, ...] = ()
     """Namespaces by name; `*` for all of them."""

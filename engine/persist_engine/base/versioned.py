@@ -46,7 +46,7 @@ SEQNO_MAX = 2**63 - 1
 SCAN_ALL = SEQNO_MAX
 
 
-#: Bytes of a tag: nobody finds two entries with one.
+#: Bytes of a tag: enough that no two entries share one.
 TAG_BYTES = 16
 
 

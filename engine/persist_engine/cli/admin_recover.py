@@ -86,7 +86,7 @@ def recover(
 def _show(found: Recovered, *, is_wanted: bool) -> None:
     base, log = found.base, found.log
     held = "none" if log is None else f"v{log.earliest} to v{log.head}, born as {log.birth or 'unreadable'}"
-    through = "on, nobody knows how far" if found.gone_through is None else f"to v{found.gone_through}"
+    through = "on, how far is not known" if found.gone_through is None else f"to v{found.gone_through}"
     rows = [
         ("log in consensus", held),
         ("rollup", f"{base.key}: v{base.seqno}, {counted(base.updates, 'update')} in {counted(base.parts, 'part')}"),

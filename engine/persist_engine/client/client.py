@@ -294,7 +294,7 @@ class PersistClient:
 
     def inspect(self, shard_id: ShardId, *, known_seqno: int | None = None) -> Inspection:
         """What stands in the shard's metadata now, for people and the operator; reads no data. Linearized.
-        ShardNotFound. With `known_seqno` also the tag of that version's entry, while it is live: whoever saw it can tell
+        ShardNotFound. With `known_seqno` also the tag of that version's entry, while it is live: a caller that saw it can tell
         whether this is still the same history.
         """
         if known_seqno is not None:

@@ -1,6 +1,6 @@
 """The first version of a log that is begun anew from an older state, after consensus lost what came later.
 
-Owns which birth and seqno it has. Whoever knows the lost log has to notice: the birth is another, and the seqno lies far
+Owns which birth and seqno it has. A process that knows the lost log has to notice: the birth is another, and the seqno lies far
 beyond any that the lost log can have reached.
 """
 
@@ -46,7 +46,7 @@ def reborn(
 ) -> tuple[ShardState, StateDiff]:
     """The contents of `state` as the first version, `seqno`, of a log of that `birth`; and the diff that says so.
 
-    Whoever had a lease has to begin anew: leased readers and writers are gone. Critical readers, schemas, progress and
+    Holders of leases begin anew: leased readers and writers are gone. Critical readers, schemas, progress and
     contents stay. Rollups that are not `existing` (partial keys) are named no more; that of `state`
     itself, `base_key`, is named, so that it is collected in its time.
     """

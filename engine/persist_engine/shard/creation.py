@@ -19,7 +19,7 @@ class Creation:
         """The key of a blob that proves that the shard's log began, whether it is still there or not; None without any.
 
         A rollup of the first version proves nothing: its creator may have died before the log began. All else comes later,
-        and whoever creates a shard or opens it for writing leaves a mark of that: small appends leave no blob of their own.
+        and each creator of a shard, and each opening for writing, leaves a mark of that: small appends leave no blob of their own.
         """
         prefix = shard_prefix(shard_id)
 

@@ -66,7 +66,7 @@ EPOCH = "0"
 
 #: What to do about a server that has no memory left; stands after its own words.
 _FULL = (
-    "(redis is full and takes no commits: raise its maxmemory, or let `persist maintain gc` delete versions that nobody reads, "
+    "(redis is full and takes no commits: raise its maxmemory, or let `persist maintain gc` delete versions that no reader holds, "
     "which works all the same)"
 )
 #: First words of replies that Redis gives instead of running a command (and their classes in redis-py).

@@ -14,7 +14,7 @@ _BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSL
 
 
 def is_untrusted(error: BaseException | None) -> bool:
-    """Whether TLS ended it: a certificate that nobody vouches for, or a peer that speaks something else."""
+    """Whether TLS ended it: a certificate that no known authority signed, or a peer that speaks something else."""
     return any(isinstance(cause, ssl.SSLError) and not isinstance(cause, _BROKEN) for cause in _chain(error))
 
 

@@ -74,7 +74,7 @@ class WatchedConsensus:
         return self._inner.truncate(key, seqno)
 
     def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
-        """See Consensus. Nobody recovers anything here."""
+        """See Consensus. Nothing is recovered here."""
         return self._inner.replace(key, expected, new)
 
     def list_keys(self) -> Iterator[str]:

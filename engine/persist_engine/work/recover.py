@@ -61,7 +61,7 @@ class Log:
 @dataclass(slots=True)
 class Recovered:
     """What is, or was, to be done. `needed`: the log is gone or ends before `base`. `gone_from` to `gone_through`: versions
-    that nothing can bring back (None: nobody knows how many). `missing`: blobs that `base` names and that do not exist.
+    that nothing can bring back (None: how many is not known). `missing`: blobs that `base` names and that do not exist.
     `left_over`: parts that `base` does not name, the first REPORTED_MAX of `left_over_count`. `others`: rollups that were
     not taken. `seqno`, `birth`: of the new log.
     """

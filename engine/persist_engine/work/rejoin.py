@@ -52,7 +52,7 @@ def rejoin(blob: Blob, consensus: Consensus, *, commit: bool) -> Rejoined:
     logs = _shards(consensus.list_keys())
     blobs = _shards(info.key.partition("/")[0] for info in blob.list_prefix(""))
     if commit and forgot == "consensus":
-        # Whoever is faster says the same.
+        # The faster of two says the same.
         consensus.compare_and_set(IDENTITY_KEY, None, VersionedData(SeqNo(1), encode_identity(Identity(store_id))))
     if commit and forgot == "blob":
         blob.set(IDENTITY_KEY, encode_identity(Identity(store_id)))

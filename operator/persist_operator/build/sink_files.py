@@ -20,7 +20,7 @@ CONFIG_DIR = "/etc/persist"
 DRIVER_PORT, BLOCK_MANAGER_PORT = 7078, 7079
 EXECUTOR_CONTAINER = "executor"
 _SCRATCH_DIR = "/var/data/spark"
-#: Who cannot prove to know the attempt's secret is not talked to, and nobody else can read along. As a file: Spark puts a secret
+#: A peer that cannot prove to know the attempt's secret is refused, and no other can read along. As a file: Spark puts a secret
 #: that it is given otherwise in clear into the executors' pods.
 _AUTHENTICATED = {
     "spark.authenticate": "true",

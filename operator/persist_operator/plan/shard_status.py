@@ -116,7 +116,7 @@ def _reader(reader: ReaderInfo) -> Mapping[str, Any]:
 
 
 def _public(url: str) -> str:
-    # As written: what is quoted in a query hides from whoever looks for secrets.
+    # As written: what is quoted in a query hides from a search for secrets.
     parts = urlsplit(redact(unquote(url)))
     kept = "&".join(one for one in parts.query.split("&") if one and not one.startswith(("password", "ca_file")))
     return urlunsplit(parts._replace(query=kept))[:1024]

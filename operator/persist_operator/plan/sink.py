@@ -179,7 +179,7 @@ def _start_limit_ms(draft: Draft) -> int:
 
 
 def _watch_creation(draft: Draft) -> None:
-    """End an attempt that is refused for too long. One that nobody has asked for (nobody was there, or there is no room) begins
+    """End an attempt that is refused for too long. One that was never asked for (no operator ran, or there is no room) begins
     anew: its time-out tells of refusals only.
     """
     limit_ms, refusal = _start_limit_ms(draft), draft.observed.failures.get("StartDriver")
