@@ -64,6 +64,7 @@ _PERMANENT: tuple[tuple[type[PersistError], str], ...] = (
     (StoreLost, "StoreLost"),
     (StoreMismatch, "StoreMismatch"),
 )
+_PERMANENT_KINDS = tuple(kind for kind, _ in _PERMANENT)
 
 
 class BridgeFailure(PersistError):
@@ -276,7 +277,7 @@ class Bridge:
             raise BridgeFailure(self._hung(store, location)) from error
         except InvalidUsage as error:
             # A call that hung when its client was closed is misuse to the engine, and says nothing of the storage.
-            if not (isinstance(error, UnsafeStore | StoreLost | StoreMismatch) or self._is_closed):
+            if not (isinstance(error, _PERMANENT_KINDS) or self._is_closed):
                 store.last_failure = None
                 raise
             raise BridgeFailure(self._break(store, location, error)) from error

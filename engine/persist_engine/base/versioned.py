@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from persist_engine.base.errors import InvalidUsage
 
@@ -72,11 +72,17 @@ class VersionedData:
 
     seqno: SeqNo
     data: bytes
+    _tip: Tip | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def tip(self) -> Tip:
-        """What a log that ends with it is known by. Costs a hash of the data."""
-        return Tip(self.seqno, tag_of(self.data))
+        """What a log that ends with it is known by. The first call costs a hash of the data."""
+        tip = self._tip
+        if tip is None:
+            # A commit needs it in several rooms. Threads that race here write the same value.
+            tip = Tip(self.seqno, tag_of(self.data))
+            object.__setattr__(self, "_tip", tip)
+        return tip
 
     def __repr__(self) -> str:
         return f"{self.seqno}({len(self.data)} B)"

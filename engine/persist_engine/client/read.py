@@ -190,7 +190,7 @@ class ReadHandle(Expiring):
         if last < after:
             raise InvalidBounds(f"changes up to {last} are asked for after {after}", lower=after, upper=last)
         own = self.since.time
-        earliest = 0 if since is not None or own is None else own  # a lost lease is told below
+        earliest = 0 if since is not None or own is None else own  # the fetch below raises for a lease that is lost
         if last < earliest:
             return SinceAhead(since=Antichain.of(earliest), as_of=last)
         bound = self._filter(where)

@@ -25,7 +25,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-#: Of a tag in a lineage; who knows another entry at its place agrees with it once in 2**64.
+#: Of a tag in a lineage: two entries of one seqno agree in so many bytes once in 2**64.
 _SHORT_BYTES = 8
 #: Entries that a lineage tells: 32 KiB. Past them a process that slept cannot be told whether its log was rolled back.
 LINEAGE_MAX = 4096
@@ -46,7 +46,7 @@ class Rollup:
     lineage: bytes = b""
 
     def knows(self, tip: Tip) -> bool | None:
-        """Whether `tip` is an entry of the log up to the state; None when it lies further back than is told here."""
+        """Whether `tip` is an entry of the log up to the state; None when it lies further back than the lineage."""
         back = self.state.seqno - tip.seqno
         if back == 0:
             return tip.tag == self.state.tag

@@ -26,7 +26,7 @@ from persist_engine.base.errors import (
 from persist_engine.base.metrics import Metrics
 from persist_engine.base.settings import Settings
 from persist_engine.base.version import APPLIER_VERSION
-from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo, VersionedData, tag_of
+from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo, VersionedData
 from persist_engine.codec.keys import blob_key, is_rollup_key, rollup_key
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
@@ -170,7 +170,7 @@ class StateVersions:
             return None
         self.metrics.count("state_diff_bytes", len(data), shard=shard_id)
         self.push.publish(shard_id, new)
-        return replace(state, tag=tag_of(data))
+        return replace(state, tag=new.tip.tag)
 
     # -- fetching -----------------------------------------------------------------------------------------------------
 

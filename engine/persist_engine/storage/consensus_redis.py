@@ -41,7 +41,7 @@ from persist_engine.base.errors import (
     StoreRefused,
     UnsafeStore,
 )
-from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData, tag_of
+from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
 from persist_engine.storage.addresses import REDIS_PASSWORD_FILE, RedisAddress
 from persist_engine.storage.checks import check_append, check_log_key, check_replace, check_scan, refuse_truncate
 from persist_engine.storage.notify import NEWS_BYTES_MAX
@@ -133,7 +133,9 @@ class RedisConsensus:
         answer = self._run(_HEAD, key)
         if answer[0] == b"ABSENT":
             return None
-        return VersionedData(self._see(key, answer[1], answer[2]), answer[2])
+        head = VersionedData(SeqNo(int(answer[1])), answer[2])
+        self._see(key, head.seqno, head.tip)
+        return head
 
     def compare_and_set(self, key: str, expected: Tip | None, new: VersionedData) -> CasResult:
         """See Consensus."""
@@ -147,7 +149,7 @@ class RedisConsensus:
             return CasResult.EXPECTATION_MISMATCH
         if answer[1]:
             logger.info("redis was restarted since the last commit and kept the log", extra={"key": key})
-        self._see(key, new.seqno, new.data)
+        self._see(key, new.seqno, new.tip)
         return CasResult.COMMITTED
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:
@@ -168,7 +170,7 @@ class RedisConsensus:
             if not answer[3]:
                 break
             if entries[-1].seqno == head:
-                self._see(key, head, entries[-1].data)
+                self._see(key, head, entries[-1].tip)
                 break
         return entries
 
@@ -188,7 +190,7 @@ class RedisConsensus:
         answer = self._run(_REPLACE, key, _told(expected), int(new.seqno), new.data, _told(new.tip))
         if answer[0] == b"MISMATCH":
             return CasResult.EXPECTATION_MISMATCH
-        self._see(key, new.seqno, new.data)
+        self._see(key, new.seqno, new.tip)
         return CasResult.COMMITTED
 
     def list_keys(self) -> Iterator[str]:
@@ -286,18 +288,13 @@ class RedisConsensus:
                 connection.disconnect()  # a late reply must not meet the next command
             self._pool.release(connection)  # type: ignore[no-untyped-call]  # unannotated in redis-py
 
-    def _see(self, key: str, head: SeqNo | bytes, data: bytes | None = None) -> SeqNo:
+    def _see(self, key: str, head: SeqNo | bytes, tip: Tip | None = None) -> SeqNo:
         seqno = SeqNo(int(head))
-        tag = "" if data is None else _tag(data)
+        tag = "" if tip is None else f":{tip.tag.hex()}"
         with self._seen_lock:
             if (seqno, tag) > self._seen.get(key, (-1, "")):
                 self._seen[key] = seqno, tag
         return seqno
-
-
-def _tag(data: bytes) -> str:
-    """Tells an entry from another of its seqno."""
-    return ":" + tag_of(data).hex()
 
 
 def _told(tip: Tip) -> str:

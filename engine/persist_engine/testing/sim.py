@@ -331,7 +331,7 @@ class History:
             self._done.set()
 
     def astray(self, error: PersistError) -> NoReturn:
-        """The running process was told `error` because its log lost versions: it starts again, as it is told to."""
+        """The engine raised `error` in the running process because its log lost versions: the process starts again, as `error` says."""
         process = self.scheduler.current.process
         saw_it_go = self.branches.is_over() and "vanished" in str(error)  # lost a race against what is lost, too
         if not (self.branches.is_astray(process) or saw_it_go):

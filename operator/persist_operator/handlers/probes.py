@@ -33,7 +33,8 @@ class ProbeServer:
             if path == "/healthz":
                 problem = sick_of()
             elif path == "/readyz":
-                problem = waits_for() and f"waiting for {waits_for()}"
+                awaited = waits_for()
+                problem = None if awaited is None else f"waiting for {awaited}"
             else:
                 return 404, "text/plain", b"not found\n"
             return (503, "text/plain", f"{problem}\n".encode()) if problem else (200, "text/plain", b"ok\n")

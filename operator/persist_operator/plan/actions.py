@@ -110,7 +110,7 @@ class Plan:
     actions: tuple[Action, ...] = ()
     requeue_after_s: float | None = None
     notes: tuple[Note, ...] = ()
-    """What was seen. What an action does is told when it is done: `done_note`."""
+    """Events of what the plan saw. The reconciler posts an action's own (`done_note`) once the action is done."""
     is_periodic: bool = False
     """The look comes round again and again and may be spread over time: a little later is as good. Not so for what is due."""
     refused: frozenset[str] = frozenset()

@@ -23,7 +23,7 @@ _AFTER_CONFLICT_S, _AFTER_SKIPPED_S = 5, 60
 _TYPE: Mapping[MaintenanceKind, str] = {"compaction": "Compaction", "rollup": "Rollup", "gc": "GC"}
 #: Failures in a row after which a condition tells of it.
 FAILURES_WORTH_TELLING = 3
-#: A run that is not running by then is told of: images are pulled and nodes found in less.
+#: The status names a run that does not run by then: pulling an image and finding a node take less.
 _STUCK_MS = 60_000
 
 

@@ -114,8 +114,10 @@ class Reconciler:
             look_again = self._do(key, meta, action) or look_again
         if look_again:
             return min(plan.requeue_after_s or 0.0, _AFTER_NEWS_S)
-        if plan.requeue_after_s is None or plan.is_periodic:
-            return None if plan.requeue_after_s is None else plan.requeue_after_s * self._env.uniform(1.0, 1.1)
+        if plan.requeue_after_s is None:
+            return None
+        if plan.is_periodic:
+            return plan.requeue_after_s * self._env.uniform(1.0, 1.1)
         # What is due is due then, however long this took.
         return max(0.0, plan.requeue_after_s - (self._env.monotonic_s() - started_s))
 
