@@ -122,8 +122,12 @@ class Worker:
         self._process.stdin.flush()
 
     def answer(self) -> str:
-        """What it said at the end of its task; "killed" when it did not come to it."""
-        return self._line() or "killed"
+        """What it said at the end of its task; "killed" after SIGKILL. RuntimeError: it ended by itself."""
+        if line := self._line():
+            return line
+        if (code := self._process.wait()) != -signal.SIGKILL:
+            raise RuntimeError(f"a worker ended with exit code {code} in its task: its standard error says why")
+        return "killed"
 
     def kill_in_transaction(self, history: Path, *, is_over: Callable[[], bool]) -> bool:
         """SIGKILL at a moment at which `history`, its record, holds a transaction without an end; looks again and again,

@@ -70,8 +70,8 @@ def _lost_commit_ignored(put: Put) -> None:
 
 
 def _redis_without_check(put: Put) -> None:
-    """The script appends whatever the head is; what stands at that seqno already is overwritten. Nor are entries tagged:
-    who saw the overwritten one would be told (CorruptData) before the checker is asked.
+    """The script appends whatever the head is; an entry that already stands at that seqno is overwritten. Entries carry no
+    tags either: a process that saw the overwritten one would raise CorruptData before the checker is asked.
     """
     script = persist_engine.storage.consensus_redis._Script("compare_and_set")
     overwrite = (
@@ -83,7 +83,10 @@ def _redis_without_check(put: Put) -> None:
     script.source = script.source.replace(_CHECK, overwrite)
     script.sha1 = "0" * 40  # never loaded: always sent whole
     put(persist_engine.storage.consensus_redis, "_COMPARE_AND_SET", script)
-    put(persist_engine.storage.consensus_redis, "_tag", lambda data: "")
+    stores = persist_engine.storage.consensus_redis.RedisConsensus
+    original = stores._see
+    put(stores, "_see", lambda self, key, head, tip=None: original(self, key, head))
+    put(persist_engine.storage.consensus_redis, "_told", lambda tip: f"{int(tip.seqno)}:")
 
 
 BUGS = {
