@@ -30,7 +30,7 @@ types: ## mypy strict
 	@$(RUN) mypy engine/persist_engine operator/persist_operator spark-images/persist_spark
 	@MYPYPATH=examples/flights $(RUN) mypy examples/flights
 rooms: ## import-linter: who may import whom
-	@$(RUN) lint-imports
+	@$(RUN) lint-imports --no-cache
 tidy: ## house rules as a test
 	@$(PYTEST) -q tests/test_tidy.py
 
