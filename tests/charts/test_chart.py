@@ -362,11 +362,13 @@ def test_who_may_use_a_profile_reaches_the_operator(template: Callable[..., list
     assert not settings.storage_profiles["closed"].allowed_namespaces.allow("red", {"persist": "yes"})
 
 
+@pytest.mark.parametrize("watch", [{"namespaces": ["red", "blue"]}, {"clusterWide": True}])
 @pytest.mark.parametrize("labels", [None, {}, {"persist": "yes"}])
 def test_namespaces_are_read_only_where_a_profile_asks_for_labels(
-    template: Callable[..., list[Manifest]], labels: Manifest | None
+    template: Callable[..., list[Manifest]], labels: Manifest | None, watch: Manifest
 ) -> None:
-    values = profiles(default={} if labels is None else {"allowedNamespaces": {"matchLabels": labels}})
+    values = profiles(default={} if labels is None else {"allowedNamespaces": {"matchLabels": labels}}) | {"watch": watch}
     rules = [rule for role in of_kind(template(values), "ClusterRole") for rule in role["rules"]]
     found = [rule for rule in rules if "namespaces" in rule["resources"]]
-    assert found == ([{"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get"]}] if labels else [])
+    watched = {"resourceNames": watch["namespaces"]} if "namespaces" in watch else {}
+    assert found == ([{"apiGroups": [""], "resources": ["namespaces"], **watched, "verbs": ["get"]}] if labels else [])

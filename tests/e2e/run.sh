@@ -35,7 +35,7 @@ stores() {
 
 namespaces() {
   local namespace
-  for namespace in persist-system persist-e2e persist-e2e-gone; do
+  for namespace in persist-system persist-e2e persist-e2e-gone persist-e2e-other; do
     secret $namespace
     kubectl label --overwrite namespace $namespace pod-security.kubernetes.io/enforce=restricted >/dev/null
   done

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,14 +29,11 @@ def shard(name: str, **spec: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def other(cluster: Any) -> Iterator[str]:
-    """The other tenant's namespace, with its label and its Secret."""
-    labels = {"pod-security.kubernetes.io/enforce": "restricted", LABEL: "other"}
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OTHER, "labels": labels}})
-    secret = cluster.get("secret", "persist-store", "persist-stores")
-    secret["metadata"] = {"name": "persist-store"}
-    cluster.kubectl("apply", "-f", "-", namespace=OTHER, given=json.dumps(secret))
+    """The other tenant's namespace, with its label."""
+    cluster.run("kubectl", "label", "--overwrite", "namespace", OTHER, f"{LABEL}=other")
     yield OTHER
-    cluster.run("kubectl", "delete", "namespace", OTHER, "--timeout=120s", timeout_s=130)
+    cluster.delete("persistshard", "own", "labelled", "default", namespace=OTHER)
+    cluster.run("kubectl", "label", "namespace", OTHER, f"{LABEL}-")
 
 
 def test_each_tenant_reaches_its_own_stores_only(cluster: Any, other: str) -> None:
