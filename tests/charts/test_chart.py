@@ -367,7 +367,9 @@ def test_who_may_use_a_profile_reaches_the_operator(template: Callable[..., list
 def test_namespaces_are_read_only_where_a_profile_asks_for_labels(
     template: Callable[..., list[Manifest]], labels: Manifest | None, watch: Manifest
 ) -> None:
-    values = profiles(default={} if labels is None else {"allowedNamespaces": {"matchLabels": labels}}) | {"watch": watch}
+    values = profiles(default={} if labels is None else {"allowedNamespaces": {"matchLabels": labels}}) | {
+        "watch": watch
+    }
     rules = [rule for role in of_kind(template(values), "ClusterRole") for rule in role["rules"]]
     found = [rule for rule in rules if "namespaces" in rule["resources"]]
     watched = {"resourceNames": watch["namespaces"]} if "namespaces" in watch else {}
