@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from persist_engine import Antichain, Location, PersistClient, ShardId
 from persist_engine.base.env import SystemEnv
-from persist_engine.base.errors import CorruptData, Determinate, Indeterminate, InvalidUsage, NotKept
+from persist_engine.base.errors import CorruptData, Determinate, Indeterminate, InvalidUsage, NotKept, StoreRefused
 from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo
 from persist_engine.storage import blob_file, consensus_sqlite
@@ -325,13 +325,13 @@ def test_a_folder_is_not_an_object(blob):
 
 def test_a_place_that_cannot_be_a_store_is_named(tmp_path):
     (tmp_path / "file").write_bytes(b"x" * 5000)
-    with pytest.raises(Determinate, match="file/blobs"):
+    with pytest.raises(StoreRefused, match="file/blobs"):
         FileBlob(tmp_path / "file" / "blobs", env=SystemEnv())
-    with pytest.raises(Determinate, match=r"file/c\.db"):
+    with pytest.raises(StoreRefused, match=r"file/c\.db"):
         SqliteConsensus(tmp_path / "file" / "c.db")
     with pytest.raises(CorruptData, match="not a database"):
         SqliteConsensus(tmp_path / "file")
-    with pytest.raises(Determinate, match="sqlite://"):
+    with pytest.raises(StoreRefused, match="sqlite://.*: Is a directory"):
         SqliteConsensus(tmp_path)
 
 

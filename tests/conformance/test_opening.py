@@ -170,6 +170,28 @@ def test_regression_a_name_that_does_not_resolve_is_waited_for_a_while(monkeypat
     assert waited or blob != "mem:", "the first look for a name may take all of the time"
 
 
+@pytest.mark.parametrize("create", [True, False])
+@pytest.mark.parametrize(
+    ("blob", "consensus", "words"),
+    [
+        ("file://{}/file", "mem:", "Not a directory"),
+        ("file://{}/file/blobs", "mem:", "Not a directory"),
+        ("file://{}/" + "x" * 300, "mem:", "File name too long"),
+        ("mem:", "sqlite://{}/file/log.db", "Not a directory|File exists"),
+        ("mem:", "sqlite://{}", "Is a directory"),
+    ],
+)
+def test_regression_a_path_that_cannot_be_a_store(tmp_path, blob, consensus, words, create):
+    """It was waited for without end. Now nothing is waited for, with or without the right to make the store."""
+    (tmp_path / "file").write_bytes(b"x")
+    location = Location(blob=blob.format(tmp_path), consensus=consensus.format(tmp_path))
+    waited = []
+    settings = Settings(retry=RetrySettings(give_up_ms=200))  # so that the test ends when it fails
+    with pytest.raises(StoreRefused, match=words):
+        PersistClient.open(location, settings=settings, create=create, on_wait=lambda *wait: waited.append(wait))
+    assert not waited
+
+
 @pytest.mark.redis
 def test_a_redis_that_is_down_is_waited_for_loudly(caplog):
     registry = CollectorRegistry()

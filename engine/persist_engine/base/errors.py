@@ -199,7 +199,7 @@ class Unavailable(PersistError):
 
 
 class StoreRefused(Unavailable):
-    """A store was not opened: its password, user, database, bucket or endpoint is wrong, in the words of who says so. Nothing was
+    """A store was not opened: its password, user, database, bucket, endpoint or path is wrong, in the words of who says so. Nothing was
     done, and no further attempt was made; what is wrong may be put right beside this process, as in a mounted secret.
     """
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -68,7 +69,7 @@ def _side_by_side(batch: pa.RecordBatch, *, taken: Sequence[str] = ()) -> pa.Rec
 @contextmanager
 def writing(format_name: str, path: Path | None, schema: pa.Schema) -> Iterator[Write]:
     """What to call with every batch. `path` None: standard output. The file is moved into place when the block ends
-    well, and durable then.
+    well, and durable then. A link is followed; a device or a pipe is written to as it is.
     """
     if path is None:
         if format_name in ("arrow", "parquet") and sys.stdout.isatty():
@@ -77,6 +78,14 @@ def writing(format_name: str, path: Path | None, schema: pa.Schema) -> Iterator[
             yield write
         sys.stdout.flush()
         return
+    if _is_device_or_pipe(path):  # a file moved into its place would remove it: /dev/null for the whole machine
+        try:
+            with path.open("wb") as file, _writer(format_name, file, schema) as write:
+                yield write
+        except OSError as error:
+            raise InvalidUsage(f"cannot write {path}: {error.strerror}") from error
+        return
+    path = Path(os.path.realpath(path))
     # Ours alone: a process id may be that of another container, or of one that was killed here.
     partial = path.with_name(f".{path.name}.{system_random_bytes(8).hex()}.partial")
     try:
@@ -92,6 +101,14 @@ def writing(format_name: str, path: Path | None, schema: pa.Schema) -> Iterator[
     finally:
         with suppress(OSError):  # where it could not be made, it cannot be removed either
             partial.unlink()
+
+
+def _is_device_or_pipe(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False  # not there yet, or opening it says why not
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 @contextmanager

@@ -14,6 +14,10 @@ from typing import Any, Protocol
 
 #: What would end a cell or a row of tab-separated text.
 _IN_ONE_CELL = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
+#: What a terminal would obey, and what turns text around: shown, not done. Ends of lines and tabs stay.
+_SHOWN = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"} | {
+    code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
 #: Names that say of a number that it counts, beside those that end in "bytes".
 _COUNTS = frozenset({"rows", "updates", "batches", "parts", "parts_read"})
 
@@ -96,7 +100,9 @@ def print_pairs(value: Mapping[str, Any]) -> None:
 def _cell(cell: object, *, grouped: bool) -> str:
     if cell is None:
         return "-"
-    return f"{cell:,}" if grouped and isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
+    if grouped and isinstance(cell, int) and not isinstance(cell, bool):
+        return f"{cell:,}"
+    return str(cell).translate(_SHOWN)
 
 
 class Bar(Protocol):

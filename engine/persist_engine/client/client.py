@@ -80,7 +80,7 @@ class PersistClient:
         on_wait: OnWait | None = None,
     ) -> PersistClient:
         """Connect to both stores and see that they are a pair. InvalidUsage for URLs that make no sense, UnsafeStore for
-        stores that break promises, StoreRefused within seconds for credentials, databases, buckets and endpoints that are
+        stores that break promises, StoreRefused within seconds for credentials, databases, buckets, endpoints and paths that are
         wrong, StoreLost and StoreMismatch for two that do not belong together. A store that is out of reach is waited for;
         `on_wait` hears of it, then and later. A directory or a file of a URL that is not there yet is made; without `create`,
         for those that only read, it is InvalidUsage.

@@ -17,7 +17,7 @@ from persist_engine.base.env import Env
 from persist_engine.base.errors import Determinate, Indeterminate, InvalidUsage, NotKept
 from persist_engine.storage.blob import BlobInfo
 from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix
-from persist_engine.storage.directories import make_directory, sync_directory
+from persist_engine.storage.directories import make_directory, not_opened, sync_directory
 
 #: A set that keeps losing its directory to deletes gives up after this many; each loss needs another process's delete.
 PLACE_ATTEMPTS_MAX = 100
@@ -32,7 +32,7 @@ _TEMP = ".tmp"
 
 class FileBlob:
     """Opens the directory `root`. Several processes may share it. One that is not there is made, or without `create`
-    InvalidUsage.
+    InvalidUsage. StoreRefused for a path that cannot be one.
     """
 
     def __init__(self, root: Path, *, env: Env, create: bool = True) -> None:
@@ -47,7 +47,7 @@ class FileBlob:
                 self._check_exists()
             self._drop_stale_temps()
         except OSError as error:
-            raise Determinate(f"open {self.address()}: {_reason(error)}") from error
+            raise not_opened(self.address(), error) from error
 
     def _check_exists(self) -> None:
         """InvalidUsage where no blobs were ever kept, OSError when that cannot be told. Changes nothing: it may be a directory

@@ -11,6 +11,8 @@ NB: not for network file systems, where SQLite's locks do not hold; and open it 
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -30,7 +32,7 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
 from persist_engine.storage.checks import check_append, check_log_key, check_replace, check_scan, refuse_truncate
-from persist_engine.storage.directories import make_directory
+from persist_engine.storage.directories import make_directory, not_opened
 
 #: How long a call waits for another process's commit. Commits take milliseconds; a longer wait means a stuck process.
 BUSY_TIMEOUT_S = 10.0
@@ -78,7 +80,7 @@ class _Idle:
 
 class SqliteConsensus:
     """Opens the file at `path`. Thread-safe: each call borrows a connection of its own. A file or table that is not there
-    is made, or without `create` InvalidUsage.
+    is made, or without `create` InvalidUsage. StoreRefused for a path that cannot be one.
     """
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
@@ -92,9 +94,10 @@ class SqliteConsensus:
         if create:
             try:
                 make_directory(path.parent)
+                _check_no_directory(path)
                 path.touch()  # made durable with the write-ahead log, whose first sync takes in their directory
             except OSError as error:
-                raise Determinate(f"open {self.address()}: {error.strerror or error}") from error
+                raise not_opened(self.address(), error) from error
         else:
             self._check_exists()
         with self._borrow("open") as connection:
@@ -170,15 +173,16 @@ class SqliteConsensus:
             each.connection.close()
 
     def _check_exists(self) -> None:
-        """InvalidUsage where no log was ever begun, Determinate when that cannot be told. Changes nothing: it may be a
+        """InvalidUsage where no log was ever begun, StoreRefused or Determinate when that cannot be told. Changes nothing: it may be a
         file of somebody else's.
         """
         try:
+            _check_no_directory(self._path)
             is_begun = self._path.stat().st_size > 0
         except FileNotFoundError:
             is_begun = False
         except OSError as error:
-            raise Determinate(f"open {self.address()}: {error.strerror or error}") from error
+            raise not_opened(self.address(), error) from error
         if is_begun:
             with self._borrow("open") as connection:
                 is_begun = connection.execute(_TABLE).fetchone() is not None
@@ -304,6 +308,12 @@ class SqliteConsensus:
         if "no such table" in str(error):  # made at open: another file stands here now
             return self._lost(verb, key, "the file was replaced by an empty one")
         return kind(text, key=key)
+
+
+def _check_no_directory(path: Path) -> None:
+    """SQLite's own words for one do not tell it apart from what may be over soon."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
 
 
 def _head_seqno(connection: sqlite3.Connection, key: str) -> SeqNo | None:

@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+
+from persist_engine.base.errors import Determinate, PersistError, StoreRefused
+
+#: What the system says of a path that stays wrong until a person changes it, or the path. Anything else may be over soon.
+_WRONG_PATH = frozenset(
+    {
+        *(errno.EACCES, errno.EPERM, errno.EROFS),
+        *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG),
+    }
+)
+
+
+def not_opened(address: str, error: OSError) -> PersistError:
+    """What to raise for a store that the system did not open: StoreRefused when its path is wrong, else Determinate."""
+    kind = StoreRefused if error.errno in _WRONG_PATH else Determinate
+    return kind(f"open {address}: {error.strerror or error}")
 
 
 def make_directory(path: Path) -> None:
