@@ -76,6 +76,7 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
         "schema": {"shard_id": SHARD},
         "evolve_schema": {"shard_id": SHARD, "schema": SCHEMAS},
         "recent_upper": {"shard_id": SHARD},
+        "set_retention": {"shard_id": SHARD, "retain_ms": [*all_but(int, None), -5, 2**64]},
         "progress": {"shard_id": SHARD, "sink_id": TEXT},
         "inspect": {"shard_id": SHARD, "known_seqno": [*all_but(int, None), -1]},
         "adopt": {"owner": all_but(), "wanted": [each for each in SHARD if each is not None], "proposed": SHARD, "take_over": FLAG},
