@@ -11,7 +11,7 @@ from typing import Any
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.batch import HollowRollup
-from persist_engine.model.frontier import Antichain
+from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.shared_map import SharedMap
 from persist_engine.model.state import CriticalReader, LeasedReader, ShardState
 
@@ -70,7 +70,8 @@ def retained_since(state: ShardState) -> Antichain | None:
         return None
     if upper.time is None:
         return since
-    held = max(0, upper.time - state.retain_ms)
+    # At most the last time that data can have: where upper lies past it, the contents then are what is read.
+    held = min(max(0, upper.time - state.retain_ms), DATA_TIME_MAX)
     return since.join(Antichain(held - held % max(1, state.retain_ms // RETENTION_STEPS)))
 
 

@@ -179,6 +179,13 @@ def test_a_closed_upper_keeps_since_and_the_shard_is_finalized_once_retention_en
     assert refused(made, c.SetRetention(5)) == c.RetentionSet(None, EMPTY)
 
 
+@pytest.mark.parametrize("retain_ms", [1, 100, RETAIN_MS, 2**63 - 1])
+@pytest.mark.parametrize("upper", [2**63 - 1, 2**63, 2**64 - 1])
+def test_the_newest_time_that_can_be_asked_for_is_always_kept(retain_ms: int, upper: int) -> None:
+    made = shard(retain_ms, upper=upper)
+    assert since(made) <= made.state.trace.upper.newest_complete
+
+
 def test_diffs_carry_it() -> None:
     made = shard(None)
     states: list[ShardState] = [made.state]
