@@ -77,7 +77,7 @@ def holds(
         print_json(found.to_json())
         return
     if not found.holds:
-        typer.echo("no holds: since and collection wait for nobody", err=True)
+        typer.echo("no holds: nothing holds back since or collection", err=True)
         return
     rows = []
     for hold in found.holds:

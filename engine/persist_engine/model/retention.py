@@ -11,6 +11,8 @@ from persist_engine.model.state import ShardState
 from persist_engine.model.transitions import transition
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+#: More are no retention, and Python reads no number of thousands of them.
+_DIGITS_MAX = 20
 _WANTED = "a whole number with a unit, as in 7d, 12h, 30m, 45s or 500ms; or none"
 
 
@@ -20,7 +22,8 @@ def retention_of(text: str) -> int | None:
         return None
     digits = text.rstrip("dhms")
     unit = _UNITS_MS.get(text[len(digits) :])
-    if unit is None or not (digits.isascii() and digits.isdigit()) or int(digits) == 0:
+    is_number = digits.isascii() and digits.isdigit() and len(digits) < _DIGITS_MAX
+    if unit is None or not is_number or int(digits) == 0:
         raise InvalidUsage(f"a retention is {_WANTED}, not {text[:40]!r}")
     return int(digits) * unit
 

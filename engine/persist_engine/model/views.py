@@ -62,8 +62,8 @@ def durable_since(state: ShardState) -> Antichain | None:
 
 def retained_since(state: ShardState) -> Antichain | None:
     """Where retention holds since: `retain_ms` before upper, rounded down so that it moves a hundred times while the window
-    passes, and hardly any append has it to tell. Where since is when that is later, or when upper is closed. None without
-    retention.
+    passes, and few appends have to tell of it. It is where since stands when that is later, or when upper is closed. None
+    without retention.
     """
     since, upper = state.trace.since, state.trace.upper
     if state.retain_ms is None:

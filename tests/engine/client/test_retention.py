@@ -48,7 +48,7 @@ def test_the_default_is_seven_days_and_zero_is_none() -> None:
 
 
 @pytest.mark.parametrize("how", ["open_writer", "open_leased_reader", "open_upsert", "open_sink"])
-def test_whoever_creates_a_shard_gives_it_the_retention_in_the_commit_that_creates_it(kept: World, how: str) -> None:
+def test_a_shard_gets_its_retention_in_the_commit_that_creates_it(kept: World, how: str) -> None:
     client, shard_id = kept.process(), kept.shard_id()
     made = getattr(client, how)(shard_id, SCHEMA, purpose="test")
     assert client.inspect(shard_id).retain_ms == 7 * DAY_MS
