@@ -286,8 +286,8 @@ def _raise_staging_floor(state: ShardState, cmd: c.RaiseStagingFloor) -> Applied
 
 
 def _set_retention(state: ShardState, cmd: c.SetRetention) -> Applied | Refused:
-    """Commits even when nothing changes, so that the answer is linearized. A shorter one lets since follow at once; without one
-    since stays, as when a reader goes.
+    """Commits even when nothing changes, so that the answer is linearized. A shorter one, or none, lets since follow at once;
+    held by nothing it stays.
     """
     if is_tombstone(state):
         return Refused(c.RetentionSet(None, EMPTY))
@@ -295,8 +295,7 @@ def _set_retention(state: ShardState, cmd: c.SetRetention) -> Applied | Refused:
         raise InvalidUsage(
             f"retain_ms must be from 1 to 2**63 - 1, or None for no retention; {cmd.retain_ms} was given"
         )
-    after = replace(state, retain_ms=cmd.retain_ms)
-    after = after if cmd.retain_ms is None else _with_readers_since(after)
+    after = _with_readers_since(replace(state, retain_ms=cmd.retain_ms))
     return Applied(after, c.RetentionSet(after.retain_ms, after.trace.since))
 
 

@@ -150,6 +150,14 @@ def test_without_one_since_stays_until_a_reader_lets_go() -> None:
     assert since(made) == 5000
 
 
+def test_without_one_since_is_where_readers_hold_it_at_once() -> None:
+    """An operator ends the retention of a shard that it took over: what it wants forgotten waits for no further write."""
+    made = shard(upper=1000)
+    reader(made, 1, 950)
+    assert since(made) == 900
+    assert made.do(c.SetRetention(None)) == c.RetentionSet(None, A(950))
+
+
 def test_setting_what_is_set_commits_so_that_the_answer_is_linearized() -> None:
     made = shard(upper=1000)
     before = made.state.seqno
