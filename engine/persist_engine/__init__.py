@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from persist_engine.client.write import WriteHandle as WriteHandle
     from persist_engine.codec.schema import Schema as Schema
     from persist_engine.flow.refresh import Refresh as Refresh
+    from persist_engine.model.commands import RetentionSet as RetentionSet
     from persist_engine.model.commands import SchemaEvolved as SchemaEvolved
     from persist_engine.model.frontier import Antichain as Antichain
     from persist_engine.model.ids import CriticalReaderId as CriticalReaderId
@@ -56,6 +57,7 @@ _MODULES = {
     "ProgressMismatch": "client.outcomes",
     "ReadHandle": "client.read",
     "Refresh": "flow.refresh",
+    "RetentionSet": "model.commands",
     "Schema": "codec.schema",
     "SchemaEvolved": "model.commands",
     "SchemaIncompatible": "shard.schemas",

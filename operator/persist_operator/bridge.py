@@ -143,7 +143,8 @@ class Bridge:
         self._breaker_s = settings.loop.store_breaker_seconds
         self._env = env or SystemEnv()
         # The engine gives up a little before we do, so that its message (with the address) is what people read.
-        engine = Settings(retry=RetrySettings(give_up_ms=self._deadline_s * 1000 * 0.8))
+        # A shard of the operator's has its retention from the operator's own hold: see advance_since.
+        engine = Settings(retry=RetrySettings(give_up_ms=self._deadline_s * 1000 * 0.8), retain_ms=None)
         self._open_client = open_client or (
             lambda location: PersistClient.open(location, settings=engine, metrics=metrics or NoMetrics())
         )
@@ -191,7 +192,8 @@ class Bridge:
             raise
 
     def advance_since(self, action: AdvanceSince) -> int | None:
-        """Hold since at `since_ms` or later through the operators' critical reader; the since it now holds.
+        """Hold since at `since_ms` or later through the operators' critical reader; the since it now holds. That hold is the
+        shard's retention from then on: one that the shard was created with ends.
 
         Idempotent, never goes back. The hold of an owner before is taken over, and fences that one. InvalidUsage when the
         shard is not the owner's; BridgeFailure.
@@ -209,6 +211,7 @@ class Bridge:
             held = handle.since.time
             is_reached = held is None or held >= action.since_ms
             if is_reached and handle.opaque == token:
+                _end_retention(client, ShardId(action.shard_id))
                 return held
             since = handle.since if is_reached else Antichain.of(action.since_ms)
             answer = handle.compare_and_downgrade_since(handle.opaque, (token, since))
@@ -216,6 +219,7 @@ class Bridge:
                 raise InvalidUsage(
                     f"critical reader {action.critical_id} of shard {action.shard_id} has another owner now"
                 )
+            _end_retention(client, ShardId(action.shard_id))
             return answer.since.time
 
         return self._call(action.location, advance)
@@ -350,6 +354,12 @@ def _check_owner(client: PersistClient, action: InitialiseShard | AdvanceSince) 
     owner = client.owner_of(ShardId(action.shard_id))
     if owner != action.owner:
         raise InvalidUsage(f"shard {action.shard_id} is not {action.owner}'s any more; its owner is {owner}")
+
+
+def _end_retention(client: PersistClient, shard_id: ShardId) -> None:
+    """No commit where there is none."""
+    if client.machine(shard_id).state.retain_ms is not None:
+        client.set_retention(shard_id, None)
 
 
 def _addresses(location: StoreLocation) -> str:

@@ -254,8 +254,9 @@ class _HeldShard:
         if not self._leases:
             return
         try:
-            readers = self.store.client().inspect(self._shard).readers
-            kept = [reader.since for reader in readers if reader.kind == "critical"]
+            seen = self.store.client().inspect(self._shard)
+            kept = [reader.since for reader in seen.readers if reader.kind == "critical"]
+            kept += [] if seen.retain_ms is None else [seen.retained_since]
             for lease in self._leases if kept else ():
                 oldest = min(snapshot.as_of for snapshot in lease.snapshots.values())
                 allowed = Antichain.of(min([oldest, *(since for since in kept if since is not None)]))

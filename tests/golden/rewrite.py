@@ -229,6 +229,17 @@ def chained_rollup() -> Rollup:
     return Rollup(replace(fenced_rollup().state, tag=entry.tip.tag), (entry,), b"\x0c" * 8)
 
 
+def retained_diff() -> StateDiff:
+    """What came after, in format 3: the retention."""
+    return replace(chained_diff(), retain_ms=(Update(None, 86_400_000, 604_800_000),))
+
+
+def retained_rollup() -> Rollup:
+    """As above, in format 4."""
+    entry = VersionedData(SeqNo(2), encode_state_diff(retained_diff()))
+    return Rollup(replace(chained_rollup().state, tag=entry.tip.tag, retain_ms=604_800_000), (entry,), b"\x0c" * 8)
+
+
 def packed_rollup() -> Rollup:
     """In format 3: so many live batches that some are compressed."""
     state = fenced_rollup().state
@@ -257,6 +268,8 @@ def files() -> dict[str, bytes]:
         "rollup-fenced.bin": encode_rollup(fenced_rollup()),
         "diff-chained.bin": encode_state_diff(chained_diff()),
         "rollup-chained.bin": encode_rollup(chained_rollup()),
+        "diff-retained.bin": encode_state_diff(retained_diff()),
+        "rollup-retained.bin": encode_rollup(retained_rollup()),
         "rollup-3.bin": encode_rollup(packed_rollup()),
         "identity.bin": encode_identity(STORE),
         "owner.bin": encode_shard_owner(SHARD, OWNER),

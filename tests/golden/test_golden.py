@@ -49,6 +49,8 @@ def test_the_stored_messages_decode_to_the_values_they_were_made_of(golden: Modu
     assert decode_rollup(stored("rollup-fenced.bin"), key="golden") == golden.fenced_rollup()
     assert decode_state_diff(stored("diff-chained.bin"), key="golden") == golden.chained_diff()
     assert decode_rollup(stored("rollup-chained.bin"), key="golden") == golden.chained_rollup()
+    assert decode_state_diff(stored("diff-retained.bin"), key="golden") == golden.retained_diff()
+    assert decode_rollup(stored("rollup-retained.bin"), key="golden") == golden.retained_rollup()
 
 
 def test_the_stored_identity_and_registry_decode_to_the_values_they_were_made_of(golden: ModuleType) -> None:
@@ -82,6 +84,8 @@ def test_the_stored_rollup_of_many_batches_decodes_to_its_state(golden: ModuleTy
         "rollup-fenced.bin",
         "diff-chained.bin",
         "rollup-chained.bin",
+        "diff-retained.bin",
+        "rollup-retained.bin",
         "identity.bin",
         "owner.bin",
         "name.bin",

@@ -22,7 +22,7 @@ class Shard:
 
     def __init__(self, folder):
         self.location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
-        in_blobs = Settings(batch=BatchSettings(inline_part_bytes_max=0))
+        in_blobs = Settings(batch=BatchSettings(inline_part_bytes_max=0), retain_ms=None)
         self.client = PersistClient.open(self.location, settings=in_blobs)
         self.id = ShardId.new()
         self.writer = self.client.open_writer(self.id, SCHEMA, purpose="test")
@@ -97,6 +97,18 @@ def test_leases_follow_the_oldest_frame_as_far_as_critical_readers_allow(shard, 
     held.advance()
     held.advance()
     assert shard.sinces() == [20, 30]
+
+
+def test_leases_follow_the_shards_retention(shard, held):
+    for time in (0, 10, 20):
+        shard.write(time)
+    shard.client.set_retention(shard.id, 5)
+    held.load("new", shard.options())
+    assert shard.sinces() == [16]
+    shard.write(30)
+    held.advance()
+    assert shard.sinces() == [20], "as far as its frame"
+    assert shard.client.inspect(shard.id).since == 20
 
 
 def test_a_read_does_not_let_go_of_the_past(shard, held):

@@ -7,7 +7,7 @@ import threading
 
 import pyarrow as pa
 import pytest
-from persist_engine import Antichain, Appended, Location, PersistClient, Schema, ShardId
+from persist_engine import Antichain, Appended, Location, PersistClient, Schema, Settings, ShardId
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import Fenced, Unavailable
 from persist_engine.work.verify import verify_shard
@@ -36,7 +36,7 @@ class Shard:
         self.folder, self.spark = folder, spark
         self.id = ShardId.new()
         self.schema = Schema.from_ddl(KEY, VALUE)
-        self.client = PersistClient.open(self.location)
+        self.client = PersistClient.open(self.location, settings=Settings(retain_ms=None))
         self.client.initialise(self.id, self.schema)
         self.files = 0
         self.lines = io.StringIO()

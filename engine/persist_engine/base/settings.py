@@ -13,6 +13,8 @@ from persist_engine.base.version import APPLIER_VERSION, parse_version
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
+#: Retention of shards that nobody said another for: seven days, where their times are milliseconds.
+RETAIN_MS = 7 * 24 * 3600 * 1000
 #: Environment variable that switches compaction off for a whole process, whatever its settings say.
 COMPACTION_DISABLED_VARIABLE = "PERSIST_COMPACTION_DISABLED"
 #: Of a process's memory, for what no bound of a compaction counts: clients of S3 and Redis take 35 MiB, and allocators keep
@@ -222,6 +224,14 @@ class Settings:
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
     retry: RetrySettings = field(default_factory=RetrySettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
+    retain_ms: int | None = RETAIN_MS
+    """Retention that shards are created with: since stays so far behind upper, in the shard's own times, whatever readers let
+    go of. A shard that exists keeps its own (`client.set_retention`). Grows with it: what compaction must keep apart. None
+    or 0: none."""
+
+    def __post_init__(self) -> None:
+        is_sound = self.retain_ms is None or 0 <= self.retain_ms < 1 << 63
+        _need(is_sound, "retain_ms must be from 0 to 2**63 - 1, or None; None or 0: no retention")
 
 
 def within_memory(settings: Settings, memory_bytes: int) -> Settings:

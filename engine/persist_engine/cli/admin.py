@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from persist_engine.base.wording import counted, sized
-from persist_engine.cli import admin_audit, admin_orphans, admin_owners, admin_recover
+from persist_engine.cli import admin_audit, admin_orphans, admin_owners, admin_recover, admin_retention
 from persist_engine.cli.options import (
     GIVE_UP_S,
     MEMORY_MIB,
@@ -135,6 +135,7 @@ def finalize(
     from persist_engine.base.errors import FinalizationError
     from persist_engine.client.closing import close_shard, finalize_shard, obstacles
     from persist_engine.model.ids import CriticalReaderId
+    from persist_engine.model.retention import in_words
     from persist_engine.work.force import Planned
 
     shard_id = one_shard(shard_argument, shard)
@@ -157,6 +158,8 @@ def finalize(
         plan = []
         if close:
             plan += [Planned("close", f"upper, now {state.trace.upper}, and since, now {state.trace.since}")]
+            if state.retain_ms is not None:
+                plan.append(Planned("end", f"the retention of {in_words(state.retain_ms)}"))
             plan += [Planned("release", f"critical reader {critical_id}") for critical_id in released]
         sizes = state.trace.sizes
         plan.append(
@@ -223,6 +226,7 @@ def _done(outcomes: Iterable[Outcome], *, as_json: bool) -> None:
 
 
 app.command(epilog=admin_audit.HOLDS_EPILOG)(admin_audit.holds)
+app.command(epilog=admin_retention.EPILOG)(admin_retention.retention)
 app.command(epilog=admin_audit.USAGE_EPILOG)(admin_audit.usage)
 app.command(epilog=admin_audit.VERIFY_EPILOG)(admin_audit.verify)
 app.command(epilog=admin_audit.EXPORT_EPILOG)(admin_audit.export)

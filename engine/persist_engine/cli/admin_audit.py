@@ -62,7 +62,7 @@ def holds(
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
 ) -> None:
-    """Every reader and writer, oldest hold first: what it holds, since when, and who blocks since or collection."""
+    """Every reader and writer and the retention, oldest hold first: what each holds, since when, what blocks since or collection."""
     from persist_engine.work.holds import holds_of, release_holds
 
     shard_id = one_shard(shard_argument, shard)
@@ -75,6 +75,9 @@ def holds(
         return
     if as_json:
         print_json(found.to_json())
+        return
+    if not found.holds:
+        typer.echo("no holds: nothing holds back since or collection", err=True)
         return
     rows = []
     for hold in found.holds:

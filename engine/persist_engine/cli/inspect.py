@@ -112,6 +112,8 @@ def shard(
     as_json: AsJson = False,
 ) -> None:
     """One shard in numbers: frontiers, schema, data, versions, debt, its store, its owner, and who holds what."""
+    from persist_engine.model.retention import remark
+
     shard_id = one_shard(shard_argument, shard)
     with connected(blob, consensus, give_up) as client:
         seen = client.inspect(shard_id)
@@ -120,6 +122,7 @@ def shard(
         print_json(seen.to_json() | {"store_id": store_id, "owner": fields_of(owner)})
         return
     value: dict[str, Any] = plain(seen) | {"store_id": store_id, "owner": owner}
+    value["retention"] = remark(seen.retain_ms, seen.since, seen.upper)
     readers, writers = value.pop("readers"), value.pop("writers")
     value["progress"] = ", ".join(f"{sink} to {upper}" for sink, upper in value["progress"].items()) or None
     print_pairs(value)
@@ -205,6 +208,8 @@ _DIFF_FIELDS = (
     "hollow_batches",
     "spine_batches",
     "merges",
+    "staging_floor_ms",
+    "retain_ms",
 )
 
 

@@ -117,6 +117,7 @@ def _numbers(key: str, size_bytes: int, held: Rollup) -> dict[str, object]:
         "hostname": state.hostname,
         "since": "closed" if trace.since.time is None else trace.since.time,
         "upper": "closed" if trace.upper.time is None else trace.upper.time,
+        "retain_ms": state.retain_ms,
         "batches": len(batches),
         "parts": sum(part.part_count for batch in batches for part in batch.parts),
         "updates": sum(batch.rows for batch in batches),

@@ -37,7 +37,7 @@ from persist_engine.client.write import WriteHandle
 from persist_engine.codec.schema import CODECS, Schema
 from persist_engine.codec.tagged import with_errors
 from persist_engine.flow.refresh import Refresh
-from persist_engine.model.commands import SchemaEvolved
+from persist_engine.model.commands import RetentionSet, SchemaEvolved
 from persist_engine.model.frontier import Antichain, TimeLike, time_of
 from persist_engine.model.ids import CriticalReaderId, ShardId, StoreId
 from persist_engine.model.inspection import Inspection, inspection_of
@@ -132,7 +132,8 @@ class PersistClient:
     # -- handles ------------------------------------------------------------------------------------------------------
 
     def open_writer(self, shard_id: ShardId, schema: Schema, *, purpose: str) -> WriteHandle:
-        """A writer of the shard, which is created when it does not exist. Registers nothing until the first append.
+        """A writer of the shard, which is created when it does not exist, with the retention `settings.retain_ms`. Registers
+        nothing until the first append.
 
         SchemaMismatch, naming the columns, when the shard has another schema; one that it had before it evolved is still
         written. `purpose` is for people.
@@ -167,7 +168,7 @@ class PersistClient:
     ) -> UpsertHandle:
         """A handle that upserts into the shard, which is created when it does not exist: one value per key, the last. It
         registers a writer and a leased reader when it is first used. Its reader lets since go up to the last time written:
-        readers of earlier times hold them themselves (see UpsertHandle).
+        what the shard's retention does not keep, readers of earlier times hold themselves (see UpsertHandle).
 
         The current values are kept in memory, with `rocksdb` in `directory` (the handle's alone; what lies there is thrown
         away), or with `auto` there once they take more than `spill_bytes`. `on_hydration` is told, in the thread that
@@ -266,7 +267,9 @@ class PersistClient:
     # -- shards -------------------------------------------------------------------------------------------------------
 
     def initialise(self, shard_id: ShardId, schema: Schema) -> None:
-        """Create the shard unless it exists. Idempotent. SchemaMismatch when it exists with another schema."""
+        """Create the shard, with the retention `settings.retain_ms`, unless it exists. Idempotent. SchemaMismatch when it exists
+        with another schema.
+        """
         self._initialised(shard_id, schema)
 
     def schema(self, shard_id: ShardId) -> Schema:
@@ -280,6 +283,15 @@ class PersistClient:
         SchemaIncompatible, a value, names the fields that stand against it. Idempotent, linearized. ShardNotFound.
         """
         return evolve_schema(self.machine(shard_id), expect_schema(schema))[0]
+
+    def set_retention(self, shard_id: ShardId, retain_ms: int | None) -> RetentionSet:
+        """Let the shard's since stay `retain_ms` behind its upper, whatever readers let go of, and follow it; None or 0: since is
+        where readers hold it. One commit, linearized, idempotent. The answer tells since: what it has passed stays
+        gone. ShardNotFound.
+        """
+        if retain_ms is not None:
+            expect_count(retain_ms, "retain_ms", least=0)
+        return self.machine(shard_id).set_retention(retain_ms or None)[0]
 
     def recent_upper(self, shard_id: ShardId) -> Antichain:
         """The shard's upper, never below one acknowledged before the call. ShardNotFound."""
@@ -410,7 +422,8 @@ class PersistClient:
         with self._lock:
             known = self._appliers.get(shard_id)
         if known is None:
-            state = self._versions.maybe_init_shard(shard_id, CODECS, schema.to_pair())
+            retain_ms = self._versions.settings.retain_ms or None
+            state = self._versions.maybe_init_shard(shard_id, CODECS, schema.to_pair(), retain_ms=retain_ms)
             known = self._share(Applier(state, self._versions))
         machine = Machine(known)
         schema_id = schema_id_of(machine, schema)

@@ -1,7 +1,8 @@
 """Ending a shard: closing both frontiers, and finalizing what is closed (spec 9.16, B.4). For administration.
 
 Finalizing needs since and upper to be empty and never forces it. `close_shard` empties them by the ordinary commands:
-an append of the empty upper, and readers that give up their hold. It takes no hold away from anybody who was not named.
+an append of the empty upper, the end of the retention, and readers that give up their hold. It takes no hold away from
+anybody who was not named.
 """
 
 from __future__ import annotations
@@ -45,13 +46,15 @@ def obstacles(
         if not reader.since.is_empty() and now_ms <= expires_after_ms(reader):
             ends = f"its lease ends in {(expires_after_ms(reader) - now_ms) / 1000:.0f} s"
             held.append(f"since is held at {reader.since} by reader {reader_id} ({reader.debug.purpose}), {ends}")
+    if state.retain_ms is not None and not close:
+        held.append(f"since is held at {since} by the shard's retention of {state.retain_ms} ms")
     if not held and not close:
         held.append(f"since is {since} although no reader holds it: nobody has moved it on")
     return open_upper + held
 
 
 def close_shard(client: PersistClient, shard_id: ShardId, *, give_up: Sequence[CriticalReaderId] = ()) -> None:
-    """Append the empty upper and let since become empty. `give_up`: critical readers whose hold ends with this.
+    """Append the empty upper, end the retention and let since become empty. `give_up`: critical readers whose hold ends with this.
 
     FinalizationError, before anything is changed, while anybody else holds since; Fenced when the owner of a critical
     reader moves it at the same time. May be repeated after either.
@@ -65,6 +68,8 @@ def close_shard(client: PersistClient, shard_id: ShardId, *, give_up: Sequence[C
         while not (upper := writer.fetch_recent_upper()).is_empty():
             if isinstance(writer.compare_and_append([], expected_upper=upper, new_upper=EMPTY), Appended):
                 break
+    if machine.refresh().retain_ms is not None:
+        machine.set_retention(None)
     for critical_id in give_up:
         critical = machine.refresh().critical_readers.get(critical_id)
         if critical is None:

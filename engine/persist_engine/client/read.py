@@ -230,8 +230,8 @@ class ReadHandle(Expiring):
         and Progress (it ends when the shard is closed).
 
         Moves this handle's since to `as_of`, and on as the iterator is consumed; of several listeners the one furthest
-        behind decides. The shard's since follows where nothing else holds it: earlier times can then no longer be told
-        apart. Hold them with another reader, or with a critical one, before listening.
+        behind decides. The shard's since follows where neither its retention nor another reader holds it: earlier times can
+        then no longer be told apart.
         """
         time = self._time(as_of)
         bound = self._filter(where)

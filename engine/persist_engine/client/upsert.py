@@ -67,8 +67,8 @@ class UpsertHandle(Expiring):
     that raised Unavailable, Fenced or MissingBlob may be used on. Every call raises SchemaMismatch once the shard's schema
     has evolved past the handle's.
 
-    Its reader follows what is written and lets since go up to the last time written: where nothing else holds it, the
-    shard's since moves on, and earlier times can no longer be told apart. Hold them with another reader, or a critical one.
+    Its reader follows what is written and lets since go up to the last time written: where neither the shard's retention nor
+    another reader holds it, since moves on, and earlier times can no longer be told apart.
     """
 
     def __init__(

@@ -24,10 +24,14 @@ from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, 
 FORMAT_VERSION = 1
 #: Format of state diffs that name the entry they follow: older code would drop that.
 CHAINED_VERSION = 2
+#: Format of state diffs that change the retention: older code would refuse them for damaged.
+RETAINED_DIFF_VERSION = 3
 #: Format of rollups that store a spine batch's hollow batches as bytes (codec.stored_spine).
 STORED_SPINE_VERSION = 2
 #: Format of rollups that hold some of those bytes compressed.
 PACKED_SPINE_VERSION = 3
+#: Format of rollups of a shard with retention: older code would let since pass what is retained.
+RETAINED_ROLLUP_VERSION = 4
 
 _MAGIC = b"PST"
 _FRONT = struct.Struct("<4sH")
@@ -50,7 +54,7 @@ class Kind(enum.Enum):
     REGISTERED_NAME = b"N"
 
 
-_NEWEST = {Kind.ROLLUP: PACKED_SPINE_VERSION, Kind.STATE_DIFF: CHAINED_VERSION}
+_NEWEST = {Kind.ROLLUP: RETAINED_ROLLUP_VERSION, Kind.STATE_DIFF: RETAINED_DIFF_VERSION}
 
 
 def sealed(kind: Kind, message: Message, *, format_version: int | None = None) -> bytes:

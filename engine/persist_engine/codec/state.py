@@ -11,7 +11,7 @@ from persist_engine.base.version import check_readable
 from persist_engine.base.versioned import SeqNo, Tip, VersionedData
 from persist_engine.codec import records
 from persist_engine.codec.batch import antichain_from_pb, antichain_to_pb, batch_from_pb, batch_to_pb
-from persist_engine.codec.envelope import Kind, decoding, opened, sealed
+from persist_engine.codec.envelope import RETAINED_ROLLUP_VERSION, Kind, decoding, opened, sealed
 from persist_engine.codec.state_diff import predecessor_of
 from persist_engine.codec.stored_spine import format_version, trace_from_pb, trace_to_pb
 from persist_engine.model.flat_trace import FlatTrace
@@ -74,7 +74,9 @@ def encode_rollup(rollup: Rollup) -> bytes:
         diffs=[pb.VersionedData(seqno=diff.seqno, data=diff.data) for diff in rollup.diffs],
         lineage=rollup.lineage,
     )
-    return sealed(Kind.ROLLUP, message, format_version=format_version(message.state.trace))
+    is_plain = rollup.state.retain_ms is None
+    version = format_version(message.state.trace) if is_plain else RETAINED_ROLLUP_VERSION
+    return sealed(Kind.ROLLUP, message, format_version=version)
 
 
 def decode_rollup(data: bytes, *, key: str, lazily: bool = False) -> Rollup:
@@ -147,6 +149,7 @@ def state_to_pb(state: ShardState) -> pb.ShardState:
         ],
         trace=trace_to_pb(state.trace) if state.trace.structured else flat_trace_to_pb(state.trace.flatten()),
         staging_floor_ms=state.staging_floor_ms,
+        retain_ms=state.retain_ms,
         birth=state.birth,
         tag=state.tag,
     )
@@ -184,6 +187,7 @@ def state_from_pb(message: pb.ShardState, *, key: str = "state") -> ShardState:
             else Trace.unflatten(flat_trace_from_pb(message.trace))
         ),
         staging_floor_ms=message.staging_floor_ms if message.HasField("staging_floor_ms") else None,
+        retain_ms=message.retain_ms if message.HasField("retain_ms") else None,
         birth=records.birth_from_pb(message.birth),
         tag=records.tag_from_pb(message.tag),
     )

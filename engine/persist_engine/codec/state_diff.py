@@ -18,7 +18,7 @@ from persist_engine.base.version import check_readable
 from persist_engine.base.versioned import SeqNo, VersionedData, tag_of
 from persist_engine.codec import records
 from persist_engine.codec.batch import antichain_from_pb, antichain_to_pb, batch_from_pb, batch_to_pb
-from persist_engine.codec.envelope import CHAINED_VERSION, Kind, decoding, opened, sealed
+from persist_engine.codec.envelope import CHAINED_VERSION, RETAINED_DIFF_VERSION, Kind, decoding, opened, sealed
 from persist_engine.codec.kept import Kept
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId, WriterId
 from persist_engine.model.state_diff import Delete, FieldDiff, Insert, StateDiff, Update
@@ -134,6 +134,7 @@ _FIELDS: tuple[tuple[str, diff_pb2.StateField, _Slice, _Slice], ...] = (
         _message(state_pb2.ThinMerge, records.merge_to_pb, records.merge_from_pb),
     ),
     ("staging_floor_ms", diff_pb2.STATE_FIELD_STAGING_FLOOR_MS, _UNIT, _u64(int)),
+    ("retain_ms", diff_pb2.STATE_FIELD_RETAIN_MS, _UNIT, _u64(int)),
 )
 _BY_NUMBER = {number: (name, key, value) for name, number, key, value in _FIELDS}
 
@@ -169,7 +170,8 @@ def encode_state_diff(diff: StateDiff) -> bytes:
         predecessor=diff.predecessor,
         shard_id=None if diff.shard_id is None else diff.shard_id.to_bytes(),
     )
-    return sealed(Kind.STATE_DIFF, message, format_version=CHAINED_VERSION)
+    version = RETAINED_DIFF_VERSION if diff.retain_ms else CHAINED_VERSION
+    return sealed(Kind.STATE_DIFF, message, format_version=version)
 
 
 def decode_state_diff(data: bytes, *, key: str) -> StateDiff:

@@ -23,7 +23,7 @@ from persist_engine.model.ids import ShardId, staged_ms
 from persist_engine.model.outcome import Applied, Refused
 from persist_engine.model.state import ShardState, Writer
 from persist_engine.model.trace import MergeReq, Trace
-from persist_engine.model.views import is_tombstone
+from persist_engine.model.views import held_since, is_tombstone
 
 
 def compare_and_append(state: ShardState, cmd: CompareAndAppend, now_ms: int) -> Applied | Refused:
@@ -51,7 +51,8 @@ def compare_and_append(state: ShardState, cmd: CompareAndAppend, now_ms: int) ->
     )
     progress = state.progress if cmd.progress is None else state.progress.set(*cmd.progress)
     writers = state.writers.set(cmd.writer_id, writer)
-    return Applied(replace(state, writers=writers, progress=progress, trace=trace), Appended(requests))
+    after = _with_retention(replace(state, writers=writers, progress=progress, trace=trace))
+    return Applied(after, Appended(requests))
 
 
 def is_refusal_certain(
@@ -111,6 +112,12 @@ def _refusal(state: ShardState, writer: Writer, cmd: CompareAndAppend) -> Refuse
     if inline_bytes > 0 and state.trace.inline_bytes + inline_bytes >= cmd.inline_total_bytes_max:
         return Refused(InlineBackpressure())
     return None
+
+
+def _with_retention(state: ShardState) -> ShardState:
+    """With since where retention and readers let it go; as it is without retention."""
+    held = None if state.retain_ms is None else held_since(state)
+    return state if held is None else replace(state, trace=state.trace.downgrade_since(state.trace.since.join(held)))
 
 
 def _push_and_claim(trace: Trace, cmd: CompareAndAppend, now_ms: int) -> tuple[Trace, tuple[MergeReq, ...]]:

@@ -343,6 +343,21 @@ class CompactionsClaimed:
 
 
 @dataclass(frozen=True, slots=True)
+class SetRetention:
+    """From now on keep the newest `retain_ms` of times apart, whatever readers let go of; None: only what readers hold."""
+
+    retain_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionSet:
+    """What is retained now, None without retention, and the shard's since: what it had passed does not come back."""
+
+    retain_ms: int | None
+    since: Antichain
+
+
+@dataclass(frozen=True, slots=True)
 class BecomeTombstone:
     """One bounded step towards an empty tombstone; repeat until nothing progresses."""
 
@@ -373,6 +388,7 @@ Command = (
     | SpineExert
     | ClaimCompactions
     | RaiseStagingFloor
+    | SetRetention
     | BecomeTombstone
 )
 
@@ -399,5 +415,6 @@ Answer = (
     | SchemaIdMismatch
     | Exerted
     | CompactionsClaimed
+    | RetentionSet
     | TombstoneStep
 )

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.leases import expires_after_ms
 from persist_engine.model.state import ShardState
-from persist_engine.model.views import is_tombstone, latest_rollup, rollup_at_or_below, seqno_since
+from persist_engine.model.views import is_tombstone, latest_rollup, retained_since, rollup_at_or_below, seqno_since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,8 @@ class Inspection:
     `batches` are hollow batches, `spine_batches` the logical ones they make up. Debt: `compaction_requests` spine
     batches are not compact, `uncompacted_batches` hollow batches and `compaction_bytes` lie in them, and
     `oldest_uncompacted_ms` is when the longest waiting of them was last claimed (None: no claim stands). `gc_seqnos`
-    versions could be truncated now. `key_schema` and `val_schema` are DDL, filled in by the client.
+    versions could be truncated now. `retain_ms` is the retention (None: none), it holds since at
+    `retained_since`. `key_schema` and `val_schema` are DDL, filled in by the client.
     """
 
     shard_id: str
@@ -57,6 +58,8 @@ class Inspection:
     walltime_ms: int
     since: int | None
     upper: int | None
+    retain_ms: int | None = None
+    retained_since: int | None = None
     key_schema: str
     val_schema: str
     batches: int
@@ -103,6 +106,7 @@ def inspection_of(state: ShardState, *, live_diffs: int, earliest_seqno: int, no
     trace = state.trace
     sizes = trace.sizes
     rollup_seqno, rollup = latest_rollup(state)
+    retained = retained_since(state)
     due = [batch for batch in trace.spine_batches() if not batch.is_compact]
     claims = [batch.active_compaction_start_ms for batch in due if batch.active_compaction_start_ms is not None]
     return Inspection(
@@ -113,6 +117,8 @@ def inspection_of(state: ShardState, *, live_diffs: int, earliest_seqno: int, no
         walltime_ms=state.walltime_ms,
         since=trace.since.time,
         upper=trace.upper.time,
+        retain_ms=state.retain_ms,
+        retained_since=None if retained is None else retained.time,
         key_schema="",
         val_schema="",
         batches=trace.batch_count,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.model.state import ShardState
-from persist_engine.model.views import latest_rollup, readers_since
+from persist_engine.model.views import held_since, latest_rollup
 
 
 def check_invariants(before: ShardState | None, after: ShardState, *, deep: bool = False) -> None:
@@ -33,7 +33,7 @@ def _check_alone(state: ShardState) -> None:
     newest, _ = latest_rollup(state)
     _need(newest <= state.seqno, state, "the newest rollup is of a later version")
     _need(state.last_gc_req <= state.seqno, state, "garbage collection was requested beyond this version")
-    held = readers_since(state)
+    held = held_since(state)
     _need(held is None or state.trace.since <= held, state, "since is beyond what a reader holds")
 
 

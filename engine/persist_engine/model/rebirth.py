@@ -46,8 +46,8 @@ def reborn(
 ) -> tuple[ShardState, StateDiff]:
     """The contents of `state` as the first version, `seqno`, of a log of that `birth`; and the diff that says so.
 
-    Holders of leases begin anew: leased readers and writers are gone. Critical readers, schemas, progress and
-    contents stay. Rollups that are not `existing` (partial keys) are named no more; that of `state`
+    Holders of leases begin anew: leased readers and writers are gone. Critical readers, retention, schemas,
+    progress and contents stay. Rollups that are not `existing` (partial keys) are named no more; that of `state`
     itself, `base_key`, is named, so that it is collected in its time.
     """
     kept = {at: rollup for at, rollup in state.rollups.items() if rollup.key in existing}

@@ -125,6 +125,8 @@ class ShardState:
     """Parts whose ids tell an earlier time are never linked any more, so that the orphan scan may delete them."""
     tag: bytes = b""
     """That of the log's entry at `seqno`; the next entry tells it. Empty until the entry is encoded."""
+    retain_ms: int | None = None
+    """Retention: since stays so far behind upper at least, and follows it; None: only readers hold since."""
     birth: bytes = b""
     """Random, drawn when the log began: tells this log from one that was wiped and written anew. Empty: older code made it."""
 

@@ -90,6 +90,7 @@ class StateDiff:
     spine_batches: tuple[FieldDiff[SpineId, ThinSpineBatch], ...] = ()
     merges: tuple[FieldDiff[SpineId, ThinMerge], ...] = ()
     staging_floor_ms: tuple[FieldDiff[None, int], ...] = ()
+    retain_ms: tuple[FieldDiff[None, int], ...] = ()
     birth: bytes = b""
     """That of the log it belongs to; empty when older code wrote it."""
     shard_id: ShardId | None = None
@@ -143,6 +144,7 @@ def between(before: ShardState, after: ShardState) -> StateDiff:
         spine_batches=trace.spine_batches,
         merges=trace.merges,
         staging_floor_ms=field_diff(None, before.staging_floor_ms, after.staging_floor_ms),
+        retain_ms=field_diff(None, before.retain_ms, after.retain_ms),
         birth=after.birth,
         predecessor=before.tag,
         shard_id=after.shard_id,
@@ -242,6 +244,7 @@ def _applied(state: ShardState, diff: StateDiff, count: Callable[[str], None]) -
             progress=applied_to_map("progress", state.progress, diff.progress),
             trace=_applied_trace(state.trace, diff, count),
             staging_floor_ms=applied_to_value("staging_floor_ms", state.staging_floor_ms, diff.staging_floor_ms),
+            retain_ms=applied_to_value("retain_ms", state.retain_ms, diff.retain_ms),
             tag=diff.tag,
             birth=state.birth or diff.birth,
         )

@@ -118,6 +118,7 @@ def initial_state(
     applier_version: str,
     rollup: HollowRollup,
     birth: bytes = b"",
+    retain_ms: int | None = None,
 ) -> tuple[ShardState, StateDiff]:
     """The first version of a shard, v1, with its rollup linked at v1 and its schema as number 0; and the diff from
     v0. `birth` is to be drawn at random: it tells this log from any other that ever stood in its place.
@@ -138,6 +139,7 @@ def initial_state(
         rollups=SharedMap({SeqNo(1): rollup}),
         schemas=SharedMap({0: schema}),
         birth=birth,
+        retain_ms=retain_ms,
     )
     check_invariants(None, first, deep=True)
     return first, between(nothing, first)

@@ -27,11 +27,11 @@ from persist_engine.model.shared_map import SharedMap
 from persist_engine.model.state import CriticalReader, LeasedReader, ShardState
 from persist_engine.model.trace import MergeOutcome, Trace
 from persist_engine.model.views import (
-    critical_since,
+    durable_since,
+    held_since,
     is_finalized,
     is_tombstone,
     latest_rollup,
-    readers_since,
     rollup_seqnos,
 )
 
@@ -78,6 +78,8 @@ def transition(state: ShardState, cmd: c.Command, *, now_ms: int) -> Applied | R
             return _claim_compactions(state, cmd, now_ms)
         case c.RaiseStagingFloor():
             return _raise_staging_floor(state, cmd)
+        case c.SetRetention():
+            return _set_retention(state, cmd)
         case c.BecomeTombstone():
             return _become_tombstone(state)
         case _:
@@ -90,8 +92,8 @@ def _register_leased_reader(state: ShardState, cmd: c.RegisterLeasedReader, now_
         return Refused(
             c.Registered(EMPTY, SeqNo(state.seqno - 1))
         )  # nothing is committed: what stands is the version before
-    critical = critical_since(state) if cmd.since_from_critical else None
-    since = state.trace.since if critical is None else critical
+    durable = durable_since(state) if cmd.since_from_critical else None
+    since = state.trace.since if durable is None else durable
     reader = LeasedReader(state.seqno, since, now_ms, cmd.lease_ms, cmd.debug)
     readers = state.leased_readers.set(cmd.reader_id, reader)
     return Applied(replace(state, leased_readers=readers), c.Registered(since, state.seqno))
@@ -131,8 +133,8 @@ def _downgrade_since(state: ShardState, cmd: c.DowngradeSince, now_ms: int) -> A
 
 
 def _with_readers_since(state: ShardState) -> ShardState:
-    """With the trace's since at the meet of all readers'. Without readers it stays, and it never steps back."""
-    since = readers_since(state)
+    """With the trace's since where readers and retention hold it. Held by nothing it stays, and it never steps back."""
+    since = held_since(state)
     return state if since is None else replace(state, trace=state.trace.downgrade_since(state.trace.since.join(since)))
 
 
@@ -283,16 +285,31 @@ def _raise_staging_floor(state: ShardState, cmd: c.RaiseStagingFloor) -> Applied
     return Applied(replace(state, staging_floor_ms=floor_ms or None), c.StagingFloor(floor_ms))
 
 
+def _set_retention(state: ShardState, cmd: c.SetRetention) -> Applied | Refused:
+    """Commits even when nothing changes, so that the answer is linearized. A shorter one, or none, lets since follow at once;
+    held by nothing it stays.
+    """
+    if is_tombstone(state):
+        return Refused(c.RetentionSet(None, EMPTY))
+    if cmd.retain_ms is not None and not 1 <= cmd.retain_ms < 1 << 63:
+        raise InvalidUsage(
+            f"retain_ms must be from 1 to 2**63 - 1, or None for no retention; {cmd.retain_ms} was given"
+        )
+    after = _with_readers_since(replace(state, retain_ms=cmd.retain_ms))
+    return Applied(after, c.RetentionSet(after.retain_ms, after.trace.since))
+
+
 def _become_tombstone(state: ShardState) -> Applied | Refused:
     """One bounded step: let go of everybody, empty one batch; at last put one empty batch in place of all."""
     since, upper = state.trace.since, state.trace.upper
     if not (since.is_empty() and upper.is_empty()):
         text = f"shard {state.shard_id} has since {since} and upper {upper}; both must be empty to finalize it"
+        text += "" if state.retain_ms is None else f"; retention of {state.retain_ms} ms holds since"
         raise FinalizationError(text, since=since, upper=upper)
     was_tombstone = is_tombstone(state)
     out = replace(state, writers=SharedMap(), leased_readers=SharedMap(), critical_readers=SharedMap())
     # The last request for collection there will be: what is older than it holds data, see _remove_rollups.
-    out = replace(out, last_gc_req=state.seqno)
+    out = replace(out, last_gc_req=state.seqno, retain_ms=None)
     with_data = next((batch.desc for batch in state.trace.batches() if not batch.is_empty()), None)
     if with_data is not None:
         out = replace(out, trace=out.trace.empty_out(with_data))

@@ -11,9 +11,12 @@ from typing import Any
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.batch import HollowRollup
-from persist_engine.model.frontier import Antichain
+from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.shared_map import SharedMap
 from persist_engine.model.state import CriticalReader, LeasedReader, ShardState
+
+#: A shard keeps up to one of so many parts of its retention more than that.
+RETENTION_STEPS = 100
 
 _Rollups = SharedMap[SeqNo, HollowRollup]
 
@@ -45,19 +48,37 @@ def _hold(reader: LeasedReader) -> SeqNo:
     return reader.seqno
 
 
-def readers_since(state: ShardState) -> Antichain | None:
-    """The meet of all readers' sinces; None without readers."""
+def held_since(state: ShardState) -> Antichain | None:
+    """The meet of what readers and retention hold; None when nothing is held."""
     leased: Antichain | None = state.leased_readers.least(_since)
-    critical = critical_since(state)
-    if leased is None or critical is None:
-        return critical if leased is None else leased
-    return leased.meet(critical)
+    return _meet(leased, durable_since(state))
 
 
-def critical_since(state: ShardState) -> Antichain | None:
-    """The meet of the critical readers' sinces; None without any."""
-    least: Antichain | None = state.critical_readers.least(_since)
-    return least
+def durable_since(state: ShardState) -> Antichain | None:
+    """The meet of what holds since without a lease, critical readers and retention; None without any."""
+    critical: Antichain | None = state.critical_readers.least(_since)
+    return _meet(critical, retained_since(state))
+
+
+def retained_since(state: ShardState) -> Antichain | None:
+    """Where retention holds since: `retain_ms` before upper, rounded down so that it moves a hundred times while the window
+    passes, and few appends have to tell of it. It is where since stands when that is later, or when upper is closed. None
+    without retention.
+    """
+    since, upper = state.trace.since, state.trace.upper
+    if state.retain_ms is None:
+        return None
+    if upper.time is None:
+        return since
+    # At most the last time that data can have: where upper lies past it, the contents then are what is read.
+    held = min(max(0, upper.time - state.retain_ms), DATA_TIME_MAX)
+    return since.join(Antichain(held - held % max(1, state.retain_ms // RETENTION_STEPS)))
+
+
+def _meet(one: Antichain | None, other: Antichain | None) -> Antichain | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one.meet(other)
 
 
 def _since(reader: LeasedReader | CriticalReader) -> Antichain:

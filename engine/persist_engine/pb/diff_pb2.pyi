@@ -26,6 +26,7 @@ class StateField(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STATE_FIELD_SPINE_BATCHES: _ClassVar[StateField]
     STATE_FIELD_MERGES: _ClassVar[StateField]
     STATE_FIELD_STAGING_FLOOR_MS: _ClassVar[StateField]
+    STATE_FIELD_RETAIN_MS: _ClassVar[StateField]
 
 class DiffType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -49,6 +50,7 @@ STATE_FIELD_HOLLOW_BATCHES: StateField
 STATE_FIELD_SPINE_BATCHES: StateField
 STATE_FIELD_MERGES: StateField
 STATE_FIELD_STAGING_FLOOR_MS: StateField
+STATE_FIELD_RETAIN_MS: StateField
 DIFF_TYPE_INSERT: DiffType
 DIFF_TYPE_UPDATE: DiffType
 DIFF_TYPE_DELETE: DiffType

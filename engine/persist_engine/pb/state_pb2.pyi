@@ -250,7 +250,7 @@ class ProgressEntry(_message.Message):
     def __init__(self, sink_id: _Optional[str] = ..., progress: _Optional[_Union[SourceProgress, _Mapping]] = ...) -> None: ...
 
 class ShardState(_message.Message):
-    __slots__ = ("applier_version", "shard_id", "codecs", "seqno", "walltime_ms", "hostname", "last_gc_req", "active_rollup", "active_gc", "rollups", "leased_readers", "critical_readers", "writers", "schemas", "progress", "trace", "staging_floor_ms", "tag", "birth")
+    __slots__ = ("applier_version", "shard_id", "codecs", "seqno", "walltime_ms", "hostname", "last_gc_req", "active_rollup", "active_gc", "rollups", "leased_readers", "critical_readers", "writers", "schemas", "progress", "trace", "staging_floor_ms", "tag", "retain_ms", "birth")
     APPLIER_VERSION_FIELD_NUMBER: _ClassVar[int]
     SHARD_ID_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
@@ -269,6 +269,7 @@ class ShardState(_message.Message):
     TRACE_FIELD_NUMBER: _ClassVar[int]
     STAGING_FLOOR_MS_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
+    RETAIN_MS_FIELD_NUMBER: _ClassVar[int]
     BIRTH_FIELD_NUMBER: _ClassVar[int]
     applier_version: str
     shard_id: bytes
@@ -288,8 +289,9 @@ class ShardState(_message.Message):
     trace: FlatTrace
     staging_floor_ms: int
     tag: bytes
+    retain_ms: int
     birth: bytes
-    def __init__(self, applier_version: _Optional[str] = ..., shard_id: _Optional[bytes] = ..., codecs: _Optional[_Union[CodecNames, _Mapping]] = ..., seqno: _Optional[int] = ..., walltime_ms: _Optional[int] = ..., hostname: _Optional[str] = ..., last_gc_req: _Optional[int] = ..., active_rollup: _Optional[_Union[Claim, _Mapping]] = ..., active_gc: _Optional[_Union[Claim, _Mapping]] = ..., rollups: _Optional[_Iterable[_Union[RollupEntry, _Mapping]]] = ..., leased_readers: _Optional[_Iterable[_Union[LeasedReaderEntry, _Mapping]]] = ..., critical_readers: _Optional[_Iterable[_Union[CriticalReaderEntry, _Mapping]]] = ..., writers: _Optional[_Iterable[_Union[WriterEntry, _Mapping]]] = ..., schemas: _Optional[_Iterable[_Union[SchemaEntry, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[ProgressEntry, _Mapping]]] = ..., trace: _Optional[_Union[FlatTrace, _Mapping]] = ..., staging_floor_ms: _Optional[int] = ..., tag: _Optional[bytes] = ..., birth: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, applier_version: _Optional[str] = ..., shard_id: _Optional[bytes] = ..., codecs: _Optional[_Union[CodecNames, _Mapping]] = ..., seqno: _Optional[int] = ..., walltime_ms: _Optional[int] = ..., hostname: _Optional[str] = ..., last_gc_req: _Optional[int] = ..., active_rollup: _Optional[_Union[Claim, _Mapping]] = ..., active_gc: _Optional[_Union[Claim, _Mapping]] = ..., rollups: _Optional[_Iterable[_Union[RollupEntry, _Mapping]]] = ..., leased_readers: _Optional[_Iterable[_Union[LeasedReaderEntry, _Mapping]]] = ..., critical_readers: _Optional[_Iterable[_Union[CriticalReaderEntry, _Mapping]]] = ..., writers: _Optional[_Iterable[_Union[WriterEntry, _Mapping]]] = ..., schemas: _Optional[_Iterable[_Union[SchemaEntry, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[ProgressEntry, _Mapping]]] = ..., trace: _Optional[_Union[FlatTrace, _Mapping]] = ..., staging_floor_ms: _Optional[int] = ..., tag: _Optional[bytes] = ..., retain_ms: _Optional[int] = ..., birth: _Optional[bytes] = ...) -> None: ...
 
 class VersionedData(_message.Message):
     __slots__ = ("seqno", "data")

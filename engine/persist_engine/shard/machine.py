@@ -291,6 +291,10 @@ class Machine:
         """Remove the reader; whether it existed. The shard's since stays."""
         return self._expire(commands.ExpireCriticalReader(reader_id=reader_id))
 
+    def set_retention(self, retain_ms: int | None) -> tuple[commands.RetentionSet, Maintenance]:
+        """Keep the newest `retain_ms` of times apart from now on; None: only what readers hold. The answer tells since."""
+        return self._idempotent(commands.SetRetention(retain_ms), commands.RetentionSet)
+
     # -- maintenance results ------------------------------------------------------------------------------------------
 
     def add_rollup(self, seqno: SeqNo, rollup: HollowRollup) -> tuple[commands.RollupAdded, Maintenance]:

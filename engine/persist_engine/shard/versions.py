@@ -93,18 +93,20 @@ class StateVersions:
 
     # -- init and compare-and-set -------------------------------------------------------------------------------------
 
-    def maybe_init_shard(self, shard_id: ShardId, codecs: CodecNames, schema: SchemaPair) -> ShardState:
+    def maybe_init_shard(
+        self, shard_id: ShardId, codecs: CodecNames, schema: SchemaPair, *, retain_ms: int | None = None
+    ) -> ShardState:
         """The shard's current state, after creating it when it did not exist. Idempotent; any number of processes
         may race.
 
-        `schema` counts only for the creator: the caller compares it with the state it gets. CodecMismatch for
+        `schema` and `retain_ms` count only for the creator: the caller compares the schema with that of the state. CodecMismatch for
         another's codecs. ShardLost where blobs tell that there was a log: nothing is created over them.
         """
         recent = self.fetch_recent_live_diffs(shard_id)
         if not recent:
             ruin = self.creation.first_ruin(shard_id)
             if ruin is None:
-                created = self._try_init_shard(shard_id, codecs, schema)
+                created = self._try_init_shard(shard_id, codecs, schema, retain_ms)
                 if created is not None:
                     return created
             # Another creator may have been faster than the listing: then its log is there by now.
@@ -118,7 +120,9 @@ class StateVersions:
             self.creation.mark(shard_id)
         return state
 
-    def _try_init_shard(self, shard_id: ShardId, codecs: CodecNames, schema: SchemaPair) -> ShardState | None:
+    def _try_init_shard(
+        self, shard_id: ShardId, codecs: CodecNames, schema: SchemaPair, retain_ms: int | None
+    ) -> ShardState | None:
         key = rollup_key(_FIRST, RollupId.from_bytes(self.env.random_bytes(16)))
         state, diff = initial_state(
             shard_id=shard_id,
@@ -129,6 +133,7 @@ class StateVersions:
             applier_version=APPLIER_VERSION,
             rollup=HollowRollup(key, None),
             birth=self.env.random_bytes(16),
+            retain_ms=retain_ms,
         )
         new = VersionedData(state.seqno, encode_state_diff(diff))
         state = replace(state, tag=new.tip.tag)

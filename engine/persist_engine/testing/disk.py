@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
@@ -25,8 +26,8 @@ class Disk:
         self.args = ["--blob", self.location.blob, "--consensus", self.location.consensus, "--give-up", "0.3"]
 
     def client(self, settings: Settings = SETTINGS) -> PersistClient:
-        """A client of its own, as another process has."""
-        return PersistClient.open(self.location, settings=settings)
+        """A client of its own, as another process has; its shards are without retention."""
+        return PersistClient.open(self.location, settings=replace(settings, retain_ms=None))
 
     def paths(self, shard_id: ShardId, *, kind: str) -> list[Path]:
         """The shard's parts or rollups, oldest first."""

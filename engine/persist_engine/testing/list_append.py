@@ -312,6 +312,7 @@ def settings() -> Settings:
         maintenance=MaintenanceSettings(rollup_threshold=8, gc_versions_min=8, rollup_claim_ms=200, gc_claim_ms=200),
         retry=RetrySettings(initial_ms=2, clamp_ms=200, give_up_ms=GIVE_UP_MS),
         watch=WatchSettings(initial_ms=5, clamp_ms=100),
+        retain_ms=None,
     )
 
 

@@ -45,6 +45,7 @@ SETTINGS = Settings(
     maintenance=MaintenanceSettings(rollup_threshold=8, gc_versions_min=1, gc_delete_concurrency=1),
     compaction=CompactionSettings(memory_bytes_max=4096, claim_ms=0),
     retry=RetrySettings(initial_ms=0.1, clamp_ms=0.5),
+    retain_ms=None,
 )
 #: Times that one append spans.
 SPAN = 10

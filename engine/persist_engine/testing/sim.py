@@ -158,6 +158,7 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
         ),
         retry=RetrySettings(initial_ms=2, clamp_ms=60, give_up_ms=rng.choice([None, None, None, 40.0])),
         watch=WatchSettings(initial_ms=5, clamp_ms=20, pushed_clamp_ms=60),
+        retain_ms=None,
     )
     plan = Plan(
         seed=seed,

@@ -249,6 +249,7 @@ def states() -> st.SearchStrategy[ShardState]:
         progress=_maps(_TEXT, _PROGRESS),
         trace=traces(),
         staging_floor_ms=st.none() | _COUNT,
+        retain_ms=st.none() | _COUNT,
         birth=_BIRTH,
     )
 
@@ -286,6 +287,7 @@ def state_diffs() -> st.SearchStrategy[StateDiff]:
         spine_batches=_changes(_spine_ids(), _thin_batches()),
         merges=_changes(_spine_ids(), _thin_merges()),
         staging_floor_ms=_changes(unit, _COUNT),
+        retain_ms=_changes(unit, _COUNT),
         birth=_BIRTH,
         predecessor=_BIRTH,
         shard_id=st.none() | ids(ShardId),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -107,13 +108,20 @@ class AheadEnv(SystemEnv):
 
 
 class World:
-    """The stores, the faults that all processes suffer, and the clock they share."""
+    """The stores, the faults that all processes suffer, and the clock they share. Its shards have the retention `retain_ms`,
+    whatever the settings say: none unless a test is about it, since times in tests are no milliseconds.
+    """
 
     def __init__(
-        self, seed: int = 0, *, settings: Settings | None = None, env: SeededEnv | AheadEnv | None = None
+        self,
+        seed: int = 0,
+        *,
+        settings: Settings | None = None,
+        env: SeededEnv | AheadEnv | None = None,
+        retain_ms: int | None = None,
     ) -> None:
         self.env = env or SeededEnv(seed)
-        self.settings = settings or Settings()
+        self.settings = replace(settings or Settings(), retain_ms=retain_ms)
         self.faults = Faults(seed)
         self.blob = MemBlob()
         self.consensus = CountedConsensus(MemConsensus())
@@ -123,7 +131,7 @@ class World:
         return PersistClient(
             FaultyBlob(self.blob, self.faults),
             FaultyConsensus(self.consensus, self.faults),
-            settings=settings or self.settings,
+            settings=replace(settings or self.settings, retain_ms=self.settings.retain_ms),
             env=self.env,
             metrics=NoMetrics(),
             push=push,

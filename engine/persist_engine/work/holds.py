@@ -1,4 +1,4 @@
-"""Who holds a shard back: every reader and writer, what it holds, since when, and whether it is the one that blocks.
+"""Who holds a shard back: every reader and writer, and the retention; what each holds, since when, and whether it blocks.
 
 `since` is blocked by the readers whose own since is the shard's; collection by those whose version is the least held.
 A critical reader's hold has no lease: when what held it is gone for good, a person ends it.
@@ -16,23 +16,26 @@ from persist_engine.model.ids import CriticalReaderId
 from persist_engine.model.leases import expires_after_ms
 from persist_engine.model.state import CriticalReader, LeasedReader, ShardState, Writer
 from persist_engine.model.state_diff import StateDiff
-from persist_engine.model.views import seqno_since
+from persist_engine.model.views import retained_since, seqno_since
 from persist_engine.shard.machine import Machine
 from persist_engine.work.walk import VersionWalk, WalkEnd
 
 Holder = LeasedReader | CriticalReader | Writer
+#: In the place of a holder's id: a shard has one.
+RETENTION: Literal["retention"] = "retention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """One holder. `since` and `upper` are times, None when closed (or when its kind has none: see `kind`).
+    """One holder, or the shard's retention, whose id says so. `since` and `upper` are times, None when closed (or when its kind
+    has none: see `kind`).
 
     `held_from_ms`: when it last moved what it holds; `is_older`: it did so before the live versions begin, at that time
-    or earlier. `lease_ends_ms`: None for critical readers, who never lapse; `has_lapsed`: the next command removes it.
+    or earlier. `lease_ends_ms`: None for critical readers and retention, which never lapse; `has_lapsed`: the next command removes it.
     """
 
     id: str
-    kind: Literal["leased", "critical", "writer"]
+    kind: Literal["leased", "critical", "writer", "retention"]
     purpose: str
     hostname: str
     since: int | None
@@ -53,13 +56,14 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holds:
-    """All holders, oldest hold first, and what the shard stands at."""
+    """All holders, oldest hold first, and what the shard stands at; `retain_ms`: None without retention."""
 
     shard_id: str
     seqno: int
     seqno_since: int
     since: int | None
     upper: int | None
+    retain_ms: int | None
     now_ms: int
     holds: tuple[Hold, ...]
 
@@ -87,12 +91,15 @@ def holds_of(machine: Machine) -> Holds:
         _hold(state, holder_id, holder, moved, begun_ms=begun_ms, now_ms=now_ms)
         for holder_id, holder in _holders(state)
     ]
+    if state.retain_ms is not None:
+        holds.append(_retention(state, moved, begun_ms=begun_ms))
     return Holds(
         shard_id=str(state.shard_id),
         seqno=int(state.seqno),
         seqno_since=int(seqno_since(state)),
         since=state.trace.since.time,
         upper=state.trace.upper.time,
+        retain_ms=state.retain_ms,
         now_ms=now_ms,
         holds=tuple(sorted(holds, key=lambda hold: (hold.held_from_ms, not hold.is_older, hold.id))),
     )
@@ -133,6 +140,8 @@ def _moved_by(diff: StateDiff) -> list[str]:
                 out.append(critical.key)
             case Update(old=before, to=after) if before.since != after.since:
                 out.append(critical.key)
+    if diff.retain_ms or diff.since:
+        out.append(RETENTION)
     return out + [writer.key for writer in diff.writers if not isinstance(writer, Delete)]
 
 
@@ -157,4 +166,24 @@ def _hold(
         last_heartbeat_ms=None if isinstance(holder, CriticalReader) else holder.last_heartbeat_ms,
         lease_ends_ms=ends_ms,
         has_lapsed=ends_ms is not None and ends_ms < now_ms,
+    )
+
+
+def _retention(state: ShardState, moved: dict[str, int], *, begun_ms: int) -> Hold:
+    held = retained_since(state)
+    return Hold(
+        id=RETENTION,
+        kind=RETENTION,
+        purpose=f"the newest {state.retain_ms} ms",
+        hostname="",
+        since=None if held is None else held.time,
+        upper=None,
+        seqno=None,
+        blocks_since=held == state.trace.since and not state.trace.since.is_empty(),
+        blocks_collection=False,
+        held_from_ms=moved.get(RETENTION, begun_ms),
+        is_older=RETENTION not in moved,
+        last_heartbeat_ms=None,
+        lease_ends_ms=None,
+        has_lapsed=False,
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import assert_never
 
 from persist_operator.api.resource import Meta
+from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR
 from persist_operator.api.sink import SinkSpec
 from persist_operator.bridge import Bridge
 from persist_operator.build import maintenance, sink_files, sink_memory
@@ -63,7 +64,17 @@ class Room:
 class LocalActor:
     """Acts in one state folder. Children run where the runner runs (paths of inputs are relative to that) and inherit `environ`."""
 
-    def __init__(self, processes: Processes, bridge: Bridge, *, environ: Mapping[str, str], room: Room) -> None:
+    def __init__(
+        self,
+        processes: Processes,
+        bridge: Bridge,
+        *,
+        environ: Mapping[str, str],
+        room: Room,
+        credentials_dir: str = OPERATOR_CREDENTIALS_DIR,
+    ) -> None:
+        """`credentials_dir`: as the bridge's."""
+        self._credentials_dir = credentials_dir
         self._processes = processes
         self._bridge = bridge
         self._environ = environ
@@ -107,9 +118,8 @@ class LocalActor:
             return False
         folder = self._processes.folder(action.name)
         location = action.location
-        arguments = maintenance.arguments(
-            action.kind, action.shard_id, location.blob, location.consensus, memory=action.memory
-        )
+        blob, consensus = location.urls(f"{self._credentials_dir}/{location.profile}")
+        arguments = maintenance.arguments(action.kind, action.shard_id, blob, consensus, memory=action.memory)
         report = str(folder / "report.json")
         arguments = [report if one == maintenance.TERMINATION_LOG else one for one in arguments]
         labels = {"kind": action.kind, "seqno": str(action.seqno), "reason": action.reason}
@@ -131,6 +141,8 @@ class LocalActor:
             schema=action.schema,
             location=action.location,
         )
+        blob, consensus = action.location.urls(f"{self._credentials_dir}/{action.location.profile}")
+        document["location"] = {"blob": blob, "consensus": consensus}
         (folder / "sink.json").write_text(sink_files.json_text(document), encoding="utf-8")
         conf = {
             "spark.ui.enabled": "false",

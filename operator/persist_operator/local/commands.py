@@ -22,6 +22,7 @@ from rich.text import Text
 
 from persist_operator.api import names
 from persist_operator.api.schema_check import crd_dir, load_schemas
+from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR
 from persist_operator.bridge import Bridge
 from persist_operator.local import story, view
 from persist_operator.local.act import LocalActor, Room, child_environ, java_problem, stop_everything
@@ -56,8 +57,17 @@ _INTERRUPTED = 130
 def up(
     files: Annotated[list[Path], typer.Option("--filename", "-f", help="YAML file, or folder of them. Repeatable.")],
     state: State = _STATE,
+    *,
     config: Annotated[
         Path | None, typer.Option(help="Operator configuration (storage profiles); default: files below --state.")
+    ] = None,
+    credentials: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="With --config: a folder for each profile that has a secretName, with the keys of that Secret as files.",
+        ),
     ] = None,
     drivers: Annotated[
         int | None, typer.Option(min=1, help="Sinks that run at once; default: what cores and memory allow.")
@@ -96,7 +106,7 @@ def up(
         for document in documents:
             applied, outcome = objects.apply(document)
             console.print(f"{applied['kind'].lower()}/{applied['metadata']['name']} {outcome}", highlight=False)
-        failed = _run(objects, processes, settings, env, console, watch=watch, drivers=drivers)
+        failed = _run(objects, processes, settings, env, console, watch=watch, drivers=drivers, credentials=credentials)
     for kind in KINDS:
         _print_resources(list(objects.every(kind)), kind, wide=False)
     if failed:
@@ -129,6 +139,7 @@ def _run(
     *,
     watch: bool,
     drivers: int | None,
+    credentials: Path | None,
 ) -> list[str]:
     began_s = env.monotonic_s()
     memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
@@ -146,8 +157,10 @@ def _run(
         live.update(Text("\n".join(lines)))
 
     signal.signal(signal.SIGTERM, _interrupt)
-    with contextlib.closing(Bridge(settings, env=env)) as bridge:
-        actor = LocalActor(processes, bridge, environ=child_environ(os.environ), room=room)
+    secrets = OPERATOR_CREDENTIALS_DIR if credentials is None else str(credentials.resolve())
+    with contextlib.closing(Bridge(settings, env=env, credentials_dir=secrets)) as bridge:
+        environ = child_environ(os.environ)
+        actor = LocalActor(processes, bridge, environ=environ, room=room, credentials_dir=secrets)
         runner = LocalRunner(objects, processes, bridge, actor, settings=settings, env=env, tell=tell)
         try:
             if not console.is_terminal:

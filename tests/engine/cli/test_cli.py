@@ -47,7 +47,7 @@ class Shop:
         self.location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
         self.shard_id = ShardId.new()
         self.args = ["--blob", self.location.blob, "--consensus", self.location.consensus]
-        settings = Settings(batch=BatchSettings(inline_part_bytes_max=0))
+        settings = Settings(batch=BatchSettings(inline_part_bytes_max=0), retain_ms=None)
         with (
             PersistClient.open(self.location, settings=settings) as client,
             client.open_writer(self.shard_id, SCHEMA, purpose="test") as writer,

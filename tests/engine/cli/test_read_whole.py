@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
+from persist_engine import Antichain, Location, PersistClient, Schema, Settings, ShardId
 
 ROWS = 1234
 SCHEMA = Schema.from_ddl("id BIGINT", "at_ms BIGINT, name STRING")
@@ -119,7 +119,7 @@ def test_times_are_said_as_numbers_and_as_iso_8601(persist, shop):
 def test_from_start_is_from_since_where_since_has_moved(persist, tmp_path):
     location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/log.db")
     args = [ShardId.new(), "--blob", location.blob, "--consensus", location.consensus]
-    with PersistClient.open(location) as client:
+    with PersistClient.open(location, settings=Settings(retain_ms=None)) as client:
         with client.open_writer(args[0], SCHEMA, purpose="test") as writer:
             for i in range(4):
                 writer.compare_and_append(

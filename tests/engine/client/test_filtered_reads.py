@@ -37,6 +37,7 @@ def settings(*, audit=0, **batch):
         read=ReadSettings(stats_audit_percent=audit),
         compaction=CompactionSettings(claim_ms=0),
         retry=RetrySettings(give_up_ms=100),
+        retain_ms=None,
     )
 
 

@@ -21,7 +21,7 @@ from persist_engine.shard import consolidate
 from persist_engine.testing.world import AheadEnv, World
 
 SCHEMA = Schema(key=pa.schema([("id", pa.int64()), ("tag", pa.string())]), val=pa.schema([("x", pa.float64())]))
-SETTINGS = Settings(batch=BatchSettings(target_part_bytes=1024, inline_part_bytes_max=0))
+SETTINGS = Settings(batch=BatchSettings(target_part_bytes=1024, inline_part_bytes_max=0), retain_ms=None)
 at = Antichain.of
 
 

@@ -46,6 +46,7 @@ class Stores:
             settings=Settings(
                 batch=BatchSettings(inline_part_bytes_max=0),
                 retry=RetrySettings(initial_ms=1, clamp_ms=2, give_up_ms=50),
+                retain_ms=None,
             ),
             env=SystemEnv(),
             metrics=self.metrics,

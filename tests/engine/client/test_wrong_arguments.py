@@ -76,6 +76,7 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
         "schema": {"shard_id": SHARD},
         "evolve_schema": {"shard_id": SHARD, "schema": SCHEMAS},
         "recent_upper": {"shard_id": SHARD},
+        "set_retention": {"shard_id": SHARD, "retain_ms": [*all_but(int, None), -5, 2**64]},
         "progress": {"shard_id": SHARD, "sink_id": TEXT},
         "inspect": {"shard_id": SHARD, "known_seqno": [*all_but(int, None), -1]},
         "adopt": {"owner": all_but(), "wanted": [each for each in SHARD if each is not None], "proposed": SHARD, "take_over": FLAG},
@@ -191,7 +192,7 @@ COMMAND = pa.table({"key": pa.array([{"id": 1}]), "val": pa.array([{"name": "b"}
 RIGHT: dict[str, Any] = {
     "owner": Owner("operator", "team", "flights"), "wanted": None, "proposed": ShardId.from_bytes(bytes(16)), "schema": SCHEMA, "purpose": "test", "critical_id": CriticalReaderId.from_bytes(bytes(16)), "opaque": b"o", "sink_id": "s",
     "frontier": 12, "lower": 10, "upper": 20, "updates": [row(1, "a", 11)], "expected_upper": 10, "new_upper": 20, "as_of": 3,
-    "since": 3, "upto": 5, "expected_opaque": b"o", "new": (b"o", 1), "commands": COMMAND, "progress": ("s", b"t"),
+    "retain_ms": 5, "since": 3, "upto": 5, "expected_opaque": b"o", "new": (b"o", 1), "commands": COMMAND, "progress": ("s", b"t"),
     "expected_progress": b"x", "batches": [], "key": SCHEMA.key, "val": SCHEMA.val, "blob": "mem:", "consensus": "mem:", "location": Location(blob="mem:", consensus="mem:"),
 }  # fmt: skip
 

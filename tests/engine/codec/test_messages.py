@@ -184,6 +184,22 @@ def test_a_newer_format_is_incompatible_and_a_damaged_one_corrupt(monkeypatch: p
         decode_state_diff(bytes(damaged), key="the-key")
 
 
+def test_code_that_knows_no_retention_refuses_a_shard_that_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would drop the field with its next rollup, and since would pass what is retained."""
+    told = replace(DIFF, retain_ms=(Insert(None, 7),))
+    kept = Rollup(replace(STATE, retain_ms=7))
+    assert decode_state_diff(encode_state_diff(told), key="the-key") == told
+    assert decode_rollup(encode_rollup(kept), key="the-key") == kept
+    monkeypatch.setitem(envelope._NEWEST, envelope.Kind.STATE_DIFF, envelope.CHAINED_VERSION)
+    monkeypatch.setitem(envelope._NEWEST, envelope.Kind.ROLLUP, envelope.PACKED_SPINE_VERSION)
+    with pytest.raises(Incompatible, match="the-key: state diff in format 3"):
+        decode_state_diff(encode_state_diff(told), key="the-key")
+    with pytest.raises(Incompatible, match="the-key: rollup in format 4"):
+        decode_rollup(encode_rollup(kept), key="the-key")
+    decode_state_diff(encode_state_diff(replace(DIFF, retain_ms=())), key="the-key")  # all others it still reads
+    decode_rollup(encode_rollup(Rollup(replace(STATE, retain_ms=None))), key="the-key")
+
+
 def test_bytes_of_newer_code_are_incompatible() -> None:
     with pytest.raises(Incompatible, match=r"the-key: written by version 0.9.0"):
         decode_state_diff(encode_state_diff(replace(DIFF, applier_version=NEWER)), key="the-key")

@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.testing.servers import redis_server
 from persist_operator.local.commands import app
 from typer.testing import CliRunner
 
@@ -38,6 +39,31 @@ def test_up_applies_runs_and_shows_the_tables(house):
     assert "sparksink/load unchanged" in again.stderr
     assert "DriverStarted" not in again.stderr
     assert house.rows() == 1
+
+
+def test_up_with_stores_that_ask_for_a_password(house):
+    """It is in a file, as in a mounted Secret: the runner, a driver and maintenance find it there, and nothing shows it."""
+    password, keys = "p@ss/word", house.folder / "keys" / "default"
+    keys.mkdir(parents=True)
+    (keys / "redis-password").write_text(password)
+    file = house.write(house.shard(compaction={"maxUncompactedBatches": 1}), house.sink())
+    with redis_server(password=password) as server:
+        profile = {
+            "blob": f"file://{house.folder}/blobs",
+            "consensus": f"redis://127.0.0.1:{server.port}/0",
+            "secretName": "store",
+            "allowedNamespaces": {"names": ["local"]},
+        }
+        config = house.folder / "config.yaml"
+        config.write_text(json.dumps({"operatorId": "local", "storageProfiles": {"default": profile}}))
+        said = house.local("up", "-f", file, "--config", config, "--credentials", "keys")
+        requested = house.local("request", "rollup", "things")
+        again = house.local("up", "-f", file, "--config", config, "--credentials", "keys")
+    assert re.search(r"^load +things +Once +True +Completed", said.stdout, re.MULTILINE)
+    assert "RollupSucceeded" in again.stderr or "GCSucceeded" in again.stderr
+    shown = said.stdout + said.stderr + requested.stdout + again.stdout + again.stderr
+    kept = [path.read_text(errors="replace") for path in house.state.rglob("*") if path.is_file()]
+    assert not [text for text in (shown, *kept) if password in text or "p%40ss" in text]
 
 
 def test_up_that_fails_says_what_and_where_to_look(house):

@@ -1,0 +1,72 @@
+"""`persist admin retention`: how far a shard's since stays behind its upper, whatever readers let go of."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from persist_engine.cli.options import (
+    GIVE_UP_S,
+    AsJson,
+    BlobUrl,
+    Commit,
+    ConsensusUrl,
+    GiveUp,
+    ShardArgument,
+    ShardOption,
+    connected,
+    one_shard,
+)
+from persist_engine.cli.output import print_json, print_pairs
+
+EPILOG = "Examples: persist admin retention SHARD; persist admin retention SHARD 30d --commit; persist admin retention SHARD none --commit"
+
+
+def retention(
+    shard_argument: ShardArgument = None,
+    value: Annotated[
+        str | None,
+        typer.Argument(metavar="[7d|none]", help="What to set: days, hours (h), minutes (m), seconds, ms; or none."),
+    ] = None,
+    *,
+    shard: ShardOption = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    commit: Commit = False,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Show the shard's retention and since, or set it. What since has passed does not come back with a longer one.
+
+    It counts in the shard's own times, as milliseconds. A shard of an operator has none: `retention.sinceLagSeconds` of its
+    PersistShard is what holds since.
+    """
+    from persist_engine.model.retention import in_words, planned, retention_of, told
+
+    if shard is not None and value is None and shard_argument is not None and not shard_argument.startswith("s"):
+        shard_argument, value = None, shard_argument  # the shard is an option: what stands alone is the value
+    shard_id = one_shard(shard_argument, shard)
+    wanted = None if value is None else retention_of(value)
+    with connected(blob, consensus, give_up) as client:
+        machine = client.machine(shard_id)
+        found = before = told(machine.refresh())
+        owner = client.owner_of(shard_id)
+        if value is not None:
+            found = planned(machine.state, wanted)
+        if value is not None and commit:
+            client.set_retention(shard_id, wanted)
+            found = told(machine.state)
+    shown = (
+        {"shard_id": shard_id}
+        | found.to_json()
+        | ({} if value is None else {"was_ms": before.retain_ms, "committed": commit})
+    )
+    if as_json:
+        print_json(shown)
+        return
+    print_pairs({"shard_id": shard_id, "retention": in_words(found.retain_ms)} | shown)
+    if value is not None and owner is not None and wanted is not None:
+        typer.echo(f"{owner} owns this shard: its operator ends this retention and goes by its own", err=True)
+    if value is not None and not commit:
+        typer.echo("nothing was changed: say --commit to do it", err=True)
