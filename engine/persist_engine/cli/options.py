@@ -163,9 +163,10 @@ def connected(
     *,
     claim_ms: int | None = None,
     memory_mib: int | None = None,
+    create: bool = False,
 ) -> Iterator[PersistClient]:
-    """A client of the location, closed afterwards. Store failures end in Unavailable after `give_up_s`. No command makes
-    shards, so none makes the stores of a path that was mistyped: InvalidUsage.
+    """A client of the location, closed afterwards. Store failures end in Unavailable after `give_up_s`. Commands make no
+    shards, so they do not make the stores of a path that was mistyped either (InvalidUsage), but for one that says `create`.
 
     `claim_ms`: age after which compactions that others claimed are taken over. `memory_mib`: what the process may take for
     compactions of its own, if it is to do any.
@@ -195,7 +196,7 @@ def connected(
     waiting = Waiting(f"{shown_url(blob)} and {shown_url(consensus)}", give_up_s)
     on_wait = waiting.told if sys.stderr.isatty() else None
     with opening(waiting) if on_wait else nullcontext():
-        client = PersistClient.open(location, settings=settings, metrics=counting, create=False, on_wait=on_wait)
+        client = PersistClient.open(location, settings=settings, metrics=counting, create=create, on_wait=on_wait)
     with client:
         try:
             yield client

@@ -23,8 +23,15 @@ def store_block(location: StoreLocation) -> dict[str, str]:
     return {"blob": _public(location.blob), "consensus": _public(location.consensus)}
 
 
-def numbers(inspection: Inspection, *, now_ms: int, critical_id: str, since_advanced: str | None) -> dict[str, Any]:
-    """frontiers, storage, holds and debt as they stand in the state."""
+def numbers(
+    inspection: Inspection,
+    *,
+    now_ms: int,
+    critical_id: str,
+    since_advanced: str | None,
+    left_out: tuple[int, int] = (0, 0),
+) -> dict[str, Any]:
+    """frontiers, storage, holds and debt as they stand in the state. `left_out`: readers and writers that are counted only."""
     return {
         "frontiers": _frontiers(inspection, now_ms, since_advanced),
         "storage": {
@@ -41,8 +48,8 @@ def numbers(inspection: Inspection, *, now_ms: int, critical_id: str, since_adva
         },
         "holds": drop_none(
             {
-                "readers": len(inspection.readers),
-                "writers": len(inspection.writers),
+                "readers": len(inspection.readers) + left_out[0],
+                "writers": len(inspection.writers) + left_out[1],
                 "blocking": [_reader(one) for one in blocking_readers(inspection, critical_id)] or None,
             }
         ),
@@ -66,15 +73,6 @@ def blocking_readers(inspection: Inspection, critical_id: str) -> list[ReaderInf
         if one.id != critical_id and one.since is not None and one.since == inspection.since
     ]
     return held[:_BLOCKING_MAX]
-
-
-def since_target_ms(upper: int | None, lag_seconds: int) -> int | None:
-    """Where since should be: behind upper by the lag, and always so that the newest complete time can be read.
-    None when closed.
-    """
-    if upper is None:
-        return None
-    return max(0, upper - max(1, lag_seconds * 1000))
 
 
 def own_since_ms(inspection: Inspection, critical_id: str) -> int | None:

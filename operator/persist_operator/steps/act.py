@@ -10,9 +10,17 @@ from persist_operator.api import names, times
 from persist_operator.api.resource import Meta
 from persist_operator.bridge import Bridge
 from persist_operator.build.driver import driver_manifests
-from persist_operator.build.maintenance import maintenance_job
+from persist_operator.build.maintenance import inspection_job, maintenance_job
 from persist_operator.cluster.port import BY_KIND, CONFIG_MAP, JOB, POD, SECRET, SERVICE, ApiError, Cluster, Resource
-from persist_operator.plan.actions import Action, AdvanceSince, InitialiseShard, StartDriver, StartMaintenance, StopRun
+from persist_operator.plan.actions import (
+    Action,
+    AdvanceSince,
+    InitialiseShard,
+    StartDriver,
+    StartInspection,
+    StartMaintenance,
+    StopRun,
+)
 from persist_operator.settings import OperatorSettings
 from persist_operator.steps.metrics import OperatorMetrics
 
@@ -36,6 +44,8 @@ class Actor:
                 self._bridge.advance_since(action)
             case StartMaintenance():
                 return self._start_maintenance(action, meta)
+            case StartInspection():
+                return self._start_inspection(action, meta)
             case StartDriver():
                 return self._start_driver(action, meta)
             case StopRun():
@@ -63,6 +73,25 @@ class Actor:
         started = self._create(job, meta)
         if started:
             self._metrics.jobs_started.labels(type=action.kind).inc()
+        return started
+
+    def _start_inspection(self, action: StartInspection, meta: Meta) -> bool:
+        job = inspection_job(
+            meta,
+            name=action.name,
+            location=action.location,
+            wish=action.wish,
+            known_seqno=action.known_seqno,
+            revision=action.revision,
+            ttl_seconds=action.ttl_seconds,
+            priority_class_name=action.priority_class_name,
+            service_account_name=action.service_account_name,
+            template=action.template,
+            settings=self._settings,
+        )
+        started = self._create(job, meta)
+        if started:
+            self._metrics.jobs_started.labels(type="inspection").inc()
         return started
 
     def _start_driver(self, action: StartDriver, meta: Meta) -> bool:
