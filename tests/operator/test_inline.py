@@ -372,6 +372,37 @@ def test_sinks_of_such_a_shard_have_its_stores_and_its_secret(stores, make_shard
     assert (type(view.location), view.location.secret_name) == (InlineLocation, SECRET)
 
 
+def test_a_refused_pod_is_tried_later_and_not_told_anew_at_each_look(house, shard_resource):
+    """A status that says something new at each look wakes the next one: a loop, for as long as the refusal stands."""
+    made = house(**ALLOWED)
+    made.cluster.create(PERSIST_SHARD, shard_resource({"storage": GOOD}))
+    made.cluster.deny["create", "Job"] = ApiError("POST jobs: 403 exceeded quota: small", status=403)
+    made.look()
+    made.look()
+    before = made.cluster.get(PERSIST_SHARD, "team", "flights")["metadata"]["resourceVersion"]
+    for _ in range(4):
+        made.env.advance_ms(1100)
+        assert made.look() >= 0.2
+    assert made.cluster.get(PERSIST_SHARD, "team", "flights")["metadata"]["resourceVersion"] == before
+
+
+@pytest.mark.parametrize("name", ["../../../../../api/v1/namespaces/other/pods/x", "..", "a/b", "A", "", "a?b"])
+def test_an_owner_that_a_report_names_is_no_path_at_the_api_server(house, shard_resource, monkeypatch, name):
+    made = house(**ALLOWED)
+    made.cluster.create(PERSIST_SHARD, shard_resource({"storage": GOOD}))
+    made.look()
+    (job,) = made.kubelet.waiting()
+    owner = str(Owner(made.settings.operator_id, "team", name)) if name else f"{made.settings.operator_id}/team/"
+    shard_id = names.shard_id_of("uid-shard")
+    said = {"format": 1, "answer": "OwnedElsewhere", "shard_id": shard_id, "owner": owner}
+    made.kubelet.end(job, 0, json.dumps(said))
+    asked, get = set(), made.cluster.get
+    monkeypatch.setattr(made.cluster, "get", lambda kind, *where: asked.add(where) or get(kind, *where))
+    made.look()
+    assert asked == {("team", "flights")}
+    assert made.told() == (("False", "ShardIdConflict") if name else ("Unknown", "InspectionFailed"))
+
+
 # -- what may be named ------------------------------------------------------------------------------------------------
 
 GOOD = {"blob": {"bucket": "bbb", "endpoint": "https://s3.example"}, "consensus": {"address": "redis.example:6379"}}

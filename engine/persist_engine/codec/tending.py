@@ -50,9 +50,9 @@ _TIMES, _HEXES, _DDLS = (
 
 
 def encode_wish(wish: Wish) -> str:
-    """One line of JSON; inverse of `decode_wish`."""
+    """One line of JSON; inverse of `decode_wish`. It has no dollar sign: in arguments of a container `$(NAME)` is replaced."""
     document = {"format": FORMAT, **dataclasses.asdict(wish), "owner": str(wish.owner)}
-    return json.dumps(document, sort_keys=True)
+    return json.dumps(document, sort_keys=True).replace("$", "\\u0024")
 
 
 def decode_wish(text: str) -> Wish:

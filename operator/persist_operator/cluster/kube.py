@@ -149,8 +149,8 @@ class KubeCluster:
 
 
 def _path(kind: Kind, namespace: str | None, name: str | None = None) -> str:
-    scope = f"/namespaces/{quote(namespace)}" if namespace else ""
-    return f"{_root(kind.api_version)}{scope}/{kind.plural}" + (f"/{quote(name)}" if name else "")
+    scope = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
+    return f"{_root(kind.api_version)}{scope}/{kind.plural}" + (f"/{quote(name, safe='')}" if name else "")
 
 
 def _root(api_version: str) -> str:

@@ -189,7 +189,7 @@ def with_next(
     ]
     wanted: tuple[StartInspection, ...] = ()
     if left_s <= 0 and not any(not one.phase.finished for one in runs):
-        block, start = _intended(block, shard, wish, revision, location, runs=runs, now_ms=now_ms)
+        block, start = _intended(block, shard, wish, revision, location, runs=runs, now_ms=now_ms, inline=inline)
         wanted = (start,)
     looked = replace(
         plan,
@@ -258,23 +258,27 @@ def _intended(
     *,
     runs: Sequence[Run],
     now_ms: int,
+    inline: InlineStorage,
 ) -> tuple[dict[str, Any], StartInspection]:
     """The same name again for one that was intended, and of which nothing is to be seen."""
-    name = str(block.get("jobName", ""))
+    name, intent = str(block.get("jobName", "")), dict(block)
     if not name or name == block.get("settledJob") or any(one.name == name for one in runs):
+        # SUBTLE: the time goes with the name. Told anew at each look, it would wake the next look.
         name = names.inspection_name(shard.meta.name, now_ms // 1000)
+        intent |= {"jobName": name, "lastAttemptTime": times.to_text(now_ms)}
     start = StartInspection(
         name=name,
         location=location,
         wish=encode_wish(wish),
         known_seqno=0 if wish.known is None else wish.known.seqno,
         revision=revision,
-        ttl_seconds=shard.spec.ttl_seconds_after_finished,
+        # It is removed by the one after it. Gone before that, what it said would be gone.
+        ttl_seconds=round(inline.inspect_seconds) + 2 * _MAX_S,
         priority_class_name=shard.spec.priority_class_name,
         service_account_name=shard.spec.service_account_name,
         template=shard.spec.maintenance_template,
     )
-    return {**block, "jobName": name, "lastAttemptTime": times.to_text(now_ms)}, start
+    return intent, start
 
 
 def _wish(shard: Shard, settings: OperatorSettings, *, take_over: bool) -> Wish:

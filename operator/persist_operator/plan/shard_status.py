@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
 
 from persist_engine.model.inspection import Inspection, ReaderInfo
+from persist_engine.storage.urls import shown_url
 
 from persist_operator.api import times
 from persist_operator.api.redact import redact
@@ -19,8 +19,8 @@ _WALL_CLOCK_FROM_MS = 100_000_000_000
 
 
 def store_block(location: StoreLocation) -> dict[str, str]:
-    """The stores for people: no user info, no query of credentials."""
-    return {"blob": _public(location.blob), "consensus": _public(location.consensus)}
+    """The stores for people: neither credentials nor parameters."""
+    return {"blob": shown_url(location.blob)[:1024], "consensus": shown_url(location.consensus)[:1024]}
 
 
 def numbers(
@@ -111,13 +111,6 @@ def _reader(reader: ReaderInfo) -> Mapping[str, Any]:
         "hostname": reader.hostname[:253],
         "since": frontier_text(reader.since),
     }
-
-
-def _public(url: str) -> str:
-    # As written: what is quoted in a query hides from a search for secrets.
-    parts = urlsplit(redact(unquote(url)))
-    kept = "&".join(one for one in parts.query.split("&") if one and not one.startswith(("password", "ca_file")))
-    return urlunsplit(parts._replace(query=kept))[:1024]
 
 
 def engine_version(inspection: Inspection) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from persist_engine.base.env import Env
@@ -34,6 +35,8 @@ from persist_operator.steps import children
 from persist_operator.steps.namespaces import NamespaceLabels
 
 _LOG_LINES = 20
+#: Of objects, as Kubernetes has them.
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 
 
 class Observer:
@@ -101,7 +104,11 @@ class Observer:
         )
 
     def _is_gone(self, namespace: str, name: str) -> bool:
-        """Whether there is no such PersistShard, or it is on its way out."""
+        """Whether there is no such PersistShard, or it is on its way out. What is no name of one is not looked for, nor gone: owners
+        stand in stores, where others write, too.
+        """
+        if _NAME.fullmatch(name) is None:
+            return False
         found = self._cluster.get(PERSIST_SHARD, namespace, name)
         return found is None or bool(found["metadata"].get("deletionTimestamp"))
 

@@ -92,6 +92,12 @@ def test_a_wish_comes_back(wish):
     assert decode_wish(encode_wish(wish)) == wish
 
 
+def test_a_wish_has_nothing_that_a_container_would_replace():
+    wish = Wish(owner=Owner("$(HOME)", "n", "$$(x)"), wanted=None, proposed=SHARD_ID)
+    assert "$" not in encode_wish(wish)
+    assert decode_wish(encode_wish(wish)) == wish
+
+
 def tended(**changes):
     values = dict.fromkeys((one.name for one in dataclasses.fields(Inspection)), 1)
     values |= {"shard_id": str(SHARD_ID), "applier_version": "0.1.0", "key_schema": "id BIGINT", "val_schema": ""}
