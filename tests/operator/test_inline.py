@@ -3,6 +3,7 @@ own process connects to nothing.
 """
 
 import contextlib
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.codec.schema import Schema
+from persist_engine.codec.tending import encode_report
 from persist_engine.model.ids import ShardId
 from persist_engine.model.ownership import Owner
+from persist_engine.model.tending import Tended
 from persist_engine.storage.addresses import with_credentials
 from persist_engine.testing.servers import redis_server, s3_server
 from persist_operator.api import conditions, names, times
@@ -24,7 +27,10 @@ from persist_operator.bridge import Bridge, BridgeFailure
 from persist_operator.build.maintenance import TERMINATION_LOG
 from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.port import JOB, PERSIST_SHARD, POD, ApiError
-from persist_operator.plan.observed import ShardView
+from persist_operator.plan import inspecting
+from persist_operator.plan.actions import StartInspection
+from persist_operator.plan.observed import Awaited, Phase, Run, ShardMissing, ShardObserved, ShardView
+from persist_operator.plan.shard import plan_shard
 from persist_operator.settings import InlineStorage, LoopSettings, OperatorSettings
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
@@ -234,6 +240,7 @@ def test_a_shard_is_made_looked_after_and_maintained_by_pods_of_its_namespace(st
     rollup = made.status()["maintenance"]["rollup"]
     assert (rollup["lastResult"], made.kubelet.waiting("rollup")) == ("Succeeded", [])
     assert len(made.kubelet.jobs("rollup")) == 1
+    assert made.told("SinceAdvancing") == ("True", "Advancing")
     assert made.told() == ("True", "Healthy")
     assert len(made.kubelet.jobs()) == 1, "finished ones are removed but for the newest"
     assert refused(resource, made.status()) == []
@@ -254,6 +261,52 @@ def test_an_idle_shard_is_looked_at_once_in_its_time_and_its_status_rests(stores
     made.look()
     assert len(made.kubelet.waiting()) == 1
     assert (len(made.kubelet.arguments), made.status()["conditions"]) == (before, version)
+
+
+def test_nothing_that_the_bridge_does_is_planned_for_such_a_shard(house, make_shard, make_inspection, now):
+    made = house(**ALLOWED)
+    first = plan_shard(make_shard({"storage": GOOD}), ShardObserved(), now_ms=now, settings=made.settings).status
+    shard = make_shard({"storage": GOOD}, status=first)
+    for inspected in (ShardMissing(), make_inspection(upper=now, readers=())):
+        seen = ShardObserved(inspected=inspected, shard_id=names.shard_id_of("uid-shard"), inspected_ms=now)
+        plan = plan_shard(shard, seen, now_ms=now, settings=made.settings)
+        assert [type(one) for one in plan.actions] == [StartInspection]
+
+
+def run_of(name, created_ms, location, report, **changes):
+    values = {"phase": Phase.SUCCEEDED, "finished_ms": created_ms, "revision": inspecting._stores(location)}
+    return Run(name=name, kind="inspection", created_ms=created_ms, report=report, **{**values, **changes})
+
+
+def test_only_the_newest_answer_of_these_very_stores_counts_and_none_for_ever(house, make_shard, make_inspection, now):
+    made = house(**ALLOWED)
+    settled = {"settledTime": times.to_text(now - 60_000), "settledJob": "b"}
+    log = {"seqno": 10, "tag": "aa", "birth": "bb"}
+    shard = make_shard({"storage": GOOD}, status={"inspection": settled, "log": log})
+    here = shard.location(made.settings)
+    there = InlineLocation(blob=here.blob, consensus="redis://other:6379/0")
+
+    def said(*runs, at_ms=now):
+        known = inspecting.answer(shard, runs, here, now_ms=at_ms, settings=made.settings).inspected
+        return known.reason if isinstance(known, Awaited) else (known.seqno, known.known_tag)
+
+    def report(**changes):
+        return json.loads(encode_report(Tended(inspection=make_inspection(**{"readers": (), **changes}))))
+
+    old = run_of("a", now - 90_000, here, report(seqno=5))
+    new = run_of("b", now - 60_000, here, report(seqno=12, known_tag="aa"), seqno=10)
+    assert said(old, new) == said(new, old) == (12, "aa")
+    # The newest one was removed by somebody, and an older one tells of an older state.
+    assert said(old) == "Inspecting"
+    assert said(run_of("c", now, there, report(seqno=1))) == "Inspecting"
+    # It was compared with another version than the status tells of.
+    assert said(dataclasses.replace(new, seqno=9)) == (12, None)
+    assert said(new, at_ms=now + 3_600_000) == "InspectionOverdue"
+    failed = run_of("c", now, here, None, phase=Phase.FAILED, reason="Evicted")
+    assert said(new, failed) == "InspectionFailed"
+    waiting = run_of("c", now, here, None, phase=Phase.PENDING, finished_ms=None, reason="Unschedulable")
+    assert said(new, waiting, at_ms=now + 1000) == (12, "aa")
+    assert said(new, waiting, at_ms=now + 61_000) == "Unschedulable"
 
 
 def test_the_intent_is_on_the_status_and_a_crash_before_the_job_repeats_its_name(stores, shard_resource):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
+
+from persist_engine.storage.addresses import S3Address
 
 from persist_operator.api import names, quantity
 from persist_operator.api.pod_template import check_account
@@ -70,6 +73,9 @@ def inspection_job(
     """The Job that looks after a shard on the resource's own stores, under the rules of maintenance. PodRefused likewise."""
     inline = settings.inline_storage
     blob, consensus = location.urls(CREDENTIALS_DIR)
+    if known_seqno:
+        # Whether conditional writes exclude was seen when the shard was made, and is by each process that writes to it.
+        blob = replace(S3Address.parse(blob), probe=False).url
     give_up_s = max(1, inline.deadline_seconds // 4)
     return _job(
         meta,

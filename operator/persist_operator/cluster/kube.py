@@ -78,6 +78,12 @@ class KubeCluster:
             raise ApiError(f"namespace {manifest['metadata']['namespace']} is gone", status=404)
         return status != 409
 
+    def try_create(self, kind: Kind, manifest: Resource) -> None:
+        path = _path(kind, manifest["metadata"]["namespace"])
+        status, _ = self._request("POST", path, query={"dryRun": "All"}, body=manifest, accept=(409,))
+        if status == 404:
+            raise ApiError(f"namespace {manifest['metadata']['namespace']} is gone", status=404)
+
     def replace(self, kind: Kind, manifest: Resource) -> bool:
         metadata = manifest["metadata"]
         status, _ = self._request(

@@ -25,6 +25,9 @@ from persist_operator.settings import OperatorSettings
 from persist_operator.steps.metrics import OperatorMetrics
 
 _RPC_SECRET_BYTES = 32
+_FORBIDDEN = 403
+#: In the API server's words when a role lacks a right, as against quotas and admission, which name what they refuse.
+_NO_RIGHT = 'cannot create resource "pods"'
 
 
 class Actor:
@@ -70,10 +73,7 @@ class Actor:
             template=action.template,
             settings=self._settings,
         )
-        started = self._create(job, meta)
-        if started:
-            self._metrics.jobs_started.labels(type=action.kind).inc()
-        return started
+        return self._start_job(job, meta, action.kind)
 
     def _start_inspection(self, action: StartInspection, meta: Meta) -> bool:
         job = inspection_job(
@@ -89,10 +89,29 @@ class Actor:
             template=action.template,
             settings=self._settings,
         )
+        return self._start_job(job, meta, "inspection")
+
+    def _start_job(self, job: Resource, meta: Meta, kind: str) -> bool:
+        self._try_pod(job)
         started = self._create(job, meta)
         if started:
-            self._metrics.jobs_started.labels(type="inspection").inc()
+            self._metrics.jobs_started.labels(type=kind).inc()
         return started
+
+    def _try_pod(self, job: Resource) -> None:
+        """ApiError when the pod of a Job that is not there yet would be refused: Kubernetes makes it later, and tells only the Job's
+        Events what it is refused. Where the operator may make no pods itself (where no sinks run) nothing is known in advance.
+        """
+        head, template = job["metadata"], job["spec"]["template"]
+        metadata = {**template["metadata"], "namespace": head["namespace"], "name": head["name"]}
+        pod = {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": metadata, "spec": template["spec"]}
+        try:
+            self._cluster.try_create(POD, pod)
+        except ApiError as error:
+            is_ours = error.status == _FORBIDDEN and _NO_RIGHT in str(error)
+            # Its own pod may be what fills the quota.
+            if not is_ours and self._cluster.get(JOB, head["namespace"], head["name"]) is None:
+                raise
 
     def _start_driver(self, action: StartDriver, meta: Meta) -> bool:
         manifests = driver_manifests(

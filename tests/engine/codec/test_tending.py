@@ -93,7 +93,8 @@ def test_a_wish_comes_back(wish):
 
 
 def test_a_wish_has_nothing_that_a_container_would_replace():
-    wish = Wish(owner=Owner("$(HOME)", "n", "$$(x)"), wanted=None, proposed=SHARD_ID)
+    hold = WantedHold(shard_id=SHARD_ID, critical_id=HOLD_ID, purpose="$(HOME)", since_lag_ms=1)
+    wish = Wish(owner=Owner("$(HOME)", "n", "$$(x)"), wanted=None, proposed=SHARD_ID, hold=hold)
     assert "$" not in encode_wish(wish)
     assert decode_wish(encode_wish(wish)) == wish
 
