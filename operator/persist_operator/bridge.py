@@ -1,4 +1,4 @@
-"""The one bridge to the engine: clients per location with that location's own credentials, a deadline on every call, a circuit
+"""The one bridge to the engine: clients per location of a profile with that location's own credentials, a deadline on every call, a circuit
 breaker per location.
 
 Never blocks its caller longer than the deadline, and hardly while a store is known to be down. A location never takes all workers:
@@ -34,15 +34,14 @@ from persist_engine.base.metrics import Metrics, NoMetrics
 from persist_engine.base.settings import RetrySettings, Settings
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
+from persist_engine.client.tend import hold_since
 from persist_engine.codec.schema import Schema
-from persist_engine.model.commands import OpaqueMismatch
-from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.ownership import Adopted, OwnedElsewhere, Unowned
 
 from persist_operator.api import names
 from persist_operator.api.redact import redact
-from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR, Shard, StoreLocation
+from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR, InlineLocation, Shard, StoreLocation
 from persist_operator.plan import ownership
 from persist_operator.plan.actions import AdvanceSince, InitialiseShard
 from persist_operator.plan.observed import Claim, NotOwned, Seen, ShardMissing, StoreFailure
@@ -198,29 +197,17 @@ class Bridge:
         Idempotent, never goes back. The hold of an owner before is taken over, and fences that one. InvalidUsage when the
         shard is not the owner's; BridgeFailure.
         """
-        token = str(action.owner).encode()
 
         def advance(client: PersistClient) -> int | None:
             _check_owner(client, action)
-            handle = client.open_critical_since(
+            return hold_since(
+                client,
                 ShardId(action.shard_id),
                 CriticalReaderId(action.critical_id),
-                opaque=token,
+                token=str(action.owner).encode(),
                 purpose=names.CRITICAL_PURPOSE,
+                since_ms=action.since_ms,
             )
-            held = handle.since.time
-            is_reached = held is None or held >= action.since_ms
-            if is_reached and handle.opaque == token:
-                _end_retention(client, ShardId(action.shard_id))
-                return held
-            since = handle.since if is_reached else Antichain.of(action.since_ms)
-            answer = handle.compare_and_downgrade_since(handle.opaque, (token, since))
-            if isinstance(answer, OpaqueMismatch):
-                raise InvalidUsage(
-                    f"critical reader {action.critical_id} of shard {action.shard_id} has another owner now"
-                )
-            _end_retention(client, ShardId(action.shard_id))
-            return answer.since.time
 
         return self._call(action.location, advance)
 
@@ -252,7 +239,11 @@ class Bridge:
     def _call(self, location: StoreLocation, call: Callable[[PersistClient], T]) -> T:
         """Run `call` in a thread of the location, at most until the deadline. InvalidUsage and StoreBusy pass; the rest is
         BridgeFailure. A location that was down gets one call at a time, and no caller waits long for it.
+
+        InvalidUsage for stores that a resource names: no process of the operator connects to those, whoever asks.
         """
+        if isinstance(location, InlineLocation):
+            raise InvalidUsage(f"{_addresses(location)}: the operator does not connect to stores that a resource names")
         store = self._store(location)
         down = store.last_failure
         if down is not None:
@@ -354,12 +345,6 @@ def _check_owner(client: PersistClient, action: InitialiseShard | AdvanceSince) 
     owner = client.owner_of(ShardId(action.shard_id))
     if owner != action.owner:
         raise InvalidUsage(f"shard {action.shard_id} is not {action.owner}'s any more; its owner is {owner}")
-
-
-def _end_retention(client: PersistClient, shard_id: ShardId) -> None:
-    """No commit where there is none."""
-    if client.machine(shard_id).state.retain_ms is not None:
-        client.set_retention(shard_id, None)
 
 
 def _addresses(location: StoreLocation) -> str:

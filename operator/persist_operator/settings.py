@@ -75,6 +75,45 @@ class StorageProfile:
             )
 
 
+#: `host`, `*.suffix`, either with a port; an IPv6 address in brackets.
+_ADDRESS_PATTERN = re.compile(
+    r"((\*\.)?[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?", re.ASCII
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InlineStorage:
+    """Whether resources may name stores themselves, which ones, and the pods that look at them in the resource's namespace."""
+
+    enabled: bool = False
+    allowed_endpoints: tuple[str, ...] = ()
+    """S3 servers that `spec.storage.blob.endpoint` may name, as host, host:port or *.suffix; without a port the scheme's own."""
+    allowed_consensus: tuple[str, ...] = ()
+    """Redis servers that `spec.storage.consensus.address` may name, likewise; without a port 6379."""
+    allowed_secrets: tuple[str, ...] = ()
+    """Secrets of the resource's namespace that `spec.storage.secretName` may name."""
+    inspect_seconds: float = 60
+    """A shard is looked at by a new pod this often."""
+    deadline_seconds: int = 120
+    """A pod that has not answered by then is ended, and another one tries."""
+    cpu: str = "50m"
+    memory: str = "256Mi"
+    """Request and limit of those pods."""
+
+    def __post_init__(self) -> None:
+        for name, patterns in (("Endpoints", self.allowed_endpoints), ("Consensus", self.allowed_consensus)):
+            for one in patterns if isinstance(patterns, tuple) else (patterns,):
+                if not isinstance(one, str) or _ADDRESS_PATTERN.fullmatch(one) is None:
+                    raise InvalidUsage(f"inlineStorage.allowed{name}: {one!r} is not a host, host:port or *.suffix")
+        secrets = self.allowed_secrets
+        if not isinstance(secrets, tuple) or not all(isinstance(one, str) and one for one in secrets):
+            raise InvalidUsage("inlineStorage.allowedSecrets is a list of names")
+        if not isinstance(self.enabled, bool):
+            raise InvalidUsage("inlineStorage.enabled is true or false")
+        if self.inspect_seconds < 1 or self.deadline_seconds < 1:
+            raise InvalidUsage("inlineStorage: inspectSeconds and deadlineSeconds are at least 1")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSettings:
     """What pods run when the resource names no image."""
@@ -168,6 +207,7 @@ class OperatorSettings:
     """
     storage_profiles: Mapping[str, StorageProfile] = field(default_factory=dict)
     default_profile: str = "default"
+    inline_storage: InlineStorage = field(default_factory=InlineStorage)
     images: ImageSettings = field(default_factory=ImageSettings)
     workload: WorkloadSettings = field(default_factory=WorkloadSettings)
     loop: LoopSettings = field(default_factory=LoopSettings)
@@ -222,6 +262,7 @@ class OperatorSettings:
 
 
 _GROUPS: Mapping[str, type] = {
+    "inline_storage": InlineStorage,
     "images": ImageSettings,
     "workload": WorkloadSettings,
     "loop": LoopSettings,

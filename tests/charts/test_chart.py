@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from persist_engine.base.errors import InvalidUsage
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR
-from persist_operator.settings import OperatorSettings
+from persist_operator.settings import InlineStorage, OperatorSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "persist-operator"
@@ -273,6 +274,59 @@ def test_the_operator_understands_the_configuration(template: Callable[..., list
     assert settings.loop.workers == 8
     assert settings.leader.namespace == "sys"
     assert settings.http_port == 8080
+
+
+INLINE: Manifest = {
+    "enabled": True,
+    "allowedEndpoints": ["minio.stores.svc:9000", "*.s3.example"],
+    "allowedConsensus": ["redis.stores.svc"],
+    "allowedSecrets": ["team-store"],
+    "inspectSeconds": 30,
+    "memory": "300Mi",
+}
+
+
+def test_inline_storage_is_off_and_reaches_the_operator_when_it_is_on(template: Callable[..., list[Manifest]]) -> None:
+    def parsed(values: Manifest) -> OperatorSettings:
+        return OperatorSettings.parse(yaml.safe_dump(operator_config(template(values))))
+
+    assert parsed(FULL).inline_storage == InlineStorage()
+    on = parsed({"storage": {"inline": INLINE}}).inline_storage
+    assert (on.enabled, on.allowed_endpoints) == (True, ("minio.stores.svc:9000", "*.s3.example"))
+    assert (on.allowed_consensus, on.allowed_secrets) == (("redis.stores.svc",), ("team-store",))
+    assert (on.inspect_seconds, on.deadline_seconds, on.cpu, on.memory) == (30, 120, "50m", "300Mi")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_executors_mount_the_secrets_of_inline_stores_only_where_those_are_on(
+    template: Callable[..., list[Manifest]], enabled: bool
+) -> None:
+    values = {"storage": {"inline": {**INLINE, "enabled": enabled}}}
+    (found,) = [
+        one
+        for one in of_kind(template(values), "ValidatingAdmissionPolicy")
+        if one["metadata"]["name"].endswith("-executors")
+    ]
+    assert ("team-store" in yaml.safe_dump(found)) == enabled
+
+
+def test_inline_storage_takes_no_right_and_no_pod_more(template: Callable[..., list[Manifest]]) -> None:
+    def others(values: Manifest) -> list[Manifest]:
+        kinds = {"ConfigMap", "Deployment", "ValidatingAdmissionPolicy"}
+        return [one for one in template(values) if one["kind"] not in kinds]
+
+    assert others({"storage": {"inline": INLINE}}) == others({})
+
+
+@pytest.mark.parametrize("wrong", ["http://s3", "s3/path", "*", "*.", "a b", "u@s3", "s3:x", "", "s3?x", "*s3"])
+def test_what_is_no_server_is_refused_at_install(run_helm: Callable[..., Any], wrong: str) -> None:
+    for name in ("allowedEndpoints", "allowedConsensus"):
+        values = {"storage": {"inline": {"enabled": True, name: [wrong]}}}
+        done = run_helm("template", "persist", str(CHART), "--kube-version", "1.34.0", values=values)
+        assert done.returncode != 0
+        assert name in done.stderr
+        with pytest.raises(InvalidUsage):
+            InlineStorage(allowed_endpoints=(wrong,))
 
 
 def test_the_configuration_change_restarts_the_operator(template: Callable[..., list[Manifest]]) -> None:

@@ -1,6 +1,7 @@
 """The real client and kopf's watches against a small HTTP API server on the in-memory cluster."""
 
 import threading
+from urllib.parse import quote
 
 import pytest
 from persist_engine.base.env import SystemEnv
@@ -31,6 +32,23 @@ def test_every_verb_reaches_the_server_and_answers_as_the_port_says(kube, server
     assert kube.delete(CONFIG_MAP, "team", "a") is False
     headers = server.seen[0][3]
     assert headers["authorization"].lower() == "bearer the-token"
+
+
+def test_a_creation_is_tried_without_making_anything_and_refused_in_the_servers_words(kube, server):
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "team", "name": "x"}}
+    kube.try_create(POD, pod)
+    assert server.seen[-1][2] == {"dryRun": "All"}
+    assert kube.get(POD, "team", "x") is None
+    server.cluster.deny["create", "Pod"] = ApiError("pods is forbidden: exceeded quota: small", status=403)
+    with pytest.raises(ApiError, match="exceeded quota: small") as refusal:
+        kube.try_create(POD, pod)
+    assert refusal.value.status == 403
+
+
+@pytest.mark.parametrize("name", ["../secrets/x", "a/log", "a?b=c"])
+def test_a_name_is_one_segment_of_a_path(kube, server, name):
+    assert kube.get(POD, "team", name) is None
+    assert server.seen[-1][1:3] == (f"/api/v1/namespaces/team/pods/{quote(name, safe='')}", {})
 
 
 def test_lists_follow_pages_and_select_by_label(kube, server):

@@ -3,8 +3,13 @@ namespace, and one tenant's dead store stands in nobody else's way.
 """
 
 import contextlib
+import dataclasses
+import itertools
+import json
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -15,17 +20,17 @@ from persist_engine.base.settings import RetrySettings, Settings
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.model.ids import ShardId
-from persist_engine.storage.addresses import with_credentials
+from persist_engine.storage.addresses import RedisAddress, S3Address, with_credentials
 from persist_engine.testing.servers import redis_server
 from persist_operator.api import conditions
 from persist_operator.api.schema_check import load_schemas
-from persist_operator.api.shard import StoreLocation
+from persist_operator.api.shard import CREDENTIALS_DIR, StoreLocation
 from persist_operator.bridge import Bridge, BridgeFailure, StoreBusy
 from persist_operator.cluster.fake import FakeCluster
-from persist_operator.cluster.port import NAMESPACE, PERSIST_SHARD, POD, SPARK_SINK
+from persist_operator.cluster.port import JOB, NAMESPACE, PERSIST_SHARD, POD, SPARK_SINK
 from persist_operator.handlers.controller import Controller
 from persist_operator.plan.observed import ShardView, StoreFailure
-from persist_operator.settings import AllowedNamespaces, LoopSettings, OperatorSettings, StorageProfile
+from persist_operator.settings import AllowedNamespaces, InlineStorage, LoopSettings, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
 from prometheus_client import CollectorRegistry
@@ -111,8 +116,11 @@ def profile(folder, *names, labels=None, **stores):
     return StorageProfile(allowed_namespaces=allowed, **urls)
 
 
-def hostile_specs(address):
-    """Inline stores with an attack in each field in turn, and names of profiles and shards that are none."""
+def hostile_specs(address, *, good=None):
+    """Inline stores with an attack in each field in turn, and names of profiles and shards that are none. `good`: the address in the
+    fields that are not attacked.
+    """
+    good = good or address
     host, port = address.split(":")
     token = "%2Fvar%2Frun%2Fsecrets%2Fkubernetes.io%2Fserviceaccount%2Ftoken"  # noqa: S105 - a path
     texts = [
@@ -127,8 +135,8 @@ def hostile_specs(address):
             ("consensus", "address"), ("consensus", "keyPrefix"), ("", "secretName"),
         ):  # fmt: skip
             storage = {
-                "blob": {"bucket": "bbb", "endpoint": f"http://{address}"},
-                "consensus": {"address": address},
+                "blob": {"bucket": "bbb", "endpoint": f"http://{good}"},
+                "consensus": {"address": good},
                 "secretName": "persist-store",
             }
             (storage[part] if part else storage)[field] = text
@@ -167,6 +175,54 @@ def test_a_listener_elsewhere_hears_nothing_of_hostile_resources(house, shard_re
     assert reasons == {"InlineStorageOff", "UnknownStorageProfile"}
     assert reached >= 100
     assert 0 < accepted < reached
+    assert silence.heard == 0
+
+
+def test_with_inline_storage_on_neither_the_operator_nor_a_pod_reaches_a_listener_elsewhere(
+    house, shard_resource, silence, tmp_path
+):
+    """What passes the allow-list is what the pods' arguments say, field by field; the pods themselves then connect to nothing else."""
+    allowed = "127.0.0.1:9"  # nobody listens there
+    made = house({"default": profile(tmp_path, "team")}, store_deadline_seconds=2)
+    inline = InlineStorage(
+        enabled=True, allowed_endpoints=(allowed,), allowed_consensus=(allowed,), allowed_secrets=("persist-store",)
+    )
+    made.settings = dataclasses.replace(made.settings, inline_storage=inline)
+    made.reconciler = Reconciler(made.cluster, made.bridge, made.settings, made.env, made.metrics)
+    specs = [*hostile_specs(silence.address, good=allowed), *hostile_specs(silence.address)]
+    for number, spec in enumerate(specs):
+        with contextlib.suppress(InvalidUsage):
+            made.cluster.create(PERSIST_SHARD, shard_resource(spec, name=f"h{number}", uid=f"uid-{number}"))
+            made.go("team", f"h{number}", 3)
+    jobs = made.cluster.find(JOB, None, {})
+    assert len(specs) > len(jobs) > 20
+    every = set()
+    for job in jobs:
+        pod = job["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        told = dict(itertools.pairwise(container["args"]))
+        blob, consensus = S3Address.parse(told["--blob"]), RedisAddress.parse(told["--consensus"])
+        assert (blob.endpoint, f"{consensus.host}:{consensus.port}") == (f"http://{allowed}", allowed)
+        assert (consensus.unsafe, consensus.password, consensus.password_file, blob.ca_file) == (
+            False,
+            None,
+            None,
+            None,
+        )
+        assert {one.credentials_dir for one in (blob, consensus)} <= {None, CREDENTIALS_DIR}
+        assert all(one["secret"]["secretName"] == "persist-store" for one in pod["volumes"] if "secret" in one)
+        every.add((told["--blob"], told["--consensus"], json.loads(told["--wish"])["owner"].count("/")))
+    assert len(every) > 10
+    for blob_url, consensus_url, _ in sorted(every)[:: max(1, len(every) // 4)]:
+        where = ["--blob", blob_url, "--consensus", consensus_url, "--wish", told["--wish"], "--give-up", "0"]
+        ended = subprocess.run(
+            [sys.executable, "-m", "persist_engine.cli", "maintain", "tend", *where],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert ended.returncode in {64, 70}, ended.stderr
     assert silence.heard == 0
 
 

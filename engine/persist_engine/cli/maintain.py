@@ -29,6 +29,7 @@ from persist_engine.cli.options import (
     one_shard,
 )
 from persist_engine.cli.output import Bar, print_json, print_rows, progress_bar, reading
+from persist_engine.cli.tend import tend
 
 if TYPE_CHECKING:
     from persist_engine.model.ids import ShardId
@@ -48,6 +49,7 @@ app = typer.Typer(
     epilog=EPILOG,
     no_args_is_help=True,
 )
+app.command()(tend)
 
 Work = Callable[["Machine", Bar], "list[Outcome]"]
 

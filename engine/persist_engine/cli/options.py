@@ -163,9 +163,10 @@ def connected(
     *,
     claim_ms: int | None = None,
     memory_mib: int | None = None,
+    create: bool = False,
 ) -> Iterator[PersistClient]:
-    """A client of the location, closed afterwards. Store failures end in Unavailable after `give_up_s`. No command makes
-    shards, so none makes the stores of a path that was mistyped: InvalidUsage.
+    """A client of the location, closed afterwards. Store failures end in Unavailable after `give_up_s`. Commands make no
+    shards, so they do not make the stores of a path that was mistyped either (InvalidUsage), but for one that says `create`.
 
     `claim_ms`: age after which compactions that others claimed are taken over. `memory_mib`: what the process may take for
     compactions of its own, if it is to do any.
@@ -182,7 +183,8 @@ def connected(
 
     blob = _given(blob, "--blob", "PERSIST_BLOB")
     consensus = _given(consensus, "--consensus", "PERSIST_CONSENSUS")
-    settings = with_environ(Settings(retry=RetrySettings(give_up_ms=give_up_s * 1000)), ENVIRON.get())
+    # The one command that makes shards makes them for an operator, whose own hold is their retention.
+    settings = with_environ(Settings(retry=RetrySettings(give_up_ms=give_up_s * 1000), retain_ms=None), ENVIRON.get())
     if memory_mib is not None:
         settings = within_memory(settings, memory_mib << 20)
         give_back_what_is_freed()
@@ -195,7 +197,7 @@ def connected(
     waiting = Waiting(f"{shown_url(blob)} and {shown_url(consensus)}", give_up_s)
     on_wait = waiting.told if sys.stderr.isatty() else None
     with opening(waiting) if on_wait else nullcontext():
-        client = PersistClient.open(location, settings=settings, metrics=counting, create=False, on_wait=on_wait)
+        client = PersistClient.open(location, settings=settings, metrics=counting, create=create, on_wait=on_wait)
     with client:
         try:
             yield client

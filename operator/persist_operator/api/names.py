@@ -35,6 +35,8 @@ ANNOTATION_TAKE_OVER = f"{GROUP}/take-over"
 #: `request-gc: <token>`; handled when the token differs from status.lastHandledRequests.gc.
 REQUEST_PREFIX = f"{GROUP}/request-"
 
+#: Of the pods that look at stores which a resource names itself: the value of LABEL_KIND, and the word of their names.
+INSPECTION, _INSPECT = "inspection", "inspect"
 MaintenanceKind = Literal["compaction", "rollup", "gc"]
 MAINTENANCE_KINDS: tuple[MaintenanceKind, ...] = ("rollup", "compaction", "gc")
 #: The word of the command line, of child names and of request annotations.
@@ -68,6 +70,11 @@ def maintenance_name(shard: str, kind: MaintenanceKind, seqno: int, *, retry: in
     digits = str(seqno)[-_SEQNO_DIGITS:]
     suffix = f"-r{retry % 100}" if retry else ""
     return f"{shard}-{VERB[kind]}-{digits}{suffix}"
+
+
+def inspection_name(shard: str, started_s: int) -> str:
+    """Name of the Job that looks at a shard, decided on at `started_s`; at most 63 characters for shard names of at most 40."""
+    return f"{shard}-{_INSPECT}-{str(started_s)[-_SEQNO_DIGITS:]}"
 
 
 def run_id(uid: str, order: int) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.storage.addresses import with_credentials
 
+from persist_operator.api.inline_storage import InlineRefused, inline_addresses
 from persist_operator.api.resource import Meta
 from persist_operator.settings import OperatorSettings
 
@@ -48,6 +49,11 @@ class StoreLocation:
         """The URLs of blob and consensus for a process that has the Secret, if there is one, mounted at `credentials_dir`."""
         folder = credentials_dir if self.secret_name else None
         return with_credentials(self.blob, folder), with_credentials(self.consensus, folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InlineLocation(StoreLocation):
+    """Stores that a resource names itself: for pods of its own namespace alone, never for the operator's own process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,13 +132,15 @@ class Shard:
         """The stores of its profile, for a resource whose namespace carries `namespace_labels`. StorageRefused when there is
         no such profile or it is not for that namespace: then no store may hear of this resource.
 
-        No address is ever made of what a resource says, so spec.storage is refused.
+        What a resource says of stores itself becomes an InlineLocation, where the installation allows it.
         """
         if self.spec.storage is not None:
-            raise StorageRefused(
-                "InlineStorageOff",
-                "spec.storage is not accepted: the operator connects to the stores of its own configuration only; "
-                "create the resource anew with spec.storageProfile, or ask for a profile for these stores",
+            try:
+                addresses = inline_addresses(self.spec.storage, settings.inline_storage)
+            except InlineRefused as error:
+                raise StorageRefused(error.reason, str(error)) from error
+            return InlineLocation(
+                blob=addresses.blob.url, consensus=addresses.consensus.url, secret_name=addresses.secret_name
             )
         name = self.profile_name(settings)
         profile = settings.storage_profiles.get(name)

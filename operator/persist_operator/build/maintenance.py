@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
+
+from persist_engine.storage.addresses import S3Address
 
 from persist_operator.api import names, quantity
 from persist_operator.api.pod_template import check_account
 from persist_operator.api.resource import Meta
-from persist_operator.api.shard import CREDENTIALS_DIR, StoreLocation
+from persist_operator.api.shard import CREDENTIALS_DIR, InlineLocation, StoreLocation
 from persist_operator.api.sink_pods import MAINTENANCE_TEMPLATE
 from persist_operator.build import pods
 from persist_operator.settings import OperatorSettings
@@ -36,25 +39,101 @@ def maintenance_job(
     settings: OperatorSettings,
 ) -> dict[str, Any]:
     """The manifest. `memory` in Kubernetes' form; the operator's default when None. PodRefused when `template` says what it may not."""
+    memory = memory or settings.workload.maintenance_memory
+    return _job(
+        meta,
+        name=name,
+        labels={names.LABEL_KIND: kind, names.LABEL_SEQNO: str(seqno)},
+        annotations={names.ANNOTATION_REASON: reason},
+        arguments_=arguments(kind, shard_id, *location.urls(CREDENTIALS_DIR), memory=memory),
+        location=location,
+        size=(settings.workload.maintenance_cpu, memory),
+        seconds=(settings.workload.maintenance_deadline_seconds, ttl_seconds),
+        priority_class_name=priority_class_name,
+        service_account_name=service_account_name,
+        template=template,
+        settings=settings,
+    )
+
+
+def inspection_job(
+    meta: Meta,
+    *,
+    name: str,
+    location: InlineLocation,
+    wish: str,
+    known_seqno: int,
+    revision: str,
+    ttl_seconds: int,
+    priority_class_name: str | None,
+    service_account_name: str | None,
+    template: Mapping[str, Any],
+    settings: OperatorSettings,
+) -> dict[str, Any]:
+    """The Job that looks after a shard on the resource's own stores, under the rules of maintenance. PodRefused likewise."""
+    inline = settings.inline_storage
+    blob, consensus = location.urls(CREDENTIALS_DIR)
+    if known_seqno:
+        # Whether conditional writes exclude was seen when the shard was made, and is by each process that writes to it.
+        blob = replace(S3Address.parse(blob), probe=False).url
+    give_up_s = max(1, inline.deadline_seconds // 4)
+    return _job(
+        meta,
+        name=name,
+        labels={
+            names.LABEL_KIND: names.INSPECTION,
+            names.LABEL_SEQNO: str(known_seqno),
+            names.LABEL_REVISION: revision,
+        },
+        annotations={},
+        arguments_=[
+            "maintain", "tend",
+            "--wish", wish,
+            "--blob", blob,
+            "--consensus", consensus,
+            "--report", TERMINATION_LOG,
+            "--give-up", str(give_up_s),
+            "--json",
+        ],
+        location=location,
+        size=(inline.cpu, inline.memory),
+        seconds=(inline.deadline_seconds, ttl_seconds),
+        priority_class_name=priority_class_name,
+        service_account_name=service_account_name,
+        template=template,
+        settings=settings,
+    )  # fmt: skip
+
+
+def _job(
+    meta: Meta,
+    *,
+    name: str,
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    arguments_: list[str],
+    location: StoreLocation,
+    size: tuple[str, str],
+    seconds: tuple[int, int],
+    priority_class_name: str | None,
+    service_account_name: str | None,
+    template: Mapping[str, Any],
+    settings: OperatorSettings,
+) -> dict[str, Any]:
+    """`size`: cpu and memory; `seconds`: until it is ended, and until its remains go."""
     check_account(
         service_account_name, where="spec.maintenance.serviceAccountName", known=settings.workload.service_accounts
     )
-    labels = {
-        **pods.base_labels(meta, COMPONENT),
-        names.LABEL_SHARD: meta.name,
-        names.LABEL_KIND: kind,
-        names.LABEL_SEQNO: str(seqno),
-    }
-    annotations = {names.ANNOTATION_REASON: reason}
-    memory = memory or settings.workload.maintenance_memory
+    labels = {**pods.base_labels(meta, COMPONENT), names.LABEL_SHARD: meta.name, **labels}
+    (cpu, memory), (deadline_s, ttl_s) = size, seconds
     container = {
         "name": CONTAINER,
         "image": settings.images.engine,
         "imagePullPolicy": settings.images.pull_policy,
-        "args": arguments(kind, shard_id, *location.urls(CREDENTIALS_DIR), memory=memory),
+        "args": arguments_,
         "env": [{"name": "HOME", "value": "/tmp"}, *pods.credential_env(location)],  # noqa: S108 - an emptyDir of the pod
         "resources": {
-            "requests": {"cpu": settings.workload.maintenance_cpu, "memory": memory},
+            "requests": {"cpu": cpu, "memory": memory},
             "limits": {"memory": memory},
         },
         "securityContext": pods.container_security(),
@@ -82,8 +161,8 @@ def maintenance_job(
         "metadata": pods.metadata("PersistShard", meta, name, labels, annotations),
         "spec": {
             "backoffLimit": 0,
-            "activeDeadlineSeconds": settings.workload.maintenance_deadline_seconds,
-            "ttlSecondsAfterFinished": ttl_seconds,
+            "activeDeadlineSeconds": deadline_s,
+            "ttlSecondsAfterFinished": ttl_s,
             "template": pod,
         },
     }

@@ -72,6 +72,11 @@ class FakeCluster:
             self._stored[key] = stored
             return True
 
+    def try_create(self, kind: Kind, manifest: Resource) -> None:
+        with self._lock:
+            self._key(kind, manifest)
+            self._admit("create", kind.kind)
+
     def replace(self, kind: Kind, manifest: Resource) -> bool:
         key = self._key(kind, manifest)
         with self._lock:

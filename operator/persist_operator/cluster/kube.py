@@ -78,6 +78,12 @@ class KubeCluster:
             raise ApiError(f"namespace {manifest['metadata']['namespace']} is gone", status=404)
         return status != 409
 
+    def try_create(self, kind: Kind, manifest: Resource) -> None:
+        path = _path(kind, manifest["metadata"]["namespace"])
+        status, _ = self._request("POST", path, query={"dryRun": "All"}, body=manifest, accept=(409,))
+        if status == 404:
+            raise ApiError(f"namespace {manifest['metadata']['namespace']} is gone", status=404)
+
     def replace(self, kind: Kind, manifest: Resource) -> bool:
         metadata = manifest["metadata"]
         status, _ = self._request(
@@ -149,8 +155,8 @@ class KubeCluster:
 
 
 def _path(kind: Kind, namespace: str | None, name: str | None = None) -> str:
-    scope = f"/namespaces/{quote(namespace)}" if namespace else ""
-    return f"{_root(kind.api_version)}{scope}/{kind.plural}" + (f"/{quote(name)}" if name else "")
+    scope = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
+    return f"{_root(kind.api_version)}{scope}/{kind.plural}" + (f"/{quote(name, safe='')}" if name else "")
 
 
 def _root(api_version: str) -> str:

@@ -66,6 +66,11 @@ class Cluster(Protocol):
     def create(self, kind: Kind, manifest: Resource) -> bool:
         """True when it was created, False when one of this name exists (which names make the same one)."""
 
+    def try_create(self, kind: Kind, manifest: Resource) -> None:
+        """Have the server decide on a creation and make nothing. ApiError with the words of whoever refuses it; a name that is taken is
+        no refusal. It takes the right to create.
+        """
+
     def replace(self, kind: Kind, manifest: Resource) -> bool:
         """Replace iff metadata.resourceVersion is still the stored one; False when it is not, or the resource is gone."""
 

@@ -13,13 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
+from persist_engine.base.errors import InvalidUsage
+
 from persist_operator.api.resource import Meta
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR
 from persist_operator.api.sink import SinkSpec
 from persist_operator.bridge import Bridge
 from persist_operator.build import maintenance, sink_files, sink_memory
 from persist_operator.local.processes import Processes
-from persist_operator.plan.actions import Action, AdvanceSince, InitialiseShard, StartDriver, StartMaintenance, StopRun
+from persist_operator.plan.actions import (
+    Action,
+    AdvanceSince,
+    InitialiseShard,
+    StartDriver,
+    StartInspection,
+    StartMaintenance,
+    StopRun,
+)
 
 _MAINTENANCE_MAX = 4
 #: In a driver's labels: what it may take.
@@ -95,6 +105,8 @@ class LocalActor:
                 return self._start_maintenance(action, owner)
             case StartDriver():
                 return self._start_driver(action, meta, owner)
+            case StartInspection():
+                raise InvalidUsage(f"{action.name}: on this machine no pod looks at stores that a resource names")
             case StopRun():
                 stopped = self._processes.is_known(action.name)
                 self._processes.retire(action.name, grace_s=action.grace_seconds)

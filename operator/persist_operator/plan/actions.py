@@ -12,7 +12,7 @@ from typing import Any, Literal
 from persist_engine.model.ownership import Owner
 
 from persist_operator.api.names import MaintenanceKind
-from persist_operator.api.shard import ShardSchema, StoreLocation
+from persist_operator.api.shard import InlineLocation, ShardSchema, StoreLocation
 from persist_operator.api.sink import SinkSpec
 from persist_operator.plan.observed import RunKind
 
@@ -56,6 +56,22 @@ class StartMaintenance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartInspection:
+    """Start one pod that looks after a shard on stores which its resource names itself; one of this name that exists is the same one."""
+
+    name: str
+    location: InlineLocation
+    wish: str
+    """As persist_engine.codec.tending writes it."""
+    known_seqno: int
+    revision: str
+    ttl_seconds: int
+    priority_class_name: str | None
+    service_account_name: str | None
+    template: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartDriver:
     """Start one attempt of a sink's run; one of this name that exists is the same one.
 
@@ -85,7 +101,7 @@ class StopRun:
     event: Literal["", "DriverStopped", "DriverForcedOut"] = ""
 
 
-Action = InitialiseShard | AdvanceSince | StartMaintenance | StartDriver | StopRun
+Action = InitialiseShard | AdvanceSince | StartMaintenance | StartInspection | StartDriver | StopRun
 
 
 @dataclass(frozen=True, slots=True)

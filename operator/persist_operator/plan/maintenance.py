@@ -16,11 +16,11 @@ from persist_operator.api.names import MAINTENANCE_KINDS, MaintenanceKind
 from persist_operator.api.redact import clip, redact
 from persist_operator.api.shard import Shard
 from persist_operator.plan.actions import Note, drop_none
-from persist_operator.plan.observed import Phase, Run
+from persist_operator.plan.observed import Phase, Run, RunKind
 
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 10, 600
 _AFTER_CONFLICT_S, _AFTER_SKIPPED_S = 5, 60
-_TYPE: Mapping[MaintenanceKind, str] = {"compaction": "Compaction", "rollup": "Rollup", "gc": "GC"}
+_TYPE: Mapping[RunKind, str] = {"compaction": "Compaction", "rollup": "Rollup", "gc": "GC"}
 #: Failures in a row after which a condition tells of it.
 FAILURES_WORTH_TELLING = 3
 #: The status names a run that does not run by then: pulling an image and finding a node take less.
@@ -154,7 +154,7 @@ def fold(shard: Shard, runs: Sequence[Run], now_ms: int) -> Folded:
     history = [dict(item) for item in shard.status.get("history", ())]
     notes: list[Note] = []
     for run in sorted(runs, key=lambda one: one.created_ms):
-        if run.kind == "driver":
+        if run.kind not in _TYPE:
             continue
         block = maintenance.setdefault(run.kind, {})
         started = times.to_text(run.started_ms or run.created_ms)
@@ -202,7 +202,7 @@ def _history_item(run: Run, now_ms: int) -> dict[str, Any]:
     return drop_none(
         {
             "id": run.name,
-            "type": _TYPE[run.kind] if run.kind != "driver" else None,
+            "type": _TYPE.get(run.kind),
             "reason": run.planned_reason[:256],
             "startTime": times.to_text(run.started_ms or run.created_ms),
             "endTime": times.to_text(end_ms),

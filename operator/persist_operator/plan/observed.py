@@ -18,7 +18,7 @@ from persist_operator.settings import OperatorSettings
 
 #: Reason of a condition: the API server refused what the operator asked for; the message has its words.
 ACTION_REFUSED = "ActionRefused"
-RunKind = Literal["compaction", "rollup", "gc", "driver"]
+RunKind = Literal["compaction", "rollup", "gc", "driver", "inspection"]
 
 
 class Phase(enum.StrEnum):
@@ -100,6 +100,14 @@ class NotInspected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Awaited:
+    """A pod was to ask the stores, and has not answered: why. Nothing is known of the shard now."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NotOwned:
     """The stores answered: the shard is `owner`'s, or (None) it exists and has none. Nothing else was asked."""
 
@@ -107,7 +115,7 @@ class NotOwned:
     owner: Owner | None
 
 
-Inspected = Inspection | ShardMissing | StoreFailure | NotInspected | NotOwned
+Inspected = Inspection | ShardMissing | StoreFailure | NotInspected | Awaited | NotOwned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +159,14 @@ class ShardObserved:
     inspected: Inspected = field(default_factory=NotInspected)
     shard_id: str | None = None
     """The shard that the stores say is the resource's; None when they were not asked, or did not say so."""
+    inspected_ms: int | None = None
+    """Before which nothing of it was read, when a pod did; None: it was read just now."""
+    readers_left_out: int = 0
+    writers_left_out: int = 0
+    """Not told one by one."""
+    may_take_over: bool = False
+    """Whether a shard that is another's may be taken from it (plan.ownership), when a pod has to do it."""
+    inspections: tuple[Run, ...] = ()
     runs: tuple[Run, ...] = ()
     failures: Mapping[str, ActionFailure] = field(default_factory=dict)
     """By `plan.actions.action_key`."""

@@ -19,6 +19,7 @@ from persist_operator.plan.actions import (
     Note,
     Plan,
     StartDriver,
+    StartInspection,
     StartMaintenance,
     action_key,
 )
@@ -57,13 +58,17 @@ def told(
         if (left_s := wait_s(one, generation=meta.generation, now_ms=now_ms)) > 0
     }
     actions = tuple(one for one in plan.actions if action_key(one) not in waits)
-    plan = replace(plan, actions=actions, refused=frozenset(standing))
+    plan = replace(plan, actions=actions, refused=plan.refused | frozenset(standing))
     if conditions.is_true(plan.status, "Stalled"):
         found: Sequence[Condition] = ()
     elif standing:
         found = _conditions(list(standing.values()))
     else:
-        found = _kept(before) if any(isinstance(one, StartDriver | StartMaintenance) for one in mine) else ()
+        found = (
+            _kept(before)
+            if any(isinstance(one, StartDriver | StartInspection | StartMaintenance) for one in mine)
+            else ()
+        )
     if not found:
         return plan
     status = conditions.with_outcome(

@@ -15,13 +15,14 @@ from typing import Any
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.codec.schema import Schema
 from persist_engine.model.inspection import Inspection
+from persist_engine.model.tending import since_target_ms
 
 from persist_operator.api import conditions, names, sink_pods, times
 from persist_operator.api.conditions import Condition
 from persist_operator.api.pod_template import PodRefused
 from persist_operator.api.redact import redact
-from persist_operator.api.shard import Shard, ShardSchema, StorageRefused, StoreLocation
-from persist_operator.plan import maintenance, ownership, refusals, shard_log, shard_status
+from persist_operator.api.shard import InlineLocation, Shard, ShardSchema, StorageRefused, StoreLocation
+from persist_operator.plan import inspecting, maintenance, ownership, refusals, shard_log, shard_status
 from persist_operator.plan.actions import (
     Action,
     AdvanceSince,
@@ -33,6 +34,7 @@ from persist_operator.plan.actions import (
 )
 from persist_operator.plan.observed import (
     ActionFailure,
+    Awaited,
     NotInspected,
     NotOwned,
     Run,
@@ -74,8 +76,20 @@ def plan_shard(shard: Shard, observed: ShardObserved, *, now_ms: int, settings: 
         sink_pods.check_maintenance(shard.spec, settings.workload)
     except PodRefused as error:
         return _stalled(shard, shard.status, error.reason, str(error), now_ms)
+    plan = _planned(shard, location, observed, now_ms, settings)
+    if isinstance(location, InlineLocation) and is_to_be_asked(shard):
+        return inspecting.with_next(plan, shard, observed, location, now_ms=now_ms, settings=settings)
+    return plan
+
+
+def _planned(
+    shard: Shard, location: StoreLocation, observed: ShardObserved, now_ms: int, settings: OperatorSettings
+) -> Plan:
+    """What follows from what the stores say."""
     base = {**shard.status, "store": shard_status.store_block(location)}
     match observed.inspected:
+        case Awaited(reason=reason, message=message):
+            return _conditioned(shard, base, _waiting("Unknown", reason, message), now_ms, requeue_after_s=1)
         case NotInspected():
             found = _waiting("Unknown", "Inspecting", "the stores were not asked yet")
             return _conditioned(shard, base, found, now_ms, requeue_after_s=1 if is_to_be_asked(shard) else 0)
@@ -216,7 +230,9 @@ def _missing(case: _Case) -> Plan:
     if failure is not None:
         return _initialise_failed(shard, base, action, failure, now_ms)
     found = [*_waiting("False", "Initialising", f"creating shard {shard_id}"), _reachable(base)]
-    return _conditioned(shard, base, found, now_ms, requeue_after_s=1, actions=(action,))
+    # A pod that looks after inline stores makes the shard itself.
+    actions = () if isinstance(case.location, InlineLocation) else (action,)
+    return _conditioned(shard, base, found, now_ms, requeue_after_s=1, actions=actions)
 
 
 def _initialise_failed(
@@ -319,7 +335,8 @@ def _numbers(case: _Case, inspection: Inspection, *, forced: bool, advanced: boo
             return {}
     numbers = shard_status.numbers(
         inspection,
-        now_ms=case.now_ms,
+        now_ms=case.observed.inspected_ms or case.now_ms,
+        left_out=(case.observed.readers_left_out, case.observed.writers_left_out),
         critical_id=names.critical_id_of(case.base["shardId"]),
         since_advanced=times.to_text(case.now_ms) if advanced else frontiers.get("sinceAdvancedTime"),
     )
@@ -328,8 +345,8 @@ def _numbers(case: _Case, inspection: Inspection, *, forced: bool, advanced: boo
 
 def _advance_since(case: _Case, inspection: Inspection) -> AdvanceSince | None:
     shard = case.shard
-    target = shard_status.since_target_ms(inspection.upper, shard.spec.since_lag_seconds)
-    if shard.spec.suspend or inspection.is_tombstone or target is None:
+    target = since_target_ms(inspection.upper, shard.spec.since_lag_seconds * 1000)
+    if shard.spec.suspend or inspection.is_tombstone or target is None or isinstance(case.location, InlineLocation):
         return None
     critical_id = names.critical_id_of(case.base["shardId"])
     held = shard_status.own_since_ms(inspection, critical_id)
@@ -351,6 +368,8 @@ def _start_due(
 ) -> tuple[tuple[StartMaintenance, ...], dict[str, str]]:
     """Start what is due and enter the intent into `blocks`; that of what was refused stands there until it is tried again."""
     shard, spec, started, handled = case.shard, case.shard.spec, [], {}
+    if inspecting.is_behind(case.observed, blocks):
+        return (), {}
     for due in maintenance.due(shard, inspection, blocks, case.observed.runs, case.now_ms):
         seqno, block = int(inspection.seqno), blocks.get(due.kind, {})
         retry = maintenance.retry_number(block, seqno)
@@ -423,7 +442,7 @@ def _upkeep_conditions(
 
 def _since_condition(case: _Case, inspection: Inspection) -> Condition:
     critical_id = names.critical_id_of(case.base["shardId"])
-    target = shard_status.since_target_ms(inspection.upper, case.shard.spec.since_lag_seconds)
+    target = since_target_ms(inspection.upper, case.shard.spec.since_lag_seconds * 1000)
     own, failure = shard_status.own_since_ms(inspection, critical_id), case.observed.failures.get("AdvanceSince")
     if failure is not None and target is not None and (own is None or own < target):
         return Condition("SinceAdvancing", "False", failure.reason, failure.message)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
 
 from persist_engine.model.inspection import Inspection, ReaderInfo
+from persist_engine.storage.urls import shown_url
 
 from persist_operator.api import times
 from persist_operator.api.redact import redact
@@ -19,12 +19,19 @@ _WALL_CLOCK_FROM_MS = 100_000_000_000
 
 
 def store_block(location: StoreLocation) -> dict[str, str]:
-    """The stores for people: no user info, no query of credentials."""
-    return {"blob": _public(location.blob), "consensus": _public(location.consensus)}
+    """The stores for people: neither credentials nor parameters."""
+    return {"blob": shown_url(location.blob)[:1024], "consensus": shown_url(location.consensus)[:1024]}
 
 
-def numbers(inspection: Inspection, *, now_ms: int, critical_id: str, since_advanced: str | None) -> dict[str, Any]:
-    """frontiers, storage, holds and debt as they stand in the state."""
+def numbers(
+    inspection: Inspection,
+    *,
+    now_ms: int,
+    critical_id: str,
+    since_advanced: str | None,
+    left_out: tuple[int, int] = (0, 0),
+) -> dict[str, Any]:
+    """frontiers, storage, holds and debt as they stand in the state. `left_out`: readers and writers that are counted only."""
     return {
         "frontiers": _frontiers(inspection, now_ms, since_advanced),
         "storage": {
@@ -41,8 +48,8 @@ def numbers(inspection: Inspection, *, now_ms: int, critical_id: str, since_adva
         },
         "holds": drop_none(
             {
-                "readers": len(inspection.readers),
-                "writers": len(inspection.writers),
+                "readers": len(inspection.readers) + left_out[0],
+                "writers": len(inspection.writers) + left_out[1],
                 "blocking": [_reader(one) for one in blocking_readers(inspection, critical_id)] or None,
             }
         ),
@@ -66,15 +73,6 @@ def blocking_readers(inspection: Inspection, critical_id: str) -> list[ReaderInf
         if one.id != critical_id and one.since is not None and one.since == inspection.since
     ]
     return held[:_BLOCKING_MAX]
-
-
-def since_target_ms(upper: int | None, lag_seconds: int) -> int | None:
-    """Where since should be: behind upper by the lag, and always so that the newest complete time can be read.
-    None when closed.
-    """
-    if upper is None:
-        return None
-    return max(0, upper - max(1, lag_seconds * 1000))
 
 
 def own_since_ms(inspection: Inspection, critical_id: str) -> int | None:
@@ -113,13 +111,6 @@ def _reader(reader: ReaderInfo) -> Mapping[str, Any]:
         "hostname": reader.hostname[:253],
         "since": frontier_text(reader.since),
     }
-
-
-def _public(url: str) -> str:
-    # As written: what is quoted in a query hides from a search for secrets.
-    parts = urlsplit(redact(unquote(url)))
-    kept = "&".join(one for one in parts.query.split("&") if one and not one.startswith(("password", "ca_file")))
-    return urlunsplit(parts._replace(query=kept))[:1024]
 
 
 def engine_version(inspection: Inspection) -> str:

@@ -10,13 +10,24 @@ from persist_operator.api import names, times
 from persist_operator.api.resource import Meta
 from persist_operator.bridge import Bridge
 from persist_operator.build.driver import driver_manifests
-from persist_operator.build.maintenance import maintenance_job
+from persist_operator.build.maintenance import inspection_job, maintenance_job
 from persist_operator.cluster.port import BY_KIND, CONFIG_MAP, JOB, POD, SECRET, SERVICE, ApiError, Cluster, Resource
-from persist_operator.plan.actions import Action, AdvanceSince, InitialiseShard, StartDriver, StartMaintenance, StopRun
+from persist_operator.plan.actions import (
+    Action,
+    AdvanceSince,
+    InitialiseShard,
+    StartDriver,
+    StartInspection,
+    StartMaintenance,
+    StopRun,
+)
 from persist_operator.settings import OperatorSettings
 from persist_operator.steps.metrics import OperatorMetrics
 
 _RPC_SECRET_BYTES = 32
+_FORBIDDEN = 403
+#: In the API server's words when a role lacks a right, as against quotas and admission, which name what they refuse.
+_NO_RIGHT = 'cannot create resource "pods"'
 
 
 class Actor:
@@ -36,6 +47,8 @@ class Actor:
                 self._bridge.advance_since(action)
             case StartMaintenance():
                 return self._start_maintenance(action, meta)
+            case StartInspection():
+                return self._start_inspection(action, meta)
             case StartDriver():
                 return self._start_driver(action, meta)
             case StopRun():
@@ -60,10 +73,45 @@ class Actor:
             template=action.template,
             settings=self._settings,
         )
+        return self._start_job(job, meta, action.kind)
+
+    def _start_inspection(self, action: StartInspection, meta: Meta) -> bool:
+        job = inspection_job(
+            meta,
+            name=action.name,
+            location=action.location,
+            wish=action.wish,
+            known_seqno=action.known_seqno,
+            revision=action.revision,
+            ttl_seconds=action.ttl_seconds,
+            priority_class_name=action.priority_class_name,
+            service_account_name=action.service_account_name,
+            template=action.template,
+            settings=self._settings,
+        )
+        return self._start_job(job, meta, "inspection")
+
+    def _start_job(self, job: Resource, meta: Meta, kind: str) -> bool:
+        self._try_pod(job)
         started = self._create(job, meta)
         if started:
-            self._metrics.jobs_started.labels(type=action.kind).inc()
+            self._metrics.jobs_started.labels(type=kind).inc()
         return started
+
+    def _try_pod(self, job: Resource) -> None:
+        """ApiError when the pod of a Job that is not there yet would be refused: Kubernetes makes it later, and tells only the Job's
+        Events what it is refused. Where the operator may make no pods itself (where no sinks run) nothing is known in advance.
+        """
+        head, template = job["metadata"], job["spec"]["template"]
+        metadata = {**template["metadata"], "namespace": head["namespace"], "name": head["name"]}
+        pod = {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": metadata, "spec": template["spec"]}
+        try:
+            self._cluster.try_create(POD, pod)
+        except ApiError as error:
+            is_ours = error.status == _FORBIDDEN and _NO_RIGHT in str(error)
+            # Its own pod may be what fills the quota.
+            if not is_ours and self._cluster.get(JOB, head["namespace"], head["name"]) is None:
+                raise
 
     def _start_driver(self, action: StartDriver, meta: Meta) -> bool:
         manifests = driver_manifests(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from persist_operator.api import names, times
 from persist_operator.api.names import MAINTENANCE_KINDS, MaintenanceKind
@@ -17,9 +17,9 @@ _PHASES = {"Succeeded": Phase.SUCCEEDED, "Failed": Phase.FAILED, "Running": Phas
 
 
 def maintenance_run(job: Resource, pods: Iterable[Resource]) -> Run | None:
-    """The run that a Job stands for; None for Jobs that are not ours."""
+    """The run that a Job stands for, of maintenance or a look at a shard; None for Jobs that are not ours."""
     labels = job["metadata"].get("labels") or {}
-    kind = _maintenance_kind(labels.get(names.LABEL_KIND, ""))
+    kind = _job_kind(labels.get(names.LABEL_KIND, ""))
     if kind is None:
         return None
     name, status = job["metadata"]["name"], job.get("status") or {}
@@ -55,6 +55,7 @@ def maintenance_run(job: Resource, pods: Iterable[Resource]) -> Run | None:
         else None,
         deleting=bool(job["metadata"].get("deletionTimestamp")),
         seqno=_integer(labels.get(names.LABEL_SEQNO)),
+        revision=labels.get(names.LABEL_REVISION, ""),
         planned_reason=(job["metadata"].get("annotations") or {}).get(names.ANNOTATION_REASON, ""),
         exit_code=facts.get("exit_code"),
         reason=facts.get("reason", ""),
@@ -149,12 +150,14 @@ def _report(message: str) -> tuple[Mapping[str, Any] | None, str]:
     """The report that a container left as its termination message, or the text when it is none."""
     try:
         document = json.loads(message)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None, message
     return (document, "") if isinstance(document, dict) else (None, message)
 
 
-def _maintenance_kind(text: str) -> MaintenanceKind | None:
+def _job_kind(text: str) -> MaintenanceKind | Literal["inspection"] | None:
+    if text == names.INSPECTION:
+        return "inspection"
     return next((kind for kind in MAINTENANCE_KINDS if kind == text), None)
 
 

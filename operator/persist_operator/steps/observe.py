@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 
 from persist_engine.base.env import Env
 
 from persist_operator.api import names
 from persist_operator.api.redact import redact
 from persist_operator.api.schema_check import load_schemas
-from persist_operator.api.shard import Shard, StorageRefused
+from persist_operator.api.shard import InlineLocation, Shard, StorageRefused
 from persist_operator.api.sink import Sink
 from persist_operator.bridge import Bridge
 from persist_operator.build.driver import COMPONENT as SINK_COMPONENT
 from persist_operator.build.maintenance import COMPONENT as MAINTENANCE_COMPONENT
 from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, ApiError, Cluster
+from persist_operator.plan import inspecting, ownership
 from persist_operator.plan.observed import (
     ActionFailure,
     Executors,
     NotInspected,
+    NotOwned,
     Phase,
     Run,
     ShardObserved,
@@ -32,6 +35,8 @@ from persist_operator.steps import children
 from persist_operator.steps.namespaces import NamespaceLabels
 
 _LOG_LINES = 20
+#: Of objects, as Kubernetes has them.
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 
 
 class Observer:
@@ -60,6 +65,8 @@ class Observer:
         except StorageRefused:
             # The plan finds the same and tells it.
             return ShardObserved(inspected=NotInspected(), namespace_labels=labels)
+        if isinstance(location, InlineLocation):
+            return self._told_by_pods(shard, location, runs, failures)
         seen = self._bridge.claim(
             shard, location, self._settings, is_gone=lambda name: self._is_gone(shard.meta.namespace, name)
         )
@@ -71,8 +78,37 @@ class Observer:
             namespace_labels=labels,
         )
 
+    def _told_by_pods(
+        self, shard: Shard, location: InlineLocation, runs: Sequence[Run | None], failures: Mapping[str, ActionFailure]
+    ) -> ShardObserved:
+        """Of stores that the resource names: what its pods said. Nothing here connects to them."""
+        every = [run for run in runs if run is not None]
+        inspections = tuple(run for run in every if run.kind == "inspection")
+        found = inspecting.answer(shard, inspections, location, now_ms=self._env.now_ms(), settings=self._settings)
+        return ShardObserved(
+            runs=tuple(run for run in every if run.kind != "inspection"),
+            inspections=inspections,
+            failures={**failures, **found.failures},
+            inspected=found.inspected,
+            inspected_ms=found.at_ms,
+            readers_left_out=found.left_out[0],
+            writers_left_out=found.left_out[1],
+            shard_id=found.shard_id,
+            may_take_over=isinstance(found.inspected, NotOwned)
+            and ownership.may_take_over(
+                shard,
+                found.inspected,
+                self._settings,
+                is_gone=lambda name: self._is_gone(shard.meta.namespace, name),
+            ),
+        )
+
     def _is_gone(self, namespace: str, name: str) -> bool:
-        """Whether there is no such PersistShard, or it is on its way out."""
+        """Whether there is no such PersistShard, or it is on its way out. What is no name of one is not looked for, nor gone: owners
+        stand in stores, where others write, too.
+        """
+        if _NAME.fullmatch(name) is None:
+            return False
         found = self._cluster.get(PERSIST_SHARD, namespace, name)
         return found is None or bool(found["metadata"].get("deletionTimestamp"))
 

@@ -12,6 +12,7 @@ from persist_operator.api import conditions, names, times
 from persist_operator.cluster.port import BY_KIND, PERSIST_SHARD, SPARK_SINK, ApiError
 from persist_operator.plan.observed import (
     ActionFailure,
+    Awaited,
     NotOwned,
     Phase,
     Run,
@@ -23,6 +24,7 @@ from persist_operator.plan.observed import (
 )
 from persist_operator.plan.shard import plan_shard
 from persist_operator.plan.sink import plan_sink
+from persist_operator.settings import InlineStorage
 from persist_operator.steps.reconcile import Key
 
 SHARD_ID = names.shard_id_of("uid-shard")
@@ -55,6 +57,19 @@ SHARDS = {
     "gone back": (FAILED, "ShardLost"),
     "owned by none": (FAILED, "ShardUnowned"),
     "of another namespace": (FAILED, "ProfileNotAllowed"),
+    "stores of its own, off": (FAILED, "InlineStorageOff"),
+    "stores of its own, not allowed": (FAILED, "EndpointNotAllowed"),
+    "a Secret, not allowed": (FAILED, "SecretNotAllowed"),
+    "stores of its own, no such address": (FAILED, "InvalidStorage"),
+    "a pod is to look": (IN_PROGRESS, "Inspecting"),
+    "its pod does not start": (IN_PROGRESS, "ImagePullBackOff"),
+    "its pod failed": (IN_PROGRESS, "InspectionFailed"),
+    "its pods are long ago": (IN_PROGRESS, "InspectionOverdue"),
+    "its pod is refused": (IN_PROGRESS, "ActionRefused"),
+    "its pod is invalid": (FAILED, "ActionRefused"),
+    "its pod says healthy": (CURRENT, "Healthy"),
+    "its pod found another's": (FAILED, "ShardIdConflict"),
+    "its pod's next is refused": (IN_PROGRESS, "ActionRefused"),
     "changed since": (IN_PROGRESS, "Healthy"),
     "deleting": ("Terminating", "Healthy"),
 }
@@ -99,7 +114,7 @@ SINKS = {
 def shards(shard_resource, make_shard, make_inspection, make_own_reader, settings, now):
     """The resource in each of its phases, as its plan writes it."""
 
-    def status_of(spec=None, observed=None, status=None, **metadata):
+    def status_of(spec=None, observed=None, status=None, settings=settings, **metadata):
         shard = make_shard(spec, status=status, **metadata)
         plan = plan_shard(shard, observed or ShardObserved(), now_ms=now, settings=settings)
         return shard_resource(spec, status=plan.status, **metadata)
@@ -157,8 +172,47 @@ def shards(shard_resource, make_shard, make_inspection, make_own_reader, setting
         "no schema": status_of({"schema": {"key": "id NONSENSE"}}, status=known, observed=missing()),
         "another schema": status_of({"schema": {"key": "other STRING"}}, status=known, observed=seen()),
         "gone back": status_of(status=healthy, observed=seen(seqno=3)),
+        **inlines(status_of, seen, settings, now),
         "changed since": shard_resource(status=healthy, generation=2),
         "deleting": shard_resource(status=healthy, deletionTimestamp="2026-11-20T00:00:00Z"),
+    }
+
+
+def inlines(status_of, seen, settings, now):
+    """Shards on stores of their own."""
+    own = {"storage": {"blob": {"bucket": "bbb", "endpoint": "http://s3:9000"}, "consensus": {"address": "redis:6379"}}}
+    open_ = InlineStorage(enabled=True, allowed_endpoints=("s3:9000",), allowed_consensus=("redis",))
+    on = {"spec": own, "settings": dataclasses.replace(settings, inline_storage=open_)}
+    first = status_of(**on)["status"]
+    refused = {"StartInspection": dataclasses.replace(REFUSED, at_ms=now)}
+    invalid = {"StartInspection": dataclasses.replace(INVALID, at_ms=now)}
+    going = Run(name="flights-inspect-1", kind="inspection", phase=Phase.RUNNING, created_ms=now)
+    theirs = NotOwned(shard_id=SHARD_ID, owner=Owner("other", "team", "theirs"))
+
+    def told(inspected, **more):
+        return status_of(**on, status=first, observed=ShardObserved(inspected=inspected, **more))
+
+    def awaited(reason):
+        return told(Awaited(reason=reason, message="why"), inspections=(going,))
+
+    return {
+        "stores of its own, off": status_of(own),
+        "stores of its own, not allowed": status_of(
+            own, settings=dataclasses.replace(settings, inline_storage=InlineStorage(enabled=True))
+        ),
+        "a Secret, not allowed": status_of({"storage": {**own["storage"], "secretName": "x"}}, settings=on["settings"]),
+        "stores of its own, no such address": status_of(
+            {"storage": {**own["storage"], "consensus": {"address": "redis:99999"}}}, settings=on["settings"]
+        ),
+        "a pod is to look": awaited("Inspecting"),
+        "its pod does not start": awaited("ImagePullBackOff"),
+        "its pod failed": awaited("InspectionFailed"),
+        "its pods are long ago": awaited("InspectionOverdue"),
+        "its pod is refused": told(Awaited(reason="Inspecting", message="why"), failures=refused),
+        "its pod is invalid": told(Awaited(reason="Inspecting", message="why"), failures=invalid),
+        "its pod says healthy": told(seen().inspected, shard_id=SHARD_ID, inspected_ms=now, inspections=(going,)),
+        "its pod found another's": told(theirs, inspected_ms=now, inspections=(going,)),
+        "its pod's next is refused": told(seen().inspected, shard_id=SHARD_ID, inspected_ms=now, failures=refused),
     }
 
 

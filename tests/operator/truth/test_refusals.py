@@ -7,7 +7,7 @@ from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import Shard
 from persist_operator.cluster.port import CONFIG_MAP, EVENT, JOB, PERSIST_SHARD, POD, SPARK_SINK, ApiError
 from persist_operator.handlers.controller import Controller
-from persist_operator.plan.observed import ShardView
+from persist_operator.plan.observed import Seen, ShardView
 
 REFUSALS = {
     "quota": ApiError("403 pods is forbidden: exceeded quota: small", status=403),
@@ -294,3 +294,43 @@ def test_no_secret_of_a_refusal_is_told(house, sink):
     assert "denied" in everything
     assert "hunter2" not in everything
     assert "abcd" not in everything
+
+
+def in_debt(house, shard, monkeypatch, make_inspection):
+    """The shard has a rollup to be made."""
+    found = make_inspection(seqno=1000, latest_rollup_seqno=1, shard_id=house.status(shard)["shardId"])
+    seen = Seen(inspected=found, shard_id=found.shard_id)
+    monkeypatch.setattr(house.bridge, "claim", lambda *_, **__: seen)
+    monkeypatch.setattr(house.bridge, "advance_since", lambda *_: 0)
+
+
+@pytest.mark.parametrize("what", ["quota", "security", "terminating"])
+def test_a_job_whose_pod_would_be_refused_is_told_within_seconds_and_comes_when_it_may(
+    house, shard, monkeypatch, make_inspection, what
+):
+    """Kubernetes takes the Job, and would tell only its Events that its pods are refused."""
+    house.cluster.deny["create", "Pod"] = refusal = REFUSALS[what]
+    in_debt(house, shard, monkeypatch, make_inspection)
+    house.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["status"].pop("log"))
+    house.live(shard, 20)
+    assert house.told(shard) == ("False", "ActionRefused")
+    assert str(refusal) in house.words(shard, "Reconciling")
+    assert house.cluster.find(JOB, "team", {}) == []
+    house.cluster.deny.clear()
+    house.live(shard, 130)
+    assert house.told(shard) == ("True", "Healthy")
+    (job,) = house.cluster.find(JOB, "team", {})
+    assert "MaintenanceStarted" in house.cluster.events("team")
+    # Its own pod may be what fills the quota now: a Job that is there is not refused again.
+    house.cluster.deny["create", "Pod"] = refusal
+    house.reconciler._actor._try_pod(job)
+
+
+def test_a_job_is_made_where_the_operator_may_make_no_pods_itself(house, shard, monkeypatch, make_inspection):
+    words = 'pods is forbidden: User "system:serviceaccount:sys:o" cannot create resource "pods" in API group "" in the namespace "team"'
+    house.cluster.deny["create", "Pod"] = ApiError(words, status=403)
+    in_debt(house, shard, monkeypatch, make_inspection)
+    house.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["status"].pop("log"))
+    house.live(shard, 20)
+    assert house.told(shard) == ("True", "Healthy")
+    assert len(house.cluster.find(JOB, "team", {})) == 1

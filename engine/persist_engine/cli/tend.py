@@ -1,0 +1,57 @@
+"""`persist maintain tend`: what an operator asks of stores that it does not connect to itself, carried out by a pod beside them."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from persist_engine.base.errors import PersistError
+from persist_engine.cli.options import (
+    GIVE_UP_S,
+    AsJson,
+    BlobUrl,
+    ConsensusUrl,
+    GiveUp,
+    ReportFile,
+    check_can_write,
+    connected,
+)
+from persist_engine.cli.output import print_json, print_pairs
+
+
+def tend(
+    *,
+    wish: Annotated[
+        str, typer.Option("--wish", metavar="JSON", help="Owner, shard, schema and hold, as operators write it.")
+    ],
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    report: ReportFile = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Claim a shard for an owner, create it if it is to be, hold its since, and say how it is. For operators; safe to repeat."""
+    from persist_engine.client.tend import tend as carry_out
+    from persist_engine.codec.tending import decode_wish, encode_report
+    from persist_engine.model.tending import NotTended
+
+    check_can_write(report, "--report")
+    try:
+        asked = decode_wish(wish)
+        with connected(blob, consensus, give_up, create=True) as client:
+            answer = encode_report(carry_out(client, asked))
+    except PersistError as error:
+        cause = error.__cause__
+        text = f"{error}" if cause is None or str(cause) in str(error) else f"{error}: {cause}"
+        if report is not None:
+            report.write_text(encode_report(NotTended(error.kind.value, text)) + "\n")
+        raise
+    if report is not None:
+        report.write_text(answer + "\n")
+    document = json.loads(answer)
+    if as_json:
+        print_json(document)
+    else:
+        print_pairs(document)

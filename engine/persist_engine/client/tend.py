@@ -1,0 +1,102 @@
+"""Carries out a wish of model.tending: claim, create, hold since, look. Each step is idempotent, so is the whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from persist_engine.base.errors import InvalidUsage, ShardNotFound
+from persist_engine.client.client import PersistClient
+from persist_engine.codec.schema import Schema
+from persist_engine.model.commands import OpaqueMismatch
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.ids import CriticalReaderId, ShardId
+from persist_engine.model.inspection import Inspection
+from persist_engine.model.ownership import Adopted
+from persist_engine.model.tending import (
+    READERS_MAX,
+    NoSuchShard,
+    Tended,
+    Tending,
+    WantedHold,
+    Wish,
+    is_known,
+    since_target_ms,
+)
+
+
+def tend(client: PersistClient, wish: Wish) -> Tending:
+    """What came of `wish`. Idempotent. Raises what the client raises; NotTended is the caller's to make of that."""
+    adoption = client.adopt(wish.owner, wish.wanted, wish.proposed, take_over=wish.take_over)
+    if not isinstance(adoption, Adopted):
+        return adoption
+    shard_id, known_seqno = adoption.shard_id, None if wish.known is None else wish.known.seqno
+    try:
+        seen = client.inspect(shard_id, known_seqno=known_seqno)
+    except ShardNotFound:
+        if wish.schema is None:
+            return NoSuchShard(shard_id)
+        client.initialise(shard_id, Schema.from_ddl(*wish.schema))
+        seen = client.inspect(shard_id, known_seqno=known_seqno)
+    problem = ""
+    if wish.hold is not None and wish.hold.shard_id == shard_id and is_known(seen, wish.known):
+        target_ms = since_target_ms(seen.upper, wish.hold.since_lag_ms)
+        if target_ms is not None and not seen.is_tombstone:
+            problem = _hold(client, shard_id, wish, wish.hold, target_ms)
+            seen = client.inspect(shard_id, known_seqno=known_seqno)
+    return _told(seen, wish.hold, problem)
+
+
+def hold_since(
+    client: PersistClient,
+    shard_id: ShardId,
+    critical_id: CriticalReaderId,
+    *,
+    token: bytes,
+    purpose: str,
+    since_ms: int,
+) -> int | None:
+    """Hold since at `since_ms` or later as `token`; the since it holds now (None: closed). Idempotent, never goes back. The hold of
+    another token is taken over, and fences that one. InvalidUsage when another one takes it over meanwhile. ShardNotFound.
+
+    From then on it is the shard's retention: one that the shard was created with ends (a commit, where there is one).
+    """
+    handle = client.open_critical_since(shard_id, critical_id, opaque=token, purpose=purpose)
+    held = handle.since.time
+    is_reached = held is None or held >= since_ms
+    if is_reached and handle.opaque == token:
+        _end_retention(client, shard_id)
+        return held
+    since = handle.since if is_reached else Antichain.of(since_ms)
+    answer = handle.compare_and_downgrade_since(handle.opaque, (token, since))
+    if isinstance(answer, OpaqueMismatch):
+        raise InvalidUsage(f"critical reader {critical_id} of shard {shard_id} has another owner now")
+    _end_retention(client, shard_id)
+    return answer.since.time
+
+
+def _end_retention(client: PersistClient, shard_id: ShardId) -> None:
+    if client.machine(shard_id).state.retain_ms is not None:
+        client.set_retention(shard_id, None)
+
+
+def _hold(client: PersistClient, shard_id: ShardId, wish: Wish, hold: WantedHold, since_ms: int) -> str:
+    """Why since was not moved; empty when it was."""
+    token = str(wish.owner).encode()
+    try:
+        hold_since(client, shard_id, hold.critical_id, token=token, purpose=hold.purpose, since_ms=since_ms)
+    except InvalidUsage as error:
+        return str(error)
+    return ""
+
+
+def _told(seen: Inspection, hold: WantedHold | None, problem: str) -> Tended:
+    """As much as fits into a report: the own hold, and a few of those that stand at since."""
+    own = [one for one in seen.readers if hold is not None and one.id == hold.critical_id]
+    holding = [one for one in seen.readers if one not in own and one.since is not None and one.since == seen.since]
+    named = (*own, *holding[:READERS_MAX])
+    return Tended(
+        inspection=replace(seen, readers=named, writers=(), progress={}),
+        readers_left_out=len(seen.readers) - len(named),
+        writers_left_out=len(seen.writers),
+        hold_problem=problem,
+    )

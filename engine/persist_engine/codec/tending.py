@@ -1,0 +1,302 @@
+"""Wishes and answers of model.tending as texts: a wish is one argument of a command line, an answer fits into the last words of a
+container (4096 bytes, as Kubernetes has it).
+
+Invariant: whatever an answer says, it parses to a value within the limits named here, or InvalidUsage says why not. It comes from a
+process that others may stand in for.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.secrets import without_secrets
+from persist_engine.codec.schema import Schema
+from persist_engine.model.ids import CriticalReaderId, ShardId
+from persist_engine.model.inspection import Inspection, ReaderInfo
+from persist_engine.model.ownership import OwnedElsewhere, Owner, Unowned
+from persist_engine.model.tending import (
+    READERS_MAX,
+    KnownLog,
+    NoSuchShard,
+    NotTended,
+    Tended,
+    Tending,
+    WantedHold,
+    Wish,
+)
+
+FORMAT = 1
+REPORT_BYTES_MAX = 4096
+_UNPACKED_BYTES_MAX = 256 << 10
+_DDL_MAX, _WORDS_MAX, _MESSAGE_MAX = 65_536, 128, 1500
+_COUNT_MAX, _TIME_MAX = (1 << 63) - 1, (1 << 64) - 1
+_HEX = re.compile(r"[0-9a-f]{0,128}")
+_KIND = re.compile(r"[A-Z][A-Za-z0-9]{0,62}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]+")
+#: Told as counts, or not at all.
+_LEFT_OUT = frozenset({"readers", "writers", "progress"})
+_TIMES, _HEXES, _DDLS = (
+    frozenset({"since", "upper"}),
+    frozenset({"birth", "tag", "known_tag"}),
+    ("key_schema", "val_schema"),
+)
+
+
+def encode_wish(wish: Wish) -> str:
+    """One line of JSON; inverse of `decode_wish`. It has no dollar sign: in arguments of a container `$(NAME)` is replaced."""
+    document = {"format": FORMAT, **dataclasses.asdict(wish), "owner": str(wish.owner)}
+    return json.dumps(document, sort_keys=True).replace("$", "\\u0024")
+
+
+def decode_wish(text: str) -> Wish:
+    """InvalidUsage for whatever `encode_wish` does not write."""
+    found = _Fields(_loaded(text), "the wish")
+    found.expect("format", lambda one: one == FORMAT, f"{FORMAT}: another release of persist wrote it")
+    wanted, known, schema, hold = (found.take(name) for name in ("wanted", "known", "schema", "hold"))
+    wish = Wish(
+        owner=Owner.parse(found.text("owner", 4096)),
+        wanted=None if wanted is None else ShardId(wanted),
+        proposed=ShardId(found.text("proposed", _WORDS_MAX)),
+        take_over=found.flag("take_over"),
+        known=None if known is None else _known(_Fields(known, "known")),
+        schema=None if schema is None else _ddls(schema),
+        hold=None if hold is None else _hold(_Fields(hold, "hold")),
+    )
+    found.end()
+    return wish
+
+
+def encode_report(answer: Tending) -> str:
+    """One line of at most 4096 bytes: packed when it is long, and NotTended (ReportTooLong) when that does not help."""
+    document = json.dumps({"format": FORMAT, **_document(answer)}, separators=(",", ":"))
+    if len(document) <= REPORT_BYTES_MAX:
+        return document
+    packed = base64.b64encode(zlib.compress(document.encode(), 9)).decode()
+    line = json.dumps({"format": FORMAT, "packed": packed}, separators=(",", ":"))
+    if len(line) <= REPORT_BYTES_MAX:
+        return line
+    text = f"the shard's schema and readers take {len(packed)} bytes, more than the last words of a pod hold: use a storage profile"
+    return encode_report(NotTended("ReportTooLong", text))
+
+
+def decode_report(document: object) -> Tending:
+    """The answer in a report that was taken for JSON. InvalidUsage for whatever `encode_report` does not write."""
+    found = _Fields(document, "the report")
+    found.expect("format", lambda one: one == FORMAT, f"{FORMAT}: is the engine's image of the operator's release?")
+    if "packed" in found.left:
+        packed = found.text("packed", REPORT_BYTES_MAX)
+        found.end()
+        found = _Fields(_loaded(_unpacked(packed)), "the report")
+        found.expect("format", lambda one: one == FORMAT, f"{FORMAT}")
+    answer = _ANSWERS[found.choice("answer", _ANSWERS)](found)
+    found.end()
+    return answer
+
+
+def _document(answer: Tending) -> dict[str, Any]:
+    match answer:
+        case Tended(inspection=seen, readers_left_out=readers, writers_left_out=writers, hold_problem=problem):
+            told = {
+                one.name: getattr(seen, one.name) for one in dataclasses.fields(Inspection) if one.name not in _LEFT_OUT
+            }
+            named = [
+                {
+                    **dataclasses.asdict(one),
+                    "purpose": _words(one.purpose, _WORDS_MAX),
+                    "hostname": _words(one.hostname, _WORDS_MAX),
+                }
+                for one in seen.readers
+            ]
+            return {
+                "answer": "Tended",
+                **told,
+                "applier_version": _words(seen.applier_version, _WORDS_MAX),
+                "readers": named,
+                "readers_left_out": readers,
+                "writers_left_out": writers,
+                "hold_problem": _words(without_secrets(problem), _MESSAGE_MAX),
+            }
+        case NoSuchShard(shard_id):
+            return {"answer": "NoSuchShard", "shard_id": shard_id}
+        case OwnedElsewhere(shard_id, owner):
+            return {"answer": "OwnedElsewhere", "shard_id": shard_id, "owner": str(owner)}
+        case Unowned(shard_id):
+            return {"answer": "Unowned", "shard_id": shard_id}
+        case NotTended(kind, message):
+            return {"answer": "NotTended", "kind": kind, "message": _words(without_secrets(message), _MESSAGE_MAX)}
+
+
+def _words(text: str, characters: int) -> str:
+    return _CONTROL.sub(" ", text)[:characters]
+
+
+class _Fields:
+    """The fields of one JSON object, each taken once; `end` refuses what is left."""
+
+    def __init__(self, document: object, what: str) -> None:
+        if not isinstance(document, Mapping):
+            raise InvalidUsage(f"{what} is not a JSON object")
+        self.left, self._what = dict(document), what
+
+    def take(self, name: str) -> Any:
+        if name not in self.left:
+            raise InvalidUsage(f"{self._what} has no {name}")
+        return self.left.pop(name)
+
+    def expect(self, name: str, is_good: Callable[[Any], bool], wanted: str) -> Any:
+        value = self.take(name)
+        if not is_good(value):
+            raise InvalidUsage(f"{self._what}: {name} is not {wanted}")
+        return value
+
+    def text(self, name: str, characters: int) -> str:
+        wanted = f"a text of at most {characters} characters, none of them control characters"
+        text: str = self.expect(
+            name, lambda one: isinstance(one, str) and len(one) <= characters and not _CONTROL.search(one), wanted
+        )
+        return text
+
+    def flag(self, name: str) -> bool:
+        return self.expect(name, lambda one: isinstance(one, bool), "true or false") is True
+
+    def count(self, name: str, *, most: int = _COUNT_MAX, optional: bool = False) -> int | None:
+        def is_good(one: Any) -> bool:
+            return (one is None and optional) or (
+                isinstance(one, int) and not isinstance(one, bool) and 0 <= one <= most
+            )
+
+        count: int | None = self.expect(name, is_good, f"a whole number up to {most}")
+        return count
+
+    def hex(self, name: str, *, optional: bool = False) -> str | None:
+        def is_good(one: Any) -> bool:
+            return (one is None and optional) or (isinstance(one, str) and _HEX.fullmatch(one) is not None)
+
+        text: str | None = self.expect(name, is_good, "hex digits")
+        return text
+
+    def choice(self, name: str, known: Mapping[str, Any]) -> str:
+        text: str = self.expect(name, lambda one: isinstance(one, str) and one in known, f"one of {', '.join(known)}")
+        return text
+
+    def shard_id(self) -> ShardId:
+        return ShardId(self.text("shard_id", _WORDS_MAX))
+
+    def end(self) -> None:
+        if self.left:
+            raise InvalidUsage(f"{self._what} has a field too many: {str(next(iter(self.left)))[:64]!r}")
+
+
+def _loaded(text: str) -> object:
+    try:
+        document: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidUsage(f"not JSON: {error}") from error
+    return document
+
+
+def _unpacked(packed: str) -> str:
+    unpacker = zlib.decompressobj()
+    try:
+        raw = unpacker.decompress(base64.b64decode(packed, validate=True), _UNPACKED_BYTES_MAX)
+        text = raw.decode()
+    except (ValueError, zlib.error) as error:
+        raise InvalidUsage(f"the report does not unpack: {error}") from error
+    if not unpacker.eof:
+        raise InvalidUsage(f"the report unpacks to more than {_UNPACKED_BYTES_MAX} bytes, or is cut off")
+    return text
+
+
+def _known(found: _Fields) -> KnownLog:
+    known = KnownLog(seqno=found.count("seqno") or 0, birth=found.hex("birth") or "", tag=found.hex("tag") or "")
+    found.end()
+    return known
+
+
+def _hold(found: _Fields) -> WantedHold:
+    hold = WantedHold(
+        shard_id=found.shard_id(),
+        critical_id=CriticalReaderId(found.text("critical_id", _WORDS_MAX)),
+        purpose=found.text("purpose", _WORDS_MAX),
+        since_lag_ms=found.count("since_lag_ms") or 0,
+    )
+    found.end()
+    return hold
+
+
+def _ddls(pair: object) -> tuple[str, str]:
+    if (
+        not isinstance(pair, list)
+        or len(pair) != len(_DDLS)
+        or not all(isinstance(one, str) and len(one) <= _DDL_MAX for one in pair)
+    ):
+        raise InvalidUsage("a schema is the DDL of the key and that of the value")
+    Schema.from_ddl(*pair)
+    return (pair[0], pair[1])
+
+
+def _tended(found: _Fields) -> Tended:
+    readers = found.expect("readers", lambda one: isinstance(one, list) and len(one) <= READERS_MAX + 1, "a short list")
+    values: dict[str, Any] = {"readers": tuple(map(_reader, readers)), "writers": (), "progress": {}}
+    values["key_schema"], values["val_schema"] = _ddls([found.take(name) for name in _DDLS])
+    for one in dataclasses.fields(Inspection):
+        if one.name not in values:
+            values[one.name] = _field(found, one.name, str(one.type))
+    ShardId(values["shard_id"])
+    return Tended(
+        inspection=Inspection(**values),
+        readers_left_out=found.count("readers_left_out") or 0,
+        writers_left_out=found.count("writers_left_out") or 0,
+        hold_problem=found.text("hold_problem", _MESSAGE_MAX),
+    )
+
+
+def _field(found: _Fields, name: str, annotation: str) -> Any:
+    optional = annotation.endswith(" | None")
+    if name in _HEXES:
+        return found.hex(name, optional=optional)
+    match annotation.removesuffix(" | None"):
+        case "int":
+            return found.count(name, most=_TIME_MAX if name in _TIMES else _COUNT_MAX, optional=optional)
+        case "bool":
+            return found.flag(name)
+        case "str":
+            return found.text(name, _WORDS_MAX)
+        case _:
+            raise AssertionError(f"Inspection.{name} has no form in a report")
+
+
+def _reader(document: object) -> ReaderInfo:
+    found = _Fields(document, "a reader")
+    reader = ReaderInfo(
+        id=found.text("id", _WORDS_MAX),
+        kind="leased" if found.choice("kind", {"leased": 1, "critical": 1}) == "leased" else "critical",
+        since=found.count("since", most=_TIME_MAX, optional=True),
+        seqno=found.count("seqno", optional=True),
+        purpose=found.text("purpose", _WORDS_MAX),
+        hostname=found.text("hostname", _WORDS_MAX),
+        last_heartbeat_ms=found.count("last_heartbeat_ms", optional=True),
+    )
+    found.end()
+    return reader
+
+
+def _not_tended(found: _Fields) -> NotTended:
+    kind = found.expect("kind", lambda one: isinstance(one, str) and _KIND.fullmatch(one) is not None, "a word")
+    return NotTended(kind, found.text("message", _MESSAGE_MAX))
+
+
+_ANSWERS: Mapping[str, Callable[[_Fields], Tending]] = {
+    "Tended": _tended,
+    "NoSuchShard": lambda found: NoSuchShard(found.shard_id()),
+    "OwnedElsewhere": lambda found: OwnedElsewhere(found.shard_id(), Owner.parse(found.text("owner", 1024))),
+    "Unowned": lambda found: Unowned(found.shard_id()),
+    "NotTended": _not_tended,
+}

@@ -1,0 +1,328 @@
+"""Shards on stores that their resource names itself: what their pods answered, and when the next one is due. Pure.
+
+The operator never connects to such stores. A pod in the resource's namespace claims, creates, holds since and looks, with that
+namespace's Secret (persist_engine.model.tending); its report is the word of the namespace and is believed about that resource alone.
+Invariant: who can write pods of the namespace can have a report say anything; no report names a store or a Secret.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.codec.schema import Schema
+from persist_engine.codec.tending import decode_report, encode_wish
+from persist_engine.model.ids import CriticalReaderId, ShardId
+from persist_engine.model.ownership import OwnedElsewhere, Unowned
+from persist_engine.model.tending import KnownLog, NoSuchShard, NotTended, Tended, Tending, WantedHold, Wish
+
+from persist_operator.api import conditions, names, times
+from persist_operator.api.redact import clip, redact
+from persist_operator.api.shard import InlineLocation, Shard
+from persist_operator.plan import maintenance, ownership, refusals, shard_log
+from persist_operator.plan.actions import Plan, StartInspection, StopRun, drop_none
+from persist_operator.plan.observed import (
+    ActionFailure,
+    Awaited,
+    Inspected,
+    NotOwned,
+    Run,
+    ShardMissing,
+    ShardObserved,
+    StoreFailure,
+)
+from persist_operator.settings import InlineStorage, OperatorSettings
+
+_FIRST_S, _MAX_S = 10, 300
+#: Two looks at one shard begin this far apart at least, whatever asks for the second.
+_APART_S = 5
+_MESSAGE_MAX = 1024
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
+#: As the bridge tells them; the rest passes by itself.
+_PERMANENT: Mapping[str, str] = {
+    "ForkedLog": "ShardLost",
+    "ShardLost": "ShardLost",
+    "Corrupt": "CorruptState",
+    "MissingBlob": "CorruptState",
+    "Invariant": "CorruptState",
+    "Incompatible": "IncompatibleState",
+    "UnsafeStore": "UnsafeStore",
+    "StoreLost": "StoreLost",
+    "StoreMismatch": "StoreMismatch",
+    "SchemaMismatch": "SchemaMismatch",
+    "InvalidArgument": "InvalidStorage",
+    "ReportTooLong": "ReportTooLong",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What is known from pods. `at_ms`: before which nothing of it was read; None while it is not known."""
+
+    inspected: Inspected
+    shard_id: str | None = None
+    at_ms: int | None = None
+    left_out: tuple[int, int] = (0, 0)
+    failures: Mapping[str, ActionFailure] = field(default_factory=dict)
+
+
+def answer(
+    shard: Shard, runs: Sequence[Run], location: InlineLocation, *, now_ms: int, settings: OperatorSettings
+) -> Answer:
+    """What the newest pod that ended says of the shard, or why nothing is known."""
+    going = [one for one in runs if not one.phase.finished]
+    for one in going:
+        if maintenance.is_stuck(one, now_ms):
+            return _awaited(one.reason or "Pending", f"{one.name} does not start: {_why(one)}")
+    ended = _ended(shard, runs, location)
+    if not ended:
+        told = f"; {going[-1].name}: {_why(going[-1])}" if going and going[-1].reason else ""
+        return _awaited("Inspecting", f"a pod is to look at {location.blob} and {location.consensus}{told}")
+    last, inline = ended[-1], settings.inline_storage
+    if now_ms - _end_ms(last) > 1000 * (_MAX_S + inline.inspect_seconds + inline.deadline_seconds):
+        return _awaited(
+            "InspectionOverdue", f"{last.name} is the last one that answered, and too old to say how the shard is now"
+        )
+    tending = _said(last)
+    if isinstance(tending, str):
+        return _awaited("InspectionFailed", f"{last.name}: {tending}")
+    return _meant(shard, last, tending, location)
+
+
+def _awaited(reason: str, message: str) -> Answer:
+    word = reason if _WORD.fullmatch(reason) else "InspectionFailed"
+    return Answer(inspected=Awaited(reason=word, message=clip(redact(message), _MESSAGE_MAX)))
+
+
+def _why(run: Run) -> str:
+    return f"{run.reason}: {run.message}" if run.reason else run.message or "its pod is not scheduled"
+
+
+def _end_ms(run: Run) -> int:
+    return run.finished_ms or run.created_ms
+
+
+def _ended(shard: Shard, runs: Sequence[Run], location: InlineLocation) -> list[Run]:
+    """Those that count, oldest first: of these very stores, and none older than one that was believed before."""
+    believed_ms = times.to_ms(shard.status.get("inspection", {}).get("settledTime")) or 0
+    stores = _stores(location)
+    found = [
+        one for one in runs if one.phase.finished and one.revision.startswith(stores) and one.created_ms >= believed_ms
+    ]
+    return sorted(found, key=lambda one: (one.created_ms, one.name))
+
+
+def _said(run: Run) -> Tending | str:
+    """What the report says, or why there is none."""
+    if run.report is None:
+        text = run.message or (
+            "it ended without a report" if run.exit_code is None else f"exit code {run.exit_code}, no report"
+        )
+        return f"{run.reason}: {text}" if run.reason else text
+    try:
+        return decode_report(run.report)
+    except InvalidUsage as error:
+        return f"its report is refused: {error}"
+
+
+def _meant(shard: Shard, run: Run, tending: Tending, location: InlineLocation) -> Answer:
+    match tending:
+        case Tended(inspection=seen, readers_left_out=readers, writers_left_out=writers, hold_problem=problem):
+            if shard_log.known_seqno(shard) != run.seqno:
+                # What it was compared with is not what the status tells of by now.
+                seen = replace(seen, known_tag=None)
+            failure = ActionFailure(reason="HoldFailed", message=redact(problem), permanent=False, at_ms=run.created_ms)
+            return Answer(
+                inspected=seen,
+                shard_id=seen.shard_id,
+                at_ms=run.created_ms,
+                left_out=(readers, writers),
+                failures={"AdvanceSince": failure} if problem else {},
+            )
+        case NoSuchShard(shard_id):
+            return Answer(inspected=ShardMissing(), shard_id=shard_id, at_ms=run.created_ms)
+        case OwnedElsewhere(shard_id, owner):
+            return Answer(inspected=NotOwned(shard_id=shard_id, owner=owner), at_ms=run.created_ms)
+        case Unowned(shard_id):
+            return Answer(inspected=NotOwned(shard_id=shard_id, owner=None), at_ms=run.created_ms)
+        case NotTended(kind, message):
+            text = message if "://" in message else f"{message} ({location.blob} or {location.consensus})"
+            reason = _PERMANENT.get(kind, "StorageUnreachable")
+            failed = StoreFailure(reason=reason, message=redact(text), permanent=kind in _PERMANENT)
+            return Answer(inspected=failed, at_ms=run.created_ms)
+
+
+def is_behind(observed: ShardObserved, blocks: Mapping[str, Any]) -> bool:
+    """Whether maintenance ended after the look that is known: what is due is not known before the next one."""
+    if observed.inspected_ms is None:
+        return False
+    ends = [_end_ms(one) for one in observed.runs if one.phase.finished]
+    ends += [times.to_ms(block.get("lastSuccessTime")) or 0 for block in blocks.values()]
+    return observed.inspected_ms <= max(ends, default=0)
+
+
+def with_next(
+    plan: Plan,
+    shard: Shard,
+    observed: ShardObserved,
+    location: InlineLocation,
+    *,
+    now_ms: int,
+    settings: OperatorSettings,
+) -> Plan:
+    """`plan` with the next look, if it is due, its intent on the status, and what is left of looks before removed."""
+    runs, inline = observed.inspections, settings.inline_storage
+    ended = _ended(shard, runs, location)
+    block = _settled(shard.status.get("inspection", {}), ended)
+    # Of the shard as the plan left it: one that it had before, and what was known of that, are gone from there.
+    wish = _wish(replace(shard, status=plan.status), settings, take_over=observed.may_take_over)
+    revision = _stores(location) + _revision(wish)
+    left_s = _left_s(plan, observed, ended, block, revision, now_ms=now_ms, inline=inline)
+    stale = [one for one in runs if one.phase.finished and one not in ended[-1:] and not one.deleting]
+    actions = [
+        StopRun(kind="inspection", name=one.name, reason="a newer one has ended", grace_seconds=0)
+        for one in (stale if ended else ())
+    ]
+    wanted: tuple[StartInspection, ...] = ()
+    if left_s <= 0 and not any(not one.phase.finished for one in runs):
+        block, start = _intended(block, shard, wish, revision, location, runs=runs, now_ms=now_ms, inline=inline)
+        wanted = (start,)
+    looked = replace(
+        plan,
+        status={**plan.status, "inspection": block},
+        actions=(*plan.actions, *actions, *wanted),
+        requeue_after_s=_again_s(plan, left_s, wanted),
+    )
+    return refusals.told(
+        looked, observed.failures, wanted=(*wanted, *actions), meta=shard.meta, before=shard.status, now_ms=now_ms
+    )
+
+
+def _again_s(plan: Plan, left_s: float, wanted: tuple[StartInspection, ...]) -> float:
+    """What the pods do is told by their events; the rest comes round."""
+    own_s = float(_MAX_S) if plan.is_periodic or plan.requeue_after_s is None else plan.requeue_after_s
+    return max(1.0, min(own_s, 30.0 if wanted or left_s <= 0 else left_s))
+
+
+def _settled(block: Mapping[str, Any], ended: Sequence[Run]) -> dict[str, Any]:
+    """status.inspection with the newest end entered, once."""
+    if not ended or block.get("settledJob") == ended[-1].name:
+        return dict(block)
+    last, said = ended[-1], _said(ended[-1])
+    is_failure = isinstance(said, str)
+    return drop_none(
+        {
+            **block,
+            "settledJob": last.name,
+            "settledTime": times.to_text(last.created_ms),
+            "consecutiveFailures": int(block.get("consecutiveFailures", 0)) + 1 if is_failure else 0,
+        }
+    )
+
+
+def _left_s(
+    plan: Plan,
+    observed: ShardObserved,
+    ended: Sequence[Run],
+    block: Mapping[str, Any],
+    revision: str,
+    *,
+    now_ms: int,
+    inline: InlineStorage,
+) -> float:
+    """Seconds until the next look is due. A clock that went back does not prolong it."""
+    if not ended:
+        return 0.0
+    failures = int(block.get("consecutiveFailures", 0))
+    is_news = ended[-1].revision != revision or is_behind(observed, plan.status.get("maintenance", {}))
+    whole_s = inline.inspect_seconds
+    if failures:
+        whole_s = min(_MAX_S, _FIRST_S * 2 ** min(failures - 1, 10))
+    elif is_news:
+        whole_s = min(whole_s, _APART_S)
+    elif conditions.is_true(plan.status, "Stalled"):
+        whole_s = max(whole_s, min(_MAX_S, plan.requeue_after_s or 0.0))
+    return max(0.0, whole_s - abs(now_ms - ended[-1].created_ms) / 1000)
+
+
+def _intended(
+    block: Mapping[str, Any],
+    shard: Shard,
+    wish: Wish,
+    revision: str,
+    location: InlineLocation,
+    *,
+    runs: Sequence[Run],
+    now_ms: int,
+    inline: InlineStorage,
+) -> tuple[dict[str, Any], StartInspection]:
+    """The same name again for one that was intended, and of which nothing is to be seen."""
+    name, intent = str(block.get("jobName", "")), dict(block)
+    if not name or name == block.get("settledJob") or any(one.name == name for one in runs):
+        # SUBTLE: the time goes with the name. Told anew at each look, it would wake the next look.
+        name = names.inspection_name(shard.meta.name, now_ms // 1000)
+        intent |= {"jobName": name, "lastAttemptTime": times.to_text(now_ms)}
+    start = StartInspection(
+        name=name,
+        location=location,
+        wish=encode_wish(wish),
+        known_seqno=0 if wish.known is None else wish.known.seqno,
+        revision=revision,
+        # It is removed by the one after it. Gone before that, what it said would be gone.
+        ttl_seconds=round(inline.inspect_seconds) + 2 * _MAX_S,
+        priority_class_name=shard.spec.priority_class_name,
+        service_account_name=shard.spec.service_account_name,
+        template=shard.spec.maintenance_template,
+    )
+    return intent, start
+
+
+def _wish(shard: Shard, settings: OperatorSettings, *, take_over: bool) -> Wish:
+    claim = ownership.claim_of(shard, settings)
+    shard_id, log = shard.status.get("shardId"), shard.status.get("log", {})
+    known = None
+    if claim.known_seqno is not None:
+        known = KnownLog(seqno=claim.known_seqno, birth=str(log.get("birth", "")), tag=str(log.get("tag", "")))
+    hold = None
+    if shard_id and not shard.spec.suspend:
+        critical_id = CriticalReaderId(names.critical_id_of(shard_id))
+        hold = WantedHold(
+            shard_id=ShardId(shard_id),
+            critical_id=critical_id,
+            purpose=names.CRITICAL_PURPOSE,
+            since_lag_ms=shard.spec.since_lag_seconds * 1000,
+        )
+    return Wish(
+        owner=claim.owner,
+        wanted=None if claim.wanted is None else ShardId(claim.wanted),
+        proposed=ShardId(claim.proposed),
+        take_over=take_over,
+        known=known,
+        # A shard that existed is never made again: that would hide a loss.
+        schema=_schema(shard) if known is None else None,
+        hold=hold,
+    )
+
+
+def _schema(shard: Shard) -> tuple[str, str] | None:
+    wanted = shard.spec.schema
+    if wanted is None:
+        return None
+    try:
+        Schema.from_ddl(wanted.key, wanted.value)
+    except InvalidUsage:
+        return None
+    return (wanted.key, wanted.value)
+
+
+def _stores(location: InlineLocation) -> str:
+    return names.revision_of({"blob": location.blob, "consensus": location.consensus, "secret": location.secret_name})
+
+
+def _revision(wish: Wish) -> str:
+    """Of what is asked for, whatever is known: another wish is asked at once."""
+    return names.revision_of({**dataclasses.asdict(replace(wish, known=None)), "owner": str(wish.owner)})

@@ -1,0 +1,120 @@
+"""What an operator wishes of a shard, carried out: whose it is, what is made, what is held, and what is left alone."""
+
+import dataclasses
+import itertools
+
+import pytest
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.client.client import PersistClient
+from persist_engine.client.location import Location
+from persist_engine.client.tend import hold_since, tend
+from persist_engine.codec.schema import Schema
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.ids import CriticalReaderId, ShardId
+from persist_engine.model.ownership import OwnedElsewhere, Owner, Unowned
+from persist_engine.model.tending import READERS_MAX, KnownLog, NoSuchShard, Tended, WantedHold, Wish
+
+OWNER, OTHER = Owner("op", "team", "flights"), Owner("op", "team", "other")
+SHARD_ID = ShardId("s00000000-0000-0000-0000-000000000001")
+HOLD_ID = CriticalReaderId("c00000000-0000-0000-0000-000000000001")
+SCHEMA = ("id BIGINT", "")
+HOLD = WantedHold(shard_id=SHARD_ID, critical_id=HOLD_ID, purpose="retention", since_lag_ms=100)
+WISH = Wish(owner=OWNER, wanted=None, proposed=SHARD_ID, schema=SCHEMA)
+numbers = itertools.count()
+
+
+@pytest.fixture
+def client():
+    name = f"mem:tend{next(numbers)}"
+    with PersistClient.open(Location(blob=name, consensus=name)) as opened:
+        yield opened
+
+
+def write(client, upper):
+    with client.open_writer(SHARD_ID, Schema.from_ddl(*SCHEMA), purpose="test") as writer:
+        writer.append([(((1,), ()), upper - 1, 1)], lower=writer.upper, upper=Antichain.of(upper))
+
+
+def held(client):
+    return next((one.since for one in client.inspect(SHARD_ID).readers if one.id == HOLD_ID), None)
+
+
+def test_a_shard_is_made_once_and_only_with_a_schema(client):
+    bare = dataclasses.replace(WISH, schema=None)
+    assert tend(client, bare) == NoSuchShard(SHARD_ID)
+    made = tend(client, WISH)
+    assert isinstance(made, Tended)
+    again = tend(client, bare)
+    assert (again.inspection.shard_id, again.inspection.seqno) == (SHARD_ID, made.inspection.seqno)
+
+
+def test_a_shard_of_another_is_left_alone_and_one_of_nobody_too(client):
+    tend(client, WISH)
+    theirs = dataclasses.replace(WISH, owner=OTHER, wanted=SHARD_ID, hold=HOLD)
+    assert tend(client, theirs) == OwnedElsewhere(SHARD_ID, OWNER)
+    client.disown(SHARD_ID)
+    assert tend(client, theirs) == Unowned(SHARD_ID)
+    assert held(client) is None
+    assert isinstance(tend(client, dataclasses.replace(theirs, take_over=True)), Tended)
+    assert client.owner_of(SHARD_ID) == OTHER
+
+
+def test_since_is_held_behind_upper_and_never_goes_back(client):
+    tend(client, WISH)
+    holding = dataclasses.replace(WISH, hold=HOLD)
+    assert (tend(client, holding).hold_problem, held(client)) == ("", 0)
+    write(client, 1000)
+    seen = tend(client, holding)
+    assert held(client) == 900
+    assert [one.since for one in seen.inspection.readers if one.id == HOLD_ID] == [900]
+    tend(client, dataclasses.replace(holding, hold=dataclasses.replace(HOLD, since_lag_ms=500)))
+    assert held(client) == 900
+
+
+@pytest.mark.parametrize("change", [{"birth": "00"}, {"seqno": 10_000}, {"tag": "00"}, {}])
+def test_nothing_moves_while_the_log_is_another_one(client, change):
+    tend(client, dataclasses.replace(WISH, hold=HOLD))
+    seen = client.inspect(SHARD_ID)
+    write(client, 1000)
+    known = KnownLog(**{"seqno": seen.seqno, "birth": seen.birth, "tag": seen.tag, **change})
+    answer = tend(client, dataclasses.replace(WISH, hold=HOLD, known=known))
+    assert isinstance(answer, Tended)
+    assert held(client) == (0 if change else 900)
+
+
+def test_a_shard_that_the_name_does_not_lead_to_is_not_held(client):
+    other = dataclasses.replace(HOLD, shard_id=ShardId("s00000000-0000-0000-0000-000000000002"))
+    tend(client, dataclasses.replace(WISH, hold=other))
+    assert held(client) is None
+
+
+def test_a_few_of_those_who_hold_since_are_named_and_the_rest_is_counted(client):
+    tend(client, dataclasses.replace(WISH, hold=HOLD))
+    write(client, 1000)
+    for _ in range(READERS_MAX + 3):
+        client.open_critical_since(SHARD_ID, CriticalReaderId.new(), opaque=b"x", purpose="theirs")
+    with client.open_writer(SHARD_ID, Schema.from_ddl(*SCHEMA), purpose="test") as writer:
+        writer.append([(((2,), ()), 1000, 1)], lower=writer.upper, upper=Antichain.of(1001))
+        seen = tend(client, dataclasses.replace(WISH, hold=HOLD))
+    readers = seen.inspection.readers
+    assert [one.id for one in readers][0] == HOLD_ID
+    assert (len(readers), seen.readers_left_out, seen.writers_left_out) == (READERS_MAX + 1, 3, 1)
+    assert seen.inspection.writers == ()
+
+
+def test_a_hold_is_taken_over_from_another_token(client):
+    tend(client, WISH)
+    first = hold_since(client, SHARD_ID, HOLD_ID, token=b"a", purpose="p", since_ms=5)
+    assert (first, hold_since(client, SHARD_ID, HOLD_ID, token=b"b", purpose="p", since_ms=3)) == (5, 5)
+    handle = client.open_critical_since(SHARD_ID, HOLD_ID, opaque=b"c")
+    assert handle.opaque == b"b"
+
+
+def test_a_schema_that_does_not_fit_what_is_there_raises_nothing_as_nothing_is_made(client):
+    tend(client, WISH)
+    assert isinstance(tend(client, dataclasses.replace(WISH, schema=("other STRING", ""))), Tended)
+    fresh = dataclasses.replace(
+        WISH, owner=OTHER, proposed=ShardId("s00000000-0000-0000-0000-000000000009"), schema=("x NONSENSE", "")
+    )
+    with pytest.raises(InvalidUsage):
+        tend(client, fresh)
