@@ -36,7 +36,7 @@ from persist_engine.model.state import ShardState
 from persist_engine.testing.faults import FaultyBlob
 from persist_engine.testing.sim_actors import Actor, Host, Letter, Reader, Writer
 from persist_engine.testing.sim_final import settle
-from persist_engine.testing.sim_fork import Branches, Disaster, JudgedBlob, RoutedConsensus, disaster_of
+from persist_engine.testing.sim_fork import Branches, Disaster, JudgedBlob, RoutedConsensus, disaster_of, watched_looks
 from persist_engine.testing.sim_network import Network, Weather
 from persist_engine.testing.sim_push import SimPush
 from persist_engine.testing.sim_scheduler import Process, Scheduler
@@ -226,16 +226,14 @@ class PathCounts(NoMetrics):
     at.
     """
 
-    def __init__(self, scheduler: Scheduler, branches: Branches) -> None:
-        self._scheduler, self._branches = scheduler, branches
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
         self.totals: Counter[str] = Counter()
 
     def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
         """See Metrics."""
         if name == "command_started":
             self._scheduler.current.command = labels["name"]
-        if name == "update_state" or (name == "command" and labels["outcome"] == "committed"):
-            self._branches.looked(self._scheduler.current)
         if name in _RARE:
             self.totals[" ".join([_RARE[name], *labels.values()])] += 1
 
@@ -272,7 +270,7 @@ class History:
         self.correcting: list[Correcting] = []
         self.sinks_ended = 0
         self.upserts = 0
-        self.paths = PathCounts(self.scheduler, self.branches)
+        self.paths = PathCounts(self.scheduler)
         self._init = Process("init")
         self._incarnations: dict[int, Host] = {}
         self._guests: list[Process] = []
@@ -295,7 +293,7 @@ class History:
 
     def run(self) -> Report:
         """From the first commit to the last check."""
-        with simulated_threads(self.scheduler):
+        with simulated_threads(self.scheduler), watched_looks(self.branches):
             self.scheduler.run(self._init, self._root)
         network, witness = self.network, self.branches.main
         counts = {
@@ -332,10 +330,9 @@ class History:
 
     def astray(self, error: PersistError) -> NoReturn:
         """The engine raised `error` in the running process because its log lost versions: the process starts again, as `error` says."""
-        process = self.scheduler.current.process
-        saw_it_go = self.branches.is_over() and "vanished" in str(error)  # lost a race against what is lost, too
-        if not (self.branches.is_astray(process) or saw_it_go):
-            self.scheduler.fail(f"{process.name} knows nothing that was lost, but: {error}")
+        task = self.scheduler.current
+        if not self.branches.may_find_out(task):
+            self.scheduler.fail(f"{task.process.name} knows nothing that was lost, but: {error}")
         self.branches.detected += 1
         self.scheduler.note(f"starts again: {error}")
         self.network.crash()

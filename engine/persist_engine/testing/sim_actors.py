@@ -106,18 +106,13 @@ class Actor(ABC):
 
     def _surviving(self, act: Callable[[], None]) -> bool:
         """Whether `act` went through. A store that fails for long is noted; a log that lost versions ends the process."""
-        branches = self.history.branches
+        self.history.branches.begins(self.history.scheduler.current)
         try:
             act()
         except Unavailable as error:
             self.history.scheduler.note(f"unavailable: {error}")
             return False
         except ForkedLog as error:
-            self.history.astray(error)
-        except InvalidUsage as error:
-            # Collection that was decided on what is lost would truncate past the end of what stands.
-            if not branches.is_astray(self.history.scheduler.current.process):
-                raise
             self.history.astray(error)
         return True
 

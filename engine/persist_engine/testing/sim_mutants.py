@@ -165,11 +165,11 @@ def _gc_truncates_first(put: Callable[[object, str, object], None]) -> None:
     original_delete, original_step = collection._delete, collection._step
 
     def delete(self: Any, keys: Any, *, kind: str) -> None:
-        self._machine.versions.truncate_diffs(self._machine.shard_id, self._mutant_to)
+        self._machine.versions.truncate_diffs(self._mutant_walk.state)
         original_delete(self, keys, kind=kind)
 
     def step(self: Any, live: Any, to: Any, needed: Any) -> Any:
-        self._mutant_to = to
+        self._mutant_walk = live
         return original_step(self, live, to, needed)
 
     put(collection, "_delete", delete)
@@ -395,6 +395,17 @@ def _seqnos_are_compared_only(put: Callable[[object, str, object], None]) -> Non
     put(MemConsensus, "compare_and_set", compare_and_set)
 
 
+def _any_log_is_truncated(put: Callable[[object, str, object], None]) -> None:
+    """Consensus truncates to the seqno, whatever entry stands there."""
+    original = MemConsensus.truncate
+
+    def truncate(self: MemConsensus, key: str, keep: Any) -> Any:
+        found = self.scan(key, keep.seqno, 1)
+        return original(self, key, found[0].tip if found else keep)
+
+    put(MemConsensus, "truncate", truncate)
+
+
 MUTANTS: dict[str, Planting] = {
     "no token": _no_token,
     "no refetch before a mismatch": _no_refetch,
@@ -423,4 +434,5 @@ MUTANTS: dict[str, Planting] = {
     "order keys are not asked": _order_is_not_asked,
     "a refresh takes its own entry for granted": _own_entry_is_not_looked_at,
     "consensus compares seqnos only": _seqnos_are_compared_only,
+    "consensus truncates at any entry": _any_log_is_truncated,
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from persist_engine import Antichain, PersistClient, ShardId
@@ -243,6 +245,85 @@ def test_a_phantom_rollup_is_never_written_nor_linked() -> None:
         write_rollup(machine)
     forked.assert_given_up()
     assert forked.contents() == ["before"] * 2 + ["stands"] * 2
+
+
+@pytest.mark.parametrize("regrown", [0, 20], ids=lambda count: f"{count} appends since")
+def test_a_collection_that_was_decided_before_the_loss_cuts_no_log_that_stands(
+    monkeypatch: pytest.MonkeyPatch, regrown: int
+) -> None:
+    """It was past its last look: where the log reached that far, the versions went that another rollup was to begin."""
+    forked = Forked(lost=0)
+    machine, before = forked.stale.machine(forked.shard_id), forked.log()
+    forked.appended(forked.stale, 6, "lost")
+    write_rollup(machine)
+    truncate = forked.world.consensus.truncate
+    stands: list[list[VersionedData]] = []
+
+    def lose_first(key: str, keep: Tip) -> int | None:
+        forked.restore(before)
+        if regrown:
+            forked.regrow(regrown)
+        stands.append(forked.log())
+        return truncate(key, keep)
+
+    monkeypatch.setattr(forked.world.consensus, "truncate", lose_first)
+    with pytest.raises(ForkedLog, match="holds another entry in its place"):
+        gc_and_truncate(machine)
+    assert stands == [forked.log()]
+    with pytest.raises(ForkedLog, match=LOST):
+        machine.refresh()
+    forked.assert_given_up()
+
+
+def after_the_next(verb: str, world: World, patch: pytest.MonkeyPatch, lose: Callable[[], None]) -> None:
+    """Consensus answers once more, and then loses versions."""
+    original = getattr(world.consensus, verb)
+
+    def answered(*args: Any) -> Any:
+        patch.setattr(world.consensus, verb, original)
+        found = original(*args)
+        lose()
+        return found
+
+    patch.setattr(world.consensus, verb, answered)
+
+
+FEW_DIFFS = Settings(maintenance=MaintenanceSettings(recent_diffs_max=4))
+
+
+def test_regression_a_log_that_is_lost_under_an_opening_is_opened_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by simulation: the lost head named a rollup that the log which stands does not reach back to: a broken rule."""
+    forked = Forked(lost=0, settings=FEW_DIFFS)
+    forked.regrow(2)
+    copy = forked.log()
+    write_rollup(forked.world.process().machine(forked.shard_id))
+    forked.regrow(2)
+    after_the_next("head", forked.world, monkeypatch, lambda: forked.restore(copy))
+    state = forked.world.process().machine(forked.shard_id).state
+    assert state.tip == copy[-1].tip
+
+
+@pytest.mark.parametrize("regrown", [0, 1, 20], ids=lambda count: f"{count} appends since")
+def test_regression_who_catches_up_from_far_behind_finds_what_is_lost_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, regrown: int
+) -> None:
+    """Its entry was there as it looked; what it then took whole was another log, and it went on with that."""
+    forked = Forked(lost=0, settings=FEW_DIFFS)
+    copy = forked.log()
+    forked.appended(forked.stale, 1, "lost")
+    for _ in range(2):
+        forked.appended(forked.world.process(), 3, "lost")
+
+    def lose() -> None:
+        forked.restore(copy)
+        if regrown:
+            forked.regrow(regrown)
+            write_rollup(forked.world.process().machine(forked.shard_id))
+
+    after_the_next("scan", forked.world, monkeypatch, lose)
+    with pytest.raises(ForkedLog, match=LOST):
+        forked.stale.machine(forked.shard_id).refresh()
+    forked.assert_given_up()
 
 
 def test_a_walk_over_live_states_stops_at_entries_that_do_not_follow() -> None:
