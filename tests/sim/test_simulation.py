@@ -33,6 +33,7 @@ WHERE_VERSIONS_ARE_LOST = {
     "a refresh takes its own entry for granted",
     "consensus compares seqnos only",
     "consensus truncates at any entry",
+    "a lost shard is created anew",
 }
 #: The first seed to look at, for what shows in one of many hundred histories only: a scan for orphans must come between staging
 #: and appending, by a clock that is ahead; versions be lost between the last look of a collection and its truncation. To be

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
 
-from persist_engine.base.errors import PersistError
+from persist_engine.base.errors import ForkedLog, PersistError
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import (
     BatchSettings,
@@ -100,7 +100,7 @@ class Plan:
     written_by: str = "writers"
     """See _WRITTEN_BY."""
     disaster: Disaster | None = None
-    """What befalls consensus; only where anybody writes anything."""
+    """What befalls consensus."""
     sleepy: bool = False
     """Whether there is but one sink, which often sleeps past its lease; then nobody holds since back for it."""
 
@@ -170,6 +170,7 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
         pushes=rng.random() < 0.5 and "push" not in without,
         evolves=rng.random() < 0.3 and "evolution" not in without,
         rows_max=150 if is_bulky else 3,
+        disaster=None if "disaster" in without else disaster_of(seed),
     )
     return _rewritten(plan, without)
 
@@ -179,7 +180,7 @@ def _rewritten(plan: Plan, without: frozenset[str]) -> Plan:
     rng = random.Random(f"written by {plan.seed}")  # noqa: S311 - repeatable on purpose
     written_by = rng.choices(list(_WRITTEN_BY), weights=list(_WRITTEN_BY.values()))[0]
     if written_by == "writers":
-        return replace(plan, disaster=None if "disaster" in without else disaster_of(plan.seed))
+        return plan
     if written_by == "background":
         return replace(plan, written_by=written_by, writers_maintain=1.0)
     kept = [actor for actor in plan.actors if not actor[0].startswith("writer")]
@@ -202,6 +203,7 @@ def _rewritten(plan: Plan, without: frozenset[str]) -> Plan:
         actors=tuple(actor for actor in kept if actor[0] not in without),
         settings=replace(plan.settings, lease=replace(plan.settings.lease, reader_lease_ms=lease_ms)),
         evolves=False,
+        disaster=None if plan.disaster is None else replace(plan.disaster, is_wipe=False),
     )
 
 
@@ -293,7 +295,7 @@ class History:
 
     def run(self) -> Report:
         """From the first commit to the last check."""
-        with simulated_threads(self.scheduler), watched_looks(self.branches):
+        with simulated_threads(self.scheduler, self._is_expected), watched_looks(self.branches):
             self.scheduler.run(self._init, self._root)
         network, witness = self.network, self.branches.main
         counts = {
@@ -318,6 +320,7 @@ class History:
             "closed": int(witness.head is not None and witness.head.trace.upper.is_empty()),
             "lost versions": self.branches.lost_versions,
             "forked logs found": self.branches.detected,
+            "lost logs": int(self.branches.wiped() is not None),
             "losses of blobs": int(bool(self.branches.lost_blobs)),
             **self.paths.totals,
         }
@@ -337,6 +340,9 @@ class History:
         self.scheduler.note(f"starts again: {error}")
         self.network.crash()
 
+    def _is_expected(self, error: object) -> bool:
+        return isinstance(error, ForkedLog) and self.branches.may_find_out(self.scheduler.current)
+
     def client_upper(self, client: PersistClient) -> Antichain:
         """The shard's upper, fetched."""
         return client.recent_upper(self.shard_id)
@@ -348,7 +354,7 @@ class History:
         env = SimEnv(self.scheduler, process, seed=f"env {self.plan.seed} {process.name}")
         branches = self.branches
         client = PersistClient(
-            FaultyBlob(JudgedBlob(branches, process), self.network),
+            FaultyBlob(JudgedBlob(branches, process, self.scheduler), self.network),
             RoutedConsensus(branches, process, self.network, self.scheduler),
             settings=self.plan.settings,
             env=env,

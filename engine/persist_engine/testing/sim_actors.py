@@ -24,6 +24,8 @@ from persist_engine.base.errors import (
     InvalidUsage,
     InvariantViolated,
     MissingBlob,
+    ShardLost,
+    ShardNotFound,
     Unavailable,
 )
 from persist_engine.client.client import PersistClient
@@ -89,6 +91,10 @@ class Actor(ABC):
             if not self.history.branches.lost_blobs:
                 raise
             self.history.scheduler.note(f"lost with what is lost: {error}")
+        except (ShardLost, ShardNotFound) as error:
+            if self.history.branches.wiped() is None:
+                raise
+            self.history.scheduler.note(f"nothing to work on: {error}")
         self.is_finished = True
         self.history.finished()
 

@@ -1,6 +1,7 @@
 """Consensus that is rolled back or split: two branches of one log, and which of them a process talks to and is judged by.
 
-    fork     a copy of the log is made; rollback: everybody stays on the original; split: some talk to the copy from now on
+    fork     a copy of the log is made; rollback: everybody stays on the original; split: some talk to the copy from now on;
+             wipe: as a rollback, to a copy that is empty
     healing  one branch wins (a rollback: the copy) and everybody talks to it; what only the other holds is lost
 
 A process that has not looked at the winner since cannot know: until then it is held against the branch that it knew. Who
@@ -13,13 +14,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
 from persist_engine.codec.keys import parse_blob_key
 from persist_engine.model.state import ShardState
 from persist_engine.shard.applier import Applier
+from persist_engine.storage.blob import BlobInfo
 from persist_engine.storage.consensus import Consensus
 from persist_engine.testing.faults import FaultyConsensus
 from persist_engine.testing.sim_network import Network
@@ -37,6 +39,7 @@ class Disaster:
     is_split: bool
     at: int
     lasts_ms: float
+    is_wipe: bool = False
 
 
 def disaster_of(seed: int) -> Disaster | None:
@@ -44,7 +47,8 @@ def disaster_of(seed: int) -> Disaster | None:
     rng = random.Random(f"disaster {seed}")  # noqa: S311 - repeatable on purpose
     if rng.random() > 0.2:
         return None
-    return Disaster(is_split=rng.random() < 0.5, at=rng.randint(2, 12), lasts_ms=rng.choice([20, 60, 200, 600]))
+    drawn = Disaster(is_split=rng.random() < 0.5, at=rng.randint(2, 12), lasts_ms=rng.choice([20, 60, 200, 600]))
+    return replace(drawn, is_wipe=not drawn.is_split and rng.random() < 0.25)
 
 
 class Branches:
@@ -61,6 +65,8 @@ class Branches:
         """What each knows, where the state that it holds does not tell: by its last look, and before it by its side."""
         self._met: dict[Task, set[Witness]] = {}
         """Which branches have answered since the task's operation began, or its look within it."""
+        self._listed_late: set[Task] = set()
+        """Who has listed blobs last when one branch had won."""
         self._processes: dict[Process, Callable[[], ShardState | None]] = {}
         self.lost_versions = self.detected = 0
         self.lost_blobs: set[str] = set()
@@ -87,6 +93,20 @@ class Branches:
         """Whether there was a disaster and one branch has won."""
         return self._lost is not None
 
+    def wiped(self) -> Witness | None:
+        """The log that is lost as a whole, while nothing stands; None where a log stands."""
+        return self._lost if self.main.head is None else None
+
+    def listed(self, task: Task) -> None:
+        """`task` has listed the blobs."""
+        (self._listed_late.add if self.is_over() else self._listed_late.discard)(task)
+
+    def creating(self, task: Task, witness: Witness) -> None:
+        """`task` is about to begin a log. Only who listed the blobs before versions were lost may take it for the first."""
+        lost = self.wiped()
+        if lost and witness is self.main and (task in self._listed_late or lost not in self._met.get(task, set())):
+            self._scheduler.fail(f"{task.name} creates the shard anew, over what blobs tell of")
+
     def started(self, process: Process, knows: Callable[[], ShardState | None]) -> None:
         """A new process, which holds the state that `knows` tells. It talks to what stands; while there are two branches, to
         either.
@@ -100,7 +120,7 @@ class Branches:
         disaster = self._disaster
         if disaster is None or self._copy is not None or seqno < disaster.at:
             return
-        self._copy = self.main.fork()
+        self._copy = self.main.wiped() if disaster.is_wipe else self.main.fork()
         self._scheduler.note(f"-- consensus {'splits' if disaster.is_split else 'is copied'} at {seqno}")
         for process in self._processes:
             self._take_side(process)
@@ -232,6 +252,8 @@ class RoutedConsensus:
     def compare_and_set(self, key: str, expected: Tip | None, new: VersionedData) -> CasResult:
         """See Consensus."""
         witness, way = self._way()
+        if expected is None:
+            self._branches.creating(self._scheduler.current, witness)
         result = way.compare_and_set(key, expected, new)
         self._branches.served(self._scheduler.current, witness)
         return result
@@ -266,9 +288,14 @@ class RoutedConsensus:
 class JudgedBlob(WatchedBlob):
     """What one process knows as the blob store; the branch that it knows judges what it does there."""
 
-    def __init__(self, branches: Branches, process: Process) -> None:
+    def __init__(self, branches: Branches, process: Process, scheduler: Scheduler) -> None:
         super().__init__(lambda: branches.judge(process))
-        self._branches, self._process = branches, process
+        self._branches, self._process, self._scheduler = branches, process, scheduler
+
+    def list_prefix(self, prefix: str) -> Iterator[BlobInfo]:
+        """See Blob."""
+        self._branches.listed(self._scheduler.current)
+        return super().list_prefix(prefix)
 
     def delete(self, key: str) -> int | None:
         """See Blob."""

@@ -34,6 +34,7 @@ from persist_engine.model.state import ShardState
 from persist_engine.model.state_diff import deleted_blobs, inserted_blobs
 from persist_engine.model.trace import MergeOutcome
 from persist_engine.shard.applier import NO_MAINTENANCE, Applier, UnknownOutcome
+from persist_engine.shard.creation import Creation
 from persist_engine.shard.fetch import ListenFilter
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.parts import delete_parts
@@ -406,6 +407,11 @@ def _any_log_is_truncated(put: Callable[[object, str, object], None]) -> None:
     put(MemConsensus, "truncate", truncate)
 
 
+def _ruins_are_built_over(put: Callable[[object, str, object], None]) -> None:
+    """A shard that consensus does not know is created, whatever blobs tell."""
+    put(Creation, "first_ruin", lambda *_: None)
+
+
 MUTANTS: dict[str, Planting] = {
     "no token": _no_token,
     "no refetch before a mismatch": _no_refetch,
@@ -435,4 +441,5 @@ MUTANTS: dict[str, Planting] = {
     "a refresh takes its own entry for granted": _own_entry_is_not_looked_at,
     "consensus compares seqnos only": _seqnos_are_compared_only,
     "consensus truncates at any entry": _any_log_is_truncated,
+    "a lost shard is created anew": _ruins_are_built_over,
 }

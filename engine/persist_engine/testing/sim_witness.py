@@ -91,6 +91,7 @@ class Witness:
         self.appends: list[Append] = []
         self._numbers = count()
         self._commits: dict[int, list[tuple[int, int]]] = {}
+        self._decided: dict[Decided, None] = {}
         self._answered: set[int] = set()
         """Appends whose callers were told by this log how they ended: nothing of them comes after that."""
         self.forked_at: int | None = None
@@ -119,11 +120,23 @@ class Witness:
             tip = entry.tip
         other.wire = Wire(self._scheduler)
         other.oracle = copy.deepcopy(self.oracle)
+        other._decided = dict.fromkeys(self._decided)
+        for call in self._decided:
+            call.forked(self.oracle, other.oracle)
         other.appends, other.states = list(self.appends), dict(self.states)
         other._answered = set(self._answered)
         other._commits = {number: list(pieces) for number, pieces in self._commits.items()}
         other._uppers, other._dropped_at = list(self._uppers), dict(self._dropped_at)
         self.forked_at = other.forked_at = self.seqno
+        return other
+
+    def wiped(self) -> Witness:
+        """The witness of an empty log beside the same blobs, as `fork`."""
+        other = Witness(self._scheduler, self._shard_id)
+        other.blob, other._deleted, other._listed = self.blob, self._deleted, self._listed
+        other.resurrected, other._rollups, other._numbers = self.resurrected, self._rollups, self._numbers
+        other.appends = list(self.appends)
+        self.forked_at = other.forked_at = 0
         return other
 
     def beside(self, lost: Witness) -> None:
@@ -132,7 +145,7 @@ class Witness:
 
     def needs(self, partial: str) -> bool:
         """Whether a live version names the blob."""
-        return partial in self._named or self._dropped_at.get(partial, 0) > self.earliest()
+        return partial in self._named or self._dropped_at.get(partial, SeqNo(0)) > self.earliest()
 
     # -- what happens in the stores -----------------------------------------------------------------------------------
 
@@ -348,8 +361,9 @@ class Witness:
         return self._commits.setdefault(append.number, [])
 
     def earliest(self) -> SeqNo:
-        """The earliest live version."""
-        return self.consensus.scan(str(self._shard_id), SeqNo(0), 1)[0].seqno
+        """The earliest live version; 0 without any."""
+        live = self.consensus.scan(str(self._shard_id), SeqNo(0), 1)
+        return live[0].seqno if live else SeqNo(0)
 
     # -- private ------------------------------------------------------------------------------------------------------
 
@@ -441,6 +455,7 @@ class Witness:
         self._uppers.append((self._scheduler.steps, upper))
         append = self._scheduler.acting
         if isinstance(append, Decided):
+            self._decided[append] = None
             rows = appended_rows(self.blob, after, lower)
             self.oracle.compare_and_append(rows, expected_upper=lower, new_upper=upper)
             wrong = append.judge(self.oracle, time_of(lower), time_of(upper))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from persist_engine import Antichain, PersistClient, ShardId
-from persist_engine.base.errors import CorruptData, ErrorKind, ForkedLog, InvariantViolated
+from persist_engine.base.errors import CorruptData, ErrorKind, ForkedLog, InvariantViolated, ShardNotFound
 from persist_engine.base.settings import MaintenanceSettings, Settings
 from persist_engine.base.versioned import SCAN_ALL, SeqNo, Tip, VersionedData
 from persist_engine.codec import state as codec_state
@@ -22,6 +22,7 @@ from persist_engine.testing.world import SCHEMA, World, row
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.orphans import scan_orphans
 from persist_engine.work.rollup import write_rollup
+from persist_engine.work.walk import VersionWalk
 
 A = Antichain.of
 LOST = "consensus lost or replaced acknowledged versions"
@@ -324,6 +325,18 @@ def test_regression_who_catches_up_from_far_behind_finds_what_is_lost_meanwhile(
     with pytest.raises(ForkedLog, match=LOST):
         forked.stale.machine(forked.shard_id).refresh()
     forked.assert_given_up()
+
+
+def test_regression_a_log_that_is_wiped_under_an_opening_or_a_walk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by simulation: who knew nothing of it met a broken rule, that the shard vanished, and so did who knew it."""
+    forked = Forked(settings=FEW_DIFFS)
+    known = forked.stale.machine(forked.shard_id)
+    after_the_next("scan", forked.world, monkeypatch, lambda: forked.restore([]))
+    with pytest.raises(ShardNotFound, match="does not exist.*persist admin recover"):
+        forked.world.process().machine(forked.shard_id)
+    assert known.versions.live_diff_bounds(forked.shard_id) is None
+    with pytest.raises(ForkedLog, match=LOST):
+        VersionWalk(known)
 
 
 def test_a_walk_over_live_states_stops_at_entries_that_do_not_follow() -> None:
