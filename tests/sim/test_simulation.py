@@ -34,6 +34,7 @@ WHERE_VERSIONS_ARE_LOST = {
     "consensus compares seqnos only",
     "consensus truncates at any entry",
     "a lost shard is created anew",
+    "verification sees no lost versions",
 }
 #: The first seed to look at, for what shows in one of many hundred histories only: a scan for orphans must come between staging
 #: and appending, by a clock that is ahead; versions be lost between the last look of a collection and its truncation. To be

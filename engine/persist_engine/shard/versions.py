@@ -193,9 +193,10 @@ class StateVersions:
         check_birth(known, rollup.state.birth)
         if live[-1].seqno < known.seqno:
             raise forked_log(known, f"{self.consensus.address()} ends before it")
-        if live[0].seqno <= known.seqno:
-            check_same_entry(known, live[known.seqno - live[0].seqno].tip.tag)
-            return self._apply_successors(rollup.state, live)
+        for entry in live:
+            if entry.seqno == known.seqno:
+                check_same_entry(known, entry.tip.tag)
+                return self._apply_successors(rollup.state, live)
         is_known = rollup.knows(known.tip)
         if is_known is None:
             self.metrics.count("update_state", path="unproven")
@@ -241,7 +242,7 @@ class StateVersions:
                 return []  # consensus has lost the log since
             rollup_seqno = SeqNo.parse(self._decode_diff(shard_id, head).latest_rollup_key.split("/")[0])
             live = self._scan(shard_id, rollup_seqno, SCAN_ALL)
-            if live and (live[0].seqno > head.seqno or head in live[head.seqno - live[0].seqno :][:1]):
+            if head in live or (live and live[0].seqno > head.seqno):
                 return live
             # Consensus has lost the head since: what the other log has from that version on need not reach back to its rollup.
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import persist_engine.model.transitions
 import persist_engine.work.compact
 import persist_engine.work.gc
+import persist_engine.work.verify
 from persist_engine.client.listen import Progress
 from persist_engine.client.sink_readback import ReadBack
 from persist_engine.client.snapshot import SinceAhead
@@ -412,6 +413,11 @@ def _ruins_are_built_over(put: Callable[[object, str, object], None]) -> None:
     put(Creation, "first_ruin", lambda *_: None)
 
 
+def _verification_sees_no_ruins(put: Callable[[object, str, object], None]) -> None:
+    """Verification does not ask of which log the rollups are that nothing names."""
+    put(persist_engine.work.verify, "ruins_among", lambda *_: ())
+
+
 MUTANTS: dict[str, Planting] = {
     "no token": _no_token,
     "no refetch before a mismatch": _no_refetch,
@@ -442,4 +448,5 @@ MUTANTS: dict[str, Planting] = {
     "consensus compares seqnos only": _seqnos_are_compared_only,
     "consensus truncates at any entry": _any_log_is_truncated,
     "a lost shard is created anew": _ruins_are_built_over,
+    "verification sees no lost versions": _verification_sees_no_ruins,
 }

@@ -327,6 +327,17 @@ def test_regression_who_catches_up_from_far_behind_finds_what_is_lost_meanwhile(
     forked.assert_given_up()
 
 
+@pytest.mark.parametrize("hole", [1, 3, 6], ids=lambda back: f"{back} before the head")
+def test_a_log_with_a_hole_is_no_log_that_was_lost_meanwhile(hole: int) -> None:
+    """Who fetched it again would do so for ever."""
+    forked = Forked(lost=0, settings=FEW_DIFFS)
+    forked.regrow(8)
+    forked.restore([entry for entry in forked.log() if entry.seqno != forked.log()[-1].seqno - hole])
+    for act in (lambda: forked.world.process().machine(forked.shard_id), forked.stale.machine(forked.shard_id).refresh):
+        with pytest.raises(InvariantViolated, match="have a gap"):
+            act()
+
+
 def test_regression_a_log_that_is_wiped_under_an_opening_or_a_walk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by simulation: who knew nothing of it met a broken rule, that the shard vanished, and so did who knew it."""
     forked = Forked(settings=FEW_DIFFS)
