@@ -47,8 +47,8 @@ crds-check: ## fail when the chart's CRDs are not those of crds/
 ##@ Tests
 test: setup ## everything that needs no cluster
 	@$(PYTEST) -n $(or $(JOBS),2) --dist loadfile -m "not kind" $(ARGS)
-sim: setup ## the engine under seeded schedules and faults: SEEDS=2000 [FIRST= JOBS= DISASTERS=1], or SEED=17 [WITHOUT=] to see one again
-	@$(RUN) python -m persist_engine.testing.sim_main --seeds $(or $(SEEDS),200) --first $(or $(FIRST),0) --jobs $(or $(JOBS),1) $(if $(SEED),--seed $(SEED)) $(if $(WITHOUT),--without $(WITHOUT)) $(if $(DISASTERS),--disasters)
+sim: setup ## the engine under seeded schedules and faults: SEEDS=2000 [FIRST= JOBS=], or SEED=17 to see one again; WITHOUT=disaster,crash leaves out
+	@$(RUN) python -m persist_engine.testing.sim_main --seeds $(or $(SEEDS),200) --first $(or $(FIRST),0) --jobs $(or $(JOBS),1) $(if $(SEED),--seed $(SEED)) $(if $(WITHOUT),--without $(WITHOUT))
 linearizability: setup ## list-append histories over processes on real servers behind a fault proxy: HISTORIES=20 [FIRST=0 KEEP=folder]
 	@$(RUN) python -m persist_engine.testing.linearizability --histories $(or $(HISTORIES),20) --first $(or $(FIRST),0) $(if $(KEEP),--keep $(KEEP))
 fuzz: setup ## every decoder under atheris: RUNS=10000 executions each, or one TARGET=state_diff

@@ -68,7 +68,7 @@ def verbs(consensus, key="s1"):
         "append": lambda: consensus.compare_and_set(key, entry(3).tip, entry(4)),
         "create": lambda: consensus.compare_and_set(key, None, entry(1)),
         "scan": lambda: consensus.scan(key, SeqNo(0), SCAN_ALL),
-        "truncate": lambda: consensus.truncate(key, SeqNo(1)),
+        "truncate": lambda: consensus.truncate(key, entry(1).tip),
     }
 
 
@@ -177,7 +177,7 @@ def test_a_script_that_an_acl_stops_half_way_leaves_the_log_as_it_was(server, co
     calls = {
         "append": lambda: limited.compare_and_set("s1", entry(3).tip, entry(4)),
         "create": lambda: limited.compare_and_set("s2", None, entry(1)),
-        "truncate": lambda: limited.truncate("s1", SeqNo(3)),
+        "truncate": lambda: limited.truncate("s1", entry(3).tip),
     }
     with pytest.raises(StorageError, match=f"{'s2' if verb == 'create' else 's1'} at redis://"):
         calls[verb]()
@@ -187,7 +187,7 @@ def test_a_script_that_an_acl_stops_half_way_leaves_the_log_as_it_was(server, co
     assert list(consensus.list_keys()) == ["s1"]
     assert consensus.compare_and_set("s1", entry(3).tip, entry(4)) is CasResult.COMMITTED
     assert consensus.compare_and_set("s2", None, entry(1)) is CasResult.COMMITTED
-    assert consensus.truncate("s1", SeqNo(3)) == 2
+    assert consensus.truncate("s1", entry(3).tip) == 2
 
 
 def test_a_wrong_password_is_refused_and_never_shown():
@@ -411,6 +411,25 @@ def test_a_scan_survives_a_truncate_between_its_pages(server, consensus, monkeyp
     monkeypatch.setattr(consensus_redis.RedisConsensus, "_run", run_and_truncate)
     assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == [entry(seqno) for seqno in range(11, 21)]
     assert len(pages) > 2
+
+
+def test_a_log_that_is_replaced_as_it_is_truncated_is_left_alone(server, consensus, monkeypatch):
+    """The entry that is kept is looked at first, and cut at by a second call."""
+    fill(consensus, "s1", 1, 5)
+    run, calls = consensus_redis.RedisConsensus._run, []
+
+    def replaced_after_the_look(self, script, key, *args):
+        answer = run(self, script, key, *args)
+        calls.append((script.verb, answer[0]))
+        if len(calls) == 1:
+            server.command("LSET", "{s1}:l", "2", "another third")
+        return answer
+
+    monkeypatch.setattr(consensus_redis.RedisConsensus, "_run", replaced_after_the_look)
+    assert consensus.truncate("s1", entry(3).tip) is None
+    assert calls == [("truncate", b"ENTRY"), ("truncate", b"MISMATCH")]
+    assert server.command("LLEN", "{s1}:l") == b":5\r\n"
+    assert consensus.truncate("s1", VersionedData(SeqNo(3), b"another third").tip) == 2
 
 
 def test_big_entries_make_small_pages(consensus, monkeypatch):

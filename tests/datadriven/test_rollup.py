@@ -20,6 +20,7 @@ from persist_engine.model.views import rollup_seqnos
 from persist_engine.testing.datadriven import Case, run
 from persist_engine.testing.world import SCHEMA, World, row
 from persist_engine.work.rollup import write_rollup
+from persist_engine.work.walk import VersionWalk
 
 SCRIPTS = sorted((Path(__file__).parent / "rollup").glob("*.txt"))
 
@@ -117,7 +118,10 @@ class RollupScript:
         return [f"removed {','.join(map(str, answer.seqnos)) or 'none'}", self.linked(machine.state)]
 
     def do_truncate(self, client: PersistClient, to: str) -> list[str]:
-        return [f"dropped {client.machine(self.shard_id).versions.truncate_diffs(self.shard_id, SeqNo.parse(to))}"]
+        walk = VersionWalk(client.machine(self.shard_id))
+        while walk.seqno < SeqNo.parse(to):
+            walk.advance()
+        return [f"dropped {client.machine(self.shard_id).versions.truncate_diffs(walk.state)}"]
 
     def do_lose(self, client: PersistClient, seqno: str) -> list[str]:
         keys = [key for key in self.world.blob_keys(self.shard_id, kind="rollup") if f"/{seqno}/" in key]

@@ -32,10 +32,14 @@ WHERE_IT_SHOWS = {
 WHERE_VERSIONS_ARE_LOST = {
     "a refresh takes its own entry for granted",
     "consensus compares seqnos only",
+    "consensus truncates at any entry",
+    "a lost shard is created anew",
+    "verification sees no lost versions",
 }
-#: The first seed to look at, for what shows in one of 300 histories only: a scan for orphans must come between staging and
-#: appending, by a clock that is ahead. To be found anew when histories change.
-SHOWS_FROM = {"stages older than the floor are linked": 1150}
+#: The first seed to look at, for what shows in one of many hundred histories only: a scan for orphans must come between staging
+#: and appending, by a clock that is ahead; versions be lost between the last look of a collection and its truncation. To be
+#: found anew when histories change.
+SHOWS_FROM = {"stages older than the floor are linked": 1150, "consensus truncates at any entry": 1600}
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))

@@ -166,13 +166,11 @@ class Applier:
         versions = self.versions
         limit = versions.settings.maintenance.recent_diffs_max
         live = versions.fetch_diffs_from(current, limit=limit)
-        if live is None:
+        if live is None or len(live) == limit:
+            # Too far behind to catch up diff by diff. What is fetched now may be of another log than what was just seen.
             return "slow", versions.fetch_later_state(current)
         if not live:
             return "empty", current
-        if len(live) == limit:
-            # Too far behind to catch up diff by diff.
-            return "slow", versions.fetch_current_state(current.shard_id)
         state = current
         for diff in versions.decode_diffs_after(current.shard_id, current.seqno, live):
             state = apply_state_diff(state, diff, count=versions.count_apply)

@@ -190,12 +190,18 @@ class StateVersions:
         return self._apply_successors(rollup.state, live)
 
     def fetch_later_state(self, known: ShardState, hint: LiveDiffs | None = None) -> ShardState:
-        """As `fetch_current_state`, for a process that knows the state `known`, whose entry was truncated. ForkedLog when
-        `known` is no state of the log's past. The newest rollup tells some LINEAGE_MAX versions back; what is older is
+        """As `fetch_current_state`, for a process that knows the state `known`. ForkedLog when `known` is no state of the
+        log's past. Where its entry was truncated the newest rollup tells some LINEAGE_MAX versions back; what is older is
         believed, and counted.
         """
         rollup, live = self._fetch_newest_rollup(known.shard_id, hint)
         check_birth(known, rollup.state.birth)
+        if live[-1].seqno < known.seqno:
+            raise forked_log(known, f"{self.consensus.address()} ends before it")
+        for entry in live:
+            if entry.seqno == known.seqno:
+                check_same_entry(known, entry.tip.tag)
+                return self._apply_successors(rollup.state, live)
         is_known = rollup.knows(known.tip)
         if is_known is None:
             self.metrics.count("update_state", path="unproven")
@@ -235,11 +241,15 @@ class StateVersions:
             self.metrics.count("fetch_recent_diffs", path="fast")
             return live
         self.metrics.count("fetch_recent_diffs", path="slow")
-        head = self.retry.external("head", lambda: self.consensus.head(shard_id), shard=shard_id)
-        check(head is not None, f"shard {shard_id} vanished from {self.consensus.address()}")
-        assert head is not None
-        rollup_seqno = SeqNo.parse(self._decode_diff(shard_id, head).latest_rollup_key.split("/")[0])
-        return self._scan(shard_id, rollup_seqno, SCAN_ALL)
+        while True:
+            head = self.retry.external("head", lambda: self.consensus.head(shard_id), shard=shard_id)
+            if head is None:
+                return []  # consensus has lost the log since
+            rollup_seqno = SeqNo.parse(self._decode_diff(shard_id, head).latest_rollup_key.split("/")[0])
+            live = self._scan(shard_id, rollup_seqno, SCAN_ALL)
+            if head in live or (live and live[0].seqno > head.seqno):
+                return live
+            # Consensus has lost the head since: what the other log has from that version on need not reach back to its rollup.
 
     def fetch_diffs_from(self, known: ShardState, *, limit: int) -> LiveDiffs | None:
         """At most `limit` live diffs that come after `known`; None when others truncated its entry, and so nothing tells
@@ -275,7 +285,8 @@ class StateVersions:
             bounds = self.live_diff_bounds(shard_id)
             if bounds is None:
                 return None
-            last = bounds.current if through is None else SeqNo(max(bounds.earliest, min(through, bounds.current)))
+            reach = bounds.current if through is None else min(through, bounds.current)
+            last = max(bounds.earliest, reach)
             live = self._scan(shard_id, bounds.earliest, last - bounds.earliest + 1)
             if live and live[0].seqno == bounds.earliest:
                 first = self._fetch_rollup_at(shard_id, live)
@@ -296,9 +307,7 @@ class StateVersions:
         if not first:
             return None
         head = self.retry.external("head", lambda: self.consensus.head(shard_id), shard=shard_id)
-        check(head is not None, f"shard {shard_id} vanished from {self.consensus.address()}")
-        assert head is not None
-        return LiveDiffBounds(earliest=first[0].seqno, current=head.seqno)
+        return None if head is None else LiveDiffBounds(earliest=first[0].seqno, current=head.seqno)
 
     def tag_at(self, shard_id: ShardId, seqno: SeqNo) -> bytes | None:
         """The tag of the entry of that version; None when it is not live. One small read."""
@@ -352,11 +361,15 @@ class StateVersions:
         """Delete the blob of a rollup that no live state names. `key` is partial. Idempotent."""
         self.retry.external("delete rollup", lambda: self.blob.delete(blob_key(shard_id, key)), shard=shard_id)
 
-    def truncate_diffs(self, shard_id: ShardId, seqno: SeqNo) -> int:
-        """Delete diffs below `seqno`; how many there were. The caller owes that a rollup exists at `seqno`.
-        Idempotent.
+    def truncate_diffs(self, to: ShardState) -> int:
+        """Delete the diffs before the state `to`, a former one; how many there were. The caller owes that a rollup of it
+        exists. Idempotent. ForkedLog, and nothing is deleted, when the log does not hold its entry, nor comes after it.
         """
-        return self.retry.external("truncate", lambda: self.consensus.truncate(shard_id, seqno), shard=shard_id)
+        key = to.shard_id
+        dropped = self.retry.external("truncate", lambda: self.consensus.truncate(key, to.tip), shard=key)
+        if dropped is None:
+            raise forked_log(to, f"{self.consensus.address()} ends before it, or holds another entry in its place")
+        return dropped
 
     def list_shards(self) -> Iterator[ShardId]:
         """Every shard that consensus knows, in no particular order; keys that name no shard are not ours and left out."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.base.versioned import SeqNo, Tip, VersionedData
+from persist_engine.base.versioned import Tip, VersionedData
 
 #: S3 takes keys of 1024 bytes; what remains is room for a location's prefix.
 KEY_BYTES_MAX = 768
@@ -81,13 +81,6 @@ def check_scan(key: str, limit: int) -> None:
     check_log_key(key)
     if limit < 0:
         raise InvalidUsage(f"scan {key}: limit {limit} is negative")
-
-
-def refuse_truncate(key: str, seqno: SeqNo, head: SeqNo | None) -> InvalidUsage:
-    """The error of a truncate that would take the latest entry, or has no log to work on."""
-    if head is None:
-        return InvalidUsage(f"truncate {key}: no such key", key=key)
-    return InvalidUsage(f"truncate {key}: {seqno} is past the head {head}", key=key)
 
 
 def _check_text(text: str) -> None:

@@ -30,9 +30,12 @@ class Consensus(Protocol):
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:
         """Entries with seqno >= from_seqno, ascending, at most `limit`; empty past the head and for unknown keys."""
 
-    def truncate(self, key: str, seqno: SeqNo) -> int:
-        """Delete entries below `seqno`; returns how many (0 is fine: idempotent). The latest entry always stays:
-        InvalidUsage when `seqno` is past the head or the key is unknown.
+    def truncate(self, key: str, keep: Tip) -> int | None:
+        """Delete the entries below `keep`, which becomes the earliest; returns how many (0 is fine: idempotent, also where
+        `keep` itself was truncated). The latest entry always stays.
+
+        None, and nothing is deleted, when another entry stands at that seqno, or none yet: this is not the log on which
+        that was decided.
         """
 
     def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:

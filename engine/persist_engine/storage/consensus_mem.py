@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
-from persist_engine.storage.checks import check_append, check_log_key, check_replace, check_scan, refuse_truncate
+from persist_engine.storage.checks import check_append, check_log_key, check_replace, check_scan
 
 
 class MemConsensus:
@@ -43,14 +43,14 @@ class MemConsensus:
             start = _first_at(log, from_seqno)
             return log[start : start + limit]
 
-    def truncate(self, key: str, seqno: SeqNo) -> int:
+    def truncate(self, key: str, keep: Tip) -> int | None:
         """See Consensus."""
         check_log_key(key)
         with self._lock:
-            log = self._logs.get(key)
-            if log is None or seqno > log[-1].seqno:
-                raise refuse_truncate(key, seqno, log[-1].seqno if log else None)
-            count = _first_at(log, seqno)
+            log = self._logs.get(key, [])
+            count = _first_at(log, keep.seqno)
+            if count == len(log) or (log[count].seqno == keep.seqno and log[count].tip != keep):
+                return None
             del log[:count]
             return count
 

@@ -43,7 +43,7 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
 from persist_engine.storage.addresses import REDIS_PASSWORD_FILE, RedisAddress
-from persist_engine.storage.checks import check_append, check_log_key, check_replace, check_scan, refuse_truncate
+from persist_engine.storage.checks import check_append, check_log_key, check_replace, check_scan
 from persist_engine.storage.notify import NEWS_BYTES_MAX
 from persist_engine.storage.notify_redis import news_channel
 from persist_engine.storage.redis_durability import CLUSTER_NODE, RunWatch, check_durability, check_role
@@ -174,15 +174,16 @@ class RedisConsensus:
                 break
         return entries
 
-    def truncate(self, key: str, seqno: SeqNo) -> int:
-        """See Consensus."""
+    def truncate(self, key: str, keep: Tip) -> int | None:
+        """See Consensus. Scripts have no hash of ours: the entry is fetched, and must still be the same when it is cut at."""
         check_log_key(key)
-        answer = self._run(_TRUNCATE, key, int(seqno))
-        if answer[0] == b"ABSENT":
-            raise refuse_truncate(key, seqno, None)
-        if answer[0] == b"PAST":
-            raise refuse_truncate(key, seqno, self._see(key, answer[1]))
-        return int(answer[1])
+        answer = self._run(_TRUNCATE, key, int(keep.seqno), "")
+        if answer[0] == b"ENTRY":
+            if VersionedData(keep.seqno, answer[1]).tip != keep:
+                return None
+            seen = hashlib.sha1(answer[1], usedforsecurity=False).hexdigest()
+            answer = self._run(_TRUNCATE, key, int(keep.seqno), seen)
+        return int(answer[1]) if answer[0] == b"OK" else None
 
     def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
         """See Consensus."""

@@ -31,7 +31,7 @@ from persist_engine.base.errors import (
     UnsafeStore,
 )
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
-from persist_engine.storage.checks import check_append, check_log_key, check_replace, check_scan, refuse_truncate
+from persist_engine.storage.checks import check_append, check_log_key, check_replace, check_scan
 from persist_engine.storage.directories import make_directory, not_opened
 
 #: How long a call waits for another process's commit. Commits take milliseconds; a longer wait means a stuck process.
@@ -55,7 +55,6 @@ CREATE TABLE IF NOT EXISTS consensus (
 """
 _TABLE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'consensus'"
 _HEAD = "SELECT sequence_number, data FROM consensus WHERE shard = ? ORDER BY sequence_number DESC LIMIT 1"
-_HEAD_SEQNO = "SELECT max(sequence_number) FROM consensus WHERE shard = ?"
 _INSERT = "INSERT INTO consensus (shard, sequence_number, data) VALUES (?, ?, ?)"
 _FILLER = "INSERT INTO consensus (shard, sequence_number, data) VALUES ('', 0, zeroblob(?))"
 _SCAN = (
@@ -134,14 +133,14 @@ class SqliteConsensus:
             rows = connection.execute(_SCAN, (key, int(from_seqno), limit)).fetchall()
         return [VersionedData(SeqNo(seqno), data) for seqno, data in rows]
 
-    def truncate(self, key: str, seqno: SeqNo) -> int:
+    def truncate(self, key: str, keep: Tip) -> int | None:
         """See Consensus."""
         check_log_key(key)
         with self._write("truncate", key) as connection:
-            head = _head_seqno(connection, key)
-            if head is None or seqno > head:
-                raise refuse_truncate(key, seqno, head)
-            return connection.execute(_TRUNCATE, (key, int(seqno))).rowcount
+            found = connection.execute(_SCAN, (key, int(keep.seqno), 1)).fetchone()
+            if found is None or (found[0] == keep.seqno and VersionedData(*found).tip != keep):
+                return None
+            return connection.execute(_TRUNCATE, (key, int(keep.seqno))).rowcount
 
     def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
         """See Consensus."""
@@ -314,8 +313,3 @@ def _check_no_directory(path: Path) -> None:
     """SQLite's own words for one do not tell it apart from what may be over soon."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-
-
-def _head_seqno(connection: sqlite3.Connection, key: str) -> SeqNo | None:
-    (seqno,) = connection.execute(_HEAD_SEQNO, (key,)).fetchone()
-    return None if seqno is None else SeqNo(seqno)

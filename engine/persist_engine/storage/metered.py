@@ -93,10 +93,13 @@ class MeteredConsensus:
             call.byte_count = sum(len(entry.data) for entry in entries)
         return entries
 
-    def truncate(self, key: str, seqno: SeqNo) -> int:
+    def truncate(self, key: str, keep: Tip) -> int | None:
         """See Consensus."""
-        with self._meter.call("truncate"):
-            return self._inner.truncate(key, seqno)
+        with self._meter.call("truncate") as call:
+            dropped = self._inner.truncate(key, keep)
+            if dropped is None:
+                call.outcome = "mismatch"
+        return dropped
 
     def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
         """See Consensus."""

@@ -164,9 +164,9 @@ class FaultyConsensus:
         """See Consensus."""
         return self._faults.call("scan", key, self.address(), lambda: self._inner.scan(key, from_seqno, limit))
 
-    def truncate(self, key: str, seqno: SeqNo) -> int:
+    def truncate(self, key: str, keep: Tip) -> int | None:
         """See Consensus."""
-        return self._faults.call("truncate", key, self.address(), lambda: self._inner.truncate(key, seqno))
+        return self._faults.call("truncate", key, self.address(), lambda: self._inner.truncate(key, keep))
 
     def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
         """See Consensus."""

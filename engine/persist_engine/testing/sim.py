@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
 
-from persist_engine.base.errors import PersistError
+from persist_engine.base.errors import ForkedLog, PersistError
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import (
     BatchSettings,
@@ -36,7 +36,7 @@ from persist_engine.model.state import ShardState
 from persist_engine.testing.faults import FaultyBlob
 from persist_engine.testing.sim_actors import Actor, Host, Letter, Reader, Writer
 from persist_engine.testing.sim_final import settle
-from persist_engine.testing.sim_fork import Branches, Disaster, JudgedBlob, RoutedConsensus, disaster_of
+from persist_engine.testing.sim_fork import Branches, Disaster, JudgedBlob, RoutedConsensus, disaster_of, watched_looks
 from persist_engine.testing.sim_network import Network, Weather
 from persist_engine.testing.sim_push import SimPush
 from persist_engine.testing.sim_scheduler import Process, Scheduler
@@ -100,7 +100,7 @@ class Plan:
     written_by: str = "writers"
     """See _WRITTEN_BY."""
     disaster: Disaster | None = None
-    """What befalls consensus; only where anybody writes anything."""
+    """What befalls consensus."""
     sleepy: bool = False
     """Whether there is but one sink, which often sleeps past its lease; then nobody holds since back for it."""
 
@@ -171,6 +171,7 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
         pushes=rng.random() < 0.5 and "push" not in without,
         evolves=rng.random() < 0.3 and "evolution" not in without,
         rows_max=150 if is_bulky else 3,
+        disaster=None if "disaster" in without else disaster_of(seed),
     )
     return _rewritten(plan, without)
 
@@ -180,7 +181,7 @@ def _rewritten(plan: Plan, without: frozenset[str]) -> Plan:
     rng = random.Random(f"written by {plan.seed}")  # noqa: S311 - repeatable on purpose
     written_by = rng.choices(list(_WRITTEN_BY), weights=list(_WRITTEN_BY.values()))[0]
     if written_by == "writers":
-        return replace(plan, disaster=None if "disaster" in without else disaster_of(plan.seed))
+        return plan
     if written_by == "background":
         return replace(plan, written_by=written_by, writers_maintain=1.0)
     kept = [actor for actor in plan.actors if not actor[0].startswith("writer")]
@@ -203,6 +204,7 @@ def _rewritten(plan: Plan, without: frozenset[str]) -> Plan:
         actors=tuple(actor for actor in kept if actor[0] not in without),
         settings=replace(plan.settings, lease=replace(plan.settings.lease, reader_lease_ms=lease_ms)),
         evolves=False,
+        disaster=None if plan.disaster is None else replace(plan.disaster, is_wipe=False),
     )
 
 
@@ -227,16 +229,14 @@ class PathCounts(NoMetrics):
     at.
     """
 
-    def __init__(self, scheduler: Scheduler, branches: Branches) -> None:
-        self._scheduler, self._branches = scheduler, branches
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
         self.totals: Counter[str] = Counter()
 
     def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
         """See Metrics."""
         if name == "command_started":
             self._scheduler.current.command = labels["name"]
-        if name == "update_state" or (name == "command" and labels["outcome"] == "committed"):
-            self._branches.looked(self._scheduler.current)
         if name in _RARE:
             self.totals[" ".join([_RARE[name], *labels.values()])] += 1
 
@@ -273,7 +273,7 @@ class History:
         self.correcting: list[Correcting] = []
         self.sinks_ended = 0
         self.upserts = 0
-        self.paths = PathCounts(self.scheduler, self.branches)
+        self.paths = PathCounts(self.scheduler)
         self._init = Process("init")
         self._incarnations: dict[int, Host] = {}
         self._guests: list[Process] = []
@@ -296,7 +296,7 @@ class History:
 
     def run(self) -> Report:
         """From the first commit to the last check."""
-        with simulated_threads(self.scheduler):
+        with simulated_threads(self.scheduler, self._is_expected), watched_looks(self.branches):
             self.scheduler.run(self._init, self._root)
         network, witness = self.network, self.branches.main
         counts = {
@@ -321,6 +321,7 @@ class History:
             "closed": int(witness.head is not None and witness.head.trace.upper.is_empty()),
             "lost versions": self.branches.lost_versions,
             "forked logs found": self.branches.detected,
+            "lost logs": int(self.branches.wiped() is not None),
             "losses of blobs": int(bool(self.branches.lost_blobs)),
             **self.paths.totals,
         }
@@ -333,13 +334,15 @@ class History:
 
     def astray(self, error: PersistError) -> NoReturn:
         """The engine raised `error` in the running process because its log lost versions: the process starts again, as `error` says."""
-        process = self.scheduler.current.process
-        saw_it_go = self.branches.is_over() and "vanished" in str(error)  # lost a race against what is lost, too
-        if not (self.branches.is_astray(process) or saw_it_go):
-            self.scheduler.fail(f"{process.name} knows nothing that was lost, but: {error}")
+        task = self.scheduler.current
+        if not self.branches.may_find_out(task):
+            self.scheduler.fail(f"{task.process.name} knows nothing that was lost, but: {error}")
         self.branches.detected += 1
         self.scheduler.note(f"starts again: {error}")
         self.network.crash()
+
+    def _is_expected(self, error: object) -> bool:
+        return isinstance(error, ForkedLog) and self.branches.may_find_out(self.scheduler.current)
 
     def client_upper(self, client: PersistClient) -> Antichain:
         """The shard's upper, fetched."""
@@ -352,7 +355,7 @@ class History:
         env = SimEnv(self.scheduler, process, seed=f"env {self.plan.seed} {process.name}")
         branches = self.branches
         client = PersistClient(
-            FaultyBlob(JudgedBlob(branches, process), self.network),
+            FaultyBlob(JudgedBlob(branches, process, self.scheduler), self.network),
             RoutedConsensus(branches, process, self.network, self.scheduler),
             settings=self.plan.settings,
             env=env,

@@ -24,6 +24,8 @@ from persist_engine.base.errors import (
     InvalidUsage,
     InvariantViolated,
     MissingBlob,
+    ShardLost,
+    ShardNotFound,
     Unavailable,
 )
 from persist_engine.client.client import PersistClient
@@ -89,6 +91,10 @@ class Actor(ABC):
             if not self.history.branches.lost_blobs:
                 raise
             self.history.scheduler.note(f"lost with what is lost: {error}")
+        except (ShardLost, ShardNotFound) as error:
+            if self.history.branches.wiped() is None:
+                raise
+            self.history.scheduler.note(f"nothing to work on: {error}")
         self.is_finished = True
         self.history.finished()
 
@@ -106,18 +112,13 @@ class Actor(ABC):
 
     def _surviving(self, act: Callable[[], None]) -> bool:
         """Whether `act` went through. A store that fails for long is noted; a log that lost versions ends the process."""
-        branches = self.history.branches
+        self.history.branches.begins(self.history.scheduler.current)
         try:
             act()
         except Unavailable as error:
             self.history.scheduler.note(f"unavailable: {error}")
             return False
         except ForkedLog as error:
-            self.history.astray(error)
-        except InvalidUsage as error:
-            # Collection that was decided on what is lost would truncate past the end of what stands.
-            if not branches.is_astray(self.history.scheduler.current.process):
-                raise
             self.history.astray(error)
         return True
 

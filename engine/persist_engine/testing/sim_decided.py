@@ -24,6 +24,10 @@ class Decided(ABC):
     def judge(self, oracle: Oracle, lower: int, upper: int) -> str | None:
         """What is wrong with [lower, upper), just committed and already in `oracle`; None when it is right."""
 
+    def forked(self, oracle: Oracle, copy: Oracle) -> None:
+        """There is a copy of the log, which what was committed so far is in, too, and nothing that comes."""
+        return
+
 
 def appended_rows(blob: Blob, state: ShardState, lower: Antichain) -> list[Update]:
     """What the newest version, `state`, appended at `lower`."""

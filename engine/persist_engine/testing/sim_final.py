@@ -8,19 +8,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from persist_engine.base.errors import ShardLost
+from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.versioned import SeqNo
+from persist_engine.client.client import PersistClient
 from persist_engine.client.snapshot import SinceAhead
 from persist_engine.model.frontier import Antichain
+from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.testing.sim_actors import contents
 from persist_engine.testing.sim_sink import settle_sink
 from persist_engine.testing.sim_upkeep import CRITICAL_ID
-from persist_engine.testing.sim_witness import CLOSED, Takeover, time_of
+from persist_engine.testing.sim_witness import CLOSED, Takeover, Witness, time_of
 from persist_engine.testing.world import SCHEMA
 from persist_engine.work.compact import compact_due
+from persist_engine.work.finding import FindingKind
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.outcome import Ending
+from persist_engine.work.recover import recover_shard
 from persist_engine.work.rollup import write_rollup
-from persist_engine.work.verify import verify_shard
+from persist_engine.work.verify import lost_shard, verify_shard
 
 if TYPE_CHECKING:
     from persist_engine.testing.sim import History
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
 ROUNDS = 4
 #: Times that are read in the end, spread over what can be told.
 TIMES_MAX = 3
+_OF_LOST_VERSIONS = {FindingKind.LOG_FORKED, FindingKind.LOG_BEHIND}
 
 
 def settle(history: History) -> None:
@@ -40,6 +47,9 @@ def settle(history: History) -> None:
     scheduler.pause(plan.weather.late_ms_max)
     host = history.process("final")
     scheduler.current.process = host.process
+    if (lost := history.branches.wiped()) is not None:
+        _settle_wiped(history, host, lost)
+        return
     host.client.initialise(history.shard_id, SCHEMA)
     _walk_log(history, host)
     if history.correcting:
@@ -51,6 +61,38 @@ def settle(history: History) -> None:
         _finalize(history, host)
     _collect(history, host)
     _read_all(history, host)
+
+
+def _settle_wiped(history: History, host: Host, lost: Witness) -> None:
+    """The log is gone, and what blobs tell of it is kept: nobody begins another, and recovery brings a version back as it was."""
+    fail, shard_id, versions = history.scheduler.fail, history.shard_id, host.client._versions
+    try:
+        host.client.initialise(shard_id, SCHEMA)
+        fail("a shard that consensus lost is created anew")
+    except ShardLost:
+        pass
+    told = lost_shard(versions, shard_id)
+    if told is None or [finding.kind for finding in told.findings] != [FindingKind.LOG_LOST]:
+        fail(f"verification says of a lost log: {told}")
+    rollups = history.witness.ruins()
+    if not rollups:
+        return  # of the first version there is no proof
+    newest = max(rollups, key=lambda key: SeqNo.parse(key.split("/")[1]))
+    client = PersistClient(
+        lost.blob, MemConsensus(), settings=history.plan.settings, env=versions.env, metrics=NoMetrics()
+    )
+    found = recover_shard(client._versions, shard_id, commit=True, rollup=newest)
+    was = lost.states[found.base.seqno]
+    state = client.machine(shard_id).refresh()
+    if found.missing or (state.trace.since, state.trace.upper) != (was.trace.since, was.trace.upper):
+        fail(f"recovery of {newest} gives {state.trace.since} to {state.trace.upper}, without {found.missing[:3]}")
+    since, upper = time_of(was.trace.since), time_of(was.trace.upper)
+    if since < upper < CLOSED:
+        with client.open_leased_reader(shard_id, SCHEMA, purpose="recovered") as reader:
+            answer = reader.snapshot(upper - 1)
+            assert not isinstance(answer, SinceAhead)
+            with answer:
+                lost.read(contents(answer.to_table()), as_of=upper - 1, what="what was recovered")
 
 
 def _walk_log(history: History, host: Host) -> None:
@@ -65,10 +107,14 @@ def _walk_log(history: History, host: Host) -> None:
 
 
 def _verify(history: History, host: Host) -> None:
-    """The product's own verification agrees that nothing is wrong."""
-    found = verify_shard(host.client.machine(history.shard_id))
-    if found.findings:
-        history.scheduler.fail(f"verification finds {found.findings[:3]}")
+    """The product's own verification agrees that nothing is wrong, but for all that tells of lost versions."""
+    ruins = history.witness.ruins()
+    findings = verify_shard(host.client.machine(history.shard_id)).findings
+    told = {finding.key for finding in findings if finding.kind in _OF_LOST_VERSIONS} & ruins.keys()
+    if wrong := [finding for finding in findings if finding.key not in told]:
+        history.scheduler.fail(f"verification finds {wrong[:3]}")
+    if untold := [key for key, is_certain in ruins.items() if is_certain and key not in told]:
+        history.scheduler.fail(f"verification does not find {untold[:3]}, of versions that the log lost")
 
 
 def _finalize(history: History, host: Host) -> None:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import persist_engine.model.transitions
 import persist_engine.work.compact
 import persist_engine.work.gc
+import persist_engine.work.verify
 from persist_engine.client.listen import Progress
 from persist_engine.client.sink_readback import ReadBack
 from persist_engine.client.snapshot import SinceAhead
@@ -34,6 +35,7 @@ from persist_engine.model.state import ShardState
 from persist_engine.model.state_diff import deleted_blobs, inserted_blobs
 from persist_engine.model.trace import MergeOutcome
 from persist_engine.shard.applier import NO_MAINTENANCE, Applier, UnknownOutcome
+from persist_engine.shard.creation import Creation
 from persist_engine.shard.fetch import ListenFilter
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.parts import delete_parts
@@ -165,11 +167,11 @@ def _gc_truncates_first(put: Callable[[object, str, object], None]) -> None:
     original_delete, original_step = collection._delete, collection._step
 
     def delete(self: Any, keys: Any, *, kind: str) -> None:
-        self._machine.versions.truncate_diffs(self._machine.shard_id, self._mutant_to)
+        self._machine.versions.truncate_diffs(self._mutant_walk.state)
         original_delete(self, keys, kind=kind)
 
     def step(self: Any, live: Any, to: Any, needed: Any) -> Any:
-        self._mutant_to = to
+        self._mutant_walk = live
         return original_step(self, live, to, needed)
 
     put(collection, "_delete", delete)
@@ -395,6 +397,27 @@ def _seqnos_are_compared_only(put: Callable[[object, str, object], None]) -> Non
     put(MemConsensus, "compare_and_set", compare_and_set)
 
 
+def _any_log_is_truncated(put: Callable[[object, str, object], None]) -> None:
+    """Consensus truncates to the seqno, whatever entry stands there."""
+    original = MemConsensus.truncate
+
+    def truncate(self: MemConsensus, key: str, keep: Any) -> Any:
+        found = self.scan(key, keep.seqno, 1)
+        return original(self, key, found[0].tip if found else keep)
+
+    put(MemConsensus, "truncate", truncate)
+
+
+def _ruins_are_built_over(put: Callable[[object, str, object], None]) -> None:
+    """A shard that consensus does not know is created, whatever blobs tell."""
+    put(Creation, "first_ruin", lambda *_: None)
+
+
+def _verification_sees_no_ruins(put: Callable[[object, str, object], None]) -> None:
+    """Verification does not ask of which log the rollups are that nothing names."""
+    put(persist_engine.work.verify, "ruins_among", lambda *_: ())
+
+
 MUTANTS: dict[str, Planting] = {
     "no token": _no_token,
     "no refetch before a mismatch": _no_refetch,
@@ -423,4 +446,7 @@ MUTANTS: dict[str, Planting] = {
     "order keys are not asked": _order_is_not_asked,
     "a refresh takes its own entry for granted": _own_entry_is_not_looked_at,
     "consensus compares seqnos only": _seqnos_are_compared_only,
+    "consensus truncates at any entry": _any_log_is_truncated,
+    "a lost shard is created anew": _ruins_are_built_over,
+    "verification sees no lost versions": _verification_sees_no_ruins,
 }

@@ -9,7 +9,15 @@ from collections import Counter
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
-from persist_engine.base.errors import BatchExpired, Fenced, InvalidUsage, MissingBlob, SinkFailed, Unavailable
+from persist_engine.base.errors import (
+    BatchExpired,
+    Fenced,
+    ForkedLog,
+    InvalidUsage,
+    MissingBlob,
+    SinkFailed,
+    Unavailable,
+)
 from persist_engine.client.client import PersistClient
 from persist_engine.client.sink import Sink
 from persist_engine.model.frontier import Antichain
@@ -162,9 +170,13 @@ class Sinker(Actor):
             self.history.scheduler.note(f"the replacement of {self.name} gives up: {error}")
         except SinkFailed as error:
             self.ended(error)
+        except ForkedLog as error:
+            self.history.astray(error)
 
     def ended(self, error: SinkFailed) -> None:
         """By something that a sink may end by."""
+        if isinstance(error.__cause__, ForkedLog):
+            self.history.astray(error.__cause__)
         past = isinstance(error.__cause__, InvalidUsage) and self.history.witness.is_past()
         if not (isinstance(error.__cause__, _ENDS) or past):
             self.history.scheduler.fail(f"{self.name}: {error} ({type(error.__cause__).__name__})")

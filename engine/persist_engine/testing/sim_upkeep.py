@@ -5,8 +5,9 @@ since, close the shard.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from persist_engine.base.errors import AmbiguousAppend, FinalizationError, InvariantViolated
+from persist_engine.base.errors import AmbiguousAppend, FinalizationError, ShardLost
 from persist_engine.client.outcomes import Appended, UpperMismatch
 from persist_engine.client.since import SinceHandle
 from persist_engine.model.commands import OpaqueMismatch
@@ -53,11 +54,14 @@ class Maintainer(Actor):
         self.history.witness.installed(machine.state)
 
     def sweep(self, machine: Machine) -> None:
+        talks_to = partial(self.history.branches.talks_to, self.host.process)
+        began_with = talks_to()
         try:
             scan_orphans(machine, older_than_ms=self.rng.choice([0, 0, 20, 300]), commit=self.rng.random() < 0.9)
-        except InvariantViolated as error:
-            # A rollup of a version that the log has not come to yet: it lost some, and nothing is an orphan.
-            if not self.history.branches.lost_versions:
+        except ShardLost as error:
+            # A rollup that another branch of the log has written: nothing is an orphan.
+            key = error.detail["key"]
+            if not (began_with.is_ruin(key) or talks_to().is_ruin(key)):
                 raise
             self.history.scheduler.note(f"not swept: {error}")
 

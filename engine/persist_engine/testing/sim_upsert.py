@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -46,15 +46,29 @@ def _after(values: Mapping[int, str], commands: list[Command], *, time: int | No
     return out
 
 
+@dataclass
+class _Fate:
+    """`late`: commands that were too late for the commit that decided; None before there is one."""
+
+    late: int | None = None
+    changes: int = 0
+
+
 class Upserting(Decided):
     """One call. `upper`: where it ends, for commands with times of their own; else the handle chooses one time."""
 
     def __init__(self, commands: list[Command], upper: int | None = None) -> None:
         self.commands = commands
         self.upper = upper
-        self.late: int | None = None
-        """Commands that were too late for the commit that decided; None before there is one."""
-        self.changes = 0
+        self._fates: dict[int, _Fate] = {}
+
+    def fate(self, oracle: Oracle) -> _Fate:
+        """What has become of it in the log that `oracle` stands for."""
+        return self._fates.setdefault(id(oracle), _Fate())
+
+    def forked(self, oracle: Oracle, copy: Oracle) -> None:
+        """See Decided."""
+        self._fates[id(copy)] = replace(self.fate(oracle))
 
     def judge(self, oracle: Oracle, lower: int, upper: int) -> str | None:
         """See Decided. A commit may also move only the frontier, to a time at which it can be read or written."""
@@ -68,9 +82,10 @@ class Upserting(Decided):
         wanted = [self._wanted(before, timely, time, upper) for time in times]
         is_decided = upper == self.upper or self.upper is None
         if is_decided and found == wanted:
-            self.late = len(self.commands) - len(timely)
-            self.changes += any(values != before for values in wanted)
-            return "the commands are applied once more" if self.changes > 1 else None
+            fate = self.fate(oracle)
+            fate.late = len(self.commands) - len(timely)
+            fate.changes += any(values != before for values in wanted)
+            return "the commands are applied once more" if fate.changes > 1 else None
         if all(values == before for values in found):
             return None
         return f"of {before} and {timely} comes {found[-1]}, not {wanted[-1]}"
@@ -190,20 +205,21 @@ class Upserter(Actor):
             with scheduler.doing(call):
                 answer = run()
         except BatchExpired:
-            if call.changes:
+            if call.fate(self.history.witness.oracle).changes:
                 scheduler.fail(f"{call} was refused, and has happened")
             raise
+        fate = call.fate(self.history.witness.oracle)
         match answer:
             case Upserted(late=late):
                 self.history.upserts += 1
                 scheduler.note(f"{call} is done, {late} late")
                 is_all_late = call.upper is not None and late == len(call.commands)
-                if call.late != late and not is_all_late:
+                if fate.late != late and not is_all_late:
                     scheduler.fail(
-                        f"{call} is done, {late} commands came too late: {call.late} were, in what is committed"
+                        f"{call} is done, {late} commands came too late: {fate.late} were, in what is committed"
                     )
             case UpperMismatch():
-                if call.changes:
+                if fate.changes:
                     scheduler.fail(f"{call} was refused, and has happened")
             case _:
                 scheduler.fail(f"{call} answered {answer}")

@@ -68,10 +68,13 @@ class WatchedConsensus:
         """See Consensus."""
         return self._inner.scan(key, from_seqno, limit)
 
-    def truncate(self, key: str, seqno: SeqNo) -> int:
+    def truncate(self, key: str, keep: Tip) -> int | None:
         """See Consensus."""
-        self._witness.truncating(seqno)
-        return self._inner.truncate(key, seqno)
+        earliest = self._witness.earliest()
+        dropped = self._inner.truncate(key, keep)
+        if dropped:
+            self._witness.truncated(keep, earliest=earliest)
+        return dropped
 
     def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
         """See Consensus. Nothing is recovered here."""

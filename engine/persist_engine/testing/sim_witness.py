@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from persist_engine.base.errors import PersistError
-from persist_engine.base.versioned import SCAN_ALL, SeqNo, VersionedData
+from persist_engine.base.versioned import SCAN_ALL, SeqNo, Tip, VersionedData
 from persist_engine.codec.batch import decode_run_listing
 from persist_engine.codec.keys import RollupKey, blob_key, created_key, parse_blob_key
 from persist_engine.codec.state import decode_rollup
@@ -91,6 +91,9 @@ class Witness:
         self.appends: list[Append] = []
         self._numbers = count()
         self._commits: dict[int, list[tuple[int, int]]] = {}
+        self._decided: dict[Decided, None] = {}
+        self._answered: set[int] = set()
+        """Appends whose callers were told by this log how they ended: nothing of them comes after that."""
         self.forked_at: int | None = None
         self._beside: Witness | None = None
         self._beside_until = 0
@@ -102,6 +105,8 @@ class Witness:
         self._deleted: set[str] = set()
         self._listed: dict[str, tuple[str, ...]] = {}
         self.resurrected: set[str] = set()
+        self._rollups: dict[str, Tip] = {}
+        """Of which version each rollup is that was ever written, be it of another branch."""
 
     def fork(self) -> Witness:
         """The witness of a copy of the log, made now: what is committed to one of the two is not in the other. They share
@@ -115,10 +120,23 @@ class Witness:
             tip = entry.tip
         other.wire = Wire(self._scheduler)
         other.oracle = copy.deepcopy(self.oracle)
+        other._decided = dict.fromkeys(self._decided)
+        for call in self._decided:
+            call.forked(self.oracle, other.oracle)
         other.appends, other.states = list(self.appends), dict(self.states)
+        other._answered = set(self._answered)
         other._commits = {number: list(pieces) for number, pieces in self._commits.items()}
         other._uppers, other._dropped_at = list(self._uppers), dict(self._dropped_at)
         self.forked_at = other.forked_at = self.seqno
+        return other
+
+    def wiped(self) -> Witness:
+        """The witness of an empty log beside the same blobs, as `fork`."""
+        other = Witness(self._scheduler, self._shard_id)
+        other.blob, other._deleted, other._listed = self.blob, self._deleted, self._listed
+        other.resurrected, other._rollups, other._numbers = self.resurrected, self._rollups, self._numbers
+        other.appends = list(self.appends)
+        self.forked_at = other.forked_at = 0
         return other
 
     def beside(self, lost: Witness) -> None:
@@ -127,7 +145,7 @@ class Witness:
 
     def needs(self, partial: str) -> bool:
         """Whether a live version names the blob."""
-        return partial in self._named or self._dropped_at.get(partial, 0) > self._earliest()
+        return partial in self._named or self._dropped_at.get(partial, SeqNo(0)) > self.earliest()
 
     # -- what happens in the stores -----------------------------------------------------------------------------------
 
@@ -173,16 +191,18 @@ class Witness:
         state = decode_rollup(value, key=key).state
         if state != self.states.get(parsed.seqno):
             self._scheduler.fail(f"rollup {parsed.partial} is not the state of that version")
+        self._rollups[key] = state.tip
 
-    def truncating(self, seqno: SeqNo) -> None:
-        """Versions below `seqno` are about to go."""
-        head = self.head
+    def truncated(self, keep: Tip, *, earliest: SeqNo) -> None:
+        """The versions from `earliest` to before `keep` are gone. Whoever decided that knew this very history."""
+        head, seqno = self.head, keep.seqno
         assert head is not None
+        if self.states[seqno].tip != keep:
+            self._scheduler.fail(f"truncated to {seqno} by a process that knows another entry there")
         if seqno > seqno_since(head):
             self._scheduler.fail(f"truncated to {seqno}, but readers hold {seqno_since(head)}")
         rollup = head.rollups.get(seqno)
         present = rollup is not None and self.blob.get(blob_key(self._shard_id, rollup.key)) is not None
-        earliest = self._earliest()
         if not present and seqno > earliest:
             self._scheduler.fail(f"truncated to {seqno}, where there is no rollup")
         left = self.garbage(below=seqno)
@@ -202,7 +222,7 @@ class Witness:
 
     def acknowledged(self, append: Append) -> None:
         """`append` was answered with success: everything of it must be in the log, each piece once."""
-        append.answer = "appended"
+        self._answer(append, "appended")
         self._scheduler.note(f"{append} acknowledged")
         commits = self._committed(append)
         if append.is_exact and len(commits) != 1:
@@ -215,7 +235,7 @@ class Witness:
         """`append` was answered with an upper mismatch: nothing of it may be in the log, and `current` must have been
         the upper at some moment of the call.
         """
-        append.answer = "refused"
+        self._answer(append, "refused")
         self._scheduler.note(f"{append} refused, upper {current}")
         if commits := self._committed(append):
             self._scheduler.fail(f"{append} is refused, but {commits} of it is committed")
@@ -225,14 +245,14 @@ class Witness:
 
     def expired(self, append: Append) -> None:
         """`append` was answered that its blobs are too old: nothing of it may be in the log."""
-        append.answer = "refused"
+        self._answer(append, "refused")
         self._scheduler.note(f"{append} staged too early")
         if commits := self._committed(append):
             self._scheduler.fail(f"{append} is refused, but {commits} of it is committed")
 
     def outdated(self, append: Append, stored: bytes | None) -> None:
         """`append` was answered with a progress mismatch: nothing of it is in the log, and `stored` stood there."""
-        append.answer = "refused"
+        self._answer(append, "refused")
         self._scheduler.note(f"{append} outdated by {stored!r}")
         if commits := self._committed(append):
             self._scheduler.fail(f"{append} is refused, but {commits} of it is committed")
@@ -304,16 +324,31 @@ class Witness:
         if opaque not in known:
             self._scheduler.fail(f"token {opaque!r} was told; during the call it was {known}")
 
+    def is_ruin(self, key: str) -> bool:
+        """Whether the blob is, or was, a rollup of a version that this log has not."""
+        tip = self._rollups.get(key)
+        stands = None if tip is None else self.states.get(tip.seqno)
+        return tip is not None and (stands is None or stands.tip != tip)
+
+    def ruins(self) -> dict[str, bool]:
+        """The rollups that are there of versions that this log has not; whether it tells by itself that they are."""
+        there = [info.key for info in self.blob.list_prefix(f"{self._shard_id}/v")]
+        return {key: self._rollups[key].seqno >= self.earliest() for key in there if self.is_ruin(key)}
+
     def garbage(self, below: SeqNo | None = None) -> set[str]:
         """Partial keys of blobs that were linked once, that no version from `below` (None: the earliest live one) on
         names, and that are still there.
         """
         if below is None:
-            below = self._earliest()
+            below = self.earliest()
         listed = {info.key for info in self.blob.list_prefix(f"{self._shard_id}/")} - {created_key(self._shard_id)}
         there = {parse_blob_key(key).partial for key in listed}
         there -= self.resurrected
         return {key for key, dropped in self._dropped_at.items() if key in there and dropped <= below}
+
+    def _answer(self, append: Append, answer: str) -> None:
+        append.answer = answer
+        self._answered.add(append.number)
 
     def _states_since(self, seqno: int) -> list[ShardState]:
         """For a call that began when that was the newest version, be it on the other branch."""
@@ -325,8 +360,10 @@ class Witness:
         """What of it the log holds, as [lower, upper)."""
         return self._commits.setdefault(append.number, [])
 
-    def _earliest(self) -> SeqNo:
-        return self.consensus.scan(str(self._shard_id), SeqNo(0), 1)[0].seqno
+    def earliest(self) -> SeqNo:
+        """The earliest live version; 0 without any."""
+        live = self.consensus.scan(str(self._shard_id), SeqNo(0), 1)
+        return live[0].seqno if live else SeqNo(0)
 
     # -- private ------------------------------------------------------------------------------------------------------
 
@@ -418,6 +455,7 @@ class Witness:
         self._uppers.append((self._scheduler.steps, upper))
         append = self._scheduler.acting
         if isinstance(append, Decided):
+            self._decided[append] = None
             rows = appended_rows(self.blob, after, lower)
             self.oracle.compare_and_append(rows, expected_upper=lower, new_upper=upper)
             wrong = append.judge(self.oracle, time_of(lower), time_of(upper))
@@ -431,7 +469,7 @@ class Witness:
         if not fits or (append.is_exact and piece != (append.lower, append.upper)):
             self._scheduler.fail(f"{append} commits [{lower}, {upper})")
         commits = self._committed(append)
-        if append.answer or (append.is_exact and commits):
+        if append.number in self._answered or (append.is_exact and commits):
             self._scheduler.fail(f"{append} commits once more: {append.answer or commits}")
         commits.append(piece)
         self.oracle.compare_and_append(

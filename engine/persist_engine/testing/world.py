@@ -66,10 +66,10 @@ class CountedConsensus:
         self.calls["scan"] += 1
         return self._inner.scan(key, from_seqno, limit)
 
-    def truncate(self, key: str, seqno: SeqNo) -> int:
+    def truncate(self, key: str, keep: Tip) -> int | None:
         """See Consensus."""
         self.calls["truncate"] += 1
-        return self._inner.truncate(key, seqno)
+        return self._inner.truncate(key, keep)
 
     def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
         """See Consensus."""

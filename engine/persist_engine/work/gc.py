@@ -208,7 +208,7 @@ class _Collection:
             for key in reversed(listings):
                 self._delete([key], kind="part")
         with self._timed("truncate"):
-            truncated = machine.versions.truncate_diffs(machine.shard_id, to)
+            truncated = machine.versions.truncate_diffs(walk.state)
         machine.metrics.count("gc_truncated_diffs", truncated)
         self._diffs_truncated += truncated
         self._truncated_to = to

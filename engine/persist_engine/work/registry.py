@@ -115,4 +115,4 @@ class Registry:
         new = VersionedData(SeqNo(1) if expected is None else expected.seqno.next(), data)
         result = self._retry.external("compare and set", lambda: self._consensus.compare_and_set(key, expected, new))
         if result is CasResult.COMMITTED:
-            self._retry.external("truncate", lambda: self._consensus.truncate(key, new.seqno))
+            self._retry.external("truncate", lambda: self._consensus.truncate(key, new.tip))

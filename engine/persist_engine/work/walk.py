@@ -9,10 +9,9 @@ from __future__ import annotations
 import enum
 from collections import deque
 
-from persist_engine.base.errors import check
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.state import ShardState
-from persist_engine.model.state_diff import StateDiff, live_blobs
+from persist_engine.model.state_diff import StateDiff, forked_log, live_blobs
 from persist_engine.model.state_diff import apply as apply_state_diff
 from persist_engine.shard.machine import Machine
 
@@ -37,8 +36,8 @@ class VersionWalk:
         self._machine = machine
         # A walk through version 0 reaches exactly the earliest.
         live = machine.versions.fetch_all_live_states(machine.shard_id, through=SeqNo(0))
-        check(live is not None, f"shard {machine.shard_id} vanished from consensus")
-        assert live is not None
+        if live is None:
+            raise forked_log(machine.state, f"{machine.versions.consensus.address()} has none")
         self.state: ShardState = live.state
         self.initial_diff: StateDiff = live.initial_diff
         """The diff that led to the earliest state; already part of it."""

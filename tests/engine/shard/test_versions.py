@@ -20,6 +20,7 @@ from persist_engine.codec.schema import CODECS
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model.batch import HollowRollup
 from persist_engine.model.ids import ShardId
+from persist_engine.model.state import ShardState
 from persist_engine.model.state_diff import apply
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.versions import LiveDiffBounds
@@ -47,6 +48,13 @@ def link_rollup(machine: Machine) -> SeqNo:
     added, _ = machine.add_rollup(state.seqno, HollowRollup(*written))
     assert added.applied
     return state.seqno
+
+
+def state_at(machine: Machine, seqno: SeqNo) -> ShardState:
+    walk = VersionWalk(machine)
+    while walk.seqno < seqno:
+        walk.advance()
+    return walk.state
 
 
 def test_init_makes_version_one_with_its_rollup_and_schema():
@@ -219,7 +227,7 @@ def test_no_rollup_is_written_for_a_state_that_is_one_or_was_truncated():
     assert machine.versions.write_rollup_for_state(machine.state) is None
     old = commits(client, shard_id, 3).state
     at = link_rollup(machine)
-    machine.versions.truncate_diffs(shard_id, at)
+    machine.versions.truncate_diffs(state_at(machine, at))
     assert machine.versions.write_rollup_for_state(old) is None
 
 
@@ -240,7 +248,7 @@ def test_a_walk_visits_every_live_state_once_in_order():
     assert walk.state == expected
     assert machine.versions.live_diff_bounds(shard_id) == LiveDiffBounds(SeqNo(1), expected.seqno)
 
-    machine.versions.truncate_diffs(shard_id, at)
+    machine.versions.truncate_diffs(state_at(machine, at))
     bounded = machine.versions.fetch_all_live_states(shard_id, through=SeqNo(at + 1))
     assert bounded is not None
     assert bounded.seqno == at
@@ -270,7 +278,7 @@ def test_regression_every_walk_starts_at_a_rollup_that_only_a_later_diff_names(m
     earliest = link_rollup(machine)
     commits(world.process(), shard_id, 5)
     link_rollup(machine)
-    machine.versions.truncate_diffs(shard_id, earliest)
+    machine.versions.truncate_diffs(state_at(machine, earliest))
     machine.remove_rollups([(seqno, machine.state.rollups[seqno]) for seqno in (SeqNo(1), earliest)])
     walk = VersionWalk(machine)
     assert walk.seqno == earliest

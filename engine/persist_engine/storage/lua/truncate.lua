@@ -1,12 +1,19 @@
--- ARGV[3]: the lowest seqno to keep.
-if not exists then
-  return {'ABSENT'}
-end
-if minus(ARGV[3], head) > 0 then
-  return {'PAST', head}
+-- ARGV[3]: the lowest seqno to keep. ARGV[4]: SHA-1 of its entry, or '' to be given that entry before anything is decided.
+if not exists or minus(ARGV[3], head) > 0 then
+  return {'MISMATCH'}
 end
 local dropped = minus(ARGV[3], low)
-if dropped <= 0 then
+if dropped < 0 then
+  return {'OK', 0}
+end
+local kept = redis.call('LINDEX', list, dropped)
+if ARGV[4] == '' then
+  return {'ENTRY', kept}
+end
+if redis.sha1hex(kept) ~= ARGV[4] then
+  return {'MISMATCH'}
+end
+if dropped == 0 then
   return {'OK', 0}
 end
 -- SUBTLE: HSET is refused where memory is full, unless another write stands before it in the same script. So the first is one
