@@ -6,10 +6,33 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from persist_spark.session import start_session
 from pyspark.sql import SparkSession
+
+
+def _neighbour(name: str) -> ModuleType:
+    """A module of this folder that is no test, importable from now on: test files have no package to import it from."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+twins_module, landing_run = _neighbour("twins"), _neighbour("landing_run")
+
+
+@pytest.fixture
+def run() -> Iterator[Any]:
+    """A run of a sink on a shard that is there for it alone."""
+    made = landing_run.Run()
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")
@@ -35,19 +58,7 @@ def local_spark() -> Iterator[SparkSession]:
         del os.environ["PYSPARK_SUBMIT_ARGS"]
 
 
-def _twins_module() -> ModuleType:
-    """tests/spark/twins.py: test files have no package to import it from."""
-    path = Path(__file__).parent / "twins.py"
-    spec = importlib.util.spec_from_file_location("twins", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def twins(local_spark, tmp_path_factory):
     """One collection in a shard and in Parquet: twins.Twins."""
-    return _twins_module().make(local_spark, tmp_path_factory.mktemp("twins"))
+    return twins_module.make(local_spark, tmp_path_factory.mktemp("twins"))
