@@ -42,13 +42,18 @@ def local_spark() -> Iterator[SparkSession]:
     conf = {
         "spark.master": "local[2,4]",
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        # Plans are many and rows are few: code is used up before an optimising compiler has paid for itself, and texts of
+        # plans, made anew for each stage of each query, are for a UI that is off.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.sql.maxPlanStringLength": "1000",
         "spark.driver.memory": "1g",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": "2",
         "spark.log.level": "ERROR",
     }
-    arguments = " ".join(f"--conf {name}={value}" for name, value in conf.items())
+    arguments = " ".join(f"--conf '{name}={value}'" for name, value in conf.items())
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"{arguments} pyspark-shell"
     session = start_session("tests")
     try:
