@@ -43,10 +43,8 @@ def local_spark() -> Iterator[SparkSession]:
         "spark.master": "local[2,4]",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        # Plans are many and rows are few: code is used up before an optimising compiler has paid for itself, and texts of
-        # plans, made anew for each stage of each query, are for a UI that is off.
+        # Plans are many and rows are few: code is used up before an optimising compiler has paid for itself.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        "spark.sql.maxPlanStringLength": "1000",
         "spark.driver.memory": "1g",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
