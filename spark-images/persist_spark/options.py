@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.client.location import Location
-from persist_engine.model.frontier import DATA_TIME_MAX
+from persist_engine.model.frontier import DATA_TIME_MAX, time_of
 from persist_engine.model.ids import ShardId
 
 SPLITS_MAX = 10_000
@@ -50,7 +50,7 @@ class Options:
         return cls(
             shard=ShardId(given["shard"]),
             location=Location(blob=given["blob"], consensus=given["consensus"]),
-            as_of=_number(given, "as_of", 0, DATA_TIME_MAX),
+            as_of=_time(given, "as_of"),
             splits=_number(given, "splits", 1, SPLITS_MAX),
             updates=updates == "true",
             where=given.get("where"),
@@ -65,6 +65,17 @@ def _names(text: str | None) -> tuple[str, ...] | None:
     if not all(names):
         raise InvalidUsage(f"option columns: {text!r} is no list of names with commas between")
     return names
+
+
+def _time(given: Mapping[str, str], name: str) -> int | None:
+    """A whole number, or ISO 8601 text with its zone, as wherever a time is asked for."""
+    text = given.get(name, "")
+    if not text[:1].isdigit() or text.isdigit():
+        return _number(given, name, 0, DATA_TIME_MAX)
+    time = time_of(text, f"option {name}")
+    if time < 0:
+        raise InvalidUsage(f"option {name}: {text[:64]!r} is before 1970, where no time of a shard is")
+    return time
 
 
 def _number(given: Mapping[str, str], name: str, least: int, greatest: int) -> int | None:

@@ -126,10 +126,12 @@ class StageCorrections:
 
 
 def grouped(parts: Sequence[LeasedPart], *, cores: int) -> tuple[tuple[bytes, ...], ...]:
-    """The parts, as bytes, in groups of about the same size, one for each task that reads them: PARALLELISM_MAX at most."""
+    """The parts, as bytes, in groups of about the same size, one for each task that reads them: no more than `cores` unless
+    they would be larger than READ_BYTES_MAX, and PARALLELISM_MAX at most.
+    """
     costs = [part.bytes_estimate + _PART_COST_BYTES for part in parts]
     total = sum(costs)
-    share = max(min(READ_BYTES_MAX, max(READ_BYTES_MIN, total // cores)), -(-total // PARALLELISM_MAX))
+    share = max(min(READ_BYTES_MAX, max(READ_BYTES_MIN, -(-total // cores))), -(-total // PARALLELISM_MAX))
     groups: dict[int, list[bytes]] = {}
     for part, end in zip(parts, accumulate(costs), strict=True):
         groups.setdefault((end - 1) // share, []).append(part.to_bytes())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import assert_never
 
@@ -173,9 +173,11 @@ class _Run:
         source = frames.read_input(self.spark, self.spec.input)
         column = self.spec.envelope.timestamp_column
         flat = frames.to_flat(source, self.schema, timestamp_column=column)
+        write = self.spec.write
         # Tasks end up as large as one part of the size that is wanted, also where memory asks for smaller ones: a task
-        # holds no more for writing many.
-        with shuffled_by_bytes(self.spark, part_bytes=self.spec.write.target_part_bytes):
+        # holds no more for writing many. Where the user says how many tasks, Spark's settings are the user's, too.
+        by_bytes = shuffled_by_bytes(self.spark, part_bytes=write.target_part_bytes)
+        with by_bytes if write.parallelism is None else nullcontext():
             if reader is not None and minted.as_of is not None:
                 return self._write_corrections(minted, minted.as_of, reader, flat)
             # Nothing is persisted, or it does not matter: the rows themselves are the updates.

@@ -24,6 +24,18 @@ from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
 from prometheus_client import CollectorRegistry
 
+
+def _neighbour(name):
+    """A module of this folder that is no test, importable from now on: test files have no package to import it from."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+api_server, sink_world = _neighbour("api_server"), _neighbour("sink_world")
+
 NOW = 1_790_000_000_000
 LOCATION = StoreLocation(
     blob="s3://bucket/data", consensus="redis://redis:6379/0", secret_name="persist-store", profile="default"
@@ -180,14 +192,14 @@ def refused():
 
 
 @pytest.fixture
+def world(make_sink, sink_resource, usable_shard, settings, now):
+    """A sink of this spec over time."""
+    return lambda spec=None: sink_world.World(make_sink, sink_resource, usable_shard, settings, now, spec or {})
+
+
+@pytest.fixture
 def server():
-    """tests/operator/api_server.py: test files have no package to import it from."""
-    path = Path(__file__).parent / "api_server.py"
-    spec = importlib.util.spec_from_file_location("api_server", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    made = module.ApiServer()
+    made = api_server.ApiServer()
     yield made
     made.stop()
 

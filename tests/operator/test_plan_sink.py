@@ -1,75 +1,12 @@
-"""The plan of a SparkSink: runs, attempts, failures, schedules, cleanup."""
+"""The plan of a SparkSink: runs, attempts, failures, cleanup."""
 
 import dataclasses
 
 import pytest
 from persist_operator.api import conditions, names, times
-from persist_operator.plan.actions import StartDriver, StopRun
-from persist_operator.plan.observed import Executors, Phase, Run, ShardView, SinkObserved
+from persist_operator.plan.observed import Phase, ShardView, SinkObserved
 from persist_operator.plan.sink import plan_sink
-
-MINUTE = 60_000
-
-
-class World:
-    """A sink, its status and its drivers over time: what a plan intends is done, unless the test says otherwise."""
-
-    def __init__(self, make_sink, sink_resource, shard, settings, now, spec):
-        self.make_sink, self.sink_resource, self.shard = make_sink, sink_resource, shard
-        self.settings, self.now, self.spec = settings, now, dict(spec)
-        self.status, self.runs, self.metadata = {}, {}, {}
-        self.plan = None
-
-    def step(self, *, after=1000, act=True):
-        self.now += after
-        observed = SinkObserved(shard=self.shard, runs=tuple(self.runs.values()), executors=Executors(running=2))
-        sink = self.make_sink(self.spec, status=self.status, **self.metadata)
-        self.plan = plan_sink(sink, observed, now_ms=self.now, settings=self.settings)
-        self.status = self.plan.status
-        if act:
-            self.act()
-        return self.plan
-
-    def act(self):
-        for action in self.plan.actions:
-            if isinstance(action, StopRun):
-                self.runs.pop(action.name, None)
-            else:
-                self.runs.setdefault(action.name, self.driver(action))
-
-    def driver(self, action):
-        return Run(
-            name=action.name, kind="driver", phase=Phase.PENDING, created_ms=self.now, attempt=action.attempt,
-            run_number=action.run_number, run_id=action.run_id, revision=action.spec.revision,
-            scheduled_ms=action.scheduled_ms,
-        )  # fmt: skip
-
-    def change(self, **changes):
-        name = self.status["driver"]["podName"]
-        self.runs[name] = dataclasses.replace(self.runs[name], **changes)
-
-    def fails(self, **changes):
-        values = {"phase": Phase.FAILED, "finished_ms": self.now, "exit_code": 1, "reason": "Error", **changes}
-        self.change(**values)
-
-    def succeeds(self, **report):
-        report = {"outcome": "Succeeded", "rows_read": 5, "updates_written": 5, "upper": 77, **report}
-        self.change(phase=Phase.SUCCEEDED, finished_ms=self.now, exit_code=0, report=report)
-
-    def reason(self, condition_type):
-        found = conditions.find(self.status, condition_type)
-        return None if found is None else (found["status"], found["reason"])
-
-    def starts(self):
-        return [one for one in self.plan.actions if isinstance(one, StartDriver)]
-
-    def stops(self):
-        return [one for one in self.plan.actions if isinstance(one, StopRun)]
-
-
-@pytest.fixture
-def world(make_sink, sink_resource, usable_shard, settings, now):
-    return lambda spec=None: World(make_sink, sink_resource, usable_shard, settings, now, spec or {})
+from sink_world import MINUTE
 
 
 def test_intent_is_recorded_and_the_driver_gets_all_it_needs(world):
@@ -437,78 +374,6 @@ def test_finished_drivers_are_cleared_away(world, retain, outcome, kept):
     assert one.plan.actions == ()
 
 
-SCHEDULED = {"mode": "Scheduled", "schedule": {"cron": "*/10 * * * *"}}
-
-
-def scheduled(world, **schedule):
-    one = world({**SCHEDULED, "schedule": {**SCHEDULED["schedule"], **schedule}})
-    one.metadata = {"creationTimestamp": times.to_text(one.now - one.now % (10 * MINUTE) + 1000)}
-    one.now -= one.now % (10 * MINUTE) - 2000
-    return one
-
-
-def test_a_schedule_runs_each_tick_once(world):
-    one = scheduled(world)
-    one.step()
-    assert one.plan.actions == ()
-    assert one.reason("Ready") == ("True", "Scheduled")
-    assert one.plan.requeue_after_s <= 600
-    one.step(after=10 * MINUTE)
-    (start,) = one.starts()
-    assert start.run_id == f"uid-sink-{start.scheduled_ms}"
-    assert start.scheduled_ms % (10 * MINUTE) == 0
-    one.succeeds()
-    one.step()
-    assert one.starts() == []
-    assert one.reason("Ready") == ("True", "Succeeded")
-    one.step(after=10 * MINUTE)
-    assert len(one.starts()) == 1
-
-
-def test_a_tick_waits_for_the_run_before_and_only_the_last_missed_one_is_run(world):
-    one = scheduled(world)
-    one.step()
-    one.step(after=10 * MINUTE)
-    one.change(phase=Phase.RUNNING, started_ms=one.now)
-    one.step(after=35 * MINUTE)
-    assert one.starts() == []
-    one.succeeds()
-    one.step()
-    (start,) = one.starts()
-    assert 0 <= one.now - start.scheduled_ms < 10 * MINUTE
-
-
-def test_a_clock_that_was_ahead_does_not_stop_a_schedule_and_ids_only_rise(world):
-    """A driver takes a lower number of its series for an older run."""
-    one = scheduled(world)
-    one.step()
-    one.now += 365 * 24 * 60 * MINUTE
-    one.step()
-    (early,) = one.starts()
-    one.succeeds()
-    one.step()
-    one.now -= 365 * 24 * 60 * MINUTE
-    one.step()
-    assert one.starts() == []
-    one.step(after=10 * MINUTE)
-    (start,) = one.starts()
-    assert 0 <= one.now - start.scheduled_ms < 10 * MINUTE
-    assert names.run_order(start.run_id) == names.run_order(early.run_id) + 1
-
-
-def test_a_clock_that_was_a_little_ahead_repeats_no_tick(world):
-    one = scheduled(world)
-    one.step()
-    one.step(after=10 * MINUTE)
-    assert len(one.starts()) == 1
-    one.succeeds()
-    one.step()
-    one.now -= 5000
-    for _ in range(5):
-        one.step(after=2000)
-        assert one.starts() == []
-
-
 def test_a_backoff_of_a_clock_that_was_ahead_is_not_waited_for(world):
     one = world()
     one.step()
@@ -518,47 +383,6 @@ def test_a_backoff_of_a_clock_that_was_ahead_is_not_waited_for(world):
     one.now -= 365 * 24 * 60 * MINUTE
     one.step()
     assert len(one.starts()) == 1
-
-
-def test_a_tick_beyond_its_starting_deadline_is_skipped(world):
-    one = scheduled(world, startingDeadlineSeconds=60)
-    one.step()
-    one.step(after=15 * MINUTE)
-    assert one.starts() == []
-    assert [note.reason for note in one.plan.notes] == ["ScheduleMissed"]
-    one.step()
-    assert one.plan.notes == ()
-
-
-def test_a_failed_tick_does_not_end_the_schedule(world):
-    one = scheduled(world)
-    one.spec["restart"] = {"policy": "Never"}
-    one.step()
-    one.step(after=10 * MINUTE)
-    one.fails()
-    one.step()
-    assert one.reason("Ready")[0] == "False"
-    assert (
-        f"the next run is at {one.status['schedule']['nextTime']}" in conditions.find(one.status, "Stalled")["message"]
-    )
-    one.step(after=10 * MINUTE)
-    assert len(one.starts()) == 1
-
-
-@pytest.mark.parametrize(
-    ("schedule", "text"), [({"cron": "61 * * * *"}, "cron"), ({"timeZone": "Mars/Olympus"}, "timeZone")]
-)
-def test_a_schedule_that_cannot_be_read_stalls(world, schedule, text):
-    one = scheduled(world, **schedule)
-    one.step()
-    assert one.reason("Stalled") == ("True", "InvalidSchedule")
-    assert text in conditions.find(one.status, "Stalled")["message"]
-
-
-def test_ticks_follow_the_time_zone(world):
-    one = scheduled(world, cron="30 2 * * *", timeZone="Asia/Kolkata")
-    one.step()
-    assert one.status["schedule"]["nextTime"].endswith("T21:00:00Z")
 
 
 def test_every_status_fits_the_crd(world, refused):

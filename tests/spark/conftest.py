@@ -6,10 +6,33 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from persist_spark.session import start_session
 from pyspark.sql import SparkSession
+
+
+def _neighbour(name: str) -> ModuleType:
+    """A module of this folder that is no test, importable from now on: test files have no package to import it from."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+twins_module, landing_run = _neighbour("twins"), _neighbour("landing_run")
+
+
+@pytest.fixture
+def run() -> Iterator[Any]:
+    """A run of a sink on a shard that is there for it alone."""
+    made = landing_run.Run()
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")
@@ -19,13 +42,16 @@ def local_spark() -> Iterator[SparkSession]:
     conf = {
         "spark.master": "local[2,4]",
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        # Plans are many and rows are few: code is used up before an optimising compiler has paid for itself.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.driver.memory": "1g",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": "2",
         "spark.log.level": "ERROR",
     }
-    arguments = " ".join(f"--conf {name}={value}" for name, value in conf.items())
+    arguments = " ".join(f"--conf '{name}={value}'" for name, value in conf.items())
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"{arguments} pyspark-shell"
     session = start_session("tests")
     try:
@@ -35,19 +61,7 @@ def local_spark() -> Iterator[SparkSession]:
         del os.environ["PYSPARK_SUBMIT_ARGS"]
 
 
-def _twins_module() -> ModuleType:
-    """tests/spark/twins.py: test files have no package to import it from."""
-    path = Path(__file__).parent / "twins.py"
-    spec = importlib.util.spec_from_file_location("twins", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def twins(local_spark, tmp_path_factory):
     """One collection in a shard and in Parquet: twins.Twins."""
-    return _twins_module().make(local_spark, tmp_path_factory.mktemp("twins"))
+    return twins_module.make(local_spark, tmp_path_factory.mktemp("twins"))

@@ -49,6 +49,27 @@ def test_chunks_are_bounded():
     assert max(chunk.num_rows for chunk in hash_chunks(iter(batches), chunk_rows=30, chunk_bytes=1 << 20)) <= 41
 
 
+def wide(*values: int, chars: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"h": pa.array(values, pa.int64()), "v0": pa.array(["x" * chars] * len(values))})
+
+
+def test_chunks_are_bounded_by_bytes_where_rows_are_wide():
+    """What the bound allows, the record in which it was reached, and the rest of one hash: not the 1,000 rows asked for."""
+    batches = [wide(*range(start, start + 10), chars=1000) for start in range(0, 1000, 10)]
+    chunks = list(hash_chunks(iter(batches), chunk_rows=1000, chunk_bytes=30_000))
+    assert max(chunk.nbytes for chunk in chunks) <= 30_000 + 2 * batches[0].nbytes
+    assert min(chunk.nbytes for chunk in chunks[:-1]) >= 30_000
+    assert [h for chunk in chunks for h in chunk.column("h").to_pylist()] == list(range(1000))
+    narrow = [wide(*range(start, start + 10), chars=1) for start in range(0, 1000, 10)]
+    assert [chunk.num_rows for chunk in hash_chunks(iter(narrow), chunk_rows=1000, chunk_bytes=30_000)] == [1000]
+
+
+def test_bytes_of_what_was_handed_on_do_not_count_for_the_next_chunk():
+    batches = [wide(start, chars=10_000) for start in range(20)]
+    chunks = list(hash_chunks(iter(batches), chunk_rows=1000, chunk_bytes=25_000))
+    assert [chunk.num_rows for chunk in chunks] == [3] * 6 + [2]
+
+
 def test_structs_and_flat_columns_are_inverse():
     schema = Schema.from_ddl("a BIGINT, p STRUCT<x: DOUBLE, y: STRING>", "n STRING")
     key = pa.array([{"a": 1, "p": {"x": 0.5, "y": "s"}}, {"a": 2, "p": None}], schema.key_type)

@@ -22,6 +22,11 @@ def test_options_are_checked_by_name():
     assert Options.parse(GIVEN).as_of is None
 
 
+@pytest.mark.parametrize("said", ["1357095845006", "2013-01-02T03:04:05.006Z", "2013-01-02 04:04:05.0069+01:00"])
+def test_a_time_is_said_as_everywhere(said):
+    assert Options.parse({**GIVEN, "as_of": said}).as_of == 1357095845006
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -30,6 +35,10 @@ def test_options_are_checked_by_name():
         ({"as_of": "-1"}, "option as_of: '-1' is not a whole number"),
         ({"as_of": "now"}, "option as_of: 'now' is not a whole number"),
         ({"as_of": "9" * 5000}, "option as_of: '9+' is not a whole number"),
+        ({"as_of": "1e3"}, "option as_of must be a whole number, .*ISO 8601 text .* not str '1e3'"),
+        ({"as_of": "2013-01-02T03:04:05"}, "option as_of is '2013-01-02T03:04:05', which has no time zone"),
+        ({"as_of": "1969-12-31T23:59:59Z"}, "option as_of: '1969-12-31T23:59:59Z' is before 1970"),
+        ({"as_of": "1" + "x" * 5000}, "option as_of must be a whole number"),
         ({"splits": "0"}, "option splits: '0' is not a whole number"),
         ({"updates": "yes"}, "option updates: 'yes' is not true or false"),
         ({"asof": "1"}, "option asof: not known to format persist"),

@@ -122,12 +122,50 @@ def test_tasks_are_cut_by_bytes(writes):
     assert writes.batches == 1
 
 
-def test_the_number_that_the_user_names_is_the_number(writes):
+@pytest.mark.parametrize("tasks", [1, 3, 5])
+def test_the_number_that_the_user_names_is_the_number(writes, tasks):
     source = writes.input(ROWS.format(2000))
-    writes.run(source, APPEND, Write(parallelism=3))
-    assert writes.batches == 3
-    writes.run(replace(source, sql="select id, upper(name) as name from input"), MIRROR, Write(parallelism=5))
-    assert writes.batches == 5
+    writes.run(source, APPEND, Write(parallelism=tasks))
+    assert writes.batches == tasks
+    writes.run(replace(source, sql="select id, upper(name) as name from input"), MIRROR, Write(parallelism=tasks))
+    assert writes.batches == tasks
+
+
+@pytest.mark.parametrize(("parallelism", "is_ours"), [(None, True), (1, False)])
+def test_the_settings_are_ours_only_where_tasks_are_cut_by_bytes(writes, monkeypatch, parallelism, is_ours):
+    seen = []
+    size = "spark.sql.adaptive.advisoryPartitionSizeInBytes"
+
+    def collected(run, staging, upper):
+        seen.append(writes.spark.conf.get(size, None))
+        return original(run, staging, upper)
+
+    original = sink._Run._collect
+    monkeypatch.setattr(sink._Run, "_collect", collected)
+    writes.run(writes.input(ROWS.format(10)), APPEND, Write(parallelism=parallelism))
+    assert [value is not None for value in seen] == [is_ours]
+
+
+def test_a_run_that_cuts_parts_smaller_than_asked_says_so_once(writes):
+    """As in a pod with 1 GiB of heap and 512 MiB beside it, which is 128 MiB beside the JVM: not even the worker itself."""
+    conf = writes.spark.sparkContext._conf
+    pod = {"spark.executor.memory": "1g", "spark.executor.memoryOverhead": "512m", "spark.executor.cores": "1"}
+    before = {name: conf.get(name, None) for name in pod}
+    try:
+        for name, value in pod.items():
+            conf.set(name, value)
+        writes.run(writes.input(ROWS.format(1000)), MIRROR)
+        writes.run(writes.input(ROWS.format(1500)), MIRROR)
+    finally:
+        for name, value in before.items():
+            conf._jconf.remove(name) if value is None else conf.set(name, value)
+    told = [line for line in writes.log if line["event"] == "smaller_parts"]
+    assert [(line["wanted_bytes"], line["part_bytes"], line["overhead_mib"]) for line in told] == [
+        (64 * MIB, 4 * MIB, 512)
+    ]
+    assert conf.get("spark.executor.memoryOverhead", None) is None
+    writes.run(writes.input(ROWS.format(10)), APPEND)
+    assert "smaller_parts" not in {line["event"] for line in writes.log}
 
 
 def test_without_adaptive_execution_spark_itself_says_how_many(writes, conf):
@@ -185,12 +223,13 @@ def test_the_session_is_as_before(writes, conf):
         "coalescePartitions.parallelismFirst",
     ]
     keys = [f"spark.sql.adaptive.{name}" for name in (*names, "coalescePartitions.initialPartitionNum")]
+    keys.append("spark.sql.execution.rangeExchange.sampleSizePerPartition")
     conf(keys[0], "3m")
     before = [writes.spark.conf.get(key, None) for key in keys]
-    assert before == ["3m", None, None, None]
+    assert before == ["3m", None, None, None, None]
     with session.shuffled_by_bytes(writes.spark, part_bytes=64 * MIB):
         within = [writes.spark.conf.get(key) for key in keys]
-    assert within == ["3m", f"{8 * MIB}b", "true", "512"]
+    assert within == ["3m", f"{8 * MIB}b", "true", "512", "20"]
     with pytest.raises(ZeroDivisionError), session.shuffled_by_bytes(writes.spark, part_bytes=64 * MIB):
         raise ZeroDivisionError
     assert [writes.spark.conf.get(key, None) for key in keys] == before

@@ -162,7 +162,10 @@ def make(spark: SparkSession, folder: Path) -> Twins:
     for name in ("first", "latest", "updates"):
         spark.read.parquet(f"{folder}/{name}").createOrReplaceTempView(f"parquet_{name}")
     for name, (options, parquet) in LOADS.items():
-        spark.read.format("persist").options(**given, **options).load().createOrReplaceTempView(f"shard_{name}")
+        frame = spark.read.format("persist").options(**given, **options).load()
+        frame.createOrReplaceTempView(f"shard_{name}")
+        # Planned once, here: threads of one query that come first all at once plan it each, in a process each.
+        frame.rdd.getNumPartitions()
         spark.sql(parquet).createOrReplaceTempView(f"parquet_{name}")
     options = ", ".join(f"{name} '{value}'" for name, value in (given | {"splits": "2"}).items())
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW shard_given USING persist OPTIONS ({options})")

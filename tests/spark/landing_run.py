@@ -1,0 +1,167 @@
+"""One run of a sink as the tests of landing see it: its driver, its tasks, and a rival who commits first. Without Spark, on stores in
+memory.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from persist_engine import Antichain, Appended
+from persist_engine.base.settings import BatchSettings, CompactionSettings, RetrySettings, Settings
+from persist_engine.client.batch import Batch
+from persist_engine.flow.append_run import Staged
+from persist_engine.flow.mint_run import Minted, ShardView, mint
+from persist_engine.testing.staged import named_keys
+from persist_engine.testing.world import SCHEMA, AheadEnv, World, row
+from persist_engine.work.compact import compact
+from persist_engine.work.verify import verify_shard
+from persist_spark.landing import Landing, driver_settings
+from persist_spark.report import Log
+
+A = Antichain.of
+Rows = Counter  # of (id, name)
+SINK, RUN = "ns/s", b"uid-7"
+
+
+class Run:
+    """One run of a sink with its driver in one process and its tasks in another, and a rival in a third."""
+
+    def __init__(self, **batch: Any) -> None:
+        batch = {"inline_part_bytes_max": 0, "target_part_bytes": 4096, **batch}
+        self.world = World(
+            settings=Settings(
+                batch=BatchSettings(**batch),
+                retry=RetrySettings(give_up_ms=1),
+                compaction=CompactionSettings(claim_ms=0),
+            ),
+            env=AheadEnv(),
+        )
+        self.env = self.world.env
+        self.id = self.world.shard_id()
+        self.client = self.world.process(settings=driver_settings(self.world.settings))
+        self.writer = self.client.open_writer(self.id, SCHEMA, purpose="driver")
+        self.tasks = self.world.process().open_writer(self.id, SCHEMA, purpose="tasks")
+        self.rival = self.world.process().open_writer(self.id, SCHEMA, purpose="rival")
+        self.reader: Any = None
+        self.lines = io.StringIO()
+        self.staged: list[Batch] = []
+        self.staged_keys: set[str] = set()
+        self.corrections = Rows()
+
+    # -- the rival ---------------------------------------------------------------------------------------------------
+
+    def write(self, rows: dict[tuple[int, str], int], *, at: int | None = None) -> int:
+        """The rival writes `rows` at a time, its upper if none is said; the time."""
+        upper = self.rival.fetch_recent_upper().time
+        time = max(upper, upper if at is None else at)
+        updates = [row(key, name, time, diff) for (key, name), diff in rows.items()]
+        answer = self.rival.compare_and_append(updates, expected_upper=A(upper), new_upper=A(time + 1))
+        assert isinstance(answer, Appended)
+        return time
+
+    def compacts(self) -> None:
+        """The rival compacts all that there is."""
+        while (answer := self.rival.machine.spine_exert(100_000)[0]).requests:
+            for request in answer.requests:
+                compact(self.rival.machine, request)
+
+    # -- the run -----------------------------------------------------------------------------------------------------
+
+    def append(self, rows: Rows, *, times: int | None = None, tasks: int = 3) -> Landing:
+        """Staged as an Append stages it; `times`: rows carry their own, from there on."""
+        return self._landing(rows, reads_back=False, times=times, tasks=tasks)
+
+    def mirror(self, desired: Rows, *, tasks: int = 3) -> Landing:
+        """Staged as a Mirror stages it."""
+        self.reader = self.client.open_leased_reader(self.id, SCHEMA, purpose="driver")
+        return self._landing(desired, reads_back=True, times=None, tasks=tasks)
+
+    def _landing(self, rows: Rows, *, reads_back: bool, times: int | None, tasks: int) -> Landing:
+        self.expected = self.client.progress(self.id, SINK)
+        view = ShardView(
+            since=A(0) if self.reader is None else self.reader.since,
+            upper=self.writer.fetch_recent_upper(),
+            progress=self.expected,
+        )
+        minted = mint(view, run=RUN, now_ms=self.env.now_ms(), reads_back=reads_back)
+        assert isinstance(minted, Minted)
+        self.minted = minted
+        if minted.as_of is not None:
+            persisted = self.contents(minted.as_of)
+            rows = Rows({each: rows[each] - persisted[each] for each in {*rows, *persisted}})
+        self.corrections = Rows({each: diff for each, diff in rows.items() if diff})
+        updates = [
+            row(key, name, minted.time if times is None else times + index, diff)
+            for index, ((key, name), diff) in enumerate(sorted(self.corrections.items()))
+        ]
+        upper = minted.upper if times is None else A(times + len(updates))
+        sent = [
+            self.tasks.batch(updates[task::tasks], lower=minted.lower, upper=upper).to_transmittable()
+            for task in range(tasks)
+        ]
+        self.staged = [self.writer.batch_from_transmittable(data, is_only_copy=True) for data in sent]
+        self.staged_keys = {key for batch in self.staged for key in batch.hollow.blob_keys()}
+        return Landing(
+            writer=self.writer,
+            reader=self.reader,
+            staged=Staged(
+                lower=minted.lower,
+                upper=upper,
+                time=minted.time if times is None else None,
+                least_time=min((update[1] for update in updates), default=None),
+                reads_back=reads_back,
+                as_of=minted.as_of,
+            ),
+            batches=self.staged,
+            sink_id=SINK,
+            run_token=RUN,
+            expected=self.expected,
+            env=self.env,
+            log=Log(self.lines, self.env),
+        )
+
+    def race(self, landing_: Landing, acts: list[Callable[[], Any]]) -> Any:
+        """Land while others act before each of the first tries."""
+        left, original = list(acts), landing_._try
+
+        def tries() -> Any:
+            if left:
+                left.pop(0)()
+            return original()
+
+        landing_._try = tries  # type: ignore[method-assign]
+        return landing_.land()
+
+    # -- what came of it ---------------------------------------------------------------------------------------------
+
+    def events(self, *names: str) -> list[dict[str, Any]]:
+        found = [json.loads(line) for line in self.lines.getvalue().splitlines()]
+        return [each for each in found if not names or each["event"] in names]
+
+    def contents(self, as_of: int | None = None) -> Rows:
+        client = self.world.process()
+        as_of = client.recent_upper(self.id).newest_complete if as_of is None else as_of
+        with client.open_leased_reader(self.id, purpose="test") as reader:
+            rows = reader.snapshot(as_of).to_table().to_pylist() if as_of >= 0 else []
+        return Rows({(each["key"]["id"], each["val"]["name"]): each["diff"] for each in rows})
+
+    def blobs(self) -> set[str]:
+        return self.world.blob_keys(self.id, kind="part")
+
+    def check_sound(self) -> None:
+        """Nothing is damaged, and no blob lies about that the shard does not name."""
+        assert verify_shard(self.writer.machine).findings == []
+        assert self.blobs() == named_keys(self.writer)
+
+    def close(self) -> None:
+        if self.reader is not None:
+            self.reader.expire()
+        self.client.close()
+
+
+def many(count: int, *, first: int = 0, name: str = "x" * 40) -> Rows:
+    return Rows({(key, name): 1 for key in range(first, first + count)})
