@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from persist_engine.cli import main as cli
 
-settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 

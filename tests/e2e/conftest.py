@@ -29,6 +29,8 @@ EXAMPLES = ROOT / "examples" / "flights"
 OPERATOR_NAMESPACE = "persist-system"
 NAMESPACE = "persist-e2e"
 STORES = "persist-stores"
+#: Where programs have their namespace's Secret with the stores' credentials.
+STORE_SECRET = "/var/run/secrets/persist/store"
 RELEASE = "persist-operator"
 VALUES = yaml.safe_load((HERE / "values.yaml").read_text())
 Manifest = dict[str, Any]
@@ -210,7 +212,7 @@ class Cluster:
 
 def _urls(stores: Manifest) -> list[str]:
     """The URLs of a profile for a pod that has its Secret mounted."""
-    return [with_credentials(stores[one], "/var/run/secrets/persist/store") for one in ("blob", "consensus")]
+    return [with_credentials(stores[one], STORE_SECRET) for one in ("blob", "consensus")]
 
 
 class Programs:
@@ -270,6 +272,8 @@ class Programs:
             "image": VALUES["images"]["engine"],
             "imagePullPolicy": "IfNotPresent",
             **what,
+            # For programs that talk to S3 without the engine.
+            "env": [{"name": "AWS_SHARED_CREDENTIALS_FILE", "value": f"{STORE_SECRET}/aws-credentials"}],
             "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "2Gi"}},
             "securityContext": {
                 "allowPrivilegeEscalation": False,
@@ -277,7 +281,7 @@ class Programs:
                 "capabilities": {"drop": ["ALL"]},
             },
             "volumeMounts": [
-                {"name": "store", "mountPath": "/var/run/secrets/persist/store", "readOnly": True},
+                {"name": "store", "mountPath": STORE_SECRET, "readOnly": True},
                 {"name": "tmp", "mountPath": "/tmp"},
             ],
         }

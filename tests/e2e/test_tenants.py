@@ -12,8 +12,14 @@ pytestmark = [pytest.mark.kind, pytest.mark.timeout(600), pytest.mark.usefixture
 OTHER = "persist-e2e-other"
 LABEL = "persist-tenant"
 INLINE = {
-    "blob": {"bucket": "persist"},
-    "consensus": {"address": "redis.persist-stores.svc:6379"},
+    "blob": {
+        "bucket": "persist",
+        "prefix": "inline",
+        "region": "us-east-1",
+        "endpoint": "http://s3.persist-stores.svc:7070",
+        "pathStyle": True,
+    },
+    "consensus": {"address": "redis.persist-stores.svc:6379", "keyPrefix": "inline"},
     "secretName": "persist-store",
 }
 
@@ -40,16 +46,30 @@ def test_each_tenant_reaches_its_own_stores_only(cluster: Any, other: str) -> No
     cluster.apply(shard("own", storageProfile="other"), namespace=other)
     cluster.wait_condition("persistshard", "own", "Ready", namespace=other)
     shard_id = cluster.status("persistshard", "own", other)["shardId"]
-    cluster.apply(shard("theirs", storageProfile="other", shardId=shard_id), shard("inline", storage=INLINE))
+    cluster.apply(shard("theirs", storageProfile="other", shardId=shard_id))
     cluster.apply(shard("default", storageProfile="default"), namespace=other)
     try:
         refused = "ProfileNotAllowed"
         cluster.wait_condition("persistshard", "theirs", "Stalled", reason=refused)
-        cluster.wait_condition("persistshard", "inline", "Stalled", reason="InlineStorageOff")
         cluster.wait_condition("persistshard", "default", "Stalled", reason=refused, namespace=other)
         assert "frontiers" not in cluster.status("persistshard", "theirs")
     finally:
-        cluster.delete("persistshard", "theirs", "inline")
+        cluster.delete("persistshard", "theirs")
+
+
+def test_stores_that_a_resource_names_are_looked_after_by_pods_of_its_namespace(cluster: Any) -> None:
+    elsewhere = {**INLINE, "consensus": {"address": "redis-cut.persist-stores.svc:6379"}}
+    cluster.apply(shard("inline", storage=INLINE), shard("elsewhere", storage=elsewhere))
+    try:
+        cluster.wait_condition("persistshard", "inline", "Ready")
+        assert cluster.status("persistshard", "inline")["frontiers"]["upper"] == 0
+        pods = cluster.items("pods", "persistshard.io/kind=inspection,persistshard.io/shard=inline")
+        assert pods
+        found = cluster.wait_condition("persistshard", "elsewhere", "Stalled", reason="EndpointNotAllowed")
+        assert "redis-cut.persist-stores.svc:6379" in found["message"]
+        assert not cluster.items("pods", "persistshard.io/shard=elsewhere")
+    finally:
+        cluster.delete("persistshard", "inline", "elsewhere")
 
 
 def test_a_label_that_is_taken_away_takes_the_stores_away(cluster: Any, other: str) -> None:

@@ -27,7 +27,7 @@ def main(blob: str, consensus: str) -> None:
 def remove_logs(consensus: str) -> int:
     url = urlsplit(consensus)
     options = parse_qs(url.query)
-    password = Path(options["password_file"][0]).read_text().strip()
+    password = Path(options["credentials_dir"][0], "redis-password").read_text().strip()
     store = redis.Redis(host=url.hostname, port=url.port, db=int(url.path.strip("/") or 0), password=password)
     return sum(store.delete(key) for key in store.scan_iter(match=f"{options['prefix'][0]}{{*"))
 
