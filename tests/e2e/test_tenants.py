@@ -62,9 +62,14 @@ def test_stores_that_a_resource_names_are_looked_after_by_pods_of_its_namespace(
     cluster.apply(shard("inline", storage=INLINE), shard("elsewhere", storage=elsewhere))
     try:
         cluster.wait_condition("persistshard", "inline", "Ready")
-        assert cluster.status("persistshard", "inline")["frontiers"]["upper"] == 0
+        assert cluster.status("persistshard", "inline")["frontiers"]["upper"] == "0"
         pods = cluster.items("pods", "persistshard.io/kind=inspection,persistshard.io/shard=inline")
         assert pods
+        cluster.kubectl("annotate", "persistshard", "inline", "persistshard.io/request-gc=now")
+        cluster.wait(
+            "a garbage collection that ended well",
+            lambda: cluster.status("persistshard", "inline").get("maintenance", {}).get("gc", {}).get("lastSuccessTime"),
+        )
         found = cluster.wait_condition("persistshard", "elsewhere", "Stalled", reason="EndpointNotAllowed")
         assert "redis-cut.persist-stores.svc:6379" in found["message"]
         assert not cluster.items("pods", "persistshard.io/shard=elsewhere")
