@@ -43,7 +43,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]+")
 #: Told as counts, or not at all.
 _LEFT_OUT = frozenset({"readers", "writers", "progress"})
 _TIMES, _HEXES, _DDLS = (
-    frozenset({"since", "upper"}),
+    frozenset({"since", "upper", "retained_since"}),
     frozenset({"birth", "tag", "known_tag"}),
     ("key_schema", "val_schema"),
 )
@@ -82,6 +82,8 @@ def encode_report(answer: Tending) -> str:
     line = json.dumps({"format": FORMAT, "packed": packed}, separators=(",", ":"))
     if len(line) <= REPORT_BYTES_MAX:
         return line
+    if isinstance(answer, NotTended):  # its kind is what counts: less of its words
+        return encode_report(dataclasses.replace(answer, message=answer.message[: len(answer.message) // 2]))
     text = f"the shard's schema and readers take {len(packed)} bytes, more than the last words of a pod hold: use a storage profile"
     return encode_report(NotTended("ReportTooLong", text))
 

@@ -246,7 +246,8 @@ class StateVersions:
             if head is None:
                 return []  # consensus has lost the log since
             rollup_seqno = SeqNo.parse(self._decode_diff(shard_id, head).latest_rollup_key.split("/")[0])
-            live = self._scan(shard_id, rollup_seqno, SCAN_ALL)
+            # Never from beyond the head, whatever it names: found nothing, it would be fetched for ever.
+            live = self._scan(shard_id, min(rollup_seqno, head.seqno), SCAN_ALL)
             if head in live or (live and live[0].seqno > head.seqno):
                 return live
             # Consensus has lost the head since: what the other log has from that version on need not reach back to its rollup.

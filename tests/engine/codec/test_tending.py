@@ -50,7 +50,7 @@ def by_annotation(field):
         "shard_id": st.just(str(SHARD_ID)), "readers": st.lists(readers(), max_size=6).map(tuple), "writers": st.just(()),
         "progress": st.just({}), "key_schema": st.sampled_from(["id BIGINT", "a STRING NOT NULL, b DATE"]),
         "val_schema": st.sampled_from(["", "v STRING"]), "birth": hexes, "tag": hexes, "known_tag": st.none() | hexes,
-        "since": st.none() | times, "upper": st.none() | times, "applier_version": words,
+        "since": st.none() | times, "upper": st.none() | times, "retained_since": st.none() | times, "applier_version": words,
     }  # fmt: skip
     plain = {"int": counts, "int | None": st.none() | counts, "bool": st.booleans()}
     return known[field.name] if field.name in known else plain[field.type]
@@ -120,6 +120,20 @@ def test_a_wide_schema_is_packed_and_one_beyond_all_bounds_is_told():
     random_schema = ", ".join(f"c{letters[at : at + 10]}{at} STRING" for at in range(0, 20_000, 10))
     beyond = decode_report(json.loads(encode_report(tended(val_schema=random_schema))))
     assert (type(beyond), beyond.kind) == (NotTended, "ReportTooLong")
+
+
+def test_regression_words_that_do_not_pack_leave_the_kind_as_it_was():
+    """It was ReportTooLong, which is for good, whatever the store had said."""
+    drawn = random.Random(7)  # noqa: S311 - the same in every run
+    words = "".join(chr(drawn.randrange(0x4E00, 0x9FFF)) for _ in range(1500))
+    told = decode_report(json.loads(encode_report(NotTended("Unavailable", words))))
+    assert told == NotTended("Unavailable", words[:750])
+
+
+def test_regression_where_retention_holds_since_is_a_time_as_since_is():
+    """The report of a shard whose since had passed 2**63 was refused while it had a retention."""
+    late = tended(since=2**63, upper=2**64 - 1, retain_ms=7, retained_since=2**63)
+    assert decode_report(json.loads(encode_report(late))) == late
 
 
 def test_secrets_and_control_characters_do_not_travel():

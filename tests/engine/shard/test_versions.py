@@ -319,3 +319,25 @@ def test_a_diff_of_another_shard_is_refused():
         apply(state, dataclasses.replace(diff, seqno_from=state.seqno, seqno_to=state.seqno.next()))
     unnamed = dataclasses.replace(diff, shard_id=None)
     assert decode_state_diff(encode_state_diff(unnamed), key="0.1.0") == unnamed
+
+
+def test_regression_a_head_that_names_a_rollup_beyond_it_is_not_fetched_for_ever(monkeypatch):
+    """No entry stands where that rollup would begin: a scan from there finds nothing, as where the log is lost meanwhile."""
+    world = World(settings=Settings(maintenance=MaintenanceSettings(recent_diffs_max=4)))
+    shard_id = world.shard_id()
+    machine = commits(world.process(), shard_id, 8)
+    head = machine.versions.fetch_all_live_diffs(shard_id)[-1]
+    diff = decode_state_diff(head.data, key="head")
+    named = f"{head.seqno.next()}/{diff.latest_rollup_key.partition('/')[2]}"
+    wrong = dataclasses.replace(diff, latest_rollup_key=named)
+    world.consensus._inner._logs[shard_id][-1] = VersionedData(head.seqno, encode_state_diff(wrong))
+    original, looks = world.consensus.head, []
+
+    def counted(key):
+        looks.append(key)
+        assert len(looks) < 9, "it is fetched for ever"
+        return original(key)
+
+    monkeypatch.setattr(world.consensus, "head", counted)
+    with pytest.raises(MissingBlob, match="which the shard's newest version names"):
+        world.process().machine(shard_id)
