@@ -14,9 +14,9 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.codec.schema import Schema
-from persist_engine.codec.tending import encode_report
+from persist_engine.codec.tending import decode_wish, encode_report
 from persist_engine.model.ids import ShardId
-from persist_engine.model.ownership import Owner
+from persist_engine.model.ownership import OwnedElsewhere, Owner
 from persist_engine.model.tending import Tended
 from persist_engine.storage.addresses import with_credentials
 from persist_engine.testing.servers import redis_server, s3_server
@@ -403,6 +403,31 @@ def test_a_shard_owned_elsewhere_stalls_with_its_owner_and_is_taken_over_with_a_
     made.env.advance_ms(61_000)
     made.settle(first)
     assert made.told("Stalled", first) == ("True", "ShardIdConflict")
+
+
+def test_what_may_be_taken_over_is_no_other_shard_that_the_resource_names_by_then(house, shard_resource):
+    """The word that allows it was for the shard of the report; the resource names that of another namespace now."""
+    made = house(**ALLOWED)
+    made.cluster.create(PERSIST_SHARD, shard_resource({"storage": GOOD}))
+    made.look()
+    (job,) = made.kubelet.waiting()
+    mine, theirs = (f"s00000000-0000-4000-8000-00000000000{number}" for number in (1, 2))
+    owner = Owner(made.settings.operator_id, "team", "other")
+    made.kubelet.end(job, 0, encode_report(OwnedElsewhere(ShardId(mine), owner)))
+    made.look()
+
+    def rename(one):
+        one["spec"]["shardId"] = theirs
+        one["metadata"].update(annotations={names.ANNOTATION_TAKE_OVER: mine}, generation=2)
+
+    made.cluster.edit(PERSIST_SHARD, "team", "flights", rename)
+    assert load_schemas().check(made.cluster.get(PERSIST_SHARD, "team", "flights")) == []
+    made.env.advance_ms(6000)
+    made.look()
+    (job,) = made.kubelet.waiting()
+    arguments = job["spec"]["template"]["spec"]["containers"][0]["args"]
+    wish = decode_wish(arguments[arguments.index("--wish") + 1])
+    assert (wish.wanted, wish.take_over) == (theirs, OwnedElsewhere(ShardId(mine), owner))
 
 
 def test_a_shard_that_was_lost_is_not_made_again(stores, servers, shard_resource):

@@ -179,7 +179,7 @@ def with_next(
     ended = _ended(shard, runs, location)
     block = _settled(shard.status.get("inspection", {}), ended)
     # Of the shard as the plan left it: one that it had before, and what was known of that, are gone from there.
-    wish = _wish(replace(shard, status=plan.status), settings, take_over=observed.may_take_over)
+    wish = _wish(replace(shard, status=plan.status), settings, take_over=_overruled(observed))
     revision = _stores(location) + _revision(wish)
     left_s = _left_s(plan, observed, ended, block, revision, now_ms=now_ms, inline=inline)
     stale = [one for one in runs if one.phase.finished and one not in ended[-1:] and not one.deleting]
@@ -281,7 +281,17 @@ def _intended(
     return intent, start
 
 
-def _wish(shard: Shard, settings: OperatorSettings, *, take_over: bool) -> Wish:
+def _overruled(observed: ShardObserved) -> OwnedElsewhere | None:
+    """Whose shard may be taken, and which. What was allowed for one shard and owner is allowed for no other, whatever the resource and
+    the stores say by the time a pod does it.
+    """
+    found = observed.inspected
+    if not observed.may_take_over or not isinstance(found, NotOwned) or found.owner is None:
+        return None
+    return OwnedElsewhere(ShardId(found.shard_id), found.owner)
+
+
+def _wish(shard: Shard, settings: OperatorSettings, *, take_over: OwnedElsewhere | None) -> Wish:
     claim = ownership.claim_of(shard, settings)
     shard_id, log = shard.status.get("shardId"), shard.status.get("log", {})
     known = None

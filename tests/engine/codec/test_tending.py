@@ -69,7 +69,7 @@ wishes = st.builds(
     owner=owners,
     wanted=st.none() | st.just(SHARD_ID),
     proposed=st.just(SHARD_ID),
-    take_over=st.booleans(),
+    take_over=st.none() | st.builds(OwnedElsewhere, st.just(SHARD_ID), owners),
     known=st.none() | st.builds(KnownLog, seqno=counts, birth=hexes, tag=hexes),
     schema=st.none() | st.just(("id BIGINT", "v STRING")),
     hold=st.none()
