@@ -464,6 +464,27 @@ def test_a_refused_pod_is_tried_later_and_not_told_anew_at_each_look(house, shar
     assert made.cluster.get(PERSIST_SHARD, "team", "flights")["metadata"]["resourceVersion"] == before
 
 
+@pytest.mark.parametrize(("back_s", "behind_s"), [(3600, 0), (0, 100), (0, -100)])
+def test_clocks_that_go_back_or_differ_make_no_more_looks(house, shard_resource, make_inspection, back_s, behind_s):
+    """`behind_s`: how far the cluster's clock is behind the operator's."""
+    made = house(**ALLOWED)
+    made.cluster = made.kubelet.cluster = FakeCluster(now_ms=lambda: made.env.now_ms() - behind_s * 1000)
+    made.restart()
+    made.cluster.create(PERSIST_SHARD, shard_resource({"storage": GOOD}))
+    said, looks = encode_report(Tended(inspection=make_inspection(readers=(), birth="bb", tag="aa"))), []
+    for second in range(80):
+        made.env.advance_ms((1 - (back_s if second == 40 else 0)) * 1000)
+        made.look()
+        for job in made.kubelet.waiting():
+            looks.append(job["metadata"]["name"])
+            made.kubelet.end(job, 0, said)
+        made.look()
+    assert made.told() == ("True", "Healthy")
+    # The first, one that knows the shard, and then one a minute or for the clock.
+    assert len(looks) <= 4, looks
+    assert made.status()["inspection"]["settledJob"] == looks[-1]
+
+
 @pytest.mark.parametrize("name", ["../../../../../api/v1/namespaces/other/pods/x", "..", "a/b", "A", "", "a?b"])
 def test_an_owner_that_a_report_names_is_no_path_at_the_api_server(house, shard_resource, monkeypatch, name):
     made = house(**ALLOWED)

@@ -107,13 +107,19 @@ def _end_ms(run: Run) -> int:
 
 
 def _ended(shard: Shard, runs: Sequence[Run], location: InlineLocation) -> list[Run]:
-    """Those that count, oldest first: of these very stores, and none older than one that was believed before."""
-    believed_ms = times.to_ms(shard.status.get("inspection", {}).get("settledTime")) or 0
-    stores = _stores(location)
+    """Those that count, oldest first: of these very stores, and none older than one that was believed before. The one that was intended
+    last is the newest, whatever the clocks say: times of one that went back would have it ignored, and another made at once.
+    """
+    block, stores = shard.status.get("inspection", {}), _stores(location)
+    believed_ms, newest = times.to_ms(block.get("settledTime")) or 0, block.get("jobName")
     found = [
-        one for one in runs if one.phase.finished and one.revision.startswith(stores) and one.created_ms >= believed_ms
+        one
+        for one in runs
+        if one.phase.finished
+        and one.revision.startswith(stores)
+        and (one.created_ms >= believed_ms or one.name == newest)
     ]
-    return sorted(found, key=lambda one: (one.created_ms, one.name))
+    return sorted(found, key=lambda one: (one.name == newest, one.created_ms, one.name))
 
 
 def _said(run: Run) -> Tending | str:
@@ -234,7 +240,9 @@ def _left_s(
     now_ms: int,
     inline: InlineStorage,
 ) -> float:
-    """Seconds until the next look is due. A clock that went back does not prolong it."""
+    """Seconds until the next look is due. A clock that went back does not prolong it, and one that differs from the cluster's does not
+    make every look due at once: the operator's own time of the intent counts as well.
+    """
     if not ended:
         return 0.0
     failures = int(block.get("consecutiveFailures", 0))
@@ -246,7 +254,10 @@ def _left_s(
         whole_s = min(whole_s, _APART_S)
     elif conditions.is_true(plan.status, "Stalled"):
         whole_s = max(whole_s, min(_MAX_S, plan.requeue_after_s or 0.0))
-    return max(0.0, whole_s - abs(now_ms - ended[-1].created_ms) / 1000)
+    ages_ms = [abs(now_ms - ended[-1].created_ms)]
+    if block.get("jobName") == ended[-1].name:
+        ages_ms.append(abs(now_ms - (times.to_ms(block.get("lastAttemptTime")) or 0)))
+    return max(0.0, whole_s - min(ages_ms) / 1000)
 
 
 def _intended(
