@@ -37,6 +37,8 @@ REPORT_BYTES_MAX = 4096
 _UNPACKED_BYTES_MAX = 256 << 10
 _DDL_MAX, _WORDS_MAX, _MESSAGE_MAX = 65_536, 128, 1500
 _COUNT_MAX, _TIME_MAX = (1 << 63) - 1, (1 << 64) - 1
+#: Statuses count readers and writers in 32 bits.
+_LEFT_OUT_MAX = 1_000_000_000
 _HEX = re.compile(r"[0-9a-f]{0,128}")
 _KIND = re.compile(r"[A-Z][A-Za-z0-9]{0,62}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]+")
@@ -262,8 +264,8 @@ def _tended(found: _Fields) -> Tended:
     ShardId(values["shard_id"])
     return Tended(
         inspection=Inspection(**values),
-        readers_left_out=found.count("readers_left_out") or 0,
-        writers_left_out=found.count("writers_left_out") or 0,
+        readers_left_out=found.count("readers_left_out", most=_LEFT_OUT_MAX) or 0,
+        writers_left_out=found.count("writers_left_out", most=_LEFT_OUT_MAX) or 0,
         hold_problem=found.text("hold_problem", _MESSAGE_MAX),
     )
 

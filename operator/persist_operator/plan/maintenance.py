@@ -20,6 +20,8 @@ from persist_operator.plan.observed import Phase, Run, RunKind
 
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 10, 600
 _AFTER_CONFLICT_S, _AFTER_SKIPPED_S = 5, 60
+#: What is not told of a report that others may have written: the API server would refuse the whole status.
+_COUNT_MAX = (1 << 63) - 1
 _TYPE: Mapping[RunKind, str] = {"compaction": "Compaction", "rollup": "Rollup", "gc": "GC"}
 #: Failures in a row after which a condition tells of it.
 FAILURES_WORTH_TELLING = 3
@@ -207,7 +209,11 @@ def _history_item(run: Run, now_ms: int) -> dict[str, Any]:
             "startTime": times.to_text(run.started_ms or run.created_ms),
             "endTime": times.to_text(end_ms),
             "outcome": outcome,
-            **{name: int(value) for name, value in numbers.items() if isinstance(value, int)},
+            **{
+                name: int(value)
+                for name, value in numbers.items()
+                if isinstance(value, int) and 0 <= value <= _COUNT_MAX
+            },
             "message": clip(redact(message), 512),
         }
     )
