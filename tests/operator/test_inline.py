@@ -329,6 +329,7 @@ def test_the_intent_is_on_the_status_and_a_crash_before_the_job_repeats_its_name
         ("refused", ("False", "ActionRefused")),
         ("image", ("Unknown", "ImagePullBackOff")),
         ("nothing", ("Unknown", "NoPod")),
+        ("secret", ("Unknown", "Pending")),
         ("killed", ("Unknown", "InspectionFailed")),
         ("late", ("Unknown", "InspectionFailed")),
     ],
@@ -351,7 +352,9 @@ def test_a_pod_that_does_not_answer_is_told(stores, shard_resource, refused, wha
         made.kubelet.pod(job, {"phase": "Pending"}, waiting)
         made.look()
         assert "no such image" in made.words()
-    if what in {"image", "nothing"}:
+    if what == "secret":
+        made.kubelet.pod(job, {"phase": "Pending"}, {"waiting": {"reason": "ContainerCreating"}})
+    if what in {"image", "nothing", "secret"}:
         made.env.advance_ms(61_000)
     if what == "killed":
         made.kubelet.end(job, 137, "", reason="OOMKilled")
@@ -359,6 +362,7 @@ def test_a_pod_that_does_not_answer_is_told(stores, shard_resource, refused, wha
         made.kubelet.end(job, 1, "", reason="DeadlineExceeded")
     made.look()
     assert made.told() == expected
+    assert ("Secret that is missing" in made.words()) == (what == "secret")
     assert made.told("Reconciling")[0] == "True"
     assert refused(resource, made.status()) == []
     if what in {"killed", "late"}:

@@ -77,10 +77,10 @@ def answer(
     going = [one for one in runs if not one.phase.finished]
     for one in going:
         if maintenance.is_stuck(one, now_ms):
-            return _awaited(one.reason or "Pending", f"{one.name} does not start: {_why(one)}")
+            return _awaited(one.reason or "Pending", f"{one.name} does not start: {maintenance.why_stuck(one)}")
     ended = _ended(shard, runs, location)
     if not ended:
-        told = f"; {going[-1].name}: {_why(going[-1])}" if going and going[-1].reason else ""
+        told = f"; {going[-1].name}: {maintenance.why_stuck(going[-1])}" if going and going[-1].reason else ""
         return _awaited("Inspecting", f"a pod is to look at {location.blob} and {location.consensus}{told}")
     last, inline = ended[-1], settings.inline_storage
     if now_ms - _end_ms(last) > 1000 * (_MAX_S + inline.inspect_seconds + inline.deadline_seconds):
@@ -96,10 +96,6 @@ def answer(
 def _awaited(reason: str, message: str) -> Answer:
     word = reason if _WORD.fullmatch(reason) else "InspectionFailed"
     return Answer(inspected=Awaited(reason=word, message=clip(redact(message), _MESSAGE_MAX)))
-
-
-def _why(run: Run) -> str:
-    return f"{run.reason}: {run.message}" if run.reason else run.message or "its pod is not scheduled"
 
 
 def _end_ms(run: Run) -> int:

@@ -138,6 +138,14 @@ def is_stuck(run: Run, now_ms: int) -> bool:
     return run.phase is Phase.PENDING and not run.deleting and now_ms - run.created_ms > _STUCK_MS
 
 
+def why_stuck(run: Run) -> str:
+    """What a run that does not start waits for, as far as its pod says. A kubelet tells only Events of a Secret that is missing."""
+    if run.reason:
+        return f"{run.reason}: {run.message}"
+    asks = f"`kubectl describe pod -l batch.kubernetes.io/job-name={run.name}` tells"
+    return run.message or f"its pod waits for a node, or for what it mounts, such as a Secret that is missing; {asks}"
+
+
 def retry_number(block: Mapping[str, Any], seqno: int) -> int:
     """0 for the first run at this version, the same again for a run that was only intended; one more after each
     that ended.
