@@ -489,6 +489,21 @@ def test_clocks_that_go_back_or_differ_make_no_more_looks(house, shard_resource,
     assert made.status()["inspection"]["settledJob"] == looks[-1]
 
 
+def test_looks_that_somebody_removes_once_they_ended_are_apart(house, shard_resource, make_inspection):
+    made = house(**ALLOWED)
+    made.cluster.create(PERSIST_SHARD, shard_resource({"storage": GOOD}))
+    said, looks = encode_report(Tended(inspection=make_inspection(readers=(), birth="bb", tag="aa"))), 0
+    for _ in range(30):
+        made.env.advance_ms(1000)
+        made.look()
+        for job in made.kubelet.waiting():
+            looks += 1
+            made.kubelet.end(job, 0, said)
+            made.look()
+            made.cluster.delete(JOB, "team", job["metadata"]["name"])
+    assert 1 < looks <= 30 // 5 + 1
+
+
 @pytest.mark.parametrize("name", ["../../../../../api/v1/namespaces/other/pods/x", "..", "a/b", "A", "", "a?b"])
 def test_an_owner_that_a_report_names_is_no_path_at_the_api_server(house, shard_resource, monkeypatch, name):
     made = house(**ALLOWED)

@@ -239,8 +239,11 @@ def _left_s(
     """Seconds until the next look is due. A clock that went back does not prolong it, and one that differs from the cluster's does not
     make every look due at once: the operator's own time of the intent counts as well.
     """
+    attempt_ms = times.to_ms(block.get("lastAttemptTime")) or 0
     if not ended:
-        return 0.0
+        # One that ended may be removed by others, as often as it is made.
+        is_removed = block.get("settledJob") is not None and block.get("settledJob") == block.get("jobName")
+        return max(0.0, _APART_S - abs(now_ms - attempt_ms) / 1000) if is_removed else 0.0
     failures = int(block.get("consecutiveFailures", 0))
     is_news = ended[-1].revision != revision or is_behind(observed, plan.status.get("maintenance", {}))
     whole_s = inline.inspect_seconds
@@ -252,7 +255,7 @@ def _left_s(
         whole_s = max(whole_s, min(_MAX_S, plan.requeue_after_s or 0.0))
     ages_ms = [abs(now_ms - ended[-1].created_ms)]
     if block.get("jobName") == ended[-1].name:
-        ages_ms.append(abs(now_ms - (times.to_ms(block.get("lastAttemptTime")) or 0)))
+        ages_ms.append(abs(now_ms - attempt_ms))
     return max(0.0, whole_s - min(ages_ms) / 1000)
 
 
