@@ -297,6 +297,13 @@ def test_inline_storage_is_off_and_reaches_the_operator_when_it_is_on(template: 
     assert (on.inspect_seconds, on.deadline_seconds, on.cpu, on.memory) == (30, 120, "50m", "300Mi")
 
 
+def test_lists_of_inline_storage_that_say_nothing_are_empty(template: Callable[..., list[Manifest]]) -> None:
+    """`allowedSecrets:` with nothing behind it takes the default away."""
+    lists = dict.fromkeys(("allowedEndpoints", "allowedConsensus", "allowedSecrets"))
+    made = template({"storage": {"inline": {"enabled": True, **lists}}})
+    assert OperatorSettings.parse(yaml.safe_dump(operator_config(made))).inline_storage == InlineStorage(enabled=True)
+
+
 @pytest.mark.parametrize("enabled", [True, False])
 def test_executors_mount_the_secrets_of_inline_stores_only_where_those_are_on(
     template: Callable[..., list[Manifest]], enabled: bool

@@ -14,9 +14,9 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.codec.schema import Schema
-from persist_engine.codec.tending import encode_report
+from persist_engine.codec.tending import decode_wish, encode_report
 from persist_engine.model.ids import ShardId
-from persist_engine.model.ownership import Owner
+from persist_engine.model.ownership import OwnedElsewhere, Owner
 from persist_engine.model.tending import Tended
 from persist_engine.storage.addresses import with_credentials
 from persist_engine.testing.servers import redis_server, s3_server
@@ -329,6 +329,7 @@ def test_the_intent_is_on_the_status_and_a_crash_before_the_job_repeats_its_name
         ("refused", ("False", "ActionRefused")),
         ("image", ("Unknown", "ImagePullBackOff")),
         ("nothing", ("Unknown", "NoPod")),
+        ("secret", ("Unknown", "Pending")),
         ("killed", ("Unknown", "InspectionFailed")),
         ("late", ("Unknown", "InspectionFailed")),
     ],
@@ -351,7 +352,9 @@ def test_a_pod_that_does_not_answer_is_told(stores, shard_resource, refused, wha
         made.kubelet.pod(job, {"phase": "Pending"}, waiting)
         made.look()
         assert "no such image" in made.words()
-    if what in {"image", "nothing"}:
+    if what == "secret":
+        made.kubelet.pod(job, {"phase": "Pending"}, {"waiting": {"reason": "ContainerCreating"}})
+    if what in {"image", "nothing", "secret"}:
         made.env.advance_ms(61_000)
     if what == "killed":
         made.kubelet.end(job, 137, "", reason="OOMKilled")
@@ -359,6 +362,7 @@ def test_a_pod_that_does_not_answer_is_told(stores, shard_resource, refused, wha
         made.kubelet.end(job, 1, "", reason="DeadlineExceeded")
     made.look()
     assert made.told() == expected
+    assert ("Secret that is missing" in made.words()) == (what == "secret")
     assert made.told("Reconciling")[0] == "True"
     assert refused(resource, made.status()) == []
     if what in {"killed", "late"}:
@@ -405,6 +409,31 @@ def test_a_shard_owned_elsewhere_stalls_with_its_owner_and_is_taken_over_with_a_
     assert made.told("Stalled", first) == ("True", "ShardIdConflict")
 
 
+def test_what_may_be_taken_over_is_no_other_shard_that_the_resource_names_by_then(house, shard_resource):
+    """The word that allows it was for the shard of the report; the resource names that of another namespace now."""
+    made = house(**ALLOWED)
+    made.cluster.create(PERSIST_SHARD, shard_resource({"storage": GOOD}))
+    made.look()
+    (job,) = made.kubelet.waiting()
+    mine, theirs = (f"s00000000-0000-4000-8000-00000000000{number}" for number in (1, 2))
+    owner = Owner(made.settings.operator_id, "team", "other")
+    made.kubelet.end(job, 0, encode_report(OwnedElsewhere(ShardId(mine), owner)))
+    made.look()
+
+    def rename(one):
+        one["spec"]["shardId"] = theirs
+        one["metadata"].update(annotations={names.ANNOTATION_TAKE_OVER: mine}, generation=2)
+
+    made.cluster.edit(PERSIST_SHARD, "team", "flights", rename)
+    assert load_schemas().check(made.cluster.get(PERSIST_SHARD, "team", "flights")) == []
+    made.env.advance_ms(6000)
+    made.look()
+    (job,) = made.kubelet.waiting()
+    arguments = job["spec"]["template"]["spec"]["containers"][0]["args"]
+    wish = decode_wish(arguments[arguments.index("--wish") + 1])
+    assert (wish.wanted, wish.take_over) == (theirs, OwnedElsewhere(ShardId(mine), owner))
+
+
 def test_a_shard_that_was_lost_is_not_made_again(stores, servers, shard_resource):
     made, storage = stores
     made.cluster.create(PERSIST_SHARD, shard_resource({"storage": storage}))
@@ -437,6 +466,42 @@ def test_a_refused_pod_is_tried_later_and_not_told_anew_at_each_look(house, shar
         made.env.advance_ms(1100)
         assert made.look() >= 0.2
     assert made.cluster.get(PERSIST_SHARD, "team", "flights")["metadata"]["resourceVersion"] == before
+
+
+@pytest.mark.parametrize(("back_s", "behind_s"), [(3600, 0), (0, 100), (0, -100)])
+def test_clocks_that_go_back_or_differ_make_no_more_looks(house, shard_resource, make_inspection, back_s, behind_s):
+    """`behind_s`: how far the cluster's clock is behind the operator's."""
+    made = house(**ALLOWED)
+    made.cluster = made.kubelet.cluster = FakeCluster(now_ms=lambda: made.env.now_ms() - behind_s * 1000)
+    made.restart()
+    made.cluster.create(PERSIST_SHARD, shard_resource({"storage": GOOD}))
+    said, looks = encode_report(Tended(inspection=make_inspection(readers=(), birth="bb", tag="aa"))), []
+    for second in range(80):
+        made.env.advance_ms((1 - (back_s if second == 40 else 0)) * 1000)
+        made.look()
+        for job in made.kubelet.waiting():
+            looks.append(job["metadata"]["name"])
+            made.kubelet.end(job, 0, said)
+        made.look()
+    assert made.told() == ("True", "Healthy")
+    # The first, one that knows the shard, and then one a minute or for the clock.
+    assert len(looks) <= 4, looks
+    assert made.status()["inspection"]["settledJob"] == looks[-1]
+
+
+def test_looks_that_somebody_removes_once_they_ended_are_apart(house, shard_resource, make_inspection):
+    made = house(**ALLOWED)
+    made.cluster.create(PERSIST_SHARD, shard_resource({"storage": GOOD}))
+    said, looks = encode_report(Tended(inspection=make_inspection(readers=(), birth="bb", tag="aa"))), 0
+    for _ in range(30):
+        made.env.advance_ms(1000)
+        made.look()
+        for job in made.kubelet.waiting():
+            looks += 1
+            made.kubelet.end(job, 0, said)
+            made.look()
+            made.cluster.delete(JOB, "team", job["metadata"]["name"])
+    assert 1 < looks <= 30 // 5 + 1
 
 
 @pytest.mark.parametrize("name", ["../../../../../api/v1/namespaces/other/pods/x", "..", "a/b", "A", "", "a?b"])

@@ -254,6 +254,15 @@ def test_nothing_is_started_that_is_switched_off(plan, make_inspection, gone):
     assert (reason(off_plan, "Suspended") is not None) == (gone == "suspend")
 
 
+@pytest.mark.parametrize("number", [-1, 2**63])
+def test_a_number_that_no_status_holds_is_not_told(plan, make_inspection, now, number):
+    """The API server would refuse the whole status, and all that follows from it."""
+    report = {"outcome": "Succeeded", "bytes_read": number, "bytes_written": 7}
+    done = run("gc", 300, now, phase=Phase.SUCCEEDED, report=report)
+    (item,) = plan(status=ASSIGNED, inspected=make_inspection(), runs=[done], at=now + 3000).status["history"]
+    assert ("bytesRead" in item, item["bytesWritten"]) == (False, 7)
+
+
 def test_a_finished_run_is_entered_once_with_its_report(plan, make_inspection, now):
     report = {"type": "GC", "outcome": "Succeeded", "message": "done", "blobs_deleted": 7, "diffs_truncated": 40}
     done = run("gc", 300, now, phase=Phase.SUCCEEDED, report=report, planned_reason="40 versions can be truncated")

@@ -11,7 +11,7 @@ from persist_engine.model.commands import OpaqueMismatch
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.inspection import Inspection
-from persist_engine.model.ownership import Adopted
+from persist_engine.model.ownership import Adopted, OwnedElsewhere
 from persist_engine.model.tending import (
     READERS_MAX,
     NoSuchShard,
@@ -26,7 +26,9 @@ from persist_engine.model.tending import (
 
 def tend(client: PersistClient, wish: Wish) -> Tending:
     """What came of `wish`. Idempotent. Raises what the client raises; NotTended is the caller's to make of that."""
-    adoption = client.adopt(wish.owner, wish.wanted, wish.proposed, take_over=wish.take_over)
+    adoption = client.adopt(wish.owner, wish.wanted, wish.proposed)
+    if isinstance(adoption, OwnedElsewhere) and adoption == wish.take_over:
+        adoption = client.adopt(wish.owner, adoption.shard_id, wish.proposed, take_over=True)
     if not isinstance(adoption, Adopted):
         return adoption
     shard_id, known_seqno = adoption.shard_id, None if wish.known is None else wish.known.seqno

@@ -37,6 +37,8 @@ REPORT_BYTES_MAX = 4096
 _UNPACKED_BYTES_MAX = 256 << 10
 _DDL_MAX, _WORDS_MAX, _MESSAGE_MAX = 65_536, 128, 1500
 _COUNT_MAX, _TIME_MAX = (1 << 63) - 1, (1 << 64) - 1
+#: Statuses count readers and writers in 32 bits.
+_LEFT_OUT_MAX = 1_000_000_000
 _HEX = re.compile(r"[0-9a-f]{0,128}")
 _KIND = re.compile(r"[A-Z][A-Za-z0-9]{0,62}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]+")
@@ -52,6 +54,8 @@ _TIMES, _HEXES, _DDLS = (
 def encode_wish(wish: Wish) -> str:
     """One line of JSON; inverse of `decode_wish`. It has no dollar sign: in arguments of a container `$(NAME)` is replaced."""
     document = {"format": FORMAT, **dataclasses.asdict(wish), "owner": str(wish.owner)}
+    if wish.take_over is not None:
+        document["take_over"] = {"shard_id": wish.take_over.shard_id, "owner": str(wish.take_over.owner)}
     return json.dumps(document, sort_keys=True).replace("$", "\\u0024")
 
 
@@ -59,12 +63,14 @@ def decode_wish(text: str) -> Wish:
     """InvalidUsage for whatever `encode_wish` does not write."""
     found = _Fields(_loaded(text), "the wish")
     found.expect("format", lambda one: one == FORMAT, f"{FORMAT}: another release of persist wrote it")
-    wanted, known, schema, hold = (found.take(name) for name in ("wanted", "known", "schema", "hold"))
+    wanted, take_over, known, schema, hold = (
+        found.take(name) for name in ("wanted", "take_over", "known", "schema", "hold")
+    )
     wish = Wish(
         owner=Owner.parse(found.text("owner", 4096)),
         wanted=None if wanted is None else ShardId(wanted),
         proposed=ShardId(found.text("proposed", _WORDS_MAX)),
-        take_over=found.flag("take_over"),
+        take_over=None if take_over is None else _owned_elsewhere(_Fields(take_over, "take_over"), 4096),
         known=None if known is None else _known(_Fields(known, "known")),
         schema=None if schema is None else _ddls(schema),
         hold=None if hold is None else _hold(_Fields(hold, "hold")),
@@ -222,6 +228,12 @@ def _known(found: _Fields) -> KnownLog:
     return known
 
 
+def _owned_elsewhere(found: _Fields, characters: int) -> OwnedElsewhere:
+    answer = OwnedElsewhere(found.shard_id(), Owner.parse(found.text("owner", characters)))
+    found.end()
+    return answer
+
+
 def _hold(found: _Fields) -> WantedHold:
     hold = WantedHold(
         shard_id=found.shard_id(),
@@ -254,8 +266,8 @@ def _tended(found: _Fields) -> Tended:
     ShardId(values["shard_id"])
     return Tended(
         inspection=Inspection(**values),
-        readers_left_out=found.count("readers_left_out") or 0,
-        writers_left_out=found.count("writers_left_out") or 0,
+        readers_left_out=found.count("readers_left_out", most=_LEFT_OUT_MAX) or 0,
+        writers_left_out=found.count("writers_left_out", most=_LEFT_OUT_MAX) or 0,
         hold_problem=found.text("hold_problem", _MESSAGE_MAX),
     )
 
@@ -298,7 +310,7 @@ def _not_tended(found: _Fields) -> NotTended:
 _ANSWERS: Mapping[str, Callable[[_Fields], Tending]] = {
     "Tended": _tended,
     "NoSuchShard": lambda found: NoSuchShard(found.shard_id()),
-    "OwnedElsewhere": lambda found: OwnedElsewhere(found.shard_id(), Owner.parse(found.text("owner", 1024))),
+    "OwnedElsewhere": lambda found: _owned_elsewhere(found, 1024),
     "Unowned": lambda found: Unowned(found.shard_id()),
     "NotTended": _not_tended,
 }

@@ -36,12 +36,13 @@ class WantedHold:
 class Wish:
     """Make the shard `owner`'s (`wanted`, else the one its name leads to, else `proposed`), create it if a schema (DDL of key and
     value) is given, move its since if a hold is, and say how it is. `known`: nothing moves while the log is another one.
+    `take_over`: the answer of before that does not stand in the way; a shard or an owner that is another one by now does.
     """
 
     owner: Owner
     wanted: ShardId | None
     proposed: ShardId
-    take_over: bool = False
+    take_over: OwnedElsewhere | None = None
     known: KnownLog | None = None
     schema: tuple[str, str] | None = None
     hold: WantedHold | None = None

@@ -77,10 +77,10 @@ def answer(
     going = [one for one in runs if not one.phase.finished]
     for one in going:
         if maintenance.is_stuck(one, now_ms):
-            return _awaited(one.reason or "Pending", f"{one.name} does not start: {_why(one)}")
+            return _awaited(one.reason or "Pending", f"{one.name} does not start: {maintenance.why_stuck(one)}")
     ended = _ended(shard, runs, location)
     if not ended:
-        told = f"; {going[-1].name}: {_why(going[-1])}" if going and going[-1].reason else ""
+        told = f"; {going[-1].name}: {maintenance.why_stuck(going[-1])}" if going and going[-1].reason else ""
         return _awaited("Inspecting", f"a pod is to look at {location.blob} and {location.consensus}{told}")
     last, inline = ended[-1], settings.inline_storage
     if now_ms - _end_ms(last) > 1000 * (_MAX_S + inline.inspect_seconds + inline.deadline_seconds):
@@ -98,22 +98,24 @@ def _awaited(reason: str, message: str) -> Answer:
     return Answer(inspected=Awaited(reason=word, message=clip(redact(message), _MESSAGE_MAX)))
 
 
-def _why(run: Run) -> str:
-    return f"{run.reason}: {run.message}" if run.reason else run.message or "its pod is not scheduled"
-
-
 def _end_ms(run: Run) -> int:
     return run.finished_ms or run.created_ms
 
 
 def _ended(shard: Shard, runs: Sequence[Run], location: InlineLocation) -> list[Run]:
-    """Those that count, oldest first: of these very stores, and none older than one that was believed before."""
-    believed_ms = times.to_ms(shard.status.get("inspection", {}).get("settledTime")) or 0
-    stores = _stores(location)
+    """Those that count, oldest first: of these very stores, and none older than one that was believed before. The one that was intended
+    last is the newest, whatever the clocks say: times of one that went back would have it ignored, and another made at once.
+    """
+    block, stores = shard.status.get("inspection", {}), _stores(location)
+    believed_ms, newest = times.to_ms(block.get("settledTime")) or 0, block.get("jobName")
     found = [
-        one for one in runs if one.phase.finished and one.revision.startswith(stores) and one.created_ms >= believed_ms
+        one
+        for one in runs
+        if one.phase.finished
+        and one.revision.startswith(stores)
+        and (one.created_ms >= believed_ms or one.name == newest)
     ]
-    return sorted(found, key=lambda one: (one.created_ms, one.name))
+    return sorted(found, key=lambda one: (one.name == newest, one.created_ms, one.name))
 
 
 def _said(run: Run) -> Tending | str:
@@ -179,7 +181,7 @@ def with_next(
     ended = _ended(shard, runs, location)
     block = _settled(shard.status.get("inspection", {}), ended)
     # Of the shard as the plan left it: one that it had before, and what was known of that, are gone from there.
-    wish = _wish(replace(shard, status=plan.status), settings, take_over=observed.may_take_over)
+    wish = _wish(replace(shard, status=plan.status), settings, take_over=_overruled(observed))
     revision = _stores(location) + _revision(wish)
     left_s = _left_s(plan, observed, ended, block, revision, now_ms=now_ms, inline=inline)
     stale = [one for one in runs if one.phase.finished and one not in ended[-1:] and not one.deleting]
@@ -234,9 +236,14 @@ def _left_s(
     now_ms: int,
     inline: InlineStorage,
 ) -> float:
-    """Seconds until the next look is due. A clock that went back does not prolong it."""
+    """Seconds until the next look is due. A clock that went back does not prolong it, and one that differs from the cluster's does not
+    make every look due at once: the operator's own time of the intent counts as well.
+    """
+    attempt_ms = times.to_ms(block.get("lastAttemptTime")) or 0
     if not ended:
-        return 0.0
+        # One that ended may be removed by others, as often as it is made.
+        is_removed = block.get("settledJob") is not None and block.get("settledJob") == block.get("jobName")
+        return max(0.0, _APART_S - abs(now_ms - attempt_ms) / 1000) if is_removed else 0.0
     failures = int(block.get("consecutiveFailures", 0))
     is_news = ended[-1].revision != revision or is_behind(observed, plan.status.get("maintenance", {}))
     whole_s = inline.inspect_seconds
@@ -246,7 +253,10 @@ def _left_s(
         whole_s = min(whole_s, _APART_S)
     elif conditions.is_true(plan.status, "Stalled"):
         whole_s = max(whole_s, min(_MAX_S, plan.requeue_after_s or 0.0))
-    return max(0.0, whole_s - abs(now_ms - ended[-1].created_ms) / 1000)
+    ages_ms = [abs(now_ms - ended[-1].created_ms)]
+    if block.get("jobName") == ended[-1].name:
+        ages_ms.append(abs(now_ms - attempt_ms))
+    return max(0.0, whole_s - min(ages_ms) / 1000)
 
 
 def _intended(
@@ -281,7 +291,17 @@ def _intended(
     return intent, start
 
 
-def _wish(shard: Shard, settings: OperatorSettings, *, take_over: bool) -> Wish:
+def _overruled(observed: ShardObserved) -> OwnedElsewhere | None:
+    """Whose shard may be taken, and which. What was allowed for one shard and owner is allowed for no other, whatever the resource and
+    the stores say by the time a pod does it.
+    """
+    found = observed.inspected
+    if not observed.may_take_over or not isinstance(found, NotOwned) or found.owner is None:
+        return None
+    return OwnedElsewhere(ShardId(found.shard_id), found.owner)
+
+
+def _wish(shard: Shard, settings: OperatorSettings, *, take_over: OwnedElsewhere | None) -> Wish:
     claim = ownership.claim_of(shard, settings)
     shard_id, log = shard.status.get("shardId"), shard.status.get("log", {})
     known = None

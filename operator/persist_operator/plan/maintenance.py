@@ -20,6 +20,8 @@ from persist_operator.plan.observed import Phase, Run, RunKind
 
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 10, 600
 _AFTER_CONFLICT_S, _AFTER_SKIPPED_S = 5, 60
+#: What is not told of a report that others may have written: the API server would refuse the whole status.
+_COUNT_MAX = (1 << 63) - 1
 _TYPE: Mapping[RunKind, str] = {"compaction": "Compaction", "rollup": "Rollup", "gc": "GC"}
 #: Failures in a row after which a condition tells of it.
 FAILURES_WORTH_TELLING = 3
@@ -136,6 +138,14 @@ def is_stuck(run: Run, now_ms: int) -> bool:
     return run.phase is Phase.PENDING and not run.deleting and now_ms - run.created_ms > _STUCK_MS
 
 
+def why_stuck(run: Run) -> str:
+    """What a run that does not start waits for, as far as its pod says. A kubelet tells only Events of a Secret that is missing."""
+    if run.reason:
+        return f"{run.reason}: {run.message}"
+    asks = f"`kubectl describe pod -l batch.kubernetes.io/job-name={run.name}` tells"
+    return run.message or f"its pod waits for a node, or for what it mounts, such as a Secret that is missing; {asks}"
+
+
 def retry_number(block: Mapping[str, Any], seqno: int) -> int:
     """0 for the first run at this version, the same again for a run that was only intended; one more after each
     that ended.
@@ -207,7 +217,11 @@ def _history_item(run: Run, now_ms: int) -> dict[str, Any]:
             "startTime": times.to_text(run.started_ms or run.created_ms),
             "endTime": times.to_text(end_ms),
             "outcome": outcome,
-            **{name: int(value) for name, value in numbers.items() if isinstance(value, int)},
+            **{
+                name: int(value)
+                for name, value in numbers.items()
+                if isinstance(value, int) and 0 <= value <= _COUNT_MAX
+            },
             "message": clip(redact(message), 512),
         }
     )

@@ -425,7 +425,7 @@ def _upkeep_conditions(
         if refusal is not None and any(one.kind == kind for one in wanted):
             found.append(Condition(condition_type, "False", refusal.reason, refusal.message))
         elif run is not None and maintenance.is_stuck(run, case.now_ms):
-            why = redact(f"{run.reason}: {run.message}" if run.reason else "its pod is not scheduled")
+            why = redact(maintenance.why_stuck(run))
             found.append(Condition(condition_type, "False", "Pending", f"{run.name} does not start: {why}"))
         elif failures >= maintenance.FAILURES_WORTH_TELLING:
             found.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Any, assert_never
 
 from persist_engine.base.env import Env
 
@@ -100,10 +100,16 @@ class Actor:
 
     def _try_pod(self, job: Resource) -> None:
         """ApiError when the pod of a Job that is not there yet would be refused: Kubernetes makes it later, and tells only the Job's
-        Events what it is refused. Where the operator may make no pods itself (where no sinks run) nothing is known in advance.
+        Events what it is refused. Policies see who asks: one that lets nobody but controllers make pods has to let the operator ask,
+        too. Where the operator may make no pods itself (where no sinks run) nothing is known in advance.
         """
         head, template = job["metadata"], job["spec"]["template"]
-        metadata = {**template["metadata"], "namespace": head["namespace"], "name": head["name"]}
+        metadata = {
+            **template["metadata"],
+            "namespace": head["namespace"],
+            "name": head["name"],
+            "ownerReferences": [_job_reference(head)],
+        }
         pod = {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": metadata, "spec": template["spec"]}
         try:
             self._cluster.try_create(POD, pod)
@@ -166,3 +172,11 @@ class Actor:
         self._cluster.delete(SECRET, meta.namespace, names.rpc_secret_name(action.name, meta.uid))
         self._cluster.delete(CONFIG_MAP, meta.namespace, action.name)
         return stopped
+
+
+def _job_reference(head: Resource) -> dict[str, Any]:
+    """The owner that the pod of a Job will have, for policies against pods without one. A Job has no uid before it is made: its own
+    owner's stands in.
+    """
+    (owner,) = head["ownerReferences"]
+    return {**owner, "apiVersion": JOB.api_version, "kind": JOB.kind, "name": head["name"]}

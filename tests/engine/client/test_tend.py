@@ -55,7 +55,16 @@ def test_a_shard_of_another_is_left_alone_and_one_of_nobody_too(client):
     client.disown(SHARD_ID)
     assert tend(client, theirs) == Unowned(SHARD_ID)
     assert held(client) is None
-    assert isinstance(tend(client, dataclasses.replace(theirs, take_over=True)), Tended)
+
+
+def test_a_shard_is_taken_over_from_the_one_owner_for_whom_it_was_allowed(client):
+    tend(client, WISH)
+    theirs = dataclasses.replace(WISH, owner=OTHER, wanted=SHARD_ID)
+    another = ShardId("s00000000-0000-0000-0000-000000000002")
+    for allowed in (OwnedElsewhere(another, OWNER), OwnedElsewhere(SHARD_ID, Owner("op", "team", "before"))):
+        assert tend(client, dataclasses.replace(theirs, take_over=allowed)) == OwnedElsewhere(SHARD_ID, OWNER)
+    allowed = OwnedElsewhere(SHARD_ID, OWNER)
+    assert isinstance(tend(client, dataclasses.replace(theirs, take_over=allowed)), Tended)
     assert client.owner_of(SHARD_ID) == OTHER
 
 

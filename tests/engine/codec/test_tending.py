@@ -26,6 +26,7 @@ from persist_engine.model.tending import KnownLog, NoSuchShard, NotTended, Tende
 SHARD_ID = ShardId("s" + "0" * 8 + "-0000-0000-0000-" + "1" * 12)
 HOLD_ID = CriticalReaderId("c" + SHARD_ID[1:])
 counts, times = st.integers(0, 2**63 - 1), st.integers(0, 2**64 - 1)
+left_out = st.integers(0, 10**9)
 hexes = st.binary(max_size=32).map(bytes.hex)
 words = st.text(st.characters(exclude_categories=("C",)), max_size=40)
 names = st.text(st.characters(exclude_categories=("C",)), min_size=1, max_size=40)
@@ -58,7 +59,7 @@ def by_annotation(field):
 
 inspections = st.builds(Inspection, **{one.name: by_annotation(one) for one in dataclasses.fields(Inspection)})
 answers = st.one_of(
-    st.builds(Tended, inspection=inspections, readers_left_out=counts, writers_left_out=counts, hold_problem=words),
+    st.builds(Tended, inspection=inspections, readers_left_out=left_out, writers_left_out=left_out, hold_problem=words),
     st.just(NoSuchShard(SHARD_ID)),
     st.builds(OwnedElsewhere, st.just(SHARD_ID), owners),
     st.just(Unowned(SHARD_ID)),
@@ -69,7 +70,7 @@ wishes = st.builds(
     owner=owners,
     wanted=st.none() | st.just(SHARD_ID),
     proposed=st.just(SHARD_ID),
-    take_over=st.booleans(),
+    take_over=st.none() | st.builds(OwnedElsewhere, st.just(SHARD_ID), owners),
     known=st.none() | st.builds(KnownLog, seqno=counts, birth=hexes, tag=hexes),
     schema=st.none() | st.just(("id BIGINT", "v STRING")),
     hold=st.none()
@@ -171,7 +172,8 @@ def test_no_field_takes_what_it_does_not_hold(name):
 @pytest.mark.parametrize(
     "document",
     [None, [], "x", 1, {}, {"format": 1}, {**GOOD, "more": 1}, {"format": 1, "packed": "eJw="}, {"format": 1, "packed": 3},
-     {"format": True, "answer": "NoSuchShard", "shard_id": 3}, {**GOOD, "readers": [{}]}, {**GOOD, "readers": [{}] * 100}],
+     {"format": True, "answer": "NoSuchShard", "shard_id": 3}, {**GOOD, "readers": [{}]}, {**GOOD, "readers": [{}] * 100},
+     {**GOOD, "readers_left_out": 2**31}, {**GOOD, "writers_left_out": 2**31}],
 )  # fmt: skip
 def test_what_is_no_report_is_refused(document):
     with pytest.raises(InvalidUsage):

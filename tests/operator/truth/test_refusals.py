@@ -334,3 +334,25 @@ def test_a_job_is_made_where_the_operator_may_make_no_pods_itself(house, shard, 
     house.live(shard, 20)
     assert house.told(shard) == ("True", "Healthy")
     assert len(house.cluster.find(JOB, "team", {})) == 1
+
+
+def test_a_policy_against_pods_without_an_owner_refuses_no_job(house, shard, monkeypatch, make_inspection):
+    """The pod that the operator asks about looks as the one that Kubernetes will make."""
+    asked = []
+
+    def try_create(kind, manifest):
+        asked.append(manifest)
+        if not any(
+            one["kind"] == "Job" and one["controller"] for one in manifest["metadata"].get("ownerReferences", ())
+        ):
+            raise ApiError("POST pods: 403 admission webhook denied the request: bare pods are not allowed", status=403)
+
+    monkeypatch.setattr(house.cluster, "try_create", try_create)
+    in_debt(house, shard, monkeypatch, make_inspection)
+    house.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["status"].pop("log"))
+    house.live(shard, 20)
+    assert house.told(shard) == ("True", "Healthy")
+    (job,) = house.cluster.find(JOB, "team", {})
+    (reference,) = asked[0]["metadata"]["ownerReferences"]
+    assert (reference["name"], reference["blockOwnerDeletion"]) == (job["metadata"]["name"], False)
+    assert reference["uid"]
