@@ -68,7 +68,9 @@ def test_stores_that_a_resource_names_are_looked_after_by_pods_of_its_namespace(
         cluster.kubectl("annotate", "persistshard", "inline", "persistshard.io/request-gc=now")
         cluster.wait(
             "a garbage collection that ended well",
-            lambda: cluster.status("persistshard", "inline").get("maintenance", {}).get("gc", {}).get("lastSuccessTime"),
+            lambda: (
+                cluster.status("persistshard", "inline").get("maintenance", {}).get("gc", {}).get("lastSuccessTime")
+            ),
         )
         found = cluster.wait_condition("persistshard", "elsewhere", "Stalled", reason="EndpointNotAllowed")
         assert "redis-cut.persist-stores.svc:6379" in found["message"]
