@@ -240,7 +240,7 @@ class Bridge:
         """Run `call` in a thread of the location, at most until the deadline. InvalidUsage and StoreBusy pass; the rest is
         BridgeFailure. A location that was down gets one call at a time, and no caller waits long for it.
 
-        InvalidUsage for stores that a resource names: no process of the operator connects to those, whoever asks.
+        InvalidUsage for stores that a resource names: no process of the operator connects to those.
         """
         if isinstance(location, InlineLocation):
             raise InvalidUsage(f"{_addresses(location)}: the operator does not connect to stores that a resource names")

@@ -296,7 +296,7 @@ def test_only_the_newest_answer_of_these_very_stores_counts_and_none_for_ever(ho
     old = run_of("a", now - 90_000, here, report(seqno=5))
     new = run_of("b", now - 60_000, here, report(seqno=12, known_tag="aa"), seqno=10)
     assert said(old, new) == said(new, old) == (12, "aa")
-    # The newest one was removed by somebody, and an older one tells of an older state.
+    # The newest one was removed, and an older one tells of an older state.
     assert said(old) == "Inspecting"
     assert said(run_of("c", now, there, report(seqno=1))) == "Inspecting"
     # It was compared with another version than the status tells of.

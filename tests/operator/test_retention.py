@@ -47,10 +47,10 @@ def test_a_shard_that_others_made_keeps_its_retention_until_the_operators_hold_s
         assert bridge.advance_since(advance(location, 5)) == 5
         seen = look()
         assert (seen.retain_ms, [reader.since for reader in seen.readers]) == (None, [5])
-        assert seen.since == 5, "at once: nobody may write this shard again"
+        assert seen.since == 5, "at once: there may be no further write to this shard"
         assert bridge.advance_since(advance(location, 9)) == 9
         assert look().seqno == seen.seqno + 2, "the reader is found, and moved; nothing else is committed"
-        # What somebody set by hand ends, too, also when the hold has nothing to move for.
+        # One that a person set by hand ends, too, also when the hold has nothing to move for.
         with PersistClient.open(opened) as client:
             client.set_retention(ShardId(SHARD_ID), 1000)
         assert bridge.advance_since(advance(location, 9)) == 9

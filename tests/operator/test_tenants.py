@@ -182,7 +182,7 @@ def test_with_inline_storage_on_neither_the_operator_nor_a_pod_reaches_a_listene
     house, shard_resource, silence, tmp_path
 ):
     """What passes the allow-list is what the pods' arguments say, field by field; the pods themselves then connect to nothing else."""
-    allowed = "127.0.0.1:9"  # nobody listens there
+    allowed = "127.0.0.1:9"  # no server listens there
     made = house({"default": profile(tmp_path, "team")}, store_deadline_seconds=2)
     inline = InlineStorage(
         enabled=True, allowed_endpoints=(allowed,), allowed_consensus=(allowed,), allowed_secrets=("persist-store",)

@@ -13,7 +13,7 @@ from persist_engine.base.version import APPLIER_VERSION, parse_version
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
-#: Retention of shards that nobody said another for: seven days, where their times are milliseconds.
+#: Retention of a shard that is created without another: seven days, where their times are milliseconds.
 RETAIN_MS = 7 * 24 * 3600 * 1000
 #: Environment variable that switches compaction off for a whole process, whatever its settings say.
 COMPACTION_DISABLED_VARIABLE = "PERSIST_COMPACTION_DISABLED"

@@ -2,7 +2,7 @@
 
 Finalizing needs since and upper to be empty and never forces it. `close_shard` empties them by the ordinary commands:
 an append of the empty upper, the end of the retention, and readers that give up their hold. It takes no hold away from
-anybody who was not named.
+a reader that was not named.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def settle(history: History) -> None:
 
 
 def _settle_wiped(history: History, host: Host, lost: Witness) -> None:
-    """The log is gone, and what blobs tell of it is kept: nobody begins another, and recovery brings a version back as it was."""
+    """The log is gone, and its rollups are kept: no process begins another log, and recovery brings a version back as it was."""
     fail, shard_id, versions = history.scheduler.fail, history.shard_id, host.client._versions
     try:
         host.client.initialise(shard_id, SCHEMA)

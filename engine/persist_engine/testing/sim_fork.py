@@ -1,6 +1,6 @@
 """Consensus that is rolled back or split: two branches of one log, and which of them a process talks to and is judged by.
 
-    fork     a copy of the log is made; rollback: everybody stays on the original; split: some talk to the copy from now on;
+    fork     a copy of the log is made; rollback: every process stays on the original; split: some talk to the copy from now on;
              wipe: as a rollback, to a copy that is empty
     healing  one branch wins (a rollback: the copy) and everybody talks to it; what only the other holds is lost
 

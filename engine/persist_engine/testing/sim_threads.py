@@ -409,7 +409,7 @@ class _Alarm(logging.Handler):
 @contextmanager
 def simulated_threads(scheduler: Scheduler, is_expected: Callable[[object], bool]) -> Iterator[None]:
     """While in force the engine's threads, locks and pools are those of `scheduler`. Its log says nothing, but for errors:
-    lost data or a broken rule, told where nobody is left to raise it to. They end the history unless one `is_expected`.
+    lost data or a broken rule, logged where no caller is left to raise it to. They end the history unless one `is_expected`.
     """
     shim = SimThreading(scheduler)
     replaced: list[tuple[ModuleType, str, Any]] = [(module, "threading", shim) for module in _WITH_THREADING]

@@ -67,7 +67,7 @@ class Cluster(Protocol):
         """True when it was created, False when one of this name exists (which names make the same one)."""
 
     def try_create(self, kind: Kind, manifest: Resource) -> None:
-        """Have the server decide on a creation and make nothing. ApiError with the words of whoever refuses it; a name that is taken is
+        """Have the server decide on a creation and make nothing. ApiError with the words of the refusal; a name that is taken is
         no refusal. It takes the right to create.
         """
 

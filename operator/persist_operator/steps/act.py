@@ -100,7 +100,7 @@ class Actor:
 
     def _try_pod(self, job: Resource) -> None:
         """ApiError when the pod of a Job that is not there yet would be refused: Kubernetes makes it later, and tells only the Job's
-        Events what it is refused. Policies see who asks: one that lets nobody but controllers make pods has to let the operator ask,
+        Events what it is refused. Policies see the account that asks: one that lets only controllers make pods has to admit the operator,
         too. Where the operator may make no pods itself (where no sinks run) nothing is known in advance.
         """
         head, template = job["metadata"], job["spec"]["template"]

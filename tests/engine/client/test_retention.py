@@ -1,4 +1,4 @@
-"""Shards are created with a retention: who lets go of the past, as upserts do, takes it from nobody within the window."""
+"""Shards are created with a retention: a handle that lets go of the past, as upserts do, takes it from no reader within the window."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_what_an_upsert_handle_lets_go_of_is_read_until_since_passes_it(kept: Wo
 
 
 def test_a_shard_without_readers_lets_go_as_it_is_written(kept: World) -> None:
-    """So that what nobody reads is compacted logically, too."""
+    """So that a shard without readers is compacted logically, too."""
     client, shard_id = kept.process(), kept.shard_id()
     with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
         before = kept.consensus.calls["compare_and_set"]
