@@ -264,7 +264,7 @@ BUGS = (
         "22",
         "model/transitions.py",
         "    return Refused(answer) if is_tombstone(state) else Applied(after, answer)\n",
-        "    return Refused(answer) if is_tombstone(state) else Applied(_with_readers_since(after), answer)\n",
+        "    return Refused(answer) if is_tombstone(state) else Applied(with_held_since(after), answer)\n",
         "tests/engine/client/test_since.py::test_regression_22_expiring_leaves_the_since_where_it_was",
         "tests/datadriven/test_machine.py::test_script[leased_readers]",
     ),

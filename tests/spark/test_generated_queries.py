@@ -271,7 +271,7 @@ class Compared:
         if first not in self.found:
             try:
                 self.found[first] = self._asked(first)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is told below
+            except Exception as error:  # noqa: BLE001 - whatever it is, each of its seeds raises it below
                 self.found[first] = error
         found = self.found[first]
         if isinstance(found, Exception):

@@ -51,7 +51,9 @@ def compare_and_append(state: ShardState, cmd: CompareAndAppend, now_ms: int) ->
     )
     progress = state.progress if cmd.progress is None else state.progress.set(*cmd.progress)
     writers = state.writers.set(cmd.writer_id, writer)
-    after = _with_retention(replace(state, writers=writers, progress=progress, trace=trace))
+    after = replace(state, writers=writers, progress=progress, trace=trace)
+    if after.retain_ms is not None:
+        after = with_held_since(after)
     return Applied(after, Appended(requests))
 
 
@@ -114,9 +116,9 @@ def _refusal(state: ShardState, writer: Writer, cmd: CompareAndAppend) -> Refuse
     return None
 
 
-def _with_retention(state: ShardState) -> ShardState:
-    """With since where retention and readers let it go; as it is without retention."""
-    held = None if state.retain_ms is None else held_since(state)
+def with_held_since(state: ShardState) -> ShardState:
+    """With the trace's since where readers and retention hold it. Held by nothing it stays, and it never steps back."""
+    held = held_since(state)
     return state if held is None else replace(state, trace=state.trace.downgrade_since(state.trace.since.join(held)))
 
 

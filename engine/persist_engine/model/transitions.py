@@ -19,7 +19,7 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model import commands as c
-from persist_engine.model.append import compare_and_append
+from persist_engine.model.append import compare_and_append, with_held_since
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import EMPTY, MINIMUM, Description
 from persist_engine.model.outcome import Applied, Refused
@@ -28,7 +28,6 @@ from persist_engine.model.state import CriticalReader, LeasedReader, ShardState
 from persist_engine.model.trace import MergeOutcome, Trace
 from persist_engine.model.views import (
     durable_since,
-    held_since,
     is_finalized,
     is_tombstone,
     latest_rollup,
@@ -128,14 +127,8 @@ def _downgrade_since(state: ShardState, cmd: c.DowngradeSince, now_ms: int) -> A
         last_heartbeat_ms=max(before.last_heartbeat_ms, now_ms),
     )
     state = replace(state, leased_readers=state.leased_readers.set(cmd.reader_id, reader))
-    after = state if cmd.is_heartbeat and reader.since == before.since else _with_readers_since(state)
+    after = state if cmd.is_heartbeat and reader.since == before.since else with_held_since(state)
     return Applied(after, c.SinceDowngraded(reader.since))
-
-
-def _with_readers_since(state: ShardState) -> ShardState:
-    """With the trace's since where readers and retention hold it. Held by nothing it stays, and it never steps back."""
-    since = held_since(state)
-    return state if since is None else replace(state, trace=state.trace.downgrade_since(state.trace.since.join(since)))
 
 
 def _expired(state: ShardState, after: ShardState, *, existed: bool) -> Applied | Refused:
@@ -165,7 +158,7 @@ def _compare_and_downgrade_since(state: ShardState, cmd: c.CompareAndDowngradeSi
         return Applied(state, c.OpaqueMismatch(reader.opaque, reader.since))
     reader = replace(reader, opaque=cmd.new_opaque, since=reader.since.join(cmd.new_since))
     state = replace(state, critical_readers=state.critical_readers.set(cmd.reader_id, reader))
-    return Applied(_with_readers_since(state), c.CriticalDowngraded(reader.since))
+    return Applied(with_held_since(state), c.CriticalDowngraded(reader.since))
 
 
 def _add_rollup(state: ShardState, cmd: c.AddRollup) -> Applied | Refused:
@@ -295,7 +288,7 @@ def _set_retention(state: ShardState, cmd: c.SetRetention) -> Applied | Refused:
         raise InvalidUsage(
             f"retain_ms must be from 1 to 2**63 - 1, or None for no retention; {cmd.retain_ms} was given"
         )
-    after = _with_readers_since(replace(state, retain_ms=cmd.retain_ms))
+    after = with_held_since(replace(state, retain_ms=cmd.retain_ms))
     return Applied(after, c.RetentionSet(after.retain_ms, after.trace.since))
 
 

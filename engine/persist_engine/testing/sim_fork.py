@@ -66,7 +66,7 @@ class Branches:
         self._met: dict[Task, set[Witness]] = {}
         """Which branches have answered since the task's operation began, or its look within it."""
         self._listed_late: set[Task] = set()
-        """Who has listed blobs last when one branch had won."""
+        """Tasks whose last listing of blobs came after one branch had won."""
         self._processes: dict[Process, Callable[[], ShardState | None]] = {}
         self.lost_versions = self.detected = 0
         self.lost_blobs: set[str] = set()

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+import persist_engine.model.append
 import persist_engine.model.transitions
 import persist_engine.work.compact
 import persist_engine.work.gc
@@ -208,7 +209,7 @@ def _expiry_moves_since(put: Callable[[object, str, object], None]) -> None:
         outcome = original(state, after, existed=existed)
         if not isinstance(outcome, Applied):
             return outcome
-        moved = persist_engine.model.transitions._with_readers_since(outcome.state)
+        moved = persist_engine.model.append.with_held_since(outcome.state)
         return Applied(moved, outcome.answer)
 
     put(persist_engine.model.transitions, "_expired", expired)

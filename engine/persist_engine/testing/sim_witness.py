@@ -93,7 +93,7 @@ class Witness:
         self._commits: dict[int, list[tuple[int, int]]] = {}
         self._decided: dict[Decided, None] = {}
         self._answered: set[int] = set()
-        """Appends whose callers were told by this log how they ended: nothing of them comes after that."""
+        """Appends whose outcome this log has answered to their callers: nothing of them comes after that."""
         self.forked_at: int | None = None
         self._beside: Witness | None = None
         self._beside_until = 0
@@ -194,7 +194,7 @@ class Witness:
         self._rollups[key] = state.tip
 
     def truncated(self, keep: Tip, *, earliest: SeqNo) -> None:
-        """The versions from `earliest` to before `keep` are gone. Whoever decided that knew this very history."""
+        """The versions from `earliest` to before `keep` are gone. The process that decided it knew this very history."""
         head, seqno = self.head, keep.seqno
         assert head is not None
         if self.states[seqno].tip != keep:

@@ -205,7 +205,7 @@ def with_next(
 
 
 def _again_s(plan: Plan, left_s: float, wanted: tuple[StartInspection, ...]) -> float:
-    """What the pods do is told by their events; the rest comes round."""
+    """Events of the pods wake the resource earlier; this is for what no event announces."""
     own_s = float(_MAX_S) if plan.is_periodic or plan.requeue_after_s is None else plan.requeue_after_s
     return max(1.0, min(own_s, 30.0 if wanted or left_s <= 0 else left_s))
 
