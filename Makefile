@@ -27,7 +27,7 @@ fmt: ## format
 lint: ## ruff: style, names, docstrings, banned clocks and randomness
 	@$(RUN) ruff format --check $(PYTHON_DIRS) && $(RUN) ruff check $(PYTHON_DIRS)
 types: ## mypy strict
-	@$(RUN) mypy engine/persist_engine operator/persist_operator spark-images/persist_spark
+	@$(RUN) mypy engine/persist_engine operator/persist_operator spark-images/persist_spark tests/kit/persist_kit
 	@MYPYPATH=examples/flights $(RUN) mypy examples/flights
 rooms: ## import-linter: who may import whom
 	@$(RUN) lint-imports --no-cache
@@ -48,12 +48,12 @@ crds-check: ## fail when the chart's CRDs are not those of crds/
 test: setup ## everything that needs no cluster
 	@$(PYTEST) -n $(or $(JOBS),2) --dist loadfile -m "not kind" $(ARGS)
 sim: setup ## the engine under seeded schedules and faults: SEEDS=2000 [FIRST= JOBS=], or SEED=17 to see one again; WITHOUT=disaster,crash leaves out
-	@$(RUN) python -m persist_engine.testing.sim_main --seeds $(or $(SEEDS),200) --first $(or $(FIRST),0) --jobs $(or $(JOBS),1) $(if $(SEED),--seed $(SEED)) $(if $(WITHOUT),--without $(WITHOUT))
+	@$(RUN) python -m persist_kit.sim.main --seeds $(or $(SEEDS),200) --first $(or $(FIRST),0) --jobs $(or $(JOBS),1) $(if $(SEED),--seed $(SEED)) $(if $(WITHOUT),--without $(WITHOUT))
 linearizability: setup ## list-append histories over processes on real servers behind a fault proxy: HISTORIES=20 [FIRST=0 KEEP=folder]
-	@$(RUN) python -m persist_engine.testing.linearizability --histories $(or $(HISTORIES),20) --first $(or $(FIRST),0) $(if $(KEEP),--keep $(KEEP))
+	@$(RUN) python -m persist_kit.histories.main --histories $(or $(HISTORIES),20) --first $(or $(FIRST),0) $(if $(KEEP),--keep $(KEEP))
 fuzz: setup ## every decoder under atheris: RUNS=10000 executions each, or one TARGET=state_diff
-	@for target in $(or $(TARGET),$$($(RUN) python -m persist_engine.testing.fuzz_targets)); do echo "== $$target"; \
-	  $(RUN) --group fuzz python -m persist_engine.testing.fuzz_main $$target --corpus tests/fuzz/corpus --runs $(or $(RUNS),10000) $(if $(GROWN),--grown $(GROWN)) || exit 1; done
+	@for target in $(or $(TARGET),$$($(RUN) python -m persist_kit.fuzz.targets)); do echo "== $$target"; \
+	  $(RUN) --group fuzz python -m persist_kit.fuzz.main $$target --corpus tests/fuzz/corpus --runs $(or $(RUNS),10000) $(if $(GROWN),--grown $(GROWN)) || exit 1; done
 e2e: setup ## on a real kind cluster: bring it up, install, apply, break things, check, tear down (KEEP=1 keeps it)
 	@bash .ci/tools.sh kind helm && bash tests/e2e/run.sh
 bench: setup ## hot paths as ratios against a baseline of the same run

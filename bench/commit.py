@@ -12,8 +12,8 @@ from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.model.maintenance import Maintenance
 from persist_engine.storage.open import open_consensus
-from persist_engine.testing.servers import redis_server
 from persist_engine.work.perform import perform
+from persist_kit.servers import redis_server
 
 from bench.data import SCHEMA, updates
 from bench.measure import Row, median, ms, percentile, timings_s

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from persist_engine import Antichain, Location, PersistClient, ShardId
 from persist_engine.base.settings import Settings, within_memory
-from persist_engine.model.spine import MergeReq
+from persist_engine.model.spine.spine import MergeReq
 from persist_engine.shard.machine import Machine
 from persist_engine.work.compact import compact
 

@@ -16,10 +16,10 @@ from persist_engine import Antichain, Appended, Location, PersistClient, ShardId
 from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
-from persist_engine.model.state_diff import StateDiff, apply
-from persist_engine.testing.servers import redis_server
-from persist_engine.testing.states import Stepper, append, batch
+from persist_engine.model.diff.state_diff import StateDiff, apply
 from persist_engine.work.perform import perform
+from persist_kit.servers import redis_server
+from persist_kit.states import Stepper, append, batch
 
 from bench.commit import at_times
 from bench.data import SCHEMA, updates

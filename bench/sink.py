@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 from persist_engine import Antichain, Location, PersistClient, ShardId
-from persist_engine.client.sink_spill import ArrowLaws
+from persist_engine.dataflow.sink.spill import ArrowLaws
 from persist_engine.flow.correction import BufferPolicy, CorrectionBuffer
 from persist_engine.model.frontier import EMPTY
 

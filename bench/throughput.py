@@ -15,7 +15,7 @@ from persist_engine.base.env import SystemEnv
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.storage.open import open_consensus
-from persist_engine.testing.servers import redis_server
+from persist_kit.servers import redis_server
 
 from bench.commit import at_times
 from bench.data import SCHEMA, updates

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from persist_engine import Location, PersistClient, ShardId, Upserted
-from persist_engine.client.upsert_rows import UpsertRows
+from persist_engine.dataflow.upsert.rows import UpsertRows
 from persist_engine.flow.upsert import columns_of
 from persist_engine.flow.upsert_memory import MemoryStore
 from persist_engine.flow.upsert_state import UpsertState

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from persist_engine import Schema, ShardId
-from persist_operator.build.sink_memory import PARTS_HELD, PROCESS_MIB
+from persist_operator.manifests.sink_memory import PARTS_HELD, PROCESS_MIB
 
 from bench.measure import Row, memory_bytes
 

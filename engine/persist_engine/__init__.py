@@ -13,25 +13,24 @@ if TYPE_CHECKING:
     from persist_engine.base.env import SeededEnv as SeededEnv
     from persist_engine.base.env import SystemEnv as SystemEnv
     from persist_engine.base.settings import Settings as Settings
-    from persist_engine.client.batch import Batch as Batch
-    from persist_engine.client.batch import BatchBuilder as BatchBuilder
-    from persist_engine.client.changes import Changes as Changes
     from persist_engine.client.client import PersistClient as PersistClient
-    from persist_engine.client.leased import LeasedPart as LeasedPart
     from persist_engine.client.location import Location as Location
-    from persist_engine.client.outcomes import Appended as Appended
-    from persist_engine.client.outcomes import ProgressMismatch as ProgressMismatch
-    from persist_engine.client.outcomes import UpperMismatch as UpperMismatch
-    from persist_engine.client.read import ReadHandle as ReadHandle
+    from persist_engine.client.read.changes import Changes as Changes
+    from persist_engine.client.read.handle import ReadHandle as ReadHandle
+    from persist_engine.client.read.leased import LeasedPart as LeasedPart
+    from persist_engine.client.read.snapshot import SinceAhead as SinceAhead
     from persist_engine.client.since import SinceHandle as SinceHandle
-    from persist_engine.client.sink import Sink as Sink
-    from persist_engine.client.sink import SinkStatus as SinkStatus
-    from persist_engine.client.snapshot import SinceAhead as SinceAhead
-    from persist_engine.client.upsert import Upserted as Upserted
-    from persist_engine.client.upsert import UpsertHandle as UpsertHandle
-    from persist_engine.client.upsert_follow import Hydration as Hydration
-    from persist_engine.client.write import WriteHandle as WriteHandle
-    from persist_engine.codec.schema import Schema as Schema
+    from persist_engine.client.write.batch import Batch as Batch
+    from persist_engine.client.write.batch import BatchBuilder as BatchBuilder
+    from persist_engine.client.write.handle import WriteHandle as WriteHandle
+    from persist_engine.client.write.outcomes import Appended as Appended
+    from persist_engine.client.write.outcomes import ProgressMismatch as ProgressMismatch
+    from persist_engine.client.write.outcomes import UpperMismatch as UpperMismatch
+    from persist_engine.dataflow.sink.handle import Sink as Sink
+    from persist_engine.dataflow.sink.handle import SinkStatus as SinkStatus
+    from persist_engine.dataflow.upsert.follow import Hydration as Hydration
+    from persist_engine.dataflow.upsert.handle import Upserted as Upserted
+    from persist_engine.dataflow.upsert.handle import UpsertHandle as UpsertHandle
     from persist_engine.flow.refresh import Refresh as Refresh
     from persist_engine.model.commands import RetentionSet as RetentionSet
     from persist_engine.model.commands import SchemaEvolved as SchemaEvolved
@@ -39,40 +38,41 @@ if TYPE_CHECKING:
     from persist_engine.model.ids import CriticalReaderId as CriticalReaderId
     from persist_engine.model.ids import ShardId as ShardId
     from persist_engine.model.inspection import Inspection as Inspection
+    from persist_engine.rows.schema import Schema as Schema
     from persist_engine.shard.schemas import SchemaIncompatible as SchemaIncompatible
 
 _MODULES = {
     "Antichain": "model.frontier",
-    "Appended": "client.outcomes",
-    "Batch": "client.batch",
-    "BatchBuilder": "client.batch",
-    "Changes": "client.changes",
+    "Appended": "client.write.outcomes",
+    "Batch": "client.write.batch",
+    "BatchBuilder": "client.write.batch",
+    "Changes": "client.read.changes",
     "CriticalReaderId": "model.ids",
     "Env": "base.env",
-    "Hydration": "client.upsert_follow",
+    "Hydration": "dataflow.upsert.follow",
     "Inspection": "model.inspection",
-    "LeasedPart": "client.leased",
+    "LeasedPart": "client.read.leased",
     "Location": "client.location",
     "PersistClient": "client.client",
-    "ProgressMismatch": "client.outcomes",
-    "ReadHandle": "client.read",
+    "ProgressMismatch": "client.write.outcomes",
+    "ReadHandle": "client.read.handle",
     "Refresh": "flow.refresh",
     "RetentionSet": "model.commands",
-    "Schema": "codec.schema",
+    "Schema": "rows.schema",
     "SchemaEvolved": "model.commands",
     "SchemaIncompatible": "shard.schemas",
     "SeededEnv": "base.env",
     "Settings": "base.settings",
     "ShardId": "model.ids",
-    "SinceAhead": "client.snapshot",
+    "SinceAhead": "client.read.snapshot",
     "SinceHandle": "client.since",
-    "Sink": "client.sink",
-    "SinkStatus": "client.sink",
+    "Sink": "dataflow.sink.handle",
+    "SinkStatus": "dataflow.sink.handle",
     "SystemEnv": "base.env",
-    "UpperMismatch": "client.outcomes",
-    "UpsertHandle": "client.upsert",
-    "Upserted": "client.upsert",
-    "WriteHandle": "client.write",
+    "UpperMismatch": "client.write.outcomes",
+    "UpsertHandle": "dataflow.upsert.handle",
+    "Upserted": "dataflow.upsert.handle",
+    "WriteHandle": "client.write.handle",
 }
 
 __all__ = sorted(_MODULES)  # noqa: PLE0605 - the table is the list

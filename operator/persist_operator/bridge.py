@@ -35,9 +35,9 @@ from persist_engine.base.settings import RetrySettings, Settings
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.client.tend import hold_since
-from persist_engine.codec.schema import Schema
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.ownership import Adopted, OwnedElsewhere, Unowned
+from persist_engine.rows.schema import Schema
 
 from persist_operator.api import names
 from persist_operator.api.redact import redact

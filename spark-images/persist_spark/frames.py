@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pyarrow as pa
-from persist_engine.codec.schema import Schema
+from persist_engine.rows.schema import Schema
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession

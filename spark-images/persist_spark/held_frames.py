@@ -20,13 +20,13 @@ from persist_engine.base.errors import Fenced, InvalidUsage, PersistError
 from persist_engine.base.settings import Settings
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
-from persist_engine.client.read import ReadHandle
-from persist_engine.client.snapshot import SinceAhead, Snapshot
-from persist_engine.codec.filter import Filter
-from persist_engine.codec.predicate_text import predicate_of
-from persist_engine.codec.schema import Schema
+from persist_engine.client.read.handle import ReadHandle
+from persist_engine.client.read.snapshot import SinceAhead, Snapshot
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
+from persist_engine.rows.filter import Filter
+from persist_engine.rows.predicate_text import predicate_of
+from persist_engine.rows.schema import Schema
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 
 from persist_spark.options import SPLITS_MAX, Options

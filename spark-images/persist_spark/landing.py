@@ -15,12 +15,12 @@ import pyarrow.compute as pc
 from persist_engine.base.env import Env
 from persist_engine.base.errors import Fenced, InvalidUsage, MissingBlob, SchemaMismatch, Unavailable
 from persist_engine.base.settings import MIB, Settings
-from persist_engine.client.batch import Batch
-from persist_engine.client.joined import gathered
-from persist_engine.client.outcomes import Appended, AppendOutcome, ProgressMismatch, UpperMismatch
-from persist_engine.client.read import ReadHandle
-from persist_engine.client.snapshot import SinceAhead
-from persist_engine.client.write import WriteHandle
+from persist_engine.client.read.handle import ReadHandle
+from persist_engine.client.read.snapshot import SinceAhead
+from persist_engine.client.write.batch import Batch
+from persist_engine.client.write.handle import WriteHandle
+from persist_engine.client.write.joined import gathered
+from persist_engine.client.write.outcomes import Appended, AppendOutcome, ProgressMismatch, UpperMismatch
 from persist_engine.flow.append_run import (
     AfterMismatch,
     AppendAgain,

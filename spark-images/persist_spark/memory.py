@@ -3,7 +3,7 @@ that goes back to the system when it is free. Knows no Spark: the driver looks u
 
     beside the heap   [ JVM: 384 MiB, or a tenth of the heap ][ one worker per core: 192 MiB + 6 parts ] ...
 
-The operator makes pods by the same rule (`persist_operator.build.sink_memory`; neither imports the other, a test holds
+The operator makes pods by the same rule (`persist_operator.manifests.sink_memory`; neither imports the other, a test holds
 the two together); docs/adr/0004-spark.md has the measurements.
 """
 

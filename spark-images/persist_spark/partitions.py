@@ -19,14 +19,14 @@ import pyarrow.compute as pc
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import PersistError, UpdateBeyondUpper, UpdateNotBeyondLower
 from persist_engine.base.metrics import Metrics, NoMetrics
+from persist_engine.base.retry import Retry
 from persist_engine.base.settings import MIB, BatchSettings, RetrySettings, Settings
-from persist_engine.client.batch import BatchBuilder
-from persist_engine.client.leased import LeasedPart
-from persist_engine.codec import updates
-from persist_engine.codec.schema import Schema
+from persist_engine.client.read.leased import LeasedPart
+from persist_engine.client.write.batch import BatchBuilder
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
-from persist_engine.shard.retry import Retry
+from persist_engine.rows import updates
+from persist_engine.rows.schema import Schema
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.open import open_blob
 

@@ -7,9 +7,9 @@ from itertools import zip_longest
 
 import pyarrow as pa
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.codec.projection import Projection
-from persist_engine.codec.schema import Schema
 from persist_engine.model.ids import ShardId
+from persist_engine.rows.projection import Projection
+from persist_engine.rows.schema import Schema
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 
 from persist_spark.frames import spark_type

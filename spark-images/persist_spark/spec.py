@@ -18,8 +18,8 @@ from typing import Any
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.settings import MIB
-from persist_engine.codec.schema import Schema
 from persist_engine.model.ids import ShardId
+from persist_engine.rows.schema import Schema
 
 #: More tasks than this only cost scheduling: a task below some MiB of input is not worth its start.
 PARALLELISM_MAX = 4096

@@ -2,7 +2,7 @@
 
 import pytest
 from persist_engine import ShardId
-from persist_engine.testing.disk import Disk
+from persist_kit.disk import Disk
 
 
 @pytest.fixture

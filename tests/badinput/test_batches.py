@@ -18,7 +18,7 @@ from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.codec.batch import decode_transmittable, encode_transmittable
 from persist_engine.model.state import CodecNames
 from persist_engine.shard.versions import StateVersions
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_kit.world import SCHEMA, World, row
 
 A = Antichain.of
 INLINE = [pytest.param(0, id="blobs"), pytest.param(4096, id="inline")]

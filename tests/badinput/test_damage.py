@@ -16,10 +16,10 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, RetrySettings, Settings
 from persist_engine.base.version import APPLIER_VERSION
-from persist_engine.client.outcomes import Appended
-from persist_engine.testing.disk import SETTINGS, Disk, write
-from persist_engine.testing.world import SCHEMA, World, contents, row
+from persist_engine.client.write.outcomes import Appended
 from persist_engine.work.rollup import write_rollup
+from persist_kit.disk import SETTINGS, Disk, write
+from persist_kit.world import SCHEMA, World, contents, row
 
 A = Antichain.of
 TIMES = range(1, 5)

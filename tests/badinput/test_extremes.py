@@ -12,19 +12,19 @@ from persist_engine.base.errors import Fenced
 from persist_engine.base.settings import LeaseSettings, MaintenanceSettings, Settings
 from persist_engine.base.versioned import CasResult, VersionedData
 from persist_engine.client.export import export_shard
-from persist_engine.client.listen import Progress
-from persist_engine.client.snapshot import Snapshot
+from persist_engine.client.read.listen import Progress
+from persist_engine.client.read.snapshot import Snapshot
 from persist_engine.codec.state_diff import encode_state_diff
+from persist_engine.model.diff.state_diff import between
 from persist_engine.model.frontier import DATA_TIME_MAX, EMPTY, TIME_MAX
 from persist_engine.model.ids import LeasedReaderId
+from persist_engine.model.queries import seqno_since
 from persist_engine.model.shared_map import SharedMap
 from persist_engine.model.state import LeasedReader
-from persist_engine.model.state_diff import between
-from persist_engine.model.views import seqno_since
-from persist_engine.testing.states import DEBUG
-from persist_engine.testing.upserts import commands
-from persist_engine.testing.world import SCHEMA, AheadEnv, World, contents, row
 from persist_engine.work.perform import perform, perform_due
+from persist_kit.states import DEBUG
+from persist_kit.upserts import commands
+from persist_kit.world import SCHEMA, AheadEnv, World, contents, row
 
 A = Antichain.of
 READERS = 100_000

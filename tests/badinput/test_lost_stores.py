@@ -14,11 +14,11 @@ from persist_engine import Antichain, Appended, Location, PersistClient, ShardId
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import CorruptData, InvariantViolated, PersistError, StoreLost, Unavailable
 from persist_engine.base.metrics import NoMetrics
-from persist_engine.storage import blob_s3
 from persist_engine.storage.open import open_blob, open_consensus
-from persist_engine.testing.disk import SETTINGS, write
-from persist_engine.testing.servers import redis_server, s3_server
-from persist_engine.testing.world import SCHEMA, contents, row
+from persist_engine.storage.s3 import blob as blob_s3
+from persist_kit.disk import SETTINGS, write
+from persist_kit.servers import redis_server, s3_server
+from persist_kit.world import SCHEMA, contents, row
 
 A = Antichain.of
 LOST = "lost"
@@ -223,8 +223,8 @@ PROGRAM = textwrap.dedent(
     import resource, sys
     from persist_engine import Antichain, Location, PersistClient, ShardId
     from persist_engine.base.errors import PersistError
-    from persist_engine.testing.disk import SETTINGS
-    from persist_engine.testing.world import SCHEMA, row
+    from persist_kit.disk import SETTINGS
+    from persist_kit.world import SCHEMA, row
 
     blob, consensus, shard, limit = sys.argv[1:]
     A = Antichain.of

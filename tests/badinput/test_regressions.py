@@ -12,14 +12,14 @@ from persist_engine.base.errors import CorruptData, InvalidUsage
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings
 from persist_engine.client.client import PersistClient
-from persist_engine.client.listen import Progress, Updates
+from persist_engine.client.read.listen import Progress, Updates
 from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.storage.consensus_mem import MemConsensus
-from persist_engine.testing.world import SCHEMA, World, contents, row
 from persist_engine.work.compact import compact_due
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.perform import perform_due
 from persist_engine.work.rollup import write_rollup
+from persist_kit.world import SCHEMA, World, contents, row
 
 A = Antichain.of
 

@@ -6,10 +6,10 @@ import pyarrow as pa
 import pytest
 from persist_engine import Antichain, Schema, SchemaEvolved, SchemaIncompatible
 from persist_engine.base.settings import BatchSettings, Settings
-from persist_engine.client.splits import SnapshotSplit
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_engine.client.read.splits import SnapshotSplit
+from persist_engine.work.audit.verify import verify_shard
 from persist_engine.work.perform import perform_due
-from persist_engine.work.verify import verify_shard
+from persist_kit.world import SCHEMA, World, row
 
 A = Antichain.of
 

@@ -19,7 +19,7 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.model.frontier import DATA_TIME_MAX
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_kit.world import SCHEMA, World, row
 
 A = Antichain.of
 INT64_MAX = 2**63 - 1

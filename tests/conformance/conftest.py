@@ -12,7 +12,7 @@ from persist_engine.base.metrics import NoMetrics
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.consensus import Consensus
 from persist_engine.storage.open import open_blob, open_consensus
-from persist_engine.testing.servers import RedisServer, S3Server, redis_server, s3_server
+from persist_kit.servers import RedisServer, S3Server, redis_server, s3_server
 
 _numbers = itertools.count()
 

@@ -16,7 +16,7 @@ from persist_engine.base.metrics import NoMetrics
 from persist_engine.client.location import Location
 from persist_engine.storage.addresses import RedisAddress, S3Address, with_credentials
 from persist_engine.storage.open import open_blob, open_consensus
-from persist_engine.testing.servers import RedisServer, S3Server
+from persist_kit.servers import RedisServer, S3Server
 
 #: Any text, and what separates the fields of a URL more often than chance would have it.
 TEXT = st.one_of(

@@ -9,7 +9,7 @@ from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.storage.metered import MeteredConsensus
 from persist_engine.testing.conformance import ConsensusTests
 from persist_engine.testing.faults import Faults, FaultyConsensus
-from persist_engine.testing.world import CountedConsensus
+from persist_kit.world import CountedConsensus
 from prometheus_client import CollectorRegistry
 
 

@@ -20,9 +20,9 @@ from persist_engine.storage import blob_file, consensus_sqlite
 from persist_engine.storage.blob_file import FileBlob
 from persist_engine.storage.consensus_sqlite import LENGTHEN_EVERY, LOG_BYTES, SqliteConsensus
 from persist_engine.testing.conformance import entry, fill
-from persist_engine.testing.world import SCHEMA, row
 from persist_engine.work.compact import compact
 from persist_engine.work.outcome import Ending
+from persist_kit.world import SCHEMA, row
 
 RACER = """
 import sys

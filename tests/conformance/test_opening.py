@@ -18,7 +18,7 @@ from persist_engine.base.errors import ErrorKind, StoreRefused, Unavailable
 from persist_engine.base.metrics import PrometheusMetrics
 from persist_engine.base.settings import RetrySettings
 from persist_engine.shard import opening
-from persist_engine.testing.servers import _free_port, redis_server
+from persist_kit.servers import _free_port, redis_server
 from prometheus_client import CollectorRegistry
 
 PATIENCE_S = 60.0

@@ -24,11 +24,11 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo, VersionedData
-from persist_engine.storage import consensus_redis
 from persist_engine.storage.open import open_consensus
+from persist_engine.storage.redis import consensus as consensus_redis
 from persist_engine.testing.conformance import entry, fill
-from persist_engine.testing.servers import _free_port, redis_server
-from persist_engine.testing.world import SCHEMA
+from persist_kit.servers import _free_port, redis_server
+from persist_kit.world import SCHEMA
 
 pytestmark = pytest.mark.redis
 #: Far longer than anything here takes.

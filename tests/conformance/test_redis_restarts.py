@@ -12,8 +12,8 @@ from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo
 from persist_engine.storage.open import open_consensus
 from persist_engine.testing.conformance import entry, fill
-from persist_engine.testing.servers import redis_server
-from persist_engine.testing.world import SCHEMA, row
+from persist_kit.servers import redis_server
+from persist_kit.world import SCHEMA, row
 
 pytestmark = pytest.mark.redis
 A = Antichain.of

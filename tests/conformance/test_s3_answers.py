@@ -14,10 +14,10 @@ import pytest
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import Determinate, Indeterminate, InvalidUsage, UnsafeStore
 from persist_engine.base.metrics import NoMetrics
-from persist_engine.storage import blob_s3
 from persist_engine.storage.addresses import S3Address
-from persist_engine.storage.blob_s3 import S3Blob, _client
 from persist_engine.storage.open import open_blob
+from persist_engine.storage.s3 import blob as blob_s3
+from persist_engine.storage.s3.blob import S3Blob, _client
 
 #: What one request is answered with: status, body, and headers, where None takes away one that would be sent.
 Answer = tuple[int, bytes, dict[str, str | None]]
@@ -217,7 +217,7 @@ FORKS = """
 import os, sys
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.metrics import NoMetrics
-from persist_engine.storage.blob_s3 import S3Blob, _client
+from persist_engine.storage.s3.blob import S3Blob, _client
 from persist_engine.storage.addresses import S3Address
 
 at = S3Address.parse(sys.argv[1])

@@ -11,11 +11,11 @@ import pytest
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import Determinate, Indeterminate
 from persist_engine.base.metrics import NoMetrics, PrometheusMetrics
-from persist_engine.storage import blob_s3
 from persist_engine.storage.addresses import S3Address
-from persist_engine.storage.blob_s3 import S3Blob, _client
-from persist_engine.storage.deadlines import CallLimits, Deadlines, LeftBehind, NotBegun
-from persist_engine.testing.fault_proxy import FaultProxy
+from persist_engine.storage.s3 import blob as blob_s3
+from persist_engine.storage.s3.blob import S3Blob, _client
+from persist_engine.storage.s3.deadlines import CallLimits, Deadlines, LeftBehind, NotBegun
+from persist_kit.fault_proxy import FaultProxy
 from prometheus_client import CollectorRegistry
 
 pytestmark = pytest.mark.s3

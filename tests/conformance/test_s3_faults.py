@@ -12,9 +12,9 @@ from botocore.exceptions import ClientError
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import CorruptData, Determinate, Indeterminate, InvalidUsage, StoreRefused, UnsafeStore
 from persist_engine.base.metrics import NoMetrics
-from persist_engine.storage import blob_s3
 from persist_engine.storage.open import open_blob
-from persist_engine.testing.servers import s3_server
+from persist_engine.storage.s3 import blob as blob_s3
+from persist_kit.servers import s3_server
 
 pytestmark = pytest.mark.s3
 

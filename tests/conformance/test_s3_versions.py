@@ -11,12 +11,12 @@ from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.model.ids import ShardId
-from persist_engine.storage.blob_s3 import S3Blob
 from persist_engine.storage.open import open_blob
-from persist_engine.testing.disk import write
-from persist_engine.testing.servers import s3_server
-from persist_engine.testing.world import contents
-from persist_engine.work.restore import restore_shard
+from persist_engine.storage.s3.blob import S3Blob
+from persist_engine.work.repair.restore import restore_shard
+from persist_kit.disk import write
+from persist_kit.servers import s3_server
+from persist_kit.world import contents
 
 pytestmark = pytest.mark.s3
 

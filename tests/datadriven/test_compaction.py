@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from persist_engine.base.settings import BatchSettings, CompactionSettings, Settings
-from persist_engine.model.compaction_plan import CompactionChunk, compaction_chunks
 from persist_engine.model.frontier import Antichain
-from persist_engine.model.spine import MergeReq
+from persist_engine.model.spine.compaction_plan import CompactionChunk, compaction_chunks
+from persist_engine.model.spine.spine import MergeReq
 from persist_engine.shard.machine import Machine
-from persist_engine.testing.datadriven import Case, run
-from persist_engine.testing.world import SCHEMA, World
 from persist_engine.work.compact import compact
+from persist_kit.datadriven import Case, run
+from persist_kit.world import SCHEMA, World
 
 SCRIPTS = sorted((Path(__file__).parent / "compaction").glob("*.txt"))
 TARGET = 1024

@@ -13,14 +13,14 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.base.versioned import SeqNo
 from persist_engine.client.closing import close_shard, finalize_shard
-from persist_engine.client.read import ReadHandle
+from persist_engine.client.read.handle import ReadHandle
 from persist_engine.model.frontier import Antichain
-from persist_engine.model.views import rollup_seqnos
+from persist_engine.model.queries import rollup_seqnos
 from persist_engine.shard.machine import Machine
-from persist_engine.testing.datadriven import Case, run
-from persist_engine.testing.world import SCHEMA, World, row
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.rollup import write_rollup
+from persist_kit.datadriven import Case, run
+from persist_kit.world import SCHEMA, World, row
 
 SCRIPTS = sorted((Path(__file__).parent / "gc").glob("*.txt"))
 

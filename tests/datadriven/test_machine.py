@@ -15,11 +15,11 @@ from persist_engine.base.versioned import SeqNo
 from persist_engine.client.client import PersistClient
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, WriterId
-from persist_engine.model.views import is_finalized, is_tombstone, seqno_since
+from persist_engine.model.queries import is_finalized, is_tombstone, seqno_since
 from persist_engine.shard.machine import Machine, SinceAhead
-from persist_engine.testing.datadriven import Case, run
-from persist_engine.testing.states import batch, inline_batch
-from persist_engine.testing.world import SCHEMA, World
+from persist_kit.datadriven import Case, run
+from persist_kit.states import batch, inline_batch
+from persist_kit.world import SCHEMA, World
 
 SCRIPTS = sorted((Path(__file__).parent / "machine").glob("*.txt"))
 

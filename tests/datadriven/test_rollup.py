@@ -15,12 +15,12 @@ from persist_engine.base.versioned import SeqNo
 from persist_engine.client.client import PersistClient
 from persist_engine.model.batch import HollowRollup
 from persist_engine.model.frontier import Antichain
+from persist_engine.model.queries import rollup_seqnos
 from persist_engine.model.state import ShardState
-from persist_engine.model.views import rollup_seqnos
-from persist_engine.testing.datadriven import Case, run
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_engine.work.audit.walk import VersionWalk
 from persist_engine.work.rollup import write_rollup
-from persist_engine.work.walk import VersionWalk
+from persist_kit.datadriven import Case, run
+from persist_kit.world import SCHEMA, World, row
 
 SCRIPTS = sorted((Path(__file__).parent / "rollup").glob("*.txt"))
 

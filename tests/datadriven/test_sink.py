@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from persist_engine.base.errors import InvalidUsage, InvariantViolated
-from persist_engine.client.sink_spill import ArrowLaws
-from persist_engine.codec.ingest import normalise
+from persist_engine.dataflow.sink.spill import ArrowLaws
 from persist_engine.flow.append import Append
 from persist_engine.flow.correction import BufferPolicy, CorrectionBuffer
 from persist_engine.flow.desired import DesiredFrontiers, Stream
@@ -18,8 +17,9 @@ from persist_engine.flow.mint import Describe, Mint
 from persist_engine.flow.refresh import Refresh
 from persist_engine.flow.write import Stage, Write
 from persist_engine.model.frontier import Antichain
-from persist_engine.testing.datadriven import Case, parse, rewritten, run
-from persist_engine.testing.world import SCHEMA
+from persist_engine.rows.ingest import normalise
+from persist_kit.datadriven import Case, parse, rewritten, run
+from persist_kit.world import SCHEMA
 
 SCRIPTS = sorted((Path(__file__).parent / "sink").glob("*.txt"))
 

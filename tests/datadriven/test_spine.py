@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from persist_engine.model.flat_trace import SpineId
 from persist_engine.model.frontier import Antichain
-from persist_engine.model.spine import MergeReq, MergeRes, level_for
-from persist_engine.model.trace import Trace
-from persist_engine.testing.datadriven import Case, run
-from persist_engine.testing.states import batch
+from persist_engine.model.spine.flat import SpineId
+from persist_engine.model.spine.spine import MergeReq, MergeRes, level_for
+from persist_engine.model.spine.trace import Trace
+from persist_kit.datadriven import Case, run
+from persist_kit.states import batch
 
 SCRIPTS = sorted((Path(__file__).parent / "spine").glob("*.txt"))
 

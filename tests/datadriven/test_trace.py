@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 from persist_engine.base.errors import InvariantViolated
-from persist_engine.model.field_diff import Delete, FieldDiff, Insert
-from persist_engine.model.flat_trace import SpineId
+from persist_engine.model.diff.field_diff import Delete, FieldDiff, Insert
+from persist_engine.model.diff.legacy_diff import apply_unstructured
+from persist_engine.model.diff.trace_diff import TraceDiff, apply_structured, changes
 from persist_engine.model.frontier import Antichain
-from persist_engine.model.legacy_diff import apply_unstructured
-from persist_engine.model.spine import MergeRes
-from persist_engine.model.trace import Trace
-from persist_engine.model.trace_diff import TraceDiff, apply_structured, changes
-from persist_engine.testing.datadriven import Case, run
-from persist_engine.testing.states import batch
+from persist_engine.model.spine.flat import SpineId
+from persist_engine.model.spine.spine import MergeRes
+from persist_engine.model.spine.trace import Trace
+from persist_kit.datadriven import Case, run
+from persist_kit.states import batch
 
 SCRIPTS = sorted((Path(__file__).parent / "trace").glob("*.txt"))
 

@@ -20,7 +20,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from persist_engine.codec.schema import Schema
+from persist_engine.rows.schema import Schema
 from persist_engine.storage.addresses import with_credentials
 
 HERE = Path(__file__).resolve().parent

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from persist_engine.codec.schema import Schema
+from persist_engine.rows.schema import Schema
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.local.runner import read_documents
 

@@ -18,10 +18,10 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
 from persist_engine.base.versioned import CasResult
-from persist_engine.client.batch import Batch
+from persist_engine.client.write.batch import Batch
 from persist_engine.model.frontier import EMPTY
-from persist_engine.testing.staged import named_keys
-from persist_engine.testing.world import SCHEMA, World, contents, row
+from persist_kit.staged import named_keys
+from persist_kit.world import SCHEMA, World, contents, row
 
 A = Antichain.of
 

@@ -13,9 +13,9 @@ from persist_engine.base.env import SystemEnv
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, LeaseSettings, RetrySettings, Settings, WatchSettings
 from persist_engine.storage.notify import NEWS_BYTES_MAX
-from persist_engine.storage.notify_redis import RedisPush, news_channel
-from persist_engine.testing.servers import RedisServer, redis_server
-from persist_engine.testing.world import SCHEMA, row
+from persist_engine.storage.redis.notify import RedisPush, news_channel
+from persist_kit.servers import RedisServer, redis_server
+from persist_kit.world import SCHEMA, row
 
 pytestmark = pytest.mark.redis
 A = Antichain.of

@@ -8,8 +8,8 @@ import pytest
 from persist_engine import Antichain, Appended, Location, PersistClient, Settings, ShardId
 from persist_engine.base.errors import Unavailable
 from persist_engine.base.settings import RetrySettings
-from persist_engine.testing.servers import RedisServer, redis_server
-from persist_engine.testing.world import SCHEMA, row
+from persist_kit.servers import RedisServer, redis_server
+from persist_kit.world import SCHEMA, row
 
 A = Antichain.of
 pytestmark = pytest.mark.redis

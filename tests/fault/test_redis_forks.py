@@ -10,10 +10,10 @@ import pytest
 from persist_engine import Antichain, Location, PersistClient, ShardId
 from persist_engine.base.errors import ForkedLog
 from persist_engine.base.settings import RetrySettings, Settings
-from persist_engine.testing.servers import RedisServer, redis_server
-from persist_engine.testing.world import SCHEMA, row
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.rollup import write_rollup
+from persist_kit.servers import RedisServer, redis_server
+from persist_kit.world import SCHEMA, row
 
 pytestmark = pytest.mark.redis
 A = Antichain.of

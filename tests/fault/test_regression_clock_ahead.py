@@ -12,7 +12,7 @@ from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.client.client import PersistClient
 from persist_engine.model.frontier import Antichain
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_kit.world import SCHEMA, World, row
 
 SETTINGS = Settings(batch=BatchSettings(inline_part_bytes_max=0))
 LEASE_MS = SETTINGS.lease.writer_lease_ms

@@ -14,15 +14,15 @@ from persist_engine.base.settings import BatchSettings, LeaseSettings, Maintenan
 from persist_engine.base.versioned import SeqNo
 from persist_engine.client.client import PersistClient
 from persist_engine.codec.keys import rollup_key
-from persist_engine.codec.schema import CODECS
 from persist_engine.model.batch import HollowBatch, HollowRollup
 from persist_engine.model.frontier import MINIMUM, Description
 from persist_engine.model.ids import CriticalReaderId, RollupId, ShardId, WriterId
-from persist_engine.model.trace import MergeRes
-from persist_engine.testing.world import SCHEMA, World, contents, row
+from persist_engine.model.spine.trace import MergeRes
+from persist_engine.rows.schema import CODECS
+from persist_engine.work.audit.verify import verify_shard
 from persist_engine.work.compact import compact
 from persist_engine.work.rollup import write_rollup
-from persist_engine.work.verify import verify_shard
+from persist_kit.world import SCHEMA, World, contents, row
 
 A = Antichain.of
 NO_INLINE = Settings(batch=BatchSettings(inline_part_bytes_max=0))

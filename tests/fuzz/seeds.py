@@ -15,17 +15,17 @@ from persist_engine.base.versioned import SCAN_ALL, SeqNo
 from persist_engine.codec.batch import encode_batch, encode_run_listing
 from persist_engine.codec.inline_part import encode_inline
 from persist_engine.codec.part import encode_part
-from persist_engine.codec.rows import RowCodec
 from persist_engine.codec.state import Rollup, encode_rollup
 from persist_engine.codec.state_diff import decode_state_diff
+from persist_engine.model.diff.state_diff import apply
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.state import ShardState
-from persist_engine.model.state_diff import apply
-from persist_engine.testing.states import SHARD
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_engine.rows.words import RowCodec
 from persist_engine.work.compact import compact_due
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.rollup import write_rollup
+from persist_kit.states import SHARD
+from persist_kit.world import SCHEMA, World, row
 
 FOLDER = Path(__file__).resolve().parent / "corpus"
 HEAD_BYTES = 10

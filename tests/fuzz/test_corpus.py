@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from persist_engine.codec.batch import decode_batch
 from persist_engine.model.batch import HollowBatch
-from persist_engine.testing.fuzz_targets import TARGETS, Finding, Target
+from persist_kit.fuzz.targets import TARGETS, Finding, Target
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
 #: Changed inputs per target; a part costs milliseconds, the others well below one.
@@ -74,6 +74,6 @@ def test_a_decoder_that_gives_back_something_else_is_a_finding(monkeypatch: pyte
         batch = decode_batch(data)
         return replace(batch, rows=batch.rows + 1)
 
-    monkeypatch.setattr("persist_engine.testing.fuzz_targets.decode_batch", counts_one_more)
+    monkeypatch.setattr("persist_kit.fuzz.targets.decode_batch", counts_one_more)
     with pytest.raises(Finding, match="came back as"):
         TARGETS["batch"].check(inputs("batch")[0])

@@ -19,11 +19,10 @@ from persist_engine.codec.batch import encode_run_listing, encode_transmittable
 from persist_engine.codec.inline_part import encode_inline
 from persist_engine.codec.part import checksum, encode_part, key_lower, part_stats
 from persist_engine.codec.registry import Identity, encode_identity, encode_name, encode_shard_owner
-from persist_engine.codec.schema import CODECS, Schema
 from persist_engine.codec.state import Rollup, encode_rollup
 from persist_engine.codec.state_diff import encode_state_diff
 from persist_engine.model.batch import HollowBatch, HollowPart, HollowRollup, HollowRun, InlinePart, RunMeta, RunOrder
-from persist_engine.model.flat_trace import SpineId, ThinMerge, ThinSpineBatch
+from persist_engine.model.diff.state_diff import Delete, Insert, StateDiff, Update
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.model.ids import (
     CriticalReaderId,
@@ -36,6 +35,8 @@ from persist_engine.model.ids import (
 )
 from persist_engine.model.ownership import Owner
 from persist_engine.model.shared_map import SharedMap
+from persist_engine.model.spine.flat import SpineId, ThinMerge, ThinSpineBatch
+from persist_engine.model.spine.trace import Trace
 from persist_engine.model.state import (
     Claim,
     CriticalReader,
@@ -45,8 +46,7 @@ from persist_engine.model.state import (
     SourceProgress,
     Writer,
 )
-from persist_engine.model.state_diff import Delete, Insert, StateDiff, Update
-from persist_engine.model.trace import Trace
+from persist_engine.rows.schema import CODECS, Schema
 
 FOLDER = Path(__file__).resolve().parent
 VERSION = "0.1.0"

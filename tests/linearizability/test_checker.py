@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from persist_engine.testing.linearizability import find_checker
+from persist_kit.histories.main import find_checker
 
 
 def line(process: int, call: int, end: int, *steps: tuple, outcome: str = "ok") -> dict:

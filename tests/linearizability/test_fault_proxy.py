@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from persist_engine.testing.fault_proxy import FaultProxy, Trouble
+from persist_kit.fault_proxy import FaultProxy, Trouble
 
 DEADLINE_S = 10.0
 

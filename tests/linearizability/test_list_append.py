@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from persist_engine.testing.fault_proxy import Trouble
-from persist_engine.testing.linearizability import Cluster, Plan, cluster
-from persist_engine.testing.list_append_bugs import BUGS
+from persist_kit.fault_proxy import Trouble
+from persist_kit.histories.bugs import BUGS
+from persist_kit.histories.main import Cluster, Plan, cluster
 
 pytestmark = [pytest.mark.redis, pytest.mark.s3]
 

@@ -6,8 +6,8 @@ from base64 import b64decode, b64encode
 import pytest
 from persist_operator.api import names
 from persist_operator.api.shard import ShardSchema, StoreLocation
-from persist_operator.build.driver import driver_manifests
-from persist_operator.build.maintenance import maintenance_job
+from persist_operator.manifests.driver import driver_manifests
+from persist_operator.manifests.maintenance import maintenance_job
 
 RPC_SECRET = bytes(range(32))
 LOCATION = StoreLocation(blob="s3://b/p", consensus="redis://r:6379/0", secret_name="persist-store")

@@ -13,20 +13,20 @@ from persist_engine.base.env import SeededEnv
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
-from persist_engine.codec.schema import Schema
 from persist_engine.codec.tending import decode_wish, encode_report
 from persist_engine.model.ids import ShardId
 from persist_engine.model.ownership import OwnedElsewhere, Owner
 from persist_engine.model.tending import Tended
+from persist_engine.rows.schema import Schema
 from persist_engine.storage.addresses import with_credentials
-from persist_engine.testing.servers import redis_server, s3_server
+from persist_kit.servers import redis_server, s3_server
 from persist_operator.api import conditions, names, times
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import CREDENTIALS_DIR, InlineLocation, Shard
 from persist_operator.bridge import Bridge, BridgeFailure
-from persist_operator.build.maintenance import TERMINATION_LOG
 from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.port import JOB, PERSIST_SHARD, POD, ApiError
+from persist_operator.manifests.maintenance import TERMINATION_LOG
 from persist_operator.plan import inspecting
 from persist_operator.plan.actions import StartInspection
 from persist_operator.plan.observed import Awaited, Phase, Run, ShardMissing, ShardObserved, ShardView

@@ -16,13 +16,13 @@ import pytest
 from persist_engine import Antichain, Appended, Location, PersistClient, ShardId
 from persist_engine.base.errors import PersistError, StoreLost
 from persist_engine.base.settings import BatchSettings, MaintenanceSettings, RetrySettings, Settings
-from persist_engine.testing.servers import redis_server
-from persist_engine.testing.world import SCHEMA, row
-from persist_engine.work.force import force_gc
-from persist_engine.work.orphans import scan_orphans
-from persist_engine.work.recover import recover_shard
+from persist_engine.work.audit.orphans import scan_orphans
+from persist_engine.work.audit.verify import verify_shard
+from persist_engine.work.repair.force import force_gc
+from persist_engine.work.repair.recover import recover_shard
 from persist_engine.work.rollup import write_rollup
-from persist_engine.work.verify import verify_shard
+from persist_kit.servers import redis_server
+from persist_kit.world import SCHEMA, row
 
 pytestmark = pytest.mark.redis
 A = Antichain.of

@@ -10,10 +10,10 @@ from persist_engine.base.env import SeededEnv
 from persist_engine.base.errors import StoreLost
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
-from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
-from persist_engine.testing.servers import redis_server, s3_server
+from persist_engine.rows.schema import Schema
+from persist_kit.servers import redis_server, s3_server
 from persist_operator.api import conditions, names, times
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.fake import FakeCluster

@@ -10,8 +10,8 @@ from persist_operator.api.pod_template import PodRefused, check_template
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import ShardSchema, StoreLocation
 from persist_operator.api.sink import Sink
-from persist_operator.build.driver import driver_manifests
-from persist_operator.build.maintenance import maintenance_job
+from persist_operator.manifests.driver import driver_manifests
+from persist_operator.manifests.maintenance import maintenance_job
 from persist_operator.settings import OperatorSettings, WorkloadAllow, WorkloadSettings
 
 LOCATION = StoreLocation(blob="s3://b/p", consensus="redis://r:6379/0", secret_name="persist-store")

@@ -8,9 +8,9 @@ from persist_engine.base.env import SeededEnv
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
-from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
+from persist_engine.rows.schema import Schema
 from persist_operator.api import conditions, names, times
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.fake import FakeCluster

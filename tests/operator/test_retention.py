@@ -2,8 +2,8 @@
 
 from persist_engine import Location, PersistClient, ShardId
 from persist_engine.base.settings import RETAIN_MS
-from persist_engine.codec.schema import Schema
 from persist_engine.model.ownership import Owner
+from persist_engine.rows.schema import Schema
 from persist_operator.api import names
 from persist_operator.api.shard import ShardSchema, StoreLocation
 from persist_operator.bridge import Bridge

@@ -2,13 +2,13 @@
 
 import pytest
 from persist_engine.client.client import PersistClient
-from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.model.rebirth import recovered_birth
-from persist_engine.testing.disk import Disk
-from persist_engine.work.recover import recover_shard
+from persist_engine.rows.schema import Schema
+from persist_engine.work.repair.recover import recover_shard
 from persist_engine.work.rollup import write_rollup
+from persist_kit.disk import Disk
 from persist_operator.api import conditions, names
 from persist_operator.cluster.port import PERSIST_SHARD
 from persist_operator.plan.observed import ShardObserved

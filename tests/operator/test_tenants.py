@@ -21,7 +21,7 @@ from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.model.ids import ShardId
 from persist_engine.storage.addresses import RedisAddress, S3Address, with_credentials
-from persist_engine.testing.servers import redis_server
+from persist_kit.servers import redis_server
 from persist_operator.api import conditions
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import CREDENTIALS_DIR, StoreLocation

@@ -16,11 +16,8 @@ from hypothesis import strategies as st
 from persist_engine.base.errors import CorruptData, Incompatible
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.base.versioned import SeqNo, VersionedData
-from persist_engine.codec import updates as laws
 from persist_engine.codec.batch import decode_batch, decode_transmittable, encode_batch, encode_transmittable
-from persist_engine.codec.order import KEY_LOWER_BYTES_MAX, key_bytes
 from persist_engine.codec.part import decode_part, encode_part, key_lower, part_stats
-from persist_engine.codec.part_stats import bound, stats_path
 from persist_engine.codec.registry import (
     Identity,
     decode_identity,
@@ -31,13 +28,16 @@ from persist_engine.codec.registry import (
     encode_shard_owner,
     name_key,
 )
-from persist_engine.codec.schema import Schema
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup, flat_trace_from_pb, flat_trace_to_pb
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.model.ids import ShardId, StoreId
 from persist_engine.model.ownership import Owner
-from persist_engine.testing import strategies
+from persist_engine.rows import updates as laws
+from persist_engine.rows.order import KEY_LOWER_BYTES_MAX, key_bytes
+from persist_engine.rows.part_stats import bound, stats_path
+from persist_engine.rows.schema import Schema
+from persist_kit import strategies
 
 DESC = Description(Antichain(0), Antichain(None), Antichain(0))
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.codec import updates
-from persist_engine.codec.comparable import comparable_bound, scalar_of
-from persist_engine.codec.filter import Filter
-from persist_engine.codec.part_stats import part_stats, stats_name
-from persist_engine.codec.predicate import And, Compare, In, IsNull, Not, Or, Predicate, from_json, to_json
-from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import HollowPart
-from persist_engine.testing.strategies import schemas, updates_table
-from persist_engine.testing.strategies import updates as updates_of
+from persist_engine.rows import updates
+from persist_engine.rows.comparable import comparable_bound, scalar_of
+from persist_engine.rows.filter import Filter
+from persist_engine.rows.part_stats import part_stats, stats_name
+from persist_engine.rows.predicate import And, Compare, In, IsNull, Not, Or, Predicate, from_json, to_json
+from persist_engine.rows.schema import Schema
+from persist_kit.strategies import schemas, updates_table
+from persist_kit.strategies import updates as updates_of
 
 OPS = ["=", "!=", "<", "<=", ">", ">="]
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
-from persist_engine.model.spine import MergeOutcome, MergeReq, MergeRes
-from persist_engine.model.spine_edit import SpineEdit
-from persist_engine.model.trace import Trace
-from persist_engine.testing.states import batch, description
+from persist_engine.model.spine.edit import SpineEdit
+from persist_engine.model.spine.spine import MergeOutcome, MergeReq, MergeRes
+from persist_engine.model.spine.trace import Trace
+from persist_kit.states import batch, description
 
 frontiers = st.one_of(st.none(), st.integers(0, 2**64 - 1), st.integers(0, 3)).map(Antichain)
 

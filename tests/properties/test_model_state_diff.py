@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from persist_engine.base.settings import MaintenanceSettings, Settings
 from persist_engine.model import commands as c
-from persist_engine.model.flat_trace import FlatTrace
+from persist_engine.model.diff.state_diff import StateDiff, apply, between, deleted_blobs, inserted_blobs, live_blobs
 from persist_engine.model.invariants import check_invariants
 from persist_engine.model.shared_map import SharedMap
-from persist_engine.model.spine import MergeReq, MergeRes
+from persist_engine.model.spine.flat import FlatTrace
+from persist_engine.model.spine.spine import MergeReq, MergeRes
+from persist_engine.model.spine.trace import Trace
 from persist_engine.model.state import SchemaPair, ShardState, SourceProgress
-from persist_engine.model.state_diff import StateDiff, apply, between, deleted_blobs, inserted_blobs, live_blobs
-from persist_engine.model.trace import Trace
-from persist_engine.testing.states import (
+from persist_kit.states import (
     DEBUG,
     SCHEMA,
     Stepper,

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from persist_engine.codec.columns import compare_adjacent, flatten_columns
-from persist_engine.codec.sorting import order_and_equal
-from persist_engine.shard.consolidate import row_key
+from persist_engine.parts.consolidate import row_key
+from persist_engine.rows.columns import compare_adjacent, flatten_columns
+from persist_engine.rows.sorting import order_and_equal
 
 TYPES = {
     "bool": (pa.bool_(), st.booleans()),

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.codec.predicate import And, Compare, In, IsNull, Not, Or, Predicate
-from persist_engine.codec.predicate_text import parse_predicate
+from persist_engine.rows.predicate import And, Compare, In, IsNull, Not, Or, Predicate
+from persist_engine.rows.predicate_text import parse_predicate
 
 quick = settings(max_examples=200, deadline=None)
 texts = st.text(st.sampled_from("'\"\\`ab \n%_ñ;-") | st.characters(exclude_categories=["Cs"]), max_size=12)

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from persist_engine import Antichain, CriticalReaderId
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, Settings
-from persist_engine.client.listen import Progress
+from persist_engine.client.read.listen import Progress
 from persist_engine.model import commands as c
+from persist_engine.model.diff.state_diff import apply
 from persist_engine.model.frontier import EMPTY
 from persist_engine.model.state import ShardState
-from persist_engine.model.state_diff import apply
-from persist_engine.testing.states import DEBUG, Stepper, append, batch, critical_id, first_state, leased_id
-from persist_engine.testing.world import SCHEMA, AheadEnv, World, contents
-from persist_engine.work.force import force_compaction, force_gc
 from persist_engine.work.perform import perform_due
+from persist_engine.work.repair.force import force_compaction, force_gc
+from persist_kit.states import DEBUG, Stepper, append, batch, critical_id, first_state, leased_id
+from persist_kit.world import SCHEMA, AheadEnv, World, contents
 
 A = Antichain.of
 retentions = st.none() | st.integers(1, 300)

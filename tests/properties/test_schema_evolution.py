@@ -5,12 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from persist_engine.codec.evolution import adapted, incompatibilities
 from persist_engine.codec.part import decode_part, encode_part, open_part
-from persist_engine.codec.schema import Schema
-from persist_engine.codec.updates import consolidate
 from persist_engine.model.frontier import EMPTY, MINIMUM, Description
-from persist_engine.testing.strategies import schemas, successors, updates
+from persist_engine.rows.evolution import adapted, incompatibilities
+from persist_engine.rows.schema import Schema
+from persist_engine.rows.updates import consolidate
+from persist_kit.strategies import schemas, successors, updates
 
 DESC = Description(MINIMUM, EMPTY, MINIMUM)
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import pytest
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
-from persist_engine.model.spine import MergeReq, MergeRes, Parts
-from persist_engine.model.trace import Trace
-from persist_engine.testing.states import batch
+from persist_engine.model.spine.spine import MergeReq, MergeRes, Parts
+from persist_engine.model.spine.trace import Trace
+from persist_kit.states import batch
 
 #: (id lo, id hi, lower, upper, rows) of a hollow batch.
 Piece = tuple[int, int, int, int, int]

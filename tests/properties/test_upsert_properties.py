@@ -14,8 +14,6 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from persist_engine.base.errors import CorruptData, InvariantViolated
-from persist_engine.codec.rows import RowCodec
-from persist_engine.codec.updates import consolidate
 from persist_engine.flow import upsert_memory
 from persist_engine.flow.upsert_memory import MemoryStore
 from persist_engine.flow.upsert_state import (
@@ -29,9 +27,11 @@ from persist_engine.flow.upsert_state import (
     merged,
 )
 from persist_engine.flow.upsert_store import KEY_WORDS, KeyValues, SpillingStore
-from persist_engine.flow.upsert_words import Words, gather, hash_rows, scatter
+from persist_engine.flow.word_rows import Words, gather, hash_rows, scatter
+from persist_engine.rows.updates import consolidate
+from persist_engine.rows.words import RowCodec
 from persist_engine.storage.upsert_rocks import RocksStore
-from persist_engine.testing import strategies
+from persist_kit import strategies
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 quick = settings(max_examples=60, deadline=None, suppress_health_check=SLOW)

@@ -62,7 +62,7 @@ BUGS = (
     ),
     bug(
         "1a (given up)",
-        "client/write.py",
+        "client/write/handle.py",
         "        except InvalidUsage:\n            self._discard_all(own)\n            raise\n        except BaseException",
         "        except (InvalidUsage, Unavailable):\n            self._discard_all(own)\n            raise\n"
         "        except BaseException",
@@ -150,8 +150,8 @@ BUGS = (
     Bug(
         "9",
         (
-            ("client/read.py", "self._pins = Pins()", "self._pins, self._first = Pins(), machine.state.seqno"),
-            ("client/read.py", "self._pins.oldest(self._machine.state.seqno)", "self._pins.oldest(self._first)"),
+            ("client/read/handle.py", "self._pins = Pins()", "self._pins, self._first = Pins(), machine.state.seqno"),
+            ("client/read/handle.py", "self._pins.oldest(self._machine.state.seqno)", "self._pins.oldest(self._first)"),
         ),
         (BAD + "test_regression_9_a_reader_that_is_only_kept_does_not_hold_back_collection",),
     ),
@@ -159,7 +159,7 @@ BUGS = (
         "10",
         (
             (
-                "model/trace_diff.py",
+                "model/diff/trace_diff.py",
                 "        out = Trace.unflatten(apply_flat(trace.flatten(), diff))\n",
                 "        raise\n        out = trace\n",
             ),
@@ -171,7 +171,7 @@ BUGS = (
     ),
     bug(
         "11",
-        "model/spine_edit.py",
+        "model/spine/edit.py",
         "        if new.is_empty():\n            lowest",
         "        if False:\n            lowest",
         BAD + "test_regression_11_empty_appends_do_not_pile_up",
@@ -179,7 +179,7 @@ BUGS = (
     ),
     bug(
         "12",
-        "model/spine_edit.py",
+        "model/spine/edit.py",
         "            work = max(level.merge.remaining_work - fuel, 0)\n",
         "            work = sum(batch.rows for batch in level.batches) - (sum(batch.rows for batch in level.batches) "
         "- level.merge.remaining_work) - fuel\n",
@@ -188,21 +188,21 @@ BUGS = (
     ),
     bug(
         "13",
-        "model/merge_result.py",
+        "model/spine/merge.py",
         "        if res.output.rows > Sizes.total(replaced).rows:\n",
         "        if False:\n",
         STORIES + "test_regression_13_a_result_with_more_updates_than_it_replaces_is_rejected",
     ),
     bug(
         "13 (since)",
-        "model/merge_result.py",
+        "model/spine/merge.py",
         "        if not res.output.desc.since <= batch.desc.since:\n",
         "        if False:\n",
         MODEL + "test_merge_result.py::test_regression_13_a_since_behind_is_fine_and_ahead_is_not",
     ),
     bug(
         "14",
-        "model/compaction_plan.py",
+        "model/spine/compaction_plan.py",
         "            cost = sum(run.memory_bytes for run in found)\n",
         "            cost = sum(run.memory_bytes for run in found) or self._target\n",
         MODEL + "test_compaction_plan.py::test_regression_14_a_run_costs_its_largest_part_and_an_empty_input_nothing",
@@ -217,7 +217,7 @@ BUGS = (
     ),
     bug(
         "16",
-        "model/compaction_plan.py",
+        "model/spine/compaction_plan.py",
         "desc = Description(oldest.desc.lower, newest.desc.upper, self._request.desc.since)",
         "desc = Description(oldest.desc.lower, newest.desc.upper, oldest.desc.since)",
         BAD + "test_regression_16_compaction_writes_the_since_it_was_asked_for",
@@ -225,14 +225,14 @@ BUGS = (
     ),
     bug(
         "17",
-        "codec/sorting.py",
+        "rows/sorting.py",
         "words: Words = values.to_numpy().astype(np.int64, copy=False).view(np.uint64) ^ _SIGN",
         "words: Words = values.to_numpy().astype(np.int64, copy=False).view(np.uint64).byteswap()",
         "tests/properties/test_order_properties.py::test_order_and_equality_are_those_of_rows",
     ),
     bug(
         "18",
-        "client/batch.py",
+        "client/write/batch.py",
         "        rows = [sum(part.rows for part in run) for run in runs]\n",
         "        runs = [tuple(part for run in runs for part in run)]\n"
         "        rows = [sum(part.rows for part in run) for run in runs]\n",
@@ -240,14 +240,14 @@ BUGS = (
     ),
     bug(
         "19",
-        "shard/fetch.py",
+        "parts/fetch.py",
         "max(self.as_of + 1, self.lower)",
         "self.as_of + 1",
         BAD + "test_regression_19_a_listener_gets_no_row_twice_when_batches_merge_behind_it",
     ),
     bug(
         "20",
-        "model/merge_result.py",
+        "model/spine/merge.py",
         "    if any(meta.truncated for batch in (*batches, output) for meta in batch.run_metas):\n        return\n",
         "",
         MODEL + "test_merge_result.py::test_regression_20_sums_of_truncated_runs_prove_nothing",
@@ -278,7 +278,7 @@ BUGS = (
     ),
     bug(
         "24",
-        "model/state_diff.py",
+        "model/diff/state_diff.py",
         '            count("hostname_mismatch")\n',
         '            raise InvariantViolated("hostname")\n',
         MODEL + "test_state_diff.py::test_regression_24_a_wrong_host_name_is_taken_and_counted",
@@ -293,7 +293,7 @@ BUGS = (
     ),
     bug(
         "26",
-        "work/usage.py",
+        "work/audit/usage.py",
         "                if machine is None:\n",
         "                if False:\n",
         "tests/engine/work/test_usage.py::"
@@ -315,7 +315,7 @@ BUGS = (
     ),
     bug(
         "29",
-        "shard/retry.py",
+        "base/retry.py",
         "        if self.attempts >= self._settings.warn_attempts:\n",
         "        if False:\n",
         "tests/engine/shard/test_retry.py::test_regression_29_warns_once_attempts_are_many",
@@ -343,7 +343,7 @@ BUGS = (
     ),
     bug(
         "30 (since ahead of upper)",
-        "client/sink_readback.py",
+        "dataflow/sink/readback.py",
         "            self._whole = whole\n            yield self._progress(upper)\n",
         "            self._whole = whole\n            yield self._progress(upper.join(since))\n",
         "tests/engine/client/test_sink.py::test_no_relation_of_since_upper_and_as_of_hangs[9-4-6]",
@@ -364,7 +364,7 @@ BUGS = (
     ),
     bug(
         "33",
-        "shard/consolidate.py",
+        "parts/consolidate.py",
         "takes_rest=holding_up is None",
         "takes_rest=True",
         "tests/engine/shard/test_consolidate.py::test_merge_equals_a_dictionary_for_every_cut_and_window",
@@ -379,7 +379,7 @@ BUGS = (
     ),
     bug(
         "35",
-        "shard/runs.py",
+        "parts/listings.py",
         "    return [wave for wave in (parts, *reversed(levels)) if wave]\n",
         "    return [wave for wave in (*levels, parts) if wave]\n",
         "tests/engine/shard/test_runs.py::test_regression_an_interrupted_deletion_of_a_run_still_finds_its_children",

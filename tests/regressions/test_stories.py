@@ -10,15 +10,15 @@ from persist_engine import Antichain
 from persist_engine.base.settings import BatchSettings, CompactionSettings, Settings
 from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.codec.keys import blob_key
-from persist_engine.model.trace import MergeOutcome, MergeRes, Trace
+from persist_engine.model.spine.trace import MergeOutcome, MergeRes, Trace
 from persist_engine.storage import consensus_sqlite
 from persist_engine.storage.consensus_sqlite import SqliteConsensus
-from persist_engine.testing.states import batch
-from persist_engine.testing.world import SCHEMA, World, row
 from persist_engine.work.compact import compact
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.outcome import Ending
 from persist_engine.work.rollup import write_rollup
+from persist_kit.states import batch
+from persist_kit.world import SCHEMA, World, row
 
 A = Antichain.of
 

@@ -14,12 +14,12 @@ import persist_engine.client
 import persist_engine.shard
 import persist_engine.work
 import pytest
-from persist_engine.testing import sim_threads
+from persist_kit.sim import threads as sim_threads
 
 NOT_SIMULATED = {
     # What they let go of is let go of when it is closed, which histories always do.
-    "persist_engine.client.changes",
-    "persist_engine.client.snapshot",
+    "persist_engine.client.read.changes",
+    "persist_engine.client.read.snapshot",
 }
 
 

@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from persist_engine.testing.sim import plan_of, simulate
-from persist_engine.testing.sim_main import explain, main, minimise
-from persist_engine.testing.sim_mutants import MUTANTS, planted
+from persist_kit.sim.main import explain, main, minimise
+from persist_kit.sim.mutants import MUTANTS, planted
+from persist_kit.sim.simulation import plan_of, simulate
 
 SEEDS = 100
 CHUNK = 20
@@ -56,7 +56,7 @@ def test_the_same_seed_is_the_same_history_in_any_process() -> None:
     seeds = [next(plan.seed for plan in plans if plan.written_by == kind) for kind in sorted(EVERYWHERE)]
     traces = [simulate(seed).trace for seed in seeds]
     assert len(set(traces)) == len(seeds)
-    code = f"from persist_engine.testing.sim import simulate; print(*[simulate(s).trace for s in {seeds}])"
+    code = f"from persist_kit.sim.simulation import simulate; print(*[simulate(s).trace for s in {seeds}])"
     for hash_seed in ("1", "2"):
         answer = subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": hash_seed}, check=True, capture_output=True, text=True
@@ -68,7 +68,7 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
     """Nobody else would end them: they wait for more seeds. What they inherit of it ends with the last of them."""
     code = (
         "import os, signal\n"
-        "from persist_engine.testing.sim_main import workers\n"
+        "from persist_kit.sim.main import workers\n"
         "with workers(1) as pool:\n"
         "    print(pool.submit(os.getpid).result(), flush=True)\n"
         "    signal.pause()\n"

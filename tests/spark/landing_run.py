@@ -12,13 +12,13 @@ from typing import Any
 
 from persist_engine import Antichain, Appended
 from persist_engine.base.settings import BatchSettings, CompactionSettings, RetrySettings, Settings
-from persist_engine.client.batch import Batch
+from persist_engine.client.write.batch import Batch
 from persist_engine.flow.append_run import Staged
 from persist_engine.flow.mint_run import Minted, ShardView, mint
-from persist_engine.testing.staged import named_keys
-from persist_engine.testing.world import SCHEMA, AheadEnv, World, row
+from persist_engine.work.audit.verify import verify_shard
 from persist_engine.work.compact import compact
-from persist_engine.work.verify import verify_shard
+from persist_kit.staged import named_keys
+from persist_kit.world import SCHEMA, AheadEnv, World, row
 from persist_spark.landing import Landing, driver_settings
 from persist_spark.report import Log
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pyarrow as pa
 import pytest
 from persist_engine.base.errors import InvariantViolated
-from persist_engine.codec.schema import Schema
+from persist_engine.rows.schema import Schema
 from persist_spark.columns import (
     RECORD_ROWS,
     flat_columns,

@@ -5,7 +5,7 @@ overlap.
 from itertools import pairwise
 
 import pytest
-from persist_engine.codec.schema import Schema
+from persist_engine.rows.schema import Schema
 from persist_spark import frames
 from persist_spark.spec import ConfigurationError, Input
 from pyspark.sql import SparkSession

@@ -6,10 +6,10 @@ from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import Fenced, InvalidUsage, MissingBlob, ShardNotFound
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, Settings
-from persist_engine.client.splits import SnapshotSplit
+from persist_engine.client.read.splits import SnapshotSplit
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId
 from persist_engine.storage.open import open_blob
-from persist_engine.work.force import force_compaction, force_gc
+from persist_engine.work.repair.force import force_compaction, force_gc
 from persist_spark.held_frames import HeldFrames
 from persist_spark.options import Options
 from pyspark.sql import types as T

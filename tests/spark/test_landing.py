@@ -8,9 +8,9 @@ from persist_engine import Antichain, Appended
 from persist_engine.base.errors import Unavailable
 from persist_engine.flow.append_run import Late
 from persist_engine.flow.mint_run import AlreadyDone, Superseded
-from persist_engine.testing.staged import named_keys
-from persist_engine.testing.world import row
-from persist_engine.work.verify import verify_shard
+from persist_engine.work.audit.verify import verify_shard
+from persist_kit.staged import named_keys
+from persist_kit.world import row
 from persist_spark import landing
 from persist_spark.landing import Landed
 from persist_spark.spec import ConfigurationError

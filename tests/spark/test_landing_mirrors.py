@@ -14,8 +14,8 @@ from persist_engine.base.errors import Unavailable
 from persist_engine.flow.append_run import Recompute
 from persist_engine.model.batch import HollowPart
 from persist_engine.model.state import SourceProgress
-from persist_engine.testing.staged import named_keys
-from persist_engine.work.verify import verify_shard
+from persist_engine.work.audit.verify import verify_shard
+from persist_kit.staged import named_keys
 from persist_spark import landing
 from persist_spark.landing import Landed
 from persist_spark.spec import ConfigurationError

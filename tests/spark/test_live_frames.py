@@ -13,7 +13,7 @@ import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.settings import BatchSettings, Settings
-from persist_engine.work.force import force_compaction, force_gc
+from persist_engine.work.repair.force import force_compaction, force_gc
 from persist_spark.datasource import register
 from pyspark.logger import PySparkLogger
 

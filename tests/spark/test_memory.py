@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from persist_engine.base.settings import MIB
-from persist_operator.build import sink_memory
+from persist_operator.manifests import sink_memory
 from persist_spark import memory
 from persist_spark.memory import ExecutorMemory
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from persist_engine import Location, PersistClient, ShardId
 from persist_engine.base.settings import KIB, MIB, BatchSettings, Settings
-from persist_engine.codec.schema import Schema
 from persist_engine.model.ids import staged_ms
+from persist_engine.rows.schema import Schema
 from persist_spark import partitions
 from persist_spark.columns import RECORD_ROWS
 from persist_spark.failures import FailureClass, TaskFailure, classify

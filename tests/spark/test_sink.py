@@ -10,7 +10,7 @@ import pytest
 from persist_engine import Antichain, Appended, Location, PersistClient, Schema, Settings, ShardId
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import Fenced, Unavailable
-from persist_engine.work.verify import verify_shard
+from persist_engine.work.audit.verify import verify_shard
 from persist_spark import landing, partitions, sink
 from persist_spark.report import Log
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input, SinkSpec, Write

@@ -27,20 +27,20 @@ from persist_engine.base.settings import (
     Settings,
 )
 from persist_engine.client.export import export_shard
-from persist_engine.client.leased import LeasedPart
-from persist_engine.client.listen import Updates
-from persist_engine.client.read import ReadHandle
-from persist_engine.client.splits import SnapshotSplit
-from persist_engine.codec.filter import column_named
-from persist_engine.codec.predicate import IsNull, Not
+from persist_engine.client.read.handle import ReadHandle
+from persist_engine.client.read.leased import LeasedPart
+from persist_engine.client.read.listen import Updates
+from persist_engine.client.read.splits import SnapshotSplit
 from persist_engine.model.commands import SchemaEvolved
-from persist_engine.testing.strategies import schemas, successors, updates, updates_table
-from persist_engine.testing.world import AheadEnv, World
-from persist_engine.work.force import force_compaction, force_gc
-from persist_engine.work.orphans import scan_orphans
-from persist_engine.work.references import Bucket
-from persist_engine.work.usage import audit_usage
-from persist_engine.work.verify import verify_shard
+from persist_engine.rows.filter import column_named
+from persist_engine.rows.predicate import IsNull, Not
+from persist_engine.work.audit.orphans import scan_orphans
+from persist_engine.work.audit.references import Bucket
+from persist_engine.work.audit.usage import audit_usage
+from persist_engine.work.audit.verify import verify_shard
+from persist_engine.work.repair.force import force_compaction, force_gc
+from persist_kit.strategies import schemas, successors, updates, updates_table
+from persist_kit.world import AheadEnv, World
 
 A = Antichain.of
 _AUDITED = ReadSettings(stats_audit_percent=100)

@@ -17,7 +17,7 @@ from persist_engine import Antichain, Appended, PersistClient, Schema, SinceAhea
 from persist_engine.base.errors import Fenced
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, Settings
 from persist_engine.base.versioned import VersionedData
-from persist_engine.client.listen import Updates
+from persist_engine.client.read.listen import Updates
 from persist_engine.model.batch import HollowRollup
 from persist_engine.model.commands import SchemaEvolved
 from persist_engine.model.invariants import check_invariants
@@ -25,8 +25,8 @@ from persist_engine.model.state import ShardState
 from persist_engine.shard.schemas import SchemaIncompatible
 from persist_engine.storage.notify import Listener, abridged
 from persist_engine.testing.oracle import Oracle
-from persist_engine.testing.world import SCHEMA, World
 from persist_engine.work.perform import perform_due
+from persist_kit.world import SCHEMA, World
 
 A = Antichain.of
 PROCESSES = 3

@@ -16,13 +16,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from persist_engine import Antichain, Appended, PersistClient, SinceAhead
 from persist_engine.base.errors import Fenced, MissingBlob
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, Settings
-from persist_engine.client.sink import SinkOptions, SinkParts, assemble
-from persist_engine.client.sink_actors import AllowWrites, Desired, DesiredFrontier
-from persist_engine.codec.exchange import deal
-from persist_engine.codec.ingest import normalise
+from persist_engine.dataflow.sink.actors import AllowWrites, Desired, DesiredFrontier
+from persist_engine.dataflow.sink.handle import SinkOptions, SinkParts, assemble
 from persist_engine.flow.desired import Stream
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_engine.rows.ingest import normalise
+from persist_engine.rows.partitioning import deal
 from persist_engine.work.perform import perform_due
+from persist_kit.world import SCHEMA, World, row
 
 A = Antichain.of
 REPLICAS = 3

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from persist_engine.base.env import system_random_bytes
 from persist_engine.base.errors import InvalidUsage, InvariantViolated
 from persist_engine.cli.output import print_rows, tab_separated
-from persist_engine.codec.columns import storable
+from persist_engine.rows.columns import storable
 from persist_engine.storage.directories import sync_directory
 
 Write = Callable[[pa.RecordBatch], None]

@@ -25,7 +25,9 @@ from persist_engine.base.errors import (
     StorageError,
     Unavailable,
 )
-from persist_engine.cli import admin, inspect, maintain, read
+from persist_engine.cli import maintain, read
+from persist_engine.cli.admin import group as admin
+from persist_engine.cli.inspect import commands as inspect
 from persist_engine.cli.options import ENVIRON, METRICS_FILE
 from persist_engine.cli.plugins import PluginGroup
 

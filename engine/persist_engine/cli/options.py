@@ -24,9 +24,9 @@ from persist_engine.cli.memory import give_back_what_is_freed
 from persist_engine.cli.waiting import Waiting, opening
 
 if TYPE_CHECKING:
+    from persist_engine.base.retry import Retry
     from persist_engine.client.client import PersistClient
     from persist_engine.model.ids import ShardId
-    from persist_engine.shard.retry import Retry
     from persist_engine.storage.blob import Blob
     from persist_engine.storage.consensus import Consensus
 
@@ -214,9 +214,9 @@ def blobs_of(blob: str | None, give_up_s: float) -> Iterator[tuple[Blob, Retry]]
     """The blobs of a location without its log, closed afterwards, and how to insist on them. Errors as of `connected`."""
     from persist_engine.base.env import SystemEnv
     from persist_engine.base.metrics import NoMetrics
+    from persist_engine.base.retry import Retry
     from persist_engine.base.settings import RetrySettings
     from persist_engine.shard.opening import open_store
-    from persist_engine.shard.retry import Retry
     from persist_engine.storage.open import open_blob
 
     url = _given(blob, "--blob", "PERSIST_BLOB")

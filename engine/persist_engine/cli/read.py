@@ -29,11 +29,11 @@ from persist_engine.cli.output import Bar, print_json, print_rows, progress_bar
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from persist_engine.client.changes import Changes
-    from persist_engine.client.changes import Shape as ChangesShape
     from persist_engine.client.client import PersistClient
-    from persist_engine.client.read import ReadHandle
-    from persist_engine.client.snapshot import Snapshot
+    from persist_engine.client.read.changes import Changes
+    from persist_engine.client.read.changes import Shape as ChangesShape
+    from persist_engine.client.read.handle import ReadHandle
+    from persist_engine.client.read.snapshot import Snapshot
     from persist_engine.model.ids import ShardId
 
 EPILOG = """Examples:
@@ -159,7 +159,7 @@ class _Shape:
 
     def snapshot(self, reader: ReadHandle, time: int, wait_s: float) -> Snapshot:
         """The contents at `time`; InvalidUsage names the earliest time there is when it is later."""
-        from persist_engine.client.snapshot import SinceAhead
+        from persist_engine.client.read.snapshot import SinceAhead
 
         answer = reader.snapshot(time, where=self._where, columns=self._columns, timeout_s=wait_s)
         if isinstance(answer, SinceAhead):
@@ -169,7 +169,7 @@ class _Shape:
 
     def changes(self, reader: ReadHandle, after: int | None, upto: int, wait_s: float) -> Changes:
         """What happened in between; InvalidUsage as of `snapshot`."""
-        from persist_engine.client.snapshot import SinceAhead
+        from persist_engine.client.read.snapshot import SinceAhead
 
         shape: ChangesShape = "rows" if self._flat else "updates"
         answer = reader.changes(after, upto, shape=shape, where=self._where, columns=self._columns, timeout_s=wait_s)
@@ -181,7 +181,7 @@ class _Shape:
 
     def shown_of(self, contents: Snapshot | Changes) -> str:
         """How much of `contents` a shortened table shows, in words. Counts where that is cheap."""
-        from persist_engine.client.snapshot import Snapshot
+        from persist_engine.client.read.snapshot import Snapshot
 
         if self._flat and self._where is None and isinstance(contents, Snapshot):
             return f"{TABLE_ROWS} of {contents.count():,} rows"

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.codec.schema import Schema
 from persist_engine.model.ids import ShardId
+from persist_engine.rows.schema import Schema
 
 T = TypeVar("T")
 

@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import SchemaMismatch, ShardNotFound
 from persist_engine.base.metrics import Metrics, NoMetrics
+from persist_engine.base.retry import OnWait, Retry
 from persist_engine.base.settings import Settings
 from persist_engine.base.versioned import SeqNo
 from persist_engine.client.arguments import (
@@ -27,27 +28,26 @@ from persist_engine.client.arguments import (
     unexpected,
 )
 from persist_engine.client.location import Location
-from persist_engine.client.read import ReadHandle
+from persist_engine.client.read.handle import ReadHandle
 from persist_engine.client.since import SinceHandle
-from persist_engine.client.sink import Sink, SinkOptions
-from persist_engine.client.upsert import UpsertHandle
-from persist_engine.client.upsert_follow import Hydration
-from persist_engine.client.upsert_stores import SPILL_BYTES, Backend, store_opener
-from persist_engine.client.write import WriteHandle
-from persist_engine.codec.schema import CODECS, Schema
-from persist_engine.codec.tagged import with_errors
+from persist_engine.client.write.handle import WriteHandle
+from persist_engine.dataflow.sink.handle import Sink, SinkOptions
+from persist_engine.dataflow.upsert.follow import Hydration
+from persist_engine.dataflow.upsert.handle import UpsertHandle
+from persist_engine.dataflow.upsert.stores import SPILL_BYTES, Backend, store_opener
 from persist_engine.flow.refresh import Refresh
 from persist_engine.model.commands import RetentionSet, SchemaEvolved
 from persist_engine.model.frontier import Antichain, TimeLike, time_of
 from persist_engine.model.ids import CriticalReaderId, ShardId, StoreId
 from persist_engine.model.inspection import Inspection, inspection_of
 from persist_engine.model.ownership import Adoption, Owner
+from persist_engine.model.queries import is_finalized
 from persist_engine.model.state import SourceProgress
-from persist_engine.model.views import is_finalized
+from persist_engine.rows.errors_column import with_errors
+from persist_engine.rows.schema import CODECS, Schema
 from persist_engine.shard.applier import Applier
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.opening import open_store
-from persist_engine.shard.retry import OnWait, Retry
 from persist_engine.shard.schemas import SchemaIncompatible, evolve_schema, schema_id_of
 from persist_engine.shard.versions import StateVersions, check_codecs
 from persist_engine.storage.blob import Blob

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from persist_engine.base.errors import Fenced, FinalizationError
 from persist_engine.client.client import PersistClient
-from persist_engine.client.outcomes import Appended
+from persist_engine.client.write.outcomes import Appended
 from persist_engine.model.commands import OpaqueMismatch
 from persist_engine.model.frontier import EMPTY
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId

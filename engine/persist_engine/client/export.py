@@ -25,12 +25,12 @@ from persist_engine.base.env import system_random_bytes
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.client.client import PersistClient
-from persist_engine.client.snapshot import SinceAhead
-from persist_engine.codec.columns import storable
-from persist_engine.codec.schema import Schema
+from persist_engine.client.read.snapshot import SinceAhead
 from persist_engine.model.ids import ShardId
-from persist_engine.shard.fetch import CompactionFilter, PartSource, read_consolidated, runs_of
-from persist_engine.shard.runs import expand
+from persist_engine.parts.fetch import CompactionFilter, PartSource, read_consolidated, runs_of
+from persist_engine.parts.listings import expand
+from persist_engine.rows.columns import storable
+from persist_engine.rows.schema import Schema
 from persist_engine.storage.directories import make_directory, sync_directory
 
 #: Readers of directories pass over names that begin so.

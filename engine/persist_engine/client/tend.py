@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from persist_engine.base.errors import InvalidUsage, ShardNotFound
 from persist_engine.client.client import PersistClient
-from persist_engine.codec.schema import Schema
 from persist_engine.model.commands import OpaqueMismatch
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, ShardId
@@ -22,6 +21,7 @@ from persist_engine.model.tending import (
     is_known,
     since_target_ms,
 )
+from persist_engine.rows.schema import Schema
 
 
 def tend(client: PersistClient, wish: Wish) -> Tending:

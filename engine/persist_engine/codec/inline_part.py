@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from persist_engine.base.errors import CorruptData, Incompatible, SchemaMismatch, check
 from persist_engine.codec.damage import decoding
-from persist_engine.codec.evolution import adapted, needs_adapting
 from persist_engine.codec.part import DecodedPart, decode_part, part_schema
-from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import Antichain, Description
+from persist_engine.rows.evolution import adapted, needs_adapting
+from persist_engine.rows.schema import Schema
 
 #: Format of the bytes that this code writes; it reads this one and inline Parquet.
 INLINE_FORMAT = 1

@@ -40,14 +40,14 @@ from persist_engine.base.errors import (
     check,
 )
 from persist_engine.codec.checksum import checksum, is_known
-from persist_engine.codec.columns import constant, empty_struct, storable
 from persist_engine.codec.damage import decoding
-from persist_engine.codec.evolution import adapted, needs_adapting
-from persist_engine.codec.order import key_lower
-from persist_engine.codec.part_stats import part_stats
-from persist_engine.codec.schema import CODECS, Schema
-from persist_engine.codec.updates import wrapped_diffs_sum
 from persist_engine.model.frontier import Antichain, Description
+from persist_engine.rows.columns import constant, empty_struct, storable
+from persist_engine.rows.evolution import adapted, needs_adapting
+from persist_engine.rows.order import key_lower
+from persist_engine.rows.part_stats import part_stats
+from persist_engine.rows.schema import CODECS, Schema
+from persist_engine.rows.updates import wrapped_diffs_sum
 
 __all__ = [
     "PART_FORMAT",

@@ -13,8 +13,8 @@ from persist_engine.base.errors import check
 from persist_engine.base.versioned import TAG_BYTES, SeqNo
 from persist_engine.codec.batch import antichain_from_pb, antichain_to_pb, description_from_pb, description_to_pb
 from persist_engine.model.batch import HollowRollup
-from persist_engine.model.flat_trace import SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.ids import IdempotencyToken
+from persist_engine.model.spine.flat import SpineId, ThinMerge, ThinSpineBatch
 from persist_engine.model.state import (
     Claim,
     CriticalReader,

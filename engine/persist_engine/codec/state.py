@@ -14,11 +14,11 @@ from persist_engine.codec.batch import antichain_from_pb, antichain_to_pb, batch
 from persist_engine.codec.envelope import RETAINED_ROLLUP_VERSION, Kind, decoding, opened, sealed
 from persist_engine.codec.state_diff import predecessor_of
 from persist_engine.codec.stored_spine import format_version, trace_from_pb, trace_to_pb
-from persist_engine.model.flat_trace import FlatTrace
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId, WriterId
 from persist_engine.model.shared_map import SharedMap
+from persist_engine.model.spine.flat import FlatTrace
+from persist_engine.model.spine.trace import Trace
 from persist_engine.model.state import CodecNames, ShardState
-from persist_engine.model.trace import Trace
 from persist_engine.pb import state_pb2 as pb
 
 K = TypeVar("K")

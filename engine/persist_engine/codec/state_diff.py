@@ -20,8 +20,8 @@ from persist_engine.codec import records
 from persist_engine.codec.batch import antichain_from_pb, antichain_to_pb, batch_from_pb, batch_to_pb
 from persist_engine.codec.envelope import CHAINED_VERSION, RETAINED_DIFF_VERSION, Kind, decoding, opened, sealed
 from persist_engine.codec.kept import Kept
+from persist_engine.model.diff.state_diff import Delete, FieldDiff, Insert, StateDiff, Update
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId, WriterId
-from persist_engine.model.state_diff import Delete, FieldDiff, Insert, StateDiff, Update
 from persist_engine.pb import batch_pb2, diff_pb2, state_pb2
 
 #: Encodings kept per kind of value. Grows with it: memory of the process; a spine batch takes some 30 bytes a batch in it.

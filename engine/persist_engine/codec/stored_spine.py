@@ -21,11 +21,11 @@ from persist_engine.codec.batch import (
     description_to_pb,
 )
 from persist_engine.codec.envelope import PACKED_SPINE_VERSION, STORED_SPINE_VERSION, decoding
-from persist_engine.model.flat_trace import SpineId, ThinMerge
-from persist_engine.model.flatten import assemble, thin_merges
-from persist_engine.model.lazy_parts import EncodedParts, JoinedParts, LazyParts, Outline
-from persist_engine.model.spine import IdBatch, Parts, Sizes, Spine, SpineBatch, validate_parts
-from persist_engine.model.trace import Trace
+from persist_engine.model.spine.flat import SpineId, ThinMerge
+from persist_engine.model.spine.flatten import assemble, thin_merges
+from persist_engine.model.spine.lazy_parts import EncodedParts, JoinedParts, LazyParts, Outline
+from persist_engine.model.spine.spine import IdBatch, Parts, Sizes, Spine, SpineBatch, validate_parts
+from persist_engine.model.spine.trace import Trace
 from persist_engine.pb import state_pb2 as pb
 
 #: Fewer bytes are stored as they are.

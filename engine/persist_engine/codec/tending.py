@@ -17,7 +17,6 @@ from typing import Any
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.secrets import without_secrets
-from persist_engine.codec.schema import Schema
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.inspection import Inspection, ReaderInfo
 from persist_engine.model.ownership import OwnedElsewhere, Owner, Unowned
@@ -31,6 +30,7 @@ from persist_engine.model.tending import (
     WantedHold,
     Wish,
 )
+from persist_engine.rows.schema import Schema
 
 FORMAT = 1
 REPORT_BYTES_MAX = 4096

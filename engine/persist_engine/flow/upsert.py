@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.flow.upsert_state import Kind, MergeStats, Records, UpsertState
 from persist_engine.flow.upsert_store import KEY_WORDS
-from persist_engine.flow.upsert_words import Bools, Int64s, UInt64s, Words
+from persist_engine.flow.word_rows import Bools, Int64s, UInt64s, Words
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 
 

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from persist_engine.base.errors import check
 from persist_engine.flow.upsert_store import KEY_WORDS, check_keys
-from persist_engine.flow.upsert_words import WORD_BYTES, Int64s, UInt64s, Words, gather, scatter
+from persist_engine.flow.word_rows import WORD_BYTES, Int64s, UInt64s, Words, gather, scatter
 
 _ENTRIES = 8
 #: Share of the entries that may be taken: at a half, one bucket in fifty overflows.

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.flow.upsert_store import KEY_WORDS, KeyValues
-from persist_engine.flow.upsert_words import (
+from persist_engine.flow.word_rows import (
     WORD_BYTES,
     Bools,
     Int64s,

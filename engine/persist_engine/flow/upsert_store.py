@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist_engine.base.errors import check
-from persist_engine.flow.upsert_words import Int64s, UInt64s
+from persist_engine.flow.word_rows import Int64s, UInt64s
 
 #: 64-bit words of a key: it is a 32-byte hash.
 KEY_WORDS = 4

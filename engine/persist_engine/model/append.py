@@ -21,9 +21,9 @@ from persist_engine.model.commands import (
 from persist_engine.model.frontier import EMPTY
 from persist_engine.model.ids import ShardId, staged_ms
 from persist_engine.model.outcome import Applied, Refused
+from persist_engine.model.queries import held_since, is_tombstone
+from persist_engine.model.spine.trace import MergeReq, Trace
 from persist_engine.model.state import ShardState, Writer
-from persist_engine.model.trace import MergeReq, Trace
-from persist_engine.model.views import held_since, is_tombstone
 
 
 def compare_and_append(state: ShardState, cmd: CompareAndAppend, now_ms: int) -> Applied | Refused:

@@ -13,8 +13,8 @@ from persist_engine.base.versioned import SeqNo
 from persist_engine.model.batch import HollowBatch, HollowRollup
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, IdempotencyToken, LeasedReaderId, WriterId
+from persist_engine.model.spine.trace import MergeOutcome, MergeReq, MergeRes
 from persist_engine.model.state import DebugInfo, SchemaPair, SourceProgress
-from persist_engine.model.trace import MergeOutcome, MergeReq, MergeRes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

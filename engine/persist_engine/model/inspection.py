@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.leases import expires_after_ms
+from persist_engine.model.queries import is_tombstone, latest_rollup, retained_since, rollup_at_or_below, seqno_since
 from persist_engine.model.state import ShardState
-from persist_engine.model.views import is_tombstone, latest_rollup, retained_since, rollup_at_or_below, seqno_since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

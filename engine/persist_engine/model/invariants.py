@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from persist_engine.base.errors import InvariantViolated
+from persist_engine.model.queries import held_since, latest_rollup
 from persist_engine.model.state import ShardState
-from persist_engine.model.views import held_since, latest_rollup
 
 
 def check_invariants(before: ShardState | None, after: ShardState, *, deep: bool = False) -> None:

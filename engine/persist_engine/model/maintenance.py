@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from persist_engine.base.versioned import SeqNo
-from persist_engine.model.trace import MergeReq
+from persist_engine.model.spine.trace import MergeReq
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from persist_engine.base.settings import MaintenanceSettings
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.batch import HollowRollup
 from persist_engine.model.leases import is_live
+from persist_engine.model.queries import is_tombstone, latest_rollup, rollup_at_or_below, rollup_seqnos, seqno_since
 from persist_engine.model.state import ShardState
-from persist_engine.model.views import is_tombstone, latest_rollup, rollup_at_or_below, rollup_seqnos, seqno_since
 
 
 def rollup_due(state: ShardState, settings: MaintenanceSettings, *, now_ms: int) -> SeqNo | None:

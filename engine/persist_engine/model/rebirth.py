@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.batch import HollowRollup
+from persist_engine.model.diff.state_diff import StateDiff, between
 from persist_engine.model.invariants import check_invariants
 from persist_engine.model.shared_map import SharedMap
 from persist_engine.model.state import ShardState
-from persist_engine.model.state_diff import StateDiff, between
 
 #: Versions left out between the last one that is known and the first of the new log: more than may have been lost unseen.
 SEQNOS_LEFT_OUT = 1_000_000

@@ -20,7 +20,7 @@ from persist_engine.model.ids import (
     WriterId,
 )
 from persist_engine.model.shared_map import SharedMap
-from persist_engine.model.trace import Trace
+from persist_engine.model.spine.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,16 +23,16 @@ from persist_engine.model.append import compare_and_append, with_held_since
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import EMPTY, MINIMUM, Description
 from persist_engine.model.outcome import Applied, Refused
-from persist_engine.model.shared_map import SharedMap
-from persist_engine.model.state import CriticalReader, LeasedReader, ShardState
-from persist_engine.model.trace import MergeOutcome, Trace
-from persist_engine.model.views import (
+from persist_engine.model.queries import (
     durable_since,
     is_finalized,
     is_tombstone,
     latest_rollup,
     rollup_seqnos,
 )
+from persist_engine.model.shared_map import SharedMap
+from persist_engine.model.spine.trace import MergeOutcome, Trace
+from persist_engine.model.state import CriticalReader, LeasedReader, ShardState
 
 __all__ = ["Applied", "Refused", "transition"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from persist_engine.base.settings import MaintenanceSettings
 from persist_engine.base.versioned import SeqNo
+from persist_engine.model.queries import is_tombstone, latest_rollup, rollup_at_or_below, rollup_seqnos, seqno_since
 from persist_engine.model.state import ShardState
-from persist_engine.model.views import is_tombstone, latest_rollup, rollup_at_or_below, rollup_seqnos, seqno_since
 
 
 def rollup_wanted(state: ShardState, settings: MaintenanceSettings) -> bool:

@@ -21,19 +21,19 @@ from persist_engine.base.errors import (
     Indeterminate,
     InvariantViolated,
 )
+from persist_engine.base.retry import Backoff
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.model.commands import Answer, Command
+from persist_engine.model.diff.state_diff import apply as apply_state_diff
+from persist_engine.model.diff.state_diff import check_same_entry, forked_log
 from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
+from persist_engine.model.queries import sealed
 from persist_engine.model.state import ShardState
-from persist_engine.model.state_diff import apply as apply_state_diff
-from persist_engine.model.state_diff import check_same_entry, forked_log
 from persist_engine.model.step import Refused, step
-from persist_engine.model.views import sealed
 from persist_engine.shard.gauges import count_commit, shard_gauges
 from persist_engine.shard.news import News
-from persist_engine.shard.retry import Backoff
 from persist_engine.shard.versions import StateVersions
 from persist_engine.shard.watch import StateWatch
 

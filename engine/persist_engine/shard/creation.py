@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from persist_engine.base.retry import Retry
 from persist_engine.codec.keys import created_key, is_first_rollup, shard_prefix
 from persist_engine.model.ids import ShardId
-from persist_engine.shard.retry import Retry
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.consensus import Consensus
 

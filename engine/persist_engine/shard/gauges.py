@@ -9,12 +9,12 @@ from collections import Counter
 
 from persist_engine.base.metrics import Metrics, ShardGauges
 from persist_engine.model.batch import HollowBatch
-from persist_engine.model.field_diff import Delete, Insert
+from persist_engine.model.diff.field_diff import Delete, Insert
+from persist_engine.model.diff.state_diff import StateDiff
 from persist_engine.model.frontier import Antichain
-from persist_engine.model.spine import SpineBatch
+from persist_engine.model.queries import latest_rollup, seqno_since
+from persist_engine.model.spine.spine import SpineBatch
 from persist_engine.model.state import ShardState
-from persist_engine.model.state_diff import StateDiff
-from persist_engine.model.views import latest_rollup, seqno_since
 
 #: Commands that remove holders on purpose; those that any other command removes have lapsed.
 _EXPIRING = ("ExpireWriter", "ExpireLeasedReader", "BecomeTombstone")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from persist_engine.model.diff.state_diff import inserted_blobs, live_blobs
 from persist_engine.model.ids import ShardId
-from persist_engine.model.state_diff import inserted_blobs, live_blobs
 from persist_engine.shard.versions import StateVersions
 
 

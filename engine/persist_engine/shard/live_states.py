@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from persist_engine.base.errors import check
 from persist_engine.base.versioned import SeqNo, VersionedData
+from persist_engine.model.diff.state_diff import StateDiff, check_same_entry
+from persist_engine.model.diff.state_diff import apply as apply_state_diff
 from persist_engine.model.state import ShardState
-from persist_engine.model.state_diff import StateDiff, check_same_entry
-from persist_engine.model.state_diff import apply as apply_state_diff
 
 
 class LiveStates:

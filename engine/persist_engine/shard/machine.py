@@ -16,9 +16,9 @@ from typing import TypeVar, cast
 from persist_engine.base.env import Env
 from persist_engine.base.errors import AmbiguousAppend, InvalidUsage, InvariantViolated, Unavailable, check
 from persist_engine.base.metrics import Metrics
+from persist_engine.base.retry import Backoff, Retry
 from persist_engine.base.settings import Settings
 from persist_engine.base.versioned import SeqNo
-from persist_engine.codec.schema import Schema
 from persist_engine.model import commands
 from persist_engine.model.append import batch_expired, is_refusal_certain
 from persist_engine.model.batch import HollowBatch, HollowRollup
@@ -27,11 +27,11 @@ from persist_engine.model.frontier import MINIMUM, Antichain
 from persist_engine.model.ids import CriticalReaderId, IdempotencyToken, LeasedReaderId, ShardId, WriterId
 from persist_engine.model.leases import held_until_ms
 from persist_engine.model.maintenance import Maintenance
+from persist_engine.model.spine.trace import MergeOutcome, MergeRes
 from persist_engine.model.state import DebugInfo, SchemaPair, ShardState, SourceProgress
-from persist_engine.model.trace import MergeOutcome, MergeRes
+from persist_engine.rows.schema import Schema
 from persist_engine.shard.applier import NO_MAINTENANCE, Applier, UnknownOutcome
 from persist_engine.shard.gauges import count_inline
-from persist_engine.shard.retry import Backoff, Retry
 from persist_engine.shard.versions import StateVersions
 from persist_engine.shard.watch import StateWatch, wait_until
 from persist_engine.storage.blob import Blob

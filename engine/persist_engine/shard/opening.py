@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from persist_engine.base.errors import StorageError, StoreRefused
-from persist_engine.shard.retry import Backoff, Retry
+from persist_engine.base.retry import Backoff, Retry
 from persist_engine.storage.refusals import is_unknown_host
 
 _log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ from dataclasses import fields, replace
 from persist_engine.base.errors import check
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
+from persist_engine.model.diff.state_diff import apply
+from persist_engine.model.spine.trace import Trace
 from persist_engine.model.state import ShardState
-from persist_engine.model.state_diff import apply
-from persist_engine.model.trace import Trace
 
 
 def validate_roundtrip(before: ShardState, data: bytes, after: ShardState) -> None:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.refusal import Refusal
-from persist_engine.codec.evolution import incompatibilities
-from persist_engine.codec.schema import Schema
 from persist_engine.model.commands import SchemaEvolved
 from persist_engine.model.maintenance import Maintenance
+from persist_engine.rows.evolution import incompatibilities
+from persist_engine.rows.schema import Schema
 from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.machine import Machine
 

@@ -24,6 +24,7 @@ from persist_engine.base.errors import (
     check,
 )
 from persist_engine.base.metrics import Metrics
+from persist_engine.base.retry import Retry
 from persist_engine.base.settings import Settings
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo, VersionedData
@@ -31,15 +32,14 @@ from persist_engine.codec.keys import blob_key, is_rollup_key, rollup_key
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model.batch import HollowRollup
+from persist_engine.model.diff.state_diff import StateDiff, check_birth, check_same_entry, forked_log
+from persist_engine.model.diff.state_diff import apply as apply_state_diff
 from persist_engine.model.ids import RollupId, ShardId
+from persist_engine.model.queries import latest_rollup, sealed
 from persist_engine.model.state import CodecNames, SchemaPair, ShardState
-from persist_engine.model.state_diff import StateDiff, check_birth, check_same_entry, forked_log
-from persist_engine.model.state_diff import apply as apply_state_diff
 from persist_engine.model.step import initial_state
-from persist_engine.model.views import latest_rollup, sealed
 from persist_engine.shard.creation import Creation
 from persist_engine.shard.live_states import LiveStates
-from persist_engine.shard.retry import Retry
 from persist_engine.shard.roundtrip import validate_roundtrip
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.consensus import Consensus

@@ -53,7 +53,7 @@ def open_blob(url: str, *, env: Env, metrics: Metrics, create: bool = True) -> B
         case "file":
             blob = FileBlob(Path(absolute_path(parsed)), env=env, create=create)
         case _:
-            from persist_engine.storage.blob_s3 import open_s3_blob
+            from persist_engine.storage.s3.blob import open_s3_blob
 
             blob = open_s3_blob(S3Address.of(parsed), env=env, metrics=metrics)
     return MeteredBlob(blob, env=env, metrics=metrics)
@@ -82,7 +82,7 @@ def open_consensus(url: str, *, env: Env, metrics: Metrics, create: bool = True)
         case "sqlite":
             consensus = SqliteConsensus(Path(absolute_path(parsed)), create=create)
         case _:
-            from persist_engine.storage.consensus_redis import open_redis_consensus
+            from persist_engine.storage.redis.consensus import open_redis_consensus
 
             consensus = open_redis_consensus(RedisAddress.of(parsed))
     return MeteredConsensus(consensus, env=env, metrics=metrics)
@@ -101,8 +101,8 @@ def open_push(url: str, *, env: Env, metrics: Metrics) -> Push:
         case "sqlite":
             return shared_local_push(absolute_path(parsed))
         case _:
-            from persist_engine.storage.consensus_redis import redis_pool
-            from persist_engine.storage.notify_redis import RedisPush
+            from persist_engine.storage.redis.consensus import redis_pool
+            from persist_engine.storage.redis.notify import RedisPush
 
             address = RedisAddress.of(parsed)
             pool = redis_pool(address)

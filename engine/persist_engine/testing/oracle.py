@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 
-from persist_engine.client.outcomes import UpperMismatch
+from persist_engine.client.write.outcomes import UpperMismatch
 from persist_engine.model.frontier import MINIMUM, Antichain
 
 Update = tuple[Hashable, int, int]

@@ -20,7 +20,7 @@ from typing import Literal
 from persist_engine.base.errors import PersistError, Unavailable
 from persist_engine.base.settings import CompactionSettings
 from persist_engine.model.maintenance import Maintenance
-from persist_engine.model.spine import MergeReq
+from persist_engine.model.spine.spine import MergeReq
 from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.machine import Machine
 from persist_engine.work.compact import compact

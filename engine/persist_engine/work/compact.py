@@ -18,9 +18,10 @@ from functools import partial
 import pyarrow as pa
 
 from persist_engine.base.errors import MissingBlob, PersistError
-from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import HollowBatch, Part, RunMeta, RunOrder
-from persist_engine.model.compaction_plan import (
+from persist_engine.model.frontier import Description
+from persist_engine.model.ids import RunId
+from persist_engine.model.spine.compaction_plan import (
     MERGING_SHARE,
     CompactionChunk,
     compaction_chunks,
@@ -28,15 +29,14 @@ from persist_engine.model.compaction_plan import (
     newest_schema_id,
     validate_request,
 )
-from persist_engine.model.frontier import Description
-from persist_engine.model.ids import RunId
-from persist_engine.model.spine import IdBatch, MergeReq, MergeRes
+from persist_engine.model.spine.spine import IdBatch, MergeReq, MergeRes
 from persist_engine.model.state import ShardState
+from persist_engine.parts.fetch import CompactionFilter, PartSource, RunToRead, read_consolidated
+from persist_engine.parts.listings import expand, spill_runs
+from persist_engine.parts.write import delete_parts, write_part
+from persist_engine.rows.schema import Schema
 from persist_engine.shard.applier import NO_MAINTENANCE
-from persist_engine.shard.fetch import CompactionFilter, PartSource, RunToRead, read_consolidated
 from persist_engine.shard.machine import Machine
-from persist_engine.shard.parts import delete_parts, write_part
-from persist_engine.shard.runs import expand, spill_runs
 from persist_engine.work.attempts import Attempts
 from persist_engine.work.outcome import CompactOutcome, Ending
 

@@ -23,16 +23,16 @@ from persist_engine.base.versioned import SeqNo
 from persist_engine.base.wording import counted
 from persist_engine.codec.keys import RollupKey, blob_key, parse_blob_key
 from persist_engine.codec.stored_spine import stored_form
+from persist_engine.model.diff.state_diff import BlobRef, StateDiff, blobs_of, deleted_blobs
 from persist_engine.model.maintenance import Maintenance
+from persist_engine.model.queries import rollup_seqnos, seqno_since
+from persist_engine.model.spine.trace import Trace
 from persist_engine.model.state import ShardState
-from persist_engine.model.state_diff import BlobRef, StateDiff, blobs_of, deleted_blobs
-from persist_engine.model.trace import Trace
-from persist_engine.model.views import rollup_seqnos, seqno_since
+from persist_engine.parts.listings import with_nested
 from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.machine import Machine
-from persist_engine.shard.runs import with_nested
+from persist_engine.work.audit.walk import VersionWalk, live_keys
 from persist_engine.work.outcome import Ending, GcOutcome
-from persist_engine.work.walk import VersionWalk, live_keys
 
 _log = logging.getLogger(__name__)
 

@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.model.field_diff import Delete, Insert, Update
+from persist_engine.model.diff.field_diff import Delete, Insert, Update
+from persist_engine.model.diff.state_diff import StateDiff
 from persist_engine.model.ids import CriticalReaderId
 from persist_engine.model.leases import expires_after_ms
+from persist_engine.model.queries import retained_since, seqno_since
 from persist_engine.model.state import CriticalReader, LeasedReader, ShardState, Writer
-from persist_engine.model.state_diff import StateDiff
-from persist_engine.model.views import retained_since, seqno_since
 from persist_engine.shard.machine import Machine
-from persist_engine.work.walk import VersionWalk, WalkEnd
+from persist_engine.work.audit.walk import VersionWalk, WalkEnd
 
 Holder = LeasedReader | CriticalReader | Writer
 #: In the place of a holder's id: a shard has one.

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from persist_engine.base.versioned import SeqNo
-from persist_engine.model.flat_trace import SpineId
 from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
+from persist_engine.model.spine.flat import SpineId
 from persist_engine.shard.applier import NO_MAINTENANCE
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from persist_engine.base.errors import Unavailable
+from persist_engine.base.retry import Retry
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
 from persist_engine.codec.registry import (
     NAMES_PREFIX,
@@ -22,7 +23,6 @@ from persist_engine.codec.registry import (
 )
 from persist_engine.model.ids import ShardId
 from persist_engine.model.ownership import Adopted, Adoption, OwnedElsewhere, Owner, Unowned
-from persist_engine.shard.retry import Retry
 from persist_engine.storage.consensus import Consensus
 
 #: A step is lost only to one that another process won, and owners do not change that often.

@@ -19,8 +19,8 @@ from persist_operator.api.resource import Meta
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR
 from persist_operator.api.sink import SinkSpec
 from persist_operator.bridge import Bridge
-from persist_operator.build import maintenance, sink_files, sink_memory
 from persist_operator.local.processes import Processes
+from persist_operator.manifests import maintenance, sink_files, sink_memory
 from persist_operator.plan.actions import (
     Action,
     AdvanceSince,

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.codec.schema import Schema
 from persist_engine.codec.tending import decode_report, encode_wish
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.ownership import OwnedElsewhere, Unowned
 from persist_engine.model.tending import KnownLog, NoSuchShard, NotTended, Tended, Tending, WantedHold, Wish
+from persist_engine.rows.schema import Schema
 
 from persist_operator.api import conditions, names, times
 from persist_operator.api.redact import clip, redact

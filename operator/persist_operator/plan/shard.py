@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.codec.schema import Schema
 from persist_engine.model.inspection import Inspection
 from persist_engine.model.tending import since_target_ms
+from persist_engine.rows.schema import Schema
 
 from persist_operator.api import conditions, names, sink_pods, times
 from persist_operator.api.conditions import Condition

@@ -9,9 +9,9 @@ from persist_engine.base.env import Env
 from persist_operator.api import names, times
 from persist_operator.api.resource import Meta
 from persist_operator.bridge import Bridge
-from persist_operator.build.driver import driver_manifests
-from persist_operator.build.maintenance import inspection_job, maintenance_job
 from persist_operator.cluster.port import BY_KIND, CONFIG_MAP, JOB, POD, SECRET, SERVICE, ApiError, Cluster, Resource
+from persist_operator.manifests.driver import driver_manifests
+from persist_operator.manifests.maintenance import inspection_job, maintenance_job
 from persist_operator.plan.actions import (
     Action,
     AdvanceSince,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from persist_operator.api import names, times
 from persist_operator.api.names import MAINTENANCE_KINDS, MaintenanceKind
-from persist_operator.build import driver, maintenance
+from persist_operator.manifests import driver, maintenance
 from persist_operator.plan.observed import Executors, Phase, Run
 
 Resource = Mapping[str, Any]

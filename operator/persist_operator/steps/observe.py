@@ -13,9 +13,9 @@ from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import InlineLocation, Shard, StorageRefused
 from persist_operator.api.sink import Sink
 from persist_operator.bridge import Bridge
-from persist_operator.build.driver import COMPONENT as SINK_COMPONENT
-from persist_operator.build.maintenance import COMPONENT as MAINTENANCE_COMPONENT
 from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, ApiError, Cluster
+from persist_operator.manifests.driver import COMPONENT as SINK_COMPONENT
+from persist_operator.manifests.maintenance import COMPONENT as MAINTENANCE_COMPONENT
 from persist_operator.plan import inspecting, ownership
 from persist_operator.plan.observed import (
     ActionFailure,

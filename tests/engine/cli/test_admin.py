@@ -8,13 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 from persist_engine.base.wording import counted, sized
 from persist_engine.cli import main as cli
-from persist_engine.cli.admin_orphans import seconds_of
+from persist_engine.cli.admin.orphans import seconds_of
 from persist_engine.cli.options import complete_shard
 from persist_engine.cli.output import ago
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, PartId, ShardId
-from persist_engine.testing.disk import SETTINGS, Disk, write
-from persist_engine.testing.world import SCHEMA, contents
+from persist_kit.disk import SETTINGS, Disk, write
+from persist_kit.world import SCHEMA, contents
 
 at = Antichain.of
 

@@ -6,8 +6,8 @@ import pytest
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.ownership import Owner
-from persist_engine.testing.disk import Disk, write
-from persist_engine.testing.world import SCHEMA
+from persist_kit.disk import Disk, write
+from persist_kit.world import SCHEMA
 
 FLIGHTS, OTHER = Owner("persist-operator/main", "team", "flights"), Owner("other", "team", "flights")
 FIELDS = {"operator_id": "persist-operator/main", "namespace": "team", "name": "flights"}

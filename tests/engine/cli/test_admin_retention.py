@@ -5,8 +5,8 @@ import json
 import pytest
 from persist_engine import CriticalReaderId, PersistClient, ShardId
 from persist_engine.model.ownership import Owner
-from persist_engine.testing.disk import Disk
-from persist_engine.testing.world import SCHEMA, row
+from persist_kit.disk import Disk
+from persist_kit.world import SCHEMA, row
 
 DAY_MS = 86_400_000
 WHOLE = 7 * DAY_MS

@@ -29,12 +29,12 @@ from persist_engine.base.errors import (
 from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.cli import main as cli
 from persist_engine.cli.export import flattened, writing
-from persist_engine.cli.inspect_rollup import complete_rollup
+from persist_engine.cli.inspect.rollup import complete_rollup
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
-from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
+from persist_engine.rows.schema import Schema
 
 SCHEMA = Schema.from_ddl("id BIGINT, name STRING", "x DOUBLE, raw BINARY, at TIMESTAMP, nested STRUCT<a: INT>")
 at = Antichain.of

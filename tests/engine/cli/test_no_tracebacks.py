@@ -7,15 +7,15 @@ import sys
 
 import pyarrow as pa
 import pytest
-from persist_engine.cli import inspect
 from persist_engine.cli import main as cli
 from persist_engine.cli.export import writing
+from persist_engine.cli.inspect import commands as inspect
 from persist_engine.cli.output import print_rows
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
-from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
+from persist_engine.rows.schema import Schema
 
 SCHEMA = Schema.from_ddl("id BIGINT", "at TIMESTAMP, day DATE, nested STRUCT<at: TIMESTAMP_NTZ>")
 #: An instant and a day beyond the years that Python has.

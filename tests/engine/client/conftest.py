@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from persist_engine import ShardId
-from persist_engine.testing.world import World
+from persist_kit.world import World
 
 
 @pytest.fixture

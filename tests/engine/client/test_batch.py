@@ -12,7 +12,7 @@ from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.codec.inline_part import decode_inline
 from persist_engine.codec.part import decode_part
 from persist_engine.model.batch import HollowPart, RunOrder
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_kit.world import SCHEMA, World, row
 
 A = Antichain.of
 SMALL_PARTS = Settings(batch=BatchSettings(inline_part_bytes_max=0, target_part_bytes=1024))

@@ -9,20 +9,20 @@ import pyarrow as pa
 import pytest
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidBounds, InvalidUsage, MissingBlob, Unavailable
 from persist_engine.base.settings import BatchSettings, CompactionSettings, RetrySettings, Settings
-from persist_engine.client.leased import LeasedPart
-from persist_engine.client.snapshot import SinceAhead
-from persist_engine.codec import updates as laws
-from persist_engine.codec.changelog import changes_of, changes_schema
-from persist_engine.codec.filter import Filter
-from persist_engine.codec.predicate import Compare
-from persist_engine.codec.schema import Schema
+from persist_engine.client.read.leased import LeasedPart
+from persist_engine.client.read.snapshot import SinceAhead
 from persist_engine.model.frontier import Antichain
-from persist_engine.shard import consolidate
-from persist_engine.testing.strategies import updates_table
-from persist_engine.testing.world import AheadEnv, World
+from persist_engine.parts import consolidate
+from persist_engine.rows import updates as laws
+from persist_engine.rows.filter import Filter
+from persist_engine.rows.predicate import Compare
+from persist_engine.rows.row_changes import changes_of, changes_schema
+from persist_engine.rows.schema import Schema
 from persist_engine.work.compact import compact_due
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.rollup import write_rollup
+from persist_kit.strategies import updates_table
+from persist_kit.world import AheadEnv, World
 
 SCHEMA = Schema.from_ddl("id BIGINT", "name STRING")
 at = Antichain.of

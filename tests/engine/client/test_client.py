@@ -14,7 +14,7 @@ from persist_engine.base.errors import FinalizationError, InvalidUsage, SchemaMi
 from persist_engine.base.settings import RetrySettings
 from persist_engine.client.closing import close_shard
 from persist_engine.model.frontier import EMPTY
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_kit.world import SCHEMA, World, row
 
 A = Antichain.of
 OTHER = Schema(key=pa.schema([("id", pa.int64())]), val=pa.schema([("title", pa.string())]))

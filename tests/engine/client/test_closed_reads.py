@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.settings import BatchSettings, Settings
-from persist_engine.client.read import ReadHandle
+from persist_engine.client.read.handle import ReadHandle
 from persist_engine.model.frontier import Antichain
-from persist_engine.testing.world import SCHEMA, AheadEnv, World, row
+from persist_kit.world import SCHEMA, AheadEnv, World, row
 
 OPENERS: dict[str, Callable[[ReadHandle], Any]] = {
     "snapshot": lambda reader: reader.snapshot(1),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from persist_engine.base.settings import BatchSettings, Settings
-from persist_engine.client.snapshot import Snapshot
+from persist_engine.client.read.snapshot import Snapshot
 from persist_engine.model.batch import HollowPart, HollowRun
 from persist_engine.model.frontier import Antichain
-from persist_engine.testing.world import SCHEMA, World, row
-from persist_engine.work.force import force_compaction
-from persist_engine.work.verify import verify_shard
+from persist_engine.work.audit.verify import verify_shard
+from persist_engine.work.repair.force import force_compaction
+from persist_kit.world import SCHEMA, World, row
 
 INT64_MAX = 2**63 - 1
 

@@ -11,9 +11,9 @@ import pytest
 from persist_engine import Antichain, PersistClient, Schema
 from persist_engine.base.settings import BatchSettings, MaintenanceSettings, Settings
 from persist_engine.client import export
-from persist_engine.testing.world import SCHEMA, AheadEnv, World, row
-from persist_engine.work.force import force_compaction, force_gc
+from persist_engine.work.repair.force import force_compaction, force_gc
 from persist_engine.work.rollup import write_rollup
+from persist_kit.world import SCHEMA, AheadEnv, World, row
 
 A = Antichain.of
 APPENDS = 20

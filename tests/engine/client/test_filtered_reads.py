@@ -12,19 +12,19 @@ from persist_engine.base.errors import CorruptData, InvalidUsage, InvariantViola
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, CompactionSettings, ReadSettings, RetrySettings, Settings
 from persist_engine.client.client import PersistClient
-from persist_engine.client.listen import Updates
-from persist_engine.client.splits import SnapshotSplit
-from persist_engine.codec.filter import Filter
-from persist_engine.codec.predicate import And, Compare, In, IsNull, Not, Or
-from persist_engine.codec.predicate_text import parse_predicate
-from persist_engine.codec.schema import Schema
-from persist_engine.codec.tagged import tag_errors, with_errors
+from persist_engine.client.read.listen import Updates
+from persist_engine.client.read.splits import SnapshotSplit
 from persist_engine.model.batch import ColumnStats, HollowBatch, HollowPart, PartStats
 from persist_engine.model.frontier import Antichain
-from persist_engine.shard.contents import Contents
+from persist_engine.parts.contents import Contents
+from persist_engine.rows.errors_column import tag_errors, with_errors
+from persist_engine.rows.filter import Filter
+from persist_engine.rows.predicate import And, Compare, In, IsNull, Not, Or
+from persist_engine.rows.predicate_text import parse_predicate
+from persist_engine.rows.schema import Schema
 from persist_engine.shard.machine import Machine
-from persist_engine.testing.world import AheadEnv, World
 from persist_engine.work.compact import compact_due
+from persist_kit.world import AheadEnv, World
 
 SCHEMA = Schema.from_ddl("id BIGINT, tag STRING", "x DOUBLE, d DATE, place STRUCT<a: INT>, `o.dd` INT")
 at = Antichain.of
@@ -240,7 +240,7 @@ def test_a_filtered_read_is_the_filtered_whole(world, where, shard):
 
 
 def _predicate(where):
-    from persist_engine.codec.predicate_text import predicate_of
+    from persist_engine.rows.predicate_text import predicate_of
 
     return predicate_of(where)
 
@@ -290,7 +290,7 @@ def test_a_lone_compacted_run_is_read_by_column(world, monkeypatch):
     client, _ = client_of(world)
     with client.open_leased_reader(world.compacted, purpose="test") as reader:
         whole = reader.snapshot(79).to_table()
-        monkeypatch.setattr("persist_engine.shard.contents.read_consolidated", None)
+        monkeypatch.setattr("persist_engine.parts.contents.read_consolidated", None)
         got = reader.snapshot(79, columns=["id"]).to_table()
         assert got.column("key").to_pylist() == [{"id": row["id"]} for row in whole.column("key").to_pylist()]
         assert got.column("diff") == whole.column("diff")

@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.codec.filter import Filter
-from persist_engine.codec.predicate import And, Compare, from_json, to_json
-from persist_engine.codec.predicate_text import parse_predicate
-from persist_engine.codec.schema import Schema
-from persist_engine.codec.updates import normalise
-from persist_engine.testing.world import AheadEnv, World
+from persist_engine.rows.filter import Filter
+from persist_engine.rows.predicate import And, Compare, from_json, to_json
+from persist_engine.rows.predicate_text import parse_predicate
+from persist_engine.rows.schema import Schema
+from persist_engine.rows.updates import normalise
+from persist_kit.world import AheadEnv, World
 
 SCHEMA = Schema.from_ddl("id BIGINT, tag STRING", "x DOUBLE, d DATE, place STRUCT<a: INT>, `o.dd` INT")
 

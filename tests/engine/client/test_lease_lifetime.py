@@ -24,17 +24,17 @@ from persist_engine.base.settings import (
 )
 from persist_engine.base.versioned import SeqNo
 from persist_engine.client.client import PersistClient
-from persist_engine.client.leased import LeasedPart, Pin, Pins
-from persist_engine.client.listen import Progress, Updates
 from persist_engine.client.location import Location
-from persist_engine.client.read import ReadHandle
+from persist_engine.client.read.handle import ReadHandle
+from persist_engine.client.read.leased import LeasedPart, Pin, Pins
+from persist_engine.client.read.listen import Progress, Updates
 from persist_engine.model.frontier import EMPTY, Antichain
 from persist_engine.model.ids import ShardId
-from persist_engine.model.views import seqno_since
-from persist_engine.testing.world import SCHEMA, AheadEnv, World, row
+from persist_engine.model.queries import seqno_since
 from persist_engine.work.compact import compact
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.rollup import write_rollup
+from persist_kit.world import SCHEMA, AheadEnv, World, row
 from prometheus_client import CollectorRegistry
 
 A = Antichain.of
@@ -204,7 +204,7 @@ def test_readers_that_nobody_expired_let_a_program_end_at_once_and_silently(tmp_
     program = f"""
 import sys
 from persist_engine import Location, PersistClient, ShardId
-from persist_engine.testing.world import SCHEMA
+from persist_kit.world import SCHEMA
 client = PersistClient.open(Location(blob="file://{tmp_path}/blob", consensus="sqlite://{tmp_path}/log.db"))
 shard_id = ShardId.new()
 client.initialise(shard_id, SCHEMA)
@@ -289,7 +289,7 @@ def test_regression_a_reader_that_gave_up_all_times_keeps_the_blobs_of_what_it_s
 
 def test_who_waits_long_for_a_time_to_be_written_is_told_once_what_for(caplog):
     shard = Shard(World(), appends=0)
-    with shard.reader() as reader, caplog.at_level(logging.INFO, "persist_engine.client.read"):
+    with shard.reader() as reader, caplog.at_level(logging.INFO, "persist_engine.client.read.handle"):
         with pytest.raises(Unavailable):
             reader.snapshot(7, timeout_s=0.5)
         assert not caplog.records

@@ -8,15 +8,15 @@ import pytest
 from persist_engine import Antichain, Appended, PersistClient, ShardId, UpperMismatch, WriteHandle
 from persist_engine.base.errors import Indeterminate, Unavailable
 from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
-from persist_engine.client.batch import Batch
-from persist_engine.client.joined import gathered
-from persist_engine.client.outcomes import ProgressMismatch
+from persist_engine.client.write.batch import Batch
+from persist_engine.client.write.joined import gathered
+from persist_engine.client.write.outcomes import ProgressMismatch
 from persist_engine.model.batch import HollowRun, InlinePart
 from persist_engine.model.frontier import MINIMUM, Description
-from persist_engine.testing.staged import named_keys, opened
-from persist_engine.testing.world import SCHEMA, World, contents, row
+from persist_engine.work.audit.verify import verify_shard
 from persist_engine.work.compact import compact
-from persist_engine.work.verify import verify_shard
+from persist_kit.staged import named_keys, opened
+from persist_kit.world import SCHEMA, World, contents, row
 
 A = Antichain.of
 ROWS = 300

@@ -10,15 +10,15 @@ import pytest
 from persist_engine.base.errors import CorruptData, Fenced, InvalidUsage, MissingBlob, Unavailable
 from persist_engine.base.settings import BatchSettings, LeaseSettings, Settings
 from persist_engine.client.client import PersistClient
-from persist_engine.client.listen import Progress, Updates
 from persist_engine.client.location import Location
-from persist_engine.client.snapshot import SinceAhead
-from persist_engine.client.splits import SnapshotSplit
-from persist_engine.codec.schema import Schema
+from persist_engine.client.read.listen import Progress, Updates
+from persist_engine.client.read.snapshot import SinceAhead
+from persist_engine.client.read.splits import SnapshotSplit
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
-from persist_engine.shard import consolidate
-from persist_engine.testing.world import AheadEnv, World
+from persist_engine.parts import consolidate
+from persist_engine.rows.schema import Schema
+from persist_kit.world import AheadEnv, World
 
 SCHEMA = Schema(key=pa.schema([("id", pa.int64()), ("tag", pa.string())]), val=pa.schema([("x", pa.float64())]))
 SETTINGS = Settings(batch=BatchSettings(target_part_bytes=1024, inline_part_bytes_max=0), retain_ms=None)

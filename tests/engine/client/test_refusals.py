@@ -5,12 +5,12 @@ import pickle
 
 import pytest
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.client.outcomes import ProgressMismatch, UpperMismatch
-from persist_engine.client.snapshot import SinceAhead
-from persist_engine.codec.schema import Schema
+from persist_engine.client.read.snapshot import SinceAhead
+from persist_engine.client.write.outcomes import ProgressMismatch, UpperMismatch
 from persist_engine.model.commands import OpaqueMismatch
 from persist_engine.model.frontier import EMPTY, Antichain
 from persist_engine.model.state import SourceProgress
+from persist_engine.rows.schema import Schema
 from persist_engine.shard.schemas import SchemaIncompatible
 
 at = Antichain.of

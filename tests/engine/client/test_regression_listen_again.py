@@ -3,9 +3,9 @@
 import pytest
 from persist_engine.base.errors import Unavailable
 from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
-from persist_engine.client.listen import Progress
+from persist_engine.client.read.listen import Progress
 from persist_engine.model.frontier import Antichain
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_kit.world import SCHEMA, World, row
 
 SETTINGS = Settings(batch=BatchSettings(inline_part_bytes_max=0), retry=RetrySettings(give_up_ms=20))
 

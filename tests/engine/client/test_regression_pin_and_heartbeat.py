@@ -8,9 +8,9 @@ import pytest
 from persist_engine.base.errors import Unavailable
 from persist_engine.base.settings import RetrySettings, Settings
 from persist_engine.base.versioned import SeqNo
-from persist_engine.client.snapshot import SinceAhead
+from persist_engine.client.read.snapshot import SinceAhead
 from persist_engine.model.frontier import Antichain
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_kit.world import SCHEMA, World, row
 
 
 class LockWithHeartbeat:

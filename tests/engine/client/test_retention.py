@@ -10,10 +10,10 @@ from persist_engine.base.settings import RETAIN_MS
 from persist_engine.client.closing import close_shard, finalize_shard
 from persist_engine.model.frontier import EMPTY, Antichain
 from persist_engine.storage.consensus_mem import MemConsensus
-from persist_engine.testing.world import SCHEMA, AheadEnv, CountedConsensus, World, contents, row
 from persist_engine.work.holds import holds_of
-from persist_engine.work.recover import recover_shard
+from persist_engine.work.repair.recover import recover_shard
 from persist_engine.work.rollup import write_rollup
+from persist_kit.world import SCHEMA, AheadEnv, CountedConsensus, World, contents, row
 
 DAY_MS = 24 * 3600 * 1000
 A = Antichain.of

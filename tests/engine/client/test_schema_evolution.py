@@ -6,8 +6,8 @@ import pytest
 from persist_engine import Antichain, PersistClient, Schema, SchemaEvolved, SchemaIncompatible, ShardId
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch
 from persist_engine.base.settings import BatchSettings, CompactionSettings, Settings
-from persist_engine.testing.world import SCHEMA, World, row
 from persist_engine.work.perform import perform
+from persist_kit.world import SCHEMA, World, row
 
 A = Antichain.of
 WIDE = Schema.from_ddl("id BIGINT", "extra INT, name STRING")

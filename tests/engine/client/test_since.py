@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from persist_engine import Antichain, CriticalReaderId, ShardId
 from persist_engine.model.commands import CriticalDowngraded, OpaqueMismatch
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_kit.world import SCHEMA, World, row
 
 A = Antichain.of
 CRITICAL = CriticalReaderId.from_bytes(b"c" * 16)

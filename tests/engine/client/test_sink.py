@@ -14,15 +14,15 @@ from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import CorruptData, InvalidUsage, SchemaMismatch, SinkFailed, UpdateNotBeyondLower
 from persist_engine.base.metrics import PrometheusMetrics
 from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
-from persist_engine.client.sink_actors import Control, Desired, Inbox, ShardUpper, StagedBatch
-from persist_engine.codec.tagged import split_errors, with_errors
+from persist_engine.dataflow.sink.actors import Control, Desired, Inbox, ShardUpper, StagedBatch
 from persist_engine.flow.desired import DesiredFrontiers
 from persist_engine.flow.mint import Mint
 from persist_engine.flow.refresh import Refresh
+from persist_engine.rows.errors_column import split_errors, with_errors
 from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.testing.faults import Faults, FaultyBlob, FaultyConsensus
-from persist_engine.testing.world import SCHEMA, row
+from persist_kit.world import SCHEMA, row
 from prometheus_client import CollectorRegistry
 
 A = Antichain.of

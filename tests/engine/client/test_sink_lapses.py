@@ -20,15 +20,15 @@ from persist_engine.base.settings import (
     MaintenanceSettings,
     Settings,
 )
-from persist_engine.client import sink_readback
-from persist_engine.client.sink import SinkOptions, assemble
-from persist_engine.client.sink_actors import Desired, DesiredFrontier
-from persist_engine.codec.exchange import deal
-from persist_engine.codec.ingest import normalise
+from persist_engine.dataflow.sink import readback as sink_readback
+from persist_engine.dataflow.sink.actors import Desired, DesiredFrontier
+from persist_engine.dataflow.sink.handle import SinkOptions, assemble
 from persist_engine.flow.desired import Stream
 from persist_engine.model.ids import CriticalReaderId
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_engine.rows.ingest import normalise
+from persist_engine.rows.partitioning import deal
 from persist_engine.work.perform import perform, perform_due
+from persist_kit.world import SCHEMA, World, row
 
 A = Antichain.of
 WRITER_LEASE_MS = 1000

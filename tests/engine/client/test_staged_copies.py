@@ -15,15 +15,15 @@ from persist_engine.base.errors import (
     Unavailable,
 )
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, RetrySettings, Settings
-from persist_engine.client.outcomes import ProgressMismatch
+from persist_engine.client.write.outcomes import ProgressMismatch
 from persist_engine.model.batch import HollowPart, InlinePart
 from persist_engine.model.frontier import MINIMUM, Description
 from persist_engine.model.ids import ShardId
-from persist_engine.testing.staged import named_keys, opened
-from persist_engine.testing.world import SCHEMA, World, contents, row
 from persist_engine.work.compact import compact
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.rollup import write_rollup
+from persist_kit.staged import named_keys, opened
+from persist_kit.world import SCHEMA, World, contents, row
 
 A = Antichain.of
 
@@ -208,7 +208,7 @@ def test_regression_an_append_is_told_although_what_it_needs_no_more_cannot_be_d
     def damaged(*_: Any) -> frozenset[str]:
         raise CorruptData("an older version cannot be read", key="k")
 
-    monkeypatch.setattr("persist_engine.client.write.live_part_keys", damaged)
+    monkeypatch.setattr("persist_engine.client.write.handle.live_part_keys", damaged)
     assert writer.append_batch(second, A(1), A(20)).upper == A(20)
     assert contents(world.process(), writer.shard_id, 19) == upto(19)
 
@@ -220,7 +220,7 @@ def test_nothing_is_staged_anew_for_an_append_that_is_refused_anyhow(
     other = world.process().open_writer(writer.shard_id, SCHEMA, purpose="other")
     other.append([], lower=A(1), upper=A(15))
     batch = writer.batch_from_transmittable(data)
-    monkeypatch.setattr("persist_engine.client.write.restaged", None)
+    monkeypatch.setattr("persist_engine.client.write.handle.restaged", None)
     outcome = writer.compare_and_append_batch([batch], expected_upper=A(5), new_upper=A(20))
     assert outcome == UpperMismatch(current=A(15), expected=A(5))
     with pytest.raises(InvalidEmptyTimeInterval):
@@ -305,7 +305,7 @@ def test_regression_an_append_stands_whatever_becomes_of_blobs_that_it_leaves_be
     def damaged(*_: Any) -> frozenset[str]:
         raise CorruptData("a diff does not decode", key="k")
 
-    monkeypatch.setattr("persist_engine.client.write.live_part_keys", damaged)
+    monkeypatch.setattr("persist_engine.client.write.handle.live_part_keys", damaged)
     outcome = writer.compare_and_append_batch([copy, own], expected_upper=A(5), new_upper=A(20))
     monkeypatch.undo()
     assert isinstance(outcome, Appended)

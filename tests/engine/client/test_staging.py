@@ -18,15 +18,15 @@ from persist_engine.base.errors import (
     SchemaMismatch,
 )
 from persist_engine.base.version import APPLIER_VERSION
-from persist_engine.client.batch import Batch
+from persist_engine.client.write.batch import Batch
 from persist_engine.codec.batch import decode_transmittable, encode_transmittable
 from persist_engine.model.batch import HollowBatch, HollowPart, HollowRun, InlinePart, RunMeta
 from persist_engine.model.frontier import MINIMUM, Description
 from persist_engine.model.rewrite import rewritten
-from persist_engine.testing.staged import named_keys, opened
-from persist_engine.testing.world import SCHEMA, contents, row
+from persist_engine.work.audit.verify import verify_shard
 from persist_engine.work.compact import compact
-from persist_engine.work.verify import verify_shard
+from persist_kit.staged import named_keys, opened
+from persist_kit.world import SCHEMA, contents, row
 
 A = Antichain.of
 PARQUET_MAGIC = b"PAR1"

@@ -8,11 +8,11 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.client.tend import hold_since, tend
-from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.ownership import OwnedElsewhere, Owner, Unowned
 from persist_engine.model.tending import READERS_MAX, KnownLog, NoSuchShard, Tended, WantedHold, Wish
+from persist_engine.rows.schema import Schema
 
 OWNER, OTHER = Owner("op", "team", "flights"), Owner("op", "team", "other")
 SHARD_ID = ShardId("s00000000-0000-0000-0000-000000000001")

@@ -25,10 +25,10 @@ from persist_engine import (
 from persist_engine.base.errors import InvalidUsage, InvariantViolated
 from persist_engine.base.metrics import PrometheusMetrics
 from persist_engine.base.settings import Settings
-from persist_engine.client.upsert import UpsertHandle
+from persist_engine.dataflow.upsert.handle import UpsertHandle
 from persist_engine.model.frontier import EMPTY
-from persist_engine.testing.upserts import Row, commands, contents, opened
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_kit.upserts import Row, commands, contents, opened
+from persist_kit.world import SCHEMA, World, row
 from prometheus_client import CollectorRegistry
 
 A = Antichain.of

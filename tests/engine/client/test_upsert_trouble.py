@@ -16,10 +16,10 @@ from persist_engine import (
 )
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch, Unavailable, UpdateBeyondUpper
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, RetrySettings, Settings
-from persist_engine.client.read import ReadHandle
-from persist_engine.testing.upserts import commands, contents, opened
-from persist_engine.testing.world import SCHEMA, World
+from persist_engine.client.read.handle import ReadHandle
 from persist_engine.work.perform import perform
+from persist_kit.upserts import commands, contents, opened
+from persist_kit.world import SCHEMA, World
 
 A = Antichain.of
 

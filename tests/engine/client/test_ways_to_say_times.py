@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 from persist_engine import Antichain, CriticalReaderId
-from persist_engine.client.listen import Progress
-from persist_engine.client.outcomes import Appended
-from persist_engine.testing.world import SCHEMA, AheadEnv, World, row
+from persist_engine.client.read.listen import Progress
+from persist_engine.client.write.outcomes import Appended
+from persist_kit.world import SCHEMA, AheadEnv, World, row
 
 at = Antichain.of
 NEW_YEAR = datetime(2013, 1, 1, tzinfo=UTC)

@@ -34,12 +34,12 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
 from persist_engine.base.version import APPLIER_VERSION
-from persist_engine.client import write
+from persist_engine.client.write import handle as write
 from persist_engine.codec.batch import decode_transmittable, encode_transmittable
 from persist_engine.model.batch import HollowPart, InlinePart
 from persist_engine.model.frontier import EMPTY
 from persist_engine.model.ids import ShardId
-from persist_engine.testing.world import SCHEMA, World, contents, row
+from persist_kit.world import SCHEMA, World, contents, row
 
 A = Antichain.of
 
@@ -382,5 +382,5 @@ def test_blobs_that_cannot_be_deleted_do_not_hide_the_answer(caplog: pytest.LogC
     outcome = writer.compare_and_append([row(1, "a", 5)], expected_upper=A(5), new_upper=A(6))
     assert outcome == UpperMismatch(current=A(0), expected=A(5))
     (key,) = world.blob_keys(writer.shard_id, kind="part")
-    (record,) = [record for record in caplog.records if record.name == "persist_engine.client.write"]
+    (record,) = [record for record in caplog.records if record.name == "persist_engine.client.write.handle"]
     assert key.partition("/")[2] in record.getMessage()

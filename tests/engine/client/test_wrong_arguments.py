@@ -29,9 +29,9 @@ from persist_engine import (
 )
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.settings import BatchSettings, Settings
-from persist_engine.client.sink import SinkInput
+from persist_engine.dataflow.sink.handle import SinkInput
 from persist_engine.model.ownership import Owner
-from persist_engine.testing.world import SCHEMA, AheadEnv, World, row
+from persist_kit.world import SCHEMA, AheadEnv, World, row
 
 ANYTHING = [7, 9.99, True, "text", b"bytes", None, [], (), {}, object()]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 from persist_engine.base.errors import SchemaMismatch
-from persist_engine.codec.evolution import adapted, incompatibilities
 from persist_engine.codec.part import decode_part, encode_part
-from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import Antichain, Description
+from persist_engine.rows.evolution import adapted, incompatibilities
+from persist_engine.rows.schema import Schema
 
 DESC = Description(Antichain(0), Antichain(10), Antichain(0))
 OLD = Schema.from_ddl("id INT NOT NULL, at STRUCT<x: INT>", "n INT, f FLOAT, p STRUCT<q: TINYINT>")

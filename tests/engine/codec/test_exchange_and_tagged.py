@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch
-from persist_engine.codec.exchange import deal, hash_rows
-from persist_engine.codec.schema import Schema
-from persist_engine.codec.tagged import split_errors, tag_errors, tag_rows, with_errors
-from persist_engine.codec.updates import normalise
-from persist_engine.testing.world import SCHEMA
+from persist_engine.rows.errors_column import split_errors, tag_errors, tag_rows, with_errors
+from persist_engine.rows.partitioning import deal, hash_rows
+from persist_engine.rows.schema import Schema
+from persist_engine.rows.updates import normalise
+from persist_kit.world import SCHEMA
 
 WIDE = Schema.from_ddl(
     "a BIGINT, b STRING, c STRUCT<x: DOUBLE, y: BOOLEAN>",
@@ -78,7 +78,7 @@ def test_shares_are_even_for_numbers_texts_and_long_common_prefixes():
 
 
 def test_texts_longer_than_a_slice_are_hashed_whole(monkeypatch):
-    monkeypatch.setattr("persist_engine.codec.exchange._SLICE_BYTES", 8)
+    monkeypatch.setattr("persist_engine.rows.partitioning._SLICE_BYTES", 8)
     table = next(normalise([(((1,), ("a" * 100 + end,)), 0, 1) for end in ("x", "y", "x")], SCHEMA))
     words = hash_rows(table)
     assert words[0] == words[2] != words[1]

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch
-from persist_engine.codec.ingest import ROWS_PER_TABLE
-from persist_engine.codec.schema import Schema
-from persist_engine.codec.updates import normalise
+from persist_engine.rows.ingest import ROWS_PER_TABLE
+from persist_engine.rows.schema import Schema
+from persist_engine.rows.updates import normalise
 
 SCHEMA = Schema.from_ddl("id INT NOT NULL, s STRING", "v STRUCT<x: BIGINT NOT NULL, t: TIMESTAMP>")
 ROWS = [(((1, "a"), ((5, None),)), 3, 1), ((({"id": 2, "s": None}), {"v": None}), 4, -1)]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, SchemaMismatch
 from persist_engine.codec.inline_part import INLINE_FORMAT_NAME, decode_inline, encode_inline
 from persist_engine.codec.part import PART_FORMAT_NAME, DecodedPart, encode_part
-from persist_engine.codec.schema import Schema
-from persist_engine.codec.updates import normalise
 from persist_engine.model.frontier import EMPTY, Antichain, Description
-from persist_engine.testing import strategies
+from persist_engine.rows.schema import Schema
+from persist_engine.rows.updates import normalise
+from persist_kit import strategies
 
 SCHEMA = Schema.from_ddl("id BIGINT NOT NULL, s STRING", "v STRUCT<x: DOUBLE, t: TIMESTAMP>")
 ROWS = [

@@ -23,13 +23,14 @@ from persist_engine.codec.batch import (
     encode_transmittable,
 )
 from persist_engine.codec.envelope import Kind, sealed
-from persist_engine.codec.schema import CODECS
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup, state_to_pb
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model.batch import HollowBatch, HollowPart, HollowRollup, InlinePart, PartStats, RunMeta
-from persist_engine.model.flat_trace import FlatTrace, ThinMerge, ThinSpineBatch
+from persist_engine.model.diff.state_diff import Delete, Insert, StateDiff, Update
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.model.ids import ShardId
+from persist_engine.model.spine.flat import FlatTrace, ThinMerge, ThinSpineBatch
+from persist_engine.model.spine.trace import Trace
 from persist_engine.model.state import (
     Claim,
     CodecNames,
@@ -41,9 +42,8 @@ from persist_engine.model.state import (
     SourceProgress,
     Writer,
 )
-from persist_engine.model.state_diff import Delete, Insert, StateDiff, Update
-from persist_engine.model.trace import Trace
 from persist_engine.pb import batch_pb2, diff_pb2, state_pb2
+from persist_engine.rows.schema import CODECS
 
 SHARD = ShardId.from_bytes(b"s" * 16)
 DESC = Description(Antichain(0), Antichain(5), Antichain(0))

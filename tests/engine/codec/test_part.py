@@ -13,10 +13,10 @@ import pytest
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, InvariantViolated, SchemaMismatch
 from persist_engine.codec import part as part_codec
 from persist_engine.codec.part import checksum, decode_part, encode_part, verify_part
-from persist_engine.codec.schema import Schema
-from persist_engine.codec.updates import consolidate, normalise
 from persist_engine.model.frontier import Antichain, Description
-from persist_engine.testing.strategies import updates_table
+from persist_engine.rows.schema import Schema
+from persist_engine.rows.updates import consolidate, normalise
+from persist_kit.strategies import updates_table
 
 SCHEMA = Schema.from_ddl("id BIGINT NOT NULL, s STRING", "v STRUCT<a: INT, b: DOUBLE>, w BINARY")
 DESC = Description(Antichain(3), Antichain(None), Antichain(1))

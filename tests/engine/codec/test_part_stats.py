@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from persist_engine.base.errors import CorruptData
-from persist_engine.codec.part_stats import bound, part_stats, stats_name, stats_path
-from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import ColumnStats
-from persist_engine.testing.strategies import updates_table
+from persist_engine.rows.part_stats import bound, part_stats, stats_name, stats_path
+from persist_engine.rows.schema import Schema
+from persist_kit.strategies import updates_table
 
 
 def stats_of(ddl: str, *values: Any, bytes_max: int = 10_000) -> ColumnStats:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 from persist_engine.base.errors import CorruptData, InvalidUsage
-from persist_engine.codec.schema import Schema
 from persist_engine.model.state import SchemaPair
+from persist_engine.rows.schema import Schema
 
 
 def test_ddl_of_every_type() -> None:

@@ -13,13 +13,13 @@ from persist_engine.base.errors import CorruptData, Incompatible
 from persist_engine.codec import envelope, stored_spine
 from persist_engine.codec.envelope import PACKED_SPINE_VERSION, STORED_SPINE_VERSION, Kind, sealed
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
-from persist_engine.model.lazy_parts import EncodedParts, JoinedParts, LazyParts, joined, outline_of
+from persist_engine.model.diff.state_diff import apply
+from persist_engine.model.spine.lazy_parts import EncodedParts, JoinedParts, LazyParts, joined, outline_of
+from persist_engine.model.spine.trace import Trace
 from persist_engine.model.state import ShardState
-from persist_engine.model.state_diff import apply
-from persist_engine.model.trace import Trace
 from persist_engine.pb import state_pb2
-from persist_engine.testing import strategies
-from persist_engine.testing.states import Stepper, append, batch
+from persist_kit import strategies
+from persist_kit.states import Stepper, append, batch
 
 
 def state_of(batches: int) -> ShardState:

@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from persist_engine.base.errors import InvariantViolated
-from persist_engine.codec import updates as laws
-from persist_engine.codec.columns import constant
-from persist_engine.codec.schema import Schema
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
-from persist_engine.testing.strategies import updates_table
+from persist_engine.rows import updates as laws
+from persist_engine.rows.columns import constant
+from persist_engine.rows.schema import Schema
+from persist_kit.strategies import updates_table
 
 NAN = float("nan")
 NUMBERS = Schema.from_ddl("x DOUBLE")

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from persist_engine.base.errors import InvariantViolated
-from persist_engine.client.sink_spill import ArrowLaws, SpillFiles
+from persist_engine.dataflow.sink.spill import ArrowLaws, SpillFiles
 from persist_engine.flow.correction import BufferPolicy, CorrectionBuffer
 from persist_engine.model.frontier import EMPTY, Antichain
-from persist_engine.testing.world import SCHEMA
+from persist_kit.world import SCHEMA
 
 A = Antichain.of
 TIME_MAX = 2**63 - 1

@@ -14,7 +14,7 @@ from persist_engine.base.errors import InvariantViolated
 from persist_engine.flow.upsert import Emission, UpsertMachine
 from persist_engine.flow.upsert_memory import MemoryStore
 from persist_engine.flow.upsert_state import MergeStats, UpsertState
-from persist_engine.flow.upsert_words import Words, hash_rows
+from persist_engine.flow.word_rows import Words, hash_rows
 from persist_engine.model.frontier import EMPTY, Antichain
 
 A = Antichain.of

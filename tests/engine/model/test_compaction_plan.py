@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.settings import BatchSettings, CompactionSettings, Settings
 from persist_engine.model.batch import HollowBatch, RunMeta, RunOrder
-from persist_engine.model.compaction_plan import (
+from persist_engine.model.ids import RunId
+from persist_engine.model.spine.compaction_plan import (
     CompactionChunk,
     compaction_chunks,
     compaction_timeout_ms,
@@ -19,10 +20,9 @@ from persist_engine.model.compaction_plan import (
     runs_budget_bytes,
     validate_request,
 )
-from persist_engine.model.flat_trace import SpineId
-from persist_engine.model.ids import RunId
-from persist_engine.model.spine import MergeReq
-from persist_engine.testing.states import batch, description, part
+from persist_engine.model.spine.flat import SpineId
+from persist_engine.model.spine.spine import MergeReq
+from persist_kit.states import batch, description, part
 
 TARGET = 1024
 

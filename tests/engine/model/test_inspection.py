@@ -9,7 +9,7 @@ from persist_engine.base.versioned import SeqNo
 from persist_engine.model import commands as c
 from persist_engine.model.inspection import Inspection, inspection_of
 from persist_engine.model.state import SourceProgress
-from persist_engine.testing.states import (
+from persist_kit.states import (
     DEBUG,
     Stepper,
     append,

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.model.batch import HollowBatch, RunMeta
-from persist_engine.model.flat_trace import SpineId
-from persist_engine.model.spine import MergeOutcome, MergeRes
-from persist_engine.model.trace import Trace
-from persist_engine.testing.states import batch, description
+from persist_engine.model.spine.flat import SpineId
+from persist_engine.model.spine.spine import MergeOutcome, MergeRes
+from persist_engine.model.spine.trace import Trace
+from persist_kit.states import batch, description
 
 
 def summed(lower: int, upper: int, rows: int, diffs_sum: int | None, *, truncated: bool = False) -> HollowBatch:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.plans import removable_rollups
 from persist_engine.model.shared_map import SharedMap
-from persist_engine.testing.states import first_state, rollup
+from persist_kit.states import first_state, rollup
 
 
 def test_all_but_the_newest_rollup_within_reach_are_removable() -> None:

@@ -9,12 +9,12 @@ from persist_engine.base.errors import FinalizationError, InvalidUsage
 from persist_engine.base.settings import RETAIN_MS
 from persist_engine.codec.state_diff import encode_state_diff
 from persist_engine.model import commands as c
+from persist_engine.model.diff.state_diff import apply
 from persist_engine.model.frontier import EMPTY, Antichain
 from persist_engine.model.inspection import inspection_of
 from persist_engine.model.retention import in_words, planned, retention_of, told
 from persist_engine.model.state import ShardState
-from persist_engine.model.state_diff import apply
-from persist_engine.testing.states import DEBUG, Stepper, append, batch, critical_id, first_state, leased_id, refused
+from persist_kit.states import DEBUG, Stepper, append, batch, critical_id, first_state, leased_id, refused
 
 A = Antichain.of
 

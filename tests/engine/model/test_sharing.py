@@ -9,15 +9,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from persist_engine.model import flatten, trace_diff
 from persist_engine.model.batch import HollowBatch
+from persist_engine.model.diff import trace_diff
+from persist_engine.model.diff.state_diff import apply, between
 from persist_engine.model.leases import expires_after_ms
 from persist_engine.model.shared_map import SharedMap
-from persist_engine.model.spine import Sizes
+from persist_engine.model.spine import flatten
+from persist_engine.model.spine.spine import Sizes
+from persist_engine.model.spine.trace import Trace
 from persist_engine.model.state import LeasedReader, Writer
-from persist_engine.model.state_diff import apply, between
-from persist_engine.model.trace import Trace
-from persist_engine.testing.states import DEBUG, Stepper, append, batch, leased_id, rollup, writer_id
+from persist_kit.states import DEBUG, Stepper, append, batch, leased_id, rollup, writer_id
 
 BATCHES = 4096
 

@@ -10,12 +10,8 @@ from persist_engine.base.settings import MaintenanceSettings, Settings
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model import commands as c
 from persist_engine.model.batch import HollowBatch
-from persist_engine.model.flat_trace import SpineId
-from persist_engine.model.flatten import pushed
-from persist_engine.model.frontier import MINIMUM
-from persist_engine.model.legacy_diff import apply_unstructured, lenient_replacement
-from persist_engine.model.spine import MergeRes, Spine
-from persist_engine.model.state_diff import (
+from persist_engine.model.diff.legacy_diff import apply_unstructured, lenient_replacement
+from persist_engine.model.diff.state_diff import (
     Delete,
     Insert,
     StateDiff,
@@ -25,9 +21,13 @@ from persist_engine.model.state_diff import (
     deleted_blobs,
     inserted_blobs,
 )
-from persist_engine.model.trace import Trace
-from persist_engine.model.trace_diff import TraceDiff, changes
-from persist_engine.testing.states import (
+from persist_engine.model.diff.trace_diff import TraceDiff, changes
+from persist_engine.model.frontier import MINIMUM
+from persist_engine.model.spine.flat import SpineId
+from persist_engine.model.spine.flatten import pushed
+from persist_engine.model.spine.spine import MergeRes, Spine
+from persist_engine.model.spine.trace import Trace
+from persist_kit.states import (
     DEBUG,
     Stepper,
     append,

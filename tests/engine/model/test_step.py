@@ -9,16 +9,16 @@ from persist_engine.base.errors import InvariantViolated
 from persist_engine.base.settings import MaintenanceSettings, Settings
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model import commands as c
+from persist_engine.model.diff.state_diff import Insert, Update
 from persist_engine.model.frontier import EMPTY, MINIMUM
 from persist_engine.model.invariants import check_invariants
 from persist_engine.model.maintenance import Maintenance
+from persist_engine.model.queries import is_tombstone, rollup_seqnos, seqno_since
 from persist_engine.model.shared_map import SharedMap
-from persist_engine.model.spine import Fueling, Level, MergeReq, Sizes
+from persist_engine.model.spine.spine import Fueling, Level, MergeReq, Sizes
+from persist_engine.model.spine.trace import Trace
 from persist_engine.model.state import Claim
-from persist_engine.model.state_diff import Insert, Update
-from persist_engine.model.trace import Trace
-from persist_engine.model.views import is_tombstone, rollup_seqnos, seqno_since
-from persist_engine.testing.states import (
+from persist_kit.states import (
     DEBUG,
     SCHEMA,
     Stepper,

@@ -15,11 +15,11 @@ from persist_engine.base.versioned import SeqNo
 from persist_engine.model import commands as c
 from persist_engine.model.frontier import EMPTY, MINIMUM
 from persist_engine.model.ids import SENTINEL_TOKEN
-from persist_engine.model.spine import MergeOutcome, MergeRes
+from persist_engine.model.queries import rollup_seqnos
+from persist_engine.model.spine.spine import MergeOutcome, MergeRes
 from persist_engine.model.state import SchemaPair, SourceProgress
 from persist_engine.model.transitions import Applied, Refused, transition
-from persist_engine.model.views import rollup_seqnos
-from persist_engine.testing.states import (
+from persist_kit.states import (
     DEBUG,
     SCHEMA,
     Stepper,

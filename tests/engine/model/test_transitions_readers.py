@@ -12,7 +12,7 @@ from persist_engine.base.errors import (
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model import commands as c
 from persist_engine.model.frontier import EMPTY, MINIMUM
-from persist_engine.testing.states import (
+from persist_kit.states import (
     DEBUG,
     Stepper,
     append,

@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 from persist_engine import Antichain, PersistClient, ShardId
 from persist_engine.base.errors import ForkedLog
-from persist_engine.model.state_diff import apply, between
+from persist_engine.model.diff.state_diff import apply, between
 from persist_engine.storage.consensus_mem import MemConsensus
-from persist_engine.testing.states import Stepper, append, batch
-from persist_engine.testing.world import SCHEMA, CountedConsensus, World, row
+from persist_kit.states import Stepper, append, batch
+from persist_kit.world import SCHEMA, CountedConsensus, World, row
 
 A = Antichain.of
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from persist_engine import Antichain, Location, PersistClient, ShardId
 from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.codec import part as part_codec
-from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import ColumnStats, HollowPart, InlinePart, PartStats
 from persist_engine.model.frontier import EMPTY, MINIMUM, Description
-from persist_engine.shard import fetch
-from persist_engine.shard.chains import chained
-from persist_engine.shard.read_ahead import RunToRead
+from persist_engine.parts import fetch
+from persist_engine.parts.chains import chained
+from persist_engine.parts.read_ahead import RunToRead
+from persist_engine.rows.schema import Schema
 
 SCHEMA = Schema.from_ddl("id BIGINT, name STRING")
 DESC = Description(MINIMUM, EMPTY, MINIMUM)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from persist_engine.base.errors import InvariantViolated
-from persist_engine.codec.columns import flatten_columns
-from persist_engine.shard import consolidate
-from persist_engine.shard.consolidate import consolidated, lower_bounds, merge_runs, row_key
+from persist_engine.parts import consolidate
+from persist_engine.parts.consolidate import consolidated, lower_bounds, merge_runs, row_key
+from persist_engine.rows.columns import flatten_columns
 
 KEY = pa.struct([("id", pa.int64()), ("name", pa.string())])
 VAL = pa.struct([("x", pa.float64())])

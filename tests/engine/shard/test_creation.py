@@ -8,9 +8,9 @@ from persist_engine.base.errors import ShardLost, ShardNotFound
 from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.codec.keys import created_key
 from persist_engine.storage.consensus_mem import MemConsensus
-from persist_engine.testing.recorded import Killed
-from persist_engine.testing.world import SCHEMA, CountedConsensus, World, contents, row
 from persist_engine.work.rollup import write_rollup
+from persist_kit.recorded import Killed
+from persist_kit.world import SCHEMA, CountedConsensus, World, contents, row
 
 A = Antichain.of
 NO_INLINE = Settings(batch=BatchSettings(inline_part_bytes_max=0))

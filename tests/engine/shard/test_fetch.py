@@ -9,18 +9,15 @@ import pytest
 from persist_engine.base.env import SeededEnv
 from persist_engine.base.errors import CorruptData, MissingBlob
 from persist_engine.base.metrics import NoMetrics
+from persist_engine.base.retry import Retry
 from persist_engine.base.settings import RetrySettings
 from persist_engine.codec import part as part_codec
-from persist_engine.codec.columns import empty_struct
-from persist_engine.codec.filter import Filter
 from persist_engine.codec.keys import blob_key, part_key
 from persist_engine.codec.part import checksum, encode_part
-from persist_engine.codec.predicate import Compare
-from persist_engine.codec.schema import Schema
 from persist_engine.model.batch import HollowBatch, HollowPart, InlinePart, RunMeta, RunOrder
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.model.ids import PartId, ShardId
-from persist_engine.shard.fetch import (
+from persist_engine.parts.fetch import (
     ChangesFilter,
     CompactionFilter,
     ListenFilter,
@@ -31,7 +28,10 @@ from persist_engine.shard.fetch import (
     read_parts,
     runs_of,
 )
-from persist_engine.shard.retry import Retry
+from persist_engine.rows.columns import empty_struct
+from persist_engine.rows.filter import Filter
+from persist_engine.rows.predicate import Compare
+from persist_engine.rows.schema import Schema
 from persist_engine.storage.blob_mem import MemBlob
 
 SCHEMA = Schema.from_ddl("id BIGINT")

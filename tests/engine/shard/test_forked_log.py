@@ -16,13 +16,13 @@ from persist_engine.codec import state as codec_state
 from persist_engine.codec.keys import blob_key
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
-from persist_engine.model.state_diff import apply
-from persist_engine.model.views import latest_rollup
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_engine.model.diff.state_diff import apply
+from persist_engine.model.queries import latest_rollup
+from persist_engine.work.audit.orphans import scan_orphans
+from persist_engine.work.audit.walk import VersionWalk
 from persist_engine.work.gc import gc_and_truncate
-from persist_engine.work.orphans import scan_orphans
 from persist_engine.work.rollup import write_rollup
-from persist_engine.work.walk import VersionWalk
+from persist_kit.world import SCHEMA, World, row
 
 A = Antichain.of
 LOST = "consensus lost or replaced acknowledged versions"
@@ -460,7 +460,7 @@ def test_catching_up_in_many_steps_is_no_alarm() -> None:
 
 
 def follow_whatever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("persist_engine.model.state_diff.check_follows", lambda state, diff: None)
+    patch.setattr("persist_engine.model.diff.state_diff.check_follows", lambda state, diff: None)
 
 
 def take_any_entry(patch: pytest.MonkeyPatch) -> None:

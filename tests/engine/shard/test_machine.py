@@ -15,7 +15,7 @@ from persist_engine.model.frontier import EMPTY
 from persist_engine.model.ids import LeasedReaderId
 from persist_engine.shard import applier
 from persist_engine.shard.machine import SinceAhead
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_kit.world import SCHEMA, World, row
 
 A = Antichain.of
 READER = LeasedReaderId.from_bytes(b"r" * 16)

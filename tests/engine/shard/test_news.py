@@ -16,7 +16,7 @@ from persist_engine.shard.news import ENTRIES_MAX, News
 from persist_engine.shard.watch import StateWatch
 from persist_engine.storage.notify import NEWS_BYTES_MAX, LocalPush, NoPush, abridged, shared_local_push
 from persist_engine.storage.open import open_push
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_kit.world import SCHEMA, World, row
 
 A = Antichain.of
 

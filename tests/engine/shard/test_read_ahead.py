@@ -8,9 +8,9 @@ import pytest
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.model.batch import HollowPart, InlinePart
 from persist_engine.model.frontier import EMPTY, MINIMUM, Description
-from persist_engine.shard import read_ahead
-from persist_engine.shard.read_ahead import FetchAhead, RunToRead
-from persist_engine.testing.sim_threads import InlinePool
+from persist_engine.parts import read_ahead
+from persist_engine.parts.read_ahead import FetchAhead, RunToRead
+from persist_kit.sim.threads import InlinePool
 
 DESC = Description(MINIMUM, EMPTY, MINIMUM)
 

@@ -8,10 +8,10 @@ import pytest
 from persist_engine.base.env import SeededEnv
 from persist_engine.base.errors import Determinate, Indeterminate, StorageError, Unavailable
 from persist_engine.base.metrics import NoMetrics
+from persist_engine.base.retry import Retry
 from persist_engine.base.settings import RetrySettings, Settings
 from persist_engine.model.frontier import Antichain
-from persist_engine.shard.retry import Retry
-from persist_engine.testing.world import SCHEMA, World
+from persist_kit.world import SCHEMA, World
 
 
 class Failing:
@@ -68,7 +68,7 @@ def test_gives_up_at_the_deadline_naming_operation_shard_and_cause():
 
 
 def test_regression_29_warns_once_attempts_are_many(caplog: pytest.LogCaptureFixture):
-    with caplog.at_level(logging.DEBUG, "persist_engine.shard.retry"):
+    with caplog.at_level(logging.DEBUG, "persist_engine.base.retry"):
         retry(SeededEnv(), warn_attempts=5).external("op", Failing(*[Determinate("x")] * 6), shard="s1")
     levels = [record.levelno for record in caplog.records]
     assert levels == [logging.DEBUG] * 2 + [logging.INFO] * 2 + [logging.WARNING] * 2

@@ -13,19 +13,19 @@ from persist_engine.codec.keys import blob_key, rollup_key
 from persist_engine.codec.state import Rollup, encode_rollup
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model.batch import HollowRollup
-from persist_engine.model.flatten import pushed
+from persist_engine.model.diff.state_diff import apply, between
 from persist_engine.model.frontier import MINIMUM
 from persist_engine.model.ids import RollupId
 from persist_engine.model.shared_map import SharedMap
-from persist_engine.model.spine import MergeRes
+from persist_engine.model.spine.flatten import pushed
+from persist_engine.model.spine.spine import MergeRes
+from persist_engine.model.spine.trace import Trace
 from persist_engine.model.state import CodecNames
-from persist_engine.model.state_diff import apply, between
-from persist_engine.model.trace import Trace
 from persist_engine.shard.roundtrip import validate_roundtrip
 from persist_engine.storage.consensus_mem import MemConsensus
-from persist_engine.testing.states import Stepper, append, batch, first_state
-from persist_engine.testing.world import SCHEMA, World, row
 from persist_engine.work.perform import perform_due
+from persist_kit.states import Stepper, append, batch, first_state
+from persist_kit.world import SCHEMA, World, row
 
 A = Antichain.of
 

@@ -6,28 +6,28 @@ import pytest
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, MissingBlob, Unavailable
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, CompactionSettings, RetrySettings, Settings
-from persist_engine.cli import inspect as inspect_command
+from persist_engine.cli.inspect import commands as inspect_command
 from persist_engine.codec.batch import decode_batch, encode_batch, encode_run_listing
 from persist_engine.codec.checksum import checksum
 from persist_engine.codec.envelope import Kind, sealed
 from persist_engine.codec.keys import blob_key, part_key
 from persist_engine.model.batch import HollowBatch, HollowPart, HollowRun, RunMeta, RunOrder
+from persist_engine.model.diff.state_diff import BlobRef, live_blobs
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.model.ids import PartId, ShardId, staged_ms
-from persist_engine.model.state_diff import BlobRef, live_blobs
+from persist_engine.parts.listings import deletion_waves, expand, listed, listing_of, spill_runs, with_nested
+from persist_engine.parts.write import delete_parts
 from persist_engine.pb import batch_pb2 as pb
-from persist_engine.shard.parts import delete_parts
-from persist_engine.shard.runs import deletion_waves, expand, listed, listing_of, spill_runs, with_nested
-from persist_engine.testing.states import part
-from persist_engine.testing.world import SCHEMA, AheadEnv, World, row
+from persist_engine.work.audit.orphans import scan_orphans
+from persist_engine.work.audit.references import Bucket
+from persist_engine.work.audit.usage import audit_usage
+from persist_engine.work.audit.verify import verify_shard
 from persist_engine.work.compact import compact, compact_due
 from persist_engine.work.gc import gc_and_truncate
-from persist_engine.work.orphans import scan_orphans
-from persist_engine.work.references import Bucket
-from persist_engine.work.restore import restore_shard
+from persist_engine.work.repair.restore import restore_shard
 from persist_engine.work.rollup import write_rollup
-from persist_engine.work.usage import audit_usage
-from persist_engine.work.verify import verify_shard
+from persist_kit.states import part
+from persist_kit.world import SCHEMA, AheadEnv, World, row
 
 at = Antichain.of
 DESC = Description(at(0), at(9), at(0))

@@ -16,17 +16,17 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.settings import MaintenanceSettings, Settings
 from persist_engine.base.versioned import SCAN_ALL, SeqNo, VersionedData
-from persist_engine.codec.schema import CODECS
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model.batch import HollowRollup
+from persist_engine.model.diff.state_diff import apply
 from persist_engine.model.ids import ShardId
 from persist_engine.model.state import ShardState
-from persist_engine.model.state_diff import apply
+from persist_engine.rows.schema import CODECS
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.versions import LiveDiffBounds
-from persist_engine.testing.world import SCHEMA, World, row
+from persist_engine.work.audit.walk import VersionWalk
 from persist_engine.work.gc import gc_and_truncate
-from persist_engine.work.walk import VersionWalk
+from persist_kit.world import SCHEMA, World, row
 
 
 def commits(client: PersistClient, shard_id: ShardId, count: int) -> Machine:

@@ -9,10 +9,10 @@ from persist_engine.base.settings import CompactionSettings, RetrySettings
 from persist_engine.client.client import PersistClient
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.maintenance import Maintenance
-from persist_engine.testing.counted import CountedMetrics
-from persist_engine.testing.recorded import SCHEMA, SETTINGS, RecordedShard
 from persist_engine.work.background import CompactionSwitch
 from persist_engine.work.rollup import write_rollup
+from persist_kit.counted import CountedMetrics
+from persist_kit.recorded import SCHEMA, SETTINGS, RecordedShard
 
 at = Antichain.of
 #: Far longer than anything here takes: a test that waits so long has failed.

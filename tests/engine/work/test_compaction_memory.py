@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
 from persist_engine.base.settings import MEMORY_BYTES_LEAST, MIB
-from persist_engine.testing.servers import redis_server, s3_server
+from persist_kit.servers import redis_server, s3_server
 
 A = Antichain.of
 SCHEMA = Schema(key=pa.schema([("id", pa.int64())]), val=pa.schema([("text", pa.string())]))

@@ -10,18 +10,18 @@ from persist_engine.base.errors import InvariantViolated
 from persist_engine.base.settings import CompactionSettings
 from persist_engine.client.client import PersistClient
 from persist_engine.model.batch import HollowBatch, RunMeta
-from persist_engine.model.flat_trace import SpineId
+from persist_engine.model.diff.trace_diff import apply_structured, changes
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import RunId
-from persist_engine.model.spine import MergeOutcome, MergeRes
-from persist_engine.model.trace import Trace
-from persist_engine.model.trace_diff import apply_structured, changes
-from persist_engine.testing.counted import CountedMetrics
-from persist_engine.testing.recorded import SETTINGS, RecordedShard
-from persist_engine.testing.states import batch, description, part
+from persist_engine.model.spine.flat import SpineId
+from persist_engine.model.spine.spine import MergeOutcome, MergeRes
+from persist_engine.model.spine.trace import Trace
 from persist_engine.work.compact import compact, compact_due
-from persist_engine.work.force import force_compaction
 from persist_engine.work.outcome import Ending
+from persist_engine.work.repair.force import force_compaction
+from persist_kit.counted import CountedMetrics
+from persist_kit.recorded import SETTINGS, RecordedShard
+from persist_kit.states import batch, description, part
 
 GREATEST = 2**63 - 1
 
@@ -89,7 +89,7 @@ def test_all_of_them_may_cancel_out():
 def test_sums_beyond_int64_do_not_block_compaction():
     """Each row and each part fits; the part that holds both does not, and its sum wraps on both sides alike."""
     stores = RecordedShard()
-    from persist_engine.testing.recorded import SCHEMA
+    from persist_kit.recorded import SCHEMA
 
     with stores.client().open_writer(stores.shard_id, SCHEMA, purpose="test") as writer:
         for time in range(2):
@@ -172,7 +172,7 @@ def test_switched_off_nothing_is_done():
 def test_what_older_code_wrote_is_written_anew_once(monkeypatch):
     """Also where nothing is to be merged, and never again what this code wrote."""
     stores = RecordedShard()
-    monkeypatch.setattr("persist_engine.shard.runs.APPLIER_VERSION", "0.0.9")
+    monkeypatch.setattr("persist_engine.parts.listings.APPLIER_VERSION", "0.0.9")
     stores.append(times=4)
     machine = stores.client().machine(stores.shard_id)
     machine.spine_exert(1 << 20)

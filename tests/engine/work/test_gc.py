@@ -9,15 +9,15 @@ from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import InvalidUsage, InvariantViolated, Unavailable
 from persist_engine.base.metrics import PrometheusMetrics
 from persist_engine.codec import stored_spine
-from persist_engine.model.state_diff import deleted_blobs, live_blobs
-from persist_engine.model.views import rollup_seqnos, seqno_since
+from persist_engine.model.diff.state_diff import deleted_blobs, live_blobs
+from persist_engine.model.queries import rollup_seqnos, seqno_since
 from persist_engine.testing.faults import Faults, FaultyBlob, FaultyConsensus
-from persist_engine.testing.recorded import SETTINGS, Killed, Mortality, RecordedShard, aged, connect
+from persist_engine.work.audit.walk import live_keys
 from persist_engine.work.compact import compact_due
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.outcome import Ending
 from persist_engine.work.rollup import write_rollup
-from persist_engine.work.walk import live_keys
+from persist_kit.recorded import SETTINGS, Killed, Mortality, RecordedShard, aged, connect
 from prometheus_client import CollectorRegistry
 
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 from persist_engine.base.errors import UnsafeStore
 from persist_engine.base.metrics import PrometheusMetrics
-from persist_engine.testing.world import AheadEnv
 from persist_engine.work.heartbeat import Heartbeat
+from persist_kit.world import AheadEnv
 from prometheus_client import CollectorRegistry
 
 PATIENCE_S = 20.0

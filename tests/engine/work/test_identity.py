@@ -18,10 +18,10 @@ from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.storage.open import open_blob, open_consensus
 from persist_engine.testing.faults import Faults, FaultyBlob, FaultyConsensus
-from persist_engine.testing.recorded import Killed, Mortality
-from persist_engine.testing.servers import redis_server, s3_server
-from persist_engine.testing.world import SCHEMA
 from persist_engine.work.identity import identify
+from persist_kit.recorded import Killed, Mortality
+from persist_kit.servers import redis_server, s3_server
+from persist_kit.world import SCHEMA
 
 numbers = itertools.count()
 

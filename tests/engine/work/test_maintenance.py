@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 from persist_engine.base.settings import CompactionSettings, RetrySettings, Settings
 from persist_engine.codec.keys import blob_key
+from persist_engine.model.diff.state_diff import live_blobs
 from persist_engine.model.frontier import Antichain
-from persist_engine.model.state_diff import live_blobs
-from persist_engine.shard import consolidate
+from persist_engine.parts import consolidate
 from persist_engine.testing.faults import Faults, FaultyBlob, FaultyConsensus
-from persist_engine.testing.recorded import SCHEMA, SETTINGS, Killed, Mortality, RecordedShard, connect
 from persist_engine.work.compact import compact, compact_due
 from persist_engine.work.outcome import Ending
+from persist_kit.recorded import SCHEMA, SETTINGS, Killed, Mortality, RecordedShard, connect
 
 at = Antichain.of
 

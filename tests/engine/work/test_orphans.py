@@ -9,21 +9,21 @@ from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, Settings
 from persist_engine.base.versioned import SeqNo
 from persist_engine.client.client import PersistClient
-from persist_engine.client.outcomes import Appended
+from persist_engine.client.write.outcomes import Appended
 from persist_engine.codec.keys import blob_key
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import PartId, staged_ms
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.testing.faults import Faults, FaultyConsensus
-from persist_engine.testing.recorded import Killed, Mortality
-from persist_engine.testing.world import SCHEMA, World, row
-from persist_engine.work import orphans, references
+from persist_engine.work.audit import orphans, references
+from persist_engine.work.audit.orphans import scan_orphans
 from persist_engine.work.compact import compact, compact_due
 from persist_engine.work.gc import gc_and_truncate
-from persist_engine.work.orphans import scan_orphans
 from persist_engine.work.outcome import Ending
 from persist_engine.work.rollup import write_rollup
+from persist_kit.recorded import Killed, Mortality
+from persist_kit.world import SCHEMA, World, row
 
 at = Antichain.of
 DAY_MS = 86_400_000

@@ -8,12 +8,12 @@ from persist_engine.codec.keys import blob_key
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.model.maintenance import Maintenance
-from persist_engine.testing.recorded import SCHEMA, RecordedShard
 from persist_engine.work.attempts import Attempts
 from persist_engine.work.compact import compact_due
-from persist_engine.work.force import force_compaction
 from persist_engine.work.outcome import Ending
 from persist_engine.work.perform import perform, perform_due
+from persist_engine.work.repair.force import force_compaction
+from persist_kit.recorded import SCHEMA, RecordedShard
 
 at = Antichain.of
 

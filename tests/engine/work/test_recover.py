@@ -18,14 +18,14 @@ from persist_engine.codec.keys import blob_key, created_key
 from persist_engine.model.ids import CriticalReaderId
 from persist_engine.model.rebirth import SEQNOS_LEFT_OUT, is_recovered_from, recovered_birth
 from persist_engine.storage.consensus_mem import MemConsensus
-from persist_engine.testing.disk import Disk
-from persist_engine.testing.recorded import Killed, Mortality
-from persist_engine.testing.world import SCHEMA, CountedConsensus, World, contents, row
+from persist_engine.work.audit.orphans import scan_orphans
+from persist_engine.work.audit.verify import verify_shard
 from persist_engine.work.gc import gc_and_truncate
-from persist_engine.work.orphans import scan_orphans
-from persist_engine.work.recover import recover_shard
+from persist_engine.work.repair.recover import recover_shard
 from persist_engine.work.rollup import write_rollup
-from persist_engine.work.verify import verify_shard
+from persist_kit.disk import Disk
+from persist_kit.recorded import Killed, Mortality
+from persist_kit.world import SCHEMA, CountedConsensus, World, contents, row
 
 A = Antichain.of
 SETTINGS = Settings(batch=BatchSettings(inline_part_bytes_max=0), maintenance=MaintenanceSettings(gc_versions_min=1))

@@ -15,9 +15,9 @@ from persist_engine.model.ownership import Adopted, OwnedElsewhere, Owner, Unown
 from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.testing.faults import Faults, FaultyConsensus
-from persist_engine.testing.recorded import Killed, Mortality
-from persist_engine.testing.servers import redis_server, s3_server
-from persist_engine.testing.world import SCHEMA
+from persist_kit.recorded import Killed, Mortality
+from persist_kit.servers import redis_server, s3_server
+from persist_kit.world import SCHEMA
 
 MINE, OTHER, ELSEWHERE = Owner("op", "team", "flights"), Owner("op", "team", "other"), Owner("op2", "team", "flights")
 numbers = itertools.count()

@@ -7,14 +7,14 @@ from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, Settings
 from persist_engine.client.client import PersistClient
 from persist_engine.codec.keys import blob_key
+from persist_engine.model.diff.state_diff import live_blobs
 from persist_engine.model.frontier import Antichain
-from persist_engine.model.state_diff import live_blobs
 from persist_engine.testing.faults import Faults, FaultyBlob, FaultyConsensus
-from persist_engine.testing.world import SCHEMA, World, row
 from persist_engine.work.compact import compact
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.outcome import Ending
 from persist_engine.work.rollup import write_rollup
+from persist_kit.world import SCHEMA, World, row
 
 A = Antichain.of
 SETTINGS = Settings(

@@ -6,14 +6,15 @@ from persist_engine.base.settings import MaintenanceSettings
 from persist_engine.base.versioned import SeqNo
 from persist_engine.codec.keys import blob_key
 from persist_engine.model.frontier import Antichain
-from persist_engine.model.spine import MergeRes
-from persist_engine.testing.recorded import SCHEMA, SETTINGS, RecordedShard, aged
-from persist_engine.work import gc, walk
+from persist_engine.model.spine.spine import MergeRes
+from persist_engine.work import gc
+from persist_engine.work.audit import walk
 from persist_engine.work.compact import compact_due
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.outcome import Ending
 from persist_engine.work.perform import perform, perform_due
 from persist_engine.work.rollup import write_rollup
+from persist_kit.recorded import SCHEMA, SETTINGS, RecordedShard, aged
 
 at = Antichain.of
 

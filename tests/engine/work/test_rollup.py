@@ -3,9 +3,9 @@
 import pytest
 from persist_engine.codec.keys import blob_key
 from persist_engine.testing.faults import Faults, FaultyConsensus
-from persist_engine.testing.recorded import RecordedShard, connect
 from persist_engine.work.outcome import Ending
 from persist_engine.work.rollup import write_rollup
+from persist_kit.recorded import RecordedShard, connect
 
 
 @pytest.fixture

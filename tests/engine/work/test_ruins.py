@@ -10,13 +10,13 @@ from persist_engine.base.errors import ShardLost
 from persist_engine.base.settings import BatchSettings, MaintenanceSettings, Settings
 from persist_engine.shard.creation import Creation
 from persist_engine.storage.consensus_mem import MemConsensus
-from persist_engine.testing.disk import Disk
-from persist_engine.testing.world import SCHEMA, CountedConsensus, World, row
-from persist_engine.work.finding import FindingKind
+from persist_engine.work.audit.finding import FindingKind
+from persist_engine.work.audit.orphans import scan_orphans
+from persist_engine.work.audit.verify import verify_shard
 from persist_engine.work.gc import gc_and_truncate
-from persist_engine.work.orphans import scan_orphans
 from persist_engine.work.rollup import write_rollup
-from persist_engine.work.verify import verify_shard
+from persist_kit.disk import Disk
+from persist_kit.world import SCHEMA, CountedConsensus, World, row
 
 A = Antichain.of
 SETTINGS = Settings(batch=BatchSettings(inline_part_bytes_max=0), maintenance=MaintenanceSettings(gc_versions_min=1))

@@ -5,10 +5,10 @@ from persist_engine.base.errors import Indeterminate
 from persist_engine.base.metrics import NoMetrics, PrometheusMetrics
 from persist_engine.codec.keys import PartKey, parse_blob_key, shard_prefix
 from persist_engine.model.ids import ShardId
-from persist_engine.testing.recorded import RecordedShard, aged
-from persist_engine.work import references, usage
-from persist_engine.work.references import Bucket
-from persist_engine.work.usage import audit_usage, referenced_usage
+from persist_engine.work.audit import references, usage
+from persist_engine.work.audit.references import Bucket
+from persist_engine.work.audit.usage import audit_usage, referenced_usage
+from persist_kit.recorded import RecordedShard, aged
 from prometheus_client import CollectorRegistry, generate_latest
 
 UUID = "00000000-0000-0000-0000-0000000000"

@@ -12,23 +12,23 @@ from persist_engine.codec.part import decode_part, encode_part
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model.batch import ColumnStats, HollowBatch, HollowRollup
-from persist_engine.model.flatten import pushed
+from persist_engine.model.diff.state_diff import StateDiff
 from persist_engine.model.frontier import MINIMUM, Description
 from persist_engine.model.ids import RollupId
+from persist_engine.model.queries import latest_rollup, seqno_since
 from persist_engine.model.shared_map import SharedMap
-from persist_engine.model.state_diff import StateDiff
-from persist_engine.model.trace import Trace
-from persist_engine.model.views import latest_rollup, seqno_since
-from persist_engine.testing.recorded import SCHEMA, RecordedShard, aged
-from persist_engine.testing.world import SCHEMA as WORLD_SCHEMA
-from persist_engine.testing.world import World, row
-from persist_engine.work import verify, verify_parts
+from persist_engine.model.spine.flatten import pushed
+from persist_engine.model.spine.trace import Trace
+from persist_engine.work.audit import verify, verify_parts
+from persist_engine.work.audit.finding import FindingKind, Severity
+from persist_engine.work.audit.verify import verify_shard
 from persist_engine.work.compact import compact
-from persist_engine.work.finding import FindingKind, Severity
-from persist_engine.work.force import force_compaction
 from persist_engine.work.gc import collectable, gc_and_truncate
+from persist_engine.work.repair.force import force_compaction
 from persist_engine.work.rollup import write_rollup
-from persist_engine.work.verify import verify_shard
+from persist_kit.recorded import SCHEMA, RecordedShard, aged
+from persist_kit.world import SCHEMA as WORLD_SCHEMA
+from persist_kit.world import World, row
 
 A = Antichain.of
 

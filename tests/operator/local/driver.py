@@ -13,10 +13,10 @@ from pathlib import Path
 
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
-from persist_engine.client.outcomes import Appended
-from persist_engine.codec.schema import Schema
+from persist_engine.client.write.outcomes import Appended
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
+from persist_engine.rows.schema import Schema
 
 
 def append_once(spec):

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.testing.servers import redis_server
+from persist_kit.servers import redis_server
 from persist_operator.local.commands import app
 from typer.testing import CliRunner
 

@@ -1,0 +1,241 @@
+"""`persist admin`: what a person does to shards by hand. Nothing is changed without `--commit`; without it the command
+tells exactly what it would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from persist_engine.base.wording import counted, sized
+from persist_engine.cli.admin import audit as admin_audit
+from persist_engine.cli.admin import orphans as admin_orphans
+from persist_engine.cli.admin import owners as admin_owners
+from persist_engine.cli.admin import recover as admin_recover
+from persist_engine.cli.admin import retention as admin_retention
+from persist_engine.cli.options import (
+    GIVE_UP_S,
+    MEMORY_MIB,
+    AsJson,
+    BlobUrl,
+    ClaimAge,
+    Commit,
+    ConsensusUrl,
+    GiveUp,
+    MemoryMib,
+    ShardArgument,
+    ShardOption,
+    connected,
+    one_shard,
+)
+from persist_engine.cli.output import print_json, print_rows, progress_bar, reading
+
+if TYPE_CHECKING:
+    from persist_engine.work.outcome import Outcome
+    from persist_engine.work.repair.force import Planned
+
+EPILOG = """Examples:
+
+persist admin holds SHARD
+
+persist admin force-gc SHARD           (tells what it would delete)
+
+persist admin force-gc SHARD --commit
+
+persist admin verify SHARD --sample 10
+
+Commands that change something do so only with --commit."""
+
+app = typer.Typer(
+    help="Administer shards: who holds what, what lies where, whether it is sound; force, finish, restore, recover, export.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+)
+
+
+@app.command(epilog="Example: persist admin force-compaction SHARD --full --commit")
+def force_compaction(
+    shard_argument: ShardArgument = None,
+    *,
+    shard: ShardOption = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Merge all batches into one, not only those that are due.")
+    ] = False,
+    claim_age: ClaimAge = 0.0,
+    memory: MemoryMib = MEMORY_MIB,
+    commit: Commit = False,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Compact everything that is not compact, however small. Contents stay the same at every readable time."""
+    from persist_engine.work.repair.force import force_compaction as force
+    from persist_engine.work.repair.force import plan_compaction
+
+    shard_id = one_shard(shard_argument, shard)
+    with connected(blob, consensus, give_up, claim_ms=round(claim_age * 1000), memory_mib=memory) as client:
+        machine = client.machine(shard_id)
+        if not commit:
+            _told(plan_compaction(machine.refresh(), full=full), as_json=as_json)
+            return
+        with progress_bar("compact", quiet=as_json) as bar:
+            _done(force(machine, full=full, on_read=reading(bar)), as_json=as_json)
+
+
+@app.command(epilog="Example: persist admin force-gc SHARD --commit")
+def force_gc(
+    shard_argument: ShardArgument = None,
+    *,
+    shard: ShardOption = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    commit: Commit = False,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Write a rollup and collect all garbage that no reader holds back: `persist admin holds` tells who does."""
+    from persist_engine.work.repair.force import force_gc as force
+    from persist_engine.work.repair.force import plan_gc
+
+    shard_id = one_shard(shard_argument, shard)
+    with connected(blob, consensus, give_up) as client:
+        machine = client.machine(shard_id)
+        if not commit:
+            _told(plan_gc(machine), as_json=as_json)
+            return
+        with progress_bar("collect", quiet=as_json) as bar:
+            outcomes = force(
+                machine, on_progress=lambda done, total, gone: bar(done, total, f"{counted(gone, 'blob')} deleted")
+            )
+        _done(outcomes, as_json=as_json)
+
+
+@app.command(epilog="Example: persist admin finalize SHARD --close --commit")
+def finalize(
+    shard_argument: ShardArgument = None,
+    *,
+    shard: ShardOption = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    close: Annotated[
+        bool, typer.Option("--close", help="First append the empty upper and let since become empty.")
+    ] = False,
+    release: Annotated[
+        list[str] | None,
+        typer.Option("--release", help="With --close: critical reader whose hold ends with this. May be repeated."),
+    ] = None,
+    commit: Commit = False,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Delete all data of a closed shard for good. Refused while since or upper is not empty, telling who is in the way.
+
+    Nobody can read or write a finalized shard ever again. Readers' holds are never overridden: a leased reader has to
+    end, a critical one has to be named with --release.
+    """
+    from persist_engine.base.errors import FinalizationError
+    from persist_engine.client.closing import close_shard, finalize_shard, obstacles
+    from persist_engine.model.ids import CriticalReaderId
+    from persist_engine.model.retention import in_words
+    from persist_engine.work.repair.force import Planned
+
+    shard_id = one_shard(shard_argument, shard)
+    released = [CriticalReaderId(text) for text in release or ()]
+    with connected(blob, consensus, give_up) as client:
+        if commit:
+            with progress_bar("finalize", quiet=as_json):
+                if close:
+                    close_shard(client, shard_id, give_up=released)
+                outcomes = finalize_shard(client, shard_id)
+            _done(outcomes, as_json=as_json)
+            return
+        machine = client.machine(shard_id)
+        state = machine.refresh()
+        found = obstacles(state, now_ms=machine.env.now_ms(), close=close, give_up=released)
+        if found:
+            since, upper = state.trace.since, state.trace.upper
+            text = f"cannot finalize {shard_id}: {'; '.join(found)}"
+            raise FinalizationError(text, since=since, upper=upper, obstacles=found)
+        plan = []
+        if close:
+            plan += [Planned("close", f"upper, now {state.trace.upper}, and since, now {state.trace.since}")]
+            if state.retain_ms is not None:
+                plan.append(Planned("end", f"the retention of {in_words(state.retain_ms)}"))
+            plan += [Planned("release", f"critical reader {critical_id}") for critical_id in released]
+        sizes = state.trace.sizes
+        plan.append(
+            Planned("delete", f"{counted(sizes.parts, 'part')}, {counted(sizes.rows, 'update')}", sizes.blob_bytes)
+        )
+        _told([*plan, Planned("make a tombstone of", str(shard_id))], as_json=as_json)
+
+
+@app.command(epilog="Example: persist admin restore SHARD --commit")
+def restore(
+    shard_argument: ShardArgument = None,
+    *,
+    shard: ShardOption = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    commit: Commit = False,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """Bring back deleted blobs that live versions name, where the store kept them (S3 with versioning).
+
+    Exit code 74 when something is missing that could not be, or was not, brought back.
+    """
+    from persist_engine.cli.main import EXIT_CORRUPT
+    from persist_engine.work.repair.restore import restore_shard
+
+    shard_id = one_shard(shard_argument, shard)
+    with connected(blob, consensus, give_up) as client, progress_bar("look", quiet=as_json) as bar:
+        found = restore_shard(client.versions, shard_id, commit=commit, on_looked=bar)
+    if as_json:
+        print_json({"committed": commit} | found.to_json())
+    else:
+        rows: list[tuple[str, str, str]] = [("restored", key, "") for key in found.restored]
+        rows += [("lost", key, reason) for key, reason in found.lost]
+        rows += [("would restore", key, "") for key in found.missing if not commit]
+        rows.append(("named", counted(found.named, "blob"), f"{counted(len(found.missing), 'blob')} missing"))
+        print_rows(("what", "blob", "why"), rows)
+    if len(found.restored) < len(found.missing):
+        raise typer.Exit(EXIT_CORRUPT)
+
+
+def _told(plan: Iterable[Planned], *, as_json: bool) -> None:
+    """What would be done."""
+    planned = list(plan)
+    if as_json:
+        print_json({"committed": False, "plan": [each.to_json() for each in planned], "done": []})
+        return
+    rows: list[tuple[str, str, str]] = [
+        (each.do, each.what, "" if each.size_bytes is None else sized(each.size_bytes)) for each in planned
+    ]
+    print_rows(("would", "what", "size"), rows or [("do", "nothing: there is nothing to do", "")])
+    typer.echo("nothing was changed: say --commit to do it", err=True)
+
+
+def _done(outcomes: Iterable[Outcome], *, as_json: bool) -> None:
+    """What was done."""
+    done = list(outcomes)
+    if as_json:
+        reports: list[dict[str, Any]] = [outcome.to_json() for outcome in done]
+        print_json({"committed": True, "plan": [], "done": reports})
+        return
+    rows: list[tuple[object, ...]] = [(o.type, o.ending.value, o.message, o.duration_ms) for o in done]
+    print_rows(("work", "outcome", "what", "ms"), rows or [("-", "Skipped", "there was nothing to do", 0)])
+
+
+app.command(epilog=admin_audit.HOLDS_EPILOG)(admin_audit.holds)
+app.command(epilog=admin_retention.EPILOG)(admin_retention.retention)
+app.command(epilog=admin_audit.USAGE_EPILOG)(admin_audit.usage)
+app.command(epilog=admin_audit.VERIFY_EPILOG)(admin_audit.verify)
+app.command(epilog=admin_audit.EXPORT_EPILOG)(admin_audit.export)
+app.command(epilog=admin_orphans.EPILOG)(admin_orphans.orphans)
+app.command(epilog=admin_recover.EPILOG)(admin_recover.recover)
+app.command(epilog=admin_recover.STORE_EPILOG)(admin_recover.recover_store)
+app.command(epilog=admin_owners.OWNER_EPILOG)(admin_owners.owner)
+app.command(epilog=admin_owners.NAMES_EPILOG)(admin_owners.names)

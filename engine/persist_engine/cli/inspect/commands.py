@@ -1,0 +1,318 @@
+"""`persist inspect`: what stands in a location, a shard's metadata, its log and its blobs. Changes nothing, registers
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from persist_engine.base.errors import InvalidUsage, PersistError
+from persist_engine.base.versioned import SeqNo
+from persist_engine.cli.admin.owners import fields_of
+from persist_engine.cli.inspect.rollup import rollup, shown_state
+from persist_engine.cli.options import (
+    GIVE_UP_S,
+    UNREADABLE,
+    AsJson,
+    BlobUrl,
+    ConsensusUrl,
+    GiveUp,
+    ShardArgument,
+    ShardOption,
+    connected,
+    ended_with,
+    one_shard,
+)
+from persist_engine.cli.output import plain, print_json, print_pairs, print_rows
+
+if TYPE_CHECKING:
+    from persist_engine.client.client import PersistClient
+    from persist_engine.model.batch import RunPart
+    from persist_engine.model.ids import ShardId
+    from persist_engine.model.state import ShardState
+    from persist_engine.shard.machine import Machine
+
+EPILOG = """Examples:
+
+persist inspect shards --long
+
+persist inspect shard SHARD --json
+
+persist inspect state SHARD --seqno 17
+
+persist inspect blobs SHARD --unreferenced
+
+persist inspect rollup SHARD/v17/r...                    (needs no log)"""
+
+app = typer.Typer(
+    help="Look into a location or one shard: shards, shard, state, diffs, batches, blobs, rollup.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+)
+app.command()(rollup)
+
+
+@app.command()
+def shards(
+    *,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    long: Annotated[
+        bool, typer.Option("--long", "-l", help="Also since, upper, rows and bytes: reads each state.")
+    ] = False,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """List the shards of a location. One that cannot be read is listed without numbers, and ends in its exit code."""
+    with connected(blob, consensus, give_up) as client:
+        found = sorted(client.shards())
+        names = ("shard", "seqno", "since", "upper", "updates", "parts", "bytes", "readers", "writers")
+        rows: list[tuple[object, ...]] = []
+        problems: list[PersistError] = []
+        for shard_id in found:
+            try:
+                rows.append(_shard_row(client, shard_id) if long else (shard_id,))
+            except UNREADABLE as error:
+                rows.append((shard_id, *(None for _ in names[1:])))
+                problems.append(error)
+    columns = names if long else names[:1]
+    if as_json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        print_rows(columns, rows)
+    ended_with(problems)
+
+
+def _shard_row(client: PersistClient, shard_id: ShardId) -> tuple[object, ...]:
+    seen = client.inspect(shard_id)
+    frontiers = ("closed" if time is None else time for time in (seen.since, seen.upper))
+    return (
+        shard_id,
+        seen.seqno,
+        *frontiers,
+        seen.updates,
+        seen.parts,
+        seen.live_bytes,
+        len(seen.readers),
+        len(seen.writers),
+    )
+
+
+@app.command()
+def shard(
+    shard_argument: ShardArgument = None,
+    *,
+    shard: ShardOption = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """One shard in numbers: frontiers, schema, data, versions, debt, its store, its owner, and who holds what."""
+    from persist_engine.model.retention import remark
+
+    shard_id = one_shard(shard_argument, shard)
+    with connected(blob, consensus, give_up) as client:
+        seen = client.inspect(shard_id)
+        store_id, owner = client.store_id, client.owner_of(shard_id)
+    if as_json:
+        print_json(seen.to_json() | {"store_id": store_id, "owner": fields_of(owner)})
+        return
+    value: dict[str, Any] = plain(seen) | {"store_id": store_id, "owner": owner}
+    value["retention"] = remark(seen.retain_ms, seen.since, seen.upper)
+    readers, writers = value.pop("readers"), value.pop("writers")
+    value["progress"] = ", ".join(f"{sink} to {upper}" for sink, upper in value["progress"].items()) or None
+    print_pairs(value)
+    for holders in (readers, writers):
+        if holders:
+            print_rows(tuple(holders[0]), [tuple(holder.values()) for holder in holders])
+
+
+@app.command()
+def state(
+    shard_argument: ShardArgument = None,
+    *,
+    shard: ShardOption = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    seqno: Annotated[
+        int | None, typer.Option("--seqno", help="As of this version, one of those that `inspect diffs` lists.")
+    ] = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """The whole metadata at the newest version, or at an older one, as JSON in any case."""
+    del as_json
+    shard_id = one_shard(shard_argument, shard)
+    with connected(blob, consensus, give_up) as client:
+        machine = client.machine(shard_id)
+        seen = machine.refresh() if seqno is None else _state_at(machine, seqno)
+    print_json(shown_state(seen))
+
+
+def _state_at(machine: Machine, seqno: int) -> ShardState:
+    walk = machine.versions.fetch_all_live_states(machine.shard_id, through=SeqNo(seqno))
+    assert walk is not None, "the machine found it"
+    earliest = walk.seqno
+    while walk.seqno < seqno and walk.advance() is not None:
+        pass
+    if walk.seqno != seqno:
+        text = f"version {seqno} of shard {machine.shard_id} is not live: those from {earliest} to"
+        raise InvalidUsage(f"{text} {machine.refresh().seqno} are")
+    return walk.state
+
+
+@app.command()
+def diffs(
+    shard_argument: ShardArgument = None,
+    *,
+    shard: ShardOption = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """The live versions in consensus, and what each changed."""
+    from persist_engine.codec.state_diff import decode_state_diff
+
+    shard_id = one_shard(shard_argument, shard)
+    rows = []
+    with connected(blob, consensus, give_up) as client:
+        for entry in client.machine(shard_id).versions.fetch_all_live_diffs(shard_id):
+            diff = decode_state_diff(entry.data, key=f"{shard_id} {entry.seqno}")
+            changed = {name: len(getattr(diff, name)) for name in _DIFF_FIELDS if getattr(diff, name)}
+            rows.append((int(entry.seqno), diff.walltime_ms, len(entry.data), diff.latest_rollup_key, changed))
+    columns = ("seqno", "walltime_ms", "bytes", "latest_rollup", "changed")
+    if as_json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        print_rows(columns, [(*row[:4], " ".join(f"{k}:{n}" for k, n in row[4].items())) for row in rows])
+
+
+_DIFF_FIELDS = (
+    "hostname",
+    "last_gc_req",
+    "active_rollup",
+    "active_gc",
+    "rollups",
+    "leased_readers",
+    "critical_readers",
+    "writers",
+    "schemas",
+    "progress",
+    "since",
+    "legacy_batches",
+    "hollow_batches",
+    "spine_batches",
+    "merges",
+    "staging_floor_ms",
+    "retain_ms",
+)
+
+
+@app.command()
+def batches(
+    shard_argument: ShardArgument = None,
+    *,
+    shard: ShardOption = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """The parts of all batches, oldest first: which run, how many rows and bytes, where."""
+    shard_id = one_shard(shard_argument, shard)
+    with connected(blob, consensus, give_up) as client:
+        rows = list(_part_rows(client, shard_id))
+    columns = ("spine", "level", "batch", "run", "order", "rows", "bytes", "diffs_sum", "part")
+    if as_json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        print_rows(columns, rows)
+
+
+def _part_rows(client: PersistClient, shard_id: ShardId) -> Iterator[tuple[object, ...]]:
+    machine = client.machine(shard_id)
+    for spine_batch in machine.refresh().trace.spine_batches():
+        for batch_id, batch in spine_batch.parts:
+            where = (str(spine_batch.id), spine_batch.level, f"{batch_id} {batch.desc}")
+            if not batch.parts:
+                yield (*where, None, None, batch.rows, 0, None, None)
+            for index, (meta, members) in enumerate(batch.runs()):
+                for part in _with_listed(machine, members):
+                    size_bytes = part.hollow_bytes + part.inline_bytes
+                    yield (*where, index, meta.order.value, part.rows, size_bytes, part.diffs_sum, _place(part))
+
+
+def _with_listed(machine: Machine, members: Iterable[RunPart]) -> Iterator[RunPart]:
+    """The parts of a run; behind each hollow run, which sums them up, what it lists."""
+    from persist_engine.model.batch import HollowRun
+    from persist_engine.parts.listings import listed
+
+    for member in members:
+        yield member
+        if isinstance(member, HollowRun):
+            yield from _with_listed(machine, listed(machine, member))
+
+
+def _place(part: RunPart) -> str:
+    from persist_engine.model.batch import HollowRun, InlinePart
+
+    if isinstance(part, InlinePart):
+        return "inline"
+    return f"{part.key} lists {part.part_count} parts" if isinstance(part, HollowRun) else part.key
+
+
+@app.command()
+def blobs(
+    shard_argument: ShardArgument = None,
+    *,
+    shard: ShardOption = None,
+    blob: BlobUrl = None,
+    consensus: ConsensusUrl = None,
+    unreferenced: Annotated[
+        bool,
+        typer.Option("--unreferenced", help="Only those that no live version names: leaked, or being written now."),
+    ] = False,
+    give_up: GiveUp = GIVE_UP_S,
+    as_json: AsJson = False,
+) -> None:
+    """The shard's blobs as the store lists them, and which of them the live versions name."""
+    shard_id = one_shard(shard_argument, shard)
+    with connected(blob, consensus, give_up) as client:
+        rows = list(_blob_rows(client, shard_id))
+    if unreferenced:
+        rows = [row for row in rows if row[3] == "none"]
+    columns = ("key", "kind", "bytes", "named_by")
+    if as_json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        print_rows(columns, rows)
+
+
+def _blob_rows(client: PersistClient, shard_id: ShardId) -> Iterator[tuple[str, str, int, str]]:
+    """(key, kind, bytes, named by): the newest state, older live states only (garbage for a later GC), or none."""
+    from persist_engine.codec.keys import blob_key, created_key, shard_prefix
+    from persist_engine.model.diff.state_diff import deleted_blobs, live_blobs
+    from persist_engine.parts.listings import with_nested
+
+    machine = client.machine(shard_id)
+    # Listed first: what is written and linked meanwhile is then not listed, rather than listed and called unreferenced.
+    listed = sorted(machine.blob.list_prefix(shard_prefix(shard_id)), key=lambda info: info.key)
+    walk = machine.versions.fetch_all_live_states(shard_id)
+    assert walk is not None
+    older = set(live_blobs(walk.state))
+    while (diff := walk.advance()) is not None:
+        older.update(deleted_blobs(diff))
+    named = {blob_key(shard_id, ref.partial_key): ref.kind for ref in with_nested(machine, live_blobs(walk.state))}
+    held = {blob_key(shard_id, ref.partial_key): ref.kind for ref in with_nested(machine, older)}
+    for info in listed:
+        if info.key == created_key(shard_id):
+            continue  # it belongs to the shard and to no version
+        is_rollup = info.key.removeprefix(shard_prefix(shard_id)).startswith("v")
+        kind = named.get(info.key) or held.get(info.key) or ("rollup" if is_rollup else "part")
+        by = "newest" if info.key in named else "older" if info.key in held else "none"
+        yield info.key, kind, info.size_bytes, by

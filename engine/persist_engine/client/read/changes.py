@@ -1,0 +1,133 @@
+"""Changes: what happened to a shard between two times, as updates or told row by row.
+
+Owns the version it was taken at until `close`. Knows nothing of leases' bookkeeping (client.read) nor of merging (shard).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Literal, Self, get_args
+
+import pyarrow as pa
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.client.read.leased import Pin
+from persist_engine.model.batch import HollowBatch
+from persist_engine.parts.fetch import ChangesFilter, Matching, PartSource, read_consolidated, runs_of
+from persist_engine.parts.listings import expand
+from persist_engine.parts.selection import Selection, Times, audit, select
+from persist_engine.rows.filter import Filter
+from persist_engine.rows.projection import Projection
+from persist_engine.rows.row_changes import changes_of, changes_schema
+
+Shape = Literal["updates", "rows"]
+#: As of a snapshot: beside it, of each run, the bytes of the part at hand and a row group or two.
+READ_MEMORY_BYTES = 256 << 20
+BATCH_ROWS = 65_536
+
+
+class Changes:
+    """What happened after `after`, up to and at `upto`, in one of two shapes; where `after` is -1, everything, with what
+    happened before `since` as of it:
+
+    - "updates": key, val, time, diff; sorted by (key, val, time), each once, never with diff 0.
+    - "rows": key, val, time, change, the latter one of insert, delete, update_before, update_after (codec.changelog);
+      sorted by (key, time).
+
+    Reading may be repeated and gives the same rows. The blobs read are held back from collection until `close`, the end of
+    the `with` block, or until nobody refers to this any more.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: PartSource,
+        batches: tuple[HollowBatch, ...],
+        after: int,
+        upto: int,
+        since: int,
+        shape: Shape,
+        pin: Pin,
+        where: Filter | None,
+        projection: Projection | None,
+        audited: Callable[[], bool],
+    ) -> None:
+        if shape not in get_args(Shape):
+            raise InvalidUsage(f"changes come as {' or '.join(get_args(Shape))}, not as {shape!r}")
+        self.after = after
+        self.upto = upto
+        self.since = since
+        self.shape = shape
+        self._source = source
+        # Others cannot hold what happened later: their times are before their upper.
+        self._named = tuple(batch for batch in batches if after < 0 or not batch.desc.upper.less_equal(after + 1))
+        self._where, self._projection, self._audited = where, projection, audited
+        self._finalizer = weakref.finalize(self, pin.release)
+
+    @property
+    def updates_schema(self) -> pa.Schema:
+        """Schema of the tables that come out."""
+        whole = self._source.schema
+        if self.shape == "rows":
+            told = changes_schema(whole)
+            return told if self._projection is None else self._projection.shown(told)
+        return whole.updates_schema if self._projection is None else self._projection.updates_schema
+
+    @property
+    def bytes_estimate(self) -> int:
+        """Bytes that a full read fetches."""
+        return sum(batch.size_bytes for batch in self._selection.batches)
+
+    def to_table(self) -> pa.Table:
+        """Everything at once."""
+        return pa.Table.from_batches(self.to_batches(), schema=self.updates_schema)
+
+    def to_batches(
+        self, *, memory_bytes: int = READ_MEMORY_BYTES, on_fetched: Callable[[int], None] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Everything as a stream of non-empty record batches, merged as it is read within about `memory_bytes` (the shape
+        "rows" holds all changes of one key beside). As `Snapshot.to_batches`.
+        """
+        self._check_open()
+        return self._batches(memory_bytes, on_fetched)
+
+    def _batches(self, memory_bytes: int, on_fetched: Callable[[int], None] | None) -> Iterator[pa.RecordBatch]:
+        self._check_open()
+        rows = ChangesFilter(self.after, self.upto, self.since)
+        row_filter = rows if self._where is None else Matching(rows, self._where)
+        selection = self._selection
+        for skipped in selection.audits:
+            audit(self._source, skipped, row_filter, self._where)
+        runs = runs_of(selection.batches)
+        tables = read_consolidated(self._source, runs, row_filter, memory_bytes=memory_bytes, on_fetched=on_fetched)
+        for table in changes_of(tables) if self.shape == "rows" else tables:
+            shown = table if self._projection is None else self._projection.apply(table)
+            for batch in shown.to_batches(max_chunksize=BATCH_ROWS):
+                yield batch
+                self._check_open()  # what is not fetched yet may be collected
+
+    def close(self) -> None:
+        """Let go of the blobs. Idempotent."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Changes({self._source.shard_id} after {self.after} up to {self.upto}, {len(self._named)} batches)"
+
+    @cached_property
+    def _selection(self) -> Selection:
+        times = Times(first=self.after + 1, last=self.upto)
+        selection = select(expand(self._source, self._named), where=self._where, times=times, audited=self._audited)
+        self._source.metrics.count("stats_skipped_parts", selection.skipped_parts, shard=self._source.shard_id)
+        return selection
+
+    def _check_open(self) -> None:
+        if not self._finalizer.alive:
+            raise InvalidUsage(f"the changes of {self._source.shard_id} up to {self.upto} were closed")

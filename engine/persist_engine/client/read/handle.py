@@ -1,0 +1,440 @@
+"""ReadHandle: a leased reader. Snapshots at a time, listening from a time, and the since and blobs that it holds back
+meanwhile.
+
+Owns the lease and its heartbeat. Knows nothing of how rows are merged (shard.consolidate) nor of how state is changed
+(shard). Every snapshot pins the version it was taken at until it is closed, so that no blob it names can be
+collected.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from functools import partial, reduce
+
+import pyarrow as pa
+
+from persist_engine.base.errors import Fenced, InvalidBounds, InvalidUsage, Unavailable
+from persist_engine.base.versioned import SeqNo
+from persist_engine.client.arguments import expect, expect_count, expect_seconds
+from persist_engine.client.expiring import Expiring
+from persist_engine.client.read.changes import Changes, Shape
+from persist_engine.client.read.leased import LeasedPart, PartLeases, Pin, Pins
+from persist_engine.client.read.listen import Listen, Progress, Updates
+from persist_engine.client.read.snapshot import SinceAhead, Snapshot
+from persist_engine.model.batch import HollowBatch
+from persist_engine.model.frontier import DATA_TIME_MAX, Antichain, TimeLike, frontier_of, time_of
+from persist_engine.model.ids import LeasedReaderId, ShardId
+from persist_engine.model.spine.trace import Trace
+from persist_engine.parts.fetch import PartSource
+from persist_engine.parts.selection import sampled
+from persist_engine.rows.filter import Filter
+from persist_engine.rows.predicate_text import Where, predicate_of
+from persist_engine.rows.projection import Projection
+from persist_engine.rows.schema import Schema
+from persist_engine.shard.machine import Machine
+from persist_engine.shard.watch import once_after
+from persist_engine.storage.blob import Blob
+from persist_engine.work.heartbeat import Heartbeat
+
+_log = logging.getLogger(__name__)
+#: Who waits this long for a time to be written is told why nothing happens (spec 9.19).
+WAIT_LOG_S = 1.0
+
+
+class ReadHandle(Expiring):
+    """Reads one shard at times at or past `since`. Thread-safe. A context manager: leaving it expires the lease.
+
+    While the handle lives the shard's since does not pass the handle's `since`, and no blob of an open snapshot or
+    listener is deleted. It lives as long as anybody refers to it, to what it opened (and has not closed), or to a part that
+    it leased. When nobody does it expires in the background, at best; a handle whose process dies holds both back until its
+    lease runs out.
+    """
+
+    @classmethod
+    def open(cls, machine: Machine, schema_id: int | None, *, purpose: str, lease_ms: int | None = None) -> ReadHandle:
+        """Register a leased reader (one commit) at the shard's since and start its heartbeat. It shows rows under the
+        schema `schema_id` (None: the newest), whatever becomes of the shard's later.
+        """
+        lease_ms = machine.settings.lease.reader_lease_ms if lease_ms is None else lease_ms
+        expect_count(lease_ms, "lease_ms", least=0)
+        reader_id = LeasedReaderId.from_bytes(machine.env.random_bytes(16))
+        registered, _ = machine.register_leased_reader(reader_id, lease_ms=lease_ms, purpose=purpose)
+        return cls(
+            machine,
+            machine.schema_id if schema_id is None else schema_id,
+            reader_id=reader_id,
+            since=registered.since,
+            seqno=registered.seqno,
+            lease_ms=lease_ms,
+        )
+
+    def __init__(
+        self,
+        machine: Machine,
+        schema_id: int,
+        *,
+        reader_id: LeasedReaderId,
+        since: Antichain,
+        seqno: SeqNo,
+        lease_ms: int,
+    ) -> None:
+        self._machine = machine
+        self._schema_id = schema_id
+        self._schema = Schema.from_pair(machine.state.schemas[schema_id])
+        self.reader_id = reader_id
+        self._lock = threading.Lock()
+        self._downgrading = threading.Lock()
+        self._listeners: weakref.WeakSet[Listen] = weakref.WeakSet()
+        self._since = since
+        self._hold = seqno
+        self._pins = Pins()
+        self._leases = PartLeases(reader_id)
+        self._lease_ms = lease_ms
+        self._downgraded_s = machine.env.monotonic_s()  # not the wall clock, which may be set back
+        self._expired = False
+        self.audited = sampled(machine.env, machine.settings.read.stats_audit_percent)
+        """Drawn for every part that statistics let a read skip: whether to fetch it all the same."""
+        self._heartbeat = Heartbeat(
+            self._beat,
+            give_up=partial(machine.expire_leased_reader, reader_id),
+            interval_s=lease_ms / 2000,
+            env=machine.env,
+            what=f"reader {reader_id}",
+            shard=machine.shard_id,
+            metrics=machine.metrics,
+        )
+
+    @property
+    def shard_id(self) -> ShardId:
+        """The shard."""
+        return self._machine.shard_id
+
+    @property
+    def schema(self) -> Schema:
+        """The key and value schema of the rows."""
+        return self._schema
+
+    @property
+    def blob(self) -> Blob:
+        """Where the blobs lie: what reading a split needs."""
+        return self._machine.blob
+
+    @property
+    def since(self) -> Antichain:
+        """Earliest time this handle may still ask for; empty once the lease was lost."""
+        with self._lock:
+            return Antichain.empty() if self._heartbeat.is_lost else self._since
+
+    def snapshot(
+        self,
+        as_of: TimeLike,
+        *,
+        where: Where | None = None,
+        columns: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Snapshot | SinceAhead:
+        """The contents at `as_of`: every update at or before it, as of it.
+
+        `where` keeps the rows that pass: a predicate of codec.predicate, its text in SQL (codec.predicate_text), or a list
+        of (column, operator, value). Parts that hold none by their statistics are not fetched. `columns` are the fields of
+        key and val to show; two rows may then look alike. InvalidUsage lists the columns when one is unknown.
+
+        Waits until the shard's upper is past `as_of`; Unavailable when that takes longer than `timeout_s` (None: for
+        ever). SinceAhead, a value, when `as_of` can no longer be told apart. The snapshot holds blobs back until it
+        is closed.
+        """
+        time = self._time(as_of)
+        expect_seconds(timeout_s, "timeout_s")
+        bound = self._filter(where)
+        projection = None if columns is None else Projection.of(columns, self._schema)
+        found = self._batches_at(time, since=time, timeout_s=timeout_s)
+        if isinstance(found, SinceAhead):
+            return found
+        pin, batches = found
+        return Snapshot(
+            source=self._source("snapshot"),
+            batches=batches,
+            as_of=time,
+            pin=pin,
+            leases=self._leases,
+            where=bound,
+            projection=projection,
+            audited=self.audited,
+        )
+
+    def changes(
+        self,
+        since: TimeLike | None,
+        upto: TimeLike,
+        *,
+        shape: Shape = "updates",
+        where: Where | None = None,
+        columns: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Changes | SinceAhead:
+        """What happened after `since`, at or before `upto`: updates consolidated at their own times. `shape` "rows" says
+        of each row what became of it. `where` and `columns` as in `snapshot`.
+
+        Adding the updates to the contents at `since` gives those at `upto`. None is from this handle's since on, as far back
+        as times can be told apart: the contents then, at that time, and what happened after it; adding all of it up gives
+        the contents at `upto`. Waits as `snapshot` does. SinceAhead when the times right after `since` can no longer be told
+        apart from it, or `upto` is before this handle's since. InvalidBounds when `upto` is before `since`.
+        """
+        last = self._time(upto, "upto")
+        expect_seconds(timeout_s, "timeout_s")
+        after = -1 if since is None else self._time(since, "since")
+        if last < after:
+            raise InvalidBounds(f"changes up to {last} are asked for after {after}", lower=after, upper=last)
+        own = self.since.time
+        earliest = 0 if since is not None or own is None else own  # the fetch below raises for a lease that is lost
+        if last < earliest:
+            return SinceAhead(since=Antichain.of(earliest), as_of=last)
+        bound = self._filter(where)
+        projection = None if columns is None else Projection.of(columns, self._schema)
+        found = self._batches_at(last, since=max(after, earliest), timeout_s=timeout_s)
+        if isinstance(found, SinceAhead):
+            return found
+        pin, batches = found
+        return Changes(
+            source=self._source("changes"),
+            batches=batches,
+            after=after,
+            upto=last,
+            since=earliest,
+            shape=shape,
+            pin=pin,
+            where=bound,
+            projection=projection,
+            audited=self.audited,
+        )
+
+    def whole(self) -> tuple[Snapshot, Antichain]:
+        """Every update before the upper of the newest known version, as of this handle's since, and that upper. No
+        round trip, no wait: unlike `snapshot`, also where the upper is not past since and no time can be read.
+        """
+        self.check_open()
+        since = self.since
+        pin = self.pin()
+        trace = self._machine.state.trace
+        as_of = DATA_TIME_MAX if since.time is None else min(since.time, DATA_TIME_MAX)
+        batches = tuple(trace.batches())
+        snapshot = Snapshot(source=self._source("listen"), batches=batches, as_of=as_of, pin=pin, leases=self._leases)
+        return snapshot, trace.upper
+
+    def listen(self, as_of: TimeLike, *, where: Where | None = None) -> Listen | SinceAhead:
+        """Everything after `as_of` that passes `where` (see `snapshot`), as it is appended: an endless iterator of Updates
+        and Progress (it ends when the shard is closed).
+
+        Moves this handle's since to `as_of`, and on as the iterator is consumed; of several listeners the one furthest
+        behind decides. The shard's since follows where neither its retention nor another reader holds it: earlier times can
+        then no longer be told apart.
+        """
+        time = self._time(as_of)
+        bound = self._filter(where)
+        listen = Listen(self, self._machine, self._source("listen"), as_of=time, leases=self._leases, where=bound)
+        with self._lock:
+            if not self._since.less_equal(time):
+                return SinceAhead(since=self._since, as_of=time)
+            self._listeners.add(listen)
+        self.downgrade_since(Antichain.of(time))
+        return listen
+
+    def subscribe(
+        self, as_of: TimeLike, *, where: Where | None = None, timeout_s: float | None = None
+    ) -> Iterator[Updates | Progress] | SinceAhead:
+        """The contents at `as_of`, then Progress to the time after it, then everything after `as_of`, with no gap or
+        overlap; of rows that pass `where` (see `snapshot`). Moves since as `listen` does.
+        """
+        snapshot = self.snapshot(as_of, where=where, timeout_s=timeout_s)
+        if isinstance(snapshot, SinceAhead):
+            return snapshot
+        listen = self.listen(as_of, where=where)
+        if isinstance(listen, SinceAhead):
+            snapshot.close()
+            return listen
+        return _snapshot_then(snapshot, listen)
+
+    def fetch(self, part: LeasedPart) -> pa.Table:
+        """The rows of a part that a snapshot or a listener of any reader leased, from this process. See
+        `LeasedPart.fetch`, which needs no reader.
+        """
+        expect(part, LeasedPart, "part", "a LeasedPart")
+        return pa.concat_tables(
+            [
+                self._schema.updates_schema.empty_table(),
+                *part.fetch(self.blob, retry=self._machine.retry, metrics=self._machine.metrics),
+            ]
+        )
+
+    def return_part(self, part: LeasedPart) -> bool:
+        """The part was consumed, by whomever: its blobs need not be kept for it. False when it was returned before.
+        InvalidUsage for a part that another reader leased.
+        """
+        return self._leases.give_back(expect(part, LeasedPart, "part", "a LeasedPart"))
+
+    @property
+    def leased_parts(self) -> int:
+        """Parts that were leased and not yet returned."""
+        return self._leases.count
+
+    def downgrade_since(self, since: TimeLike) -> Antichain:
+        """Give up the times before `since` (one commit); the handle's since afterwards. Never goes back; idempotent. Stops
+        at what listeners of this handle still need, while anybody refers to them and until they are closed.
+
+        Blobs that only older versions name are given up too, but for those of open snapshots. The times are given up by
+        the call, not by its success: after Unavailable the commit may have happened, and nothing before `since` is
+        promised any more.
+        """
+        self.check_open()
+        since = frontier_of(since, "since")
+        with self._lock:  # under which listeners begin
+            since = reduce(Antichain.meet, (listener.needs for listener in self._listeners), since)
+            self._since = self._since.join(since)
+        held = self._downgrade(since)
+        with self._lock:
+            self._since = self._since.join(held)
+            self._downgraded_s = self._machine.env.monotonic_s()
+            return self._since
+
+    def maybe_downgrade_since(self, since: TimeLike) -> None:
+        """As `downgrade_since`, but at most once in a quarter of the lease: for callers that progress with every
+        append.
+        """
+        since = frontier_of(since, "since")
+        with self._lock:
+            due = (self._machine.env.monotonic_s() - self._downgraded_s) * 1000 >= self._lease_ms // 4
+        if due and not self._expired:
+            self.downgrade_since(since)
+
+    def expire(self) -> None:
+        """Give up the lease (one commit); open snapshots and listeners lose their blobs. Idempotent."""
+        with self._lock:
+            if self._expired:
+                return
+            self._expired = True
+        self._machine.metrics.count("lease_dropped_parts", self._leases.count)
+        self._heartbeat.stop()
+        self._machine.expire_leased_reader(self.reader_id)
+
+    def abandon(self) -> None:
+        """Renew the lease no more, and do not give it up: it runs out. For who hands what is read to others and must not
+        stay itself. Idempotent.
+        """
+        self._heartbeat.stop()
+
+    def check_open(self) -> None:
+        """InvalidUsage when this handle was expired, Fenced when its lease ran out: its empty `since` is not the shard's."""
+        if self._expired:
+            raise InvalidUsage(f"reader {self.reader_id} of shard {self._machine.shard_id} was expired by its owner")
+        if self._heartbeat.is_lost:
+            self._machine.metrics.count("lease_timeout_read")
+            raise Fenced(
+                f"the lease of reader {self.reader_id} on shard {self._machine.shard_id} ran out: open a new reader"
+            )
+
+    def pin(self) -> Pin:
+        """Hold the blobs of the current version."""
+        return self._pins.hold_current(lambda: self._machine.state.seqno, holder=self)
+
+    def pin_when(self, is_due: Callable[[Trace], bool], *, timeout_s: float | None) -> Pin | None:
+        """Wait until `is_due` of the newest known version, then hold the blobs of the current one; None when `timeout_s`
+        passed first. What came due must stay so: it is true of the version held and of all later ones.
+
+        SUBTLE: nothing is held while it waits, which may be for ever, so heartbeats give up one version after the other
+        (spec 20.9). Hence what the wait has seen must not be read: its version may be given up before the pin. The caller
+        looks again under the pin, and finds the version held or a later one, as what a process knows never goes back; no
+        beat gives up these before the pin is released (see `Pins.hold_current`).
+        """
+        machine = self._machine
+
+        def look() -> bool | None:
+            return is_due(machine.state.trace) or None
+
+        if not look() and not machine.wait(look, timeout_s):
+            return None
+        return self.pin()
+
+    def __repr__(self) -> str:
+        return f"ReadHandle({self.reader_id} of {self._machine.shard_id}, since {self.since})"
+
+    def _beat(self) -> bool:
+        """Renew the lease and let go of the versions that no snapshot or listener of ours needs: a handle that is only
+        kept must not hold back collection for ever (spec 20, bug 9).
+        """
+        with self._lock:
+            since = self._since
+        held = self._downgrade(since, is_heartbeat=True)
+        # Who has given up all times may still be reading. Its answer does not tell whether it is there, and need not.
+        return since.is_empty() or not held.is_empty()
+
+    def _downgrade(self, since: Antichain, *, is_heartbeat: bool = False) -> Antichain:
+        """Renew the lease and give up times before `since` and versions that nobody of ours pins; the reader's since.
+        One call at a time: the second attempt of one must not ask for versions that another has given up meanwhile.
+        """
+        with self._downgrading:
+            # Snapshots pin the cached version or a later one: one that begins while we commit is safe behind this.
+            outstanding = self._pins.oldest(self._machine.state.seqno)
+            answer, _ = self._machine.downgrade_since(
+                self.reader_id, outstanding_seqno=outstanding, new_since=since, is_heartbeat=is_heartbeat
+            )
+        return answer.since
+
+    def _batches_at(
+        self, time: int, *, since: int, timeout_s: float | None
+    ) -> tuple[Pin, tuple[HollowBatch, ...]] | SinceAhead:
+        """The batches that hold all updates at or before `time`, pinned, while times from `since` on can be told apart."""
+        own, at = self.since, Antichain.of(time)
+        if not own.less_equal(since):
+            return SinceAhead(since=own, as_of=since)
+        is_long = once_after(WAIT_LOG_S, self._machine.env)
+
+        def is_due(trace: Trace) -> bool:
+            if at < trace.upper or not trace.since <= at:
+                return True
+            if is_long():
+                text, shard_id = "read of shard %s at %s waits: the upper is still %s", self._machine.shard_id
+                _log.info(text, shard_id, at, trace.upper, extra={"shard": shard_id})
+            return False
+
+        pin = self.pin_when(is_due, timeout_s=timeout_s)
+        if pin is None:
+            upper = self._machine.state.trace.upper
+            raise Unavailable(
+                f"shard {self._machine.shard_id} is not written at {time}: upper is still {upper} after {timeout_s} s",
+                as_of=time,
+                upper=upper,
+            )
+        answer = self._machine.snapshot_batches(at, timeout_s=0)
+        shard_since = self._machine.state.trace.since
+        if isinstance(answer, tuple) and shard_since.less_equal(since):
+            return pin, answer
+        pin.release()
+        return SinceAhead(since=shard_since, as_of=since)
+
+    def _filter(self, where: Where | None) -> Filter | None:
+        return None if where is None else Filter(predicate_of(where), self._schema)
+
+    def _source(self, path: str) -> PartSource:
+        machine, own_id = self._machine, self._schema_id
+        return PartSource(machine.shard_id, machine.blob, self._schema, machine.retry, machine.metrics, own_id, path)
+
+    def _time(self, given: TimeLike, name: str = "as_of") -> int:
+        self.check_open()
+        time = time_of(given, name)
+        if not 0 <= time <= DATA_TIME_MAX:
+            raise InvalidUsage(f"{name} must be a time in [0, {DATA_TIME_MAX}], not {given}")
+        return time
+
+
+def _snapshot_then(snapshot: Snapshot, listen: Listen) -> Iterator[Updates | Progress]:
+    with closing(listen):
+        with snapshot:
+            for batch in snapshot.to_batches():
+                yield Updates(pa.Table.from_batches([batch]))
+        told = Antichain.of(snapshot.as_of + 1)
+        yield Progress(told)
+        yield from (event for event in listen if isinstance(event, Updates) or told < event.frontier)

@@ -1,0 +1,236 @@
+"""Cutting a snapshot into disjoint pieces that others read (spec 15.6).
+
+Pieces are ranges of the first key column, chosen from part statistics so that they weigh about the same. Statistics
+only decide how well the work is balanced and what a piece may skip: a row goes to the piece whose range holds it,
+found by filtering.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_engine.base.errors import Incompatible
+from persist_engine.base.retry import Retry
+from persist_engine.client.read.leased import decoding_transport, part_source
+from persist_engine.codec.batch import decode_batch, encode_batch
+from persist_engine.model.batch import HollowBatch, HollowPart, RunMeta
+from persist_engine.model.ids import ShardId
+from persist_engine.parts.contents import Contents
+from persist_engine.parts.key_range import KeyRange
+from persist_engine.parts.selection import Skipped
+from persist_engine.rows.filter import Filter
+from persist_engine.rows.part_stats import bound
+from persist_engine.rows.predicate import Predicate, from_json, to_json
+from persist_engine.rows.projection import Projection
+from persist_engine.rows.schema import Schema
+from persist_engine.storage.blob import Blob
+
+#: Format of `SnapshotSplit.to_bytes`. It crosses processes of one release, nothing durable.
+SPLIT_FORMAT = 2
+#: Memory of reading one split beside, of each run, the bytes of the part at hand and a row group or two: many run on
+#: one machine.
+SPLIT_MEMORY_BYTES = 64 << 20
+BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSplit:
+    """One piece of a snapshot: what to fetch and what to keep of it. Holds no lease: the snapshot it came from must
+    stay open until it is read. Names no location, so the reader brings its own way to the same blob store.
+    """
+
+    shard_id: ShardId
+    schema: Schema
+    as_of: int
+    batches: tuple[HollowBatch, ...]
+    key_range: KeyRange | None
+    schema_id: int | None = None
+    where: Predicate | None = None
+    columns: tuple[str, ...] | None = None
+    audits: tuple[Skipped, ...] = ()
+
+    @classmethod
+    def of(cls, contents: Contents, key_range: KeyRange | None) -> SnapshotSplit:
+        """The piece of `contents` within `key_range`, without the parts that cannot hold any of it, and without audits."""
+        kept = (batch if key_range is None else _without_others(batch, key_range) for batch in contents.batches)
+        return cls(
+            contents.source.shard_id,
+            contents.source.schema,
+            contents.as_of,
+            tuple(batch for batch in kept if batch.parts),
+            key_range,
+            contents.source.schema_id,
+            None if contents.where is None else contents.where.predicate,
+            None if contents.projection is None else contents.projection.names,
+        )
+
+    @property
+    def bytes_estimate(self) -> int:
+        """Bytes that reading it fetches."""
+        return sum(batch.size_bytes for batch in self.batches)
+
+    def to_bytes(self) -> bytes:
+        """Everything a remote reader needs but the blob store; inverse of `from_bytes`. For transport, not for
+        keeping.
+        """
+        value = {
+            "format": SPLIT_FORMAT,
+            "shard_id": self.shard_id,
+            "key": self.schema.key_ddl,
+            "val": self.schema.val_ddl,
+            "schema_id": self.schema_id,
+            "as_of": self.as_of,
+            "range": None if self.key_range is None else self.key_range.to_json(),
+            "batches": [_batch_text(batch) for batch in self.batches],
+            "where": None if self.where is None else to_json(self.where),
+            "columns": self.columns,
+            "audits": [_batch_text(HollowBatch(each.desc, 0, (each.part,), (), (RunMeta(),))) for each in self.audits],
+        }
+        return json.dumps(value).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> SnapshotSplit:
+        """Inverse of `to_bytes`. Incompatible for another format, CorruptData for anything else."""
+        with decoding_transport("snapshot split"):
+            value: dict[str, Any] = json.loads(data)
+            if value["format"] != SPLIT_FORMAT:
+                raise Incompatible(f"snapshot split of format {value['format']}, this code reads {SPLIT_FORMAT}")
+            audits = [_batch_of_text(text) for text in value["audits"]]
+            return cls(
+                ShardId(str(value["shard_id"])),
+                Schema.from_ddl(value["key"], value["val"]),
+                int(value["as_of"]),
+                tuple(_batch_of_text(batch) for batch in value["batches"]),
+                None if value["range"] is None else KeyRange.from_json(value["range"]),
+                value["schema_id"],
+                None if value["where"] is None else from_json(value["where"]),
+                None if value["columns"] is None else tuple(value["columns"]),
+                tuple(
+                    Skipped(batch.desc, part)
+                    for batch in audits
+                    for part in batch.parts
+                    if isinstance(part, HollowPart)
+                ),
+            )
+
+    def to_batches(
+        self, blob: Blob, *, memory_bytes: int = SPLIT_MEMORY_BYTES, retry: Retry | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of this piece, consolidated and sorted by (key, val), as non-empty record batches.
+
+        Needs the blob store only. Storage errors are retried by `retry` (default: for ever). MissingBlob when the
+        snapshot was closed and its blobs were collected.
+        """
+        contents = Contents(
+            part_source(self.shard_id, self.schema, self.schema_id, blob, retry),
+            self.batches,
+            self.as_of,
+            where=None if self.where is None else Filter(self.where, self.schema),
+            projection=None if self.columns is None else Projection.of(self.columns, self.schema),
+            key_range=self.key_range,
+            audits=self.audits,
+        )
+        for table in contents.tables(memory_bytes=memory_bytes):
+            yield from table.to_batches(max_chunksize=BATCH_ROWS)
+
+
+def _batch_text(batch: HollowBatch) -> str:
+    return base64.b64encode(encode_batch(batch)).decode()
+
+
+def _batch_of_text(text: str) -> HollowBatch:
+    return decode_batch(base64.b64decode(text))
+
+
+def _without_others(batch: HollowBatch, key_range: KeyRange) -> HollowBatch:
+    """`batch` without the parts, and the runs left empty, that cannot hold rows of `key_range`."""
+    runs = [(meta, [part for part in parts if key_range.may_hold(part)]) for meta, parts in batch.part_runs()]
+    return HollowBatch.of_runs(batch.desc, sum(part.rows for _, parts in runs for part in parts), runs)
+
+
+def choose_ranges(batches: Sequence[HollowBatch], schema: Schema, count: int) -> list[KeyRange | None]:
+    """At most `count` ranges that partition all keys, of about the same number of rows; [None] when there is nothing
+    to cut by.
+
+    Whole numbers, dates and timestamps are cut anywhere (rows are taken to lie evenly within a part), other types
+    only where a part begins.
+    """
+    column = schema.key.field(0)
+    spans = _spans(batches, column)
+    if count == 1 or not spans or pa.types.is_struct(column.type) or pa.types.is_boolean(column.type):
+        return [None]
+    bounds = _even_bounds(spans, column.type, count) if _is_linear(column.type) else _part_bounds(spans, count)
+    edges = [None, *bounds, None]
+    return [KeyRange(column.name, lower, upper) for lower, upper in itertools.pairwise(edges)]
+
+
+_Span = tuple[pa.Scalar, pa.Scalar | None, int]
+
+
+def _spans(batches: Sequence[HollowBatch], column: pa.Field) -> list[_Span]:
+    """(least, greatest if known, rows) of the column for each part whose statistics tell."""
+    spans: list[_Span] = []
+    for part in itertools.chain.from_iterable(batch.part_list() for batch in batches):
+        if not isinstance(part, HollowPart) or part.stats is None:
+            continue
+        stats = dict(part.stats.columns).get(f"key.{column.name}")
+        if stats is not None and stats.lower is not None:
+            upper = None if stats.upper is None else bound(stats.upper, column.type)
+            spans.append((bound(stats.lower, column.type), upper, part.rows))
+    return spans
+
+
+def _is_linear(data_type: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(data_type) or pa.types.is_timestamp(data_type) or pa.types.is_date32(data_type))
+
+
+def _part_bounds(spans: list[_Span], count: int) -> list[pa.Scalar]:
+    """Bounds among the parts' least values, every rows/count rows."""
+    lowers = pa.chunked_array([pa.array([span[0]], type=span[0].type) for span in spans])
+    order = pc.sort_indices(lowers).to_numpy()
+    rows = np.cumsum(np.array([spans[index][2] for index in order], dtype=np.float64))
+    before = rows - np.array([spans[index][2] for index in order])
+    wanted = rows[-1] * np.arange(1, count) / count
+    picked = np.searchsorted(before, wanted, side="left")
+    values = pc.unique(lowers.take(pa.array(order[picked[picked < len(order)]])))
+    return [value for value in values if bool(pc.greater(value, lowers[order[0]]).as_py())]
+
+
+def _even_bounds(spans: list[_Span], data_type: pa.DataType, count: int) -> list[pa.Scalar]:
+    """Bounds where the number of rows below, each part's spread evenly over its span, reaches 1/count, 2/count, ..."""
+    storage = pa.int32() if pa.types.is_date32(data_type) else pa.int64()
+    whole = [
+        (_as_int(low, storage), _as_int(low if high is None else high, storage) + 1, rows) for low, high, rows in spans
+    ]
+    edges = sorted({edge for low, end, _ in whole for edge in (low, end)})
+    index = {edge: at for at, edge in enumerate(edges)}
+    slope = np.zeros(len(edges))
+    for low, end, rows in whole:
+        slope[index[low]] += rows / (end - low)
+        slope[index[end]] -= rows / (end - low)
+    # Python integers: spans of timestamps times rows leave float's exact range, the bounds themselves must not.
+    widths = np.array([float(b - a) for a, b in itertools.pairwise(edges)])
+    below = np.concatenate([[0.0], np.cumsum(np.maximum(np.cumsum(slope)[:-1], 0.0) * widths)])
+    bounds: list[int] = []
+    for step in range(1, count):
+        wanted = below[-1] * step / count
+        at = min(int(np.searchsorted(below, wanted, side="right")) - 1, len(edges) - 2)
+        height = below[at + 1] - below[at]
+        share = 0.0 if height <= 0 else (wanted - below[at]) / height
+        cut = edges[at] + int((edges[at + 1] - edges[at]) * share)
+        if edges[0] < cut < edges[-1] and (not bounds or cut > bounds[-1]):
+            bounds.append(cut)
+    return [pa.scalar(cut, storage).cast(data_type) for cut in bounds]
+
+
+def _as_int(value: pa.Scalar, storage: pa.DataType) -> int:
+    return int(value.cast(storage).as_py())

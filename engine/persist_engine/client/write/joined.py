@@ -1,0 +1,106 @@
+"""Many staged batches as the one that an append puts into state (spec 9.5, 10.9).
+
+Owns which parts become which runs, the joining of small inline parts, and the staging anew of what must not be linked as
+it lies. Decides nothing about whether the append may
+happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from persist_engine.base.errors import BatchExpired, InvalidUsage, MissingBlob
+from persist_engine.client.write.batch import Batch, BatchBuilder
+from persist_engine.model.batch import HollowBatch, InlinePart, RunMeta, RunPart
+from persist_engine.model.frontier import MINIMUM, Description
+from persist_engine.parts.fetch import CompactionFilter, PartSource, read_consolidated, runs_of
+from persist_engine.parts.listings import expand
+from persist_engine.parts.write import PartStore
+from persist_engine.rows.schema import Schema
+
+
+def joined(batches: Sequence[HollowBatch], desc: Description) -> HollowBatch:
+    """The runs of all batches, in their order, under one description; those cut short by it are marked (spec 10.9)."""
+    if len(batches) == 1 and batches[0].desc == desc:  # the usual append
+        return batches[0]
+    parts: list[RunPart] = []
+    splits: list[int] = []
+    metas: list[RunMeta] = []
+    for batch in batches:
+        cut = (batch.desc.lower, batch.desc.upper) != (desc.lower, desc.upper)
+        for meta, run in batch.runs():
+            if parts:
+                splits.append(len(parts))
+            parts += run
+            metas.append(replace(meta, truncated=True) if cut else meta)
+    rows = sum(batch.rows for batch in batches)
+    return HollowBatch(desc=desc, rows=rows, parts=tuple(parts), run_splits=tuple(splits), run_metas=tuple(metas))
+
+
+def combined_inline_parts(
+    batches: Sequence[Batch], desc: Description, *, store: PartStore, schema: Schema, schema_id: int
+) -> Batch | None:
+    """A new batch of [desc.lower, desc.upper) with the rows of all inline parts of `batches`: appended in their place
+    it leaves one part in state, or one in blob, where they would leave many.
+
+    `batches` stay untouched, and the new one is the caller's to append or to delete. None when there are fewer than
+    two inline parts, or some of another schema. Rows are cut to `desc`, after their times were rewritten.
+    """
+    small = [
+        (part, batch.hollow.desc.since)
+        for batch in batches
+        for part in batch.hollow.parts
+        if isinstance(part, InlinePart)
+    ]
+    if len(small) < 2 or any(part.schema_id != schema_id for part, _ in small):
+        return None
+    source = PartSource(store.shard_id, store.blob, schema, store.retry, store.metrics, path="builder")
+    with BatchBuilder(store, desc.lower, schema=schema, schema_id=schema_id, upper=desc.upper) as builder:
+        for part, since in small:
+            bounds = Description(desc.lower, desc.upper, since)
+            builder.add(pa.concat_tables(source.decode(part.data, part, bounds)))
+        store.metrics.count("inline_combined_parts", len(small))
+        return builder.finish(desc.upper)
+
+
+def gathered(
+    batches: Sequence[Batch], desc: Description, *, store: PartStore, schema: Schema, schema_id: int
+) -> list[Batch]:
+    """`batches`, of which none holds an update outside `desc`, for appends of all of them that may be refused and tried
+    again: the updates of their inline parts are moved to one batch more, so that no try has to join them
+    (`batch.combine_inline`). Just `batches` where there is nothing to join. Idempotent: at most one inline part is left.
+
+    Like `flush_inline_parts` it changes `batches`; every one must be usable. What is returned takes their place.
+    """
+    try:
+        combined = combined_inline_parts(batches, desc, store=store, schema=schema, schema_id=schema_id)
+    except InvalidUsage:  # a sum of diffs that no single row can hold; each batch by itself is fine
+        combined = None
+    if combined is None:
+        return list(batches)
+    for batch in batches:
+        batch.drop_inline_parts()
+    return [batch for batch in (*batches, combined) if batch.hollow.parts]
+
+
+def restaged(batches: Sequence[Batch], desc: Description, *, store: PartStore, schema: Schema, schema_id: int) -> Batch:
+    """A new batch of [desc.lower, desc.upper) with the updates of `batches` there, in parts of its own; the caller's to
+    append or to delete. `schema` is as new as each of theirs, so that none loses a field.
+
+    `batches` stay untouched. Memory: a few parts. BatchExpired when a blob is gone: no live version names it any more.
+    """
+    source = PartSource(store.shard_id, store.blob, schema, store.retry, store.metrics)
+    memory_bytes = 2 * store.settings.batch.target_part_bytes
+    with BatchBuilder(store, desc.lower, schema=schema, schema_id=schema_id, upper=desc.upper) as builder:
+        try:
+            runs = runs_of(expand(source, [batch.hollow.with_desc(desc) for batch in batches]))
+            for table in read_consolidated(source, runs, CompactionFilter(MINIMUM), memory_bytes=memory_bytes):
+                builder.add(table)
+        except MissingBlob as error:
+            key = error.detail.get("key")
+            text = f"blob {key} of a batch of shard {store.shard_id} that may have been appended before is gone"
+            raise BatchExpired(f"{text}: stage the updates in {desc} again", key=key) from error
+        return builder.finish(desc.upper)

@@ -1,0 +1,477 @@
+"""Sink: keeps a shard equal to a desired collection, with N workers in this process (spec 17).
+
+    with client.open_sink(shard_id, schema, workers=4) as sink:
+        sink.inputs[0].insert([((1,), ("one",)), 5, +1)])       # the first row is there from time 5 on
+        sink.inputs[0].insert([((1,), ("one",)), 9, -1)])       # and gone at 9
+        for an_input in sink.inputs:
+            an_input.advance(Antichain.of(10))                  # nothing before 10 will be said any more
+        sink.wait_for_upper(Antichain.of(10))
+
+What is written is desired minus persisted: a shard that anybody else changed is right again at the next append, a sink
+that is restarted and told everything again writes nothing, and replicas of one sink write once between them.
+
+Owns the threads (one a worker, one for mint and append, one that reads back), what users see, and the end. What the
+parts do is `client.sink_actors`, what they decide `flow`.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, reduce
+from pathlib import Path
+from typing import Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_engine.base.errors import InvalidUsage, PersistError, SinkFailed, Unavailable, UpdateNotBeyondLower
+from persist_engine.client.arguments import expect, expect_count, expect_seconds, unexpected
+from persist_engine.client.read.handle import ReadHandle
+from persist_engine.client.write.handle import WriteHandle
+from persist_engine.dataflow.sink.actors import (
+    AllowWrites,
+    Control,
+    Desired,
+    DesiredFrontier,
+    Inbox,
+    Reader,
+    ShardUpper,
+    Worker,
+)
+from persist_engine.dataflow.sink.readback import ReadBack
+from persist_engine.dataflow.sink.spill import ArrowLaws, SpillFiles
+from persist_engine.flow.correction import BufferPolicy, BufferSize, CorrectionBuffer
+from persist_engine.flow.desired import DesiredFrontiers, Stream
+from persist_engine.flow.mint import Mint
+from persist_engine.flow.refresh import Refresh
+from persist_engine.flow.write import Write
+from persist_engine.model.frontier import DATA_TIME_MAX, Antichain, TimeLike, frontier_of
+from persist_engine.model.maintenance import Maintenance
+from persist_engine.rows.errors_column import Errors, tag_errors, tag_rows
+from persist_engine.rows.ingest import Updates, normalise
+from persist_engine.rows.partitioning import deal
+from persist_engine.rows.schema import Schema
+from persist_engine.shard.watch import wait_until
+
+_log = logging.getLogger(__name__)
+
+WORKERS_MAX = 256
+#: Of one worker: below this even its windows for merging have no room.
+WORKER_MEMORY_BYTES_MIN = 1 << 20
+#: Share of a worker's memory that rows on their way to it may take.
+_INBOX_SHARE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """How a sink runs."""
+
+    workers: int = 1
+    """Threads that buffer and stage, each its share of the rows."""
+    as_of: int = 0
+    """Nothing is written before it: desired updates before it count as of it."""
+    read_only: bool = False
+    """Follow both sides, write nothing until `allow_writes`."""
+    errors: bool = False
+    """Whether the collection may be in error (codec.tagged). The shard then has the schema `with_errors(schema)`."""
+    refresh: Refresh | None = None
+    """Show the desired collection only at these times."""
+    memory_limit_bytes: int = 256 << 20
+    """Of all correction buffers together, about; what does not fit is spilled."""
+    spill_directory: Path | None = None
+    """Where to; None: a temporary directory. Either way a directory of the sink's own in it, removed at the end."""
+
+    def __post_init__(self) -> None:
+        for name in ("read_only", "errors"):
+            expect(getattr(self, name), bool, name, "True or False")
+        expect_count(self.workers, "workers", least=1)
+        expect_count(self.as_of, "as_of", least=0)
+        expect_count(self.memory_limit_bytes, "memory_limit_bytes", least=1)
+        if not isinstance(self.refresh, Refresh | None):
+            raise unexpected(self.refresh, "refresh", "a Refresh, or None")
+        if not isinstance(self.spill_directory, Path | None):
+            raise unexpected(self.spill_directory, "spill_directory", "a Path, or None")
+        if not 1 <= self.workers <= WORKERS_MAX:
+            raise InvalidUsage(f"a sink has 1 to {WORKERS_MAX} workers, not {self.workers}")
+        if not 0 <= self.as_of <= DATA_TIME_MAX:
+            raise InvalidUsage(f"as_of must be a time in [0, {DATA_TIME_MAX}], not {self.as_of}")
+        least = self.workers * WORKER_MEMORY_BYTES_MIN
+        if self.memory_limit_bytes < least:
+            raise InvalidUsage(
+                f"memory_limit_bytes {self.memory_limit_bytes} is too little for {self.workers} workers: at least {least}"
+            )
+
+    def no_frontiers(self) -> DesiredFrontiers:
+        """Nothing is known yet."""
+        return DesiredFrontiers() if self.errors else DesiredFrontiers.without_errors()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkParts:
+    """A sink without threads: every part, and where events for it go."""
+
+    workers: list[Worker]
+    worker_inboxes: list[Inbox]
+    control: Control
+    control_inbox: Inbox
+    reader: Reader
+
+
+def assemble(
+    options: SinkOptions,
+    *,
+    open_reader: Callable[[], ReadHandle],
+    writer: WriteHandle,
+    spill_directory: Callable[[int], Path],
+) -> SinkParts:
+    """The parts of a sink on one shard; `spill_directory` makes one for the worker of a number. Registers a reader."""
+    share = options.memory_limit_bytes // options.workers
+    as_of = Antichain.of(options.as_of)
+    inboxes = [Inbox(share // _INBOX_SHARE) for _ in range(options.workers)]
+    control_inbox = Inbox(1)
+    mint = Mint(options.no_frontiers(), as_of=as_of, read_only=options.read_only)
+    policy = BufferPolicy(memory_bytes=share)
+
+    def worker(index: int) -> Worker:
+        spill = SpillFiles(partial(spill_directory, index))
+        buffer = CorrectionBuffer(ArrowLaws(), since=as_of, policy=policy, spill=spill)
+        return Worker(index, Write(options.no_frontiers(), buffer), writer, control_inbox)
+
+    def on_upper(upper: Antichain) -> None:
+        control_inbox.put(ShardUpper(upper))
+
+    return SinkParts(
+        workers=[worker(index) for index in range(options.workers)],
+        worker_inboxes=inboxes,
+        control=Control(mint, writer, inboxes),
+        control_inbox=control_inbox,
+        reader=Reader(ReadBack(open_reader, writer, on_upper=on_upper), inboxes),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkStatus:
+    """What a sink knows at one moment; its parts may be a step apart."""
+
+    read_only: bool
+    desired: Antichain
+    """Everything desired before it is known, after rounding to refreshes."""
+    persist_frontier: Antichain
+    """Where the next batch joins: the shard's upper, or as_of while that is beyond it."""
+    read_back: Antichain
+    """Every worker has seen everything the shard holds before it."""
+    buffers: tuple[BufferSize, ...]
+    """Of each worker: desired minus persisted. All without rows: the shard is as desired, as far as both are known."""
+    lapses: int = 0
+    """How often a lease of its reader or its writer lapsed and it went on under a new one."""
+
+    @property
+    def buffered_rows(self) -> int:
+        """Rows in all buffers, some of which may yet cancel."""
+        return sum(buffer.rows for buffer in self.buffers)
+
+
+class SinkInput:
+    """One source's way into a sink. Calls on one input take turns; inputs are independent of each other."""
+
+    def __init__(self, sink: Sink, index: int) -> None:
+        self._sink = sink
+        self._lock = threading.Lock()
+        self._frontiers = sink.options.no_frontiers()
+        self._index = index
+
+    def insert(self, updates: Updates) -> None:
+        """The desired collection changes by `updates`, at or beyond this input's frontier. Waits while workers are
+        behind. UpdateNotBeyondLower, SchemaMismatch: nothing of the offending table was taken. SinkFailed.
+        """
+        with self._lock:
+            lower = self._frontiers.by_stream[Stream.OK]
+            for table in normalise(updates, self._sink.schema):
+                self._sink.insert(self._checked(table, lower))
+
+    def insert_errors(self, errors: Errors) -> None:
+        """The collection's errors change. InvalidUsage for a sink without them; else as `insert`."""
+        with self._lock:
+            lower = self._frontiers.by_stream[Stream.ERR]
+            table = self._sink.tagged_errors(errors)
+            if table.num_rows:
+                self._sink.insert_tagged(self._checked(table, lower))
+
+    def advance(self, frontier: TimeLike) -> None:
+        """No more updates before `frontier`; empty: none at all. Idempotent. InvalidUsage when it goes back."""
+        self._advance(Stream.OK, frontier_of(frontier))
+
+    def advance_errors(self, frontier: TimeLike) -> None:
+        """No more updates of errors before `frontier`. Only what both frontiers have passed is written."""
+        if not self._sink.options.errors:
+            raise InvalidUsage("this sink was opened without errors")
+        self._advance(Stream.ERR, frontier_of(frontier))
+
+    def _advance(self, stream: Stream, frontier: Antichain) -> None:
+        with self._lock:
+            self._frontiers.advance(stream, frontier)
+            self._sink.advance(self._index, stream, frontier)
+
+    def _checked(self, table: pa.Table, lower: Antichain) -> pa.Table:
+        least = pc.min(table.column("time")).as_py()
+        if not lower.less_equal(least):
+            raise UpdateNotBeyondLower(
+                f"update at time {least} after input {self._index} advanced to {lower}", ts=least, lower=lower
+            )
+        return table
+
+
+class Sink:
+    """See the module. Thread-safe. A context manager: leaving it closes the sink.
+
+    When a part of it fails, all stop, and every further call raises SinkFailed naming it. What was appended stands.
+    A lease that lapsed (the machine slept) is no failure as long as nothing was missed: see client.sink_readback.
+    """
+
+    def __init__(
+        self, schema: Schema, *, open_reader: Callable[[], ReadHandle], writer: WriteHandle, options: SinkOptions
+    ) -> None:
+        """Takes over `writer` and the readers that it opens, all of the shard with its errors if it has any; starts the
+        threads.
+        """
+        self.schema, self.options = schema, options
+        self._writer = writer
+        self._machine = writer.machine
+        self._directory: Path | None = None
+        self._read_only = options.read_only
+        self._lock, self._report_lock = threading.Lock(), threading.Lock()
+        self._frontiers = [options.no_frontiers() for _ in range(options.workers)]
+        self._desired = options.no_frontiers()
+        self._failure: SinkFailed | None = None
+        self._was_raised = False
+        self._closed = False
+        self._sizes_reported = (0, 0)
+        self._parts = assemble(options, open_reader=open_reader, writer=writer, spill_directory=self._spill_directory)
+        self.inputs = tuple(SinkInput(self, index) for index in range(options.workers))
+        """As many as workers; any row may come in by any of them."""
+        self._threads = [
+            *(self._thread(f"worker {i}", partial(self._work, i)) for i in range(options.workers)),
+            self._thread("control", self._run_control),
+            self._thread("reader", self._read),
+        ]
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            self._threads = [thread for thread in self._threads if thread.ident is not None]
+            self.close()
+            raise
+
+    # -- what users call -----------------------------------------------------------------------------------------------
+
+    def allow_writes(self) -> None:
+        """Leave read-only mode, for good. Idempotent."""
+        self._check()
+        self._read_only = False
+        self._parts.control_inbox.put(AllowWrites())
+
+    def status(self) -> SinkStatus:
+        """A look at its parts. SinkFailed."""
+        self._check()
+        with self._lock:
+            desired = self._desired.frontier
+        return SinkStatus(
+            read_only=self._read_only,
+            desired=desired,
+            persist_frontier=self._parts.control.persist_frontier,
+            read_back=reduce(Antichain.meet, [worker.persisted for worker in self._parts.workers]),
+            buffers=tuple(worker.size for worker in self._parts.workers),
+            lapses=self._parts.reader.lapses + self._parts.control.lapses,
+        )
+
+    def wait_for_upper(self, frontier: TimeLike, *, timeout_s: float | None = None) -> bool:
+        """Wait until the shard's upper is at or past `frontier`, whoever wrote it; false when `timeout_s` passed
+        first. SinkFailed.
+        """
+        target = frontier_of(frontier)
+        expect_seconds(timeout_s, "timeout_s")
+        return self._wait(lambda: target <= self._machine.state.trace.upper, timeout_s)
+
+    def take_maintenance(self) -> Maintenance:
+        """What appends since the last call left for later; who wants to, performs it."""
+        return self._parts.control.take_maintenance()
+
+    def close(self) -> None:
+        """Stop, delete what was staged and not appended, and what was spilled; give up reader and writer. What was not
+        yet appended is not waited for. Waits for store calls under way. Idempotent. Raises SinkFailed if nobody was
+        told yet.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._stop()
+        for thread in self._threads:
+            thread.join()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+        reader = self._parts.reader
+        trouble: PersistError | None = None
+        forget = partial(self._parts.control.close, self._parts.control_inbox)
+        for end in (forget, reader.close, self._writer.expire, reader.handle.expire):
+            try:
+                end()
+            except PersistError as error:
+                # The others all the same. A lease will lapse by itself; what matters is why the sink ended.
+                _log.warning("could not end a part of a sink: %s", error, extra={"shard": self._writer.shard_id})
+                trouble = trouble or (None if isinstance(error, Unavailable) else error)
+        if self._failure is not None and not self._was_raised:
+            self._was_raised = True
+            raise self._failure
+        if trouble is not None:
+            raise trouble
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        try:
+            self.close()
+        except PersistError:
+            if error is None:
+                raise
+
+    def __repr__(self) -> str:
+        return (
+            f"Sink({self._writer.shard_id}, {self.options.workers} workers, at {self._parts.control.persist_frontier})"
+        )
+
+    # -- what inputs call ----------------------------------------------------------------------------------------------
+
+    def tagged_errors(self, errors: Errors) -> pa.Table:
+        """`errors` as updates of the shard."""
+        if not self.options.errors:
+            raise InvalidUsage("this sink was opened without errors")
+        return tag_errors(errors, self._writer.schema)
+
+    def insert(self, updates: pa.Table) -> None:
+        """Updates of rows, checked."""
+        self.insert_tagged(tag_rows(updates, self._writer.schema) if self.options.errors else updates)
+
+    def insert_tagged(self, updates: pa.Table) -> None:
+        """Updates of the shard, checked, to their workers."""
+        refresh = self.options.refresh
+        shown = updates if refresh is None else refresh.apply(updates)
+        self._check()
+        for inbox, share in zip(self._parts.worker_inboxes, deal(shown, len(self._parts.worker_inboxes)), strict=True):
+            if share.num_rows:
+                inbox.put(Desired(share))
+        self._check()
+
+    def advance(self, index: int, stream: Stream, frontier: Antichain) -> None:
+        """Input `index` will not insert before `frontier` into `stream` any more."""
+        refresh = self.options.refresh
+        rounded = frontier if refresh is None else refresh.frontier(frontier)
+        self._check()
+        with self._lock:  # so that frontiers reach every inbox in order
+            self._frontiers[index].advance(stream, rounded)
+            common = reduce(Antichain.meet, [of.by_stream[stream] for of in self._frontiers])
+            if common == self._desired.by_stream[stream]:
+                return
+            self._desired.advance(stream, common)
+            for inbox in (*self._parts.worker_inboxes, self._parts.control_inbox):
+                inbox.put(DesiredFrontier(stream, common))
+
+    # -- threads -------------------------------------------------------------------------------------------------------
+
+    def _spill_directory(self, index: int) -> Path:
+        """Made when the first worker needs it."""
+        with self._lock:
+            if self._directory is None:
+                parent = self.options.spill_directory
+                if parent is not None:
+                    parent.mkdir(parents=True, exist_ok=True)
+                self._directory = Path(tempfile.mkdtemp(prefix="persist-sink-", dir=parent))
+        directory = self._directory / f"worker-{index}"
+        directory.mkdir()
+        return directory
+
+    def _thread(self, name: str, run: Callable[[], None]) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                run()
+            except BaseException as error:  # noqa: BLE001 - told to whoever calls next
+                self._fail(name, error)
+
+        return threading.Thread(target=guarded, name=f"persist-sink-{name.replace(' ', '-')}", daemon=True)
+
+    def _work(self, index: int) -> None:
+        worker, inbox = self._parts.workers[index], self._parts.worker_inboxes[index]
+        while (event := inbox.take()) is not None:
+            worker.handle(event)
+            self._report()
+
+    def _run_control(self) -> None:
+        while (event := self._parts.control_inbox.take()) is not None:
+            self._parts.control.handle(event)
+
+    def _read(self) -> None:
+        while not (self._parts.reader.has_ended or self._stopping):
+            self._parts.reader.step()
+
+    def _report(self) -> None:
+        """Metrics of all buffers, as of their last events (spec 18). Whoever reports last saw what all others saw."""
+        metrics, shard = self._machine.metrics, self._writer.shard_id
+        with self._report_lock:
+            sizes = [worker.size for worker in self._parts.workers]
+            metrics.gauge("sink_correction_rows", sum(s.rows for s in sizes), shard=shard)
+            metrics.gauge("sink_correction_capacity_rows", sum(s.capacity_rows for s in sizes), shard=shard)
+            metrics.gauge("sink_correction_rows_max_per_worker", max(s.rows for s in sizes), shard=shard)
+            metrics.gauge("sink_correction_memory_bytes", sum(s.memory_bytes for s in sizes), shard=shard)
+            metrics.gauge("sink_correction_spilled_bytes", sum(s.spilled_bytes for s in sizes), shard=shard)
+            inserted, cancelled = sum(s.inserted_rows for s in sizes), sum(s.cancelled_rows for s in sizes)
+            before, self._sizes_reported = self._sizes_reported, (inserted, cancelled)
+            metrics.count("sink_correction_insertions", inserted - before[0])
+            metrics.count("sink_correction_deletions", max(0, cancelled - before[1]))
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _stopping(self) -> bool:
+        return self._closed or self._failure is not None
+
+    def _stop(self) -> None:
+        for inbox in (*self._parts.worker_inboxes, self._parts.control_inbox):
+            inbox.close()
+        self._parts.reader.stop()
+
+    def _fail(self, name: str, error: BaseException) -> None:
+        with self._lock:
+            if self._failure is None:
+                failure = SinkFailed(f"{name} of the sink on shard {self._writer.shard_id} failed: {error}", part=name)
+                failure.__cause__ = error
+                self._failure = failure
+        self._stop()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            self._was_raised = True
+            raise self._failure
+        if self._closed:
+            raise InvalidUsage(f"the sink on shard {self._writer.shard_id} was closed")
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
+        def look() -> bool | None:
+            return True if self._stopping or condition() else None
+
+        machine = self._machine
+        found = wait_until(
+            look,
+            refresh=lambda: None,  # the reader looks
+            watch=machine.watch,
+            env=machine.env,
+            settings=machine.settings.watch,
+            timeout_s=timeout_s,
+        )
+        self._check()
+        return found is not None

@@ -1,0 +1,247 @@
+"""What a shard holds, told to a sink as it grows: the persisted side of desired minus persisted.
+
+    since < upper    snapshot at upper - 1, then listen from there                       the usual way
+    upper <= since   every batch as it lies in state, and again when the upper moves     nothing is readable at a time
+
+SUBTLE: in the second case a snapshot at since would wait for the upper to pass it, which only the sink itself would do,
+which waits for the snapshot (spec 17.9). But nobody can read before since either, so that it does not matter at which
+time before the upper an update lies: all of them are given out as of 0. Once the upper has moved, what was given out
+before is taken back, read again from the version that is still pinned, and the new contents are given out.
+
+Invariant: the frontier is never beyond the shard's upper; else a description could be given up that is still valid.
+
+Owns the reader. When its lease lapsed (the machine slept), reading goes on under a new one where it was: behind the
+frontier, or behind the rows of a snapshot that were given out, for snapshots are sorted. It cannot go on when since has
+passed the frontier meanwhile, nor when rows were given out whose Progress never came: then nobody can tell what is
+missing, and the sink must be told everything again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_engine.base.errors import Fenced, InvalidUsage, MissingBlob, Unavailable
+from persist_engine.client.read.handle import ReadHandle
+from persist_engine.client.read.listen import Listen, Progress, Updates
+from persist_engine.client.read.snapshot import SinceAhead, Snapshot
+from persist_engine.client.write.handle import WriteHandle
+from persist_engine.model.frontier import MINIMUM, Antichain
+
+_log = logging.getLogger(__name__)
+
+#: Memory of reading a snapshot beside the sink's own (see Snapshot.to_batches).
+SNAPSHOT_MEMORY_BYTES = 64 << 20
+#: Leases that may lapse one after the other without any progress between them: with more, no lease is long enough.
+LAPSES_IN_A_ROW_MAX = 8
+
+
+class ReadBack:
+    """Events of one shard from its beginning on. One thread calls `events`; any may call `stop`."""
+
+    def __init__(
+        self, open_reader: Callable[[], ReadHandle], writer: WriteHandle, *, on_upper: Callable[[Antichain], None]
+    ) -> None:
+        """`on_upper` is told every new upper before it is read what was written below it. `writer` is the sink's, for
+        which all this is read.
+        """
+        self._open_reader = open_reader
+        self.reader = open_reader()
+        """The reader in use; its owner is whoever closes the sink."""
+        self.lapses = 0
+        """How often a lease lapsed and reading went on."""
+        self._lapses_in_a_row = 0
+        self._writer, self._machine = writer, writer.machine
+        self._on_upper = on_upper
+        self._stopped = threading.Event()
+        self._frontier: Antichain | None = None
+        self._listen: Listen | None = None
+        self._fresh = True
+        """Whether nothing was given out, or all of it was taken back."""
+        self._loose = False
+        """Whether rows were given out, since the last Progress, that cannot be told apart from those to come."""
+        self._snapshot: tuple[int, int] | None = None
+        """(as_of, rows of it given out) of the snapshot that is being given out."""
+        self._whole: Snapshot | None = None
+        """What was given out as of 0, pinned, as long as the upper is not past since."""
+
+    @property
+    def frontier(self) -> Antichain:
+        """Everything the shard holds before it was given out."""
+        return self._frontier or MINIMUM
+
+    def stop(self) -> None:
+        """Let `events` end at the next look. Idempotent."""
+        self._stopped.set()
+        self._machine.watch.notify()
+
+    def events(self, *, timeout_s: float | None = None) -> Iterator[Updates | Progress]:
+        """What came since the last call, ending with Progress; waits for it. Nothing when stopped, closed, or when
+        `timeout_s` passed first. An update's diff says how the contents change: it is negative where they were taken
+        back. To be consumed before the next call.
+
+        A lease that lapsed is replaced: what came before it was noticed stands, and the next call goes on. Fenced or
+        MissingBlob when reading cannot go on (see the module); SchemaMismatch when the shard has outgrown the sink's
+        schema; storage errors that end retries.
+        """
+        if self.frontier.is_empty() or not self._wait(timeout_s):
+            return
+        try:
+            yield from self._news()
+        except (Fenced, MissingBlob) as error:
+            self._reopen(error)
+
+    def _news(self) -> Iterator[Updates | Progress]:
+        upper = self._machine.state.trace.upper
+        self._on_upper(upper)
+        if upper.is_empty():
+            self.close()
+            yield self._progress(upper)
+        elif self._snapshot is not None:
+            yield from self._readable(*self._snapshot)
+        elif self._listen is not None:
+            yield from self._listened(self._listen)
+        else:
+            yield from self._contents()
+
+    def _reopen(self, error: Fenced | MissingBlob) -> None:
+        """Go on under a new lease, or raise `error` because there is no way to."""
+        lost = self.reader
+        self._lapses_in_a_row += 1
+        if self._loose or self._lapses_in_a_row > LAPSES_IN_A_ROW_MAX:
+            raise error
+        text = "the lease %s of a sink at %s lapsed, reading on under a new one: %s"
+        _log.warning(text, lost.reader_id, self.frontier, error, extra={"shard": self._machine.shard_id})
+        try:
+            lost.expire()
+        except Unavailable as unavailable:
+            _log.warning("could not expire it: %s", unavailable, extra={"shard": self._machine.shard_id})
+        self.reader, self._listen = self._open_reader(), None
+        self.lapses += 1
+        self._machine.metrics.count("sink_lapses", handle="reader")
+        if self._snapshot is not None:
+            as_of, given = self._snapshot
+            if not given:
+                self._snapshot = None  # it may as well be read at another time
+            elif not self.reader.since.less_equal(as_of):
+                raise _passed(SinceAhead(since=self.reader.since, as_of=as_of))
+        elif not self._fresh and self._whole is None:
+            assert self._frontier is not None
+            assert self._frontier.time, "below the first time there is nothing to listen for"
+            self._listen = self._listen_from(self._frontier.newest_complete)
+
+    def close(self) -> None:
+        """Let go of the blobs; the reader is its owner's. Idempotent."""
+        if self._whole is not None:
+            self._whole.close()
+            self._whole = None
+
+    def _wait(self, timeout_s: float | None) -> bool:
+        """Whether there is something new: at first there always is."""
+        if self._frontier is None or self._fresh or self._snapshot is not None:
+            self._machine.refresh()
+            return not self._stopped.is_set()
+        machine, frontier = self._machine, self._frontier
+
+        def look() -> bool | None:
+            if self._stopped.is_set():
+                return False
+            return True if frontier < machine.state.trace.upper else None
+
+        return bool(machine.wait(look, timeout_s))
+
+    def _contents(self) -> Iterator[Updates | Progress]:
+        """Instead of what was given out before: all that lies before the upper."""
+        since = self.reader.since
+        if since.time is None:
+            self.reader.check_open()
+            raise InvalidUsage(
+                f"the since of shard {self._machine.shard_id} is empty: "
+                "its contents can no longer be read, so they cannot be corrected"
+            )
+        whole, upper = self.reader.whole()
+        before, self._whole = self._whole, None
+        if before is not None:
+            self._loose = True
+            with before:
+                for table in _tables(before):
+                    yield Updates(_at_zero(_negated(table)))
+            self._loose, self._fresh = False, True
+        if upper.time is None:
+            whole.close()
+            yield self._progress(upper)
+        elif upper <= since:
+            for table in _tables(whole):
+                yield self._given(_at_zero(table))
+            self._whole = whole
+            yield self._progress(upper)
+        else:
+            whole.close()
+            yield from self._readable(upper.newest_complete, 0)
+
+    def _readable(self, as_of: int, given: int) -> Iterator[Updates | Progress]:
+        """The contents at `as_of` but for the first `given` rows."""
+        self._snapshot = as_of, given
+        snapshot = self.reader.snapshot(as_of)
+        if isinstance(snapshot, SinceAhead):
+            raise _passed(snapshot)
+        with snapshot:
+            self._listen = self._listen_from(as_of)
+            skipped = 0
+            for table in _tables(snapshot):
+                fresh = table.slice(given - skipped)
+                skipped += table.num_rows - fresh.num_rows
+                self._snapshot = as_of, self._snapshot[1] + fresh.num_rows
+                if fresh.num_rows:
+                    yield Updates(fresh)
+        self._snapshot = None
+        yield self._progress(Antichain.of(as_of + 1))
+
+    def _listen_from(self, as_of: int) -> Listen:
+        listen = self.reader.listen(as_of)
+        if isinstance(listen, SinceAhead):
+            raise _passed(listen)
+        return listen
+
+    def _listened(self, listen: Listen) -> Iterator[Updates | Progress]:
+        for event in listen.next_batch(timeout_s=0) or ():
+            yield self._progress(event.frontier) if isinstance(event, Progress) else self._given(event.table)
+
+    def _given(self, table: pa.Table) -> Updates:
+        self._loose = True
+        return Updates(table)
+
+    def _progress(self, frontier: Antichain) -> Progress:
+        # All that was read so far was read from versions known by now, and so are the schemas that it was written under.
+        self._writer.check_newest_schema()
+        self._fresh, self._loose, self._lapses_in_a_row = False, False, 0
+        self._frontier = frontier
+        return Progress(frontier)
+
+
+def _passed(answer: SinceAhead) -> Fenced:
+    return Fenced(
+        f"times up to {answer.as_of} were read back, but under no lease since has gone to {answer.since}: what lies between "
+        "can no longer be told apart, open a new sink and tell it everything"
+    )
+
+
+def _tables(snapshot: Snapshot) -> Iterator[pa.Table]:
+    for batch in snapshot.to_batches(memory_bytes=SNAPSHOT_MEMORY_BYTES):
+        yield pa.Table.from_batches([batch])
+
+
+def _negated(table: pa.Table) -> pa.Table:
+    index = table.schema.get_field_index("diff")
+    return table.set_column(index, table.schema.field(index), pc.negate_checked(table.column(index)))
+
+
+def _at_zero(table: pa.Table) -> pa.Table:
+    index = table.schema.get_field_index("time")
+    zeros = pa.chunked_array([pa.array(np.zeros(table.num_rows, dtype=np.int64))])
+    return table.set_column(index, table.schema.field(index), zeros)

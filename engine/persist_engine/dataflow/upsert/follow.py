@@ -1,0 +1,298 @@
+"""UpsertFollower: the state of upserts, kept equal to what a shard holds (spec 16.9).
+
+Owns the leased reader, the listener and the state's life: hydrating from a snapshot at a time that can be read, following
+what is appended, taking in what this process appended itself, and beginning anew when any of that broke off half way.
+Decides nothing and writes nothing but, when it must, the frontier.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_engine.base.errors import Fenced, InvalidUsage, InvariantViolated, MissingBlob, PersistError
+from persist_engine.client.read.handle import ReadHandle
+from persist_engine.client.read.listen import Listen, Updates
+from persist_engine.client.read.snapshot import SinceAhead
+from persist_engine.client.write.handle import WriteHandle
+from persist_engine.dataflow.upsert.rows import HASH_TYPE, UpsertRows
+from persist_engine.dataflow.upsert.stores import MeteredStore, OpenStore
+from persist_engine.flow.upsert import Emission, UpsertMachine, hashes_of
+from persist_engine.flow.upsert_state import MergeStats, UpsertState, group
+from persist_engine.flow.word_rows import UInt64s
+from persist_engine.model.frontier import MINIMUM, Antichain
+from persist_engine.model.ids import ShardId
+
+_log = logging.getLogger(__name__)
+
+#: Of a key in an error: it may have megabytes.
+_NAME_CHARS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Hydration:
+    """How far rebuilding the state has come: of at most `rows_max` rows at `as_of`, `rows` are merged."""
+
+    as_of: int
+    rows: int
+    rows_max: int
+
+
+class UpsertFollower:
+    """One shard's upsert state and the machine on it. Not thread-safe."""
+
+    def __init__(
+        self,
+        writer: WriteHandle,
+        open_reader: Callable[[], ReadHandle],
+        open_store: OpenStore,
+        rows: UpsertRows,
+        *,
+        seed: UInt64s,
+        on_hydration: Callable[[Hydration], None] | None,
+    ) -> None:
+        self._writer = writer
+        self._open_reader = open_reader
+        self._open_store = open_store
+        self._rows = rows
+        self._seed = seed
+        self._on_hydration = on_hydration
+        self._reader: ReadHandle | None = None
+        self._listen: Listen | None = None
+        self._store: MeteredStore | None = None
+        self._state: UpsertState | None = None
+        self._machine: UpsertMachine | None = None
+
+    @property
+    def shard_id(self) -> ShardId:
+        """The shard."""
+        return self._writer.shard_id
+
+    @property
+    def upper(self) -> Antichain:
+        """Everything before it is in the state; {0} while there is none."""
+        machine = self._machine
+        return MINIMUM if machine is None else machine.persisted_frontier
+
+    @property
+    def state_bytes(self) -> int:
+        """What the state takes, by its store's estimate; 0 while there is none."""
+        store = self._store
+        return 0 if store is None else store.size_bytes
+
+    def current(self, target: Antichain) -> UpsertMachine:
+        """The machine, with all that was persisted before `target` in its state. SchemaMismatch when the shard has evolved
+        past the writer's schema; InvariantViolated when it was not written by upserts only.
+        """
+        if self._reader is not None and self._reader.since.is_empty():
+            self._forget_reader()
+        while True:
+            machine = self._machine
+            if machine is None or (self._listen is None and machine.persisted_frontier < target):
+                machine = self._hydrate()
+            try:
+                if target <= machine.persisted_frontier:
+                    self._let_go(machine)
+                    self._writer.check_newest_schema()  # whatever has come in so far, its schemas are known
+                    return machine
+                self._follow(machine)
+            except (Fenced, InvariantViolated, MissingBlob) as error:
+                # What a lease that ran out unnoticed looks like. If it is something else, a new reader finds it too.
+                text = "following the shard from %s failed, hydrating again: %s"
+                _log.warning(text, machine.persisted_frontier, error, extra={"shard": self.shard_id})
+                self._forget_reader()
+                self._hydrate()
+
+    def take_in(self, emission: Emission) -> None:
+        """What this process has just appended at the machine's frontier: it is known, so it need not be read."""
+        machine = self._machine
+        assert machine is not None
+        self._merge(partial(machine.on_appended, emission))
+        if emission.upper.time is None:
+            return
+        if self._listen is None:
+            self._listen = self._listen_from(emission.upper.newest_complete)
+        self._listen.skip_to(emission.upper)
+
+    def tidy_up(self) -> None:
+        """After a call that failed: leave no command behind, and no state that took in half of something or whose store
+        failed.
+        """
+        machine, store = self._machine, self._store
+        if machine is None or store is None or store.has_failed or not machine.is_whole:
+            self.drop_state()
+        else:
+            machine.forget_commands()
+
+    def drop_state(self) -> None:
+        """Throw the state away: the next use hydrates."""
+        machine, store, listen = self._machine, self._store, self._listen
+        self._machine = self._state = self._store = self._listen = None
+        if listen is not None:
+            listen.close()
+        if machine is not None:
+            machine.forget_commands()
+        if store is not None:
+            store.close()
+
+    def expire(self) -> None:
+        """Give up the state and the reader. Idempotent."""
+        self._forget_reader()
+
+    # -- hydrating and following --------------------------------------------------------------------------------------
+
+    def _let_go(self, machine: UpsertMachine) -> None:
+        """Hold since back no further than what was persisted last: a handle that only writes never reads on, and must not
+        keep the shard from being compacted (spec 20, bug 9).
+        """
+        upper = machine.persisted_frontier
+        if self._reader is not None and upper.time:
+            self._reader.maybe_downgrade_since(Antichain.of(upper.newest_complete))
+
+    def _forget_reader(self) -> None:
+        """No more reading with this lease. When it ran out, others may have moved since past us, or collected what we were
+        to read.
+        """
+        self.drop_state()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.expire()
+
+    def _hydrate(self) -> UpsertMachine:
+        """A new state from the shard's contents at a time at which they can be read."""
+        began_s = self._writer.machine.env.monotonic_s()
+        self.drop_state()
+        try:
+            machine = self._hydrated()
+        except Fenced:
+            self._forget_reader()
+            machine = self._hydrated()
+        self._machine = machine
+        env = self._writer.machine.env
+        self._writer.machine.metrics.observe_s("upsert_rehydration", env.monotonic_s() - began_s)
+        return machine
+
+    def _hydrated(self) -> UpsertMachine:
+        if self._reader is None:
+            self._reader = self._open_reader()
+        as_of = self._readable_time(self._reader)
+        self._store = self._open_store("state")
+        self._state = UpsertState(self._store, seed=self._seed)
+        machine = UpsertMachine(self._state, frontier=MINIMUM, provisional=self._provisional_state)
+        if as_of is not None:
+            self._read_snapshot(machine, self._reader, as_of)
+            self._listen = self._listen_from(as_of)
+        return machine
+
+    def _readable_time(self, reader: ReadHandle) -> int | None:
+        """The last time written, or since when that is later; None when nothing was ever written."""
+        while True:
+            upper, since = self._writer.fetch_recent_upper().time, reader.since.time
+            if upper is None or since is None:
+                reader.check_open()
+                end = "upper" if upper is None else "since"
+                raise InvalidUsage(f"shard {self.shard_id} cannot be upserted into: its {end} is empty")
+            if upper == since == 0:
+                return None
+            as_of = max(since, Antichain(upper).newest_complete)
+            if as_of < upper:
+                return as_of
+            # SUBTLE: since is at or past upper. Times before since cannot be told apart, so the contents are read at since,
+            # once upper is past it: nothing but the frontier is appended (spec 20, bug 31).
+            self._writer.compare_and_append([], expected_upper=Antichain.of(upper), new_upper=Antichain.of(as_of + 1))
+
+    def _read_snapshot(self, machine: UpsertMachine, reader: ReadHandle, as_of: int) -> None:
+        snapshot = reader.snapshot(as_of)
+        if isinstance(snapshot, SinceAhead):
+            raise Fenced(f"shard {self.shard_id} can no longer be read at {as_of}: its since is {snapshot.since}")
+        with snapshot:
+            rows, rows_max = 0, snapshot.rows_estimate
+            self._tell(Hydration(as_of, rows, rows_max))
+            for batch in snapshot.to_batches():
+                updates = self._rows.updates(pa.Table.from_batches([batch]))
+                self._merge(partial(machine.on_snapshot, updates, completed=False))
+                rows += batch.num_rows
+                self._tell(Hydration(as_of, rows, rows_max))
+        nothing = self._rows.updates(self._writer.schema.updates_schema.empty_table())
+        self._merge(partial(machine.on_snapshot, nothing, completed=True))
+        try:
+            machine.on_persisted_frontier(Antichain.of(as_of + 1))
+        except InvariantViolated as error:
+            raise self._named(error, reader, as_of) from error
+
+    def _named(self, error: InvariantViolated, reader: ReadHandle, as_of: int) -> InvariantViolated:
+        """`error` with the shard and some of the bad keys as its users know them, which are read again: hashes mean nothing
+        outside of this handle.
+        """
+        wanted = pa.array(error.detail.get("hashes", ()), HASH_TYPE)
+        names: list[str] = []
+        try:
+            snapshot = reader.snapshot(as_of)
+            if isinstance(snapshot, SinceAhead):
+                return error
+            with snapshot:
+                for batch in snapshot.to_batches() if len(wanted) else ():
+                    updates = self._rows.updates(pa.Table.from_batches([batch]))
+                    bad = updates.filter(pc.is_in(updates.column("hash"), wanted))
+                    firsts, _ = group(hashes_of(bad))
+                    bad = bad if firsts is None else bad.take(pa.array(firsts))
+                    names += (str(key)[:_NAME_CHARS_MAX] for key in bad.column("key").to_pylist())
+        except PersistError:
+            _log.warning("could not read the bad keys again", exc_info=True, extra={"shard": self.shard_id})
+        keys_text = "; ".join(dict.fromkeys(names)) or "not found again"
+        text = (
+            f"{error} (shard {self.shard_id} at {as_of}; keys: {keys_text}); append what they lack or have too many of"
+        )
+        return InvariantViolated(text, **error.detail)
+
+    def _listen_from(self, as_of: int) -> Listen:
+        assert self._reader is not None
+        listen = self._reader.listen(as_of)
+        if isinstance(listen, SinceAhead):
+            raise Fenced(f"shard {self.shard_id} can no longer be followed from {as_of}: its since is {listen.since}")
+        return listen
+
+    def _follow(self, machine: UpsertMachine) -> None:
+        """Take in the next batch that was appended, by whomever."""
+        assert self._listen is not None
+        events = self._listen.next_batch(timeout_s=None)
+        assert events is not None, "waiting without a limit ends with a batch"
+        for event in events:
+            if isinstance(event, Updates):
+                self._merge(partial(machine.on_persisted, self._rows.updates(event.table)))
+            else:
+                machine.on_persisted_frontier(event.frontier.join(machine.persisted_frontier))
+
+    def _provisional_state(self) -> UpsertState:
+        return UpsertState(self._open_store("provisional"), seed=self._seed)
+
+    def _merge(self, merge: Callable[[], MergeStats]) -> None:
+        """Into the state, counted and timed."""
+        env, metrics, shard = self._writer.machine.env, self._writer.machine.metrics, str(self.shard_id)
+        began_s = env.monotonic_s()
+        stats = merge()
+        metrics.observe_s("upsert_merge", env.monotonic_s() - began_s)
+        metrics.count("upsert_merged_updates", stats.updates)
+        metrics.count("upsert_merged_inserts", stats.inserts)
+        metrics.count("upsert_merged_deletes", stats.deletes)
+        if self._store is not None:
+            metrics.gauge("upsert_state_bytes", self._store.size_bytes, shard=shard)
+            metrics.gauge("upsert_spilled", self._store.is_spilled, shard=shard)
+
+    def _tell(self, hydration: Hydration) -> None:
+        if self._state is not None:
+            totals, shard = self._state.totals, str(self.shard_id)
+            if totals.clamped:
+                text = "hydrating at %s has come to less than nothing: the shard retracts what it never held"
+                _log.warning(text, hydration.as_of, extra={"shard": self.shard_id})
+            metrics = self._writer.machine.metrics
+            metrics.gauge("upsert_rehydration_updates", totals.updates, shard=shard)
+            metrics.gauge("upsert_rehydration_values", totals.values, shard=shard)
+            metrics.gauge("upsert_rehydration_bytes", totals.size_bytes, shard=shard)
+        if self._on_hydration is not None:
+            self._on_hydration(hydration)

@@ -1,0 +1,139 @@
+"""Commands and updates of one schema as the columns the upsert machine works on, and back.
+
+Owns what a command may look like. Knows nothing of state, frontiers or stores.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_engine.base.errors import InvalidUsage, SchemaMismatch
+from persist_engine.flow.upsert_store import KEY_WORDS
+from persist_engine.flow.word_rows import UInt64s, Words, hash_rows
+from persist_engine.rows.ingest import normalise
+from persist_engine.rows.schema import Schema
+from persist_engine.rows.words import RowCodec
+
+HASH_TYPE = pa.binary(8 * KEY_WORDS)
+_COLUMNS = {"key", "val", "order", "time"}
+
+
+class UpsertRows:
+    """Translates rows of `schema`. `seed` is the secret of the hashes: rows of two seeds do not meet."""
+
+    def __init__(self, schema: Schema, seed: UInt64s) -> None:
+        self._schema = schema
+        self._keys_only = Schema(schema.key, pa.schema([]))
+        self._seed = seed
+        self._key_codec, self._val_codec = RowCodec(schema.key_type), RowCodec(schema.val_type)
+
+    def commands(self, given: Any, *, has_time: bool, first_row: int = 0) -> pa.Table:
+        """The columns hash, key, value, order (and time) of a table or record batch with the columns `key` and `val`, null
+        where the key is to be deleted; `order`, whole numbers or instants, when it is not the number of the row, counted
+        from `first_row`; and `time` if `has_time`.
+
+        SchemaMismatch names every column that differs from the schema or holds a null where it must not; InvalidUsage for
+        an order or time that does not fit.
+        """
+        table = pa.Table.from_batches([given]) if isinstance(given, pa.RecordBatch) else given
+        if not isinstance(table, pa.Table):
+            raise InvalidUsage(f"upsert commands are a {type(given).__name__}; expected an Arrow table or record batch")
+        wanted = _COLUMNS if has_time else _COLUMNS - {"time"}
+        unknown = [name for name in table.column_names if name not in wanted]
+        missing = [name for name in wanted - {"order"} if name not in table.column_names]
+        if unknown or missing or len(set(table.column_names)) != table.num_columns:
+            raise SchemaMismatch(
+                f"upsert commands have the columns {', '.join(table.column_names) or 'none'}; "
+                f"expected key, val{', time' if has_time else ''} and, if need be, order",
+                requested=tuple(table.column_names),
+                actual=tuple(sorted(wanted)),
+            )
+        order = _whole(table.column("order"), "order") if "order" in wanted & set(table.column_names) else None
+        if order is None:
+            order = pa.chunked_array([pa.array(np.arange(first_row, first_row + table.num_rows))])
+        columns = self._sides(table)
+        if has_time:
+            if pa.types.is_temporal(table.column("time").type):
+                raise InvalidUsage(f"time is {table.column('time').type}, expected int64")
+            time = _whole(table.column("time"), "time")
+            if time.null_count or (len(time) and pc.min(time).as_py() < 0):
+                raise InvalidUsage("the time of a command is null or negative")
+            columns = columns.append_column("time", time)
+        return columns.append_column("order", order)
+
+    @staticmethod
+    def order_kind(commands: pa.Table | pa.RecordBatch) -> str | None:
+        """What the order of commands counts, in words: orders of one kind compare, those of two do not. None: all are null."""
+        if "order" not in commands.schema.names:
+            return "the number of the row"
+        kind = commands.schema.field("order").type
+        if pa.types.is_null(kind):
+            return None
+        return "whole numbers" if pa.types.is_integer(kind) else str(kind)
+
+    def updates(self, table: pa.Table) -> pa.Table:
+        """The columns hash, key, value and diff of rows that a reader gave out."""
+        key, value = table.column("key"), self._val_codec.encode(table.column("val"))
+        return pa.table({"hash": self._hashes(key), "key": key, "value": value, "diff": table.column("diff")})
+
+    def to_updates(self, emitted: pa.Table) -> pa.Table:
+        """What the machine emitted, as a writer takes it."""
+        if not emitted.num_rows:
+            return self._schema.updates_schema.empty_table()
+        val = self._val_codec.decode(emitted.column("value").combine_chunks())
+        columns = [emitted.column("key"), val, emitted.column("time"), emitted.column("diff")]
+        return pa.table(columns, schema=self._schema.updates_schema)
+
+    def _sides(self, table: pa.Table) -> pa.Table:
+        """The columns hash, key and value."""
+        val = table.column("val")
+        deleted = val.is_null() if val.null_count else None
+        if deleted is None:
+            key, val = self._conforming(table, self._schema)
+            value: Any = self._val_codec.encode(val)
+        else:
+            key, _ = self._conforming(table.drop_columns(["val"]), self._keys_only)
+            value = self._nullable(table, deleted)
+        return pa.table({"hash": self._hashes(key), "key": key, "value": value})
+
+    def _nullable(self, table: pa.Table, deleted: pa.ChunkedArray) -> pa.Array:
+        """The column `val` encoded, null where it is null."""
+        if pa.types.is_null(table.column("val").type):
+            return pa.nulls(table.num_rows, pa.large_binary())
+        there = pc.invert(deleted).to_numpy()
+        _, kept = self._conforming(table.filter(pa.array(there)), self._schema)
+        return self._val_codec.encode(kept).take(pa.array(np.cumsum(there) - 1, mask=~there))
+
+    def _conforming(self, table: pa.Table, schema: Schema) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+        """Key and val as the schema has them: what the door for updates makes of them."""
+        ones = pa.array(np.ones(table.num_rows, np.int64))
+        columns = {name: table.column(name) for name in ("key", "val") if name in table.column_names}
+        tables = list(normalise(pa.table({**columns, "time": ones, "diff": ones}), schema))
+        rows = pa.concat_tables(tables) if tables else schema.updates_schema.empty_table()
+        return rows.column("key"), rows.column("val")
+
+    def _hashes(self, key: pa.ChunkedArray) -> pa.Array:
+        words = Words.from_arrow(self._key_codec.encode(key))
+        buffers = [None, pa.py_buffer(np.ascontiguousarray(hash_rows(words, self._seed)))]
+        return pa.Array.from_buffers(HASH_TYPE, len(words), buffers)
+
+
+def _whole(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """Whole numbers, dates and instants as int64, in their order; nulls stay."""
+    kind = column.type
+    if pa.types.is_null(kind):
+        return column.cast(pa.int64())
+    if pa.types.is_timestamp(kind) or pa.types.is_date64(kind):
+        return column.cast(pa.int64())
+    if pa.types.is_date32(kind):
+        return column.cast(pa.int32()).cast(pa.int64())
+    if not pa.types.is_integer(kind):
+        raise InvalidUsage(f"{name} is {kind}, expected whole numbers, dates or instants")
+    try:
+        return column.cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise InvalidUsage(f"{name} does not fit int64: {error}") from error

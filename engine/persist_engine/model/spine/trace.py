@@ -1,0 +1,176 @@
+"""The spine as the state sees it: everything the rooms above may do with a shard's batches.
+
+Owns the facade. A `Trace` is a value; every method that changes something returns a new trace that shares what it did
+not touch. `structured` tells whether the spine's structure is stored with the state; only shards from before that was
+done lack it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from persist_engine.base.version import writer_key
+from persist_engine.model.batch import HollowBatch
+from persist_engine.model.frontier import Antichain, Description
+from persist_engine.model.spine import flatten
+from persist_engine.model.spine import merge as merge_result
+from persist_engine.model.spine.edit import SpineEdit
+from persist_engine.model.spine.flat import FlatTrace, SpineId
+from persist_engine.model.spine.spine import (
+    FUEL_MAX,
+    IdBatch,
+    MergeOutcome,
+    MergeReq,
+    MergeRes,
+    Sizes,
+    Spine,
+    SpineBatch,
+)
+
+__all__ = ["IdBatch", "MergeOutcome", "MergeReq", "MergeRes", "Sizes", "SpineBatch", "Trace"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """All live batches of a shard. Push costs O(log n) amortised; sums cost O(levels)."""
+
+    spine: Spine = field(default_factory=Spine)
+    structured: bool = True
+
+    @property
+    def since(self) -> Antichain:
+        """Reads are exact only at times at or past it."""
+        return self.spine.since
+
+    @property
+    def upper(self) -> Antichain:
+        """The first time not yet written."""
+        return self.spine.upper
+
+    @property
+    def next_id(self) -> int:
+        """Number of batches ever pushed, those of exert included."""
+        return self.spine.next_id
+
+    def push(self, batch: HollowBatch) -> tuple[Trace, tuple[MergeReq, ...]]:
+        """With `batch` behind all others, and the merges that fell due. InvariantViolated unless it begins at
+        `upper`, spans some time and its since is not beyond the trace's.
+        """
+        edit = SpineEdit(self.spine)
+        edit.push(batch)
+        spine, requests = edit.finish()
+        return Trace(spine, self.structured), requests
+
+    def push_without_requests(self, batch: HollowBatch) -> Trace:
+        """For replay: whoever committed the batch owns the work that came of it."""
+        return self.push(batch)[0]
+
+    def downgrade_since(self, since: Antichain) -> Trace:
+        """With `since`; batches keep theirs until they are merged. The caller sees to it that it does not step back."""
+        return self if since == self.since else replace(self, spine=replace(self.spine, since=since))
+
+    def batches(self) -> Iterator[HollowBatch]:
+        """All hollow batches, oldest first."""
+        for batch in self.spine.batches():
+            for _, part in batch.parts:
+                yield part
+
+    def spine_batches(self) -> Iterator[SpineBatch]:
+        """All logical batches, oldest first; O(log n) of them."""
+        return self.spine.batches()
+
+    def apply_merge_res(self, res: MergeRes, *, checked: bool = True) -> tuple[Trace, MergeOutcome]:
+        """See `merge_result.apply_merge_res`. Returns self unless applied."""
+        spine, outcome = merge_result.apply_merge_res(self.spine, res, checked=checked)
+        return (replace(self, spine=spine) if outcome.applied else self), outcome
+
+    def empty_out(self, desc: Description) -> Trace:
+        """With the hollow batch under `desc` emptied, unchecked; for tombstones."""
+        return replace(self, spine=merge_result.empty_out(self.spine, desc))
+
+    def claim(self, id: SpineId, start_ms: int) -> Trace:  # noqa: A002 - the contract's name
+        """With the compaction of spine batch `id` claimed at `start_ms`; self when there is no such spine batch any
+        more.
+        """
+        for batch in self.spine.batches():
+            if batch.id == id:
+                return replace(self, spine=self.spine.with_batch(batch.claimed(start_ms)))
+        return self
+
+    def fueled_requests(
+        self, *, claimed_before_ms: int, claimed_until_ms: int | None = None, min_version: str | None = None
+    ) -> tuple[MergeReq, ...]:
+        """What is worth compacting, oldest first: spine batches that are not compact, or hold parts that code before
+        `min_version` wrote, and that nobody claimed after `claimed_before_ms`. A claim past `claimed_until_ms` is some
+        broken clock, not a claim.
+        """
+        min_writer = None if min_version is None else writer_key(min_version)
+
+        def is_due(batch: SpineBatch) -> bool:
+            return not batch.is_compact or (min_writer is not None and batch.oldest_writer < min_writer)
+
+        def is_free(start_ms: int | None) -> bool:
+            if start_ms is None or start_ms <= claimed_before_ms:
+                return True
+            return claimed_until_ms is not None and start_ms > claimed_until_ms
+
+        return tuple(
+            batch.request()
+            for batch in self.spine.batches()
+            if is_free(batch.active_compaction_start_ms) and is_due(batch)
+        )
+
+    def exert(self, fuel: int) -> tuple[Trace, tuple[MergeReq, ...], bool]:
+        """Merges moved along as if `fuel` updates had been pushed; the last item tells whether anything was done.
+
+        Without stored structure nothing is: batches of no width could not be told apart there.
+        """
+        if fuel <= 0 or not self.structured:
+            return self, (), False
+        edit = SpineEdit(self.spine)
+        if not edit.exert(min(fuel, FUEL_MAX)):
+            return self, (), False
+        spine, requests = edit.finish()
+        return replace(self, spine=spine), requests, True
+
+    def flatten(self) -> FlatTrace:
+        """As it is stored; O(live batches)."""
+        return flatten.flatten(self.spine, structured=self.structured)
+
+    @classmethod
+    def unflatten(cls, flat: FlatTrace) -> Trace:
+        """Inverse of `flatten`; InvariantViolated when the collections do not fit together."""
+        return cls(*flatten.unflatten(flat))
+
+    @property
+    def sizes(self) -> Sizes:
+        """Sums over everything live; O(levels)."""
+        total = Sizes()
+        for batch in self.spine.batches():
+            total += batch.sizes
+        return total
+
+    @property
+    def inline_bytes(self) -> int:
+        """Bytes of data held in state itself."""
+        return sum(batch.sizes.inline_bytes for batch in self.spine.batches())
+
+    @property
+    def rows(self) -> int:
+        """Updates, an upper bound."""
+        return self.sizes.rows
+
+    @property
+    def part_count(self) -> int:
+        """Parts, in blob or inline."""
+        return self.sizes.parts
+
+    @property
+    def batch_count(self) -> int:
+        """Hollow batches."""
+        return sum(len(batch.parts) for batch in self.spine.batches())
+
+    def validate(self, *, deep: bool = False) -> None:
+        """See `Spine.validate`."""
+        self.spine.validate(deep=deep)

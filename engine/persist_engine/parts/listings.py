@@ -1,0 +1,280 @@
+"""Hollow runs: listings in blob of the parts of long runs, written, looked into and deleted (spec 2.3, 10.4).
+
+    state   [ part | part | run ]              a run longer than `batch.run_parts_max` is cut into listings, and those into
+    blob                     `- [ part | run ]   listings again, until so few entries are left
+                                         `- [ part | part ]
+
+Owns the order in which listings come and go: after the parts that they name, and deleted after them too, so that an
+interrupted deletion still knows what is left (spec 20, bug 35). Knows nothing of rows. Invariant: what a listing names,
+nothing else names, so its blobs live exactly as long as it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from persist_engine.base.env import Env
+from persist_engine.base.errors import CorruptData, Incompatible, MissingBlob
+from persist_engine.base.retry import Retry
+from persist_engine.base.settings import Settings
+from persist_engine.base.version import APPLIER_VERSION
+from persist_engine.codec.batch import decode_run_listing, encode_run_listing
+from persist_engine.codec.checksum import checksum, is_known
+from persist_engine.codec.keys import blob_key, part_key
+from persist_engine.model.batch import HollowBatch, HollowRun, InlinePart, Part, RunOrder, RunPart
+from persist_engine.model.diff.state_diff import BlobRef
+from persist_engine.model.ids import PartId, ShardId, staged_ms
+from persist_engine.model.spine.merge import wrapped_sum
+from persist_engine.storage.blob import Blob
+
+#: Listings being fetched at once: they are small, and the store's latency is what counts.
+LISTING_THREADS = 8
+#: Listings nest at most this deep: with two entries each that is 2**32 parts.
+NESTING_MAX = 32
+
+
+class RunStore(Protocol):
+    """What looking into listings needs of a shard: a Machine, a PartStore and a PartSource all have it."""
+
+    @property
+    def shard_id(self) -> ShardId: ...
+
+    @property
+    def blob(self) -> Blob: ...
+
+    @property
+    def retry(self) -> Retry: ...
+
+
+class RunWriter(RunStore, Protocol):
+    """What writing them needs beside."""
+
+    @property
+    def env(self) -> Env: ...
+
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def staging_floor_ms(self) -> int: ...
+
+
+def new_part_key(store: RunWriter) -> str:
+    """The partial key of a blob that is staged now. Not before the shard's floor, as far as it is known here: a floor that was set
+    by clocks that ran ahead, or a clock here that is behind, would have it refused, for however long they differ.
+    """
+    staged_ms = max(store.env.now_ms(), store.staging_floor_ms)
+    return part_key(APPLIER_VERSION, PartId.staged_at(staged_ms, store.env.random_bytes(10)))
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def spill_runs(store: RunWriter, batch: HollowBatch) -> HollowBatch:
+    """`batch` with its long runs, those in order, behind listings, which are durable when it returns; itself when no run
+    is longer than `settings.batch.run_parts_max`.
+
+    The parts must be durable. When a listing cannot be written those written before are deleted, the parts never.
+    """
+    limit = store.settings.batch.run_parts_max
+    if limit is None or len(batch.parts) <= limit:
+        return batch
+    written: list[str] = []
+    try:
+        runs = [
+            (meta, parts if meta.order is RunOrder.UNORDERED else _spilled(store, parts, limit, written))
+            for meta, parts in batch.runs()
+        ]
+    except BaseException:
+        _delete(store, written)
+        raise
+    return HollowBatch.of_runs(batch.desc, batch.rows, runs)
+
+
+def _spilled(store: RunWriter, parts: Sequence[RunPart], limit: int, written: list[str]) -> Sequence[RunPart]:
+    while len(parts) > limit:
+        stretches = [parts[start : start + limit] for start in range(0, len(parts), limit)]
+        # A stretch of one would be a listing for nothing.
+        parts = [stretch[0] if len(stretch) == 1 else _write(store, stretch, written) for stretch in stretches]
+    return parts
+
+
+def _write(store: RunWriter, parts: Sequence[RunPart], written: list[str]) -> HollowRun:
+    data = encode_run_listing(store.shard_id, parts)
+    key = new_part_key(store)
+    whole_key = blob_key(store.shard_id, key)
+    written.append(key)  # before it is set: an attempt of unknown outcome may have left it
+    store.retry.external("set run listing", lambda: store.blob.set(whole_key, data), shard=store.shard_id)
+    return listing_of(parts, key=key, data=data)
+
+
+def listing_of(parts: Sequence[RunPart], *, key: str, data: bytes) -> HollowRun:
+    """The pointer to the listing `data` of `parts` under the partial key `key`."""
+    keys = [
+        part.oldest_key if isinstance(part, HollowRun) else part.key
+        for part in parts
+        if not isinstance(part, InlinePart)
+    ]
+    total = sum(part.diffs_sum or 0 for part in parts)
+    wrapped = wrapped_sum(part.diffs_sum for part in parts)
+    return HollowRun(
+        key=key,
+        size_bytes=len(data),
+        checksum=checksum(data),
+        rows=sum(part.rows for part in parts),
+        diffs_sum=wrapped,
+        sum_wraps=wrapped is not None and (wrapped != total or any(part.sum_wraps for part in parts)),
+        parts_bytes=sum(part.hollow_bytes for part in parts),
+        part_bytes_max=max(part.part_bytes_max for part in parts),
+        part_count=sum(part.part_count for part in parts),
+        blob_count=1 + sum(part.blob_count for part in parts),
+        oldest_key=min([key, *keys], key=staged_ms),
+        schema_id=max((part.schema_id for part in parts if part.schema_id is not None), default=None),
+        key_lower=min(b"" if isinstance(part, InlinePart) else part.key_lower for part in parts),
+    )
+
+
+# -- looking into them -------------------------------------------------------------------------------------------------
+
+
+def expand(store: RunStore, batches: Iterable[HollowBatch]) -> tuple[HollowBatch, ...]:
+    """`batches` with every hollow run replaced by the parts below it: what readers and compaction work on.
+
+    Fetches nothing for batches without hollow runs. Storage errors are retried; MissingBlob, CorruptData (damage, another
+    shard's listing, one that names itself or does not hold what state says) and Incompatible name the key.
+    """
+    some = tuple(batches)
+    if not any(batch.has_hollow_runs for batch in some):
+        return some
+    with ThreadPoolExecutor(LISTING_THREADS, thread_name_prefix="persist-listing") as pool:
+        return tuple(_Expansion(store, pool).of(batch) if batch.has_hollow_runs else batch for batch in some)
+
+
+class _Expansion:
+    """Looks into the listings of one call, each level of them at once."""
+
+    def __init__(self, store: RunStore, pool: ThreadPoolExecutor) -> None:
+        self._store = store
+        self._pool = pool
+
+    def of(self, batch: HollowBatch) -> HollowBatch:
+        seen: set[str] = set()
+        runs = [(meta, self._parts(members, seen, depth=0)) for meta, members in batch.runs()]
+        return HollowBatch.of_runs(batch.desc, batch.rows, runs)
+
+    def _parts(self, members: Sequence[RunPart], seen: set[str], *, depth: int) -> list[Part]:
+        runs = [member for member in members if isinstance(member, HollowRun)]
+        if depth > NESTING_MAX and runs:
+            key = blob_key(self._store.shard_id, runs[0].key)
+            raise CorruptData(f"{key}: run listings nest deeper than {NESTING_MAX}", key=key)
+        below_each = self._pool.map(partial(listed, self._store), runs)
+        parts: list[Part] = []
+        for member in members:
+            if not isinstance(member, InlinePart):
+                if member.key in seen:
+                    key = blob_key(self._store.shard_id, member.key)
+                    raise CorruptData(f"{key}: one batch names it twice, through its run listings", key=key)
+                seen.add(member.key)
+            if not isinstance(member, HollowRun):
+                parts.append(member)
+                continue
+            below = self._parts(next(below_each), seen, depth=depth + 1)
+            _check_sums(self._store.shard_id, member, below)
+            parts += below
+        return parts
+
+
+def listed(store: RunStore, run: HollowRun) -> tuple[RunPart, ...]:
+    """What the listing of `run` names, one level, as `expand` sees it; the same refusals."""
+    key = blob_key(store.shard_id, run.key)
+    data = store.retry.external("get run listing", lambda: store.blob.get(key), shard=store.shard_id)
+    if data is None:
+        raise MissingBlob(f"run listing {key} is missing though a live state names it", key=key)
+    if not is_known(run.checksum):
+        raise Incompatible(f"{key}: this code cannot verify the checksum {run.checksum!r}", key=key)
+    if (found := checksum(data)) != run.checksum:
+        raise CorruptData(f"{key}: checksum of the run listing is {found}, state says {run.checksum}", key=key)
+    parts = decode_run_listing(data, key=key, shard_id=store.shard_id)
+    if run.ts_rewrite is None:
+        return parts
+    return tuple(replace(part, ts_rewrite=run.ts_rewrite) for part in parts)
+
+
+def _check_sums(shard_id: ShardId, run: HollowRun, parts: Sequence[Part]) -> None:
+    rows, size_bytes = sum(part.rows for part in parts), max(part.part_bytes_max for part in parts)
+    if (rows, len(parts), size_bytes) != (run.rows, run.part_count, run.part_bytes_max):
+        key = blob_key(shard_id, run.key)
+        text = f"{rows} rows in {len(parts)} parts of up to {size_bytes} bytes"
+        said = f"{run.rows} in {run.part_count} of up to {run.part_bytes_max}"
+        raise CorruptData(f"{key}: the run listing leads to {text}, state says {said}", key=key)
+
+
+# -- what lies below, and the end of it ----------------------------------------------------------------------------------
+
+
+def with_nested(
+    store: RunStore, refs: Iterable[BlobRef], on_missing: Callable[[str], object] = lambda _: None
+) -> Iterator[BlobRef]:
+    """`refs` and then all blobs below those of them that are listings, each once, a listing before what it names. A
+    listing is looked into after it was given out, not before.
+
+    `on_missing` is told the partial key of a listing that is missing. When it was deleted there is nothing below it: its
+    children were deleted before it. Storage errors are retried; CorruptData and Incompatible name the key.
+    """
+    level = list(dict.fromkeys(refs))
+    if not any(ref.kind == "run" for ref in level):
+        yield from level
+        return
+    seen: set[BlobRef] = set()
+    with ThreadPoolExecutor(LISTING_THREADS, thread_name_prefix="persist-listing") as pool:
+        while level:
+            fresh = [ref for ref in dict.fromkeys(level) if ref not in seen]
+            yield from fresh
+            seen.update(fresh)
+            runs = [ref.partial_key for ref in fresh if ref.kind == "run"]
+            level = []
+            for key, below in zip(runs, pool.map(partial(_below, store), runs), strict=True):
+                if below is None:
+                    on_missing(key)
+                level += below or ()
+
+
+def deletion_waves(store: RunStore, run_keys: Iterable[str]) -> list[list[str]]:
+    """Partial keys of the listings `run_keys` and of all blobs below them, in waves: a wave may be deleted in any order
+    once those before it are gone. Children come before the listing that names them, whatever interrupts (spec 20, bug 35).
+    """
+    parts: list[str] = []
+    levels: list[list[str]] = []
+    seen: set[str] = set()
+    runs = list(run_keys)
+    with ThreadPoolExecutor(LISTING_THREADS, thread_name_prefix="persist-listing") as pool:
+        while runs:
+            seen.update(runs)
+            levels.append(runs)
+            below = [ref for refs in pool.map(partial(_below, store), runs) for ref in refs or ()]
+            parts += [ref.partial_key for ref in below if ref.kind != "run"]
+            runs = [
+                key for key in dict.fromkeys(ref.partial_key for ref in below if ref.kind == "run") if key not in seen
+            ]
+    return [wave for wave in (parts, *reversed(levels)) if wave]
+
+
+def _below(store: RunStore, partial_key: str) -> tuple[BlobRef, ...] | None:
+    """What the listing names; None when it is missing."""
+    key = blob_key(store.shard_id, partial_key)
+    data = store.retry.external("get run listing", lambda: store.blob.get(key), shard=store.shard_id)
+    if data is None:
+        return None
+    parts = decode_run_listing(data, key=key, shard_id=store.shard_id)
+    kept = [part for part in parts if not isinstance(part, InlinePart)]
+    return tuple(BlobRef("run" if isinstance(part, HollowRun) else "part", part.key) for part in kept)
+
+
+def _delete(store: RunStore, partial_keys: Iterable[str]) -> None:
+    for key in partial_keys:
+        whole_key = blob_key(store.shard_id, key)
+        store.retry.external("delete run listing", partial(store.blob.delete, whole_key), shard=store.shard_id)

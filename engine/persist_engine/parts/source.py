@@ -1,0 +1,154 @@
+"""From part descriptors to rows: get the blob, verify it, decode it, cut it to its registered bounds (spec 10.8).
+
+Knows nothing of state, leases or handles: whoever calls holds the lease that keeps the blobs alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from persist_engine.base.errors import CorruptData, MissingBlob
+from persist_engine.base.metrics import Metrics
+from persist_engine.base.retry import Retry
+from persist_engine.codec.inline_part import decode_inline
+from persist_engine.codec.keys import blob_key
+from persist_engine.codec.part import OpenedPart, PartInMemory, as_it_is, open_part
+from persist_engine.model.batch import HollowPart, Part
+from persist_engine.model.frontier import MINIMUM, Antichain, Description
+from persist_engine.model.ids import ShardId
+from persist_engine.rows import updates
+from persist_engine.rows.schema import Schema
+from persist_engine.storage.blob import Blob
+
+
+@dataclass(frozen=True, slots=True)
+class PartSource:
+    """Where one shard's parts are and how they are read."""
+
+    shard_id: ShardId
+    blob: Blob
+    schema: Schema
+    retry: Retry
+    metrics: Metrics
+    schema_id: int | None = None
+    """Of `schema`, where parts of newer ones may be met: they are shown without what came since."""
+    path: str = "snapshot"
+    """What the parts are read for, as metrics call it."""
+
+    def is_newer(self, part: Part) -> bool:
+        """Whether `part` was written under a newer schema than the one asked for: its order is then not ours."""
+        return self.schema_id is not None and part.schema_id is not None and part.schema_id > self.schema_id
+
+    def get(self, part: Part, desc: Description) -> bytes:
+        """The part's bytes as they lie in blob. Retries storage errors; MissingBlob names the key."""
+        if not isinstance(part, HollowPart):
+            return part.data
+        key = blob_key(self.shard_id, part.key)
+        started_s = self.retry.env.monotonic_s()
+        data = self.retry.external("fetch_part", lambda: self.blob.get(key), shard=self.shard_id)
+        if data is None:
+            raise MissingBlob(f"blob {key} is missing though a live state names it (batch {desc})", key=key)
+        self.metrics.observe_s("fetched", self.retry.env.monotonic_s() - started_s, path=self.path)
+        self.metrics.count("fetched_parts", path=self.path)
+        self.metrics.count("fetched_bytes", len(data), path=self.path)
+        self.metrics.count("shard_blob_gets", shard=self.shard_id)
+        return data
+
+    def open(self, data: bytes, part: Part, desc: Description) -> PartToRead:
+        """The part, its bytes verified against the checksum in state (or in the part itself when it is inline) and its
+        description against the one its batch registered. CorruptData names the key.
+        """
+        opened: OpenedPart | PartInMemory
+        if isinstance(part, HollowPart):
+            key = blob_key(self.shard_id, part.key)
+            opened = open_part(
+                data,
+                key=key,
+                schema=self.schema,
+                expected_checksum=part.checksum,
+                may_be_newer=self.is_newer(part),
+            )
+        else:
+            key = f"{self.shard_id} inline part of {desc}"
+            inline = decode_inline(
+                data, format_name=part.format, key=key, schema=self.schema, may_be_newer=self.is_newer(part)
+            )
+            opened = PartInMemory(inline.desc, inline.table)
+        if opened.rows != part.rows:
+            raise CorruptData(f"{key}: {opened.rows} rows, state says {part.rows}", key=key)
+        _check_description(opened.desc, desc, part, key)
+        self.metrics.count("fetched_good_bytes", opened.decoded_bytes, path=self.path)
+        if part.ts_rewrite is not None:
+            self.metrics.count("fetched_rewritten_rows", part.rows, path=self.path)
+        return PartToRead(opened, desc, part.ts_rewrite)
+
+    def decode(self, data: bytes, part: Part, desc: Description) -> Iterator[pa.Table]:
+        """The part's rows as its batch registered them, a row group at a time."""
+        opened = self.open(data, part, desc)
+        for group in range(opened.groups):
+            yield opened.read_group(group)
+
+
+@dataclass(frozen=True, slots=True)
+class PartToRead:
+    """A verified part whose rows come as its batch registered them: times rewritten first, then cut to [lower, upper).
+    Groups may be read in any order and by several threads at once.
+    """
+
+    _opened: OpenedPart | PartInMemory
+    _registered: Description
+    _ts_rewrite: Antichain | None
+
+    @property
+    def groups(self) -> int:
+        """Row groups, each of some ten MiB at most but for parts of old releases."""
+        return self._opened.groups
+
+    @property
+    def group_bytes(self) -> int:
+        """About how large a group is in memory."""
+        return self._opened.decoded_bytes // max(1, self._opened.groups)
+
+    @property
+    def row_bytes(self) -> float:
+        """About how large a row is in memory."""
+        return self._opened.decoded_bytes / max(1, self._opened.rows)
+
+    def read_group(self, group: int, *, seen: Callable[[int], int] = as_it_is, use_threads: bool = False) -> pa.Table:
+        """The rows of one group. Where they all have one time it may be the one that `seen` makes of it: for who makes
+        that of all times afterwards, it need not be written twice.
+        """
+        seen = seen if self._is_whole else as_it_is
+        return self._cut(self._opened.read_group(group, seen=seen, use_threads=use_threads))
+
+    def stream(self, table_bytes: int, *, seen: Callable[[int], int] = as_it_is) -> Iterator[pa.Table]:
+        """All rows, in tables of about `table_bytes`; `seen` as for `read_group`."""
+        seen = seen if self._is_whole else as_it_is
+        return (self._cut(table) for table in self._opened.stream(table_bytes, seen=seen))
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether rows are registered just as they were written."""
+        desc, written = self._registered, self._opened.desc
+        return self._ts_rewrite is None and (written.lower, written.upper) == (desc.lower, desc.upper)
+
+    def _cut(self, table: pa.Table) -> pa.Table:
+        if self._is_whole:
+            return table
+        if self._ts_rewrite is not None:
+            table = updates.advance_times(table, self._ts_rewrite)
+        return updates.time_filter(table, self._registered.lower, self._registered.upper)
+
+
+def _check_description(written: Description, registered: Description, part: Part, key: str) -> None:
+    """Spec 10.8: only user-written parts (since at the minimum) may be narrower in state than in blob."""
+    if (written.lower, written.upper) == (registered.lower, registered.upper):
+        fits = written.since == registered.since
+    else:
+        upper_fits = part.ts_rewrite is not None or registered.upper <= written.upper
+        fits = written.lower <= registered.lower and upper_fits and written.since == MINIMUM
+    if not fits:
+        raise CorruptData(f"{key}: written as {written}, registered as {registered}", key=key)

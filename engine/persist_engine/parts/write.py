@@ -1,0 +1,112 @@
+"""Writing and deleting the parts of batches: one table of updates becomes one blob, or a few bytes inside state.
+
+Owns the order in which a part comes to be: bytes first, blob next, descriptor last; a crash in between leaks a blob and
+loses nothing. Knows nothing of bounds or of how updates are cut into parts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+import pyarrow as pa
+
+from persist_engine.base.metrics import Metrics
+from persist_engine.codec.checksum import checksum
+from persist_engine.codec.inline_part import INLINE_FORMAT_NAME, ROW_BYTES_MIN, decode_inline, encode_inline
+from persist_engine.codec.keys import blob_key
+from persist_engine.codec.part import PART_FORMAT_NAME, encode_part, schema_of
+from persist_engine.model.batch import HollowPart, HollowRun, InlinePart, Part, RunPart
+from persist_engine.model.frontier import Description
+from persist_engine.model.spine.merge import wrapped
+from persist_engine.parts.listings import RunWriter, deletion_waves, new_part_key
+from persist_engine.rows.order import KEY_LOWER_BYTES_MAX, key_lower
+from persist_engine.rows.part_stats import part_stats
+from persist_engine.rows.schema import Schema
+from persist_engine.rows.updates import diffs_sum
+
+
+class PartStore(RunWriter, Protocol):
+    """What staging parts needs of a shard: its blobs, never its state. A Machine is one; a process that must not touch
+    consensus (a Spark executor) brings its own.
+    """
+
+    @property
+    def metrics(self) -> Metrics: ...
+
+
+def write_part(
+    store: PartStore, table: pa.Table, *, desc: Description, schema: Schema, schema_id: int, inline_bytes_max: int
+) -> Part:
+    """Encode `table` (at least one row) under `desc`; durable when it returns.
+
+    Inline when the encoded part is smaller than `inline_bytes_max` (0: never), else a blob under a fresh key.
+    """
+    started_s = store.env.monotonic_s()
+    data, name = None, INLINE_FORMAT_NAME
+    if table.num_rows * ROW_BYTES_MIN < inline_bytes_max:
+        data = encode_inline(table, desc=desc, schema=schema, bytes_max=inline_bytes_max)
+    if data is None:  # too much for the quick form, which does not compress
+        data, name = encode_part(table, desc=desc, schema=schema), PART_FORMAT_NAME
+    what = "inline" if name == INLINE_FORMAT_NAME else "part"
+    store.metrics.observe_s("codec", store.env.monotonic_s() - started_s, op="encode", what=what)
+    store.metrics.count("part_written", kind="inline" if len(data) < inline_bytes_max else "blob")
+    store.metrics.count("part_written_bytes", len(data))
+    store.metrics.count("part_written_good_bytes", table.nbytes)
+    if len(data) < inline_bytes_max:
+        total, wraps = _diffs_sum(table)
+        return InlinePart(data, table.num_rows, total, schema_id=schema_id, format=name, sum_wraps=wraps)
+    part = _set_blob(store, data, table, schema=schema, schema_id=schema_id)
+    store.metrics.observe_s("part_write", store.env.monotonic_s() - started_s)
+    return part
+
+
+def flush_inline(store: PartStore, part: InlinePart) -> HollowPart:
+    """The same updates as a blob, under a fresh key: same rows, description, rewrite and schema, whichever of the
+    shard's that is.
+    """
+    opened = decode_inline(part.data, format_name=part.format, key="inline part", schema=None)
+    schema = schema_of(opened.table.schema)
+    data = encode_part(opened.table, desc=opened.desc, schema=schema)
+    hollow = _set_blob(store, data, opened.table, schema=schema, schema_id=part.schema_id)
+    return replace(hollow, ts_rewrite=part.ts_rewrite)
+
+
+def delete_parts(store: PartStore, parts: Iterable[RunPart]) -> None:
+    """Delete the blobs of parts, and of all parts below hollow runs, that no state names or ever will. Idempotent."""
+    some = list(parts)
+    waves = deletion_waves(store, [part.key for part in some if isinstance(part, HollowRun)])
+    for key in itertools.chain((part.key for part in some if isinstance(part, HollowPart)), *waves):
+        whole_key = blob_key(store.shard_id, key)
+        store.retry.external("delete part", partial(store.blob.delete, whole_key), shard=store.shard_id)
+
+
+def _set_blob(store: PartStore, data: bytes, table: pa.Table, *, schema: Schema, schema_id: int | None) -> HollowPart:
+    key = new_part_key(store)
+    whole_key = blob_key(store.shard_id, key)
+    store.retry.external("set part", lambda: store.blob.set(whole_key, data), shard=store.shard_id)
+    store.metrics.count("shard_blob_sets", shard=store.shard_id)
+    lower = key_lower(table)
+    total, wraps = _diffs_sum(table)
+    if len(lower) == KEY_LOWER_BYTES_MAX:
+        store.metrics.count("key_lower_cut")
+    return HollowPart(
+        key=key,
+        size_bytes=len(data),
+        rows=table.num_rows,
+        diffs_sum=total,
+        sum_wraps=wraps,
+        checksum=checksum(data),
+        key_lower=lower,
+        stats=part_stats(table, schema, store.settings.batch.stats_bytes_max),
+        schema_id=schema_id,
+    )
+
+
+def _diffs_sum(table: pa.Table) -> tuple[int, bool]:
+    """The sum of diffs as a descriptor holds it, and whether that is another than the sum itself."""
+    total = diffs_sum(table)
+    return wrapped(total), wrapped(total) != total

@@ -1,0 +1,143 @@
+"""What may become of a schema, and rows of one schema as another shows them.
+
+A schema only grows: nullable fields come in anywhere, found by name; whole numbers and floats of the value widen. So rows
+of an older schema, shown in a newer one, keep their order (a new field is null in all of them) and their identity. The
+other way round, fields are left out: rows may then be equal that were not, and lie in another order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_engine.base.errors import SchemaMismatch
+from persist_engine.rows.columns import empty_struct
+from persist_engine.rows.ddl import print_type
+from persist_engine.rows.schema import Schema
+
+_WIDER = {
+    pa.int8(): (pa.int16(), pa.int32(), pa.int64()),
+    pa.int16(): (pa.int32(), pa.int64()),
+    pa.int32(): (pa.int64(),),
+    pa.float32(): (pa.float64(),),
+}
+
+
+def incompatibilities(old: Schema, new: Schema) -> tuple[str, ...]:
+    """Why a shard of schema `old` cannot take `new`, field by field; empty when it can, also when they are equal.
+
+    Key fields keep their types: parts are ordered and bounded by their encoded keys.
+    """
+    found = [
+        *_refusals("key", old.key_type, new.key_type, may_widen=False),
+        *_refusals("val", old.val_type, new.val_type, may_widen=True),
+    ]
+    return tuple(found)
+
+
+def _refusals(path: str, old: pa.DataType, new: pa.DataType, *, may_widen: bool) -> list[str]:
+    before, after = {field.name: field for field in old}, {field.name: field for field in new}
+    found = [f"{path}.{name} is dropped" for name in before if name not in after]
+    for name, field in after.items():
+        if name in before:
+            found += _field_refusals(f"{path}.{name}", before[name], field, may_widen=may_widen)
+        elif not field.nullable:
+            found.append(f"{path}.{name} is new and NOT NULL: what is stored has no value for it")
+    if not found and [name for name in after if name in before] != list(before):
+        found.append(f"{path} has its fields in another order: rows are sorted by them")
+    return found
+
+
+def _field_refusals(path: str, old: pa.Field, new: pa.Field, *, may_widen: bool) -> list[str]:
+    found: list[str] = []
+    if pa.types.is_struct(old.type) and pa.types.is_struct(new.type):
+        found += _refusals(path, old.type, new.type, may_widen=may_widen)
+    elif old.type != new.type and not (may_widen and new.type in _WIDER.get(old.type, ())):
+        why = "" if may_widen else ", and the type of a key field is fixed"
+        found.append(f"{path} is {print_type(old.type)} and cannot become {print_type(new.type)}{why}")
+    if old.nullable != new.nullable:
+        words = {True: "nullable", False: "NOT NULL"}
+        found.append(f"{path} is {words[old.nullable]} and cannot become {words[new.nullable]}")
+    return found
+
+
+def needs_adapting(written: Schema, asked: Schema, *, key: str, may_be_newer: bool = False) -> bool:
+    """Whether rows of `written` have to be `adapted` to be rows of `asked`. SchemaMismatch naming `key` and the fields
+    unless `asked` is `written`, or may have succeeded it, or (if that may be) was succeeded by it.
+    """
+    if written is asked:
+        return False
+    difference = asked.difference(written)
+    if difference is None:
+        return False
+    if not incompatibilities(written, asked) or (may_be_newer and not incompatibilities(asked, written)):
+        return True
+    raise SchemaMismatch(
+        f"part {key} was written with another schema: {difference}",
+        key=key,
+        requested=repr(asked),
+        actual=repr(written),
+    )
+
+
+def adapted(table: pa.Table, *, asked: Schema, key: str) -> pa.Table:
+    """Rows of another version of the schema as `asked` shows them; `key` names where they come from.
+
+    Fields that they lack are null, fields that `asked` lacks are left out. SchemaMismatch names a field whose values do
+    not fit an older, narrower type.
+    """
+    columns = [
+        _shown(table.column(name), kind, f"{key}: {name}")
+        for name, kind in (("key", asked.key_type), ("val", asked.val_type))
+    ]
+    return pa.table([*columns, table.column("time"), table.column("diff")], schema=asked.updates_schema)
+
+
+def _shown(column: pa.ChunkedArray, kind: pa.DataType, path: str) -> pa.ChunkedArray:
+    if column.type == kind:
+        return column
+    return pa.chunked_array([_shown_array(chunk, kind, path) for chunk in column.chunks], kind)
+
+
+def _shown_array(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
+    if array.type == kind:
+        return array
+    if not pa.types.is_struct(kind):
+        return _cast(array, kind, path)
+    if kind.num_fields == 0:
+        return empty_struct(len(array))
+    own = {field.name: index for index, field in enumerate(array.type)}
+    children = [
+        _shown_array(array.field(own[field.name]), field.type, f"{path}.{field.name}")
+        if field.name in own
+        else _absent(len(array), field.type)
+        for field in kind
+    ]
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null() if array.null_count else None)
+
+
+def _absent(rows: int, kind: pa.DataType) -> pa.Array:
+    """Nothing but nulls. NB: `pa.nulls` puts nulls into the NOT NULL fields of a null struct, too; Parquet refuses them."""
+    if not pa.types.is_struct(kind):
+        return pa.nulls(rows, kind)
+    return pa.array([None], kind).take(pa.array(np.zeros(rows, dtype=np.int64)))
+
+
+def _cast(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
+    try:
+        out = array.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise _too_wide(path, kind) from error
+    if pa.types.is_floating(kind) and kind.bit_width < array.type.bit_width:
+        back = out.cast(array.type)
+        same = pc.or_kleene(pc.equal(back, array), pc.is_nan(array))
+        if pc.all(same).as_py() is False:
+            raise _too_wide(path, kind)
+    return out
+
+
+def _too_wide(path: str, kind: pa.DataType) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"{path} holds values that do not fit {print_type(kind)}: read with the shard's newer schema", field=path
+    )

@@ -1,0 +1,173 @@
+"""What is known of a part's rows without opening it: bounds and null counts of each field of key and val, at any depth, and
+bounds of time.
+
+Bounds are conservative: every row lies within, or the bound is None (unknown). They are JSON texts: numbers and
+booleans as themselves, strings as strings, decimals and not finite floats as strings, binary as hexadecimal, dates as
+days and timestamps as microseconds since the epoch. `bound` reads one back. Fields that are structs have a null count
+only. A field within one is null wherever the struct is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_engine.base.errors import CorruptData
+from persist_engine.model.batch import ColumnStats, PartStats
+from persist_engine.rows.comparable import comparable_bound, scalar_of
+from persist_engine.rows.schema import Schema
+
+#: Longer strings and binaries are cut: the lower bound to a prefix, the upper to the least text beyond all that begin
+#: so.
+_TEXT_MAX = 64
+#: Bytes that a column's entry costs besides its texts, about.
+_ENTRY_BYTES = 8
+#: Columns that nearly every filter names, when rows came or changed, or whether they are any good: their bounds stay when
+#: all others are trimmed (spec 15.7), up to `_KEPT_BYTES_MAX`.
+_KEPT_NAMES = {"err", "ts", "receivedat", "createdat", "_fivetran_deleted"}
+_KEPT_PREFIX = "last_"
+_KEPT_SUFFIXES = ("timestamp", "time", "_at", "_tstamp")
+_KEPT_BYTES_MAX = 16 << 10
+#: From the side, `key` or `val`, down to a field.
+Path = tuple[str, ...]
+_LAST_CODE_POINT = 0x10FFFF
+_SURROGATES = range(0xD800, 0xE000)
+
+
+def part_stats(table: pa.Table, schema: Schema, bytes_max: int) -> PartStats:
+    """Statistics of the rows, trimmed to about `bytes_max` bytes: what lies within structs goes first, then the bounds of
+    values, the widest first, then those of keys, and those of columns that filters live by only past a greater bound;
+    times never.
+    """
+    columns: list[tuple[Path, ColumnStats]] = []
+    for side, fields in (("key", schema.key), ("val", schema.val)):
+        columns += _walk((side,), fields, table.column(side))
+    columns.sort(key=lambda column: len(column[0]) > 2)  # what lies within structs after all others
+    times = pc.min_max(table.column("time")).as_py()
+    return PartStats(_trimmed(columns, bytes_max), times["min"], times["max"])
+
+
+def stats_name(path: Path) -> str:
+    """What statistics call the field at `path`: `val.a`; within a struct `["val","a","b"]`, which no other field can be
+    called, whatever dots names hold and whatever fields come later.
+    """
+    return ".".join(path) if len(path) == 2 else json.dumps(path, ensure_ascii=False, separators=(",", ":"))
+
+
+def stats_path(name: str) -> Path:
+    """Inverse of `stats_name`; CorruptData when statistics call no field so."""
+    if not name.startswith("["):
+        return tuple(name.split(".", 1))
+    try:
+        path = json.loads(name)
+    except (ValueError, RecursionError):
+        path = None
+    if not isinstance(path, list) or len(path) < 3 or not all(isinstance(each, str) for each in path):
+        raise CorruptData(f"statistics: {name!r} names no field", key="stats")
+    return tuple(path)
+
+
+def bound(text: str, data_type: pa.DataType) -> pa.Scalar:
+    """A bound as a scalar of the column's type; CorruptData when the text is not one."""
+    return scalar_of(comparable_bound(text, data_type), data_type).cast(data_type)
+
+
+def _walk(path: Path, fields: Iterable[pa.Field], column: pa.ChunkedArray) -> Iterator[tuple[Path, ColumnStats]]:
+    """Of every field below the struct `column`, each before those within it."""
+    for field, values in zip(fields, column.flatten(), strict=True):
+        here = (*path, field.name)
+        yield here, _column_stats(values)
+        if pa.types.is_struct(field.type):
+            yield from _walk(here, field.type, values)
+
+
+def _column_stats(column: pa.ChunkedArray) -> ColumnStats:
+    unknown = ColumnStats(column.null_count, None, None)
+    if pa.types.is_struct(column.type) or column.null_count == len(column):
+        return unknown
+    bounds = pc.min_max(column)
+    least, greatest = bounds["min"], bounds["max"]
+    if pa.types.is_floating(column.type):
+        has_nan = bool(pc.any(pc.is_nan(column)).as_py())
+        return ColumnStats(column.null_count, _float_text(least), None if has_nan else _float_text(greatest))
+    if pa.types.is_string(column.type):
+        return ColumnStats(column.null_count, json.dumps(least.as_py()[:_TEXT_MAX]), _beyond_text(greatest.as_py()))
+    if pa.types.is_binary(column.type):
+        return ColumnStats(
+            column.null_count, json.dumps(least.as_py()[:_TEXT_MAX].hex()), _beyond_binary(greatest.as_py())
+        )
+    return ColumnStats(column.null_count, _text(least), _text(greatest))
+
+
+def _text(scalar: pa.Scalar) -> str:
+    if pa.types.is_temporal(scalar.type):
+        return json.dumps(scalar.value)
+    value = scalar.as_py()
+    return json.dumps(str(value) if isinstance(value, Decimal) else value)
+
+
+def _float_text(scalar: pa.Scalar) -> str | None:
+    value = scalar.as_py()
+    if value is None or math.isnan(value):
+        return None
+    return json.dumps(value + 0.0 if math.isfinite(value) else str(value))
+
+
+def _beyond_text(text: str) -> str | None:
+    """JSON of `text`, or, when it is long, of the least text that is beyond everything beginning as it does."""
+    if len(text) <= _TEXT_MAX:
+        return json.dumps(text)
+    head = text[:_TEXT_MAX]
+    while head:
+        code = ord(head[-1]) + 1
+        if code in _SURROGATES:
+            code = _SURROGATES.stop
+        if code <= _LAST_CODE_POINT:
+            return json.dumps(head[:-1] + chr(code))
+        head = head[:-1]
+    return None
+
+
+def _beyond_binary(raw: bytes) -> str | None:
+    if len(raw) <= _TEXT_MAX:
+        return json.dumps(raw.hex())
+    head = raw[:_TEXT_MAX].rstrip(b"\xff")
+    return json.dumps((head[:-1] + bytes([head[-1] + 1])).hex()) if head else None
+
+
+def _trimmed(columns: list[tuple[Path, ColumnStats]], bytes_max: int) -> tuple[tuple[str, ColumnStats], ...]:
+    """Entries within structs, then bounds, and null counts last, are dropped until the estimate fits. Keys are what readers
+    skip by: values go first.
+    """
+    kept = dict(columns)
+    size = sum(_size(path, stats) for path, stats in columns)
+    widest_values_first = sorted(columns, key=lambda item: (item[0][0] == "key", -_size(*item)))
+    for path, _ in widest_values_first:
+        if len(path) > 2 and size > _limit(path, bytes_max):
+            size -= _size(path, kept.pop(path))
+    for path, stats in widest_values_first:
+        if path in kept and size > _limit(path, bytes_max):
+            bare = ColumnStats(stats.null_count, None, None)
+            size -= _size(path, stats) - _size(path, bare)
+            kept[path] = bare
+    for path in list(reversed(kept)):
+        if size > _limit(path, bytes_max):
+            size -= _size(path, kept.pop(path))
+    return tuple((stats_name(path), stats) for path, stats in kept.items())
+
+
+def _limit(path: Path, bytes_max: int) -> int:
+    """Size of all statistics beyond which those of the field at `path` are trimmed."""
+    name = path[-1].lower()
+    is_kept = name in _KEPT_NAMES or name.startswith(_KEPT_PREFIX) or name.endswith(_KEPT_SUFFIXES)
+    return max(bytes_max, _KEPT_BYTES_MAX) if is_kept else bytes_max
+
+
+def _size(path: Path, stats: ColumnStats) -> int:
+    name, bounds = stats_name(path), (stats.lower, stats.upper)
+    return len(name.encode()) + _ENTRY_BYTES + sum(len(text) for text in bounds if text is not None)

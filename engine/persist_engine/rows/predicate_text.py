@@ -1,0 +1,176 @@
+"""Predicates as text: the conditions of SQL's WHERE, in Spark's dialect, read by sqlglot.
+
+    key.carrier IN ('AA', 'UA') AND val.delay >= 30 AND NOT (val.tail IS NULL OR val.at < TIMESTAMP '2013-01-02 00:00:00')
+
+Columns are `key.<field>` and `val.<field>`, or the field alone where only one side has it; odd names stand in backticks.
+A quote within a text is doubled, as in SQL ('O''Brien'), or follows a backslash.
+Owns the parts of SQL that a predicate can say; everything else is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date
+from decimal import Decimal, InvalidOperation
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.rows.predicate import And, Compare, In, IsNull, Not, Op, Or, Predicate, from_tuples
+
+if TYPE_CHECKING:
+    from sqlglot.dialects.dialect import Dialect
+    from sqlglot.expressions import Expr
+
+#: What readers take for a predicate: one, its text, or tuples as codec.predicate.from_tuples takes them.
+Where = Predicate | str | Sequence[Any]
+#: Texts are for people; beyond this they are made by programs, which build trees.
+TEXT_MAX = 100_000
+
+_FLIPPED: dict[Op, Op] = {"=": "=", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+def predicate_of(where: Where) -> Predicate:
+    """The predicate that `where` says. InvalidUsage names what it is none of."""
+    if isinstance(where, str):
+        return parse_predicate(where)
+    if isinstance(where, Compare | In | IsNull | And | Or | Not):
+        return where
+    return from_tuples(where)
+
+
+def parse_predicate(text: str) -> Predicate:
+    """The predicate that a condition says. InvalidUsage tells where the text is no SQL, or which piece of it a filter cannot
+    say.
+    """
+    # Not at the head: loading the parser takes longer than most commands.
+    import sqlglot
+    from sqlglot.errors import ParseError, SqlglotError
+
+    if len(text) > TEXT_MAX:
+        raise InvalidUsage(f"a filter's text has {len(text)} characters, more than {TEXT_MAX}")
+    if not text.strip():
+        raise InvalidUsage("the filter is empty")
+    try:
+        return _Reader().predicate(sqlglot.parse_one(text, dialect=_dialect(), into=sqlglot.exp.Condition))
+    except ParseError as error:
+        found = error.errors[0] if error.errors else {}
+        said = str(found.get("description") or "no condition").rstrip(". ").lower()
+        said = "it is not complete" if "<class" in said else said
+        at = f" at character {found['col']}" if found.get("col") else ""
+        raise InvalidUsage(f"filter {_shown(text)}: {said}{at}") from error
+    except SqlglotError as error:
+        raise InvalidUsage(f"filter {_shown(text)}: {str(error).splitlines()[0]}") from error
+    except RecursionError:
+        raise InvalidUsage("the filter nests too deep") from None
+
+
+@cache
+def _dialect() -> type[Dialect]:
+    """Spark's. The parser takes its doubled quote for two texts side by side, as Spark did before version 4."""
+    from sqlglot.dialects.spark import Spark
+
+    class Conditions(Spark):
+        class Tokenizer(Spark.Tokenizer):
+            STRING_ESCAPES = ["\\", "'", '"']  # noqa: RUF012 - so the parser declares it
+
+    return Conditions
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "...")
+
+
+class _Reader:
+    """Reads the parser's tree; a class only to import the parser once it is there."""
+
+    def __init__(self) -> None:
+        from sqlglot import exp
+
+        self._exp = exp
+        self._ops: dict[type[Expr], Op] = {
+            exp.EQ: "=",
+            exp.NEQ: "!=",
+            exp.LT: "<",
+            exp.LTE: "<=",
+            exp.GT: ">",
+            exp.GTE: ">=",
+        }
+
+    def predicate(self, node: Expr) -> Predicate:
+        exp = self._exp
+        match node:
+            case exp.Paren():
+                return self.predicate(node.this)
+            case exp.And():
+                return And(tuple(map(self.predicate, node.flatten())))
+            case exp.Or():
+                return Or(tuple(map(self.predicate, node.flatten())))
+            case exp.Not():
+                return Not(self.predicate(node.this))
+            case exp.Is() if isinstance(node.expression, exp.Null):
+                return IsNull(self._column(node.this))
+            case exp.In() if node.expressions and not node.args.get("query"):
+                return In(self._column(node.this), tuple(map(self._value, node.expressions)))
+            case exp.Between() if not node.args.get("symmetric"):
+                column, low, high = self._column(node.this), node.args["low"], node.args["high"]
+                return And((Compare(column, ">=", self._value(low)), Compare(column, "<=", self._value(high))))
+            case exp.Column() | exp.Dot():
+                return Compare(self._column(node), "=", value=True)
+        op = self._ops.get(type(node))
+        if op is None:
+            raise self._refusal(node)
+        if not self._is_column(node.expression):
+            return Compare(self._column(node.this), op, self._value(node.expression))
+        return Compare(self._column(node.expression), _FLIPPED[op], self._value(node.this))
+
+    def _is_column(self, node: Expr) -> bool:
+        return isinstance(node, self._exp.Column | self._exp.Dot)
+
+    def _column(self, node: Expr) -> str:
+        exp = self._exp
+        if isinstance(node, exp.Paren):
+            return self._column(node.this)
+        parts = list(node.parts) if isinstance(node, exp.Column | exp.Dot) else []
+        if not parts or not all(isinstance(part, exp.Identifier) for part in parts):
+            raise self._refusal(node, "where a column is expected")
+        return ".".join(part.name for part in parts)
+
+    def _value(self, node: Expr) -> Any:
+        exp = self._exp
+        match node:
+            case exp.Paren():
+                return self._value(node.this)
+            case exp.Literal():
+                return node.this if node.is_string else self._number(node, node.this)
+            case exp.Neg() if isinstance(node.this, exp.Literal) and not node.this.is_string:
+                return self._number(node, node.this.this).copy_negate()  # minus would round to 28 digits
+            case exp.Boolean():
+                return bool(node.this)
+            case exp.HexString() if len(node.this) % 2 == 0:
+                return bytes.fromhex(node.this)
+            case exp.Null():
+                return None
+            case exp.Cast() if isinstance(node.this, exp.Literal) and node.this.is_string:
+                if node.to.is_type("date"):
+                    return self._date(node, node.this.this)
+                if node.to.is_type("timestamp", "timestamptz"):
+                    return node.this.this  # TIMESTAMP '...': the column's type says the same
+        raise self._refusal(node, "where a value is expected")
+
+    def _number(self, node: Expr, text: str) -> Decimal:
+        try:
+            return Decimal(text)
+        except InvalidOperation:
+            raise self._refusal(node, "where a number is expected") from None
+
+    def _date(self, node: Expr, text: str) -> date:
+        """A whole day, also for columns of times: the text of one would say a time of day."""
+        try:
+            return date.fromisoformat(text)
+        except ValueError:
+            raise self._refusal(node, "where a date is expected") from None
+
+    def _refusal(self, node: Expr, where: str = "") -> InvalidUsage:
+        said = _shown(node.sql(dialect="spark"))
+        return InvalidUsage(f"a filter cannot say {said} {where}".rstrip())

@@ -1,0 +1,83 @@
+"""Some fields of key and val in the place of all: which, and tables cut to them.
+
+Knows nothing of reading: a projection says what is shown of a row, never which rows are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.rows.columns import canonical_floats, empty_struct
+from persist_engine.rows.filter import column_named
+from persist_engine.rows.schema import Schema
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The fields `key.<field>` and `val.<field>` of `schema` that are shown, in the schema's order. Tables keep the columns
+    key, val, time and diff; a side of which nothing is shown is a struct without fields.
+    """
+
+    schema: Schema
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, columns: Iterable[str], schema: Schema) -> Projection:
+        """`key` and `val` stand for all their fields; else as filters name columns, but for fields within structs.
+        InvalidUsage lists the columns there are.
+        """
+        if isinstance(columns, str):
+            raise InvalidUsage(f"columns is a list of names, not the text {columns!r}")
+        if not isinstance(columns, Iterable):
+            raise InvalidUsage(f"columns is a list of names, not a {type(columns).__name__}")
+        every = {side: [f"{side}.{name}" for name in names] for side, names in _sides(schema).items()}
+        wanted: set[str] = set()
+        for text in columns:
+            if text in every:
+                wanted.update(every[text])
+                continue
+            column = column_named(text, schema)
+            if not column.is_top:
+                raise InvalidUsage(f"column {text} lies within {column.top}: columns are shown whole", column=text)
+            wanted.add(column.top)
+        return cls(schema, tuple(name for names in every.values() for name in names if name in wanted))
+
+    @property
+    def updates_schema(self) -> pa.Schema:
+        """Schema of updates when so shown."""
+        return self.shown(self.schema.updates_schema)
+
+    def shown(self, whole: pa.Schema) -> pa.Schema:
+        """`whole` with the sides key and val cut to the fields shown."""
+        sides = {side: pa.struct(self._fields(side)) for side in ("key", "val")}
+        return pa.schema([(field.name, sides.get(field.name, field.type)) for field in whole])
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """`table`, which has at least the fields shown, with no others; beside key and val it keeps its columns."""
+        others = [field for field in table.schema if field.name not in ("key", "val")]
+        sides = {side: _side(table, side, self._fields(side)) for side in ("key", "val")}
+        columns = {**sides, **{field.name: table.column(field.name) for field in others}}
+        return pa.table(columns)
+
+    def _fields(self, side: str) -> list[pa.Field]:
+        fields = self.schema.key if side == "key" else self.schema.val
+        return [field for field in fields if f"{side}.{field.name}" in self.names]
+
+
+def _sides(schema: Schema) -> dict[str, Sequence[str]]:
+    return {"key": schema.key.names, "val": schema.val.names}
+
+
+def _side(table: pa.Table, side: str, fields: list[pa.Field]) -> pa.ChunkedArray:
+    if not fields:
+        return pa.chunked_array([empty_struct(table.num_rows)])
+    kind = pa.struct(fields)
+    chunks = [
+        pa.StructArray.from_arrays([chunk.field(field.name) for field in fields], fields=fields)
+        for chunk in table.column(side).chunks
+    ]
+    return canonical_floats(pa.chunked_array(chunks, kind))

@@ -1,0 +1,253 @@
+"""The order of rows, found column by column on machine words instead of by Arrow's sort.
+
+    column          word                                                        says all?
+    whole, date     the value                                                   yes
+    bool, float     the bits, so that they compare as numbers                   yes
+    text, binary    the eight bytes that follow what all values begin with      no: then the dense rank of what ties
+    decimal         the lower half when no value needs the upper one            yes; else the dense rank
+    nulls           a word of their own before the value's, nulls last
+
+Rows are sorted by the first word; only rows that tie go on to the next, as groups. Group and word are packed into one
+64-bit word where they fit, so that most sorts are one vectorised sort of integers. Measured on 1M rows of (bigint,
+string, time) in random order: 0.02 s; Arrow's sort by three keys takes 0.7 s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_engine.rows.columns import Bools, Indices
+
+Words = npt.NDArray[np.uint64]
+
+_WORD_BYTES = 8
+_BLOCK = 1024
+_SIGN = np.uint64(1 << 63)
+
+
+def order_indices(columns: list[pa.ChunkedArray], rows: int) -> Indices:
+    """Row numbers in order; equal rows in any."""
+    return order_and_equal(columns, rows)[0]
+
+
+def order_and_equal(columns: list[pa.ChunkedArray], rows: int) -> tuple[Indices, Bools]:
+    """Row numbers in order, and for each row of that order but the first whether it equals the one before.
+
+    `columns` as `flatten_columns` gives them. Equal rows come in any order.
+    """
+    sorting = _Sorting(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(rows, dtype=np.int64))
+    for column in columns:
+        if len(sorting.groups) < 2:
+            break
+        _sort_by(sorting, column)
+    if not sorting.is_begun:
+        return np.arange(rows), np.ones(max(rows - 1, 0), dtype=np.bool_)
+    equal = np.zeros(max(rows - 1, 0), dtype=np.bool_)
+    same = sorting.groups[1:] == sorting.groups[:-1]
+    equal[sorting.tied[:-1][same]] = True
+    return sorting.order, equal
+
+
+@dataclass(slots=True)
+class _Sorting:
+    """Scratch pad of one sort. `order`: row numbers, sorted as far as columns were looked at. `tied`: the places in
+    `order`, ascending, whose rows still tie with a neighbour; `groups`: for each of those the number of the rows it
+    ties with, ascending. Until it is begun all rows tie, and only `groups` says so.
+    """
+
+    order: Indices
+    tied: Indices
+    groups: Indices
+    is_begun: bool = False
+
+    def values_of(self, column: pa.ChunkedArray) -> pa.Array:
+        """The column's values at `tied`."""
+        if self.is_begun:
+            column = column.take(pa.array(self.order[self.tied]))
+        if column.num_chunks == 1:
+            return column.chunk(0)
+        return pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+
+    def refine(self, words: Words) -> None:
+        """Sort the rows of each group by `words` (one for each of `tied`) and split the groups where words differ."""
+        if not len(words) or words.min() == words.max():
+            return
+        by, same = _order_within(self.groups, words)
+        if self.is_begun:
+            self.order[self.tied] = self.order[self.tied][by]
+        else:
+            self.order = by
+        if not same.any():
+            self.is_begun = True
+            self.groups = self.tied = np.zeros(0, dtype=np.int64)
+            return
+        keep = np.append(same, False) | np.insert(same, 0, False)
+        self.groups = np.cumsum(np.insert(~same, 0, False), dtype=np.int64)[keep]
+        self.tied = self.tied[keep] if self.is_begun else np.flatnonzero(keep)
+        self.is_begun = True
+
+
+def _sort_by(sorting: _Sorting, column: pa.ChunkedArray) -> None:
+    """Refine by one column."""
+    values = sorting.values_of(column)
+    if values.null_count:
+        sorting.refine(values.is_null().to_numpy(zero_copy_only=False).astype(np.uint64))
+        values = sorting.values_of(column)  # of those that still tie, in their new order
+    if values.null_count == len(values):
+        return
+    if values.null_count:
+        # Nulls are told apart already and tie among themselves: any one value will do for them.
+        values = pc.fill_null(values, values.drop_null()[0])
+    words = _exact_words(values)
+    if words is not None:
+        sorting.refine(words)
+        return
+    if pa.types.is_decimal(values.type):
+        sorting.refine(_dense_ranks(values))
+        return
+    sorting.refine(_prefix_words(values))
+    values = sorting.values_of(column)
+    if not _groups_are_equal(sorting.groups, values):
+        sorting.refine(_dense_ranks(values))
+
+
+def _order_within(groups: Indices, words: Words) -> tuple[Indices, Bools]:
+    """Positions sorted by (group, word), and for each but the first whether group and word are those of the one before.
+    Groups ascend already, words are not all the same. Overwrites `words`.
+
+    SUBTLE: what looks like thrift is speed. Arrays of a megabyte come from the system and go back to it: to touch their
+    pages for the first time takes longer than to sort them.
+    """
+    packed = np.subtract(words, words.min(), out=words if words.flags.writeable else None)
+    word_bits = int(packed.max()).bit_length()
+    group_bits = int(groups[-1] - groups[0]).bit_length()
+    if group_bits:
+        if word_bits + group_bits > 64:
+            packed = _ranks(packed)  # groups and ranks are fewer than rows: they fit
+            word_bits = int(packed.max()).bit_length()
+        packed |= (groups - groups[0]).astype(np.uint64) << np.uint64(word_bits)
+    at_bits = (len(words) - 1).bit_length()
+    by: Indices
+    if word_bits + group_bits + at_bits <= 64:
+        # With the position in the same word numbers are sorted in place, which is several times faster than finding
+        # out where each belongs.
+        packed <<= np.uint64(at_bits)
+        _add_positions(packed)
+        packed.sort()
+        by = (packed & np.uint64((1 << at_bits) - 1)).view(np.int64)
+        packed >>= np.uint64(at_bits)
+    else:
+        by = np.argsort(packed)
+        packed = packed[by]
+    return by, packed[1:] == packed[:-1]
+
+
+def _add_positions(packed: Words) -> None:
+    """To each word its place, in bits that are free: as a block and a place within, for the sake of the cache."""
+    blocks = packed[: len(packed) // _BLOCK * _BLOCK].reshape(-1, _BLOCK)
+    blocks |= np.arange(_BLOCK, dtype=np.uint64)
+    blocks |= np.arange(0, blocks.size, _BLOCK, dtype=np.uint64)[:, np.newaxis]
+    packed[blocks.size :] |= np.arange(blocks.size, len(packed), dtype=np.uint64)
+
+
+def _ranks(words: Words) -> Words:
+    at = np.argsort(words)
+    ordered = words[at]
+    ranks: Words = np.empty(len(words), dtype=np.uint64)
+    ranks[at] = np.cumsum(np.insert(ordered[1:] != ordered[:-1], 0, False), dtype=np.uint64)
+    return ranks
+
+
+def _exact_words(values: pa.Array) -> Words | None:
+    """Words that order and tell values apart fully; None when there are none. No nulls."""
+    data_type = values.type
+    if pa.types.is_boolean(data_type):
+        flags: Words = values.to_numpy(zero_copy_only=False).astype(np.uint64)
+        return flags
+    if pa.types.is_floating(data_type):
+        return _float_words(values.cast(pa.float64()).to_numpy())
+    if pa.types.is_decimal(data_type):
+        return _decimal_words(values)
+    if pa.types.is_string(data_type) or pa.types.is_binary(data_type):
+        return None
+    if pa.types.is_temporal(data_type):
+        values = values.cast(pa.int64() if data_type.bit_width == 64 else pa.int32())
+    words: Words = values.to_numpy().astype(np.int64, copy=False).view(np.uint64) ^ _SIGN
+    return words
+
+
+def _float_words(values: npt.NDArray[np.float64]) -> Words:
+    """IEEE total order: of one zero and one NaN, as columns have them, the order of numbers with NaN last."""
+    bits = values.view(np.uint64)
+    words: Words = np.where(bits >> np.uint64(63), ~bits, bits | _SIGN)
+    return words
+
+
+def _decimal_words(values: pa.Array) -> Words | None:
+    """Two's complement in two halves: the lower one decides when the upper is only its sign."""
+    halves = np.frombuffer(values.buffers()[1], dtype=np.int64)[2 * values.offset : 2 * (values.offset + len(values))]
+    low, high = halves[0::2].copy(), halves[1::2]
+    if not np.array_equal(high, low >> 63):
+        return None
+    words: Words = low.view(np.uint64) ^ _SIGN
+    return words
+
+
+def _prefix_words(values: pa.Array) -> Words:
+    """Of text and binary without nulls: the eight bytes after what all begin with, zeros after the end. In order, but
+    what differs may tie.
+    """
+    offsets = np.frombuffer(values.buffers()[1], dtype=np.int32)[values.offset : values.offset + len(values) + 1]
+    data = np.frombuffer(values.buffers()[2] or b"", dtype=np.uint8)
+    if len(data) < _WORD_BYTES:
+        data = np.concatenate([data, np.zeros(_WORD_BYTES, dtype=np.uint8)])
+    starts = offsets[:-1].astype(np.int64) + _common_prefix_bytes(values)
+    used = np.minimum(offsets[1:] - starts, _WORD_BYTES)
+    # One unaligned word at every byte of the data; the last start is eight bytes before its end.
+    every = np.ndarray(len(data) - _WORD_BYTES + 1, dtype="<u8", buffer=data, strides=(1,))
+    at = np.minimum(starts, len(every) - 1)
+    words: Words = every[at].byteswap()
+    _shift_left(words, starts - at)
+    if int(used.min()) < _WORD_BYTES:
+        words >>= (8 * np.minimum(_WORD_BYTES - used, _WORD_BYTES - 1)).astype(np.uint64)
+        words[used <= 0] = 0
+        _shift_left(words, _WORD_BYTES - used)
+    return words
+
+
+def _shift_left(words: Words, by_bytes: Indices) -> None:
+    """In place; eight bytes or more leave nothing."""
+    if by_bytes.any():
+        words <<= (8 * np.minimum(by_bytes, _WORD_BYTES - 1)).astype(np.uint64)
+        words[by_bytes >= _WORD_BYTES] = 0
+
+
+def _common_prefix_bytes(values: pa.Array) -> int:
+    bounds = pc.min_max(values)
+    least, greatest = bounds["min"].as_buffer(), bounds["max"].as_buffer()
+    limit = min(least.size, greatest.size)
+    if limit == 0:
+        return 0
+    differs = np.frombuffer(least, np.uint8, limit) != np.frombuffer(greatest, np.uint8, limit)
+    return int(np.argmax(differs)) if differs.any() else limit
+
+
+def _groups_are_equal(groups: Indices, values: pa.Array) -> bool:
+    """Whether all values of each group are equal: then what tied on the prefix does tie. Nulls are in groups of their
+    own.
+    """
+    if len(values) < 2:
+        return True
+    equal = pc.equal(values.slice(0, len(values) - 1), values.slice(1))
+    same = pc.fill_null(equal, True).to_numpy(zero_copy_only=False)  # noqa: FBT003 - Arrow's own signature
+    return bool(same[groups[1:] == groups[:-1]].all())
+
+
+def _dense_ranks(values: pa.Array) -> Words:
+    words: Words = pc.rank(values, sort_keys="ascending", tiebreaker="dense").to_numpy()
+    return words

@@ -1,0 +1,479 @@
+"""Blob on S3 and what speaks like it, through boto3. Credentials come from the address's folder, or else from boto3's own chain.
+
+Tuned against boto3's defaults, each for a reason: no `Expect: 100-continue` (it doubles the latency of a put), no
+retries of the SDK (it turns the lost answer of a conditional put that won into a refusal; callers retry), time-outs in
+seconds. As the driver's bound silence only, each call is bounded as a whole (`deadlines`). boto3's CRC32 travels with
+every put and is stored, and every get is checked against it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+
+import boto3.session
+import botocore.credentials
+import botocore.exceptions
+import botocore.parsers
+import botocore.session
+from botocore.config import Config
+from botocore.handlers import add_expect_header
+
+from persist_engine.base.env import Env
+from persist_engine.base.errors import (
+    CorruptData,
+    Determinate,
+    Indeterminate,
+    InvalidUsage,
+    NotKept,
+    PersistError,
+    StorageError,
+    StoreRefused,
+    UnsafeStore,
+)
+from persist_engine.base.metrics import Metrics
+from persist_engine.storage.addresses import S3_CREDENTIALS_FILE, S3Address
+from persist_engine.storage.blob import BlobInfo
+from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix
+from persist_engine.storage.refusals import is_untrusted
+from persist_engine.storage.s3.deadlines import Allowance, CallLimits, Deadlines, NotBegun
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+#: One round trip and room for a lost SYN or two.
+CONNECT_TIMEOUT_S = 5.0
+#: Silence, not duration: S3's slowest first bytes take about 1 s; a put's answer may wait for a gateway's slow disk.
+READ_TIMEOUT_S = 30.0
+#: A call as a whole: connecting, and silence before and after the bytes; and what the slowest line is that anybody has.
+LIMITS = CallLimits(base_s=60.0, bytes_per_s=128 << 10, threads_max=64)
+#: Refused credentials are read again at most this often: a new client takes 50 ms of a core, and connects anew.
+CREDENTIALS_S = 5.0
+#: GC deletes with 32 in flight; two parts per writer and readers' fetches come on top.
+CONNECTIONS_MAX = 64
+#: Racers of the probe. Servers that only look conditional showed 2 to 16 winners of 16.
+PROBE_RACERS = 16
+#: A round without a winner (all answers 409, "conflict, try again") is repeated this often.
+PROBE_ROUNDS_MAX = 5
+#: What servers without versions of objects answer when asked for them.
+NOT_IMPLEMENTED = 501
+#: What a gateway answers that did not get the whole request in time; it may have passed on what it had.
+REQUEST_TIMEOUT = 408
+#: Where probes write; not part of any listing.
+PROBE_FOLDER = ".persist-probe/"
+
+T = TypeVar("T")
+
+
+class _Place(TypedDict):
+    Bucket: str
+    Key: str
+
+
+_probed: set[str] = set()
+_probed_lock = threading.Lock()
+
+
+def open_s3_blob(at: S3Address, *, env: Env, metrics: Metrics) -> S3Blob:
+    """Connect, see that the bucket answers and, once per process and location, that conditional writes exclude.
+
+    UnsafeStore when they do not; StoreRefused when bucket, credentials or endpoint are wrong; Determinate or Indeterminate
+    naming address, bucket and code when it is out of reach.
+    Without `probe` the check is skipped, for readers that may not write.
+    """
+    address = f"s3://{at.bucket}/{at.prefix}" + (f" ({_host_of(at.endpoint)})" if at.endpoint else "")
+    prefix = f"{at.prefix}/" if at.prefix else ""
+    try:
+        blob = S3Blob(lambda: _client(at), bucket=at.bucket, prefix=prefix, address=address, env=env, metrics=metrics)
+    except (botocore.exceptions.BotoCoreError, ValueError) as error:
+        raise InvalidUsage(f"open {address}: {error}") from error
+    try:
+        if at.probe:
+            blob.probe()
+        else:
+            next(blob.list_prefix("probe"), None)
+    except RecursionError as error:
+        blob.close()
+        text = "the endpoint redirects without end: is it S3, and http where it wants https?"
+        raise StoreRefused(f"open blob store: {address}: {text}") from error
+    except StorageError as error:
+        blob.close()
+        if _is_refusal(error.__cause__):
+            raise StoreRefused(f"open blob store: {error}") from error
+        raise
+    except BaseException:
+        blob.close()
+        raise
+    return blob
+
+
+class S3Blob:
+    """Objects under `prefix` (empty or ending in a slash) of one bucket. Thread-safe, and of use on both sides of a fork."""
+
+    def __init__(
+        self,
+        connect: Callable[[], S3Client],
+        *,
+        bucket: str,
+        prefix: str,
+        address: str,
+        env: Env,
+        metrics: Metrics,
+        limits: CallLimits = LIMITS,
+    ) -> None:
+        self._connect = connect
+        self._env = env
+        self._deadlines = Deadlines(limits, address=address, env=env, metrics=metrics)
+        self._renewed_s = -math.inf
+        self._opened: tuple[int, S3Client] = os.getpid(), connect()
+        self._closed = False
+        self._bucket = bucket
+        self._prefix = prefix
+        self._address = address
+
+    def get(self, key: str) -> bytes | None:
+        """See Blob. Bytes that do not match their checksum are fetched once more, then CorruptData."""
+        check_blob_key(key)
+        try:
+            return self._fetch(key)
+        except botocore.exceptions.FlexibleChecksumError:
+            pass  # damaged on the way or at rest: the second fetch tells
+        try:
+            return self._fetch(key)
+        except botocore.exceptions.FlexibleChecksumError as error:
+            raise CorruptData(f"get {key} at {self._address}: {error}", key=key) from error
+
+    def set(self, key: str, value: bytes) -> None:
+        """See Blob. One request, whatever the size."""
+        check_blob_value(key, value)
+        at = self._at(key)
+        try:
+            self._run("set", lambda client, _: client.put_object(**at, Body=value), byte_count=len(value))
+        except _DRIVER_ERRORS as error:
+            raise self._mapped("set", key, error) from error
+
+    def delete(self, key: str) -> int | None:
+        """See Blob. The size is that of a moment before the delete, and 0 where an answer on the way lost it."""
+        check_blob_key(key)
+        size = self._size(key, "delete")
+        if size is None:
+            return None
+        at = self._at(key)
+        try:
+            self._run("delete", lambda client, _: client.delete_object(**at))
+        except _DRIVER_ERRORS as error:
+            if _code(error) in _MISSING_CODES:
+                return None
+            raise self._mapped("delete", key, error) from error
+        return size
+
+    def list_prefix(self, prefix: str) -> Iterator[BlobInfo]:
+        """See Blob. One request per thousand objects."""
+        check_prefix(prefix)
+        try:
+            for page in self._pages("list_objects_v2", "list", self._prefix + prefix):
+                self._check_whole(page, "NextContinuationToken", "list", prefix)
+                for row in page.get("Contents", ()):
+                    key = row["Key"].removeprefix(self._prefix)
+                    if not key.startswith(PROBE_FOLDER):
+                        yield BlobInfo(key, row["Size"])
+        except _DRIVER_ERRORS as error:
+            raise self._mapped("list", prefix, error) from error
+
+    def restore(self, key: str) -> None:
+        """See Blob. In a bucket that keeps versions a deleted object comes back: its delete markers are removed.
+
+        Which of several versions is the newest does not matter: the content under a key is fixed.
+        """
+        check_blob_key(key)
+        if self._size(key, "restore") is not None:
+            return
+        name = self._prefix + key
+        markers: list[str] = []
+        kept = 0
+        try:
+            for page in self._pages("list_object_versions", "restore", name):
+                self._check_whole(page, "NextKeyMarker", "restore", key)
+                kept += sum(row["Key"] == name for row in page.get("Versions", ()))
+                markers += [row["VersionId"] for row in page.get("DeleteMarkers", ()) if row["Key"] == name]
+            for marker in markers if kept else ():
+                self._unmark(key, marker)
+        except _DRIVER_ERRORS as error:
+            if _status(error) != NOT_IMPLEMENTED:
+                raise self._mapped("restore", key, error) from error
+        if not kept or self._size(key, "restore") is None:
+            raise NotKept(f"restore {key} at {self._address}: the bucket keeps no version of it", key=key)
+
+    def address(self) -> str:
+        """See Blob."""
+        return self._address
+
+    def close(self) -> None:
+        """See Blob. Calls under way end as they would have."""
+        self._closed = True
+        pid, client = self._opened
+        if pid in (os.getpid(), _NOBODY):
+            client.close()
+
+    def probe(self) -> None:
+        """Race conditional puts for one fresh key: UnsafeStore unless exactly one wins and its bytes are what is there.
+
+        A location that passed is not asked again by this process. The object is deleted in any case.
+        """
+        with _probed_lock:
+            if self._address in _probed:
+                return
+        key = f"{PROBE_FOLDER}{self._env.random_bytes(16).hex()}"
+        try:
+            for _ in range(PROBE_ROUNDS_MAX):
+                outcomes = _race(lambda racer: self._put_if_absent(key, racer), PROBE_RACERS)
+                winners = [racer for racer, outcome in enumerate(outcomes) if outcome == "won"]
+                if winners:
+                    break
+            if len(winners) != 1 or self._kept_at(key) != b"%d" % winners[0]:
+                raise UnsafeStore(
+                    f"{self._address}: conditional writes (If-None-Match: *) do not exclude each other, "
+                    f"{len(winners)} of {PROBE_RACERS} racing puts won; {_WHAT_TO_CHANGE}"
+                )
+        finally:
+            self._forget_probe(key)
+        with _probed_lock:
+            _probed.add(self._address)
+
+    @property
+    def _client(self) -> S3Client:
+        """This process's own: over connections that a fork copied, each side would be given the other's answers. Made anew
+        when its credentials were refused, since it reads a file of them only once, but every CREDENTIALS_S at most.
+        """
+        if self._closed:
+            # Not an error of the store, which would be tried again, without end.
+            raise InvalidUsage(f"{self._address}: it was closed")
+        pid, client = self._opened
+        if pid != os.getpid():
+            client = self._connect()
+            self._opened = os.getpid(), client
+        return client
+
+    def _at(self, key: str) -> _Place:
+        return {"Bucket": self._bucket, "Key": self._prefix + key}
+
+    def _run(self, verb: str, call: Callable[[S3Client, Allowance], T], *, byte_count: int = 0) -> T:
+        """One request and its whole answer, in the time that its bytes may take."""
+        client = self._client
+        return self._deadlines.run(verb, lambda allowance: call(client, allowance), byte_count=byte_count)
+
+    def _pages(
+        self, operation: Literal["list_objects_v2", "list_object_versions"], verb: str, prefix: str
+    ) -> Iterator[Any]:
+        pages = iter(self._client.get_paginator(operation).paginate(Bucket=self._bucket, Prefix=prefix))
+        while (page := self._run(verb, lambda *_: next(pages, None))) is not None:
+            yield page
+
+    def _unmark(self, key: str, marker: str) -> None:
+        self._run("restore", lambda client, _: client.delete_object(**self._at(key), VersionId=marker))
+
+    def _put_if_absent(self, key: str, racer: int) -> str:
+        at, body = self._at(key), b"%d" % racer
+        try:
+            self._run("probe", lambda client, _: client.put_object(**at, Body=body, IfNoneMatch="*"))
+        except _DRIVER_ERRORS as error:
+            if _status(error) in (409, 412):
+                return "lost"
+            if _status(error) == 501:
+                raise UnsafeStore(
+                    f"{self._address}: conditional writes (If-None-Match: *) are not implemented; {_WHAT_TO_CHANGE}"
+                ) from error
+            raise self._mapped("probe", "", error) from error
+        return "won"
+
+    def _kept_at(self, key: str) -> bytes:
+        try:
+            return self._read(key, "probe")
+        except _DRIVER_ERRORS as error:
+            raise self._mapped("probe", "", error) from error
+
+    def _forget_probe(self, key: str) -> None:
+        try:
+            self._run("probe", lambda client, _: client.delete_object(**self._at(key)))
+        except _DRIVER_ERRORS:
+            return  # a few bytes stay behind; what the probe found matters more
+
+    def _fetch(self, key: str) -> bytes | None:
+        try:
+            return self._read(key, "get")
+        except botocore.exceptions.FlexibleChecksumError:
+            raise
+        except _DRIVER_ERRORS as error:
+            if _code(error) in _MISSING_CODES:
+                return None
+            raise self._mapped("get", key, error) from error
+
+    def _read(self, key: str, verb: str) -> bytes:
+        def read(client: S3Client, allowance: Allowance) -> bytes:
+            found = client.get_object(**self._at(key))
+            allowance.add(found.get("ContentLength", 0))
+            return found["Body"].read()
+
+        return self._run(verb, read)
+
+    def _size(self, key: str, verb: str) -> int | None:
+        at = self._at(key)
+
+        def looked_at(client: S3Client, _: Allowance) -> int:
+            found = client.get_object(**at)
+            found["Body"].close()
+            return found.get("ContentLength", 0)
+
+        try:
+            try:
+                return self._run(verb, lambda client, _: client.head_object(**at)).get("ContentLength", 0)
+            except botocore.exceptions.ClientError as error:
+                if _status(error) != 404:
+                    raise
+            # The answer to a HEAD has no body: only a GET tells a missing object from a missing bucket.
+            return self._run(verb, looked_at)
+        except _DRIVER_ERRORS as error:
+            if _code(error) in _MISSING_CODES:
+                return None
+            raise self._mapped(verb, key, error) from error
+
+    def _check_whole(self, page: Mapping[str, Any], next_page: str, verb: str, key: str) -> None:
+        """Indeterminate when there is more than the driver is going to list: it takes an answer that was cut off before its
+        first byte for an empty page, and one that does not say where the next begins for the last.
+        """
+        says_nothing = "IsTruncated" not in page and "Name" not in page
+        if says_nothing or (page.get("IsTruncated") and not page.get(next_page)):
+            text = f"{verb} {key}".rstrip() + f" at {self._address}: the listing of bucket {self._bucket} is not whole"
+            raise Indeterminate(text, key=key)
+
+    def _mapped(self, verb: str, key: str, error: Exception) -> PersistError:
+        text = f"{verb} {key}".rstrip() + f" at {self._address}"
+        if _code(error) in _REFUSED_CREDENTIALS or isinstance(error, _NO_CREDENTIALS):
+            now_s = self._env.monotonic_s()
+            if now_s - self._renewed_s >= CREDENTIALS_S:
+                self._renewed_s = now_s
+                self._opened = _NOBODY, self._opened[1]  # in use by others, maybe
+        if isinstance(error, botocore.exceptions.ClientError):
+            status, code = _status(error), _code(error)
+            text += f": bucket {self._bucket}: {code} ({status}): {error.response.get('Error', {}).get('Message', '')}"
+            refused = 400 <= status < 500 and status != REQUEST_TIMEOUT and code not in _UNDECIDED_CODES
+            return (Determinate if refused else Indeterminate)(text, key=key, code=code)
+        kind = Determinate if isinstance(error, _NEVER_SENT) else Indeterminate
+        return kind(f"{text}: {error}", key=key)
+
+
+_WHAT_TO_CHANGE = (
+    "use a server that honours them (AWS S3, MinIO, versitygw, Ceph), with no proxy before it that drops the header"
+)
+#: No process has this id.
+_NOBODY = -1
+_NO_CREDENTIALS = (
+    botocore.exceptions.NoCredentialsError,
+    botocore.exceptions.PartialCredentialsError,
+    botocore.exceptions.CredentialRetrievalError,
+)
+#: Codes that other credentials may help against; 403 where an answer has no body.
+_REFUSED_CREDENTIALS = ("403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
+_DRIVER_ERRORS = (
+    botocore.exceptions.BotoCoreError,
+    botocore.exceptions.ClientError,
+    botocore.parsers.ResponseParserError,
+    OSError,
+)
+#: 4xx answers that another attempt may not meet.
+_TRANSIENT_STATUSES = (REQUEST_TIMEOUT, 409, 412, 425, 429)
+#: Raised before a request is on its way. A failing proxy is not among them: a connection that it resets after the request
+#: is told as one that was never made.
+_NEVER_SENT = (
+    botocore.exceptions.EndpointConnectionError,
+    botocore.exceptions.ConnectTimeoutError,
+    NotBegun,
+    *_NO_CREDENTIALS,
+)
+_MISSING_CODES = ("NoSuchKey",)
+#: 4xx answers that do not say that nothing happened.
+_UNDECIDED_CODES = ("RequestTimeout", "OperationAborted")
+
+
+def _client(at: S3Address) -> S3Client:
+    config = Config(
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
+        max_pool_connections=CONNECTIONS_MAX,
+        tcp_keepalive=True,
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        s3={"addressing_style": "path" if at.path_style else "auto"},
+    )
+    client: S3Client = boto3.session.Session(botocore_session=_session(at.credentials_dir)).client(
+        "s3", region_name=at.region, endpoint_url=at.endpoint, verify=at.ca_file, config=config
+    )
+    client.meta.events.unregister("before-call.s3", add_expect_header)
+    return client
+
+
+def _session(credentials_dir: str | None) -> botocore.session.Session:
+    """Reads the location's own credentials and never, beside them, those of the process; that one's where there are no own."""
+    session = botocore.session.get_session()
+    file = Path(credentials_dir or "", S3_CREDENTIALS_FILE)
+    if credentials_dir and file.exists():
+        # Static keys only: what else such a file may say (a command to run, a role) is another's to decide.
+        provider = botocore.credentials.SharedCredentialProvider(str(file), profile_name="default")
+        session.register_component("credential_provider", botocore.credentials.CredentialResolver([provider]))
+    return session
+
+
+def _race(run: Callable[[int], str], count: int) -> list[str]:
+    """`run(0)` to `run(count - 1)` at once; raises the first error after all have ended."""
+    outcomes: list[str | BaseException] = [""] * count
+    start = threading.Barrier(count)
+
+    def racer(index: int) -> None:
+        start.wait()
+        try:
+            outcomes[index] = run(index)
+        except Exception as error:  # noqa: BLE001 - carried to the caller's thread and raised there
+            outcomes[index] = error
+
+    threads = [threading.Thread(target=racer, args=(index,), daemon=True) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [str(outcome) for outcome in outcomes]
+
+
+def _host_of(endpoint: str) -> str:
+    return endpoint.partition("://")[2].partition("/")[0]
+
+
+def _code(error: Exception) -> str:
+    return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, _CLIENT_ERROR) else ""
+
+
+def _status(error: Exception) -> int:
+    if not isinstance(error, _CLIENT_ERROR):
+        return 0
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+_CLIENT_ERROR = botocore.exceptions.ClientError
+
+
+def _is_refusal(cause: BaseException | None) -> bool:
+    """Whether bucket, credentials or endpoint are wrong: to try again would not help."""
+    match cause:
+        case botocore.exceptions.ClientError():
+            is_final = 300 <= _status(cause) < 500 and _status(cause) not in _TRANSIENT_STATUSES
+            return is_final and _code(cause) not in _UNDECIDED_CODES
+        case botocore.exceptions.NoCredentialsError() | botocore.exceptions.PartialCredentialsError():
+            return True
+        case botocore.parsers.ResponseParserError():  # what answers is no S3
+            return True
+    return is_untrusted(cause)

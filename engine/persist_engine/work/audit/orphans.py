@@ -1,0 +1,224 @@
+"""The orphan scan: blobs that no version names and none ever will, found, and deleted when asked (docs/adr/0005-orphans.md).
+
+What makes deleting safe is not their age but a fence in state: the scan first commits a floor, and from that version on
+no command links a part that was staged before it (`ShardState.staging_floor_ms`). Only then it lists, and only after
+that it asks which versions are live and what they name:
+
+    floor F committed ──▶ list ──▶ read all live versions ──▶ delete what is staged before F and named by none
+
+A writer or a compactor that was so slow gets a refusal, never a batch with holes. Blobs of shards that consensus does
+not know are reported and never deleted: a wrong consensus URL looks just the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.codec.keys import PartKey, RollupKey, parse_blob_key, rollups_prefix, shard_prefix
+from persist_engine.model.ids import ShardId
+from persist_engine.model.queries import is_tombstone
+from persist_engine.model.state import ShardState
+from persist_engine.shard.machine import Machine
+from persist_engine.work.audit.references import CHUNK_BLOBS, Bucket, References, is_fenced, listed_in_chunks
+from persist_engine.work.audit.ruins import Ruin, ruined, ruins_among
+
+#: Told blobs listed and orphans deleted so far; for progress bars.
+OnListed = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A blob that no live version names. `staged_ms`: None for rollups, whose version tells more than their age."""
+
+    key: str
+    kind: str
+    size_bytes: int
+    staged_ms: int | None
+
+
+@dataclass(slots=True)
+class Orphans:
+    """Of one shard. `orphans`: those to be deleted (the first `REPORTED_MAX` by key), `found` and `found_bytes` all of
+    them. `young`: unnamed too, but not older than asked for. `deleted` of them are gone. `is_complete`: the scan came to
+    its end before the limit of deletes. `floor_ms`: what was committed; None in a dry run.
+    """
+
+    shard_id: ShardId
+    floor_ms: int | None = None
+    listed: int = 0
+    found: int = 0
+    found_bytes: int = 0
+    young: int = 0
+    young_bytes: int = 0
+    deleted: int = 0
+    deleted_bytes: int = 0
+    is_complete: bool = True
+    orphans: list[Orphan] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Keys as the fields are named."""
+        out = {name: getattr(self, name) for name in self.__slots__ if name not in {"shard_id", "orphans"}}
+        return {"shard_id": str(self.shard_id), **out, "orphans": [asdict(orphan) for orphan in self.orphans]}
+
+
+#: A report names no more of them: it is read by people, and a leak may be of millions.
+REPORTED_MAX = 1000
+
+
+def scan_orphans(
+    machine: Machine,
+    *,
+    older_than_ms: int,
+    commit: bool,
+    max_deletes: int | None = None,
+    on_listed: OnListed | None = None,
+) -> Orphans:
+    """Report the shard's orphans staged more than `older_than_ms` ago; with `commit` delete at most `max_deletes` of
+    them (None: all).
+
+    May be repeated, raced and killed at any point, and takes up where it was: what is deleted is listed no more. A
+    storage error begins the listing again. Writers whose batches were staged before the floor get BatchExpired.
+    Nothing is deleted where what is named cannot be told: MissingBlob when a rollup, or a listing that the newest version
+    needs, is gone; ShardLost when a rollup that is there is not of the log's history.
+    """
+    if older_than_ms < 0:
+        raise InvalidUsage("the age of orphans must not be negative")
+    return _Scan(machine, older_than_ms, max_deletes, on_listed).run(commit=commit)
+
+
+class _Scan:
+    """One run."""
+
+    def __init__(
+        self, machine: Machine, older_than_ms: int, max_deletes: int | None, on_listed: OnListed | None
+    ) -> None:
+        self._machine = machine
+        self._older_than_ms = older_than_ms
+        self._max_deletes = max_deletes
+        self._on_listed = on_listed
+        self._found = Orphans(machine.shard_id)
+        self._claims: dict[str, Ruin] = {}
+        """Rollups of versions that are not live any more and that no live one names, by key."""
+
+    def run(self, *, commit: bool) -> Orphans:
+        machine = self._machine
+        newest = machine.refresh()
+        # The floor comes from both clocks, ours and that of whoever committed last: one that runs far ahead alone must
+        # not refuse everybody's batches.
+        floor_ms = max(0, min(machine.env.now_ms(), newest.walltime_ms) - self._older_than_ms)
+        if commit:
+            answer, _ = machine.raise_staging_floor(floor_ms)
+            self._found.floor_ms = answer.floor_ms
+
+        def attempt() -> None:
+            # A listing that broke off is begun again; what was deleted stays counted, and is listed no more.
+            kept = self._found
+            self._found = Orphans(machine.shard_id, floor_ms=kept.floor_ms, deleted=kept.deleted)
+            self._found.found, self._found.found_bytes = kept.deleted, kept.deleted_bytes
+            self._found.deleted_bytes = kept.deleted_bytes
+            self._list(floor_ms, commit=commit)
+
+        machine.retry.external("list orphans", attempt, shard=machine.shard_id)
+        return self._found
+
+    def _list(self, floor_ms: int, *, commit: bool) -> None:
+        machine, found = self._machine, self._found
+        references: References | None = None
+        for chunk in listed_in_chunks(machine.blob, shard_prefix(machine.shard_id)):
+            found.listed += len(chunk)
+            candidates = {info.key: (info.size_bytes, key) for info in chunk if (key := _parsed(info.key)) is not None}
+            if candidates:
+                # Only now: whatever was linked before the floor, or after it, up to here is seen as named.
+                rollups = [key for _, key in candidates.values() if isinstance(key, RollupKey)]
+                if references is None:
+                    # Before the look at the log. Where this is not the whole listing, rollups may come last, after what
+                    # they would have saved.
+                    rollups = self._rollups() if len(chunk) == CHUNK_BLOBS else rollups
+                    references = References(machine)
+                else:
+                    references.refresh()
+                references.check_listings()
+                self._check_log(rollups, references)
+                orphans = list(self._orphans(candidates, references, floor_ms))
+                doomed = {orphan.key for orphan in orphans}
+                for ruin in self._claims.values():
+                    if ruin.names is not None and not ruin.names.isdisjoint(doomed):
+                        raise ruined(machine.shard_id, ruin)
+                self._report(orphans)
+                if commit and not self._delete(orphans):
+                    found.is_complete = False
+                    return
+            if self._on_listed is not None:
+                self._on_listed(found.listed, found.deleted)
+
+    def _rollups(self) -> list[RollupKey]:
+        listed = self._machine.blob.list_prefix(rollups_prefix(self._machine.shard_id))
+        return [key for info in listed if isinstance(key := _parsed(info.key), RollupKey)]
+
+    def _check_log(self, rollups: Iterable[RollupKey], references: References) -> None:
+        """ShardLost when a rollup is not of the log's history: what the versions name that it lacks would be taken for
+        orphans. What is claimed by those of which nothing is known any more is noted.
+        """
+        for ruin in ruins_among(self._machine, rollups, references.is_named):
+            if ruin.names is None:
+                raise ruined(self._machine.shard_id, ruin)
+            self._claims[ruin.key] = ruin
+
+    def _orphans(
+        self, candidates: dict[str, tuple[int, PartKey | RollupKey]], references: References, floor_ms: int
+    ) -> Iterator[Orphan]:
+        unnamed = (Bucket.LEAKED, Bucket.NOT_LEAKED_NOT_REFERENCED)
+        for whole, (size_bytes, key) in candidates.items():
+            if references.bucket(key) not in unnamed:
+                continue
+            if _would_be_fenced(key, references.newest, floor_ms):
+                kind = "rollup" if isinstance(key, RollupKey) else "part"
+                yield Orphan(whole, kind, size_bytes, key.part_id.staged_ms if isinstance(key, PartKey) else None)
+            else:
+                self._found.young += 1
+                self._found.young_bytes += size_bytes
+
+    def _report(self, orphans: Sequence[Orphan]) -> None:
+        found = self._found
+        found.found += len(orphans)
+        found.found_bytes += sum(orphan.size_bytes for orphan in orphans)
+        found.orphans = sorted([*found.orphans, *orphans], key=lambda orphan: orphan.key)[:REPORTED_MAX]
+
+    def _delete(self, orphans: Sequence[Orphan]) -> bool:
+        """Delete what the limit leaves; whether that was all."""
+        machine, found = self._machine, self._found
+        left = len(orphans) if self._max_deletes is None else max(self._max_deletes - found.deleted, 0)
+
+        def delete(orphan: Orphan) -> None:
+            call = lambda: machine.blob.delete(orphan.key)  # noqa: E731 - bound to this orphan
+            machine.retry.external("delete orphan", call, shard=machine.shard_id)
+
+        chosen = orphans[:left]
+        if not chosen:
+            return not orphans
+        with ThreadPoolExecutor(
+            machine.settings.maintenance.gc_delete_concurrency, thread_name_prefix="persist-orphans"
+        ) as pool:
+            for orphan, _ in zip(chosen, pool.map(delete, chosen), strict=True):
+                found.deleted += 1
+                found.deleted_bytes += orphan.size_bytes
+        machine.metrics.count("orphans_deleted_blobs", len(chosen))
+        return len(chosen) == len(orphans)
+
+
+def _would_be_fenced(key: PartKey | RollupKey, state: ShardState, floor_ms: int) -> bool:
+    """Whether it is fenced once `floor_ms` is committed; after the commit, whether it is."""
+    if isinstance(key, RollupKey) or is_tombstone(state):
+        return is_fenced(key, state)
+    return key.part_id.staged_ms < floor_ms
+
+
+def _parsed(key: str) -> PartKey | RollupKey | None:
+    try:
+        return parse_blob_key(key)
+    except InvalidUsage:
+        return None

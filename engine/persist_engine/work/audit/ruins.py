@@ -1,0 +1,87 @@
+"""What blobs tell of versions that the log does not have: the log was rolled back, wiped or exchanged under them.
+
+Only rollups are proof: each is a version by itself, with its log's birth and the tag of its entry. What an audit or a
+collector finds here is a reason to delete nothing and to ask a person (`persist admin recover`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, ShardLost
+from persist_engine.base.versioned import SeqNo
+from persist_engine.codec.keys import RollupKey, blob_key
+from persist_engine.codec.state import decode_rollup
+from persist_engine.model.diff.state_diff import live_blobs
+from persist_engine.model.ids import ShardId
+from persist_engine.model.rebirth import is_recovered_from
+from persist_engine.model.state import ShardState
+from persist_engine.shard.machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Ruin:
+    """A rollup that is not of the log's history, or (`names`) cannot be told to be: then what it names is not garbage."""
+
+    key: str
+    seqno: SeqNo
+    why: str
+    is_behind: bool
+    """The log ends before it."""
+    names: frozenset[str] | None = None
+    """Whole keys; None: it is of another history for certain."""
+
+
+def ruins_among(machine: Machine, rollups: Iterable[RollupKey], is_named: Callable[[str], bool]) -> Iterator[Ruin]:
+    """Those of the listed `rollups` that are not of the history of the log, which is looked at after the listing. `is_named`:
+    whether a live version names the blob of a partial key. A rollup of the first version names nothing and proves nothing.
+
+    Reads every rollup that is not named, of which there are few or none.
+    """
+    newest = machine.refresh()
+    for key in rollups:
+        if key.seqno > newest.seqno:
+            yield Ruin(_whole(key), key.seqno, f"the log ends at {newest.seqno}", is_behind=True)
+        elif key.seqno > 1 and not is_named(key.partial):
+            ruin = _compared(machine, key, newest)
+            if ruin is not None:
+                yield ruin
+
+
+def ruined(shard_id: ShardId, ruin: Ruin) -> ShardLost:
+    """The refusal to delete anything for its sake."""
+    return ShardLost(
+        f"shard {shard_id}: rollup {ruin.key} is not of its log ({ruin.why}): the log lost versions or is not the one that "
+        f"belongs to these blobs, nothing of this listing is deleted. `persist admin recover {shard_id}` tells what can be "
+        "brought back; if it is not wanted, delete that rollup in the store",
+        shard_id=shard_id,
+        key=ruin.key,
+    )
+
+
+def _compared(machine: Machine, key: RollupKey, newest: ShardState) -> Ruin | None:
+    whole = _whole(key)
+    data = machine.retry.external("get rollup", lambda: machine.blob.get(whole), shard=machine.shard_id)
+    if data is None:
+        return None  # collected since it was listed
+    try:
+        state = decode_rollup(data, key=whole).state
+    except (CorruptData, Incompatible, InvariantViolated) as error:
+        return Ruin(whole, key.seqno, f"it cannot be read: {error}", is_behind=False)
+    if state.birth != newest.birth and not is_recovered_from(newest.birth, state.birth):
+        why = f"it was born as {state.birth.hex()}, the log as {newest.birth.hex()}"
+        return Ruin(whole, key.seqno, why, is_behind=False)
+    entries = machine.versions.fetch_diffs_after(machine.shard_id, SeqNo(key.seqno - 1), limit=1)
+    if entries and entries[0].seqno == key.seqno:
+        if entries[0].tip.tag == state.tag:
+            return None
+        return Ruin(whole, key.seqno, f"another entry stands in the log at {key.seqno}", is_behind=False)
+    parts = (blob.partial_key for blob in live_blobs(state) if blob.kind != "rollup")
+    names = frozenset(blob_key(machine.shard_id, partial) for partial in parts)
+    why = f"{key.seqno} is not in the log any more, and names blobs that no live version names"
+    return Ruin(whole, key.seqno, why, is_behind=False, names=names)
+
+
+def _whole(key: RollupKey) -> str:
+    return blob_key(key.shard_id, key.partial)

@@ -1,0 +1,139 @@
+"""Whether the parts of a run hold what their descriptors say: bytes, rows, sums, order, and bounds that hide no row.
+
+Reads through the same decoding as every reader does, so what passes here can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, MissingBlob, SchemaMismatch
+from persist_engine.model.batch import ColumnStats, HollowPart, Part, PartStats
+from persist_engine.model.frontier import Description
+from persist_engine.parts.consolidate import RowKey, row_key
+from persist_engine.parts.fetch import PartSource
+from persist_engine.rows.columns import flatten_columns
+from persist_engine.rows.evolution import adapted
+from persist_engine.rows.order import key_lower
+from persist_engine.rows.part_stats import bound, stats_path
+from persist_engine.rows.schema import Schema
+from persist_engine.rows.updates import sort, wrapped_diffs_sum
+from persist_engine.work.audit.finding import Finding, FindingKind, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class RunToCheck:
+    """Parts under one description; `is_sorted`: rows never go back from part to part."""
+
+    desc: Description
+    parts: tuple[Part, ...]
+    is_sorted: bool
+
+
+@dataclass(slots=True)
+class RunChecked:
+    """What came of it. `missing`: keys whose blobs do not exist; a collector may have been faster."""
+
+    findings: list[Finding]
+    missing: list[str]
+    parts: int = 0
+    rows: int = 0
+    bytes_read: int = 0
+
+
+def check_run(source: PartSource, run: RunToCheck, schemas: Mapping[int, Schema]) -> RunChecked:
+    """Fetch and check every part. Storage errors are retried by `source`, and surface when it gives up. `schemas`: all of
+    the shard's by id, of which `source` has the newest.
+    """
+    checked = RunChecked([], [])
+    last: RowKey | None = None
+    for index, part in enumerate(run.parts):
+        name = part.key if isinstance(part, HollowPart) else f"inline part {index} of {run.desc}"
+        try:
+            data = source.get(part, run.desc)
+            checked.bytes_read += len(data)
+            tables = list(source.decode(data, part, run.desc))
+        except MissingBlob:
+            checked.missing.append(name)
+            last = None
+            continue
+        except (CorruptData, SchemaMismatch, InvariantViolated) as error:
+            checked.findings.append(_error(FindingKind.CORRUPT, name, str(error)))
+            last = None
+            continue
+        except Incompatible as error:
+            checked.findings.append(_error(FindingKind.INCOMPATIBLE, name, str(error)))
+            last = None
+            continue
+        table = pa.concat_tables(tables) if tables else source.schema.updates_schema.empty_table()
+        checked.parts += 1
+        checked.rows += table.num_rows
+        own = source.schema if part.schema_id is None else schemas.get(part.schema_id, source.schema)
+        checked.findings += _check_rows(table, part, name, Schema(own.key, source.schema.val))
+        if run.is_sorted and table.num_rows:
+            columns = flatten_columns(table)
+            if sort(table) is not table or (last is not None and row_key(columns, 0) < last):
+                checked.findings.append(_error(FindingKind.OUT_OF_ORDER, name, "rows go back within their run"))
+            last = row_key(columns, table.num_rows - 1)
+    return checked
+
+
+def _error(kind: FindingKind, key: str, message: str) -> Finding:
+    return Finding(Severity.ERROR, kind, key, message)
+
+
+def _check_rows(table: pa.Table, part: Part, name: str, with_own_keys: Schema) -> Iterator[Finding]:
+    """The rows that readers see against the descriptor, whose keys are those of the schema that the part was written
+    under. Sums and counts only when none of the part's rows is cut off (spec 20, bug 20).
+    """
+    is_whole = table.num_rows == part.rows
+    if is_whole and part.diffs_sum is not None and wrapped_diffs_sum(table) != part.diffs_sum:
+        text = f"diffs add up to {wrapped_diffs_sum(table)}, the descriptor says {part.diffs_sum}"
+        yield _error(FindingKind.WRONG_SUM, name, text)
+    if not isinstance(part, HollowPart) or not table.num_rows:
+        return
+    if key_lower(adapted(table, asked=with_own_keys, key=name)) < part.key_lower:
+        yield _error(FindingKind.STATS_NOT_CONSERVATIVE, name, "a key lies before the descriptor's lower bound")
+    if part.stats is not None:
+        for text in _beyond_stats(table, part.stats, is_whole=is_whole, is_rewritten=part.ts_rewrite is not None):
+            yield _error(FindingKind.STATS_NOT_CONSERVATIVE, name, text)
+
+
+def _beyond_stats(table: pa.Table, stats: PartStats, *, is_whole: bool, is_rewritten: bool) -> Iterator[str]:
+    times = pc.min_max(table.column("time")).as_py()
+    if not is_rewritten:
+        if stats.time_min is not None and times["min"] < stats.time_min:
+            yield f"time {times['min']} lies before the bound {stats.time_min}"
+        if stats.time_max is not None and times["max"] > stats.time_max:
+            yield f"time {times['max']} lies after the bound {stats.time_max}"
+    for name, column_stats in stats.columns:
+        try:
+            side, *below = stats_path(name)
+            values = pc.struct_field(table.column(side), below if below else [""])  # no field has an empty name
+        except (CorruptData, KeyError, pa.ArrowInvalid):
+            yield f"statistics of {name}, which the schema does not have"
+            continue
+        yield from _beyond_bounds(values, column_stats, ".".join((side, *below)), is_whole=is_whole)
+
+
+def _beyond_bounds(values: pa.ChunkedArray, stats: ColumnStats, path: str, *, is_whole: bool) -> Iterator[str]:
+    nulls = values.null_count
+    if nulls > stats.null_count or (is_whole and nulls != stats.null_count):
+        yield f"{nulls} nulls in {path}, statistics say {stats.null_count}"
+    for text, beyond, name in ((stats.lower, pc.less, "lower"), (stats.upper, pc.greater, "upper")):
+        if text is None:
+            continue
+        try:
+            limit = bound(text, values.type)
+        except CorruptData as error:
+            yield f"{name} bound of {path}: {error}"
+            continue
+        outside = beyond(values, limit)
+        if name == "upper" and pa.types.is_floating(values.type):
+            outside = pc.or_(outside, pc.is_nan(values))  # NaN is past every bound, and compares with none
+        if pc.any(outside).as_py():
+            yield f"a value of {path} lies beyond its {name} bound {text}"

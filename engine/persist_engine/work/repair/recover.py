@@ -1,0 +1,254 @@
+"""Recovery of a shard whose log consensus lost: begun anew from the newest rollup in blob, after telling what is gone.
+
+A rollup is a whole version: contents, critical readers, schemas, progress. What was committed after it was in the log alone
+and is gone; parts of it may be there, and are named, since their rows can be read with any Parquet reader. Deletes nothing.
+May be repeated, raced and killed: the new log appears in one compare-and-set, after its rollup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from persist_engine.base.errors import (
+    CorruptData,
+    Incompatible,
+    InvalidUsage,
+    InvariantViolated,
+    MissingBlob,
+    ShardNotFound,
+)
+from persist_engine.base.versioned import SeqNo, VersionedData
+from persist_engine.codec.keys import PartKey, RollupKey, blob_key, parse_blob_key, shard_prefix
+from persist_engine.codec.state import decode_rollup
+from persist_engine.codec.state_diff import decode_state_diff
+from persist_engine.model.diff.state_diff import live_blobs
+from persist_engine.model.ids import ShardId
+from persist_engine.model.rebirth import is_recovered_from
+from persist_engine.model.state import ShardState
+from persist_engine.parts.listings import with_nested
+from persist_engine.shard.rebirth import begin_anew
+from persist_engine.shard.versions import StateVersions
+
+#: Of the keys in a report; people read it.
+REPORTED_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A rollup, and the version it is. Frontiers are times, None when closed; `birth` is that of its log."""
+
+    key: str
+    seqno: int
+    walltime_ms: int
+    birth: str
+    since: int | None
+    upper: int | None
+    updates: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What consensus holds: its ends, and the birth that the newest entry tells (None: that cannot be read)."""
+
+    earliest: int
+    head: int
+    birth: str | None
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What is, or was, to be done. `needed`: the log is gone or ends before `base`. `gone_from` to `gone_through`: versions
+    that nothing can bring back (None: how many is not known). `missing`: blobs that `base` names and that do not exist.
+    `left_over`: parts that `base` does not name, the first REPORTED_MAX of `left_over_count`. `others`: rollups that were
+    not taken. `seqno`, `birth`: of the new log.
+    """
+
+    shard_id: ShardId
+    base: Base
+    log: Log | None
+    needed: bool
+    gone_from: int
+    gone_through: int | None = None
+    missing: list[str] = field(default_factory=list)
+    left_over: list[str] = field(default_factory=list)
+    left_over_count: int = 0
+    others: list[Base] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+    seqno: int | None = None
+    birth: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Keys as the fields are named."""
+        return {**asdict(self), "shard_id": str(self.shard_id), "committed": self.seqno is not None}
+
+
+def recover_shard(
+    versions: StateVersions,
+    shard_id: ShardId,
+    *,
+    commit: bool,
+    replace_log: bool = False,
+    rollup: str | None = None,
+    last_seqno: int | None = None,
+) -> Recovered:
+    """Tell what can be brought back and, with `commit`, bring it back. Without need nothing is done, unless `rollup` (a whole
+    key) names what is wanted. `replace_log`: give up the log that consensus holds. `last_seqno`: the newest version that
+    is known from elsewhere, as from a resource's status.
+
+    ShardNotFound where there is nothing of the shard. MissingBlob where no rollup can be read. InvalidUsage where rollups
+    of several logs are there and none is named, and for a log that stands in the way.
+    """
+    recovery = _Recovery(versions, shard_id)
+    base, state = recovery.base(rollup)
+    head = recovery.head()
+    log = recovery.log(head)
+    needed = head is None or head.seqno < base.seqno
+    ends = (last_seqno, None if log is None else log.head)
+    known = max((seqno for seqno in ends if seqno is not None), default=None)
+    found = Recovered(shard_id, base, log, needed, gone_from=base.seqno + 1)
+    if known is not None and known > base.seqno:
+        found.gone_through = known
+    found.others = [each for each, _ in recovery.readable if each.key != base.key]
+    found.unreadable = recovery.unreadable
+    found.missing, left_over = recovery.compared(state)
+    found.left_over, found.left_over_count = left_over[:REPORTED_MAX], len(left_over)
+    if not commit or not (needed or rollup is not None):
+        return found
+    if head is not None and not replace_log:
+        raise InvalidUsage(
+            f"consensus holds a log of shard {shard_id}, {SeqNo(log.earliest) if log else head.seqno} to {head.seqno}: "
+            "give it up with --replace-log"
+        )
+    after = SeqNo(max(base.seqno, known or 0, *recovery.seqnos()))
+    done = begin_anew(
+        versions,
+        state,
+        base_key=base.key.removeprefix(shard_prefix(shard_id)),
+        after=after,
+        replaces=None if head is None else head.tip,
+        existing=frozenset(recovery.existing),
+    )
+    if done is None:
+        raise InvalidUsage(f"the log of shard {shard_id} changed meanwhile: look again")
+    found.seqno, found.birth = int(done.seqno), done.birth.hex()
+    return found
+
+
+class _Recovery:
+    """What the blob store holds of one shard, listed once."""
+
+    def __init__(self, versions: StateVersions, shard_id: ShardId) -> None:
+        self._versions, self.shard_id = versions, shard_id
+        self.blob, self.retry = versions.blob, versions.retry  # as listings are looked into
+        prefix = shard_prefix(shard_id)
+        listing = versions.retry.external("list", lambda: list(versions.blob.list_prefix(prefix)), shard=shard_id)
+        self.existing = {info.key.removeprefix(prefix) for info in listing}
+        self._keys = list(_parsed(info.key for info in listing))
+        self.unreadable: list[str] = []
+        self.readable = sorted(self._read(), key=lambda each: (each[0].seqno, each[0].walltime_ms), reverse=True)
+
+    def seqnos(self) -> list[int]:
+        """Of all rollups, readable or not."""
+        return [int(key.seqno) for key in self._keys if isinstance(key, RollupKey)]
+
+    def base(self, wanted: str | None) -> tuple[Base, ShardState]:
+        """The rollup to begin from: `wanted`, or the newest."""
+        if not self.readable:
+            if not self._keys:
+                raise ShardNotFound(f"there is nothing of shard {self.shard_id}", shard_id=self.shard_id)
+            raise MissingBlob(
+                f"no rollup of shard {self.shard_id} can be read in {self._versions.blob.address()}: nothing tells what its "
+                "parts are. Where the bucket keeps versions, bring back a deleted rollup (v<seqno>/r<id>) there",
+                key=blob_key(self.shard_id, "v"),
+            )
+        if wanted is not None:
+            for each in self.readable:
+                if each[0].key == wanted:
+                    return each
+            raise InvalidUsage(f"no rollup {wanted} of shard {self.shard_id} can be read")
+        newest = self.readable[0]
+        strangers = _strangers([base for base, _ in self.readable])
+        if strangers:
+            told = ", ".join(f"{each.key} (born as {each.birth})" for each in (newest[0], *strangers))
+            text = f"rollups of several logs of shard {self.shard_id} are there: {told}; name one with --rollup"
+            raise InvalidUsage(text)
+        return newest
+
+    def head(self) -> VersionedData | None:
+        """The newest entry that consensus holds."""
+        consensus, shard_id = self._versions.consensus, self.shard_id
+        return self._versions.retry.external("head", lambda: consensus.head(shard_id), shard=shard_id)
+
+    def log(self, head: VersionedData | None) -> Log | None:
+        """The log that ends with `head`."""
+        if head is None:
+            return None
+        first = self._versions.fetch_diffs_after(self.shard_id, SeqNo(0), limit=1)
+        try:
+            birth: str | None = decode_state_diff(head.data, key=f"{self.shard_id} {head.seqno}").birth.hex()
+        except (CorruptData, Incompatible, InvariantViolated):
+            birth = None
+        return Log(int(first[0].seqno if first else head.seqno), int(head.seqno), birth)
+
+    def compared(self, state: ShardState) -> tuple[list[str], list[str]]:
+        """Whole keys: of what `state` names and is not there, and of parts that are there and that it does not name."""
+        blobs = (blob for blob in live_blobs(state) if blob.kind != "rollup")
+        named = {blob.partial_key for blob in with_nested(self, blobs, lambda _: None)}
+        missing = sorted(blob_key(self.shard_id, key) for key in named - self.existing)
+        parts = {key.partial for key in self._keys if isinstance(key, PartKey)}
+        return missing, sorted(blob_key(self.shard_id, key) for key in parts - named)
+
+    def _read(self) -> Iterable[tuple[Base, ShardState]]:
+        for key in self._keys:
+            if not isinstance(key, RollupKey):
+                continue
+            whole = blob_key(self.shard_id, key.partial)
+            data = self._get(whole)
+            if data is None:
+                continue
+            try:
+                state = decode_rollup(data, key=whole).state
+            except (CorruptData, Incompatible, InvariantViolated):
+                self.unreadable.append(whole)
+                continue
+            yield _described(whole, state), state
+
+    def _get(self, key: str) -> bytes | None:
+        return self._versions.retry.external("get", lambda: self._versions.blob.get(key), shard=self.shard_id)
+
+
+def _described(key: str, state: ShardState) -> Base:
+    trace = state.trace
+    return Base(
+        key=key,
+        seqno=int(state.seqno),
+        walltime_ms=state.walltime_ms,
+        birth=state.birth.hex(),
+        since=trace.since.time,
+        upper=trace.upper.time,
+        updates=trace.sizes.rows,
+        parts=trace.sizes.parts,
+    )
+
+
+def _strangers(bases: list[Base]) -> list[Base]:
+    """Those of another log than the first, which is no recovery of theirs; the first versions of any log hold nothing."""
+    births = {bytes.fromhex(base.birth) for base in bases}
+    family = {bytes.fromhex(bases[0].birth)}
+    grows = True
+    while grows:
+        before = len(family)
+        family |= {old for old in births if any(is_recovered_from(birth, old) for birth in family)}
+        grows = len(family) > before
+    return [base for base in bases if base.seqno > 1 and bytes.fromhex(base.birth) not in family]
+
+
+def _parsed(keys: Iterable[str]) -> Iterable[PartKey | RollupKey]:
+    for key in keys:
+        try:
+            yield parse_blob_key(key)
+        except InvalidUsage:
+            continue  # the mark, or another application's

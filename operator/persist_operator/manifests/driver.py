@@ -1,0 +1,171 @@
+"""The children of one attempt of a sink: Secret, ConfigMap, headless Service, driver Pod. All but the Secret have the attempt's name."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Any
+
+from persist_operator.api import names, quantity, sink_pods
+from persist_operator.api.resource import Meta
+from persist_operator.api.shard import ShardSchema, StoreLocation
+from persist_operator.api.sink import SinkSpec
+from persist_operator.manifests import pods, sink_files, sink_memory
+from persist_operator.settings import OperatorSettings
+
+COMPONENT = "sink"
+CONTAINER = "driver"
+
+
+def driver_manifests(
+    meta: Meta,
+    *,
+    spec: SinkSpec,
+    name: str,
+    attempt: int,
+    run_number: int,
+    run_id: str,
+    scheduled_time: str | None,
+    executor_prefix: str,
+    shard_id: str,
+    schema: ShardSchema,
+    location: StoreLocation,
+    rpc_secret: bytes,
+    settings: OperatorSettings,
+) -> list[dict[str, Any]]:
+    """In the order in which they are created: the ConfigMap first, by which leftovers are found, the pod last, when all it needs is
+    there. `rpc_secret`: random bytes, drawn for this attempt; nothing but its Secret holds them. PodRefused for what a resource may not
+    ask of a pod.
+    """
+    sink_pods.check(spec, settings.workload)
+    image = spec.spark.image or settings.images.spark
+    labels = {
+        **pods.base_labels(meta, COMPONENT),
+        names.LABEL_SINK: meta.name,
+        names.LABEL_ROLE: "driver",
+        names.LABEL_ATTEMPT: str(attempt),
+        names.LABEL_RUN: str(run_number),
+        names.LABEL_REVISION: spec.revision,
+    }
+    annotations = {
+        names.ANNOTATION_RUN_ID: run_id,
+        **({} if scheduled_time is None else {names.ANNOTATION_SCHEDULED_TIME: scheduled_time}),
+    }
+    head = pods.metadata("SparkSink", meta, name, labels, annotations)
+    document = sink_files.sink_document(
+        meta, spec=spec, run_id=run_id, shard_id=shard_id, schema=schema, location=location
+    )
+    conf = sink_files.spark_conf(
+        meta, spec=spec, name=name, executor_prefix=executor_prefix, image=image, settings=settings
+    )
+    executor = sink_files.executor_template(
+        meta, spec=spec, name=name, attempt=attempt, location=location, allow=settings.workload.allow
+    )
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {**head, "name": names.rpc_secret_name(name, meta.uid)},
+        "immutable": True,
+        "type": "Opaque",
+        "data": {pods.RPC_KEY: b64encode(rpc_secret).decode()},
+    }
+    config_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": head,
+        "immutable": True,
+        "data": {
+            "sink.json": sink_files.json_text(document),
+            "spark-defaults.conf": sink_files.properties_text(conf),
+            "executor.yaml": sink_files.json_text(executor),
+        },
+    }
+    pod = _pod(head, meta, spec=spec, image=image, location=location, settings=settings)
+    return [config_map, secret, _service(head), pod]
+
+
+def _service(head: dict[str, Any]) -> dict[str, Any]:
+    """Headless: gives the driver a name that executors can resolve, also before it is ready."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": head,
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {
+                names.LABEL_OWNER_UID: head["labels"][names.LABEL_OWNER_UID],
+                names.LABEL_ROLE: "driver",
+                names.LABEL_ATTEMPT: head["labels"][names.LABEL_ATTEMPT],
+            },
+            "ports": [
+                {"name": "driver", "port": sink_files.DRIVER_PORT},
+                {"name": "blockmanager", "port": sink_files.BLOCK_MANAGER_PORT},
+            ],
+        },
+    }
+
+
+def _pod(
+    head: dict[str, Any], meta: Meta, *, spec: SinkSpec, image: str, location: StoreLocation, settings: OperatorSettings
+) -> dict[str, Any]:
+    driver = spec.spark.driver
+    memory = f"{quantity.to_mebibytes(driver.memory) + sink_memory.driver_overhead_mib(spec)}Mi"
+    scratch = sink_files.scratch_dir()
+    container = {
+        "name": CONTAINER,
+        "image": image,
+        "imagePullPolicy": spec.spark.image_pull_policy or settings.images.pull_policy,
+        "args": ["driver", "--spec", f"{sink_files.CONFIG_DIR}/sink.json"],
+        "env": [
+            {"name": "SPARK_CONF_DIR", "value": sink_files.CONFIG_DIR},
+            {"name": "SPARK_LOCAL_DIRS", "value": scratch},
+            # What the web interface listens on: for `kubectl port-forward`, and for no other pod. RPC has an address of its own.
+            {"name": "SPARK_LOCAL_IP", "value": "127.0.0.1"},
+            # Spark takes arguments from here that come before its configuration: none of an image or a ConfigMap.
+            {"name": "PYSPARK_SUBMIT_ARGS", "value": "pyspark-shell"},
+            {"name": "HOME", "value": "/tmp"},  # noqa: S108
+            *pods.credential_env(location),
+        ],
+        "ports": [
+            {"name": "driver", "containerPort": sink_files.DRIVER_PORT},
+            {"name": "blockmanager", "containerPort": sink_files.BLOCK_MANAGER_PORT},
+        ],
+        "resources": {
+            "requests": {"cpu": settings.workload.driver_cpu_request or str(driver.cores), "memory": memory},
+            "limits": {"memory": memory},
+        },
+        "securityContext": pods.container_security(),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            pods.mount("tmp", "/tmp"),  # noqa: S108
+            pods.mount("scratch", scratch),
+            pods.mount("config", sink_files.CONFIG_DIR, read_only=True),
+            pods.rpc_mount(),
+            *pods.credential_mounts(location),
+        ],
+    }
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": head,
+        "spec": {
+            # Never: the operator repeats; a driver that restarts in place would find its own executors in the way.
+            "restartPolicy": "Never",
+            "serviceAccountName": spec.spark.service_account_name or settings.workload.driver_service_account,
+            "automountServiceAccountToken": True,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": spec.termination_grace_seconds,
+            "securityContext": pods.pod_security(),
+            "containers": [container],
+            "volumes": [
+                pods.empty_dir("tmp"),
+                pods.empty_dir("scratch"),
+                {"name": "config", "configMap": {"name": head["name"]}},
+                pods.rpc_volume(head["name"], meta),
+                *pods.credential_volumes(location),
+            ],
+            **pods.pull_secrets(spec.spark.image_pull_secrets or settings.images.pull_secrets),
+        },
+    }
+    where, allow = sink_pods.DRIVER_TEMPLATE, settings.workload.allow
+    return pods.with_template(pod, driver.template, where=where, role="driver", allow=allow)

@@ -1,0 +1,132 @@
+"""What all our pods have in common: the restricted security profile, labels, owner, credentials, work folders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from persist_operator.api import names
+from persist_operator.api.pod_template import PodRole, check_template
+from persist_operator.api.resource import Meta
+from persist_operator.api.shard import CREDENTIALS_DIR, StoreLocation
+from persist_operator.manifests import strategic_merge
+from persist_operator.settings import WorkloadAllow
+
+#: Where driver and executors find what they authenticate each other with: the file `RPC_KEY`.
+RPC_DIR, RPC_KEY = "/var/run/secrets/persist/rpc", "secret"
+_USER = 10001
+_NAME_MAX = 63
+
+
+def owner(kind: str, meta: Meta) -> dict[str, Any]:
+    """The owner reference of every child: Kubernetes collects the children when the resource goes."""
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": kind,
+        "name": meta.name,
+        "uid": meta.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def metadata(
+    kind: str, meta: Meta, name: str, labels: Mapping[str, str], annotations: Mapping[str, str]
+) -> dict[str, Any]:
+    """Metadata of a child of `meta`."""
+    return {
+        "name": name,
+        "namespace": meta.namespace,
+        "labels": dict(labels),
+        "annotations": dict(annotations),
+        "ownerReferences": [owner(kind, meta)],
+    }
+
+
+def base_labels(meta: Meta, component: str) -> dict[str, str]:
+    """Labels by which the operator finds its children again."""
+    return {
+        "app.kubernetes.io/name": "persist",
+        names.LABEL_COMPONENT: component,
+        names.LABEL_MANAGED_BY: names.MANAGER,
+        names.LABEL_OWNER_UID: meta.uid[:_NAME_MAX],
+    }
+
+
+def pod_security() -> dict[str, Any]:
+    """SecurityContext of pods, as the restricted Pod Security Standard wants it."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": _USER,
+        "runAsGroup": _USER,
+        "fsGroup": _USER,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container_security() -> dict[str, Any]:
+    """SecurityContext of containers, likewise; the root file system is read-only."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def empty_dir(name: str) -> dict[str, Any]:
+    """A volume for scratch files."""
+    return {"name": name, "emptyDir": {}}
+
+
+def mount(name: str, path: str, *, read_only: bool = False) -> dict[str, Any]:
+    """A volume mount."""
+    return {"name": name, "mountPath": path, **({"readOnly": True} if read_only else {})}
+
+
+def credential_volumes(location: StoreLocation) -> list[dict[str, Any]]:
+    """The volume of the stores' Secret; none when the profile has no Secret (workload identity, open stores)."""
+    if location.secret_name is None:
+        return []
+    # Mode 0440 with fsGroup: readable by the pod's user, by nobody else.
+    return [{"name": "store", "secret": {"secretName": location.secret_name, "defaultMode": 0o440}}]
+
+
+def credential_mounts(location: StoreLocation) -> list[dict[str, Any]]:
+    """Where the Secret's keys stand as files."""
+    return [mount("store", CREDENTIALS_DIR, read_only=True)] if location.secret_name else []
+
+
+def credential_env(location: StoreLocation) -> list[dict[str, str]]:
+    """What tells other S3 clients in the pod where the credentials are; ours read it from their URLs."""
+    if location.secret_name is None:
+        return []
+    return [{"name": "AWS_SHARED_CREDENTIALS_FILE", "value": f"{CREDENTIALS_DIR}/aws-credentials"}]
+
+
+def rpc_volume(driver: str, meta: Meta) -> dict[str, Any]:
+    """The volume of the Secret of one attempt's driver and executors."""
+    return {"name": "rpc", "secret": {"secretName": names.rpc_secret_name(driver, meta.uid), "defaultMode": 0o440}}
+
+
+def rpc_mount() -> dict[str, Any]:
+    """Where it stands."""
+    return mount("rpc", RPC_DIR, read_only=True)
+
+
+def pull_secrets(secrets: Sequence[str]) -> dict[str, Any]:
+    """imagePullSecrets, or nothing."""
+    return {"imagePullSecrets": [{"name": one} for one in secrets]} if secrets else {}
+
+
+def with_template(
+    pod: Mapping[str, Any], template: Mapping[str, Any], *, where: str, role: PodRole, allow: WorkloadAllow
+) -> dict[str, Any]:
+    """`pod` (metadata, spec) with the user's partial template merged in, never over ours. `where`: the template's path in the
+    resource. PodRefused when it says what it may not.
+    """
+    check_template(template, where=where, role=role, allow=allow)
+    spec, ours = dict(template.get("spec") or {}), pod["spec"]["containers"][0]
+    if spec.get("containers"):
+        spec["containers"] = [{**spec["containers"][0], "name": ours["name"]}]
+    return strategic_merge.merged(pod, {"metadata": template.get("metadata") or {}, "spec": spec})

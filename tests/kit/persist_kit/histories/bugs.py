@@ -1,0 +1,106 @@
+"""Bugs for the list-append histories: each takes one safety rule out of the engine of one process, for one task. Together
+with the checker they prove that the set-up sees what it is there to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import persist_engine.storage.redis.consensus
+from persist_engine.model import commands
+from persist_engine.model.frontier import Antichain
+from persist_engine.shard.applier import NO_MAINTENANCE, Applier, UnknownOutcome
+from persist_engine.shard.machine import Machine
+
+from persist_kit.sim import mutants as sim_mutants
+
+Put = Any
+_CHECK = "if (tip or '') ~= ARGV[3] then"
+
+
+def _unknown_is_failure(put: Put) -> None:
+    """An append whose outcome is unknown is told as one that did not happen."""
+    original = Applier.apply
+
+    def apply(self: Applier, command: Any, *, is_write: bool) -> Any:
+        try:
+            return original(self, command, is_write=is_write)
+        except UnknownOutcome:
+            if not isinstance(command, commands.CompareAndAppend):
+                raise
+            self.fetch_and_update()
+            upper = self.state.trace.upper
+            answer = commands.UpperMismatch(current=upper, expected=command.batch.desc.lower, writer_upper=Antichain(0))
+            return answer, NO_MAINTENANCE
+
+    put(Applier, "apply", apply)
+    put(Machine, "_mismatch", sim_mutants.refuse_anyway)
+
+
+def _stale_upper(put: Put) -> None:
+    """The recent upper is the one this process happens to know."""
+    put(Machine, "fetch_recent_upper", lambda self: self.state.trace.upper)
+
+
+def _lost_commit_ignored(put: Put) -> None:
+    """A batch whose commit was not answered stays out of what this process reads."""
+    ignored: set[Antichain] = set()
+    original, original_batches = Applier.apply, Machine.snapshot_batches
+    original_next = Machine.next_listen_batch
+
+    def apply(self: Applier, command: Any, *, is_write: bool) -> Any:
+        try:
+            return original(self, command, is_write=is_write)
+        except UnknownOutcome:
+            if isinstance(command, commands.CompareAndAppend):
+                ignored.add(command.batch.desc.lower)
+            raise
+
+    def without(batch: Any) -> Any:
+        return type(batch).empty(batch.desc) if batch is not None and batch.desc.lower in ignored else batch
+
+    def snapshot_batches(self: Machine, as_of: Antichain, timeout_s: float | None = None) -> Any:
+        answer = original_batches(self, as_of, timeout_s)
+        return tuple(without(batch) for batch in answer) if isinstance(answer, tuple) else answer
+
+    put(Applier, "apply", apply)
+    put(Machine, "snapshot_batches", snapshot_batches)
+    put(Machine, "next_listen_batch", lambda self, *args, **kwargs: without(original_next(self, *args, **kwargs)))
+
+
+def _redis_without_check(put: Put) -> None:
+    """The script appends whatever the head is; an entry that already stands at that seqno is overwritten. Entries carry no
+    tags either: a process that saw the overwritten one would raise CorruptData before the checker is asked.
+    """
+    script = persist_engine.storage.redis.consensus._Script("compare_and_set")
+    overwrite = (
+        "if head and minus(ARGV[4], head) <= 0 and minus(ARGV[4], low) >= 0 then "
+        "redis.call('LSET', list, minus(ARGV[4], low), ARGV[5]) return {'OK', 0} end "
+        "if exists and minus(ARGV[4], head) ~= 1 then"
+    )
+    assert _CHECK in script.source, "the script compares in other words"
+    script.source = script.source.replace(_CHECK, overwrite)
+    script.sha1 = "0" * 40  # never loaded: always sent whole
+    put(persist_engine.storage.redis.consensus, "_COMPARE_AND_SET", script)
+    stores = persist_engine.storage.redis.consensus.RedisConsensus
+    original = stores._see
+    put(stores, "_see", lambda self, key, head, tip=None: original(self, key, head))
+    put(persist_engine.storage.redis.consensus, "_told", lambda tip: f"{int(tip.seqno)}:")
+
+
+BUGS = {
+    "token ignored": sim_mutants.MUTANTS["no token"],
+    "unknown taken for failure": _unknown_is_failure,
+    "stale upper": _stale_upper,
+    "lost commit ignored": _lost_commit_ignored,
+    "redis does not compare": _redis_without_check,
+}
+
+
+@contextmanager
+def planted(bug: str) -> Iterator[None]:
+    """This process has the bug until the block ends."""
+    with sim_mutants.planting(BUGS[bug]):
+        yield

@@ -1,0 +1,167 @@
+"""The end of a simulated history: the faults are over, and everything must still add up.
+
+Owns the checks that need peace: the whole log walks, every time that can be told is told right by a process that knows
+nothing yet, and collection leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from persist_engine.base.errors import ShardLost
+from persist_engine.base.metrics import NoMetrics
+from persist_engine.base.versioned import SeqNo
+from persist_engine.client.client import PersistClient
+from persist_engine.client.read.snapshot import SinceAhead
+from persist_engine.model.frontier import Antichain
+from persist_engine.storage.consensus_mem import MemConsensus
+from persist_engine.work.audit.finding import FindingKind
+from persist_engine.work.audit.verify import lost_shard, verify_shard
+from persist_engine.work.compact import compact_due
+from persist_engine.work.gc import gc_and_truncate
+from persist_engine.work.outcome import Ending
+from persist_engine.work.repair.recover import recover_shard
+from persist_engine.work.rollup import write_rollup
+
+from persist_kit.sim.actors import contents
+from persist_kit.sim.sinks import settle_sink
+from persist_kit.sim.upkeep import CRITICAL_ID
+from persist_kit.sim.witness import CLOSED, Takeover, Witness, time_of
+from persist_kit.world import SCHEMA
+
+if TYPE_CHECKING:
+    from persist_kit.sim.actors import Host
+    from persist_kit.sim.simulation import History
+
+#: Rounds of rollup and collection after which an idle shard must hold no garbage: one to let go, one to pass over the
+#: version that did, and one to spare.
+ROUNDS = 4
+#: Times that are read in the end, spread over what can be told.
+TIMES_MAX = 3
+_OF_LOST_VERSIONS = {FindingKind.LOG_FORKED, FindingKind.LOG_BEHIND}
+
+
+def settle(history: History) -> None:
+    """Run by the first task after all others are gone."""
+    scheduler, plan = history.scheduler, history.plan
+    scheduler.note("-- the end: calm weather, a fresh process")
+    scheduler.pause(plan.weather.late_ms_max)
+    host = history.process("final")
+    scheduler.current.process = host.process
+    if (lost := history.branches.wiped()) is not None:
+        _settle_wiped(history, host, lost)
+        return
+    host.client.initialise(history.shard_id, SCHEMA)
+    _walk_log(history, host)
+    if history.correcting:
+        settle_sink(history, host)
+    if plan.seed % 4 == 0:
+        _verify(history, host)
+    scheduler.pause(2 * plan.lease_ms + 2 * plan.weather.step_ms_max)
+    if history.client_upper(host.client).is_empty():
+        _finalize(history, host)
+    _collect(history, host)
+    _read_all(history, host)
+
+
+def _settle_wiped(history: History, host: Host, lost: Witness) -> None:
+    """The log is gone, and its rollups are kept: no process begins another log, and recovery brings a version back as it was."""
+    fail, shard_id, versions = history.scheduler.fail, history.shard_id, host.client._versions
+    try:
+        host.client.initialise(shard_id, SCHEMA)
+        fail("a shard that consensus lost is created anew")
+    except ShardLost:
+        pass
+    told = lost_shard(versions, shard_id)
+    if told is None or [finding.kind for finding in told.findings] != [FindingKind.LOG_LOST]:
+        fail(f"verification says of a lost log: {told}")
+    rollups = history.witness.ruins()
+    if not rollups:
+        return  # of the first version there is no proof
+    newest = max(rollups, key=lambda key: SeqNo.parse(key.split("/")[1]))
+    client = PersistClient(
+        lost.blob, MemConsensus(), settings=history.plan.settings, env=versions.env, metrics=NoMetrics()
+    )
+    found = recover_shard(client._versions, shard_id, commit=True, rollup=newest)
+    was = lost.states[found.base.seqno]
+    state = client.machine(shard_id).refresh()
+    if found.missing or (state.trace.since, state.trace.upper) != (was.trace.since, was.trace.upper):
+        fail(f"recovery of {newest} gives {state.trace.since} to {state.trace.upper}, without {found.missing[:3]}")
+    since, upper = time_of(was.trace.since), time_of(was.trace.upper)
+    if since < upper < CLOSED:
+        with client.open_leased_reader(shard_id, SCHEMA, purpose="recovered") as reader:
+            answer = reader.snapshot(upper - 1)
+            assert not isinstance(answer, SinceAhead)
+            with answer:
+                lost.read(contents(answer.to_table()), as_of=upper - 1, what="what was recovered")
+
+
+def _walk_log(history: History, host: Host) -> None:
+    """Every diff applies to the state before it, from the earliest version to the newest."""
+    live = host.client.machine(history.shard_id).versions.fetch_all_live_states(history.shard_id)
+    assert live is not None
+    history.witness.installed(live.state)
+    while live.advance() is not None:
+        history.witness.installed(live.state)
+    if live.seqno != history.witness.seqno:
+        history.scheduler.fail(f"the log ends at {live.seqno}, not at {history.witness.seqno}")
+
+
+def _verify(history: History, host: Host) -> None:
+    """The product's own verification agrees that nothing is wrong, but for all that tells of lost versions."""
+    ruins = history.witness.ruins()
+    findings = verify_shard(host.client.machine(history.shard_id)).findings
+    told = {finding.key for finding in findings if finding.kind in _OF_LOST_VERSIONS} & ruins.keys()
+    if wrong := [finding for finding in findings if finding.key not in told]:
+        history.scheduler.fail(f"verification finds {wrong[:3]}")
+    if untold := [key for key, is_certain in ruins.items() if is_certain and key not in told]:
+        history.scheduler.fail(f"verification does not find {untold[:3]}, of versions that the log lost")
+
+
+def _finalize(history: History, host: Host) -> None:
+    """A closed shard that nobody reads any more can be let go of: all that remains is one empty batch."""
+    client, shard_id = host.client, history.shard_id
+    handle = client.open_critical_since(shard_id, CRITICAL_ID, opaque=b"final")
+    with history.scheduler.doing(Takeover(handle.opaque, b"closed")):
+        handle.compare_and_downgrade_since(handle.opaque, (b"closed", Antichain.empty()))
+    client.finalize(shard_id)
+    state = history.witness.head
+    assert state is not None
+    if not client.is_finalized(shard_id) or state.trace.batch_count != 1 or state.writers or state.critical_readers:
+        history.scheduler.fail(f"a finalized shard still has {state.trace.batch_count} batches, or somebody in it")
+    with client.open_leased_reader(shard_id, SCHEMA, purpose="late") as reader:
+        answer = reader.snapshot(0)
+        if not isinstance(answer, SinceAhead):
+            history.scheduler.fail("a finalized shard was read")
+
+
+def _read_all(history: History, host: Host) -> None:
+    """Everything that was committed is there once, at any time that can be told."""
+    with host.client.open_leased_reader(history.shard_id, SCHEMA, purpose="final") as reader:
+        since, upper = time_of(reader.since), time_of(history.client_upper(host.client))
+        times = range(since, min(upper, since + 20) if upper == CLOSED else upper)
+        for as_of in times[:: max(1, len(times) // TIMES_MAX)]:
+            snapshot = reader.snapshot(as_of, timeout_s=1)
+            if isinstance(snapshot, SinceAhead):
+                history.scheduler.fail(f"the final reader holds {since}, but {snapshot}")
+            with snapshot:
+                history.witness.read(contents(snapshot.to_table()), as_of=as_of, what="final snapshot")
+
+
+def _collect(history: History, host: Host) -> None:
+    """With all leases lapsed, rollups and collection leave one rollup's worth of versions and no garbage."""
+    machine = host.client.machine(history.shard_id)
+    compact_due(machine)
+    garbage: set[str] = set()
+    for _ in range(ROUNDS):
+        write_rollup(machine)
+        gc_and_truncate(machine)
+        garbage = history.witness.garbage()
+        if not garbage:
+            break
+    else:
+        history.scheduler.fail(f"collection left {len(garbage)} blobs behind: {sorted(garbage)[:3]}")
+    outcome = gc_and_truncate(machine)
+    earliest = history.witness.consensus.scan(str(history.shard_id), SeqNo(0), 1)[0].seqno
+    if outcome.ending is Ending.SKIPPED and history.witness.seqno - earliest > ROUNDS:
+        history.scheduler.fail(f"versions {earliest} to {history.witness.seqno} remain after collection")

@@ -1,0 +1,304 @@
+"""Consensus that is rolled back or split: two branches of one log, and which of them a process talks to and is judged by.
+
+    fork     a copy of the log is made; rollback: every process stays on the original; split: some talk to the copy from now on;
+             wipe: as a rollback, to a copy that is empty
+    healing  one branch wins (a rollback: the copy) and everybody talks to it; what only the other holds is lost
+
+A process that has not looked at the winner since cannot know: until then it is held against the branch that it knew. Who
+knew a lost version must find out at the first look (ForkedLog), and starts again; who did not goes on. The blob store is
+one: what was deleted on the losing side before anybody could know is no fault of the engine, and ends the checks that need it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
+from persist_engine.codec.keys import parse_blob_key
+from persist_engine.model.state import ShardState
+from persist_engine.shard.applier import Applier
+from persist_engine.storage.blob import BlobInfo
+from persist_engine.storage.consensus import Consensus
+from persist_engine.testing.faults import FaultyConsensus
+
+from persist_kit.sim.network import Network
+from persist_kit.sim.scheduler import Process, Scheduler, Task
+from persist_kit.sim.watched import WatchedBlob, WatchedConsensus
+from persist_kit.sim.witness import Witness
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Disaster:
+    """What befalls consensus once the log has come to version `at`, and how long until one branch has won."""
+
+    is_split: bool
+    at: int
+    lasts_ms: float
+    is_wipe: bool = False
+
+
+def disaster_of(seed: int) -> Disaster | None:
+    """Drawn so that all else in a seed stays what it is."""
+    rng = random.Random(f"disaster {seed}")  # noqa: S311 - repeatable on purpose
+    if rng.random() > 0.2:
+        return None
+    drawn = Disaster(is_split=rng.random() < 0.5, at=rng.randint(2, 12), lasts_ms=rng.choice([20, 60, 200, 600]))
+    return replace(drawn, is_wipe=not drawn.is_split and rng.random() < 0.25)
+
+
+class Branches:
+    """The one log, or the two. `main` is what stands, the winner in the end."""
+
+    def __init__(self, scheduler: Scheduler, witness: Witness, disaster: Disaster | None) -> None:
+        self._scheduler = scheduler
+        self.main = witness
+        self._disaster = disaster
+        self._copy: Witness | None = None
+        self._lost: Witness | None = None
+        self._talks_to: dict[Process, Witness] = {}
+        self._judges: dict[Process, Witness] = {}
+        """What each knows, where the state that it holds does not tell: by its last look, and before it by its side."""
+        self._met: dict[Task, set[Witness]] = {}
+        """Which branches have answered since the task's operation began, or its look within it."""
+        self._listed_late: set[Task] = set()
+        """Tasks whose last listing of blobs came after one branch had won."""
+        self._processes: dict[Process, Callable[[], ShardState | None]] = {}
+        self.lost_versions = self.detected = 0
+        self.lost_blobs: set[str] = set()
+        """What the winner's live versions need, and who could not know has deleted."""
+
+    def talks_to(self, process: Process) -> Witness:
+        """The branch that calls of `process` go to now."""
+        return self._talks_to.get(process, self.main)
+
+    def judge(self, process: Process) -> Witness:
+        """The branch that what `process` does is held against."""
+        stands_on = self._has(self._known(process))
+        if stands_on is not None:
+            # News can tell it of the winner; an answer that was under way when it changed sides can lead it astray again.
+            self._judges[process] = stands_on
+        return self._judges.get(process, self.main)
+
+    def may_find_out(self, task: Task) -> bool:
+        """Whether its process knows another branch than it talks to now, or its operation has met one."""
+        talks_to = self.talks_to(task.process)
+        return self.judge(task.process) is not talks_to or not self._met.get(task, set()) <= {talks_to}
+
+    def is_over(self) -> bool:
+        """Whether there was a disaster and one branch has won."""
+        return self._lost is not None
+
+    def wiped(self) -> Witness | None:
+        """The log that is lost as a whole, while nothing stands; None where a log stands."""
+        return self._lost if self.main.head is None else None
+
+    def listed(self, task: Task) -> None:
+        """`task` has listed the blobs."""
+        (self._listed_late.add if self.is_over() else self._listed_late.discard)(task)
+
+    def creating(self, task: Task, witness: Witness) -> None:
+        """`task` is about to begin a log. Only who listed the blobs before versions were lost may take it for the first."""
+        lost = self.wiped()
+        if lost and witness is self.main and (task in self._listed_late or lost not in self._met.get(task, set())):
+            self._scheduler.fail(f"{task.name} creates the shard anew, over what blobs tell of")
+
+    def started(self, process: Process, knows: Callable[[], ShardState | None]) -> None:
+        """A new process, which holds the state that `knows` tells. It talks to what stands; while there are two branches, to
+        either.
+        """
+        self._processes[process] = knows
+        if self._copy is not None and not self.is_over():
+            self._take_side(process)
+
+    def committed(self, seqno: SeqNo) -> None:
+        """Some branch has come to `seqno`; the disaster begins when its time has come."""
+        disaster = self._disaster
+        if disaster is None or self._copy is not None or seqno < disaster.at:
+            return
+        self._copy = self.main.wiped() if disaster.is_wipe else self.main.fork()
+        self._scheduler.note(f"-- consensus {'splits' if disaster.is_split else 'is copied'} at {seqno}")
+        for process in self._processes:
+            self._take_side(process)
+        self._scheduler.later(disaster.lasts_ms, self.heal)
+
+    def _take_side(self, process: Process) -> None:
+        assert self._disaster is not None
+        assert self._copy is not None
+        is_split_off = self._disaster.is_split and self._scheduler.rng.random() < 0.5
+        self._talks_to[process] = self._judges[process] = self._copy if is_split_off else self.main
+
+    def end(self) -> None:
+        """No more disasters: one that goes on is over, one that has not begun does not come."""
+        self.heal()
+        self._disaster = None
+
+    def heal(self) -> None:
+        """One branch wins; the other's versions since the fork are lost. Does nothing when there are no two."""
+        disaster = self._disaster
+        if disaster is None or self._copy is None or self._lost is not None:
+            return
+        winner = self._copy
+        if disaster.is_split and self._scheduler.rng.random() < 0.5:
+            winner = self.main
+        self._lost = self.main if winner is self._copy else self._copy
+        self._judges = {process: judge for process, judge in self._judges.items() if judge is self._lost}
+        self._talks_to = {}
+        self.main = winner
+        winner.wire.take_over(self._lost.wire)
+        winner.beside(self._lost)
+        assert self._lost.forked_at is not None
+        self.lost_versions = self._lost.seqno - self._lost.forked_at
+        self.lost_blobs = {key for key in self.lost_blobs if winner.needs(key)}
+        self._scheduler.note(f"-- consensus is at {winner.seqno}, {self.lost_versions} versions are lost")
+
+    def begins(self, task: Task) -> None:
+        """An operation of `task` begins."""
+        self._met[task] = set()
+
+    def served(self, task: Task, witness: Witness) -> None:
+        """An answer that `task` got from consensus was that of `witness`."""
+        self._met.setdefault(task, set()).add(witness)
+
+    def look(self, known: ShardState, fetch: Callable[[], T], fetched: Callable[[T], ShardState]) -> T:
+        """The running task brings the cached state `known` up to consensus: when that goes well, it is the truth to its process."""
+        task = self._scheduler.current
+        before, self._met[task] = self._met.get(task, set()), set()
+        try:
+            answer = fetch()
+            self._looked(task, known, fetched(answer))
+        finally:
+            self._met[task] |= before
+        return answer
+
+    def _looked(self, task: Task, known: ShardState, found: ShardState) -> None:
+        process, talks_to = task.process, self.talks_to(task.process)
+        if self._copy is None:
+            return
+        if None is not self._has(known) is not self._has(found) is not None:
+            self._scheduler.fail(f"{process.name} goes on with {found.tip} from {known.tip}, which is of another log")
+        if self._met[task] != {talks_to}:
+            return  # it began when the process talked to another
+        if self._has(known) not in {None, talks_to}:
+            self._scheduler.fail(
+                f"{process.name} looks, and nothing tells it that {known.tip}, which it knows, is lost"
+            )
+        if self._has(self._known(process)) in {None, talks_to}:  # else another task was led astray meanwhile
+            self._judges[process] = talks_to
+
+    def deleting(self, process: Process, key: str) -> None:
+        """A blob is about to be deleted: remember what a branch needs that the process could not know of."""
+        judge = self.judge(process)
+        partial = parse_blob_key(key).partial
+        for other in (self.main, self._copy):
+            if other is not None and other is not judge and other.needs(partial):
+                self.lost_blobs.add(partial)
+
+    def _known(self, process: Process) -> ShardState | None:
+        return self._processes[process]() if process in self._processes else None
+
+    def _has(self, state: ShardState | None) -> Witness | None:
+        """Which branch alone has that state; None where both have it, or neither."""
+        if self._copy is None or state is None or state.seqno <= (self.main.forked_at or 0):
+            return None
+        for witness in (self.main, self._copy, self._lost or self._copy):
+            stands = witness.states.get(state.seqno)
+            if stands is not None and stands.tip == state.tip:
+                return witness
+        return None
+
+
+@contextmanager
+def watched_looks(branches: Branches) -> Iterator[None]:
+    """Each look of any process at consensus is seen until the block ends."""
+    original = Applier._fetched
+
+    def fetched(self: Applier, current: ShardState) -> tuple[str, ShardState]:
+        return branches.look(current, lambda: original(self, current), lambda found: found[1])
+
+    Applier._fetched = fetched  # type: ignore[method-assign]  # for one history
+    try:
+        yield
+    finally:
+        Applier._fetched = original  # type: ignore[method-assign]
+
+
+class RoutedConsensus:
+    """What one process knows as consensus. A call goes to the branch that the process talks to when it begins."""
+
+    def __init__(self, branches: Branches, process: Process, network: Network, scheduler: Scheduler) -> None:
+        self._branches, self._process = branches, process
+        self._network, self._scheduler = network, scheduler
+        self._ways: dict[int, Consensus] = {}
+
+    def _way(self) -> tuple[Witness, Consensus]:
+        witness = self._branches.talks_to(self._process)
+        way = self._ways.setdefault(
+            id(witness), FaultyConsensus(WatchedConsensus(witness, self._branches.committed), self._network)
+        )
+        return witness, way
+
+    def head(self, key: str) -> VersionedData | None:
+        """See Consensus."""
+        witness, way = self._way()
+        found = way.head(key)
+        self._branches.served(self._scheduler.current, witness)
+        return found
+
+    def compare_and_set(self, key: str, expected: Tip | None, new: VersionedData) -> CasResult:
+        """See Consensus."""
+        witness, way = self._way()
+        if expected is None:
+            self._branches.creating(self._scheduler.current, witness)
+        result = way.compare_and_set(key, expected, new)
+        self._branches.served(self._scheduler.current, witness)
+        return result
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:
+        """See Consensus."""
+        witness, way = self._way()
+        found = way.scan(key, from_seqno, limit)
+        self._branches.served(self._scheduler.current, witness)
+        return found
+
+    def truncate(self, key: str, keep: Tip) -> int | None:
+        """See Consensus."""
+        return self._way()[1].truncate(key, keep)
+
+    def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
+        """See Consensus."""
+        return self._way()[1].replace(key, expected, new)
+
+    def list_keys(self) -> Iterator[str]:
+        """See Consensus."""
+        return self._way()[1].list_keys()
+
+    def address(self) -> str:
+        """See Consensus."""
+        return self._branches.main.consensus.address()
+
+    def close(self) -> None:
+        """See Consensus."""
+
+
+class JudgedBlob(WatchedBlob):
+    """What one process knows as the blob store; the branch that it knows judges what it does there."""
+
+    def __init__(self, branches: Branches, process: Process, scheduler: Scheduler) -> None:
+        super().__init__(lambda: branches.judge(process))
+        self._branches, self._process, self._scheduler = branches, process, scheduler
+
+    def list_prefix(self, prefix: str) -> Iterator[BlobInfo]:
+        """See Blob."""
+        self._branches.listed(self._scheduler.current)
+        return super().list_prefix(prefix)
+
+    def delete(self, key: str) -> int | None:
+        """See Blob."""
+        self._branches.deleting(self._process, key)
+        return super().delete(key)

@@ -1,0 +1,417 @@
+"""Deterministic simulation: the shipped engine under seeded schedules, clocks and faults (`make sim SEEDS=2000`).
+
+    plan (from the seed) -> History: processes with actors -> Network -> stores <- Witness judges every commit
+                               all on one Scheduler, which runs one thread at a time
+
+Owns what a seed means and how a history begins, ends and is reported. A seed gives the same history everywhere, to the
+byte of its event log. Interleaving, not volume, finds bugs: histories are short, and their settings make everything rare
+common (tiny parts, rollups every few versions, leases of a moment).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NoReturn
+
+from persist_engine.base.errors import ForkedLog, PersistError
+from persist_engine.base.metrics import NoMetrics
+from persist_engine.base.settings import (
+    BatchSettings,
+    CompactionSettings,
+    LeaseSettings,
+    MaintenanceSettings,
+    RetrySettings,
+    Settings,
+    WatchSettings,
+)
+from persist_engine.client.client import PersistClient
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.ids import ShardId
+from persist_engine.model.state import ShardState
+from persist_engine.testing.faults import FaultyBlob
+
+from persist_kit.sim.actors import Actor, Host, Letter, Reader, Writer
+from persist_kit.sim.final import settle
+from persist_kit.sim.fork import Branches, Disaster, JudgedBlob, RoutedConsensus, disaster_of, watched_looks
+from persist_kit.sim.network import Network, Weather
+from persist_kit.sim.push import SimPush
+from persist_kit.sim.scheduler import Process, Scheduler
+from persist_kit.sim.sinks import Correcting, DesiredCollection, Sinker
+from persist_kit.sim.threads import SimEnv, SimEvent, simulated_threads
+from persist_kit.sim.upkeep import BackgroundWriter, Closer, Downgrader, Maintainer
+from persist_kit.sim.upserts import Upserter
+from persist_kit.sim.witness import Witness
+
+STEPS_MAX = 60_000
+#: Metrics of paths that are rarely gone, and how a campaign calls them.
+_RARE = {
+    "inline_backpressure": "inline flushes",
+    "compaction": "compactions",
+    "update_state": "updates",
+    "command_turn_timeout": "lost turns",
+    "sink_append": "corrections",
+    "sink_lapses": "lapses of a sink's",
+    "background_failed": "failures in the background of",
+    "compaction_skipped": "compactions skipped as",
+}
+_KINDS: dict[str, type[Actor]] = {
+    "writer": Writer,
+    "reader": Reader,
+    "compactor": Maintainer,
+    "collector": Maintainer,
+    "roller": Maintainer,
+    "downgrader": Downgrader,
+    "closer": Closer,
+    "sweeper": Maintainer,
+    "sinker": Sinker,
+    "upserter": Upserter,
+}
+#: Beside the writers: kind, how many at most, and how many operations each at most.
+_OTHERS = (("reader", 2, 8), ("compactor", 2, 4), ("collector", 2, 4), ("roller", 1, 4), ("downgrader", 2, 3))
+#: Short histories with more faults find most bugs for their time; some need a longer life.
+_LENGTHS = {"short": 0.7, "usual": 0.22, "listening": 0.08}
+#: Who writes: anybody anything, his maintenance done by hand or in the background; sinks that keep the shard as desired,
+#: maybe beside a writer who does not; upserts only.
+_WRITTEN_BY = {"writers": 0.7, "background": 0.1, "sinks": 0.1, "upserts": 0.1}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a history is made of; a function of its seed, and of what is left out on purpose."""
+
+    seed: int
+    processes: int
+    actors: tuple[tuple[str, int], ...]
+    """(name, operations)."""
+    weather: Weather
+    settings: Settings
+    lease_ms: int
+    writers_maintain: float
+    pushes: bool
+    """Whether commits are pushed to everybody, more or less."""
+    evolves: bool
+    """Whether writers take the schema on."""
+    rows_max: int
+    """Of one append; many make runs of several parts."""
+    written_by: str = "writers"
+    """See _WRITTEN_BY."""
+    disaster: Disaster | None = None
+    """What befalls consensus."""
+    sleepy: bool = False
+    """Whether there is but one sink, which often sleeps past its lease; then nobody holds since back for it."""
+
+    @property
+    def may_be_ambiguous(self) -> bool:
+        """Whether an append of unknown outcome may find its writer gone: leases lapse within a call, or calls are
+        given up.
+        """
+        return self.settings.lease.writer_lease_ms < 10_000 or self.settings.retry.give_up_ms is not None
+
+
+def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
+    """The plan of `seed`. Names in `without` are left out: actors ("reader1"), or kinds of weather ("crash")."""
+    rng = random.Random(f"plan {seed}")  # noqa: S311 - repeatable on purpose
+    length = rng.choices(list(_LENGTHS), weights=list(_LENGTHS.values()))[0]
+    actors = _actors(rng, is_short=length == "short")
+    fierce = 3 if length == "short" else 1
+    stormy = rng.choice([0.0, 0.3, 1.0])
+    weather = Weather(
+        happens=1 - stormy * rng.uniform(0, 0.25),
+        answers=1 - stormy * rng.uniform(0, 0.25),
+        late=rng.choice([0.0, 0.5]),
+        slow=rng.choice([0.0, 0.1, 0.3]),
+        crash=fierce * rng.choice([0.0, 0.0, 0.01, 0.03]),
+        freeze=fierce * rng.choice([0.0, 0.01]),
+        step=fierce * rng.choice([0.0, 0.0, 0.01]),
+    )
+    # Now and then the weather is fine and everybody keeps on listening, so that readers see much of a shard's life.
+    is_long_listening = length == "listening"
+    if is_long_listening:
+        weather = replace(weather, crash=0.0, freeze=0.0, step=0.0)
+        actors = [("reader1", 14), *((name, operations) for name, operations in actors if name != "reader1")]
+    calmed: dict[str, Any] = {
+        name: 1.0 if name in {"happens", "answers"} else 0.0 for name in without if hasattr(weather, name)
+    }
+    is_bulky = rng.random() < 0.12
+    settings = Settings(
+        batch=BatchSettings(
+            target_part_bytes=1024,
+            inline_part_bytes_max=rng.choice([0, 4096]),
+            inline_total_bytes_max=rng.choice([1_500, 1 << 20]),
+            runs_max=rng.choice([1, 3]),
+            run_parts_max=2 if is_bulky else rng.choice([None, 2]),
+        ),
+        lease=LeaseSettings(writer_lease_ms=rng.choice([500, 3_600_000, 3_600_000])),
+        maintenance=MaintenanceSettings(
+            rollup_threshold=rng.choice([3, 8]),
+            rollup_claim_ms=50,
+            gc_versions_min=rng.choice([2, 6]),
+            gc_claim_ms=100,
+            recent_diffs_max=rng.choice([4, 1000]),
+        ),
+        compaction=CompactionSettings(
+            inputs_min=2, parts_min=2, updates_min=1, memory_bytes_max=8192, claim_ms=rng.choice([20, 300])
+        ),
+        retry=RetrySettings(initial_ms=2, clamp_ms=60, give_up_ms=rng.choice([None, None, None, 40.0])),
+        watch=WatchSettings(initial_ms=5, clamp_ms=20, pushed_clamp_ms=60),
+        retain_ms=None,
+    )
+    plan = Plan(
+        seed=seed,
+        processes=rng.randint(1, 4),
+        actors=tuple((name, operations) for name, operations in actors if name not in without),
+        weather=replace(weather, **calmed),
+        settings=settings,
+        lease_ms=5_000 if is_long_listening else rng.choice([200, 600, 5_000]),
+        writers_maintain=1.0 if is_long_listening else rng.choice([0.0, 0.5, 1.0]),
+        pushes=rng.random() < 0.5 and "push" not in without,
+        evolves=rng.random() < 0.3 and "evolution" not in without,
+        rows_max=150 if is_bulky else 3,
+        disaster=None if "disaster" in without else disaster_of(seed),
+    )
+    return _rewritten(plan, without)
+
+
+def _rewritten(plan: Plan, without: frozenset[str]) -> Plan:
+    """`plan`, its writers replaced in some seeds by sinks or upserts, drawn so that all other seeds stay what they are."""
+    rng = random.Random(f"written by {plan.seed}")  # noqa: S311 - repeatable on purpose
+    written_by = rng.choices(list(_WRITTEN_BY), weights=list(_WRITTEN_BY.values()))[0]
+    if written_by == "writers":
+        return plan
+    if written_by == "background":
+        return replace(plan, written_by=written_by, writers_maintain=1.0)
+    kept = [actor for actor in plan.actors if not actor[0].startswith("writer")]
+    if written_by == "sinks":
+        writer = [actor for actor in plan.actors if actor[0] == "writer1"] if rng.random() < 0.6 else []
+        kept += writer + [(f"sinker{index}", rng.randint(3, 8)) for index in range(1, rng.choice([1, 2, 2]) + 1)]
+    else:
+        kept += [(f"upserter{index}", rng.randint(2, 5)) for index in range(1, rng.randint(1, 3) + 1)]
+    lease_ms = rng.choice([200, 200, 600, 5_000])
+    sleepy = written_by == "sinks" and rng.random() < 0.3
+    if sleepy:
+        kept = [("sinker1", rng.randint(4, 8))]
+    return replace(
+        plan,
+        written_by=written_by,
+        sleepy=sleepy,
+        weather=replace(plan.weather, crash=0.0, freeze=0.0, step=0.0) if sleepy else plan.weather,
+        processes=max(2, plan.processes),
+        lease_ms=lease_ms,
+        actors=tuple(actor for actor in kept if actor[0] not in without),
+        settings=replace(plan.settings, lease=replace(plan.settings.lease, reader_lease_ms=lease_ms)),
+        evolves=False,
+        disaster=None if plan.disaster is None else replace(plan.disaster, is_wipe=False),
+    )
+
+
+def _actors(rng: random.Random, *, is_short: bool) -> list[tuple[str, int]]:
+    """Names and operations."""
+    if is_short:
+        actors = [(f"writer{index}", rng.randint(1, 4)) for index in range(1, rng.randint(1, 3) + 1)]
+        actors += [(f"{kind}1", rng.randint(1, 2)) for kind, _, _ in _OTHERS if rng.random() < 0.4]
+    else:
+        actors = [(f"writer{index}", rng.randint(3, 7)) for index in range(1, rng.randint(2, 4))]
+        for kind, most, operations in _OTHERS:
+            actors += [(f"{kind}{index}", rng.randint(1, operations)) for index in range(1, rng.randint(0, most) + 1)]
+    if rng.random() < 0.15:
+        actors.append(("closer1", rng.randint(2, 6)))
+    if rng.random() < 0.35:
+        actors.append(("sweeper1", rng.randint(1, 5)))
+    return actors
+
+
+class PathCounts(NoMetrics):
+    """Counts the rare paths of the engine, so that a campaign can tell that it went them, and notes which command a task is
+    at.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.totals: Counter[str] = Counter()
+
+    def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
+        """See Metrics."""
+        if name == "command_started":
+            self._scheduler.current.command = labels["name"]
+        if name in _RARE:
+            self.totals[" ".join([_RARE[name], *labels.values()])] += 1
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a history ended. `failure`: the first broken rule; `trace`: hash of `events`, equal for equal seeds."""
+
+    plan: Plan
+    failure: str | None
+    events: tuple[str, ...]
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def trace(self) -> str:
+        """Same seed, same trace."""
+        return hashlib.sha256("\n".join(self.events).encode()).hexdigest()[:16]
+
+
+class History:
+    """One run of a plan. Used once."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.scheduler = Scheduler(random.Random(f"run {plan.seed}"), steps_max=STEPS_MAX)  # noqa: S311 - repeatable
+        self.network = Network(self.scheduler, plan.weather)
+        self.shard_id = ShardId.from_bytes(plan.seed.to_bytes(16, "big"))
+        self.branches = Branches(self.scheduler, Witness(self.scheduler, self.shard_id), plan.disaster)
+        self.mail: list[Letter] = []
+        self.rows_written = 0
+        self.ambiguous = 0
+        self.staged_too_early = 0
+        self.desired = DesiredCollection(plan.seed)
+        self.correcting: list[Correcting] = []
+        self.sinks_ended = 0
+        self.upserts = 0
+        self.paths = PathCounts(self.scheduler)
+        self._init = Process("init")
+        self._incarnations: dict[int, Host] = {}
+        self._guests: list[Process] = []
+        self._started = 0
+        self._done = SimEvent(self.scheduler)
+        kinds = dict(_KINDS)
+        if plan.written_by == "background":
+            kinds["writer"] = BackgroundWriter
+        self._actors = [kinds[name.rstrip("0123456789")](self, name, operations) for name, operations in plan.actors]
+
+    @property
+    def witness(self) -> Witness:
+        """Whose eyes the running process is under."""
+        return self.branches.judge(self.scheduler.current.process)
+
+    @property
+    def may_be_ambiguous(self) -> bool:
+        """As of the plan; a shard that is finalized tells of no append any more."""
+        return self.plan.may_be_ambiguous or self.witness.is_past()
+
+    def run(self) -> Report:
+        """From the first commit to the last check."""
+        with simulated_threads(self.scheduler, self._is_expected), watched_looks(self.branches):
+            self.scheduler.run(self._init, self._root)
+        network, witness = self.network, self.branches.main
+        counts = {
+            "versions": witness.seqno,
+            "appends": sum(append.answer == "appended" for append in witness.appends),
+            "refusals": sum(append.answer == "refused" for append in witness.appends),
+            "unknown": sum(not append.answer for append in witness.appends),
+            "ambiguous": self.ambiguous,
+            "calls": network.calls,
+            "faults": network.injected,
+            "late calls": network.late_calls,
+            "crashes": network.crashes,
+            "freezes": network.freezes,
+            "steps": self.scheduler.steps,
+            "listings": witness.listings,
+            "news": witness.wire.delivered,
+            "evolved": int(witness.head is not None and len(witness.head.schemas) > 1),
+            "staged too early": self.staged_too_early,
+            "resurrected blobs": len(witness.resurrected),
+            "sinks ended": self.sinks_ended,
+            "upserts": self.upserts,
+            "closed": int(witness.head is not None and witness.head.trace.upper.is_empty()),
+            "lost versions": self.branches.lost_versions,
+            "forked logs found": self.branches.detected,
+            "lost logs": int(self.branches.wiped() is not None),
+            "losses of blobs": int(bool(self.branches.lost_blobs)),
+            **self.paths.totals,
+        }
+        return Report(self.plan, self.scheduler.failure, tuple(self.scheduler.events), counts)
+
+    def finished(self) -> None:
+        """An actor has done all it had to do."""
+        if all(actor.is_finished for actor in self._actors):
+            self._done.set()
+
+    def astray(self, error: PersistError) -> NoReturn:
+        """The engine raised `error` in the running process because its log lost versions: the process starts again, as `error` says."""
+        task = self.scheduler.current
+        if not self.branches.may_find_out(task):
+            self.scheduler.fail(f"{task.process.name} knows nothing that was lost, but: {error}")
+        self.branches.detected += 1
+        self.scheduler.note(f"starts again: {error}")
+        self.network.crash()
+
+    def _is_expected(self, error: object) -> bool:
+        return isinstance(error, ForkedLog) and self.branches.may_find_out(self.scheduler.current)
+
+    def client_upper(self, client: PersistClient) -> Antichain:
+        """The shard's upper, fetched."""
+        return client.recent_upper(self.shard_id)
+
+    def process(self, name: str) -> Host:
+        """A fresh process: it shares nothing with others but the stores."""
+        self._started += 1
+        process = Process(f"{name}.{self._started}")
+        env = SimEnv(self.scheduler, process, seed=f"env {self.plan.seed} {process.name}")
+        branches = self.branches
+        client = PersistClient(
+            FaultyBlob(JudgedBlob(branches, process, self.scheduler), self.network),
+            RoutedConsensus(branches, process, self.network, self.scheduler),
+            settings=self.plan.settings,
+            env=env,
+            metrics=self.paths,
+            push=SimPush(lambda: branches.talks_to(process).wire, process) if self.plan.pushes else None,
+        )
+        branches.started(process, partial(self._known, client))
+        return Host(process, client)
+
+    def _known(self, client: PersistClient) -> ShardState | None:
+        """Looks at what the process has cached, and leaves it as it is."""
+        applier = client._appliers.get(self.shard_id)
+        return None if applier is None else applier._state
+
+    def visit(self, name: str, body: Callable[[Host], None]) -> SimEvent:
+        """Run `body` in a process of its own, which does not start again when it dies; set when it has ended."""
+        host, ended = self.process(name), SimEvent(self.scheduler)
+        self._guests.append(host.process)
+        self.scheduler.spawn(host.process, "guest", partial(body, host)).on_finished.append(ended.set)
+        return ended
+
+    def _root(self) -> None:
+        self.network.on_crash = self._crashed
+        for slot in range(self.plan.processes):
+            self._boot(slot)
+        if self._actors:
+            self._done.wait()
+        self.network.calm_down()
+        self.branches.end()
+        for process in [*(host.process for host in self._incarnations.values()), *self._guests]:
+            self.scheduler.kill(process)
+        if not self.branches.lost_blobs:
+            settle(self)
+        self.scheduler.stop()
+
+    def _boot(self, slot: int) -> None:
+        """Start process `slot`, again if it died, with its actors that still have something to do."""
+        host = self.process(f"p{slot}")
+        self._incarnations[slot] = host
+        for index, actor in enumerate(self._actors):
+            if index % self.plan.processes == slot and not actor.is_finished:
+                self.scheduler.spawn(host.process, actor.name, partial(actor.live, host))
+
+    def _crashed(self, process: Process) -> None:
+        if process in self._guests:
+            return
+        slot = next(slot for slot, host in self._incarnations.items() if host.process is process)
+
+        def restart() -> None:
+            self.scheduler.pause(self.scheduler.rng.choice([0, 20, 500]))
+            self._boot(slot)
+
+        self.scheduler.spawn(self._init, f"restart{slot}", restart)
+
+
+def simulate(seed: int, *, without: frozenset[str] = frozenset()) -> Report:
+    """Run one seed."""
+    return History(plan_of(seed, without=without)).run()

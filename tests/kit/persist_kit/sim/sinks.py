@@ -1,0 +1,222 @@
+"""Running sinks in a simulated history: several, told the same, with crashes and lapses, beside writers who know nothing
+of them. Owns what they are told, and the law that every time a sink has closed shows exactly that.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+from persist_engine.base.errors import (
+    BatchExpired,
+    Fenced,
+    ForkedLog,
+    InvalidUsage,
+    MissingBlob,
+    SinkFailed,
+    Unavailable,
+)
+from persist_engine.client.client import PersistClient
+from persist_engine.dataflow.sink.handle import Sink
+from persist_engine.model.frontier import Antichain
+from persist_engine.testing.oracle import Oracle, Update
+from persist_engine.work.perform import perform
+
+from persist_kit.sim.actors import WAIT_S, Actor
+from persist_kit.sim.decided import Decided
+from persist_kit.sim.witness import CLOSED
+from persist_kit.world import SCHEMA, row
+
+if TYPE_CHECKING:
+    from persist_kit.sim.actors import Host
+    from persist_kit.sim.simulation import History
+
+#: The desired collection changes before this time, then never again.
+_END = 24
+#: The last sink of a history has this long, in calm weather.
+_PATIENCE_S = 60
+#: Why a sink may end: the store was away for too long; it missed history; a scan for orphans took what it staged.
+_ENDS = (Unavailable, Fenced, MissingBlob, BatchExpired)
+
+
+class DesiredCollection:
+    """What all sinks of a history are told; a function of its seed."""
+
+    def __init__(self, seed: int) -> None:
+        rng = random.Random(f"desired {seed}")  # noqa: S311 - repeatable on purpose
+        self.updates: list[Update] = []
+        there: list[Hashable] = []
+        for time in range(_END):
+            for _ in range(rng.choice([0, 0, 1, 2])):
+                if there and rng.random() < 0.4:
+                    self.updates.append((there.pop(rng.randrange(len(there))), time, -1))
+                else:
+                    there.append((rng.randrange(5), rng.choice("ab")))
+                    self.updates.append((there[-1], time, 1))
+
+    def between(self, lower: int, upper: int) -> list[Update]:
+        """What changes at times in [lower, upper)."""
+        return [update for update in self.updates if lower <= update[1] < upper]
+
+    def contents(self, time: int) -> Counter[Hashable]:
+        """How often each (id, name) is wanted."""
+        sums: Counter[Hashable] = Counter()
+        for data, at, diff in self.updates:
+            if at <= time:
+                sums[data] += diff
+        return +sums
+
+
+class Correcting(Decided):
+    """One sink's appends: whoever wrote before, from as_of on the shard is as desired at every time of theirs."""
+
+    def __init__(self, desired: DesiredCollection, as_of: int) -> None:
+        self._desired, self._as_of = desired, as_of
+        self.commits = 0
+
+    def judge(self, oracle: Oracle, lower: int, upper: int) -> str | None:
+        """See Decided."""
+        self.commits += 1
+        for time in sorted({*range(max(lower, self._as_of), min(upper, _END + 1)), min(upper, CLOSED) - 1}):
+            found, wanted = oracle.contents(time), self._desired.contents(time)
+            if self._as_of <= time and found != wanted:
+                return f"at {time} there is {dict(found)}, desired is {dict(wanted)}"
+        return None
+
+    def __repr__(self) -> str:
+        return f"sink from {self._as_of}"
+
+
+class Sinker(Actor):
+    """A sink that is told the desired collection bit by bit, and everything again when it ended or crashed."""
+
+    sink: Sink
+
+    def __init__(self, history: History, name: str, operations: int) -> None:
+        super().__init__(history, name, operations)
+        self.frontier = 0
+
+    def open(self) -> None:
+        as_of = self.rng.choice([0, 0, 0, 3])
+        read_only = self.rng.random() < 0.15
+        self.told = 0
+        workers = self.rng.randint(1, 2)
+        self.sink = open_sink(self.history, self.client, workers=workers, as_of=as_of, read_only=read_only)
+
+    def operate(self) -> None:
+        ways = [self.tell, self.wait, self.maintain, self.promote, self.restart, self.oversleep]
+        try:
+            self.rng.choices(ways, weights=[6, 4, 2, 1, 1, 10 if self.history.plan.sleepy else 3])[0]()
+            self.sink.status()
+        except SinkFailed as error:
+            self.ended(error)
+            self.sink.close()
+            self._open()
+
+    def close(self) -> None:
+        try:
+            self.sink.close()
+        except SinkFailed as error:
+            self.ended(error)
+
+    def tell(self) -> None:
+        """Everything up to a later time, whatever this sink was told before."""
+        self.frontier += self.rng.randint(1, 6)
+        tell(self.history, self.sink, self.told, self.frontier, rng=self.rng)
+        self.told = self.frontier
+
+    def wait(self) -> None:
+        self.sink.wait_for_upper(Antichain.of(self.told), timeout_s=self.rng.choice([1, 4, 10]) * WAIT_S)
+
+    def maintain(self) -> None:
+        perform(self.client.machine(self.history.shard_id), self.sink.take_maintenance())
+
+    def promote(self) -> None:
+        self.sink.allow_writes()
+
+    def restart(self) -> None:
+        self.close()
+        self._open()
+
+    def oversleep(self) -> None:
+        """Its machine sleeps past the lease, and the others go on, maybe one who is started in its place."""
+        scheduler = self.history.scheduler
+        scheduler.note(f"{self.name} oversleeps")
+        if self.history.plan.sleepy or self.rng.random() < 0.5:
+            self.frontier += self.rng.randint(2, 6)
+            replaced = self.history.visit(f"{self.name}'", self._replace)
+            self.host.process.frozen_until_ms = scheduler.now_ms + 2 * self.history.plan.lease_ms
+            replaced.wait()
+        else:
+            self.host.process.frozen_until_ms = scheduler.now_ms + 2 * self.history.plan.lease_ms
+            scheduler.pause(0)
+        self.tell()
+        self.wait()
+
+    def _replace(self, host: Host) -> None:
+        """Bring the shard to where this sink is to be, then give up all times before, which are nobody's any more."""
+        self.history.scheduler.pause(1.5 * self.history.plan.lease_ms)
+        try:
+            sink = open_sink(self.history, host.client, workers=1, as_of=0, read_only=False)
+            tell(self.history, sink, 0, self.frontier, rng=self.rng)
+            sink.wait_for_upper(Antichain.of(self.frontier), timeout_s=20 * WAIT_S)
+            sink.close()
+            reader = host.client.open_leased_reader(self.history.shard_id, SCHEMA, purpose="replacement")
+            upper = self.history.client_upper(host.client)
+            reader.downgrade_since(upper if not upper.time else Antichain.of(upper.time - 1))
+            reader.expire()
+        except (Unavailable, Fenced) as error:
+            self.history.scheduler.note(f"the replacement of {self.name} gives up: {error}")
+        except SinkFailed as error:
+            self.ended(error)
+        except ForkedLog as error:
+            self.history.astray(error)
+
+    def ended(self, error: SinkFailed) -> None:
+        """By something that a sink may end by."""
+        if isinstance(error.__cause__, ForkedLog):
+            self.history.astray(error.__cause__)
+        past = isinstance(error.__cause__, InvalidUsage) and self.history.witness.is_past()
+        if not (isinstance(error.__cause__, _ENDS) or past):
+            self.history.scheduler.fail(f"{self.name}: {error} ({type(error.__cause__).__name__})")
+        self.history.sinks_ended += 1
+        self.history.scheduler.note(f"{error}")
+
+
+def open_sink(history: History, client: PersistClient, *, workers: int, as_of: int, read_only: bool) -> Sink:
+    """A sink whose threads act on behalf of the law."""
+    correcting = Correcting(history.desired, as_of)
+    history.correcting.append(correcting)
+    with history.scheduler.doing(correcting):
+        return client.open_sink(history.shard_id, SCHEMA, workers=workers, as_of=as_of, read_only=read_only)
+
+
+def tell(history: History, sink: Sink, lower: int, upper: int, *, rng: random.Random) -> None:
+    """The desired collection in [lower, upper), each row by any of the inputs."""
+    ways = [(rng.choice(sink.inputs), update) for update in history.desired.between(lower, upper)]
+    for each in sink.inputs:
+        told = [(*data, time, diff) for way, (data, time, diff) in ways if way is each]  # type: ignore[misc]  # (id, name)
+        each.insert([row(*update) for update in told])
+        each.advance(Antichain.of(upper))
+
+
+def settle_sink(history: History, host: Host) -> None:
+    """In calm weather a last sink makes the shard as desired, and says so."""
+    upper = history.client_upper(host.client)
+    if upper.time is None:
+        return
+    frontier = max(upper.time, _END) + 2
+    machine = host.client.machine(history.shard_id)
+    behind_ms = (machine.refresh().staging_floor_ms or 0) - machine.env.now_ms()
+    if behind_ms >= 0:
+        # A scan by a clock ahead of ours: what we stage before its floor would be refused, as it says.
+        history.scheduler.pause(behind_ms + 1)
+    sink = open_sink(history, host.client, workers=2, as_of=0, read_only=False)
+    tell(history, sink, 0, frontier, rng=random.Random(history.plan.seed))  # noqa: S311 - repeatable
+    if not sink.wait_for_upper(Antichain.of(frontier), timeout_s=_PATIENCE_S):
+        history.scheduler.fail(f"a sink did not bring the shard to {frontier}: {sink.status()}")
+    sink.close()
+    if history.witness.oracle.contents(frontier - 1) != history.desired.contents(frontier - 1):
+        history.scheduler.fail("a sink has come to its end, and the shard is not as desired")

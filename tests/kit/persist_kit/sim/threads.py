@@ -1,0 +1,463 @@
+"""Locks, events, threads and pools that block in simulated time only, put into the engine while a simulation runs.
+
+Owns how the engine's own use of `threading` and of pools becomes scheduling points. Invariant: while
+`simulated_threads` is in force nothing in the engine waits for real. The replacement is process-wide: one simulation
+at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from types import ModuleType, SimpleNamespace
+from typing import Any, Self, TypeVar
+
+import persist_engine.client.client
+import persist_engine.client.read.handle
+import persist_engine.client.read.leased
+import persist_engine.client.write.batch
+import persist_engine.client.write.handle
+import persist_engine.dataflow.sink.actors
+import persist_engine.dataflow.sink.handle
+import persist_engine.dataflow.sink.readback
+import persist_engine.dataflow.upsert.handle
+import persist_engine.parts.contents
+import persist_engine.parts.listings
+import persist_engine.parts.read_ahead
+import persist_engine.parts.source
+import persist_engine.shard.applier
+import persist_engine.shard.news
+import persist_engine.shard.versions
+import persist_engine.shard.watch
+import persist_engine.work.audit.orphans
+import persist_engine.work.audit.verify
+import persist_engine.work.background
+import persist_engine.work.compact
+import persist_engine.work.gc
+import persist_engine.work.heartbeat
+import pyarrow as pa
+from persist_engine.codec.part import OpenedPart, PartInMemory, open_part
+from persist_engine.rows.schema import Schema
+
+import persist_kit.sim.witness
+from persist_kit.sim.scheduler import NEVER, Killed, Process, Scheduler, Task
+
+T = TypeVar("T")
+
+#: Probability that another task gets in when a lock is taken: what real threads of one process do to each other.
+PREEMPT_RATE = 0.1
+
+_WITH_THREADING: tuple[ModuleType, ...] = (
+    persist_engine.client.client,
+    persist_engine.client.read.leased,
+    persist_engine.client.read.handle,
+    persist_engine.dataflow.sink.handle,
+    persist_engine.dataflow.sink.actors,
+    persist_engine.dataflow.sink.readback,
+    persist_engine.dataflow.upsert.handle,
+    persist_engine.client.write.handle,
+    persist_engine.shard.applier,
+    persist_engine.shard.news,
+    persist_engine.shard.watch,
+    persist_engine.work.background,
+    persist_engine.work.heartbeat,
+)
+_WITH_WEAK_OWNERS: tuple[ModuleType, ...] = (persist_engine.client.read.handle, persist_engine.work.heartbeat)
+#: Pure functions of immutable bytes: every simulated process decodes what all others decode too, and need not.
+_REMEMBERED: tuple[tuple[ModuleType, str], ...] = (
+    (persist_engine.shard.versions, "decode_state_diff"),
+    (persist_engine.shard.versions, "decode_rollup"),
+    (persist_kit.sim.witness, "decode_state_diff"),
+    (persist_kit.sim.witness, "decode_rollup"),
+)
+_WITH_POOLS: tuple[ModuleType, ...] = (
+    persist_engine.client.write.batch,
+    persist_engine.parts.contents,
+    persist_engine.parts.read_ahead,
+    persist_engine.parts.listings,
+    persist_engine.work.compact,
+    persist_engine.work.gc,
+    persist_engine.work.audit.orphans,
+    persist_engine.work.audit.verify,
+)
+#: As _WITH_POOLS, where work goes on beside whoever submits it.
+_WITH_TASK_POOLS: tuple[ModuleType, ...] = (persist_engine.work.background,)
+
+
+class _Waiters:
+    """Tasks that wait for something to change."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._tasks: list[Task] = []
+
+    def wait_until(self, deadline_ms: float) -> None:
+        task = self._scheduler.current
+        self._tasks.append(task)
+        try:
+            self._scheduler.wait_until(deadline_ms)
+        finally:
+            if task in self._tasks:
+                self._tasks.remove(task)
+
+    def wake(self) -> None:
+        for task in self._tasks:
+            task.wake_ms = self._scheduler.now_ms
+        self._tasks.clear()
+
+
+class SimLock:
+    """As threading.Lock."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._waiters = _Waiters(scheduler)
+        self._is_held = False
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002 - as threading.Lock
+        """See threading.Lock."""
+        scheduler = self._scheduler
+        if scheduler.is_over:
+            self._is_held = True
+            return True
+        if scheduler.rng.random() < PREEMPT_RATE:
+            scheduler.pause(0)
+        deadline_ms = NEVER if timeout < 0 else scheduler.now_ms + timeout * 1000
+        while self._is_held:
+            if not blocking or scheduler.now_ms >= deadline_ms:
+                return False
+            self._waiters.wait_until(deadline_ms)
+        self._is_held = True
+        return True
+
+    def locked(self) -> bool:
+        """See threading.Lock."""
+        return self._is_held
+
+    def release(self) -> None:
+        """See threading.Lock: pins count on the RuntimeError of a second release."""
+        if not self._is_held:
+            raise RuntimeError("release unlocked lock")
+        self._is_held = False
+        self._waiters.wake()
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_held:  # not so where the process died while it waited
+            self.release()
+
+
+class SimCondition:
+    """As threading.Condition, with a lock of its own."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._lock = SimLock(scheduler)
+        self._waiters = _Waiters(scheduler)
+
+    def wait(self) -> None:
+        """See threading.Condition. Nobody runs between the release and the waiting."""
+        self._lock.release()
+        self._waiters.wait_until(NEVER)
+        self._lock.acquire()
+
+    def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
+        """See threading.Condition."""
+        deadline_ms = NEVER if timeout is None else self._scheduler.now_ms + timeout * 1000
+        while not (answer := predicate()) and self._scheduler.now_ms < deadline_ms:
+            self._lock.release()
+            self._waiters.wait_until(deadline_ms)
+            self._lock.acquire()
+        return answer
+
+    def notify_all(self) -> None:
+        """See threading.Condition."""
+        self._waiters.wake()
+
+    def __enter__(self) -> Self:
+        self._lock.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.__exit__()
+
+
+class SimEvent:
+    """As threading.Event."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._waiters = _Waiters(scheduler)
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        """See threading.Event."""
+        return self._is_set
+
+    def set(self) -> None:
+        """See threading.Event."""
+        self._is_set = True
+        self._waiters.wake()
+
+    def clear(self) -> None:
+        """See threading.Event."""
+        self._is_set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """See threading.Event."""
+        scheduler = self._scheduler
+        deadline_ms = NEVER if timeout is None else scheduler.now_ms + timeout * 1000
+        while not self._is_set and scheduler.now_ms < deadline_ms:
+            self._waiters.wait_until(deadline_ms)
+        return self._is_set
+
+
+class SimThread:
+    """As threading.Thread, a further task of the process that starts it, on behalf of what the starter does."""
+
+    def __init__(self, scheduler: Scheduler, *, target: Callable[[], None], name: str) -> None:
+        self._scheduler = scheduler
+        self._target, self._name = target, name
+        self._finished = SimEvent(scheduler)
+        self._process = scheduler.current.process
+        self.task: Task | None = None
+
+    def start(self) -> None:
+        """See threading.Thread."""
+        self.task = self._scheduler.spawn(self._process, "thread", self._target)
+        self.task.doing = self._scheduler.current.doing
+        self.task.on_finished.append(self._finished.set)
+
+    def join(self, timeout: float | None = None) -> None:
+        """See threading.Thread."""
+        self._finished.wait(timeout)
+
+
+class SimThreading:
+    """What the engine finds under the name `threading`."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def Lock(self) -> SimLock:  # noqa: N802 - as threading.Lock
+        """See threading."""
+        return SimLock(self._scheduler)
+
+    def Event(self) -> SimEvent:  # noqa: N802 - as threading.Event
+        """See threading."""
+        return SimEvent(self._scheduler)
+
+    def Condition(self) -> SimCondition:  # noqa: N802 - as threading.Condition
+        """See threading."""
+        return SimCondition(self._scheduler)
+
+    def Thread(self, *, target: Callable[[], None], name: str, daemon: bool) -> SimThread:  # noqa: N802 - as threading.Thread
+        """See threading."""
+        return SimThread(self._scheduler, target=target, name=name)
+
+    def current_thread(self) -> Task:
+        """Identity of the running task; equal to no SimThread, so a heartbeat never takes itself for its owner."""
+        return self._scheduler.current
+
+
+class StrongReferences:
+    """What the engine finds under the name `weakref`, where that decides who lets go of what: nothing is ever dropped.
+    When garbage is found depends on all that the process did before, and a seed must not.
+    """
+
+    WeakSet = set
+
+    @staticmethod
+    def WeakMethod(method: Callable[..., T]) -> Callable[[], Callable[..., T]]:  # noqa: N802 - as weakref.WeakMethod
+        """See weakref."""
+        return lambda: method
+
+    @staticmethod
+    def finalize(*_: object) -> SimpleNamespace:
+        """See weakref."""
+        return SimpleNamespace(atexit=False)
+
+
+class InlinePool:
+    """As ThreadPoolExecutor, but work is done when it is submitted, by the submitter: in one of the orders that a real
+    pool may take. Its store calls are scheduling points as all others.
+    """
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def submit(self, call: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """See Executor."""
+        future: Future[T] = Future()
+        try:
+            future.set_result(call(*args, **kwargs))
+        except Killed:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a pool keeps whatever is raised for whoever asks
+            future.set_exception(error)
+        return future
+
+    def map(self, call: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
+        """See Executor: everything is submitted before the first result is given out."""
+        futures = [self.submit(call, item) for item in items]
+        return (future.result() for future in futures)
+
+    def shutdown(self, *_: object, **__: object) -> None:
+        """Nothing is under way."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class TaskPool:
+    """As ThreadPoolExecutor, of tasks beside the one that submits: for work that nobody waits for."""
+
+    def __init__(self, scheduler: Scheduler, threads: int, **_: object) -> None:
+        self._scheduler = scheduler
+        self._threads = threads
+        self._jobs: deque[Callable[[], object]] = deque()
+        self._busy = 0
+        self._idle = SimEvent(scheduler)
+        self._idle.set()
+
+    def submit(self, call: Callable[..., object], /, *args: object) -> None:
+        """See Executor; what `call` raises ends the history."""
+        self._jobs.append(partial(call, *args))
+        if self._busy < self._threads:
+            self._busy += 1
+            self._idle.clear()
+            SimThread(self._scheduler, target=self._work, name="pool").start()
+
+    def shutdown(self, *, wait: bool) -> None:
+        """See Executor."""
+        if wait:
+            self._idle.wait()
+
+    def _work(self) -> None:
+        try:
+            while self._jobs:
+                self._jobs.popleft()()
+        finally:
+            self._busy -= 1
+            if not self._busy:
+                self._idle.set()
+
+
+class SimEnv:
+    """Env of one process: virtual time, its own skew and its own randomness."""
+
+    def __init__(self, scheduler: Scheduler, process: Process, *, seed: str, start_ms: int = 1_700_000_000_000) -> None:
+        self._scheduler, self._process = scheduler, process
+        self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
+        self._start_ms = start_ms
+
+    def now_ms(self) -> int:
+        """See Env."""
+        return self._start_ms + int(self._scheduler.now_ms) + self._process.skew_ms
+
+    def monotonic_s(self) -> float:
+        """See Env."""
+        return self._scheduler.now_ms / 1000
+
+    def sleep(self, seconds: float) -> None:
+        """See Env."""
+        self._scheduler.pause(max(1.0, seconds * 1000))
+
+    def wait(self, event: Any, seconds: float) -> bool:
+        """See Env; `event` is a SimEvent."""
+        return bool(event.wait(seconds))
+
+    def random_bytes(self, count: int) -> bytes:
+        """See Env."""
+        return self._random.randbytes(count)
+
+    def uniform(self, low: float, high: float) -> float:
+        """See Env."""
+        return self._random.uniform(low, high)
+
+    def hostname(self) -> str:
+        """See Env."""
+        return self._process.name
+
+
+class _Alarm(logging.Handler):
+    """Ends the history when the engine logs an error, but for those that a disaster explains."""
+
+    def __init__(self, scheduler: Scheduler, is_expected: Callable[[object], bool]) -> None:
+        super().__init__(logging.ERROR)
+        self._scheduler, self._is_expected = scheduler, is_expected
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging.Handler."""
+        if self._scheduler.is_over:
+            return
+        if isinstance(record.args, tuple) and any(map(self._is_expected, record.args)):
+            self._scheduler.note(f"logged: {record.getMessage()}")
+        else:
+            self._scheduler.fail(record.getMessage())
+
+
+@contextmanager
+def simulated_threads(scheduler: Scheduler, is_expected: Callable[[object], bool]) -> Iterator[None]:
+    """While in force the engine's threads, locks and pools are those of `scheduler`. Its log says nothing, but for errors:
+    lost data or a broken rule, logged where no caller is left to raise it to. They end the history unless one `is_expected`.
+    """
+    shim = SimThreading(scheduler)
+    replaced: list[tuple[ModuleType, str, Any]] = [(module, "threading", shim) for module in _WITH_THREADING]
+    replaced_pools = [(module, "ThreadPoolExecutor", InlinePool) for module in _WITH_POOLS]
+    replaced += replaced_pools
+    replaced += [(module, "ThreadPoolExecutor", partial(TaskPool, scheduler)) for module in _WITH_TASK_POOLS]
+    replaced += [(module, "weakref", StrongReferences) for module in _WITH_WEAK_OWNERS]
+    known: dict[Any, Any] = {}
+    replaced += [(module, name, _remembering(getattr(module, name), known)) for module, name in _REMEMBERED]
+    replaced.append((persist_engine.parts.source, "open_part", _remembering_rows(open_part)))
+    before = [(module, name, getattr(module, name)) for module, name, _ in replaced]
+    logger = logging.getLogger("persist_engine")
+    level, alarm = logger.level, _Alarm(scheduler, is_expected)
+    logger.setLevel(logging.ERROR)
+    logger.addHandler(alarm)
+    try:
+        for module, name, value in replaced:
+            setattr(module, name, value)
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(alarm)
+        for module, name, original in before:
+            setattr(module, name, original)
+
+
+def _remembering(decode: Callable[..., T], known: dict[Any, T]) -> Callable[..., T]:
+    def remembered(data: bytes, *, key: str, **how: Any) -> T:
+        asked = (decode, key, data, *how.items())
+        value = known.get(asked)
+        if value is None:
+            value = known[asked] = decode(data, key=key, **how)
+        return value
+
+    return remembered
+
+
+def _remembering_rows(open_: Callable[..., OpenedPart]) -> Callable[..., PartInMemory]:
+    """As `_remembering`, with all rows decoded."""
+    known: dict[Any, PartInMemory] = {}
+
+    def remembered(data: bytes, *, schema: Schema, **options: Any) -> PartInMemory:
+        asked = (data, schema.key, schema.val, repr(options))
+        part = known.get(asked)
+        if part is None:
+            opened = open_(data, schema=schema, **options)
+            table = pa.concat_tables([opened.read_group(group) for group in range(opened.groups)])
+            part = known[asked] = PartInMemory(opened.desc, table)
+        return part
+
+    return remembered

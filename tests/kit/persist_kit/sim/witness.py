@@ -1,0 +1,486 @@
+"""The witness: sees every commit and every deletion as it happens in the stores, and judges it.
+
+Owns what the shard must look like, derived from the log alone: the state of every version (each diff applied to the one
+before), which blobs are in use, and an Oracle fed with what was really committed, in commit order. Whatever handles
+answer is held against it. It takes part in nothing: the engine does not know that it is watched.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass
+from itertools import count
+
+from persist_engine.base.errors import PersistError
+from persist_engine.base.versioned import SCAN_ALL, SeqNo, Tip, VersionedData
+from persist_engine.codec.batch import decode_run_listing
+from persist_engine.codec.keys import RollupKey, blob_key, created_key, parse_blob_key
+from persist_engine.codec.state import decode_rollup
+from persist_engine.codec.state_diff import decode_state_diff
+from persist_engine.model.batch import HollowRun, InlinePart
+from persist_engine.model.diff.state_diff import apply as apply_state_diff
+from persist_engine.model.diff.state_diff import live_blobs
+from persist_engine.model.frontier import MINIMUM, Antichain
+from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId
+from persist_engine.model.invariants import check_invariants
+from persist_engine.model.queries import is_tombstone, seqno_since
+from persist_engine.model.state import ShardState
+from persist_engine.storage.blob_mem import MemBlob
+from persist_engine.storage.consensus_mem import MemConsensus
+from persist_engine.testing.oracle import Oracle, Update
+
+from persist_kit.sim.decided import Decided, appended_rows
+from persist_kit.sim.push import Wire
+from persist_kit.sim.scheduler import Scheduler
+
+#: The closed frontier as a number: beyond every time.
+CLOSED = 1 << 64
+#: Commands by which readers let since move on.
+_DOWNGRADES = frozenset({"DowngradeSince", "CompareAndDowngradeSince"})
+
+
+def frontier_of(time: int) -> Antichain:
+    """The frontier of `time`, CLOSED being one."""
+    return Antichain.empty() if time >= CLOSED else Antichain.of(time)
+
+
+def time_of(frontier: Antichain) -> int:
+    """Inverse of `frontier_of`."""
+    return CLOSED if frontier.time is None else frontier.time
+
+
+@dataclass(frozen=True)
+class Takeover:
+    """One call that swaps the fencing token of the critical reader."""
+
+    expected: bytes
+    new: bytes
+
+
+@dataclass(eq=False)
+class Append:
+    """One call that appends, from its invocation on."""
+
+    number: int
+    updates: list[Update]
+    lower: int
+    upper: int
+    is_exact: bool
+    """Compare-and-append: all or nothing. Otherwise `append`: what others have not yet written, piece by piece."""
+    invoked_at: int
+    answer: str = ""
+    progress: tuple[str, bytes] | None = None
+    expected_progress: bytes | None = None
+    invoked_seqno: int = 0
+
+    def __repr__(self) -> str:
+        return f"append {self.number} [{self.lower},{self.upper})"
+
+
+class Witness:
+    """What really happened to one shard."""
+
+    def __init__(self, scheduler: Scheduler, shard_id: ShardId) -> None:
+        self._scheduler = scheduler
+        self._shard_id = shard_id
+        self.blob = MemBlob()
+        self.consensus = MemConsensus()
+        self.wire = Wire(scheduler)
+        self.oracle = Oracle()
+        self.appends: list[Append] = []
+        self._numbers = count()
+        self._commits: dict[int, list[tuple[int, int]]] = {}
+        self._decided: dict[Decided, None] = {}
+        self._answered: set[int] = set()
+        """Appends whose outcome this log has answered to their callers: nothing of them comes after that."""
+        self.forked_at: int | None = None
+        self._beside: Witness | None = None
+        self._beside_until = 0
+        self.states: dict[int, ShardState] = {}
+        self.head: ShardState | None = None
+        self._uppers: list[tuple[int, Antichain]] = [(0, MINIMUM)]
+        self._named: frozenset[str] = frozenset()
+        self._dropped_at: dict[str, SeqNo] = {}
+        self._deleted: set[str] = set()
+        self._listed: dict[str, tuple[str, ...]] = {}
+        self.resurrected: set[str] = set()
+        self._rollups: dict[str, Tip] = {}
+        """Of which version each rollup is that was ever written, be it of another branch."""
+
+    def fork(self) -> Witness:
+        """The witness of a copy of the log, made now: what is committed to one of the two is not in the other. They share
+        the blob store, and who made a call knows nothing of that.
+        """
+        other = copy.copy(self)
+        other.consensus = MemConsensus()
+        key, tip = str(self._shard_id), None
+        for entry in self.consensus.scan(key, SeqNo(0), SCAN_ALL):
+            other.consensus.compare_and_set(key, tip, entry)
+            tip = entry.tip
+        other.wire = Wire(self._scheduler)
+        other.oracle = copy.deepcopy(self.oracle)
+        other._decided = dict.fromkeys(self._decided)
+        for call in self._decided:
+            call.forked(self.oracle, other.oracle)
+        other.appends, other.states = list(self.appends), dict(self.states)
+        other._answered = set(self._answered)
+        other._commits = {number: list(pieces) for number, pieces in self._commits.items()}
+        other._uppers, other._dropped_at = list(self._uppers), dict(self._dropped_at)
+        self.forked_at = other.forked_at = self.seqno
+        return other
+
+    def wiped(self) -> Witness:
+        """The witness of an empty log beside the same blobs, as `fork`."""
+        other = Witness(self._scheduler, self._shard_id)
+        other.blob, other._deleted, other._listed = self.blob, self._deleted, self._listed
+        other.resurrected, other._rollups, other._numbers = self.resurrected, self._rollups, self._numbers
+        other.appends = list(self.appends)
+        self.forked_at = other.forked_at = 0
+        return other
+
+    def beside(self, lost: Witness) -> None:
+        """`lost` was the truth to some until now: what it holds may be told by calls that began before."""
+        self._beside, self._beside_until = lost, self._scheduler.steps
+
+    def needs(self, partial: str) -> bool:
+        """Whether a live version names the blob."""
+        return partial in self._named or self._dropped_at.get(partial, SeqNo(0)) > self.earliest()
+
+    # -- what happens in the stores -----------------------------------------------------------------------------------
+
+    def committed(self, new: VersionedData) -> None:
+        """A compare-and-set went through."""
+        try:
+            after = self._successor(new)
+            check_invariants(self.head, after, deep=True)
+        except PersistError as error:
+            self._scheduler.fail(f"version {new.seqno} breaks a rule: {error}")
+        self._check_blobs(after)
+        self._check_since(self.head, after)
+        self._check_tokens(self.head, after)
+        self._check_append(self.head, after)
+        self.head = after
+        self.states[after.seqno] = after
+        self._scheduler.note(f"-> {after.seqno} since {after.trace.since} upper {after.trace.upper}")
+
+    def deleting(self, key: str) -> None:
+        """A blob is about to be deleted."""
+        partial = parse_blob_key(key).partial
+        if partial in self._named:
+            self._scheduler.fail(f"live blob {partial} is deleted")
+        self._deleted.add(partial)
+        dropped = self._dropped_at.get(partial)
+        if self.head is not None and dropped is not None and dropped > seqno_since(self.head):
+            held = seqno_since(self.head)
+            self._scheduler.fail(f"blob {partial} is deleted: unlinked at {dropped}, but readers hold {held}")
+
+    def writing(self, key: str, value: bytes) -> None:
+        """A blob is about to be written. A rollup must be the very state that the diffs lead to."""
+        if key == created_key(self._shard_id):
+            return
+        parsed = parse_blob_key(key)
+        if parsed.partial in self._deleted:
+            # An attempt that was given up long ago, carried out after the blob's whole life: a leak that nobody can
+            # help, and that the scan for orphans finds.
+            self.resurrected.add(parsed.partial)
+        if (
+            not isinstance(parsed, RollupKey) or parsed.seqno == 1
+        ):  # of the first, each of those who race writes its own
+            return
+        state = decode_rollup(value, key=key).state
+        if state != self.states.get(parsed.seqno):
+            self._scheduler.fail(f"rollup {parsed.partial} is not the state of that version")
+        self._rollups[key] = state.tip
+
+    def truncated(self, keep: Tip, *, earliest: SeqNo) -> None:
+        """The versions from `earliest` to before `keep` are gone. The process that decided it knew this very history."""
+        head, seqno = self.head, keep.seqno
+        assert head is not None
+        if self.states[seqno].tip != keep:
+            self._scheduler.fail(f"truncated to {seqno} by a process that knows another entry there")
+        if seqno > seqno_since(head):
+            self._scheduler.fail(f"truncated to {seqno}, but readers hold {seqno_since(head)}")
+        rollup = head.rollups.get(seqno)
+        present = rollup is not None and self.blob.get(blob_key(self._shard_id, rollup.key)) is not None
+        if not present and seqno > earliest:
+            self._scheduler.fail(f"truncated to {seqno}, where there is no rollup")
+        left = self.garbage(below=seqno)
+        if left:
+            self._scheduler.fail(
+                f"truncated to {seqno}: after a crash nobody would know the names of {sorted(left)[:3]}"
+            )
+
+    # -- what handles answer ------------------------------------------------------------------------------------------
+
+    def begin(self, updates: list[Update], *, lower: int, upper: int, is_exact: bool) -> Append:
+        """An append is about to be called; its store calls must be made `doing` it."""
+        append = Append(next(self._numbers), updates, lower, upper, is_exact, self._scheduler.steps)
+        append.invoked_seqno = self.seqno
+        self.appends.append(append)
+        return append
+
+    def acknowledged(self, append: Append) -> None:
+        """`append` was answered with success: everything of it must be in the log, each piece once."""
+        self._answer(append, "appended")
+        self._scheduler.note(f"{append} acknowledged")
+        commits = self._committed(append)
+        if append.is_exact and len(commits) != 1:
+            self._scheduler.fail(f"{append} is acknowledged, but committed {len(commits)} times")
+        assert self.head is not None
+        if self.head.trace.upper < frontier_of(append.upper):
+            self._scheduler.fail(f"{append} is acknowledged, but upper is {self.head.trace.upper}")
+
+    def refused(self, append: Append, *, current: Antichain) -> None:
+        """`append` was answered with an upper mismatch: nothing of it may be in the log, and `current` must have been
+        the upper at some moment of the call.
+        """
+        self._answer(append, "refused")
+        self._scheduler.note(f"{append} refused, upper {current}")
+        if commits := self._committed(append):
+            self._scheduler.fail(f"{append} is refused, but {commits} of it is committed")
+        if append.is_exact and current == Antichain.of(append.lower):
+            self._scheduler.fail(f"{append} is refused although the upper is {current}")
+        self.saw_upper(current, since_step=append.invoked_at, what=f"refusal of {append}")
+
+    def expired(self, append: Append) -> None:
+        """`append` was answered that its blobs are too old: nothing of it may be in the log."""
+        self._answer(append, "refused")
+        self._scheduler.note(f"{append} staged too early")
+        if commits := self._committed(append):
+            self._scheduler.fail(f"{append} is refused, but {commits} of it is committed")
+
+    def outdated(self, append: Append, stored: bytes | None) -> None:
+        """`append` was answered with a progress mismatch: nothing of it is in the log, and `stored` stood there."""
+        self._answer(append, "refused")
+        self._scheduler.note(f"{append} outdated by {stored!r}")
+        if commits := self._committed(append):
+            self._scheduler.fail(f"{append} is refused, but {commits} of it is committed")
+        if append.progress is None or stored == append.expected_progress:
+            self._scheduler.fail(f"{append} is refused for progress {stored!r}, which it expects")
+        self.saw_progress(append.progress[0], stored, since_seqno=append.invoked_seqno)
+
+    def saw_progress(self, sink: str, token: bytes | None, *, since_seqno: int) -> None:
+        """`sink`'s progress was told by a call that began at `since_seqno`."""
+        states = self._states_since(since_seqno)
+        known = [None if (stored := state.progress.get(sink)) is None else stored.token for state in states]
+        if token not in known:
+            self._scheduler.fail(f"progress {token!r} of {sink} was told; during the call it was {known}")
+
+    def saw_upper(self, upper: Antichain, *, since_step: int, what: str) -> None:
+        """`upper` was told by a call that began at `since_step`: it must have been true at some moment of the call."""
+        true_then = [known for step, known in self._uppers if step >= since_step]
+        before = [known for step, known in self._uppers if step < since_step][-1:]
+        if self._beside is not None and since_step <= self._beside_until:
+            before += [known for _, known in self._beside._uppers]
+        if upper not in [*before, *true_then]:
+            self._scheduler.fail(f"{what} tells upper {upper}; during the call it was {[*before, *true_then]}")
+
+    def read(self, found: Counter[Hashable], *, as_of: int, what: str) -> None:
+        """A reader was told that the contents at `as_of` are `found`."""
+        truth = self.oracle.contents(as_of)
+        if found != truth:
+            self._scheduler.fail(f"{what} at {as_of}: {_difference(found, truth)}")
+
+    def listened(self, found: Counter[tuple[Hashable, int]], *, as_of: int, frontier: Antichain, what: str) -> None:
+        """A listener from `as_of` has come to `frontier` and was given `found`, by (data, time)."""
+        truth: Counter[tuple[Hashable, int]] = Counter()
+        for data, time, diff in self.oracle.updates:
+            if as_of < time and not frontier.less_equal(time):
+                truth[data, time] += diff
+        truth = Counter({key: diff for key, diff in truth.items() if diff})
+        if found != truth:
+            self._scheduler.fail(f"{what} from {as_of} to {frontier}: {_difference(found, truth)}")
+
+    def installed(self, state: ShardState) -> None:
+        """A process believes in `state`: it must be that version of the log."""
+        if state != self.states.get(state.seqno):
+            self._scheduler.fail(f"a process holds a state of {state.seqno} that is not in the log")
+
+    def is_leased(self, reader_id: LeasedReaderId) -> bool:
+        """Whether the reader is registered now."""
+        return self.head is not None and reader_id in self.head.leased_readers
+
+    @property
+    def listings(self) -> int:
+        """How many listings of runs were linked."""
+        return len(self._listed)
+
+    def is_past(self) -> bool:
+        """Whether no time can be told any more."""
+        return self.head is not None and self.head.trace.since.is_empty()
+
+    @property
+    def seqno(self) -> int:
+        """The newest version; 0 before the first."""
+        return 0 if self.head is None else self.head.seqno
+
+    def saw_opaque(self, critical_id: CriticalReaderId, opaque: bytes, *, since_seqno: int) -> None:
+        """The token was told by a call that began at `since_seqno`: it must have been there at some version since."""
+        states = self._states_since(since_seqno)
+        if any(is_tombstone(state) for state in states):
+            return  # it has no readers, and agrees with everybody
+        known = [reader.opaque for state in states if (reader := state.critical_readers.get(critical_id)) is not None]
+        if opaque not in known:
+            self._scheduler.fail(f"token {opaque!r} was told; during the call it was {known}")
+
+    def is_ruin(self, key: str) -> bool:
+        """Whether the blob is, or was, a rollup of a version that this log has not."""
+        tip = self._rollups.get(key)
+        stands = None if tip is None else self.states.get(tip.seqno)
+        return tip is not None and (stands is None or stands.tip != tip)
+
+    def ruins(self) -> dict[str, bool]:
+        """The rollups that are there of versions that this log has not; whether it tells by itself that they are."""
+        there = [info.key for info in self.blob.list_prefix(f"{self._shard_id}/v")]
+        return {key: self._rollups[key].seqno >= self.earliest() for key in there if self.is_ruin(key)}
+
+    def garbage(self, below: SeqNo | None = None) -> set[str]:
+        """Partial keys of blobs that were linked once, that no version from `below` (None: the earliest live one) on
+        names, and that are still there.
+        """
+        if below is None:
+            below = self.earliest()
+        listed = {info.key for info in self.blob.list_prefix(f"{self._shard_id}/")} - {created_key(self._shard_id)}
+        there = {parse_blob_key(key).partial for key in listed}
+        there -= self.resurrected
+        return {key for key, dropped in self._dropped_at.items() if key in there and dropped <= below}
+
+    def _answer(self, append: Append, answer: str) -> None:
+        append.answer = answer
+        self._answered.add(append.number)
+
+    def _states_since(self, seqno: int) -> list[ShardState]:
+        """For a call that began when that was the newest version, be it on the other branch."""
+        first = seqno if self.forked_at is None else min(seqno, self.forked_at)
+        states = [self.states[each] for each in range(max(1, first), self.seqno + 1)]
+        return states if self._beside is None else [*states, *self._beside._states_since(seqno)]
+
+    def _committed(self, append: Append) -> list[tuple[int, int]]:
+        """What of it the log holds, as [lower, upper)."""
+        return self._commits.setdefault(append.number, [])
+
+    def earliest(self) -> SeqNo:
+        """The earliest live version; 0 without any."""
+        live = self.consensus.scan(str(self._shard_id), SeqNo(0), 1)
+        return live[0].seqno if live else SeqNo(0)
+
+    # -- private ------------------------------------------------------------------------------------------------------
+
+    def _successor(self, new: VersionedData) -> ShardState:
+        diff = decode_state_diff(new.data, key=f"log {new.seqno}")
+        if self.head is not None:
+            return apply_state_diff(self.head, diff)
+        key = blob_key(self._shard_id, diff.latest_rollup_key)
+        data = self.blob.get(key)
+        if data is None:
+            self._scheduler.fail(f"the first version names rollup {key}, which is not there")
+        return decode_rollup(data, key=key).state
+
+    def _check_blobs(self, after: ShardState) -> None:
+        named = frozenset(key for blob in live_blobs(after) for key in self._with_listed(blob.kind, blob.partial_key))
+        for key in sorted(named - self._named):
+            if self.blob.get(blob_key(self._shard_id, key)) is None:
+                self._scheduler.fail(f"{after.seqno} links blob {key}, which is not there")
+            self._dropped_at.pop(key, None)
+        for key in self._named - named:
+            self._dropped_at[key] = after.seqno
+        self._named = named
+
+    def _with_listed(self, kind: str, partial: str) -> tuple[str, ...]:
+        """The key, and of a listing the keys of all it lists: they live as long as it does."""
+        if kind != "run":
+            return (partial,)
+        if partial not in self._listed:
+            key = blob_key(self._shard_id, partial)
+            data = self.blob.get(key)
+            if data is None:
+                self._scheduler.fail(f"listing {partial} is named, but not there")
+            parts = [
+                part
+                for part in decode_run_listing(data, key=key, shard_id=self._shard_id)
+                if not isinstance(part, InlinePart)
+            ]
+            self._listed[partial] = (
+                partial,
+                *(
+                    key
+                    for part in parts
+                    for key in self._with_listed("run" if isinstance(part, HollowRun) else "part", part.key)
+                ),
+            )
+        return self._listed[partial]
+
+    def _check_since(self, before: ShardState | None, after: ShardState) -> None:
+        """Since moves only when a reader that stays has acted, and may then pass the holds of those who went away: never
+        because one went away (spec 9.9). One that repeats a downgrade whose outcome was unknown may leave itself as it was.
+        """
+        if before is None or before.trace.since == after.trace.since:
+            return
+        leased = [(before.leased_readers.get(key), reader) for key, reader in after.leased_readers.items()]
+        critical = [(before.critical_readers.get(key), reader) for key, reader in after.critical_readers.items()]
+        acted = any(old is not None and old != new for old, new in leased) or any(
+            held is not None and held != now for held, now in critical
+        )
+        if not acted and self._scheduler.command not in _DOWNGRADES:
+            self._scheduler.fail(f"since went to {after.trace.since} at {after.seqno} although no reader acted")
+
+    def _check_tokens(self, before: ShardState | None, after: ShardState) -> None:
+        """A fencing token, and the progress of a sink, change in the hands of one call that expected what stood there."""
+        acting = self._scheduler.acting
+        if before is None:
+            return
+        if before.critical_readers is not after.critical_readers:
+            for reader_id, reader in after.critical_readers.items():
+                held = before.critical_readers.get(reader_id)
+                fits = isinstance(acting, Takeover) and held is not None and acting.expected == held.opaque
+                if held is not None and held.opaque != reader.opaque and not fits:
+                    self._scheduler.fail(f"{acting} takes {reader_id} over from {held.opaque!r} at {after.seqno}")
+        if before.progress is after.progress:
+            return
+        for sink, progress in after.progress.items():
+            stored = before.progress.get(sink)
+            token = None if stored is None else stored.token
+            if token == progress.token:
+                continue
+            call = acting if isinstance(acting, Append) else None
+            fits = call is not None and (call.progress, call.expected_progress) == ((sink, progress.token), token)
+            if not fits or before.trace.upper == after.trace.upper:
+                self._scheduler.fail(f"{acting} moves progress of {sink} from {token!r} at {after.seqno}")
+
+    def _check_append(self, before: ShardState | None, after: ShardState) -> None:
+        lower, upper = MINIMUM if before is None else before.trace.upper, after.trace.upper
+        if lower == upper:
+            return
+        self._uppers.append((self._scheduler.steps, upper))
+        append = self._scheduler.acting
+        if isinstance(append, Decided):
+            self._decided[append] = None
+            rows = appended_rows(self.blob, after, lower)
+            self.oracle.compare_and_append(rows, expected_upper=lower, new_upper=upper)
+            wrong = append.judge(self.oracle, time_of(lower), time_of(upper))
+            if wrong is not None:
+                self._scheduler.fail(f"{append} commits [{lower}, {upper}): {wrong}")
+            return
+        if not isinstance(append, Append):
+            self._scheduler.fail(f"upper went to {upper} at {after.seqno} although nobody appended")
+        piece = (time_of(lower), time_of(upper))
+        fits = append.lower <= piece[0] and piece[1] <= append.upper
+        if not fits or (append.is_exact and piece != (append.lower, append.upper)):
+            self._scheduler.fail(f"{append} commits [{lower}, {upper})")
+        commits = self._committed(append)
+        if append.number in self._answered or (append.is_exact and commits):
+            self._scheduler.fail(f"{append} commits once more: {append.answer or commits}")
+        commits.append(piece)
+        self.oracle.compare_and_append(
+            [update for update in append.updates if lower.less_equal(update[1])], expected_upper=lower, new_upper=upper
+        )
+
+
+def _difference(found: Counter[Hashable] | Counter[tuple[Hashable, int]], truth: Counter) -> str:  # type: ignore[type-arg]  # either
+    wrong = {
+        key: (found.get(key, 0), truth.get(key, 0)) for key in {*found, *truth} if found.get(key) != truth.get(key)
+    }
+    shown = ", ".join(f"{key}: {was} instead of {due}" for key, (was, due) in sorted(wrong.items(), key=repr)[:3])
+    return f"{len(wrong)} wrong, {shown}"

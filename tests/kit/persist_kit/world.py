@@ -1,0 +1,146 @@
+"""One pair of in-memory stores and any number of "processes" on them: what tests of shards and handles stand on.
+
+Every process has its own client, hence its own cached states. Time is seeded and moves only by sleeping, so retry loops of
+any length take no time. Store calls are counted, and can be made to fail.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+from persist_engine.base.env import SeededEnv, SystemEnv
+from persist_engine.base.metrics import NoMetrics
+from persist_engine.base.settings import Settings
+from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
+from persist_engine.client.client import PersistClient
+from persist_engine.model.frontier import Antichain
+from persist_engine.model.ids import ShardId
+from persist_engine.rows.schema import Schema
+from persist_engine.storage.blob_mem import MemBlob
+from persist_engine.storage.consensus import Consensus
+from persist_engine.storage.consensus_mem import MemConsensus
+from persist_engine.storage.notify import Push
+from persist_engine.testing.faults import Faults, FaultyBlob, FaultyConsensus
+
+SCHEMA = Schema(key=pa.schema([("id", pa.int64())]), val=pa.schema([("name", pa.string())]))
+"""Of most tests: rows are `(((id,), (name,)), time, diff)`."""
+
+Row = tuple[tuple[tuple[int], tuple[str]], int, int]
+
+
+def row(key: int, name: str, time: int, diff: int = 1) -> Row:
+    """One update of SCHEMA."""
+    return ((key,), (name,)), time, diff
+
+
+def contents(client: PersistClient, shard_id: ShardId, as_of: int) -> list[tuple[int, str, int]]:
+    """(id, name, diff) at a time, of SCHEMA."""
+    with client.open_leased_reader(shard_id, purpose="test") as reader:
+        table = reader.snapshot(Antichain.of(as_of)).to_table()
+    return [(each["key"]["id"], each["val"]["name"], each["diff"]) for each in table.to_pylist()]
+
+
+class CountedConsensus:
+    """Consensus that counts its calls by verb."""
+
+    def __init__(self, inner: Consensus) -> None:
+        self._inner = inner
+        self.calls: Counter[str] = Counter()
+
+    def head(self, key: str) -> VersionedData | None:
+        """See Consensus."""
+        self.calls["head"] += 1
+        return self._inner.head(key)
+
+    def compare_and_set(self, key: str, expected: Tip | None, new: VersionedData) -> CasResult:
+        """See Consensus."""
+        self.calls["compare_and_set"] += 1
+        return self._inner.compare_and_set(key, expected, new)
+
+    def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:
+        """See Consensus."""
+        self.calls["scan"] += 1
+        return self._inner.scan(key, from_seqno, limit)
+
+    def truncate(self, key: str, keep: Tip) -> int | None:
+        """See Consensus."""
+        self.calls["truncate"] += 1
+        return self._inner.truncate(key, keep)
+
+    def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
+        """See Consensus."""
+        self.calls["replace"] += 1
+        return self._inner.replace(key, expected, new)
+
+    def list_keys(self) -> Iterator[str]:
+        """See Consensus."""
+        self.calls["list_keys"] += 1
+        return self._inner.list_keys()
+
+    def address(self) -> str:
+        """See Consensus."""
+        return self._inner.address()
+
+    def close(self) -> None:
+        """See Consensus."""
+        self._inner.close()
+
+
+class AheadEnv(SystemEnv):
+    """The real world with a clock that may be set ahead. With it heartbeats rest between beats, as a seeded clock, which
+    moves by sleeping, never lets them: for worlds whose readers stay open.
+    """
+
+    def __init__(self) -> None:
+        self._ahead_ms = 0
+
+    def now_ms(self) -> int:
+        """See Env."""
+        return super().now_ms() + self._ahead_ms
+
+    def advance_ms(self, milliseconds: int) -> None:
+        """Set the clock ahead by so much more."""
+        self._ahead_ms += milliseconds
+
+
+class World:
+    """The stores, the faults that all processes suffer, and the clock they share. Its shards have the retention `retain_ms`,
+    whatever the settings say: none unless a test is about it, since times in tests are no milliseconds.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        settings: Settings | None = None,
+        env: SeededEnv | AheadEnv | None = None,
+        retain_ms: int | None = None,
+    ) -> None:
+        self.env = env or SeededEnv(seed)
+        self.settings = replace(settings or Settings(), retain_ms=retain_ms)
+        self.faults = Faults(seed)
+        self.blob = MemBlob()
+        self.consensus = CountedConsensus(MemConsensus())
+
+    def process(self, *, settings: Settings | None = None, push: Push | None = None) -> PersistClient:
+        """A client that shares nothing with others but the stores, and what carries news."""
+        return PersistClient(
+            FaultyBlob(self.blob, self.faults),
+            FaultyConsensus(self.consensus, self.faults),
+            settings=replace(settings or self.settings, retain_ms=self.settings.retain_ms),
+            env=self.env,
+            metrics=NoMetrics(),
+            push=push,
+        )
+
+    def shard_id(self) -> ShardId:
+        """A fresh one."""
+        return ShardId.from_bytes(self.env.random_bytes(16))
+
+    def blob_keys(self, shard_id: ShardId, *, kind: str) -> set[str]:
+        """Keys of the shard's blobs: `kind` is "part" or "rollup"."""
+        letter = {"part": "n", "rollup": "v"}[kind]
+        return {info.key for info in self.blob.list_prefix(f"{shard_id}/{letter}")}
