@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 from persist_engine import Antichain, Location, PersistClient, ShardId
+from persist_engine.dataflow.open import open_sink
 from persist_engine.dataflow.sink.spill import ArrowLaws
 from persist_engine.flow.correction import BufferPolicy, CorrectionBuffer
 from persist_engine.model.frontier import EMPTY
@@ -57,7 +58,7 @@ def _sink(folder: Path, desired: pa.Table, rows: int, repeat: int) -> Row:
     with PersistClient.open(location) as client:
 
         def ours(_: int) -> None:
-            with client.open_sink(ShardId.from_bytes(uuid.uuid4().bytes), SCHEMA, workers=2) as sink:
+            with open_sink(client, ShardId.from_bytes(uuid.uuid4().bytes), SCHEMA, workers=2) as sink:
                 for start in range(0, rows, PIECE_ROWS):
                     sink.inputs[0].insert(desired.slice(start, PIECE_ROWS))
                 for an_input in sink.inputs:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from persist_engine import Location, PersistClient, ShardId, Upserted
+from persist_engine.dataflow.open import open_upsert
 from persist_engine.dataflow.upsert.rows import UpsertRows
 from persist_engine.flow.upsert import columns_of
 from persist_engine.flow.upsert_memory import MemoryStore
@@ -164,7 +165,7 @@ def peer(folder: Path, *, keys: int, rows: int, repeat: int) -> list[Row]:
     timings: dict[str, list[float]] = {"ours": [], "theirs": [], "synced": []}
     files = NewFiles(theirs)
     files.sync_s()
-    with PersistClient.open(location) as client, client.open_upsert(shard, SCHEMA, purpose="bench") as upserts:
+    with PersistClient.open(location) as client, open_upsert(client, shard, SCHEMA, purpose="bench") as upserts:
         upserts.upsert(first.select(["key", "val"]))
 
         due: list[Maintenance] = []
@@ -210,5 +211,5 @@ def peer(folder: Path, *, keys: int, rows: int, repeat: int) -> list[Row]:
 
 
 def _hydrate(location: Location, shard: ShardId) -> None:
-    with PersistClient.open(location) as client, client.open_upsert(shard, SCHEMA, purpose="bench") as upserts:
+    with PersistClient.open(location) as client, open_upsert(client, shard, SCHEMA, purpose="bench") as upserts:
         upserts.hydrate()

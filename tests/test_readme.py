@@ -40,6 +40,6 @@ def test_the_program_does_not_pass_over_an_append_that_was_refused(tmp_path):
 
 def test_times_are_kept_by_the_hold_of_the_program(tmp_path):
     """Nothing that it opens lets go of 9 while the critical reader stands."""
-    check = "client.open_upsert(shard, schema, purpose='later').hydrate()\nprint(client.inspect(shard).since)\n"
+    check = "open_upsert(client, shard, schema, purpose='later').hydrate()\nprint(client.inspect(shard).since)\n"
     ended = run(program(tmp_path) + check)
     assert ended.stdout.splitlines()[-1] == "0"

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from persist_engine.client.write.outcomes import Appended as Appended
     from persist_engine.client.write.outcomes import ProgressMismatch as ProgressMismatch
     from persist_engine.client.write.outcomes import UpperMismatch as UpperMismatch
+    from persist_engine.dataflow.open import open_sink as open_sink
+    from persist_engine.dataflow.open import open_upsert as open_upsert
     from persist_engine.dataflow.sink.handle import Sink as Sink
     from persist_engine.dataflow.sink.handle import SinkStatus as SinkStatus
     from persist_engine.dataflow.upsert.follow import Hydration as Hydration
@@ -73,6 +75,8 @@ _MODULES = {
     "UpsertHandle": "dataflow.upsert.handle",
     "Upserted": "dataflow.upsert.handle",
     "WriteHandle": "client.write.handle",
+    "open_sink": "dataflow.open",
+    "open_upsert": "dataflow.open",
 }
 
 __all__ = sorted(_MODULES)  # noqa: PLE0605 - the table is the list

@@ -15,6 +15,7 @@ from persist_engine.client.export import export_shard
 from persist_engine.client.read.listen import Progress
 from persist_engine.client.read.snapshot import Snapshot
 from persist_engine.codec.state_diff import encode_state_diff
+from persist_engine.dataflow.open import open_sink, open_upsert
 from persist_engine.model.diff.state_diff import between
 from persist_engine.model.frontier import DATA_TIME_MAX, EMPTY, TIME_MAX
 from persist_engine.model.ids import LeasedReaderId
@@ -120,11 +121,11 @@ def test_a_shard_written_past_all_data_is_read_by_whoever_needs_its_contents(tmp
             writer.compare_and_append([row(1, "a", 0)], expected_upper=A(0), new_upper=A(upper))
         assert export_shard(client, shard_id, tmp_path / "export", as_of="latest").rows == 1
         for _ in range(2):  # one that hydrates, and one that finds what the other wrote
-            with client.open_upsert(shard_id, SCHEMA, purpose="test") as upserts:
+            with open_upsert(client, shard_id, SCHEMA, purpose="test") as upserts:
                 assert upserts.hydrate() >= A(upper)
                 done = upserts.upsert_at(commands((2, "late"), time=[0]), upper=A(TIME_MAX))
                 assert (done.late, done.inserted, done.upper) == (1, 0, A(TIME_MAX))
-        with client.open_sink(shard_id, SCHEMA) as sink:
+        with open_sink(client, shard_id, SCHEMA) as sink:
             sink.inputs[0].insert([row(1, "a", 0)])
             sink.inputs[0].advance(EMPTY)
             assert sink.wait_for_upper(EMPTY, timeout_s=30)
@@ -139,7 +140,7 @@ def test_regression_who_follows_a_shard_past_all_data_leaves_a_time_at_which_it_
     writer = client.open_writer(shard_id, SCHEMA, purpose="test")
     writer.compare_and_append([row(1, "a", 0)], expected_upper=A(0), new_upper=A(5))
     upserts, reader = (
-        client.open_upsert(shard_id, SCHEMA, purpose="test"),
+        open_upsert(client, shard_id, SCHEMA, purpose="test"),
         client.open_leased_reader(shard_id, purpose="test"),
     )
     listen = reader.listen(4)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from persist_engine import Antichain, CriticalReaderId
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, Settings
 from persist_engine.client.read.listen import Progress
+from persist_engine.dataflow.open import open_upsert
 from persist_engine.model import commands as c
 from persist_engine.model.diff.state_diff import apply
 from persist_engine.model.frontier import EMPTY
@@ -129,7 +130,7 @@ def test_every_time_in_the_window_is_read_as_it_was_written(retain_ms, todo):
     now: dict[int, str] = {}
     paper: list[dict[int, str]] = []  # by time
     with ExitStack() as stack:
-        orders = stack.enter_context(client.open_upsert(shard_id, SCHEMA, purpose="test"))
+        orders = stack.enter_context(open_upsert(client, shard_id, SCHEMA, purpose="test"))
         machine = other.machine(shard_id)
         before = machine.state
         for what, one, two in todo:

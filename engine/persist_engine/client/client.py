@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from weakref import WeakValueDictionary
 
 from persist_engine.base.env import Env, SystemEnv
@@ -31,19 +30,13 @@ from persist_engine.client.location import Location
 from persist_engine.client.read.handle import ReadHandle
 from persist_engine.client.since import SinceHandle
 from persist_engine.client.write.handle import WriteHandle
-from persist_engine.dataflow.sink.handle import Sink, SinkOptions
-from persist_engine.dataflow.upsert.follow import Hydration
-from persist_engine.dataflow.upsert.handle import UpsertHandle
-from persist_engine.dataflow.upsert.stores import SPILL_BYTES, Backend, store_opener
-from persist_engine.flow.refresh import Refresh
 from persist_engine.model.commands import RetentionSet, SchemaEvolved
-from persist_engine.model.frontier import Antichain, TimeLike, time_of
+from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, ShardId, StoreId
 from persist_engine.model.inspection import Inspection, inspection_of
 from persist_engine.model.ownership import Adoption, Owner
 from persist_engine.model.queries import is_finalized
 from persist_engine.model.state import SourceProgress
-from persist_engine.rows.errors_column import with_errors
 from persist_engine.rows.schema import CODECS, Schema
 from persist_engine.shard.applier import Applier
 from persist_engine.shard.machine import Machine
@@ -155,41 +148,6 @@ class PersistClient:
         machine, schema_id = (self.machine(shard_id), None) if schema is None else self._initialised(shard_id, schema)
         return ReadHandle.open(machine, schema_id, purpose=purpose, lease_ms=lease_ms)
 
-    def open_upsert(
-        self,
-        shard_id: ShardId,
-        schema: Schema,
-        *,
-        backend: Backend = "memory",
-        directory: Path | str | None = None,
-        spill_bytes: int = SPILL_BYTES,
-        on_hydration: Callable[[Hydration], None] | None = None,
-        purpose: str,
-    ) -> UpsertHandle:
-        """A handle that upserts into the shard, which is created when it does not exist: one value per key, the last. It
-        registers a writer and a leased reader when it is first used. Its reader lets since go up to the last time written:
-        what the shard's retention does not keep, readers of earlier times hold themselves (see UpsertHandle).
-
-        The current values are kept in memory, with `rocksdb` in `directory` (the handle's alone; what lies there is thrown
-        away), or with `auto` there once they take more than `spill_bytes`. `on_hydration` is told, in the thread that
-        waits, how far rebuilding them has come. SchemaMismatch, also for a schema that the shard has outgrown;
-        InvalidUsage for a backend without its directory.
-        """
-        expect_count(spill_bytes, "spill_bytes", least=0)
-        if not isinstance(directory, Path | str | None):
-            raise unexpected(directory, "directory", "a path, or None")
-        if on_hydration is not None and not callable(on_hydration):
-            raise unexpected(on_hydration, "on_hydration", "a function, or None")
-        env, metrics = self._versions.env, self._versions.metrics
-        open_store = store_opener(backend, directory, spill_bytes=spill_bytes, env=env, metrics=metrics)
-        writer = self._open_correcting_writer(shard_id, schema, purpose=purpose)
-        return UpsertHandle(
-            writer,
-            lambda: self.open_leased_reader(shard_id, schema, purpose=purpose),
-            open_store,
-            on_hydration=on_hydration,
-        )
-
     def open_critical_since(
         self, shard_id: ShardId, critical_id: CriticalReaderId, *, opaque: bytes, purpose: str = ""
     ) -> SinceHandle:
@@ -203,42 +161,6 @@ class PersistClient:
             critical_id, opaque=opaque, purpose=expect_text(purpose, "purpose")
         )
         return SinceHandle(machine, critical_id, since=answer.since, opaque=answer.opaque)
-
-    def open_sink(
-        self,
-        shard_id: ShardId,
-        schema: Schema,
-        *,
-        workers: int = 1,
-        as_of: TimeLike = 0,
-        read_only: bool = False,
-        errors: bool = False,
-        refresh: Refresh | None = None,
-        memory_limit_bytes: int = 256 << 20,
-        spill_directory: Path | None = None,
-        purpose: str = "sink",
-    ) -> Sink:
-        """A running sink that keeps the shard equal to what its inputs say (see client.sink; `SinkOptions` for the
-        arguments). The shard is created when it does not exist; registers a leased reader (one commit). SchemaMismatch, also
-        for a schema that the shard has outgrown.
-        """
-        options = SinkOptions(
-            workers=workers,
-            as_of=time_of(as_of, "as_of"),
-            read_only=read_only,
-            errors=errors,
-            refresh=refresh,
-            memory_limit_bytes=memory_limit_bytes,
-            spill_directory=spill_directory,
-        )
-        tagged = with_errors(expect_schema(schema)) if errors else schema
-        writer = self._open_correcting_writer(shard_id, tagged, purpose=purpose)
-        return Sink(
-            schema,
-            open_reader=lambda: self.open_leased_reader(shard_id, tagged, purpose=purpose),
-            writer=writer,
-            options=options,
-        )
 
     def machine(self, shard_id: ShardId) -> Machine:
         """The shard's commands, for maintenance. Shares the state with all handles. ShardNotFound."""
@@ -409,12 +331,6 @@ class PersistClient:
         if known is None:
             known = self._share(Applier(self._versions.fetch_current_state(shard_id), self._versions))
         return known
-
-    def _open_correcting_writer(self, shard_id: ShardId, schema: Schema, *, purpose: str) -> WriteHandle:
-        """A writer that may retract what it reads: see WriteHandle.check_newest_schema."""
-        writer = self.open_writer(shard_id, schema, purpose=purpose)
-        writer.check_newest_schema()
-        return writer
 
     def _initialised(self, shard_id: ShardId, schema: Schema) -> tuple[Machine, int]:
         """The shard, made unless it exists, and the id of `schema` there."""

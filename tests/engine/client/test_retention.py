@@ -8,6 +8,7 @@ from persist_engine import CriticalReaderId, Location, PersistClient, RetentionS
 from persist_engine.base.errors import FinalizationError, InvalidUsage
 from persist_engine.base.settings import RETAIN_MS
 from persist_engine.client.closing import close_shard, finalize_shard
+from persist_engine.dataflow.open import open_upsert
 from persist_engine.model.frontier import EMPTY, Antichain
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.work.holds import holds_of
@@ -71,7 +72,7 @@ def test_what_an_upsert_handle_lets_go_of_is_read_until_since_passes_it(kept: Wo
     """The sentence of the README: a time that was read once gave SinceAhead as soon as an upsert handle had moved on."""
     env, client, shard_id = kept.env, kept.process(), kept.shard_id()
     assert isinstance(env, AheadEnv)
-    with client.open_upsert(shard_id, SCHEMA, purpose="orders") as orders:
+    with open_upsert(client, shard_id, SCHEMA, purpose="orders") as orders:
         first = orders.upsert(commands(1, "ada")).upper.time - 1
         for day in range(1, 7):
             env.advance_ms(DAY_MS)

@@ -14,6 +14,7 @@ from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import CorruptData, InvalidUsage, SchemaMismatch, SinkFailed, UpdateNotBeyondLower
 from persist_engine.base.metrics import PrometheusMetrics
 from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
+from persist_engine.dataflow.open import open_sink
 from persist_engine.dataflow.sink.actors import Control, Desired, Inbox, ShardUpper, StagedBatch
 from persist_engine.flow.desired import DesiredFrontiers
 from persist_engine.flow.mint import Mint
@@ -100,7 +101,7 @@ def advance(sink, frontier: int | None) -> None:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_what_is_desired_is_there_at_every_time(stores, workers):
     stores.hold()
-    with stores.client().open_sink(stores.shard_id, SCHEMA, workers=workers) as sink:
+    with open_sink(stores.client(), stores.shard_id, SCHEMA, workers=workers) as sink:
         for key in range(20):
             sink.inputs[key % workers].insert([row(key, "a", key), row(key, "a", key + 5, -1), row(key, "b", key + 5)])
         advance(sink, 30)
@@ -113,7 +114,7 @@ def test_what_is_desired_is_there_at_every_time(stores, workers):
 def test_an_edit_from_outside_is_corrected_at_the_next_append(stores):
     stores.hold()
     client = stores.client()
-    with client.open_sink(stores.shard_id, SCHEMA, workers=2) as sink:
+    with open_sink(client, stores.shard_id, SCHEMA, workers=2) as sink:
         sink.inputs[0].insert([row(1, "a", 0), row(2, "b", 0)])
         advance(sink, 5)
         settle(sink, 5)
@@ -127,7 +128,7 @@ def test_an_edit_from_outside_is_corrected_at_the_next_append(stores):
 
 def test_a_restarted_sink_that_is_told_the_same_writes_nothing(stores):
     def run() -> None:
-        with stores.client().open_sink(stores.shard_id, SCHEMA, workers=2) as sink:
+        with open_sink(stores.client(), stores.shard_id, SCHEMA, workers=2) as sink:
             sink.inputs[0].insert([row(key, "a", key) for key in range(50)])
             advance(sink, 60)
             settle(sink, 60)
@@ -141,7 +142,7 @@ def test_a_restarted_sink_that_is_told_the_same_writes_nothing(stores):
 
 def test_replicas_converge_and_leave_no_blob_behind(stores):
     stores.hold()
-    sinks = [stores.client().open_sink(stores.shard_id, SCHEMA, workers=2) for _ in range(3)]
+    sinks = [open_sink(stores.client(), stores.shard_id, SCHEMA, workers=2) for _ in range(3)]
     rows = [row(key, "ab"[key % 2], key % 40) for key in range(200)]
 
     def feed(sink) -> None:
@@ -169,8 +170,8 @@ def test_replicas_converge_and_leave_no_blob_behind(stores):
 
 def test_read_only_follows_and_is_promoted_once(stores):
     with (
-        stores.client().open_sink(stores.shard_id, SCHEMA) as blue,
-        stores.client().open_sink(stores.shard_id, SCHEMA, read_only=True, workers=2) as green,
+        open_sink(stores.client(), stores.shard_id, SCHEMA) as blue,
+        open_sink(stores.client(), stores.shard_id, SCHEMA, read_only=True, workers=2) as green,
     ):
         for sink in (blue, green):
             sink.inputs[0].insert([row(key, "a", 0) for key in range(10)])
@@ -187,7 +188,7 @@ def test_read_only_follows_and_is_promoted_once(stores):
 
 
 def test_closing_the_desired_collection_closes_the_shard(stores):
-    with stores.client().open_sink(stores.shard_id, SCHEMA, workers=2) as sink:
+    with open_sink(stores.client(), stores.shard_id, SCHEMA, workers=2) as sink:
         sink.inputs[1].insert([row(1, "a", 3)])
         advance(sink, None)
         assert sink.wait_for_upper(Antichain.empty(), timeout_s=PATIENCE_S)
@@ -204,7 +205,7 @@ def test_no_relation_of_since_upper_and_as_of_hangs(stores, since, upper, as_of)
         if upper:
             writer.compare_and_append([row(1, "old", 0), row(2, "gone", 1)], expected_upper=A(0), new_upper=A(upper))
     stores.hold(since)
-    with client.open_sink(stores.shard_id, SCHEMA, as_of=as_of, workers=2) as sink:
+    with open_sink(client, stores.shard_id, SCHEMA, as_of=as_of, workers=2) as sink:
         sink.inputs[0].insert([row(1, "old", 0), row(3, "new", 5)])
         advance(sink, 10)
         advance(sink, 30)
@@ -218,7 +219,7 @@ def test_no_relation_of_since_upper_and_as_of_hangs(stores, since, upper, as_of)
 def test_errors_and_rows_share_one_shard_and_one_frontier(stores):
     holder = stores.client().open_leased_reader(stores.shard_id, with_errors(SCHEMA), purpose="hold")
     stores.holders.append(holder)
-    with stores.client().open_sink(stores.shard_id, SCHEMA, errors=True, workers=2) as sink:
+    with open_sink(stores.client(), stores.shard_id, SCHEMA, errors=True, workers=2) as sink:
         sink.inputs[0].insert([row(1, "a", 0)])
         sink.inputs[1].insert_errors([("division by zero", 2, 1), ("division by zero", 4, -1)])
         advance(sink, 10)
@@ -239,7 +240,7 @@ def test_errors_and_rows_share_one_shard_and_one_frontier(stores):
 
 def test_a_refresh_schedule_shows_the_input_only_then(stores):
     stores.hold()
-    with stores.client().open_sink(stores.shard_id, SCHEMA, refresh=Refresh(every=10, aligned_to=3)) as sink:
+    with open_sink(stores.client(), stores.shard_id, SCHEMA, refresh=Refresh(every=10, aligned_to=3)) as sink:
         sink.inputs[0].insert([row(1, "a", 0), row(1, "a", 2, -1), row(2, "b", 3), row(3, "c", 4)])
         advance(sink, 5)
         settle(sink, 13)
@@ -249,7 +250,7 @@ def test_a_refresh_schedule_shows_the_input_only_then(stores):
 
 def test_past_the_last_refresh_the_shard_is_closed(stores):
     stores.hold()
-    with stores.client().open_sink(stores.shard_id, SCHEMA, refresh=Refresh(at=(5, 8))) as sink:
+    with open_sink(stores.client(), stores.shard_id, SCHEMA, refresh=Refresh(at=(5, 8))) as sink:
         sink.inputs[0].insert([row(1, "a", 0), row(2, "b", 7), row(3, "c", 9)])
         advance(sink, 9)
         assert sink.wait_for_upper(Antichain.empty(), timeout_s=PATIENCE_S)
@@ -269,8 +270,8 @@ def test_spilling_keeps_memory_bounded_and_the_directory_clean(stores, tmp_path:
         ],
         schema=SCHEMA.updates_schema,
     )
-    with stores.client().open_sink(
-        stores.shard_id, SCHEMA, workers=2, memory_limit_bytes=limit, spill_directory=tmp_path
+    with open_sink(
+        stores.client(), stores.shard_id, SCHEMA, workers=2, memory_limit_bytes=limit, spill_directory=tmp_path
     ) as sink:
         peak = 0
         for start in range(0, rows, 10_000):
@@ -290,7 +291,7 @@ def test_spilling_keeps_memory_bounded_and_the_directory_clean(stores, tmp_path:
 
 
 def test_a_failing_worker_is_named_and_the_sink_stops(stores):
-    sink = stores.client().open_sink(stores.shard_id, SCHEMA)
+    sink = open_sink(stores.client(), stores.shard_id, SCHEMA)
     sink.inputs[0].insert([row(1, "a", 0)])
     stores.faults.fail_next("set", happened=False, matching="/n", times=1000)
     advance(sink, 5)
@@ -304,7 +305,7 @@ def test_a_failing_worker_is_named_and_the_sink_stops(stores):
 
 
 def test_a_failure_that_nobody_saw_is_told_at_the_end(stores):
-    sink = stores.client().open_sink(stores.shard_id, SCHEMA)
+    sink = open_sink(stores.client(), stores.shard_id, SCHEMA)
     stores.faults.break_down()
     sink.inputs[0].insert([row(1, "a", 0)])
     advance(sink, 5)
@@ -318,8 +319,8 @@ def test_misuse_is_refused_before_anything_happens(stores):
     client = stores.client()
     for wrong in ({"workers": 0}, {"memory_limit_bytes": 10}, {"as_of": -1}, {"as_of": 2**63}):
         with pytest.raises(InvalidUsage):
-            client.open_sink(stores.shard_id, SCHEMA, **wrong)
-    with client.open_sink(stores.shard_id, SCHEMA) as sink:
+            open_sink(client, stores.shard_id, SCHEMA, **wrong)
+    with open_sink(client, stores.shard_id, SCHEMA) as sink:
         advance(sink, 5)
         with pytest.raises(UpdateNotBeyondLower, match="time 4 after input 0 advanced to"):
             sink.inputs[0].insert([row(1, "a", 4)])
@@ -335,7 +336,7 @@ def test_misuse_is_refused_before_anything_happens(stores):
 
 def test_closing_gives_up_reader_writer_and_staged_batches(stores):
     client = stores.client()
-    with client.open_sink(stores.shard_id, SCHEMA, workers=2) as sink:
+    with open_sink(client, stores.shard_id, SCHEMA, workers=2) as sink:
         sink.inputs[0].insert([row(1, "a", 0)])
         advance(sink, 3)
         settle(sink, 3)
@@ -345,7 +346,7 @@ def test_closing_gives_up_reader_writer_and_staged_batches(stores):
 
 
 def test_metrics_say_what_the_buffers_saw_and_hold(stores):
-    with stores.client().open_sink(stores.shard_id, SCHEMA, workers=2) as sink:
+    with open_sink(stores.client(), stores.shard_id, SCHEMA, workers=2) as sink:
         sink.inputs[0].insert([row(key, "a", 0) for key in range(100)])
         advance(sink, 3)
         settle(sink, 3)
@@ -365,7 +366,7 @@ def test_metrics_say_what_the_buffers_saw_and_hold(stores):
 def test_it_opens_from_a_location(tmp_path: Path):
     location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
     shard_id = ShardId.new()
-    with PersistClient.open(location) as client, client.open_sink(shard_id, SCHEMA, workers=2) as sink:
+    with PersistClient.open(location) as client, open_sink(client, shard_id, SCHEMA, workers=2) as sink:
         sink.inputs[0].insert([row(1, "a", 0)])
         advance(sink, 2)
         settle(sink, 2)
@@ -374,8 +375,8 @@ def test_it_opens_from_a_location(tmp_path: Path):
 
 def test_a_disk_that_refuses_names_the_worker(stores, tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
-    sink = stores.client().open_sink(
-        stores.shard_id, SCHEMA, memory_limit_bytes=1 << 20, spill_directory=tmp_path / "file"
+    sink = open_sink(
+        stores.client(), stores.shard_id, SCHEMA, memory_limit_bytes=1 << 20, spill_directory=tmp_path / "file"
     )
     rows = pa.table(
         [
@@ -402,7 +403,7 @@ def test_a_sink_cannot_correct_what_cannot_be_read(stores):
         writer.compare_and_append([row(1, "a", 0)], expected_upper=A(0), new_upper=A(3))
     with client.open_leased_reader(stores.shard_id, SCHEMA, purpose="since") as reader:
         reader.downgrade_since(Antichain.empty())
-    sink = client.open_sink(stores.shard_id, SCHEMA)
+    sink = open_sink(client, stores.shard_id, SCHEMA)
     with pytest.raises(SinkFailed, match="reader of the sink .* since of shard .* is empty"):
         sink.wait_for_upper(A(9), timeout_s=PATIENCE_S)
     sink.close()
@@ -473,13 +474,13 @@ def test_a_schema_that_the_shard_has_outgrown_is_refused(stores):
     grown = Schema(key=SCHEMA.key, val=SCHEMA.val.append(pa.field("note", pa.string())))
     stores.client().evolve_schema(stores.shard_id, grown)
     with pytest.raises(SchemaMismatch, match="evolved to schema 1"):
-        stores.client().open_sink(stores.shard_id, SCHEMA)
-    stores.client().open_sink(stores.shard_id, grown).close()
+        open_sink(stores.client(), stores.shard_id, SCHEMA)
+    open_sink(stores.client(), stores.shard_id, grown).close()
 
 
 def test_regression_a_sink_ends_all_of_its_parts_whatever_one_of_them_raises(stores, monkeypatch):
     """The first error was raised at once: the reader's heartbeat went on for as long as anybody held the sink."""
-    sink = stores.client().open_sink(stores.shard_id, SCHEMA)
+    sink = open_sink(stores.client(), stores.shard_id, SCHEMA)
     thread = sink._parts.reader.handle._heartbeat._thread
 
     def damaged() -> None:
@@ -502,6 +503,6 @@ def test_regression_a_sink_that_cannot_start_leaves_no_thread_and_no_lease(store
 
     monkeypatch.setattr(threading.Thread, "start", limited)
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        stores.client().open_sink(stores.shard_id, SCHEMA)
+        open_sink(stores.client(), stores.shard_id, SCHEMA)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("persist-sink-")]
     assert not stores.client().machine(stores.shard_id).state.leased_readers

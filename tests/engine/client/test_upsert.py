@@ -25,6 +25,7 @@ from persist_engine import (
 from persist_engine.base.errors import InvalidUsage, InvariantViolated
 from persist_engine.base.metrics import PrometheusMetrics
 from persist_engine.base.settings import Settings
+from persist_engine.dataflow.open import open_upsert
 from persist_engine.dataflow.upsert.handle import UpsertHandle
 from persist_engine.model.frontier import EMPTY
 from persist_kit.upserts import Row, commands, contents, opened
@@ -258,7 +259,7 @@ def test_keys_and_values_of_a_schema_without_values(world: World, shard_id: Shar
     client = world.process()
     empty = pa.StructArray.from_buffers(pa.struct([]), 3, [None], children=[])
     keys = pa.array([{"id": 0.0}, {"id": float("nan")}, {"id": 2.0}], schema.key_type)
-    with client.open_upsert(shard_id, schema, purpose="test") as upserts:
+    with open_upsert(client, shard_id, schema, purpose="test") as upserts:
         assert upserts.upsert(pa.table({"key": keys, "val": empty})).inserted == 3
         again = pa.array([{"id": -0.0}, {"id": float("nan")}, {"id": None}], schema.key_type)
         assert upserts.upsert(pa.table({"key": again, "val": empty})).inserted == 1

@@ -17,6 +17,7 @@ from persist_engine import (
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch, Unavailable, UpdateBeyondUpper
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, RetrySettings, Settings
 from persist_engine.client.read.handle import ReadHandle
+from persist_engine.dataflow.open import open_upsert
 from persist_engine.work.perform import perform
 from persist_kit.upserts import commands, contents, opened
 from persist_kit.world import SCHEMA, World
@@ -196,14 +197,14 @@ def test_a_handle_of_an_outgrown_schema_stops_before_it_retracts_wrongly(world: 
     old.upsert(commands((1, "a"), (2, "b")))
     grown = Schema(key=SCHEMA.key, val=pa.schema([("name", pa.string()), ("size", pa.int64())]))
     other.evolve_schema(shard_id, grown)
-    new = other.open_upsert(shard_id, grown, purpose="test")
+    new = open_upsert(other, shard_id, grown, purpose="test")
     vals = pa.array([{"name": "c", "size": 7}, {"name": "d", "size": None}], grown.val_type)
     assert new.upsert(pa.table({"key": pa.array([{"id": 1}, {"id": 3}], grown.key_type), "val": vals})).retracted == 1
     with pytest.raises(SchemaMismatch, match="evolved to schema 1, this handle has 0"):
         old.upsert(commands((1, "e")))
     with pytest.raises(SchemaMismatch, match="evolved to schema 1"):
         opened(client, shard_id)
-    with client.open_upsert(shard_id, grown, purpose="again") as again:
+    with open_upsert(client, shard_id, grown, purpose="again") as again:
         both = pa.array([{"id": 1}, {"id": 2}], grown.key_type)
         assert again.upsert(pa.table({"key": both, "val": pa.nulls(2)})).retracted == 2
     assert contents(client, shard_id) == {3: "d"}

@@ -7,6 +7,7 @@ import pytest
 from persist_engine import Antichain, CriticalReaderId
 from persist_engine.client.read.listen import Progress
 from persist_engine.client.write.outcomes import Appended
+from persist_engine.dataflow.open import open_sink, open_upsert
 from persist_kit.world import SCHEMA, AheadEnv, World, row
 
 at = Antichain.of
@@ -61,12 +62,12 @@ def test_every_method_takes_every_way_to_say_a_time(say):
         listen.close()
     critical = client.open_critical_since(shard_id, CriticalReaderId.from_bytes(bytes(16)), opaque=b"o")
     assert critical.compare_and_downgrade_since(b"o", (b"o", say(3))).since == at(t + 3000)
-    with client.open_upsert(world.shard_id(), SCHEMA, purpose="test") as upserts:
+    with open_upsert(client, world.shard_id(), SCHEMA, purpose="test") as upserts:
         table = pa.table(
             {"key": pa.array([{"id": 1}]), "val": pa.array([{"name": "b"}]), "time": pa.array([t], pa.int64())}
         )
         assert upserts.upsert_at(table, upper=say(1)).upper == at(t + 1000)
-    with client.open_sink(world.shard_id(), SCHEMA, as_of=say(0)) as sink:
+    with open_sink(client, world.shard_id(), SCHEMA, as_of=say(0)) as sink:
         sink.inputs[0].insert([row(1, "a", t)])
         sink.inputs[0].advance(say(1))
         assert sink.wait_for_upper(say(1), timeout_s=30)

@@ -29,6 +29,7 @@ from persist_engine import (
 )
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.settings import BatchSettings, Settings
+from persist_engine.dataflow.open import open_sink, open_upsert
 from persist_engine.dataflow.sink.handle import SinkInput
 from persist_engine.model.ownership import Owner
 from persist_kit.world import SCHEMA, AheadEnv, World, row
@@ -174,7 +175,7 @@ def place():
         writer.compare_and_append([row(1, "a", 3)], expected_upper=Antichain.of(0), new_upper=Antichain.of(10))
         others = world.shard_id()
         critical = client.open_critical_since(shard_id, CriticalReaderId.from_bytes(bytes(16)), opaque=b"o")
-        sink = stack.enter_context(client.open_sink(others, SCHEMA))
+        sink = stack.enter_context(open_sink(client, others, SCHEMA))
         yield SimpleNamespace(
             world=world,
             client=client,
@@ -182,7 +183,7 @@ def place():
             writer=writer,
             reader=stack.enter_context(client.open_leased_reader(shard_id, purpose="test")),
             critical=critical,
-            upserts=stack.enter_context(client.open_upsert(shard_id, SCHEMA, purpose="test")),
+            upserts=stack.enter_context(open_upsert(client, shard_id, SCHEMA, purpose="test")),
             sink=sink,
         )
 

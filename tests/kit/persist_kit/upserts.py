@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 from persist_engine.client.client import PersistClient
+from persist_engine.dataflow.open import open_upsert
 from persist_engine.dataflow.upsert.handle import UpsertHandle
 from persist_engine.model.ids import ShardId
 
@@ -23,7 +24,7 @@ def commands(*rows: Row, **more: list[Any]) -> pa.Table:
 
 def opened(client: PersistClient, shard_id: ShardId, **more: Any) -> UpsertHandle:
     """A handle on a shard of SCHEMA."""
-    return client.open_upsert(shard_id, SCHEMA, purpose="test", **more)
+    return open_upsert(client, shard_id, SCHEMA, purpose="test", **more)
 
 
 def contents(client: PersistClient, shard_id: ShardId, as_of: int | None = None) -> dict[int, str]:

@@ -1,6 +1,6 @@
 """Sink: keeps a shard equal to a desired collection, with N workers in this process (spec 17).
 
-    with client.open_sink(shard_id, schema, workers=4) as sink:
+    with open_sink(client, shard_id, schema, workers=4) as sink:
         sink.inputs[0].insert([((1,), ("one",)), 5, +1)])       # the first row is there from time 5 on
         sink.inputs[0].insert([((1,), ("one",)), 9, -1)])       # and gone at 9
         for an_input in sink.inputs:

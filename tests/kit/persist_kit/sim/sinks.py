@@ -19,6 +19,7 @@ from persist_engine.base.errors import (
     Unavailable,
 )
 from persist_engine.client.client import PersistClient
+from persist_engine.dataflow.open import open_sink as open_plain_sink
 from persist_engine.dataflow.sink.handle import Sink
 from persist_engine.model.frontier import Antichain
 from persist_engine.testing.oracle import Oracle, Update
@@ -190,7 +191,7 @@ def open_sink(history: History, client: PersistClient, *, workers: int, as_of: i
     correcting = Correcting(history.desired, as_of)
     history.correcting.append(correcting)
     with history.scheduler.doing(correcting):
-        return client.open_sink(history.shard_id, SCHEMA, workers=workers, as_of=as_of, read_only=read_only)
+        return open_plain_sink(client, history.shard_id, SCHEMA, workers=workers, as_of=as_of, read_only=read_only)
 
 
 def tell(history: History, sink: Sink, lower: int, upper: int, *, rng: random.Random) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 from persist_engine.base.errors import AmbiguousAppend, BatchExpired, Fenced, InvalidUsage, MissingBlob
 from persist_engine.client.write.outcomes import ProgressMismatch, UpperMismatch
+from persist_engine.dataflow.open import open_upsert
 from persist_engine.dataflow.upsert.handle import Upserted, UpsertHandle
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.testing.oracle import Oracle
@@ -112,7 +113,7 @@ class Upserter(Actor):
     handle: UpsertHandle
 
     def open(self) -> None:
-        self.handle = self.client.open_upsert(self.history.shard_id, SCHEMA, purpose=self.name)
+        self.handle = open_upsert(self.client, self.history.shard_id, SCHEMA, purpose=self.name)
 
     def close(self) -> None:
         if self.rng.random() < 0.7:

@@ -1,0 +1,99 @@
+"""Opening what writes a collection by what it should be: sinks and upserts, on the handles of a client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from persist_engine.client.arguments import expect_count, expect_schema, unexpected
+from persist_engine.client.client import PersistClient
+from persist_engine.client.write.handle import WriteHandle
+from persist_engine.dataflow.sink.handle import Sink, SinkOptions
+from persist_engine.dataflow.upsert.follow import Hydration
+from persist_engine.dataflow.upsert.handle import UpsertHandle
+from persist_engine.dataflow.upsert.stores import SPILL_BYTES, Backend, store_opener
+from persist_engine.flow.refresh import Refresh
+from persist_engine.model.frontier import TimeLike, time_of
+from persist_engine.model.ids import ShardId
+from persist_engine.rows.errors_column import with_errors
+from persist_engine.rows.schema import Schema
+
+
+def open_sink(
+    client: PersistClient,
+    shard_id: ShardId,
+    schema: Schema,
+    *,
+    workers: int = 1,
+    as_of: TimeLike = 0,
+    read_only: bool = False,
+    errors: bool = False,
+    refresh: Refresh | None = None,
+    memory_limit_bytes: int = 256 << 20,
+    spill_directory: Path | None = None,
+    purpose: str = "sink",
+) -> Sink:
+    """A running sink that keeps the shard equal to what its inputs say (see client.sink; `SinkOptions` for the
+    arguments). The shard is created when it does not exist; registers a leased reader (one commit). SchemaMismatch, also
+    for a schema that the shard has outgrown.
+    """
+    options = SinkOptions(
+        workers=workers,
+        as_of=time_of(as_of, "as_of"),
+        read_only=read_only,
+        errors=errors,
+        refresh=refresh,
+        memory_limit_bytes=memory_limit_bytes,
+        spill_directory=spill_directory,
+    )
+    tagged = with_errors(expect_schema(schema)) if errors else schema
+    writer = _open_correcting_writer(client, shard_id, tagged, purpose=purpose)
+    return Sink(
+        schema,
+        open_reader=lambda: client.open_leased_reader(shard_id, tagged, purpose=purpose),
+        writer=writer,
+        options=options,
+    )
+
+
+def open_upsert(
+    client: PersistClient,
+    shard_id: ShardId,
+    schema: Schema,
+    *,
+    backend: Backend = "memory",
+    directory: Path | str | None = None,
+    spill_bytes: int = SPILL_BYTES,
+    on_hydration: Callable[[Hydration], None] | None = None,
+    purpose: str,
+) -> UpsertHandle:
+    """A handle that upserts into the shard, which is created when it does not exist: one value per key, the last. It
+    registers a writer and a leased reader when it is first used. Its reader lets since go up to the last time written:
+    what the shard's retention does not keep, readers of earlier times hold themselves (see UpsertHandle).
+
+    The current values are kept in memory, with `rocksdb` in `directory` (the handle's alone; what lies there is thrown
+    away), or with `auto` there once they take more than `spill_bytes`. `on_hydration` is told, in the thread that
+    waits, how far rebuilding them has come. SchemaMismatch, also for a schema that the shard has outgrown;
+    InvalidUsage for a backend without its directory.
+    """
+    expect_count(spill_bytes, "spill_bytes", least=0)
+    if not isinstance(directory, Path | str | None):
+        raise unexpected(directory, "directory", "a path, or None")
+    if on_hydration is not None and not callable(on_hydration):
+        raise unexpected(on_hydration, "on_hydration", "a function, or None")
+    versions = client.versions
+    open_store = store_opener(backend, directory, spill_bytes=spill_bytes, env=versions.env, metrics=versions.metrics)
+    writer = _open_correcting_writer(client, shard_id, schema, purpose=purpose)
+    return UpsertHandle(
+        writer,
+        lambda: client.open_leased_reader(shard_id, schema, purpose=purpose),
+        open_store,
+        on_hydration=on_hydration,
+    )
+
+
+def _open_correcting_writer(client: PersistClient, shard_id: ShardId, schema: Schema, *, purpose: str) -> WriteHandle:
+    """A writer that may retract what it reads: see WriteHandle.check_newest_schema."""
+    writer = client.open_writer(shard_id, schema, purpose=purpose)
+    writer.check_newest_schema()
+    return writer
