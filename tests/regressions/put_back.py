@@ -318,7 +318,7 @@ BUGS = (
         "base/retry.py",
         "        if self.attempts >= self._settings.warn_attempts:\n",
         "        if False:\n",
-        "tests/engine/shard/test_retry.py::test_regression_29_warns_once_attempts_are_many",
+        "tests/engine/base/test_retry.py::test_regression_29_warns_once_attempts_are_many",
     ),
     bug(
         "30 (leak)",
@@ -346,7 +346,7 @@ BUGS = (
         "dataflow/sink/readback.py",
         "            self._whole = whole\n            yield self._progress(upper)\n",
         "            self._whole = whole\n            yield self._progress(upper.join(since))\n",
-        "tests/engine/client/test_sink.py::test_no_relation_of_since_upper_and_as_of_hangs[9-4-6]",
+        "tests/engine/dataflow/test_sink.py::test_no_relation_of_since_upper_and_as_of_hangs[9-4-6]",
     ),
     bug(
         "31",
@@ -367,7 +367,7 @@ BUGS = (
         "parts/consolidate.py",
         "takes_rest=holding_up is None",
         "takes_rest=True",
-        "tests/engine/shard/test_consolidate.py::test_merge_equals_a_dictionary_for_every_cut_and_window",
+        "tests/engine/parts/test_consolidate.py::test_merge_equals_a_dictionary_for_every_cut_and_window",
     ),
     bug(
         "34",
@@ -382,7 +382,7 @@ BUGS = (
         "parts/listings.py",
         "    return [wave for wave in (parts, *reversed(levels)) if wave]\n",
         "    return [wave for wave in (*levels, parts) if wave]\n",
-        "tests/engine/shard/test_runs.py::test_regression_an_interrupted_deletion_of_a_run_still_finds_its_children",
+        "tests/engine/parts/test_listings.py::test_regression_an_interrupted_deletion_of_a_run_still_finds_its_children",
     ),
 )
 

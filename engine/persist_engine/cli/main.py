@@ -1,6 +1,6 @@
 """`persist`: looks into shards, maintains them, reads them. What maintenance pods run, and people.
 
-Owns the exit codes and how errors look. Commands live in `inspect`, `maintain`, `admin` and `read`, and in plugins.
+Owns how errors look. Commands live in `inspect`, `maintain`, `admin` and `read`, and in plugins.
 """
 
 from __future__ import annotations
@@ -15,38 +15,16 @@ from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 
-from persist_engine.base.errors import (
-    CorruptData,
-    Fenced,
-    Incompatible,
-    InvalidUsage,
-    InvariantViolated,
-    PersistError,
-    StorageError,
-    Unavailable,
-)
+from persist_engine.base.errors import PersistError
 from persist_engine.cli import maintain, read
 from persist_engine.cli.admin import group as admin
+from persist_engine.cli.exit_codes import EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, exit_code
 from persist_engine.cli.inspect import commands as inspect
 from persist_engine.cli.options import ENVIRON, METRICS_FILE
 from persist_engine.cli.plugins import PluginGroup
 
-EXIT_USAGE = 64
-EXIT_CORRUPT = 74
+#: What the parser of arguments ends with.
 _PARSER_EXIT_USAGE = 2
-#: The first that fits counts; subclasses before their parents.
-EXIT_CODES: tuple[tuple[type[PersistError], int], ...] = (
-    (InvalidUsage, EXIT_USAGE),
-    (StorageError, 70),
-    (Unavailable, 70),
-    (Fenced, 71),
-    (CorruptData, EXIT_CORRUPT),
-    (Incompatible, 75),
-    (InvariantViolated, 73),
-    (PersistError, 1),
-)
-EXIT_INTERRUPTED = 130
-EXIT_PIPE = 141
 #: In the environment: show where an unexpected error came from instead of one line about it.
 TRACEBACK = "PERSIST_TRACEBACK"
 
@@ -106,11 +84,6 @@ def persist(
     """Durable, versioned, time-varying collections: look into shards, maintain, administer and read them."""
     METRICS_FILE.set(metrics)
     ENVIRON.set(os.environ)
-
-
-def exit_code(error: PersistError) -> int:
-    """What the process ends with for `error`."""
-    return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
 
 
 def main() -> NoReturn:

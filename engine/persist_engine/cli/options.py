@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,7 +22,7 @@ from persist_engine.base.errors import (
     PersistError,
     ShardNotFound,
 )
-from persist_engine.cli.memory import give_back_what_is_freed
+from persist_engine.cli.exit_codes import exit_code
 from persist_engine.cli.waiting import Waiting, opening
 
 if TYPE_CHECKING:
@@ -135,8 +137,6 @@ def check_can_write(path: Path | None, option: str) -> None:
 
 def ended_with(problems: Sequence[PersistError]) -> None:
     """After a command on many shards that left out some: tell of each on stderr, and exit as of the first."""
-    from persist_engine.cli.main import exit_code
-
     for error in problems:
         typer.echo(f"error: {error.kind.value}: {' '.join(str(error).split())}", err=True)
     if problems:
@@ -249,3 +249,17 @@ def _given(url: str | None, name: str, variable: str) -> str:
     if not url:
         raise InvalidUsage(f"no store given: say {name} URL, or set {variable}")
     return url
+
+
+#: glibc's number for the most arenas there may be. By itself each thread of the first sixteen gets one, and keeps in it what it freed.
+_M_ARENA_MAX = -8
+
+
+def give_back_what_is_freed() -> None:
+    """For the whole process, before it works. Measured, 24 runs of wide rows within 512 MiB: a peak of 395 MiB where it was 640."""
+    import pyarrow as pa
+
+    # Arrow's own pools keep what was freed for a while.
+    pa.set_memory_pool(pa.system_memory_pool())
+    with contextlib.suppress(OSError, AttributeError):  # another C library has no arenas
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)

@@ -16,9 +16,8 @@ from persist_engine.model.commands import OpaqueMismatch
 from persist_engine.model.frontier import EMPTY
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId
 from persist_engine.model.leases import expires_after_ms
-from persist_engine.model.maintenance import Maintenance
+from persist_engine.model.maintenance import Maintenance, rollup_wanted
 from persist_engine.model.state import ShardState
-from persist_engine.model.upkeep import rollup_wanted
 from persist_engine.work.outcome import Outcome
 from persist_engine.work.perform import perform
 

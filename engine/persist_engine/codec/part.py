@@ -39,8 +39,7 @@ from persist_engine.base.errors import (
     SchemaMismatch,
     check,
 )
-from persist_engine.codec.checksum import checksum, is_known
-from persist_engine.codec.damage import decoding
+from persist_engine.codec.damage import checksum, decoding, is_known
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.rows.columns import constant, empty_struct, storable
 from persist_engine.rows.evolution import adapted, needs_adapting

@@ -19,7 +19,6 @@ from persist_engine.base.versioned import SeqNo, VersionedData, tag_of
 from persist_engine.codec import records
 from persist_engine.codec.batch import antichain_from_pb, antichain_to_pb, batch_from_pb, batch_to_pb
 from persist_engine.codec.envelope import CHAINED_VERSION, RETAINED_DIFF_VERSION, Kind, decoding, opened, sealed
-from persist_engine.codec.kept import Kept
 from persist_engine.model.diff.state_diff import Delete, FieldDiff, Insert, StateDiff, Update
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId, WriterId
 from persist_engine.pb import batch_pb2, diff_pb2, state_pb2
@@ -29,6 +28,30 @@ _KEPT_BYTES_MAX = 1 << 20
 
 #: Slices that follow the key: to; from and to; from.
 _SLICES = {diff_pb2.DIFF_TYPE_INSERT: 2, diff_pb2.DIFF_TYPE_UPDATE: 3, diff_pb2.DIFF_TYPE_DELETE: 2}
+
+
+class Kept:
+    """Encodes immutable values of one kind and keeps what it encoded, by identity: what one diff or rollup holds, the
+    next one often holds again, as the same object. Thread-safe; holds `bytes_max` of encodings at most.
+    """
+
+    def __init__(self, encode: Callable[[Any], bytes], *, bytes_max: int) -> None:
+        self._encode = encode
+        self._bytes_max = bytes_max
+        self._kept: dict[int, tuple[Any, bytes]] = {}
+        self._bytes = 0
+
+    def __call__(self, value: Any) -> bytes:
+        """The value's bytes."""
+        found = self._kept.get(id(value))
+        if found is not None and found[0] is value:
+            return found[1]
+        data = self._encode(value)
+        if self._bytes + len(data) > self._bytes_max:
+            self._kept, self._bytes = {}, 0
+        self._kept[id(value)] = (value, data)
+        self._bytes += len(data)
+        return data
 
 
 @dataclass(frozen=True, slots=True)

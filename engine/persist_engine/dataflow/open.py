@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from persist_engine.client.arguments import expect_count, expect_schema, unexpected
+from persist_engine.client.arguments import expect, expect_count, expect_schema, unexpected
 from persist_engine.client.client import PersistClient
 from persist_engine.client.write.handle import WriteHandle
 from persist_engine.dataflow.sink.handle import Sink, SinkOptions
@@ -37,6 +37,7 @@ def open_sink(
     arguments). The shard is created when it does not exist; registers a leased reader (one commit). SchemaMismatch, also
     for a schema that the shard has outgrown.
     """
+    expect(client, PersistClient, "client", "a PersistClient")
     options = SinkOptions(
         workers=workers,
         as_of=time_of(as_of, "as_of"),
@@ -76,6 +77,7 @@ def open_upsert(
     waits, how far rebuilding them has come. SchemaMismatch, also for a schema that the shard has outgrown;
     InvalidUsage for a backend without its directory.
     """
+    expect(client, PersistClient, "client", "a PersistClient")
     expect_count(spill_bytes, "spill_bytes", least=0)
     if not isinstance(directory, Path | str | None):
         raise unexpected(directory, "directory", "a path, or None")

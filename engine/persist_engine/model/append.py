@@ -12,15 +12,16 @@ from persist_engine.base.errors import BatchExpired, InvalidEmptyTimeInterval, I
 from persist_engine.model.commands import (
     AlreadyCommitted,
     Appended,
+    Applied,
     CompareAndAppend,
     InlineBackpressure,
     ProgressMismatch,
+    Refused,
     StagedTooEarly,
     UpperMismatch,
 )
 from persist_engine.model.frontier import EMPTY
 from persist_engine.model.ids import ShardId, staged_ms
-from persist_engine.model.outcome import Applied, Refused
 from persist_engine.model.queries import held_since, is_tombstone
 from persist_engine.model.spine.trace import MergeReq, Trace
 from persist_engine.model.state import ShardState, Writer

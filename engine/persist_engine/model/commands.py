@@ -14,7 +14,7 @@ from persist_engine.model.batch import HollowBatch, HollowRollup
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, IdempotencyToken, LeasedReaderId, WriterId
 from persist_engine.model.spine.trace import MergeOutcome, MergeReq, MergeRes
-from persist_engine.model.state import DebugInfo, SchemaPair, SourceProgress
+from persist_engine.model.state import DebugInfo, SchemaPair, ShardState, SourceProgress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -418,3 +418,18 @@ Answer = (
     | RetentionSet
     | TombstoneStep
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """Commit `state`, then give `answer`."""
+
+    state: ShardState
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Give `answer`; there is nothing to commit."""
+
+    answer: Answer

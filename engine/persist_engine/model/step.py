@@ -27,8 +27,7 @@ from persist_engine.model.diff.state_diff import StateDiff, between
 from persist_engine.model.ids import ShardId
 from persist_engine.model.invariants import check_invariants
 from persist_engine.model.leases import expire_at
-from persist_engine.model.maintenance import Maintenance
-from persist_engine.model.plans import gc_due, rollup_due
+from persist_engine.model.maintenance import Maintenance, gc_due, rollup_due
 from persist_engine.model.queries import is_tombstone, sealed_maps
 from persist_engine.model.shared_map import SharedMap
 from persist_engine.model.state import Claim, CodecNames, SchemaPair, ShardState

@@ -21,8 +21,8 @@ from persist_engine.base.versioned import SeqNo
 from persist_engine.model import commands as c
 from persist_engine.model.append import compare_and_append, with_held_since
 from persist_engine.model.batch import HollowBatch
+from persist_engine.model.commands import Applied, Refused
 from persist_engine.model.frontier import EMPTY, MINIMUM, Description
-from persist_engine.model.outcome import Applied, Refused
 from persist_engine.model.queries import (
     durable_since,
     is_finalized,

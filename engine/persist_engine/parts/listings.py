@@ -23,7 +23,7 @@ from persist_engine.base.retry import Retry
 from persist_engine.base.settings import Settings
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.codec.batch import decode_run_listing, encode_run_listing
-from persist_engine.codec.checksum import checksum, is_known
+from persist_engine.codec.damage import checksum, is_known
 from persist_engine.codec.keys import blob_key, part_key
 from persist_engine.model.batch import HollowBatch, HollowRun, InlinePart, Part, RunOrder, RunPart
 from persist_engine.model.diff.state_diff import BlobRef

@@ -15,7 +15,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from persist_engine.base.metrics import Metrics
-from persist_engine.codec.checksum import checksum
+from persist_engine.codec.damage import checksum
 from persist_engine.codec.inline_part import INLINE_FORMAT_NAME, ROW_BYTES_MIN, decode_inline, encode_inline
 from persist_engine.codec.keys import blob_key
 from persist_engine.codec.part import PART_FORMAT_NAME, encode_part, schema_of

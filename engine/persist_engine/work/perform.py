@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from persist_engine.model.maintenance import Maintenance
+from persist_engine.model.maintenance import Maintenance, collection_target, rollup_wanted
 from persist_engine.model.spine.compaction_plan import compaction_worthwhile
 from persist_engine.model.spine.spine import MergeReq
-from persist_engine.model.upkeep import collection_target, rollup_wanted
 from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.machine import Machine
 from persist_engine.work.attempts import Attempts

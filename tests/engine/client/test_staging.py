@@ -20,9 +20,8 @@ from persist_engine.base.errors import (
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.client.write.batch import Batch
 from persist_engine.codec.batch import decode_transmittable, encode_transmittable
-from persist_engine.model.batch import HollowBatch, HollowPart, HollowRun, InlinePart, RunMeta
+from persist_engine.model.batch import HollowBatch, HollowPart, HollowRun, InlinePart, RunMeta, rewritten
 from persist_engine.model.frontier import MINIMUM, Description
-from persist_engine.model.rewrite import rewritten
 from persist_engine.work.audit.verify import verify_shard
 from persist_engine.work.compact import compact
 from persist_kit.staged import named_keys, opened

@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,21 +57,21 @@ COMMANDS = [*ANYTHING, pa.table({"a": [1]})]
 WHERE = [7, 9.99, True, b"bytes", [], (), {}, object(), "nope = 1", ""]
 COLUMNS = [7, 9.99, True, "text", object(), [7], ["nope"]]
 PURPOSE = {"purpose": TEXT}
+
+
+class Opening:
+    """The functions that open what stands above the client."""
+
+    open_sink, open_upsert = staticmethod(open_sink), staticmethod(open_upsert)
+
+
 #: What each parameter cannot be. Those of tests' own, and what is checked elsewhere, stand in SKIPPED.
 WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
     PersistClient: {
         "open": {"location": all_but(), "settings": all_but(None)},
         "open_writer": {"shard_id": SHARD, "schema": SCHEMAS, **PURPOSE},
         "open_leased_reader": {"shard_id": SHARD, "schema": all_but(None), "lease_ms": [*all_but(int, None), -5, 2**63], **PURPOSE},
-        "open_upsert": {
-            "shard_id": SHARD, "schema": SCHEMAS, "backend": ANYTHING, "directory": all_but(str, None),
-            "spill_bytes": COUNT, "on_hydration": all_but(None), **PURPOSE,
-        },
         "open_critical_since": {"shard_id": SHARD, "critical_id": all_but(), "opaque": BYTES, **PURPOSE},
-        "open_sink": {
-            "shard_id": SHARD, "schema": SCHEMAS, "workers": [*COUNT, 0, 1000], "as_of": TIME, "read_only": FLAG, "errors": FLAG,
-            "refresh": all_but(None), "memory_limit_bytes": [*COUNT, 7], "spill_directory": all_but(None), **PURPOSE,
-        },
         "machine": {"shard_id": SHARD},
         "background_maintenance": {"switch": all_but(None)},
         "initialise": {"shard_id": SHARD, "schema": SCHEMAS},
@@ -124,6 +125,16 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
         "upsert": {"commands": COMMANDS, "progress": PROGRESS, "expected_progress": all_but(bytes, None)},
         "upsert_at": {"commands": COMMANDS, "upper": TIME, "progress": PROGRESS, "expected_progress": all_but(bytes, None)},
         "upsert_stream": {"commands": [7, 9.99, True, None, "text", object(), [7]]},
+    },
+    Opening: {
+        "open_sink": {
+            "client": all_but(), "shard_id": SHARD, "schema": SCHEMAS, "workers": [*COUNT, 0, 1000], "as_of": TIME, "read_only": FLAG, "errors": FLAG,
+            "refresh": all_but(None), "memory_limit_bytes": [*COUNT, 7], "spill_directory": all_but(None), **PURPOSE,
+        },
+        "open_upsert": {
+            "client": all_but(), "shard_id": SHARD, "schema": SCHEMAS, "backend": ANYTHING, "directory": all_but(str, None),
+            "spill_bytes": COUNT, "on_hydration": all_but(None), **PURPOSE,
+        },
     },
     Sink: {"wait_for_upper": {"frontier": TIME, "timeout_s": SECONDS}},
     SinkInput: {"insert": {"updates": ROWS}, "advance": {"frontier": TIME}},
@@ -206,7 +217,7 @@ def subject_of(place: Any, kind: type) -> Any:
     if kind is SinkInput:
         return place.sink.inputs[0]
     handles = {PersistClient: "client", WriteHandle: "writer", ReadHandle: "reader", SinceHandle: "critical", UpsertHandle: "upserts", Sink: "sink"}  # fmt: skip
-    return kind if kind in (Location, Schema) else getattr(place, handles[kind])
+    return kind if kind in (Location, Schema, Opening) else getattr(place, handles[kind])
 
 
 CASES = [(kind, method, name) for kind, methods in WRONG.items() for method, rows in methods.items() for name in rows]
@@ -220,7 +231,8 @@ def test_what_a_parameter_cannot_be_is_refused_by_name_and_nothing_is_written(pl
         subject = subject_of(place, kind)
         call = subject if method == "__init__" else getattr(subject, method)
         parameters = inspect.signature(call).parameters
-        right = {each: place.shard_id if each == "shard_id" else RIGHT[each] for each, parameter in parameters.items() if each in RIGHT or (each == "shard_id")}  # fmt: skip
+        ours = {"shard_id": place.shard_id, "client": place.client}
+        right = {each: {**RIGHT, **ours}[each] for each in parameters if each in {**RIGHT, **ours}}  # fmt: skip
         if method in ("upsert_at",):
             right["commands"] = COMMAND.append_column("time", pa.array([11], pa.int64()))
         if method == "append_batch":
@@ -235,17 +247,21 @@ def test_what_a_parameter_cannot_be_is_refused_by_name_and_nothing_is_written(pl
     assert after == before
 
 
-OPENED = [(method, name) for method in ("open_writer", "open_leased_reader", "open_upsert", "open_sink", "initialise") for name in WRONG[PersistClient][method] if name != "shard_id"]  # fmt: skip
+OPENINGS = dict.fromkeys(("open_writer", "open_leased_reader", "initialise"), PersistClient) | dict.fromkeys(
+    ("open_upsert", "open_sink"), Opening
+)
+OPENED = [(kind, method, name) for method, kind in OPENINGS.items() for name in WRONG[kind][method] if name not in ("shard_id", "client")]  # fmt: skip
 
 
-@pytest.mark.parametrize(("method", "name"), OPENED)
-def test_a_shard_that_is_not_there_is_not_made_either(method, name):
+@pytest.mark.parametrize(("kind", "method", "name"), OPENED)
+def test_a_shard_that_is_not_there_is_not_made_either(kind, method, name):
     world = World()
     client = world.process()
-    for bad in WRONG[PersistClient][method][name]:
+    for bad in WRONG[kind][method][name]:
         right = {"schema": SCHEMA} if method == "initialise" else {"schema": SCHEMA, "purpose": "test"}
+        call = partial(getattr(kind, method), client)
         with pytest.raises(InvalidUsage):
-            getattr(client, method)(world.shard_id(), **{**right, name: bad})
+            call(world.shard_id(), **{**right, name: bad})
     assert list(client.shards()) == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from persist_engine.base.versioned import SeqNo
-from persist_engine.model.plans import removable_rollups
+from persist_engine.model.maintenance import removable_rollups
 from persist_engine.model.shared_map import SharedMap
 from persist_kit.states import first_state, rollup
 

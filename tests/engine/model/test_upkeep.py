@@ -7,10 +7,9 @@ from persist_engine.base.settings import MaintenanceSettings
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import EMPTY, MINIMUM, Description
-from persist_engine.model.plans import gc_due
+from persist_engine.model.maintenance import collection_target, gc_due, rollup_wanted
 from persist_engine.model.shared_map import SharedMap
 from persist_engine.model.spine.trace import Trace
-from persist_engine.model.upkeep import collection_target, rollup_wanted
 from persist_kit.states import first_state, rollup
 
 SETTINGS = MaintenanceSettings(gc_versions_min=4, gc_versions_max=100, rollup_threshold=8)

@@ -6,7 +6,7 @@ import pytest
 from persist_engine import Antichain, Schema
 from persist_engine.base.settings import BatchSettings, MaintenanceSettings, Settings
 from persist_engine.base.versioned import SeqNo, VersionedData
-from persist_engine.codec.checksum import checksum
+from persist_engine.codec.damage import checksum
 from persist_engine.codec.keys import blob_key, rollup_key
 from persist_engine.codec.part import decode_part, encode_part
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup

@@ -16,6 +16,7 @@ from persist_engine.base.errors import (
     ShardNotFound,
 )
 from persist_engine.base.wording import counted, sized
+from persist_engine.cli.exit_codes import EXIT_CORRUPT
 from persist_engine.cli.options import (
     GIVE_UP_S,
     UNREADABLE,
@@ -207,7 +208,6 @@ def verify(
 
     Exit code 74 when something is lost or wrong. What is missing is looked for in all parts, whatever the sample.
     """
-    from persist_engine.cli.main import EXIT_CORRUPT
     from persist_engine.work.audit.verify import lost_shard, shards_without_log
 
     shard_id = None if shard_argument is None and shard is None else one_shard(shard_argument, shard)

@@ -15,6 +15,7 @@ from persist_engine.cli.admin import orphans as admin_orphans
 from persist_engine.cli.admin import owners as admin_owners
 from persist_engine.cli.admin import recover as admin_recover
 from persist_engine.cli.admin import retention as admin_retention
+from persist_engine.cli.exit_codes import EXIT_CORRUPT
 from persist_engine.cli.options import (
     GIVE_UP_S,
     MEMORY_MIB,
@@ -187,7 +188,6 @@ def restore(
 
     Exit code 74 when something is missing that could not be, or was not, brought back.
     """
-    from persist_engine.cli.main import EXIT_CORRUPT
     from persist_engine.work.repair.restore import restore_shard
 
     shard_id = one_shard(shard_argument, shard)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from persist_engine.base.wording import counted
+from persist_engine.cli.exit_codes import EXIT_CORRUPT
 from persist_engine.cli.options import (
     GIVE_UP_S,
     AsJson,
@@ -62,7 +63,6 @@ def recover(
     it. Stop writers before; processes that knew the lost log are refused afterwards and have to be started again. Deletes
     nothing. Exit code 74 when blobs are missing: `persist admin restore` may bring them back once there is a log.
     """
-    from persist_engine.cli.main import EXIT_CORRUPT
     from persist_engine.work.repair.recover import recover_shard
 
     shard_id = one_shard(shard_argument, shard)

@@ -27,10 +27,9 @@ from persist_engine.base.errors import (
 from persist_engine.base.version import APPLIER_VERSION
 from persist_engine.client.write.runs import Run, RunGroups
 from persist_engine.codec.batch import encode_transmittable
-from persist_engine.model.batch import HollowBatch, InlinePart, Part, RunMeta, RunOrder, RunPart
+from persist_engine.model.batch import HollowBatch, InlinePart, Part, RunMeta, RunOrder, RunPart, rewritten
 from persist_engine.model.frontier import EMPTY, MINIMUM, Antichain, Description, TimeLike, frontier_of
 from persist_engine.model.ids import RunId, ShardId
-from persist_engine.model.rewrite import rewritten
 from persist_engine.model.spine.merge import wrapped
 from persist_engine.parts.listings import spill_runs
 from persist_engine.parts.write import PartStore, delete_parts, flush_inline, write_part

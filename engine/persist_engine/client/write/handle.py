@@ -26,11 +26,10 @@ from persist_engine.client.write.joined import combined_inline_parts, joined, re
 from persist_engine.client.write.outcomes import Appended, AppendOutcome, ProgressMismatch, UpperMismatch
 from persist_engine.codec.batch import decode_transmittable
 from persist_engine.model import commands
-from persist_engine.model.batch import HollowBatch
+from persist_engine.model.batch import HollowBatch, check_truncation
 from persist_engine.model.frontier import MINIMUM, Antichain, Description, TimeLike, frontier_of
 from persist_engine.model.ids import RunId, ShardId, WriterId
 from persist_engine.model.maintenance import Maintenance
-from persist_engine.model.rewrite import check_truncation
 from persist_engine.model.state import SourceProgress
 from persist_engine.rows.ingest import Updates
 from persist_engine.rows.schema import Schema

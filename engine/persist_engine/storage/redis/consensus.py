@@ -311,7 +311,7 @@ class _Script:
     """One verb: the prelude and the verb's own file."""
 
     def __init__(self, verb: str) -> None:
-        folder = resources.files("persist_engine.storage").joinpath("lua")
+        folder = resources.files("persist_engine.storage.redis").joinpath("lua")
         self.verb = verb
         self.source = "\n".join(folder.joinpath(f"{name}.lua").read_text() for name in ("prelude", verb))
         self.sha1 = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()

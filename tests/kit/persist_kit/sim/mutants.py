@@ -28,10 +28,10 @@ from persist_engine.flow.upsert import UpsertMachine
 from persist_engine.flow.write import Stage, Write
 from persist_engine.model import commands
 from persist_engine.model.batch import HollowBatch, HollowPart
+from persist_engine.model.commands import Applied
 from persist_engine.model.diff.state_diff import deleted_blobs, inserted_blobs
 from persist_engine.model.frontier import EMPTY
 from persist_engine.model.ids import IdempotencyToken
-from persist_engine.model.outcome import Applied
 from persist_engine.model.spine.trace import MergeOutcome
 from persist_engine.model.state import ShardState
 from persist_engine.parts.fetch import ListenFilter

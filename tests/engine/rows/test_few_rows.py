@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.rows import updates
 from persist_engine.rows.schema import Schema
-from persist_engine.rows.small import ROWS_MAX, consolidate_small
-from persist_engine.rows.updates import consolidate, normalise
+from persist_engine.rows.updates import ROWS_MAX, consolidate, consolidate_small, normalise
 from persist_kit import strategies
 
 SCHEMA = Schema.from_ddl("id BIGINT, s STRING")

@@ -8,7 +8,7 @@ from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, CompactionSettings, RetrySettings, Settings
 from persist_engine.cli.inspect import commands as inspect_command
 from persist_engine.codec.batch import decode_batch, encode_batch, encode_run_listing
-from persist_engine.codec.checksum import checksum
+from persist_engine.codec.damage import checksum
 from persist_engine.codec.envelope import Kind, sealed
 from persist_engine.codec.keys import blob_key, part_key
 from persist_engine.model.batch import HollowBatch, HollowPart, HollowRun, RunMeta, RunOrder
