@@ -255,7 +255,7 @@ BUGS = (
     ),
     bug(
         "21",
-        "model/rewrite.py",
+        "model/batch.py",
         "        if upper != desc.upper:\n",
         "        if False:\n",
         "tests/engine/client/test_write.py::test_regression_21_a_rewritten_batch_may_not_be_cut",

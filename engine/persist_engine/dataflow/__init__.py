@@ -1,1 +1,1 @@
-"""Room."""
+"""Sinks and upserts: what writes a shard from its desired contents."""

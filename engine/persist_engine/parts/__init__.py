@@ -1,1 +1,1 @@
-"""Sub-room."""
+"""Reading, merging and writing the blobs with rows."""

@@ -1,1 +1,1 @@
-"""Sub-room."""
+"""The meaning of rows as Arrow columns: schemas, order, conditions, statistics."""

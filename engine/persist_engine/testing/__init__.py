@@ -1,1 +1,1 @@
-"""Proof kit, shipped: conformance suites, oracle, strategies, faults."""
+"""For tests of adapters and of programs on the engine: conformance suites, faults, an oracle."""

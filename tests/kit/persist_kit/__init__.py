@@ -1,1 +1,1 @@
-"""Sub-room."""
+"""What the tests of this repository stand on."""

@@ -1,1 +1,1 @@
-"""Sub-room."""
+"""`persist admin`."""

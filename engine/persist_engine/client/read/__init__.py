@@ -1,1 +1,1 @@
-"""Sub-room."""
+"""Reading under a lease: snapshots, splits, listening, changes."""

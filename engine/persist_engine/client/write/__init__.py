@@ -1,1 +1,1 @@
-"""Sub-room."""
+"""Appends: staging, linking, outcomes."""

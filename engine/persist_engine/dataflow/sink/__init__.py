@@ -1,1 +1,1 @@
-"""Sub-room."""
+"""A running sink and its threads."""

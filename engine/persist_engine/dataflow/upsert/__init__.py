@@ -1,1 +1,1 @@
-"""Sub-room."""
+"""Upserts: the last value per key."""

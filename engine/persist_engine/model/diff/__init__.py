@@ -1,1 +1,1 @@
-"""Sub-room."""
+"""What one version of a state changed."""

@@ -1,1 +1,1 @@
-"""Sub-room."""
+"""The batches of a shard: the spine, its merges, its flat form."""

@@ -1,1 +1,1 @@
-"""Sub-room."""
+"""Redis: the log of versions, news of commits, durability checks."""

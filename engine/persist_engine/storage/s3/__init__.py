@@ -1,1 +1,1 @@
-"""Sub-room."""
+"""S3: objects under keys."""

@@ -1,1 +1,1 @@
-"""Sub-room."""
+"""Audits: what live versions name, against what lies in the store."""

@@ -1,1 +1,1 @@
-"""Sub-room."""
+"""Repairs that a person starts."""

@@ -1,1 +1,1 @@
-"""Sub-room."""
+"""Fuzzing of every decoder."""

@@ -1,1 +1,1 @@
-"""Sub-room."""
+"""List-append histories on real servers."""

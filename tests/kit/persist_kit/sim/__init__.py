@@ -1,1 +1,1 @@
-"""Sub-room."""
+"""Deterministic simulation of the engine."""
