@@ -11,11 +11,20 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import persist_engine.client
+import persist_engine.dataflow
+import persist_engine.parts
 import persist_engine.shard
 import persist_engine.work
 import pytest
 from persist_kit.sim import threads as sim_threads
 
+PACKAGES = (
+    persist_engine.client,
+    persist_engine.dataflow,
+    persist_engine.parts,
+    persist_engine.shard,
+    persist_engine.work,
+)
 NOT_SIMULATED = {
     # What they let go of is let go of when it is closed, which histories always do.
     "persist_engine.client.read.changes",
@@ -25,8 +34,8 @@ NOT_SIMULATED = {
 
 def names_holding(value: object) -> set[str]:
     found = set()
-    for package in (persist_engine.client, persist_engine.shard, persist_engine.work):
-        for info in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+    for package in PACKAGES:
+        for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
             module = importlib.import_module(info.name)
             if any(held is value for held in vars(module).values()):
                 found.add(info.name)

@@ -8,7 +8,7 @@ from persist_engine import CriticalReaderId, Location, PersistClient, RetentionS
 from persist_engine.base.errors import FinalizationError, InvalidUsage
 from persist_engine.base.settings import RETAIN_MS
 from persist_engine.client.closing import close_shard, finalize_shard
-from persist_engine.dataflow.open import open_upsert
+from persist_engine.dataflow.open import open_sink, open_upsert
 from persist_engine.model.frontier import EMPTY, Antichain
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.work.holds import holds_of
@@ -51,7 +51,9 @@ def test_the_default_is_seven_days_and_zero_is_none() -> None:
 @pytest.mark.parametrize("how", ["open_writer", "open_leased_reader", "open_upsert", "open_sink"])
 def test_a_shard_gets_its_retention_in_the_commit_that_creates_it(kept: World, how: str) -> None:
     client, shard_id = kept.process(), kept.shard_id()
-    made = getattr(client, how)(shard_id, SCHEMA, purpose="test")
+    opened = {"open_upsert": open_upsert, "open_sink": open_sink}.get(how, getattr(PersistClient, how, None))
+    assert opened is not None
+    made = opened(client, shard_id, SCHEMA, purpose="test")
     assert client.inspect(shard_id).retain_ms == 7 * DAY_MS
     assert client.machine(shard_id).state.seqno == (1 if how in {"open_writer", "open_upsert"} else 2)
     made.__exit__(None, None, None)
