@@ -1,4 +1,4 @@
-"""The API server itself refuses broken resources, and says what to change."""
+"""What the API server refuses is told: broken resources by itself, pods of Jobs by the status of their shard."""
 
 from __future__ import annotations
 
@@ -12,6 +12,50 @@ import yaml
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(600)]
 
 CASES = yaml.safe_load((Path(__file__).resolve().parents[1] / "operator" / "crd_cases.yaml").read_text())
+
+
+@pytest.fixture
+def watched(cluster: Any) -> Iterator[str]:
+    """A namespace where the operator may make Jobs and no pods, and no pod is admitted."""
+    namespace, tenant = "persist-e2e-other", "persist-tenant"
+    account = "--as=system:serviceaccount:persist-system:persist-operator"
+    asked = cluster.run("kubectl", "auth", "can-i", "create", "pods", "--namespace", namespace, account, check=False)
+    assert asked.stdout.strip() == "no"
+    cluster.run("kubectl", "label", "--overwrite", "namespace", namespace, f"{tenant}=other")
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    cluster.apply(quota, namespace=namespace)
+    yield namespace
+    cluster.delete("persistshard", "podless", namespace=namespace)
+    cluster.delete("resourcequota", "none", namespace=namespace)
+    cluster.run("kubectl", "label", "namespace", namespace, f"{tenant}-")
+
+
+@pytest.mark.usefixtures("operator_is_there")
+def test_a_pod_that_is_refused_where_the_operator_may_make_none_is_told_in_the_servers_words(
+    cluster: Any, watched: str
+) -> None:
+    """They stand in the Job's Events and nowhere else; a minute later the status would only say that there is no pod."""
+    shard = {
+        "apiVersion": "persistshard.io/v1alpha1",
+        "kind": "PersistShard",
+        "metadata": {"name": "podless"},
+        "spec": {"schema": {"key": "id BIGINT"}, "storageProfile": "other"},
+    }
+    cluster.apply(shard, namespace=watched)
+    cluster.wait_condition("persistshard", "podless", "Ready", namespace=watched)
+    cluster.wait("a quota that counts", lambda: cluster.status("resourcequota", "none", watched).get("hard"))
+    cluster.kubectl("annotate", "persistshard", "podless", "persistshard.io/request-gc=now", namespace=watched)
+    for type_, status in (("Ready", "False"), ("Reconciling", "True"), ("GarbageCollected", "False")):
+        found = cluster.wait_condition(
+            "persistshard", "podless", type_, status, reason="ActionRefused", timeout_s=30, namespace=watched
+        )
+        assert "exceeded quota: none" in found["message"]
+    (job,) = cluster.items("jobs", "persistshard.io/shard=podless", watched)
+    told = cluster.condition("persistshard", "podless", "Ready", watched)["lastTransitionTime"]
+    print(f"Job made {job['metadata']['creationTimestamp']}, its refusal told {told}")
+    cluster.delete("resourcequota", "none", namespace=watched)
+    cluster.wait_condition("persistshard", "podless", "Ready", timeout_s=180, namespace=watched)
+    assert "exceeded quota" not in str(cluster.status("persistshard", "podless", watched)["conditions"])
 
 
 def resource(case: dict[str, Any], spec: dict[str, Any]) -> str:

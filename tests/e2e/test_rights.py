@@ -17,6 +17,7 @@ ASKED = yaml.safe_load((CHARTS / "asked.yaml").read_text())
 GOLDEN = yaml.safe_load((CHARTS / "golden" / "can-i-listed.yaml").read_text())
 CASES = yaml.safe_load((CHARTS / "admission_cases.yaml").read_text())
 SYSTEM, WORKLOAD, OTHER = "persist-system", "persist-e2e", "persist-stores"
+WATCHED = "persist-e2e-other"
 OPERATOR, DRIVER, REST = f"{SYSTEM}:persist-operator", f"{WORKLOAD}:persist-spark-driver", f"{WORKLOAD}:default"
 Manifest = dict[str, Any]
 
@@ -58,6 +59,7 @@ def granted(cluster: Any, account: str, namespace: str) -> dict[str, str]:
     ("account", "namespace", "golden"),
     [
         (OPERATOR, WORKLOAD, ("operator", "red")),
+        (OPERATOR, WATCHED, ("operator", "blue")),
         (OPERATOR, OTHER, None),
         (DRIVER, WORKLOAD, ("driver", "red")),
         (DRIVER, SYSTEM, None),

@@ -108,7 +108,10 @@ class ApiServer:
                 return 409, {"message": "exists already"}
             return 201, body
         if not rest:
-            return 200, self.page(kind, namespace, query)
+            try:
+                return 200, self.page(kind, namespace, query)
+            except ApiError as error:
+                return error.status, {"message": str(error)}
         found = self.cluster.get(kind, namespace, rest[0])
         if found is None:
             return 404, {"message": "not found"}
@@ -128,7 +131,7 @@ class ApiServer:
         return 200, self.cluster.get(kind, namespace, rest[0]) or {}
 
     def page(self, kind, namespace, query):
-        found = self.cluster.find(kind, namespace, labels_of(query))
+        found = [one for one in self.cluster.find(kind, namespace, labels_of(query)) if has_fields(one, query)]
         start, limit = int(query.get("continue", 0)), int(query.get("limit", 1000))
         metadata = {"resourceVersion": "1"}
         if start + limit < len(found):
@@ -139,6 +142,17 @@ class ApiServer:
 def labels_of(query):
     selector = query.get("labelSelector", "")
     return dict(one.split("=", 1) for one in selector.split(",") if one)
+
+
+def has_fields(one, query):
+    for field in filter(None, query.get("fieldSelector", "").split(",")):
+        path, value = field.split("=", 1)
+        found = one
+        for key in path.split("."):
+            found = found.get(key, {})
+        if found != value:
+            return False
+    return True
 
 
 def discovery(path, unserved):

@@ -25,7 +25,7 @@ from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import CREDENTIALS_DIR, InlineLocation, Shard
 from persist_operator.bridge import Bridge, BridgeFailure
 from persist_operator.cluster.fake import FakeCluster
-from persist_operator.cluster.port import JOB, PERSIST_SHARD, POD, ApiError
+from persist_operator.cluster.port import EVENT, JOB, PERSIST_SHARD, POD, ApiError
 from persist_operator.manifests.maintenance import TERMINATION_LOG
 from persist_operator.plan import inspecting
 from persist_operator.plan.actions import StartInspection
@@ -373,6 +373,39 @@ def test_a_pod_that_does_not_answer_is_told(stores, shard_resource, refused, wha
         made.settle()
         assert made.told() == ("True", "Healthy")
     assert made.kubelet.run() in {0, 1}
+
+
+def test_a_look_whose_pod_kubernetes_is_refused_is_told_until_a_pod_comes(stores, shard_resource):
+    """Also once the Job gave up: until the next one has a pod, nothing else is known."""
+    made, storage = stores
+    made.cluster.create(PERSIST_SHARD, shard_resource({"storage": storage}))
+    made.look()
+    (job,) = made.kubelet.waiting()
+    head = job["metadata"]
+    event = {
+        "metadata": {"namespace": "team", "name": "refused.1"},
+        "involvedObject": {"kind": "Job", "namespace": "team", "name": head["name"], "uid": head["uid"]},
+        "reason": "FailedCreate",
+        "message": f'Error creating: pods "{head["name"]}-abcde" is forbidden: exceeded quota: small',
+    }
+    made.cluster.create(EVENT, event)
+    made.env.advance_ms(2500)
+    made.look()
+    assert (made.told(), made.told("Reconciling")) == (("False", "ActionRefused"), ("True", "ActionRefused"))
+    assert "exceeded quota: small" in made.words()
+    made.env.advance_ms(120_000)
+    now = times.to_text(made.env.now_ms())
+    ended = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "lastTransitionTime": now}
+    made.cluster.edit(JOB, "team", head["name"], lambda one: one.update(status={"conditions": [ended]}))
+    for _ in range(3):
+        made.look()
+        assert made.told() == ("False", "ActionRefused")
+        assert "exceeded quota: small" in made.words()
+        made.env.advance_ms(4000)
+    made.look()
+    made.settle()
+    assert made.told() == ("True", "Healthy")
+    assert "exceeded quota" not in str(made.status())
 
 
 def test_stores_that_do_not_answer_and_wrong_passwords_are_told_in_their_words(stores, shard_resource):

@@ -7,7 +7,7 @@ import pytest
 from persist_engine.base.env import SystemEnv
 from persist_operator.api import names
 from persist_operator.bridge import Bridge
-from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, ApiError
+from persist_operator.cluster.port import CONFIG_MAP, EVENT, JOB, PERSIST_SHARD, POD, ApiError
 from persist_operator.handlers.controller import Controller
 from persist_operator.handlers.watch import Watches
 from persist_operator.settings import AllowedNamespaces, LoopSettings, OperatorSettings, StorageProfile
@@ -60,6 +60,31 @@ def test_lists_follow_pages_and_select_by_label(kube, server):
     found = kube.find(CONFIG_MAP, None, {"x": "1"})
     assert [one["metadata"]["name"] for one in found] == ["a1", "a3", "a5"]
     assert all(one["kind"] == "ConfigMap" for one in found)
+
+
+def failed_create(name, uid, message, **changes):
+    return {
+        "metadata": {"namespace": "team", "name": name},
+        "involvedObject": {"kind": "Job", "namespace": "team", "name": "j", "uid": uid},
+        "reason": "FailedCreate",
+        "message": message,
+        **changes,
+    }
+
+
+def test_events_about_one_object_are_asked_for_by_its_uid_and_no_more_than_are_wanted(kube, server):
+    for index in range(4):
+        kube.create(EVENT, failed_create(f"j.{index}", "uid-new", f"no {index}"))
+    kube.create(EVENT, failed_create("j.old", "uid-old", "of one before"))
+    kube.create(EVENT, failed_create("j.made", "uid-new", "Created pod", reason="SuccessfulCreate"))
+    found = kube.events_about("team", "uid-new", reason="FailedCreate", limit=3)
+    assert [one["message"] for one in found] == ["no 0", "no 1", "no 2"]
+    query = {"fieldSelector": "involvedObject.uid=uid-new,reason=FailedCreate", "limit": "3"}
+    assert server.seen[-1][:3] == ("GET", "/api/v1/namespaces/team/events", query)
+    server.cluster.deny["find", "Event"] = ApiError("events is forbidden: cannot list", status=403)
+    with pytest.raises(ApiError, match="cannot list") as refusal:
+        kube.events_about("team", "uid-new", reason="FailedCreate", limit=3)
+    assert refusal.value.status == 403
 
 
 def test_status_goes_by_server_side_apply_to_the_subresource_alone(kube, server, shard_resource):
@@ -132,6 +157,46 @@ def test_a_new_resource_is_seen_by_the_watch_and_reconciled(kube, server, shard_
     assert ended
     stored = server.cluster.get(PERSIST_SHARD, "team", "flights")
     assert set(stored["metadata"]) == {"namespace", "name", "uid", "generation", "creationTimestamp", "resourceVersion"}
+
+
+def test_words_that_only_a_jobs_events_have_come_to_the_status_without_a_look_that_is_due(
+    kube, server, shard_resource, tmp_path, monkeypatch
+):
+    """The next look that comes round by itself is an hour away; Events are not watched."""
+    profile = StorageProfile(
+        blob=f"file://{tmp_path}/blob",
+        consensus=f"sqlite://{tmp_path}/consensus.db",
+        allowed_namespaces=AllowedNamespaces(names=("team",)),
+    )
+    loop = LoopSettings(resync_seconds=3600, inspect_seconds=3600)
+    settings = OperatorSettings(storage_profiles={"default": profile}, loop=loop)
+    env, metrics = SystemEnv(), OperatorMetrics(CollectorRegistry())
+    server.cluster.deny["create", "Pod"] = ApiError('pods is forbidden: cannot create resource "pods"', status=403)
+    create = server.cluster.create
+
+    def as_kubernetes(kind, manifest):
+        made = create(kind, manifest)
+        if made and kind is JOB:
+            job = server.cluster.get(JOB, "team", manifest["metadata"]["name"])
+            create(EVENT, failed_create("j.1", job["metadata"]["uid"], "Error creating: pods: exceeded quota: small"))
+        return made
+
+    monkeypatch.setattr(server.cluster, "create", as_kubernetes)
+    with Bridge(settings) as bridge:
+        controller = Controller(Reconciler(kube, bridge, settings, env, metrics), kube, settings, env, metrics)
+        watches = Watches(controller.changed, kube, settings, env)
+        controller.start()
+        watches.start()
+        try:
+            asked = shard_resource()
+            asked["metadata"]["annotations"] = {"persistshard.io/request-gc": "1"}
+            server.cluster.create(PERSIST_SHARD, asked)
+            assert eventually(lambda: reason(server, "flights") == "ActionRefused")
+            told = server.cluster.get(PERSIST_SHARD, "team", "flights")["status"]["conditions"]
+            assert all("exceeded quota: small" in one["message"] for one in told if one["reason"] == "ActionRefused")
+        finally:
+            watches.stop(timeout_s=20)
+            controller.stop()
 
 
 def labels_of_child():

@@ -77,6 +77,10 @@ class FakeCluster:
             self._key(kind, manifest)
             self._admit("create", kind.kind)
 
+    def events_about(self, namespace: str, uid: str, *, reason: str, limit: int) -> list[Resource]:
+        found = self.find(EVENT, namespace, {})
+        return [one for one in found if (one["involvedObject"]["uid"], one["reason"]) == (uid, reason)][:limit]
+
     def replace(self, kind: Kind, manifest: Resource) -> bool:
         key = self._key(kind, manifest)
         with self._lock:

@@ -16,7 +16,7 @@ import kubernetes
 import urllib3
 
 from persist_operator.api import names
-from persist_operator.cluster.port import POD, ApiError, Kind, Resource
+from persist_operator.cluster.port import EVENT, POD, ApiError, Kind, Resource
 
 _TIMEOUT_S = (5.0, 20.0)
 _PAGE = 500
@@ -83,6 +83,11 @@ class KubeCluster:
         status, _ = self._request("POST", path, query={"dryRun": "All"}, body=manifest, accept=(409,))
         if status == 404:
             raise ApiError(f"namespace {manifest['metadata']['namespace']} is gone", status=404)
+
+    def events_about(self, namespace: str, uid: str, *, reason: str, limit: int) -> list[Resource]:
+        query = {"fieldSelector": f"involvedObject.uid={uid},reason={reason}", "limit": str(limit)}
+        status, body = self._request("GET", _path(EVENT, namespace), query=query)
+        return [] if status == 404 else list(_object(body).get("items") or ())
 
     def replace(self, kind: Kind, manifest: Resource) -> bool:
         metadata = manifest["metadata"]

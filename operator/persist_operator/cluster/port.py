@@ -71,6 +71,9 @@ class Cluster(Protocol):
         no refusal. It takes the right to create.
         """
 
+    def events_about(self, namespace: str, uid: str, *, reason: str, limit: int) -> list[Resource]:
+        """Events with this reason about the object with this uid, in no order; at most `limit`."""
+
     def replace(self, kind: Kind, manifest: Resource) -> bool:
         """Replace iff metadata.resourceVersion is still the stored one; False when it is not, or the resource is gone."""
 

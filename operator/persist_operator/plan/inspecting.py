@@ -200,7 +200,13 @@ def with_next(
         requeue_after_s=_again_s(plan, left_s, wanted),
     )
     return refusals.told(
-        looked, observed.failures, wanted=(*wanted, *actions), meta=shard.meta, before=shard.status, now_ms=now_ms
+        looked,
+        observed.failures,
+        wanted=(*wanted, *actions),
+        meta=shard.meta,
+        before=shard.status,
+        now_ms=now_ms,
+        runs=[*ended[-1:], *(one for one in runs if not one.phase.finished)],
     )
 
 

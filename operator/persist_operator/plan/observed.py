@@ -61,6 +61,10 @@ class Run:
     reason: str = ""
     """One word of the platform: OOMKilled, Evicted, ImagePullBackOff, ..."""
     message: str = ""
+    podless: bool = False
+    """A Job's: it has no pod, or ended without having had one."""
+    refused: bool = False
+    """Its Events say that it is refused a pod; `message` has the words."""
     report: Mapping[str, Any] | None = None
     """The JSON that the run left behind."""
     log_tail: str = ""

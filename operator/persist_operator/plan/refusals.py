@@ -23,7 +23,7 @@ from persist_operator.plan.actions import (
     StartMaintenance,
     action_key,
 )
-from persist_operator.plan.observed import ACTION_REFUSED, ActionFailure
+from persist_operator.plan.observed import ACTION_REFUSED, ActionFailure, Run
 
 _FIRST_S, _MAX_S, _PERMANENT_S = 5, 120, 300
 
@@ -44,11 +44,12 @@ def told(
     meta: Meta,
     before: Mapping[str, Any],
     now_ms: int,
+    runs: Iterable[Run] = (),
 ) -> Plan:
     """`plan` without the actions that are not to be tried yet, and with the refusals of all that is `wanted` in its conditions.
 
     `before`: the status that is stored. What it tells as refused stands until the action is done, also for a process that knows
-    nothing of the refusal yet. Making a shard and moving its since are told by plan/shard.py.
+    nothing of the refusal yet. Making a shard and moving its since are told by plan/shard.py. `runs`: those whose pods may be refused.
     """
     mine = [one for one in wanted if not isinstance(one, InitialiseShard | AdvanceSince)]
     standing = {action_key(one): failures[action_key(one)] for one in mine if action_key(one) in failures}
@@ -61,8 +62,8 @@ def told(
     plan = replace(plan, actions=actions, refused=plan.refused | frozenset(standing))
     if conditions.is_true(plan.status, "Stalled"):
         found: Sequence[Condition] = ()
-    elif standing:
-        found = _conditions(list(standing.values()))
+    elif refused := [*standing.values(), *(_of_pod(one) for one in runs if one.refused)]:
+        found = _conditions(refused)
     else:
         found = (
             _kept(before)
@@ -85,6 +86,11 @@ def told(
         requeue_after_s=least_s,
         is_periodic=plan.is_periodic and not waits,
     )
+
+
+def _of_pod(run: Run) -> ActionFailure:
+    """Kubernetes goes on trying."""
+    return ActionFailure(reason=ACTION_REFUSED, message=run.message, permanent=False, at_ms=run.created_ms)
 
 
 def _conditions(failures: Sequence[ActionFailure]) -> list[Condition]:

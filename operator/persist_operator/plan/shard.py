@@ -22,7 +22,7 @@ from persist_operator.api.conditions import Condition
 from persist_operator.api.pod_template import PodRefused
 from persist_operator.api.redact import redact
 from persist_operator.api.shard import InlineLocation, Shard, ShardSchema, StorageRefused, StoreLocation
-from persist_operator.plan import inspecting, maintenance, ownership, refusals, shard_log, shard_status
+from persist_operator.plan import inspecting, maintenance, ownership, podless, refusals, shard_log, shard_status
 from persist_operator.plan.actions import (
     Action,
     AdvanceSince,
@@ -33,6 +33,7 @@ from persist_operator.plan.actions import (
     maintenance_key,
 )
 from persist_operator.plan.observed import (
+    ACTION_REFUSED,
     ActionFailure,
     Awaited,
     NotInspected,
@@ -78,8 +79,8 @@ def plan_shard(shard: Shard, observed: ShardObserved, *, now_ms: int, settings: 
         return _stalled(shard, shard.status, error.reason, str(error), now_ms)
     plan = _planned(shard, location, observed, now_ms, settings)
     if isinstance(location, InlineLocation) and is_to_be_asked(shard):
-        return inspecting.with_next(plan, shard, observed, location, now_ms=now_ms, settings=settings)
-    return plan
+        plan = inspecting.with_next(plan, shard, observed, location, now_ms=now_ms, settings=settings)
+    return podless.with_look(plan, (*observed.runs, *observed.inspections), shard.status, now_ms=now_ms)
 
 
 def _planned(
@@ -317,6 +318,7 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
         meta=shard.meta,
         before=shard.status,
         now_ms=now_ms,
+        runs=[one for one in case.observed.runs if not one.phase.finished],
     )
 
 
@@ -424,6 +426,8 @@ def _upkeep_conditions(
         run = next((one for one in case.observed.runs if one.name == block.get("jobName")), None)
         if refusal is not None and any(one.kind == kind for one in wanted):
             found.append(Condition(condition_type, "False", refusal.reason, refusal.message))
+        elif run is not None and run.refused and not run.phase.finished:
+            found.append(Condition(condition_type, "False", ACTION_REFUSED, run.message))
         elif run is not None and maintenance.is_stuck(run, case.now_ms):
             why = redact(maintenance.why_stuck(run))
             found.append(Condition(condition_type, "False", "Pending", f"{run.name} does not start: {why}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -12,6 +13,10 @@ from persist_operator.manifests import driver, maintenance
 from persist_operator.plan.observed import Executors, Phase, Run
 
 Resource = Mapping[str, Any]
+#: Put before the words when many Events of a Job differ in their words only.
+_COMBINED = "(combined from similar events): "
+#: Kubernetes cuts the name of a Job to this before it appends so many characters, drawn for each pod.
+_NAME_MAX, _DRAWN = 58, 5
 _CONTAINERS = {driver.CONTAINER, maintenance.CONTAINER}
 _PHASES = {"Succeeded": Phase.SUCCEEDED, "Failed": Phase.FAILED, "Running": Phase.RUNNING, "Unknown": Phase.RUNNING}
 
@@ -60,8 +65,30 @@ def maintenance_run(job: Resource, pods: Iterable[Resource]) -> Run | None:
         exit_code=facts.get("exit_code"),
         reason=facts.get("reason", ""),
         message=facts.get("message", ""),
+        # One that was ended with its Job was counted as failed.
+        podless=pod is None and (phase is Phase.PENDING or (phase is Phase.FAILED and not status.get("failed"))),
         report=facts.get("report"),
     )
+
+
+def refusal(job: Resource, events: Iterable[Resource]) -> str:
+    """What the newest of a Job's Events says; empty when there are none. Pods' names are the Job's: a name that is drawn for each
+    try would make the status another one each time.
+    """
+    newest = max(events, key=_told_ms, default=None)
+    if newest is None:
+        return ""
+    said = str(newest.get("message") or "").removeprefix(_COMBINED)
+    name = job["metadata"]["name"]
+    drawn = re.escape(f"{name}-"[:_NAME_MAX]) + f"[a-z0-9]{{{_DRAWN}}}(?![a-z0-9])"
+    return re.sub(drawn, name, said)
+
+
+def _told_ms(event: Resource) -> int:
+    """When it was last told, in whichever way its recorder says so."""
+    series, head = event.get("series") or {}, event.get("metadata") or {}
+    told = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
+    return times.to_ms(told or head.get("creationTimestamp")) or 0
 
 
 def _no_pod(job: str) -> dict[str, Any]:

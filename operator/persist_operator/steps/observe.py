@@ -16,7 +16,7 @@ from persist_operator.bridge import Bridge
 from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, ApiError, Cluster
 from persist_operator.manifests.driver import COMPONENT as SINK_COMPONENT
 from persist_operator.manifests.maintenance import COMPONENT as MAINTENANCE_COMPONENT
-from persist_operator.plan import inspecting, ownership
+from persist_operator.plan import inspecting, ownership, podless
 from persist_operator.plan.observed import (
     ActionFailure,
     Executors,
@@ -35,6 +35,11 @@ from persist_operator.steps import children
 from persist_operator.steps.namespaces import NamespaceLabels
 
 _LOG_LINES = 20
+_FORBIDDEN = 403
+#: Of an Event by which Kubernetes tells that it could not make a pod of a Job.
+_REFUSED_POD = "FailedCreate"
+#: More of one Job than Kubernetes keeps apart before it combines them.
+_EVENTS = 20
 #: Of objects, as Kubernetes has them.
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 
@@ -58,7 +63,7 @@ class Observer:
         owned = {**_owned(shard.meta.uid), names.LABEL_COMPONENT: MAINTENANCE_COMPONENT}
         jobs = self._cluster.find(JOB, shard.meta.namespace, owned)
         pods = self._cluster.find(POD, shard.meta.namespace, owned) if jobs else []
-        runs = [children.maintenance_run(job, pods) for job in jobs]
+        runs = [self._maintenance_run(shard, job, pods) for job in jobs]
         labels = self._labels.of(shard)
         try:
             location = shard.location(self._settings, labels)
@@ -77,6 +82,21 @@ class Observer:
             shard_id=seen.shard_id,
             namespace_labels=labels,
         )
+
+    def _maintenance_run(self, shard: Shard, job: children.Resource, pods: Sequence[children.Resource]) -> Run | None:
+        """The run of a Job, with what its Events say of a pod that is refused."""
+        run = children.maintenance_run(job, pods)
+        if run is None or not podless.is_to_be_asked_about(run, shard.status, self._env.now_ms()):
+            return run
+        head = job["metadata"]
+        try:
+            events = self._cluster.events_about(head["namespace"], head["uid"], reason=_REFUSED_POD, limit=_EVENTS)
+        except ApiError as error:
+            if error.status != _FORBIDDEN:
+                raise
+            # Roles that are not the chart's may not grant it: `NoPod` is told all the same.
+            return run
+        return podless.with_refusal(run, children.refusal(job, events))
 
     def _told_by_pods(
         self, shard: Shard, location: InlineLocation, runs: Sequence[Run | None], failures: Mapping[str, ActionFailure]

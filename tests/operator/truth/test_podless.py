@@ -1,0 +1,193 @@
+"""Jobs whose pods Kubernetes is refused, where the operator can ask nothing in advance: the words come from the Jobs' Events."""
+
+import pytest
+from persist_operator.api import times
+from persist_operator.cluster.port import EVENT, JOB, PERSIST_SHARD, POD, ApiError
+from persist_operator.plan.observed import Seen
+
+QUOTA = "is forbidden: exceeded quota: small, requested: pods=1, used: pods=0, limited: pods=0"
+
+
+@pytest.fixture
+def shard(house, keys, shard_resource):
+    house.cluster.create(PERSIST_SHARD, shard_resource())
+    house.live(keys[0], 20)
+    return keys[0]
+
+
+@pytest.fixture
+def watched(house, shard, monkeypatch, make_inspection):
+    """The operator may make no pods in the shard's namespace, and a rollup is due: its Job is made, and looked at once more."""
+    words = 'pods is forbidden: User "system:serviceaccount:sys:o" cannot create resource "pods" in API group ""'
+    house.cluster.deny["create", "Pod"] = ApiError(words, status=403)
+    found = make_inspection(seqno=1000, latest_rollup_seqno=1, shard_id=house.status(shard)["shardId"])
+    monkeypatch.setattr(house.bridge, "claim", lambda *_, **__: Seen(inspected=found, shard_id=found.shard_id))
+    monkeypatch.setattr(house.bridge, "advance_since", lambda *_: 0)
+    house.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["status"].pop("log"))
+    house.env.advance_ms(60_000)
+    house.look(shard)
+    (job,) = house.cluster.find(JOB, "team", {})
+    assert house.told(shard) == ("True", "Healthy")
+    return job
+
+
+def kubernetes_tells(house, job, words=QUOTA, *, drawn="x7k2p", **changes):
+    """As the controller of Jobs does at each try."""
+    name, now = job["metadata"]["name"], times.to_text(house.env.now_ms())
+    event = {
+        "metadata": {"namespace": "team", "name": f"{name}.{len(house.cluster.find(EVENT, 'team', {})):x}"},
+        "involvedObject": {"kind": "Job", "namespace": "team", "name": name, "uid": job["metadata"]["uid"]},
+        "reason": "FailedCreate",
+        "message": f'Error creating: pods "{name}-{drawn}" {words}',
+        "lastTimestamp": now,
+    }
+    house.cluster.create(EVENT, event | changes)
+
+
+def pod_of(house, job):
+    labels = {**job["metadata"]["labels"], "batch.kubernetes.io/job-name": job["metadata"]["name"]}
+    house.cluster.deny.clear()
+    house.cluster.create(POD, {"metadata": {"namespace": "team", "name": "of-the-job", "labels": labels}})
+    house.cluster.edit(POD, "team", "of-the-job", lambda one: one.update(status={"phase": "Running"}))
+
+
+def asks_for_events(house, monkeypatch):
+    """When each list of Events was asked for, from now on, in ms."""
+    asked, original = [], house.cluster.events_about
+    begun = house.env.now_ms()
+    monkeypatch.setattr(
+        house.cluster,
+        "events_about",
+        lambda *given, **more: asked.append(house.env.now_ms() - begun) or original(*given, **more),
+    )
+    return asked
+
+
+@pytest.mark.parametrize(
+    "words",
+    [QUOTA, 'is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot', "denied by policy p: no"],
+    ids=["quota", "security", "policy"],
+)
+def test_a_pod_that_only_kubernetes_may_make_and_is_refused_is_told_in_the_servers_words(house, shard, watched, words):
+    kubernetes_tells(house, watched, words)
+    house.live(shard, 5)
+    assert house.told(shard) == ("False", "ActionRefused")
+    assert house.told(shard, "Reconciling") == ("True", "ActionRefused")
+    assert words in house.words(shard, "Reconciling")
+    assert house.cluster.events("team").count("ActionRefused") == 1
+    house.live(shard, 600)
+    assert words in house.words(shard)
+    assert house.cluster.events("team").count("ActionRefused") == 1
+    pod_of(house, watched)
+    house.look(shard)
+    assert house.told(shard) == ("True", "Healthy")
+    assert words not in str(house.status(shard))
+
+
+def test_a_look_in_time_is_asked_for_though_no_watch_tells_of_the_job(house, shard, watched):
+    kubernetes_tells(house, watched)
+    assert [house.told(shard), house.look(shard) <= 2] == [("True", "Healthy"), True]
+
+
+@pytest.mark.parametrize(("verb", "condition"), [("compact", "CompactionCurrent"), ("gc", "GarbageCollected")])
+def test_maintenance_whose_pod_kubernetes_is_refused_is_not_current(house, shard, watched, verb, condition):
+    annotations = {f"persistshard.io/request-{verb}": "1"}
+    house.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["metadata"].update(annotations=annotations))
+    house.look(shard)
+    kind = {"compact": "compaction"}.get(verb, verb)
+    (job,) = house.cluster.find(JOB, "team", {"persistshard.io/kind": kind})
+    kubernetes_tells(house, job)
+    house.live(shard, 5)
+    assert house.told(shard, condition) == ("False", "ActionRefused")
+    assert QUOTA in house.words(shard, condition)
+
+
+def test_an_event_of_a_job_of_the_same_name_before_is_not_shown(house, shard, watched):
+    kubernetes_tells(house, watched)
+    name = watched["metadata"]["name"]
+    house.cluster.delete(JOB, "team", name)
+    house.cluster.create(JOB, {**watched, "metadata": {**watched["metadata"], "uid": "another"}})
+    house.live(shard, 30)
+    assert house.told(shard) == ("True", "Healthy")
+    kubernetes_tells(house, house.cluster.get(JOB, "team", name), "denied by policy p: no")
+    house.live(shard, 30)
+    assert "denied by policy p: no" in house.words(shard)
+    assert "exceeded quota" not in str(house.status(shard))
+
+
+def test_events_of_jobs_with_pods_are_not_asked_for_and_of_others_ever_later(house, shard, watched, monkeypatch):
+    asked = asks_for_events(house, monkeypatch)
+    house.live(shard, 55)
+    assert asked[0] >= 1000
+    assert asked[1] <= 5000
+    assert len(asked) <= 8
+    pod_of(house, watched)
+    asked.clear()
+    house.live(shard, 600)
+    assert asked == []
+
+
+@pytest.mark.parametrize("skew_s", [-3600, -7, 7, 3600])
+def test_a_clock_that_differs_from_the_servers_delays_no_words(house, shard, watched, skew_s):
+    made = times.to_text(house.env.now_ms() + 1000 * skew_s)
+    house.cluster.edit(
+        JOB, "team", watched["metadata"]["name"], lambda one: one["metadata"].update(creationTimestamp=made)
+    )
+    after_s = house.look(shard)
+    assert after_s <= 2
+    kubernetes_tells(house, watched)
+    house.env.advance_ms(round(1000 * after_s))
+    house.look(shard)
+    assert QUOTA in house.words(shard)
+
+
+def test_what_is_told_is_one_clean_line_of_the_newest_and_the_same_at_each_try(house, shard, watched):
+    kubernetes_tells(house, watched, "of long ago", lastTimestamp="2020-01-01T00:00:00Z")
+    kubernetes_tells(house, watched, "is \x1b[31mred\r\nat redis://me:hunter2@r:6379 \u202e" + "and so on " * 900)
+    house.live(shard, 5)
+    said, before = house.words(shard), house.status(shard)
+    assert said.isprintable()
+    assert len(said) < 1400
+    assert f'pods "{watched["metadata"]["name"]}" is' in said
+    assert "hunter2" not in str(before)
+    assert "of long ago" not in said
+    house.env.advance_ms(60_000)
+    kubernetes_tells(house, watched, drawn="aaaa1")
+    house.live(shard, 15)
+    told = house.status(shard)
+    kubernetes_tells(
+        house,
+        watched,
+        message=f'(combined from similar events): Error creating: pods "{watched["metadata"]["name"]}-zzzz9" {QUOTA}',
+        lastTimestamp=None,
+        series={"count": 9, "lastObservedTime": times.to_text(house.env.now_ms() + 1000)[:-1] + ".123456Z"},
+    )
+    house.live(shard, 15)
+    assert house.status(shard)["conditions"] == told["conditions"]
+
+
+def test_where_events_may_not_be_read_a_pod_that_is_missing_is_told_all_the_same(house, shard, watched):
+    kubernetes_tells(house, watched)
+    house.cluster.deny["find", "Event"] = ApiError("GET events: 403 events is forbidden: cannot list", status=403)
+    house.live(shard, 30)
+    assert house.told(shard) == ("True", "Healthy")
+    house.cluster.deny["find", "Event"] = ApiError("500 etcdserver: leader changed", status=500)
+    with pytest.raises(ApiError):
+        house.look(shard)
+
+
+def test_a_job_that_ended_without_a_pod_is_told_with_the_words_of_the_refusal(house, shard, watched):
+    kubernetes_tells(house, watched)
+    ended = {
+        "type": "Failed",
+        "status": "True",
+        "reason": "DeadlineExceeded",
+        "message": "active longer than deadline",
+        "lastTransitionTime": times.to_text(house.env.now_ms()),
+    }
+    house.cluster.edit(JOB, "team", watched["metadata"]["name"], lambda one: one.update(status={"conditions": [ended]}))
+    house.look(shard)
+    (item,) = [one for one in house.status(shard)["history"] if one["outcome"] == "Failed"]
+    assert "active longer than deadline; Job" in item["message"]
+    assert QUOTA in item["message"]
+    assert QUOTA in house.status(shard)["maintenance"]["rollup"]["message"]
