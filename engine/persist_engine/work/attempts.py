@@ -26,7 +26,7 @@ class Attempts:
         """
         try:
             yield
-        except Exception as error:  # raised at the end
+        except Exception as error:  # noqa: BLE001 - raised at the end
             self._failed.append((what, error))
             if isinstance(error, Unavailable):
                 self.end()

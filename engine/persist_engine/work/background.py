@@ -134,7 +134,7 @@ class BackgroundMaintenance:
             return
         try:
             job()
-        except Exception as error:  # a thread has no caller
+        except Exception as error:  # noqa: BLE001 - a thread has no caller
             machine.metrics.count("background_failed", work=work)
             survived = isinstance(error, Unavailable)
             level, known = (logging.WARNING if survived else logging.ERROR), isinstance(error, PersistError)

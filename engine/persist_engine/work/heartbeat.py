@@ -102,7 +102,7 @@ class Heartbeat:
             return True  # the rest then ends at once
         try:
             registered = beat()
-        except Exception as error:  # a thread has no caller, and the lease is held as before
+        except Exception as error:  # noqa: BLE001 - a thread has no caller, and the lease is held as before
             self._metrics.count("heartbeat", outcome="failed")
             # A closed client stays closed. But a store that was unreachable for longer than its retries may be back for the next beat, and
             # an unsafe store may be repaired by then.
@@ -123,6 +123,6 @@ class Heartbeat:
         _log.debug(text, self._what, self._shard, extra={"shard": self._shard})
         try:
             self._give_up()
-        except Exception as error:  # the client may be closed; the lease expires anyway
+        except Exception as error:  # noqa: BLE001 - the client may be closed; the lease expires anyway
             text = "%s on shard %s could not be expired: %s"
             _log.debug(text, self._what, self._shard, error, extra={"shard": self._shard})
