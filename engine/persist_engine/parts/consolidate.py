@@ -97,7 +97,7 @@ def consolidated(table: pa.Table) -> pa.Table:
     """Rows of one run in the form that `merge_runs` expects. InvariantViolated when the rows are not in order."""
     out = updates.consolidate_sorted(table)
     if out is None:
-        raise InvariantViolated("rows arrived out of order: a run is not sorted as its batch says")
+        raise InvariantViolated("rows arrived out of order: a run is not sorted, although its batch says so")
     return out
 
 

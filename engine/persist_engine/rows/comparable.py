@@ -85,7 +85,7 @@ def floor_of(literal: Any, data_type: pa.DataType, column: str) -> Floor:
 
 
 def _misfit(literal: Any, data_type: pa.DataType, column: str) -> InvalidUsage:
-    hint = "; ask for nulls with IS NULL" if literal is None else ""
+    hint = "; to find nulls, use IS NULL" if literal is None else ""
     return InvalidUsage(f"filter on {column}: {literal!r} cannot be compared with {data_type}{hint}", column=column)
 
 

@@ -242,7 +242,7 @@ def _where_valid(values: pa.ChunkedArray, outcome: pa.ChunkedArray | pa.Scalar) 
     return pc.if_else(pc.is_valid(values), outcome, _NULL)
 
 
-# -- what readers hold ---------------------------------------------------------------------------------------------------
+# -- the public filter ---------------------------------------------------------------------------------------------------
 
 
 class Filter:

@@ -76,7 +76,7 @@ class Machine:
         self.watch: StateWatch = applier.watch
         """Notifies when this process learns of a newer state, for callers that wait for several things."""
 
-    # -- what it stands on --------------------------------------------------------------------------------------------
+    # -- state and environment ----------------------------------------------------------------------------------------
 
     @property
     def state(self) -> ShardState:

@@ -25,8 +25,8 @@ def begin_anew(
     existing: frozenset[str],
 ) -> ShardState | None:
     """Makes `base` the first version of a new log, past `after`. Returns the state, or None when the log does not end with `replaces` any
-    more (with `replaces` None: when a log exists by now). `base_key` is the partial key of the rollup of `base`. `existing` holds the keys
-    of the existing blobs.
+    more (with `replaces` None: when a log exists by now). `base_key` is the partial key of the rollup of `base`. `existing` holds the
+    partial keys of the existing blobs.
 
     Deletes nothing but its own rollup, after a race that it certainly lost. Retries; a crash leaves that rollup.
     """

@@ -99,7 +99,7 @@ class BackgroundMaintenance:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- of its queues -------------------------------------------------------------------------------------------------
+    # -- calls of its queues -------------------------------------------------------------------------------------------
 
     def is_closed(self) -> bool:
         """Whether work must end."""

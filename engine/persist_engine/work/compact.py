@@ -104,7 +104,7 @@ def compact(
     """Does `req`. Readers see the same contents at every time at or past `req.desc.since`, before, during and after.
 
     May be killed at any point: blobs leak, nothing is lost, and applied results stay. When reading or writing fails, the blobs not yet
-    offered to state are deleted. CONFLICT when another compaction was faster, even when this one noticed only at the end. FAILED when it
+    offered to state are deleted. CONFLICT when another compaction was faster, whether the inputs disappeared or not. FAILED when it
     took longer than `compaction_timeout_ms`, or when `is_stopped`, which is checked between two tables. SKIPPED when there was nothing to
     merge.
     """

@@ -110,7 +110,7 @@ def release_holds(machine: Machine, reader_ids: Iterable[str], *, commit: bool) 
     """Ends the holds of these critical readers for ever; without `commit`, only checks that they exist. Returns their ids.
 
     InvalidUsage, before any hold is ended, unless each of them is registered. Leases end by themselves. The shard's since stays where it
-    is. Idempotent until it has returned.
+    is. May be repeated until it returns; after that, a repetition is InvalidUsage.
     """
     wanted = [CriticalReaderId(text) for text in reader_ids]
     state = machine.refresh()

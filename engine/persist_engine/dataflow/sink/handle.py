@@ -278,7 +278,7 @@ class Sink:
             self.close()
             raise
 
-    # -- what users call -----------------------------------------------------------------------------------------------
+    # -- public calls --------------------------------------------------------------------------------------------------
 
     def allow_writes(self) -> None:
         """Leaves read-only mode permanently. Idempotent."""
@@ -357,7 +357,7 @@ class Sink:
             f"Sink({self._writer.shard_id}, {self.options.workers} workers, at {self._parts.control.persist_frontier})"
         )
 
-    # -- what inputs call ----------------------------------------------------------------------------------------------
+    # -- calls of inputs -----------------------------------------------------------------------------------------------
 
     def tagged_errors(self, errors: Errors) -> pa.Table:
         """`errors` as updates of the shard."""
@@ -447,7 +447,7 @@ class Sink:
             metrics.count("sink_correction_insertions", inserted - before[0])
             metrics.count("sink_correction_deletions", max(0, cancelled - before[1]))
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- shutdown ------------------------------------------------------------------------------------------------------
 
     @property
     def _stopping(self) -> bool:

@@ -279,7 +279,7 @@ class UpsertHandle(Expiring):
         machine.forget_commands()
         if isinstance(outcome, Appended):
             return Upserted(upper, inserted - retracted, retracted, 0, outcome.maintenance)
-        assert isinstance(outcome, UpperMismatch), "no progress was asked for"
+        assert isinstance(outcome, UpperMismatch), "the append had no progress"
         self._writer.discard(batch)
         return outcome
 

@@ -217,7 +217,7 @@ class _Verifying:
                 kind = otherwise
         self._found.error(kind, str(key), str(error))
 
-    # -- what they name -----------------------------------------------------------------------------------------------
+    # -- the blobs that they name -------------------------------------------------------------------------------------
 
     def _see(self, state: ShardState) -> None:
         for rollup in state.rollups.values():
