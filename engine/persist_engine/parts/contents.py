@@ -179,9 +179,8 @@ class Contents:
         return total, left
 
     def _is_countable(self, desc: Description, meta: RunMeta, part: RunPart) -> bool:
-        if (
-            meta.truncated or part.sum_wraps
-        ):  # a sum that includes rows outside the bounds (spec 20, bug 20), or is modulo 2**64
+        # The sum may include rows outside the bounds (spec 20, bug 20), or be modulo 2**64.
+        if meta.truncated or part.sum_wraps:
             return False
         is_visible = desc.upper <= Antichain.of(self.as_of + 1) and desc.since <= Antichain.of(self.as_of)
         if not is_visible and isinstance(part, HollowPart):

@@ -95,13 +95,9 @@ def _row_changes(table: pa.Table) -> pa.Table:
     is_update = np.repeat(~added[starts] & added[ends], ends - starts + 1)
     codes = (2 * is_update + added).astype(np.int8)
     copies = np.abs(diffs[order])
-    total = float(
-        np.abs(diffs.astype(np.float64)).sum()
-    )  # abs of the least int64 is negative, so the total is summed in float64
+    total = float(np.abs(diffs.astype(np.float64)).sum())  # in float64: abs of the least int64 is negative
     if total > ROWS_MAX:
-        raise InvalidUsage(
-            f"{rows} updates expand to {total:.0f} row changes, more than {ROWS_MAX}: read them as updates"
-        )
+        raise InvalidUsage(f"{rows} updates are {total:.0f} row changes, more than {ROWS_MAX}: read them as updates")
     if (copies != 1).any():
         order, codes = np.repeat(order, copies), np.repeat(codes, copies)
     picked = table.select(["key", "val", "time"]).combine_chunks().take(pa.array(order))

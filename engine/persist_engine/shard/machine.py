@@ -148,9 +148,7 @@ class Machine:
                 backoff.wait(error)
                 continue
             except InvalidUsage as error:
-                if (
-                    backoff is not None
-                ):  # the command was valid once and still is; it is the store that accepts no more calls
+                if backoff is not None:  # the command was valid before, so the error is the store's
                     text = f"append of {batch.desc} to {self.shard_id} may or may not have happened: {error}"
                     raise Unavailable(text, shard_id=self.shard_id) from error
                 raise
@@ -274,7 +272,7 @@ class Machine:
     ) -> tuple[commands.CriticalDowngraded | commands.OpaqueMismatch, Maintenance]:
         """Sets opaque and since iff the opaque is the expected one.
 
-        After an attempt with an unknown outcome, finding `new_opaque` counts as success. Rivals must therefore not share tokens.
+        After an attempt with an unknown outcome, finding `new_opaque` counts as success. Rival owners must therefore not share tokens.
         """
         command = commands.CompareAndDowngradeSince(
             reader_id=reader_id, expected_opaque=expected_opaque, new_opaque=new_opaque, new_since=new_since

@@ -121,9 +121,7 @@ class BackgroundMaintenance:
             taken = threading.Lock()
             try:
                 self._pools[work].submit(self._do, work, machine, job, taken)
-            except (
-                RuntimeError
-            ):  # the interpreter is ending; or no thread could be started, and the job is in the queue
+            except RuntimeError:  # the interpreter ends, or no thread starts and the job stays queued
                 if taken.acquire(blocking=False):
                     self._under_way[work] -= 1
                     return False

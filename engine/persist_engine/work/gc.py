@@ -89,7 +89,7 @@ def _garbage(machine: Machine, walk: VersionWalk, to: SeqNo, *, newest: ShardSta
         if not isinstance(diff, StateDiff):
             return None
         garbage.update((blob.partial_key, blob) for blob in deleted_blobs(diff))
-    # A late merge result may have restored a blob that an earlier diff deleted (spec 20, bug 6).
+    # A late merge result may have linked a blob again that an earlier diff deleted (spec 20, bug 6).
     for key in _named(garbage, walk.state) | _named(garbage, newest):
         del garbage[key]
     # The blobs that listings name are garbage too. In this order, each listing comes before its entries.

@@ -280,8 +280,8 @@ class ReadHandle(Expiring):
         """Releases the times before `since` (one commit). Returns the handle's since afterwards. Never goes back; idempotent. Stops at what
         open listeners of this handle still need, as long as they are referenced.
 
-        Blobs that only older versions name are released too, except those of open snapshots. The call itself releases the times, not its
-        success: after Unavailable the commit may have happened, and times before `since` are no longer guaranteed.
+        Blobs that only older versions name are released too, except those of open snapshots. The times are released even when the call
+        fails: after Unavailable the commit may have happened, and times before `since` are no longer guaranteed.
         """
         self.check_open()
         since = frontier_of(since, "since")

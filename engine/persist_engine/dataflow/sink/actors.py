@@ -291,7 +291,7 @@ class Control:
                 commit.batches, expected_upper=commit.lower, new_upper=commit.upper
             )
         except AmbiguousAppend as error:
-            return self._go_on_after_unknown(commit, error)
+            return self._on_unknown(commit, error)
         match outcome:
             case Appended(upper, maintenance):
                 self._keep(maintenance)
@@ -305,9 +305,7 @@ class Control:
         self._minted(self._mint.on_shard_upper(current))
         return answer
 
-    def _go_on_after_unknown(
-        self, commit: Commit[Batch], error: AmbiguousAppend
-    ) -> list[Commit[Batch] | Delete[Batch]]:
+    def _on_unknown(self, commit: Commit[Batch], error: AmbiguousAppend) -> list[Commit[Batch] | Delete[Batch]]:
         """Continues as after a restart: the result of `commit`, if any, is read back, and the rest is corrected."""
         current = self._writer.fetch_recent_upper()
         if not commit.lower < current:
