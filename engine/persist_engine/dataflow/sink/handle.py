@@ -1,8 +1,8 @@
 """Sink: keeps a shard equal to a desired collection, with N workers in this process (spec 17).
 
     with open_sink(client, shard_id, schema, workers=4) as sink:
-        sink.inputs[0].insert([((1,), ("one",)), 5, +1)])       # the first row exists from time 5 on
-        sink.inputs[0].insert([((1,), ("one",)), 9, -1)])       # and is gone at 9
+        sink.inputs[0].insert([(((1,), ("one",)), 5, +1)])      # the first row exists from time 5 on
+        sink.inputs[0].insert([(((1,), ("one",)), 9, -1)])      # and is gone at 9
         for an_input in sink.inputs:
             an_input.advance(Antichain.of(10))                  # no more updates before 10
         sink.wait_for_upper(Antichain.of(10))
@@ -86,7 +86,7 @@ class SinkOptions:
     memory_limit_bytes: int = 256 << 20
     """The approximate bound of all correction buffers together. The excess is spilled."""
     spill_directory: Path | None = None
-    """The parent of the sink's own spill directory, which is deleted at the end. None: a temporary directory."""
+    """Where the sink makes its own spill directory, which it deletes at the end. None: the system's temporary directory."""
 
     def __post_init__(self) -> None:
         for name in ("read_only", "errors"):
@@ -131,8 +131,8 @@ def assemble(
     writer: WriteHandle,
     spill_directory: Callable[[int], Path],
 ) -> SinkParts:
-    """The parts of a sink on one shard. `spill_directory` makes a directory for the worker with a number. Registers a
-    reader.
+    """The parts of a sink on one shard. `spill_directory` makes a directory for the worker with the given number.
+    Registers a reader.
     """
     share = options.memory_limit_bytes // options.workers
     as_of = Antichain.of(options.as_of)
@@ -247,8 +247,8 @@ class Sink:
     def __init__(
         self, schema: Schema, *, open_reader: Callable[[], ReadHandle], writer: WriteHandle, options: SinkOptions
     ) -> None:
-        """Takes ownership of `writer` and of the readers that it opens, which include the shard's errors if it has any.
-        Starts the threads.
+        """Takes ownership of `writer` and of the readers that it opens, all of which use the shard's
+        schema, with errors if the sink has them. Starts the threads.
         """
         self.schema, self.options = schema, options
         self._writer = writer
