@@ -154,7 +154,7 @@ def compare_adjacent(columns: list[pa.ChunkedArray], rows: int) -> tuple[bool, B
 
 
 def _rises_strictly(column: pa.ChunkedArray) -> bool:
-    """Whether each value is less than the next. Answers false for types where one pass cannot tell. Most runs have
+    """Whether each value is less than the next. Answers false for types that one pass cannot decide. Most runs have
     strictly rising first columns, because each row has another key.
     """
     if column.null_count or not _is_whole(column.type):
