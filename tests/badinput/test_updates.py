@@ -329,6 +329,6 @@ def test_bytes_that_are_no_text_are_refused_before_any_reader_meets_them(shard, 
     table = _no_text(rows)
     (batch,) = table.to_batches()
     for updates in (table, batch, pa.RecordBatchReader.from_batches(table.schema, [batch])):
-        with pytest.raises(SchemaMismatch, match=r"val\.name: no sound Arrow data: .*UTF8"):
+        with pytest.raises(SchemaMismatch, match=r"val\.name: not valid Arrow data: .*UTF8"):
             shard.append(updates, 5, 6)
     assert isinstance(shard.writer.append([], lower=A(5), upper=A(6)), Appended)

@@ -96,9 +96,8 @@ BUGS = (
     bug(
         "3",
         "shard/machine.py",
-        "                    # The refusal may come from a stale state: only a fresh one may be told.\n"
-        "                    self.refresh()\n",
-        "",
+        "                    self.refresh()\n                    mismatch = self._mismatch(command)\n",
+        "                    mismatch = self._mismatch(command)\n",
         FAULT + "test_regression_3_a_stale_cache_never_refuses_an_append",
     ),
     bug(

@@ -1,1 +1,1 @@
-"""Room 5: the handles users hold."""
+"""The handles of a shard."""

@@ -1,5 +1,5 @@
-"""What users hand over, checked where they do: InvalidUsage names the parameter and what is expected, before anything is
-done. Never shows the value, which may be a secret.
+"""Checks the arguments of public calls before anything is done. InvalidUsage names the parameter and what is expected. Messages never show
+values, which may be secret.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ _STORED_MAX = 2**63 - 1
 
 
 def expect(given: Any, kind: type[T] | tuple[type[T], ...], name: str, wanted: str) -> T:
-    """`given`, which is a `kind`."""
+    """`given`, when it is a `kind`."""
     if not isinstance(given, kind) or (isinstance(given, bool) and kind is not bool):
         raise unexpected(given, name, wanted)
     return given
 
 
 def unexpected(given: object, name: str, wanted: str) -> InvalidUsage:
-    """What to raise for anything but `wanted`."""
+    """The error for an argument that is not `wanted`."""
     return InvalidUsage(f"{name} must be {wanted}, not {'None' if given is None else f'a {type(given).__name__}'}")
 
 
 def expect_shard(given: Any) -> ShardId:
-    """`given`, or the id that its text is."""
+    """`given` as a ShardId; text is parsed."""
     if isinstance(given, ShardId):
         return given
     return ShardId(expect(given, str, "shard_id", "a ShardId"))
 
 
 def expect_schema(given: Any) -> Schema:
-    """`given`."""
+    """`given`, when it is a Schema."""
     return expect(given, Schema, "schema", "a Schema")
 
 
 def expect_text(given: Any, name: str) -> str:
-    """A text that can be stored."""
+    """Text that can be stored."""
     text: str = expect(given, str, name, "a text")
     try:
         text.encode()
@@ -52,7 +52,7 @@ def expect_text(given: Any, name: str) -> str:
 
 
 def expect_count(given: Any, name: str, *, least: int) -> int:
-    """A whole number, at least `least`, that can be stored."""
+    """An integer of at least `least` that can be stored."""
     number: int = expect(given, int, name, "a whole number")
     if not least <= number <= _STORED_MAX:
         raise InvalidUsage(f"{name} must be at least {least} and at most 2**63 - 1, not {number}")
@@ -60,7 +60,7 @@ def expect_count(given: Any, name: str, *, least: int) -> int:
 
 
 def expect_seconds(given: Any, name: str) -> float | None:
-    """Seconds to wait at most, None: for ever."""
+    """The seconds to wait at most. None: for ever."""
     if given is None:
         return None
     seconds: float = expect(given, (int, float), name, "a number of seconds, or None to wait for ever")
@@ -78,7 +78,7 @@ def expect_all(given: Any, kind: type[T], name: str, wanted: str) -> Sequence[T]
 
 
 def expect_progress(progress: Any, expected_progress: Any) -> None:
-    """What is stored with an append: a sink's id with its token, and the token stored before."""
+    """Checks the progress that is stored with an append, a sink's id with its token, and the token that was stored before."""
     wanted = "a tuple of a sink's id, a text, and its token, bytes"
     if progress is not None:
         expect(progress, tuple, "progress", wanted)

@@ -1,7 +1,7 @@
-"""PersistClient: opens handles on the shards of one location and shares everything they can share.
+"""PersistClient: opens handles on the shards of one location, which share their connections and state.
 
-Owns the stores' connections and one Applier per shard, so that a process holds one copy of a shard's state however many
-handles there are. Knows nothing of what handles do.
+This module owns the connections to the stores and one Applier per shard, so that a process holds one copy of a shard's state, however many
+handles exist. It knows nothing of what handles do.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from persist_engine.work.background import BackgroundMaintenance, CompactionSwit
 from persist_engine.work.identity import identify
 from persist_engine.work.registry import Registry
 
-#: States kept although no handle uses them, so that looking at many shards in turn does not read a rollup each time.
+#: States kept without a handle, so that visiting many shards in turn does not read a rollup each time.
 _IDLE_STATES_MAX = 64
 
 
 class PersistClient:
-    """All shards of one location. Thread-safe. A context manager: leaving it closes the connections.
+    """All shards of one location. Thread-safe. A context manager that closes the connections on exit.
 
-    Store failures are retried; with `settings.retry.give_up_ms` they end in Unavailable, which names the address.
+    Store failures are retried. With `settings.retry.give_up_ms` they end in Unavailable, which names the address.
     """
 
     @classmethod
@@ -72,11 +72,10 @@ class PersistClient:
         create: bool = True,
         on_wait: OnWait | None = None,
     ) -> PersistClient:
-        """Connect to both stores and see that they are a pair. InvalidUsage for URLs that make no sense, UnsafeStore for
-        stores that break promises, StoreRefused within seconds for credentials, databases, buckets, endpoints and paths that are
-        wrong, StoreLost and StoreMismatch for two that do not belong together. A store that is out of reach is waited for;
-        `on_wait` hears of it, then and later. A directory or a file of a URL that is not there yet is made; without `create`,
-        for those that only read, it is InvalidUsage.
+        """Connects to both stores and checks that they are a pair. InvalidUsage for invalid URLs; UnsafeStore for stores that break
+        promises; StoreRefused within seconds for wrong credentials, databases, buckets, endpoints and paths; StoreLost and StoreMismatch
+        for two stores that do not belong together. Waits for an unreachable store; `on_wait` is called then and during later waits. Creates
+        a missing directory or file of a URL; without `create`, for processes that only read, this is InvalidUsage.
         """
         expect(location, Location, "location", "a Location")
         settings = Settings() if settings is None else expect(settings, Settings, "settings", "Settings, or None")
@@ -125,11 +124,11 @@ class PersistClient:
     # -- handles ------------------------------------------------------------------------------------------------------
 
     def open_writer(self, shard_id: ShardId, schema: Schema, *, purpose: str) -> WriteHandle:
-        """A writer of the shard, which is created when it does not exist, with the retention `settings.retain_ms`. Registers
-        nothing until the first append.
+        """A writer of the shard, which is created when it does not exist, with the retention `settings.retain_ms`. Registers nothing until
+        the first append.
 
-        SchemaMismatch, naming the columns, when the shard has another schema; one that it had before it evolved is still
-        written. `purpose` is for people.
+        SchemaMismatch, naming the columns, when the shard has another schema. A schema that the shard had before it evolved is accepted.
+        `purpose` is a description for people.
         """
         expect_text(purpose, "purpose")
         machine, schema_id = self._initialised(shard_id, schema)
@@ -138,9 +137,9 @@ class PersistClient:
     def open_leased_reader(
         self, shard_id: ShardId, schema: Schema | None = None, *, purpose: str, lease_ms: int | None = None
     ) -> ReadHandle:
-        """A reader that holds the shard's since while it lives (one commit). Without `schema` it takes the shard's
-        newest, and a shard that does not exist is ShardNotFound; with it the shard is created, and another schema is
-        SchemaMismatch. With a schema that the shard had before it evolved, rows are shown without what came since.
+        """A reader that holds the shard's since while it lives (one commit). Without `schema` it reads with the shard's newest schema, and
+        ShardNotFound when the shard does not exist. With `schema` a missing shard is created, and another schema is SchemaMismatch. With a
+        schema that the shard had before it evolved, rows are shown without later fields.
         """
         expect_text(purpose, "purpose")
         if lease_ms is not None:
@@ -151,8 +150,8 @@ class PersistClient:
     def open_critical_since(
         self, shard_id: ShardId, critical_id: CriticalReaderId, *, opaque: bytes, purpose: str = ""
     ) -> SinceHandle:
-        """A hold on the shard's since that never lapses (one commit). One that exists keeps its since and its
-        opaque, which the handle then shows. ShardNotFound.
+        """A hold on the shard's since that never lapses (one commit). An existing hold keeps its since and opaque, which the handle then
+        shows. ShardNotFound.
         """
         expect(critical_id, CriticalReaderId, "critical_id", "a CriticalReaderId")
         expect(opaque, bytes, "opaque", "bytes")
@@ -167,15 +166,15 @@ class PersistClient:
         return Machine(self._applier(expect_shard(shard_id)))
 
     def background_maintenance(self, switch: CompactionSwitch | None = None) -> BackgroundMaintenance:
-        """Threads that do what appends hand back, for programs that maintain their own shards:
+        """Threads that do the maintenance that appends return, for programs that maintain their own shards:
 
             with client.background_maintenance() as background, client.open_writer(...) as writer:
                 upkeep = background.of(writer.machine)
                 upkeep.offer(writer.append(...).maintenance)
                 background.drain()
 
-        Leaving it abandons what waits, `drain` before that waits for it. `switch`: one for all clients of a process, to
-        stop compactions at once. With `settings.compaction.enabled` off it only drops and counts them.
+        Leaving the block drops waiting work; `drain` waits for it. All clients of a process may share one `switch`, which stops their
+        compactions together. With `settings.compaction.enabled` off, compactions are only dropped and counted.
         """
         if not isinstance(switch, CompactionSwitch | None):
             raise unexpected(switch, "switch", "a CompactionSwitch, or None")
@@ -183,14 +182,14 @@ class PersistClient:
 
     @property
     def versions(self) -> StateVersions:
-        """The logs of all shards, for tools that work where no state can be opened."""
+        """The logs of all shards, for tools that must work when no state can be opened."""
         return self._versions
 
     # -- shards -------------------------------------------------------------------------------------------------------
 
     def initialise(self, shard_id: ShardId, schema: Schema) -> None:
-        """Create the shard, with the retention `settings.retain_ms`, unless it exists. Idempotent. SchemaMismatch when it exists
-        with another schema.
+        """Creates the shard, with the retention `settings.retain_ms`, unless it exists. Idempotent. SchemaMismatch when it exists with
+        another schema.
         """
         self._initialised(shard_id, schema)
 
@@ -199,37 +198,34 @@ class PersistClient:
         return self.machine(shard_id).schema
 
     def evolve_schema(self, shard_id: ShardId, schema: Schema) -> SchemaEvolved | SchemaIncompatible:
-        """Make `schema` the shard's newest: with more nullable fields, or wider numbers in the value. What is stored reads
-        as if it had been written under it, new fields null; handles that are open go on with theirs.
+        """Makes `schema` the shard's newest: with more nullable fields, or wider numbers in the value. Stored rows are read as if they had
+        been written under it, with null in new fields. Open handles continue with their schema.
 
-        SchemaIncompatible, a value, names the fields that stand against it. Idempotent, linearized. ShardNotFound.
+        SchemaIncompatible, a value, names the fields that prevent it. Idempotent, linearized. ShardNotFound.
         """
         return evolve_schema(self.machine(shard_id), expect_schema(schema))[0]
 
     def set_retention(self, shard_id: ShardId, retain_ms: int | None) -> RetentionSet:
-        """Let the shard's since stay `retain_ms` behind its upper, whatever readers let go of, and follow it; None or 0: since is
-        where readers hold it. One commit, linearized, idempotent. The answer tells since: what it has passed stays
-        gone. ShardNotFound.
+        """Keeps the shard's since `retain_ms` behind its upper, whatever readers release, and advances it with the upper. None or 0: since
+        is where readers hold it. One commit, linearized, idempotent. The answer has the since. Times that it has passed stay unreadable.
+        ShardNotFound.
         """
         if retain_ms is not None:
             expect_count(retain_ms, "retain_ms", least=0)
         return self.machine(shard_id).set_retention(retain_ms or None)[0]
 
     def recent_upper(self, shard_id: ShardId) -> Antichain:
-        """The shard's upper, never below one acknowledged before the call. ShardNotFound."""
+        """The shard's upper, never below one that was acknowledged before the call. ShardNotFound."""
         return self.machine(shard_id).fetch_recent_upper()
 
     def progress(self, shard_id: ShardId, sink_id: str) -> SourceProgress | None:
-        """How far the sink had come with its last acknowledged append; None when it never said. Linearized.
-        ShardNotFound.
-        """
+        """The source progress stored by the sink's last acknowledged append; None when it stored none. Linearized. ShardNotFound."""
         expect_text(sink_id, "sink_id")
         return self.machine(shard_id).refresh().progress.get(sink_id)
 
     def inspect(self, shard_id: ShardId, *, known_seqno: int | None = None) -> Inspection:
-        """What stands in the shard's metadata now, for people and the operator; reads no data. Linearized.
-        ShardNotFound. With `known_seqno` also the tag of that version's entry, while it is live: a caller that saw it can tell
-        whether this is still the same history.
+        """The current metadata of the shard, for people and the operator. Reads no data. Linearized. ShardNotFound. With `known_seqno` also
+        the tag of that version's entry, while it is live: a caller that knows the tag can check that the history is still the same.
         """
         if known_seqno is not None:
             expect_count(known_seqno, "known_seqno", least=0)
@@ -254,7 +250,7 @@ class PersistClient:
         )
 
     def finalize(self, shard_id: ShardId) -> None:
-        """Empty a closed shard for good. Idempotent. FinalizationError unless since and upper are both empty."""
+        """Empties a closed shard for good. Idempotent. FinalizationError unless since and upper are both empty."""
         self.machine(shard_id).become_tombstone()
 
     def is_finalized(self, shard_id: ShardId) -> bool:
@@ -269,7 +265,7 @@ class PersistClient:
 
     @property
     def store_id(self) -> StoreId:
-        """Which pair of stores this is, however their addresses are spelled; drawn now when it has none yet. StoreLost,
+        """The id of this pair of stores, independent of the spelling of their addresses. Drawn now when the pair has none. StoreLost,
         StoreMismatch.
         """
         if self._store_id is None:
@@ -278,7 +274,7 @@ class PersistClient:
         return self._store_id
 
     def adopt(self, owner: Owner, wanted: ShardId | None, proposed: ShardId, *, take_over: bool = False) -> Adoption:
-        """Make a shard the owner's, which finds it by its name from then on: see work.registry."""
+        """Makes `owner` the owner of a shard, which its name then leads to: see work.registry."""
         expect(owner, Owner, "owner", "an Owner")
         wanted = None if wanted is None else expect_shard(wanted)
         proposed = expect_shard(proposed)
@@ -290,19 +286,19 @@ class PersistClient:
         return self._registry.owner_of(expect_shard(shard_id))
 
     def disown(self, shard_id: ShardId) -> Owner | None:
-        """Let the shard have no owner; the one it had. The name that led to it leads nowhere then. Idempotent."""
+        """Removes the shard's owner and returns it. The name that led to the shard then leads nowhere. Idempotent."""
         return self._registry.disown(expect_shard(shard_id))
 
     def registered(self, owner: Owner) -> ShardId | None:
-        """The shard that the owner's name leads to; its owner may be another by now. Linearized."""
+        """The shard that the owner's name leads to. The shard may have another owner by now. Linearized."""
         return self._registry.registered(expect(owner, Owner, "owner", "an Owner"))
 
     def names(self) -> Iterator[tuple[Owner, ShardId]]:
-        """Every owner's name and the shard it leads to, in no particular order. Reads the whole listing of the store."""
+        """Every owner's name and the shard that it leads to, in no particular order. Lists all keys of the store."""
         return self._registry.names()
 
     def close(self) -> None:
-        """Close the connections; handles are of no use afterwards. Idempotent."""
+        """Closes the connections. Handles must not be used afterwards. Idempotent."""
         self._recent.clear()
         self._push.close()
         self._blob.close()
@@ -333,7 +329,7 @@ class PersistClient:
         return known
 
     def _initialised(self, shard_id: ShardId, schema: Schema) -> tuple[Machine, int]:
-        """The shard, made unless it exists, and the id of `schema` there."""
+        """The shard, created unless it exists, and the id of `schema` there."""
         shard_id, schema = expect_shard(shard_id), expect_schema(schema)
         with self._lock:
             known = self._appliers.get(shard_id)
@@ -352,7 +348,7 @@ class PersistClient:
         return machine, schema_id
 
     def _share(self, loaded: Applier) -> Applier:
-        """The one Applier of the shard: `loaded`, unless another thread was faster. CodecMismatch, and it is not kept."""
+        """The one Applier of the shard: `loaded`, unless another thread was faster. CodecMismatch, and `loaded` is not kept."""
         check_codecs(loaded.state, CODECS)
         with self._lock:
             applier = self._appliers.setdefault(loaded.shard_id, loaded)

@@ -1,8 +1,7 @@
-"""Ending a shard: closing both frontiers, and finalizing what is closed (spec 9.16, B.4). For administration.
+"""Ends a shard: closes both frontiers, and finalizes a closed shard (spec 9.16, B.4). For administration.
 
-Finalizing needs since and upper to be empty and never forces it. `close_shard` empties them by the ordinary commands:
-an append of the empty upper, the end of the retention, and readers that give up their hold. It takes no hold away from
-a reader that was not named.
+Finalizing requires since and upper to be empty and never forces them. `close_shard` empties them with ordinary commands: an append of the
+empty upper, the end of the retention, and readers that release their hold. It never removes the hold of a reader that was not named.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ from persist_engine.work.outcome import Outcome
 from persist_engine.work.perform import perform
 
 _PURPOSE = "persist admin finalize"
-#: The own reader that moves since lives for one command; a crash must not leave it for long.
+#: The temporary reader that moves since lives for one command. After a crash it must not stay for long.
 _LEASE_MS = 60_000
 
 
 def obstacles(
     state: ShardState, *, now_ms: int, close: bool = False, give_up: Sequence[CriticalReaderId] = ()
 ) -> list[str]:
-    """What keeps `state` from being finalized, one line each; none: it may be. `close`: as if `close_shard` were to be
-    called with `give_up` first.
+    """The reasons why `state` cannot be finalized, one line each; empty when it can be. With `close`: as if `close_shard` had been called
+    with `give_up` first.
     """
     upper, since = state.trace.upper, state.trace.since
-    open_upper = [] if upper.is_empty() or close else [f"upper is {upper}: somebody may still write"]
+    open_upper = [] if upper.is_empty() or close else [f"upper is {upper}: a writer may still append"]
     if since.is_empty():
         return open_upper
     held = []
     for critical_id, critical in state.critical_readers.items():
         if not critical.since.is_empty() and not (close and critical_id in give_up):
             text = f"since is held at {critical.since} by critical reader {critical_id}"
-            held.append(f"{text} ({critical.debug.purpose or 'no purpose told'})")
+            held.append(f"{text} ({critical.debug.purpose or 'without a purpose'})")
     for reader_id, reader in state.leased_readers.items():
         if not reader.since.is_empty() and now_ms <= expires_after_ms(reader):
             ends = f"its lease ends in {(expires_after_ms(reader) - now_ms) / 1000:.0f} s"
@@ -48,15 +47,15 @@ def obstacles(
     if state.retain_ms is not None and not close:
         held.append(f"since is held at {since} by the shard's retention of {state.retain_ms} ms")
     if not held and not close:
-        held.append(f"since is {since} although no reader holds it: nobody has moved it on")
+        held.append(f"since is {since} although no reader holds it: no command has advanced it")
     return open_upper + held
 
 
 def close_shard(client: PersistClient, shard_id: ShardId, *, give_up: Sequence[CriticalReaderId] = ()) -> None:
-    """Append the empty upper, end the retention and let since become empty. `give_up`: critical readers whose hold ends with this.
+    """Appends the empty upper, ends the retention and lets since become empty. `give_up` names critical readers whose holds end.
 
-    FinalizationError, before anything is changed, while anybody else holds since; Fenced when the owner of a critical
-    reader moves it at the same time. May be repeated after either.
+    FinalizationError, before anything is changed, while another reader holds since. Fenced when the owner of a critical reader moves it at
+    the same time. May be repeated after either.
     """
     machine = client.machine(shard_id)
     state = machine.refresh()
@@ -86,11 +85,10 @@ def close_shard(client: PersistClient, shard_id: ShardId, *, give_up: Sequence[C
 
 
 def finalize_shard(client: PersistClient, shard_id: ShardId) -> list[Outcome]:
-    """Make the closed shard a tombstone and do all maintenance that follows: what is left are two versions and two rollups,
-    none of which holds data.
+    """Makes the closed shard a tombstone and does all maintenance that follows. Two versions and two rollups remain, none of which holds
+    data.
 
-    Idempotent, and completes what an interrupted call left. FinalizationError, telling what is in the way, unless since
-    and upper are empty.
+    Idempotent; completes an interrupted call. FinalizationError, with the obstacles, unless since and upper are empty.
     """
     machine = client.machine(shard_id)
     state = machine.refresh()
@@ -99,7 +97,7 @@ def finalize_shard(client: PersistClient, shard_id: ShardId) -> list[Outcome]:
         raise _refused(f"cannot finalize {shard_id}", state, found)
     machine.become_tombstone()
     state = machine.state
-    # All that a tombstone can need, whoever was told so before: its state alone does not tell that collection was cut off.
+    # All work that a tombstone may need, including work assigned before: its state alone does not show an interrupted collection.
     rollup = state.seqno if rollup_wanted(state, machine.settings.maintenance) else None
     return perform(machine, Maintenance(rollup, state.seqno))
 

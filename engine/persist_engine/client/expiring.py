@@ -1,4 +1,4 @@
-"""Leaving a handle that holds leases."""
+"""The end of a handle that holds leases."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _log = logging.getLogger(__name__)
 
 
 class Expiring(ABC):
-    """A context manager: leaving it is `expire`. A store that is away then is raised only where no error is under way: that
-    one matters, and leases lapse by themselves.
+    """A context manager that calls `expire` on exit. An Unavailable error of `expire` is raised only when no other error is being raised:
+    that one matters more, and leases lapse by themselves.
     """
 
     @property
     @abstractmethod
     def shard_id(self) -> ShardId:
-        """The shard."""
+        """The id of the shard."""
 
     @abstractmethod
     def expire(self) -> None:
-        """Give up what the handle holds. Idempotent."""
+        """Releases everything that the handle holds. Idempotent."""
 
     def __enter__(self) -> Self:
         return self

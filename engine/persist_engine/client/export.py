@@ -3,8 +3,8 @@
     <directory>/_manifest.json           written last; without it the export is not complete
     <directory>/part-00000.parquet ...   columns key, val, time, diff; sorted by (key, val, time) over all files
 
-Either the contents at one time, or every update that can still be told apart, from since to upper. Any Parquet reader
-reads the files, `sha256sum` checks them, and the shard they came from is left as it was but for a reader's lease.
+Exports either the contents at one time, or all updates that are still distinguishable, from since to upper. Any Parquet reader reads the
+files, and `sha256sum` checks them. The shard does not change, except for a reader's lease.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from persist_engine.rows.columns import storable
 from persist_engine.rows.schema import Schema
 from persist_engine.storage.directories import make_directory, sync_directory
 
-#: Readers of directories pass over names that begin so.
+#: Readers of directories skip names that begin with an underscore.
 MANIFEST = "_manifest.json"
-#: Format of the manifest.
+#: The format of the manifest.
 FORMAT = 1
-#: A file is closed when it holds this many bytes in memory form; smaller on disk.
+#: A file is closed when it holds this many bytes in memory form; it is smaller on disk.
 FILE_BYTES = 256 << 20
 MEMORY_BYTES = 256 << 20
 
-#: Told bytes read of how many; for progress bars.
-OnRead = Callable[[int, int], None]
+#: Receives the bytes read and the bytes in all; for progress bars.
+OnBytesRead = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class ExportedFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What was exported. `as_of`: contents at that time (all rows carry it); None: the updates in [since, upper).
-    Frontiers are times, None when closed. Schemas are DDL.
+    """The description of an export. `as_of`: the contents at that time (all rows carry it); None: the updates in [since, upper). Frontiers
+    are times, None when closed. Schemas are DDL.
     """
 
     format: int
@@ -75,7 +75,7 @@ class Manifest:
     files: tuple[ExportedFile, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the file."""
+        """The content of the file."""
         return asdict(self)
 
 
@@ -85,13 +85,13 @@ def export_shard(
     directory: Path,
     *,
     as_of: int | Literal["latest"] | None,
-    on_read: OnRead | None = None,
+    on_read: OnBytesRead | None = None,
 ) -> Manifest:
-    """Write the shard's contents at `as_of` (latest: the newest complete time), or its history (None), into
-    `directory`, which must not exist or be empty; it appears complete or not at all, and is durable when this returns.
+    """Writes the shard's contents at `as_of` (latest: the newest complete time), or its history (None), into `directory`. The directory
+    must be missing or empty. It appears complete or not at all, and is durable when this returns.
 
-    InvalidUsage when `as_of` is before since or not yet complete, or the directory cannot be written. Streams in
-    bounded memory; a lease keeps the data while it is read.
+    InvalidUsage when `as_of` is before since or not yet complete, or when the directory cannot be written. Streams in bounded memory. A
+    lease keeps the data while it is read.
     """
     if as_of == "latest":
         upper = client.recent_upper(shard_id)
@@ -100,7 +100,7 @@ def export_shard(
         as_of = upper.newest_complete
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise InvalidUsage(f"{directory} exists and is not an empty directory")
-    # Ours alone: a process id may be that of another container, or of one that was killed here.
+    # A unique name: a process id may also be that of another container, or of a process that was killed here.
     partial = directory.with_name(f".{directory.name}.{system_random_bytes(8).hex()}.partial")
     try:
         make_directory(partial)
@@ -119,18 +119,18 @@ def export_shard(
 
 
 def _export(
-    client: PersistClient, shard_id: ShardId, directory: Path, as_of: int | None, on_read: OnRead | None
+    client: PersistClient, shard_id: ShardId, directory: Path, as_of: int | None, on_read: OnBytesRead | None
 ) -> Manifest:
     with client.open_leased_reader(shard_id, purpose="persist admin export") as reader:
-        # Pinned first: whatever version is the newest from here on, its blobs stay while the lease does. Without the pin
-        # heartbeats would give it up.
+        # Pinned first: the blobs of every version that is newest from here on stay as long as the lease. Without the pin, heartbeats would
+        # release them.
         pin, machine = reader.pin(), client.machine(shard_id)
         state, schema = machine.refresh(), machine.schema
         batches = tuple(state.trace.batches())
         total_bytes = max(1, sum(batch.size_bytes for batch in batches))
         read = 0
 
-        def told(count: int) -> None:
+        def count_read(count: int) -> None:
             nonlocal read
             read += count
             if on_read is not None:
@@ -139,14 +139,14 @@ def _export(
         if as_of is None:
             source = PartSource(shard_id, machine.blob, schema, machine.retry, machine.metrics, path="export")
             row_filter, runs = CompactionFilter(reader.since), runs_of(expand(source, batches))
-            tables = read_consolidated(source, runs, row_filter, memory_bytes=MEMORY_BYTES, on_fetched=told)
+            tables = read_consolidated(source, runs, row_filter, memory_bytes=MEMORY_BYTES, on_fetched=count_read)
             files = _files(tables, directory, schema)
         else:
             answer = reader.snapshot(as_of, timeout_s=0)
             if isinstance(answer, SinceAhead):
                 raise InvalidUsage(f"cannot export {shard_id} at {as_of}: since is {answer.since}", as_of=as_of)
             with answer as snapshot:
-                rows = (pa.Table.from_batches([batch]) for batch in snapshot.to_batches(on_fetched=told))
+                rows = (pa.Table.from_batches([batch]) for batch in snapshot.to_batches(on_fetched=count_read))
                 files = _files(rows, directory, schema)
         pin.release()
     return Manifest(
@@ -166,7 +166,7 @@ def _export(
 
 
 def _files(tables: Iterator[pa.Table], directory: Path, schema: Schema) -> list[ExportedFile]:
-    """Cut the stream into files. At least one, so that an empty shard's schema can be read too."""
+    """Splits the stream into files. Writes at least one, so that the schema of an empty shard can be read too."""
     stored = _storable(schema.updates_schema)
     files: list[ExportedFile] = []
     table = next(tables, None)
@@ -183,7 +183,7 @@ def _files(tables: Iterator[pa.Table], directory: Path, schema: Schema) -> list[
 
 
 def _storable(schema: pa.Schema) -> pa.Schema:
-    """Without a struct of no fields, which Parquet cannot hold: a shard without values has no column val."""
+    """The schema without structs of no fields, which Parquet cannot hold: a shard without values has no column val."""
     return pa.schema([field for field in schema if not pa.types.is_struct(field.type) or field.type.num_fields])
 
 

@@ -1,4 +1,4 @@
-"""Where shards live: one blob store and one consensus store that belong together."""
+"""The location of shards: one blob store and one consensus store that belong together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Location:
     """A pair of URLs. `blob`: `mem:[name]`, `file:///dir` or `s3://bucket/prefix`; `consensus`: `mem:[name]`,
     `sqlite:///file` or `redis[s]://host:port/db`. Parameters of each: `storage.open`.
 
-    Its repr and its text show neither credentials nor parameters; the fields hold the URLs as they were given.
+    Its repr and its text show neither credentials nor parameters. The fields hold the URLs as given.
     """
 
     blob: str

@@ -11,9 +11,9 @@ from persist_engine.shard.machine import Machine
 
 
 class SinceHandle:
-    """A critical reader: the shard's since never passes this handle's, no lease lapses. Thread-safe.
+    """A critical reader: the shard's since never passes this handle's since, and no lease lapses. Thread-safe.
 
-    Several processes may open the same id; whoever changes the opaque token fences the others out.
+    Several processes may open the same id. A process that changes the opaque token fences the others out.
     """
 
     def __init__(self, machine: Machine, critical_id: CriticalReaderId, *, since: Antichain, opaque: bytes) -> None:
@@ -21,16 +21,16 @@ class SinceHandle:
         self._critical_id = critical_id
         self._since = since
         self._opaque = opaque
-        self._downgraded_s: float | None = None  # not by the wall clock, which may be set back
+        self._downgraded_s: float | None = None  # monotonic, because the wall clock may be set back
 
     @property
     def shard_id(self) -> ShardId:
-        """The shard."""
+        """The id of the shard."""
         return self._machine.shard_id
 
     @property
     def critical_id(self) -> CriticalReaderId:
-        """The reader's id."""
+        """The id of the reader."""
         return self._critical_id
 
     @property
@@ -46,10 +46,10 @@ class SinceHandle:
     def compare_and_downgrade_since(
         self, expected_opaque: bytes, new: tuple[bytes, TimeLike]
     ) -> CriticalDowngraded | OpaqueMismatch:
-        """Set (opaque, since) iff the opaque is the expected one; the since never goes back. Linearized.
+        """Sets (opaque, since) iff the opaque is the expected one. The since never goes back. Linearized.
 
-        OpaqueMismatch names the token of whoever fenced this handle. Exactly once even when a store's answer is lost,
-        provided that no two owners use the same token.
+        OpaqueMismatch has the token of the process that fenced this handle. Exactly once even when a store's answer is
+        lost, provided that no two owners use the same token.
         """
         new_opaque, new_since = _checked(expected_opaque, new)
         answer, _ = self._machine.compare_and_downgrade_since(
@@ -76,13 +76,15 @@ class SinceHandle:
         return self.compare_and_downgrade_since(expected_opaque, new)
 
     def expire(self) -> bool:
-        """Let go of the hold for ever, for all processes; whether it existed. The shard's since stays where it is."""
+        """Releases the hold for ever, for all processes. Returns whether it existed. The shard's since stays where it
+        is.
+        """
         existed, _ = self._machine.expire_critical_reader(self._critical_id)
         return existed
 
 
 def _checked(expected_opaque: bytes, new: tuple[bytes, TimeLike]) -> tuple[bytes, Antichain]:
-    """The new opaque and since; InvalidUsage for what is none."""
+    """The new opaque and since; InvalidUsage when either is invalid."""
     expect(expected_opaque, bytes, "expected_opaque", "bytes")
     wanted = "a tuple of the new opaque, bytes, and the new since"
     if len(expect(new, tuple, "new", wanted)) != 2:

@@ -1,4 +1,6 @@
-"""Carries out a wish of model.tending: claim, create, hold since, look. Each step is idempotent, so is the whole."""
+"""Carries out a wish of model.tending: claims the shard, creates it, holds since, inspects it. Each step, and so the whole, is
+idempotent.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from persist_engine.rows.schema import Schema
 
 
 def tend(client: PersistClient, wish: Wish) -> Tending:
-    """What came of `wish`. Idempotent. Raises what the client raises; NotTended is the caller's to make of that."""
+    """The result of `wish`. Idempotent. Raises the errors of the client; the caller turns them into NotTended."""
     adoption = client.adopt(wish.owner, wish.wanted, wish.proposed)
     if isinstance(adoption, OwnedElsewhere) and adoption == wish.take_over:
         adoption = client.adopt(wish.owner, adoption.shard_id, wish.proposed, take_over=True)
@@ -45,7 +47,7 @@ def tend(client: PersistClient, wish: Wish) -> Tending:
         if target_ms is not None and not seen.is_tombstone:
             problem = _hold(client, shard_id, wish, wish.hold, target_ms)
             seen = client.inspect(shard_id, known_seqno=known_seqno)
-    return _told(seen, wish.hold, problem)
+    return _report(seen, wish.hold, problem)
 
 
 def hold_since(
@@ -57,10 +59,10 @@ def hold_since(
     purpose: str,
     since_ms: int,
 ) -> int | None:
-    """Hold since at `since_ms` or later as `token`; the since it holds now (None: closed). Idempotent, never goes back. The hold of
-    another token is taken over, and fences that one. InvalidUsage when another one takes it over meanwhile. ShardNotFound.
+    """Holds since at `since_ms` or later with the opaque `token`. Returns the held since (None: closed). Idempotent, never goes back. A
+    hold with another token is taken over, which fences its owner. InvalidUsage when another process takes it over meanwhile. ShardNotFound.
 
-    From then on it is the shard's retention: one that the shard was created with ends (a commit, where there is one).
+    From then on this hold replaces the shard's retention: a retention that the shard was created with ends (one commit, if there is one).
     """
     handle = client.open_critical_since(shard_id, critical_id, opaque=token, purpose=purpose)
     held = handle.since.time
@@ -71,7 +73,7 @@ def hold_since(
     since = handle.since if is_reached else Antichain.of(since_ms)
     answer = handle.compare_and_downgrade_since(handle.opaque, (token, since))
     if isinstance(answer, OpaqueMismatch):
-        raise InvalidUsage(f"critical reader {critical_id} of shard {shard_id} has another owner now")
+        raise InvalidUsage(f"critical reader {critical_id} of shard {shard_id} was taken over by another owner")
     _end_retention(client, shard_id)
     return answer.since.time
 
@@ -82,7 +84,7 @@ def _end_retention(client: PersistClient, shard_id: ShardId) -> None:
 
 
 def _hold(client: PersistClient, shard_id: ShardId, wish: Wish, hold: WantedHold, since_ms: int) -> str:
-    """Why since was not moved; empty when it was."""
+    """The reason why since was not moved; empty when it was."""
     token = str(wish.owner).encode()
     try:
         hold_since(client, shard_id, hold.critical_id, token=token, purpose=hold.purpose, since_ms=since_ms)
@@ -91,8 +93,8 @@ def _hold(client: PersistClient, shard_id: ShardId, wish: Wish, hold: WantedHold
     return ""
 
 
-def _told(seen: Inspection, hold: WantedHold | None, problem: str) -> Tended:
-    """As much as fits into a report: the own hold, and a few of those that stand at since."""
+def _report(seen: Inspection, hold: WantedHold | None, problem: str) -> Tended:
+    """Reduced to the size of a report: the own hold, and a few of the readers that hold since."""
     own = [one for one in seen.readers if hold is not None and one.id == hold.critical_id]
     holding = [one for one in seen.readers if one not in own and one.since is not None and one.since == seen.since]
     named = (*own, *holding[:READERS_MAX])

@@ -1,1 +1,1 @@
-"""Sinks and upserts: what writes a shard from its desired contents."""
+"""Sinks and upserts: they write a shard from its desired contents."""

@@ -1,4 +1,4 @@
-"""Opening what writes a collection by what it should be: sinks and upserts, on the handles of a client."""
+"""Opens sinks and upserts, which write a shard from its desired contents, on the handles of a client."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def open_sink(
     spill_directory: Path | None = None,
     purpose: str = "sink",
 ) -> Sink:
-    """A running sink that keeps the shard equal to what its inputs say (see client.sink; `SinkOptions` for the
-    arguments). The shard is created when it does not exist; registers a leased reader (one commit). SchemaMismatch, also
-    for a schema that the shard has outgrown.
+    """A running sink that keeps the shard equal to the collection of its inputs (see dataflow.sink; `SinkOptions` describes the arguments).
+    Creates the shard when it does not exist, and registers a leased reader (one commit). SchemaMismatch, also when the shard's schema has
+    evolved past `schema`.
     """
     expect(client, PersistClient, "client", "a PersistClient")
     options = SinkOptions(
@@ -68,14 +68,13 @@ def open_upsert(
     on_hydration: Callable[[Hydration], None] | None = None,
     purpose: str,
 ) -> UpsertHandle:
-    """A handle that upserts into the shard, which is created when it does not exist: one value per key, the last. It
-    registers a writer and a leased reader when it is first used. Its reader lets since go up to the last time written:
-    what the shard's retention does not keep, readers of earlier times hold themselves (see UpsertHandle).
+    """A handle that upserts into the shard, which is created when it does not exist: each key has its last value. Registers a writer and a
+    leased reader at first use. Its reader lets since advance to the last time written. Earlier times stay readable only as far as the
+    shard's retention or other readers hold them (see UpsertHandle).
 
-    The current values are kept in memory, with `rocksdb` in `directory` (the handle's alone; what lies there is thrown
-    away), or with `auto` there once they take more than `spill_bytes`. `on_hydration` is told, in the thread that
-    waits, how far rebuilding them has come. SchemaMismatch, also for a schema that the shard has outgrown;
-    InvalidUsage for a backend without its directory.
+    The current values are kept in memory; with `rocksdb`, in `directory` (which belongs to the handle alone and is emptied first); with
+    `auto`, there once they exceed `spill_bytes`. `on_hydration` receives the progress of rebuilding them, in the thread that waits.
+    SchemaMismatch, also when the shard's schema has evolved past `schema`. InvalidUsage for a backend without its directory.
     """
     expect(client, PersistClient, "client", "a PersistClient")
     expect_count(spill_bytes, "spill_bytes", least=0)
@@ -95,7 +94,7 @@ def open_upsert(
 
 
 def _open_correcting_writer(client: PersistClient, shard_id: ShardId, schema: Schema, *, purpose: str) -> WriteHandle:
-    """A writer that may retract what it reads: see WriteHandle.check_newest_schema."""
+    """A writer that may retract the rows that it reads: see WriteHandle.check_newest_schema."""
     writer = client.open_writer(shard_id, schema, purpose=purpose)
     writer.check_newest_schema()
     return writer

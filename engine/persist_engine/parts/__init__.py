@@ -1,1 +1,1 @@
-"""Reading, merging and writing the blobs with rows."""
+"""Parts, the blobs with rows: reads, merges and writes them."""

@@ -1,13 +1,13 @@
-"""Runs that lie one behind the other, put together, so that nothing is merged where nothing has to be.
+"""Joins runs with disjoint key ranges into chains, so that they need no merge.
 
     run 0  [--------]                   chain 0  [--------][-------]
     run 1     [---------]          ->   chain 1     [---------]  [-----]
     run 2             [-------]
     run 3                   [-----]
 
-Owns what statistics tell of where a run lies: by the first column of the key, whose bounds they keep longest. Takes as
-few chains as there are runs at any one key, so what comes in the order of its keys is one. Believes statistics as far as
-the merge does: a chain that goes backwards is refused there.
+This module owns how the key range of a run follows from statistics: it uses the first key column, whose bounds are trimmed last. It makes
+as few chains as there are runs at any one key, so data written in key order becomes one chain. Statistics are trusted as far as the merge
+trusts them: the merge refuses a chain whose rows go backwards.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from persist_engine.rows.schema import Schema
 
 
 class _Extent(NamedTuple):
-    """Least and greatest value of the column among a run's rows, and which run it is."""
+    """The least and greatest value of the column among a run's rows, and the index of the run."""
 
     lower: Comparable
     upper: Comparable
@@ -34,9 +34,7 @@ class _Extent(NamedTuple):
 
 
 def chained(runs: Iterable[RunToRead], schema: Schema) -> list[RunToRead]:
-    """The same rows in as few runs: those of `runs` that lie apart, one behind the other; the others as they are. The
-    same for the same statistics.
-    """
+    """The same rows in as few runs as possible: disjoint runs are concatenated, all others are kept. Deterministic for given statistics."""
     runs = list(runs)
     if len(runs) < 2 or not len(schema.key) or pa.types.is_struct(schema.key.field(0).type):
         return runs
@@ -50,7 +48,7 @@ def chained(runs: Iterable[RunToRead], schema: Schema) -> list[RunToRead]:
             extents.append(extent)
     extents.sort()
     chains: list[list[int]] = []
-    ends: list[tuple[Comparable, int]] = []  # of every chain: its greatest value, and which it is
+    ends: list[tuple[Comparable, int]] = []  # for every chain its greatest value and its index
     for lower, upper, index in extents:
         if ends and ends[0][0] < lower:
             at = ends[0][1]
@@ -69,7 +67,7 @@ def _joined(runs: list[RunToRead]) -> RunToRead:
 
 
 def _extent_of(run: RunToRead, index: int, field: pa.Field) -> _Extent | None:
-    """None where statistics do not say, and where the run's rows lie in no order."""
+    """None when the statistics are missing, and when the run is not sorted."""
     if not run.is_sorted or not run.members:
         return None
     bounds: list[Comparable] = []
@@ -85,7 +83,7 @@ def _bounds_of(part: Part, field: pa.Field) -> tuple[Comparable, Comparable] | N
     if not isinstance(part, HollowPart) or part.stats is None:
         return None
     stats = dict(part.stats.columns).get(stats_name(("key", field.name)))
-    # Nulls are past all values, and so is NaN, which an upper bound would not tell of: it is then not known.
+    # Nulls and NaN sort past all values. An upper bound does not cover NaN; with NaN it is unknown.
     if stats is None or stats.null_count or stats.lower is None or stats.upper is None:
         return None
     return comparable_bound(stats.lower, field.type), comparable_bound(stats.upper, field.type)

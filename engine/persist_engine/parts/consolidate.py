@@ -4,17 +4,16 @@
     run 1  ....[   .   window | ...]                emitted  = the round, sorted and consolidated
     run 2  .[   .   window   .   .   .]             boundary = see below
 
-Windows are marked (.) at equal distances. A boundary is the row at every n-th mark of all windows together, up to the
-least last row among the windows that may have more behind them, which is the last: so rounds are of about the same size
-however large windows are and wherever their rows lie. Everything before a boundary is in memory, and rows equal to it
-stay in their windows until what follows them is there too: rounds are complete and share no row, so they are merged in
-the background, several at once. Every row is sorted once. Python touches one row per mark, two per table, and at most
-log2(window) rows to find a boundary in a window. The run that held the others up gets a larger window next time, as long
-as the memory lasts.
+Windows carry marks (.) at equal distances. A boundary is the row at every n-th mark of all windows together. The last boundary is the least
+of the last rows of those windows whose runs may hold more. Rounds therefore have about the same size, however large the windows are and
+wherever their rows lie. All rows before a boundary are in memory. Rows equal to it stay in their windows until the rows after them are in
+memory too. Rounds are thus complete and share no row, so several are merged at once in the background. Every row is sorted once. Python
+touches one row per mark, two per table, and at most log2(window) rows to find a boundary in a window. The run that limits a round gets a
+larger window next time, as long as memory lasts.
 
-Knows nothing of blobs, parts or times: runs are iterators of consolidated Arrow tables whose filters were applied.
+This module knows nothing of blobs, parts or times. Runs are iterators of consolidated Arrow tables that are already filtered.
 
-Invariant: what is emitted rises strictly in (key, val, time) over the whole stream, or InvariantViolated is raised.
+Invariant: the output rises strictly in (key, val, time) over the whole stream, or InvariantViolated is raised.
 """
 
 from __future__ import annotations
@@ -34,49 +33,46 @@ from persist_engine.base.errors import InvariantViolated, check
 from persist_engine.rows import updates
 from persist_engine.rows.columns import flatten_columns
 
-#: Neither windows nor the distances of their marks are smaller: below this the cost of a round is its overhead, not its
-#: rows.
+#: The minimum of windows and of mark distances. Below it, a round costs more in overhead than in rows.
 WINDOW_ROWS_MIN = 1024
-#: Half of the memory is for rows that wait to be merged. Of each run these are its window, and a table being decoded;
-#: the third share is for windows to grow.
+#: Half of the memory is for rows that wait to be merged. Each run has three shares of it: its window, a table being decoded, and room for
+#: the window to grow.
 TABLES_HELD = 3
-#: Half is for rounds, whose rows exist about this many times at once: in two that are sorted (each its sorted copy, and
-#: less than that of sort keys and of the column being copied), in one that waits to be taken and in the one that the
-#: consumer holds.
+#: The other half is for rounds. Their rows exist about this many times at once: in two rounds being sorted (each has its sorted copy, and
+#: fewer bytes of sort keys and of the column being copied), in one that waits, and in one that the consumer holds.
 COPIES = 6
-#: Larger rounds gain nothing: their sort keys fall out of the cache, and their columns come from the system anew each time.
+#: Larger rounds gain nothing: their sort keys fall out of the cache, and their columns are allocated from the system anew each time.
 ROUND_BYTES_MAX = 8 << 20
-#: Marks per run and round, and one for what lies between two marks: the more, the less rounds differ in size, and the
-#: more rows Python touches.
+#: Marks per run and round, plus one for the rows between two marks. More marks make rounds more even in size, but Python touches more rows.
 MARKS = 3
-#: Rounds being merged while the next is cut off.
+#: The number of rounds that are being merged while the next one is cut.
 ROUNDS_AHEAD = 1
 
-#: One row as a Python tuple that compares as rows are ordered: numbers < NaN < null, per flattened column.
+#: One row as a Python tuple that compares in row order: numbers < NaN < null, per flattened column.
 RowKey = tuple[tuple[int, Any], ...]
 
 
 class Result(Protocol):
-    """What a worker will have done."""
+    """The outcome of a call given to a worker."""
 
     def result(self) -> Any: ...
 
 
 class Submit(Protocol):
-    """Have a worker do something, now or when its result is asked for."""
+    """Gives a call to a worker, which makes it now or when its result is requested."""
 
     def __call__(self, call: Callable[..., Any], *args: Any) -> Result: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """A call that is made when its result is asked for: what stands in for a worker where none is worth its while."""
+    """A call that is made when its result is requested. It replaces a worker where a worker would not pay off."""
 
     call: Callable[..., Any]
     args: tuple[Any, ...]
 
     def result(self) -> Any:
-        """What the call returns; to be asked for once."""
+        """Makes the call and returns its result. Call it once."""
         return self.call(*self.args)
 
 
@@ -86,32 +82,32 @@ def later(call: Callable[..., Any], *args: Any) -> Later:
 
 
 def window_bytes(memory_bytes: int, run_count: int) -> int:
-    """How much of each of `run_count` runs a window holds at first; tables that runs yield should be no larger, unless
-    they are all that the run has.
+    """The initial window size of each of `run_count` runs. Runs should yield tables no larger than this, unless one table is the
+    whole run.
     """
     return run_bytes(memory_bytes, run_count) // TABLES_HELD
 
 
 def run_bytes(memory_bytes: int, run_count: int) -> int:
-    """How much of each of `run_count` runs may wait to be merged."""
+    """How many bytes of each of `run_count` runs may wait to be merged."""
     return memory_bytes // (2 * max(1, run_count))
 
 
 def consolidated(table: pa.Table) -> pa.Table:
-    """Rows of one run as `merge_runs` takes them. InvariantViolated when they do not lie in order."""
+    """Rows of one run in the form that `merge_runs` expects. InvariantViolated when the rows are not in order."""
     out = updates.consolidate_sorted(table)
     if out is None:
-        raise InvariantViolated("rows arrived out of order: a run is not sorted as its batch says")
+        raise InvariantViolated("rows arrived out of order: a run is not sorted, although its batch says so")
     return out
 
 
 def merge_runs(runs: Iterable[Iterator[pa.Table]], *, memory_bytes: int, submit: Submit = later) -> Iterator[pa.Table]:
     """The consolidated union of `runs`, sorted by (key, val, time), as non-empty tables.
 
-    Each run yields tables that are `consolidated` and, read one after the other, never go back; equal rows may repeat
-    within (across its tables) and across runs. One that knows that it yields no more may say so by `is_at_end`. Diffs of
-    equal (key, val, time) are added, zeros dropped. Holds about `memory_bytes`, when tables are no larger than
-    `window_bytes`. Raises InvariantViolated when a run goes backwards or a sum leaves int64.
+    Each run yields tables that are `consolidated` and never go backwards from one table to the next. Equal rows may repeat within a run
+    (across its tables) and across runs. A run that knows that it is exhausted may report it through `is_at_end`. Diffs of equal (key, val,
+    time) are added, and zeros are dropped. Holds about `memory_bytes` when tables are no larger than `window_bytes`. InvariantViolated when
+    a run goes backwards or a sum overflows int64.
     """
     cursors = [_Cursor(index, run) for index, run in enumerate(runs)]
     if len(cursors) == 1:
@@ -131,13 +127,13 @@ def merge_runs(runs: Iterable[Iterator[pa.Table]], *, memory_bytes: int, submit:
 
 
 def _merged(pieces: list[pa.Table]) -> pa.Table:
-    """The union of `pieces`, each of which is consolidated, consolidated."""
+    """The consolidated union of `pieces`, each of which is consolidated."""
     table = pa.concat_tables(pieces)
     return table if len(pieces) == 1 else updates.consolidate_pieces(table, len(pieces))
 
 
 def _rounds(cursors: list[_Cursor], memory_bytes: int) -> Iterator[list[pa.Table]]:
-    """What may be merged on its own, in order: of each run the rows that belong there, if any."""
+    """Groups of rows that can be merged independently, in order. Each group holds the rows of each run that belong to it, if any."""
     marks_of_round = (MARKS - 1) * len(cursors)
     for cursor in cursors:
         cursor.window_bytes = window_bytes(memory_bytes, len(cursors))
@@ -169,9 +165,7 @@ def _limit(cursor: _Cursor) -> RowKey:
 
 
 def _survey(cursors: Sequence[_Cursor]) -> None:
-    """Have the marks and limits of all windows that changed, at once: to turn a few rows into Python values costs calls,
-    not rows.
-    """
+    """Reads the marks and limits of all changed windows at once. Converting a few rows to Python values costs per call, not per row."""
     rows = [cursor.rows_to_survey() for cursor in cursors]
     keys = iter(_keys_of(list(itertools.chain.from_iterable(rows))))
     for cursor, some in zip(cursors, rows, strict=True):
@@ -179,30 +173,30 @@ def _survey(cursors: Sequence[_Cursor]) -> None:
 
 
 class _Cursor:
-    """One run being read: the window of it that takes part in rounds."""
+    """One run being read, and the window of it that takes part in rounds."""
 
     def __init__(self, index: int, run: Iterator[pa.Table]) -> None:
         self._index = index
         self._run = run
         self._window: pa.Table | None = None
-        self._start = 0  # rows of it that were taken
+        self._start = 0  # rows of the window that were taken
         self._columns: Sequence[pa.ChunkedArray] = ()
         self._is_ended = False
         self._reached: RowKey | pa.Table | None = None
-        """The last row that was read, as it came until its key is needed; None: there is none yet."""
+        """The last row that was read, as a table until its key is needed. None before the first row."""
         self._row_bytes = 0.0
         self.window_bytes = 0
         self.mark_bytes = 0
         self.is_changed = False
-        """Whether the window was filled since it was surveyed."""
+        """Whether the window was filled since the last survey."""
         self.marks: list[RowKey] = []
-        """Rows of the window at equal distances, ascending; which they are: `marks_at`."""
+        """Keys of window rows at equal distances, ascending. `marks_at` holds their indices."""
         self.marks_at: Sequence[int] = ()
 
     @property
     def limit(self) -> RowKey | None:
-        """What a round may not reach: the last row that was read, unless the run is known to have ended there. To be asked
-        for once the window was surveyed.
+        """The row that a round must not reach: the last row that was read, or None when the run is known to have ended there. Valid only
+        after the window was surveyed.
         """
         if self._is_ended:
             return None
@@ -210,15 +204,15 @@ class _Cursor:
         return self._reached
 
     def rest(self) -> Iterator[pa.Table]:
-        """The whole run, as one that needs no others."""
+        """The whole run, when it is read alone."""
         window = next_rows(self._run)
         if window is not None:
             self._follows(window)
         while window is not None:
             behind = next_rows(self._run)
-            # SUBTLE: what came so far of a row that repeats may have cancelled, and have been all there was.
+            # SUBTLE: the updates of a repeated row may have cancelled so far, and the window may have held no other row.
             if behind is not None and self._follows(behind) and window.num_rows:
-                # Only the row that they share is merged.
+                # Only the shared row is merged.
                 behind = consolidated(pa.concat_tables([window.slice(window.num_rows - 1), behind]))
                 window = window.slice(0, window.num_rows - 1)
             if window.num_rows:
@@ -226,7 +220,7 @@ class _Cursor:
             window = behind
 
     def fill(self) -> bool:
-        """Make the window as large as it should be. False when the run is at its end, and all of it was taken."""
+        """Fills the window to its size. False when the run has ended and all its rows were taken."""
         while not self._is_ended and self._is_small():
             table = next_rows(self._run)
             if table is None:
@@ -250,22 +244,22 @@ class _Cursor:
         return True
 
     def rows_to_survey(self) -> list[pa.Table]:
-        """The rows `marks_at`, and the last that was read if the limit is not known, one by one."""
+        """The rows at `marks_at`, and the last row that was read if its key is not known, each as a table of one row."""
         window = self._window
         assert window is not None
         limit = [self._reached] if isinstance(self._reached, pa.Table) and not self._is_ended else []
         return [*(window.slice(index, 1) for index in self.marks_at), *limit]
 
     def surveyed(self, keys: Sequence[RowKey]) -> None:
-        """Take the keys of `rows_to_survey`."""
+        """Stores the keys of `rows_to_survey`."""
         marks = len(self.marks_at)
         self.marks, self.is_changed = list(keys[:marks]), False
         if len(keys) > marks:
             self._reached = keys[marks]
 
     def cut(self, boundaries: Sequence[RowKey], *, takes_rest: bool) -> deque[pa.Table]:
-        """Remove and return the window's rows before each of `boundaries`, and what is left if `takes_rest`: as many
-        pieces as that makes, empty ones too.
+        """Removes and returns the window's rows before each of `boundaries`, and the remaining rows if `takes_rest`. Returns one piece for
+        each boundary and one for the rest; pieces may be empty.
         """
         window = self._window
         assert window is not None
@@ -281,13 +275,13 @@ class _Cursor:
         return pieces
 
     def _is_small(self) -> bool:
-        """Whether more should be added: without a second row there is none before the boundary."""
+        """Whether to add rows: with fewer than two rows, none lies before the boundary."""
         rows = 0 if self._window is None else self._window.num_rows - self._start
         return rows < max(2, WINDOW_ROWS_MIN) or bool(rows * self._row_bytes < self.window_bytes)
 
     def _follows(self, table: pa.Table) -> bool:
-        """Whether its first row is the last that was reached; the last that was reached is now its last.
-        InvariantViolated when it begins before that. Most runs are one table, whose ends nobody need know.
+        """Whether the first row of `table` equals the last row that was read. Its last row becomes the last row that was read.
+        InvariantViolated when `table` begins before that row. Keys are computed only when needed: most runs are one table.
         """
         reached, self._reached = self._reached, table.slice(table.num_rows - 1)
         if reached is None:
@@ -307,19 +301,19 @@ def _keys_of(rows: Sequence[pa.Table]) -> list[RowKey]:
 
 
 def next_rows(run: Iterator[pa.Table]) -> pa.Table | None:
-    """The run's next table that has rows, or None at its end."""
+    """The next table of the run that has rows; None at the end."""
     return next((table for table in run if table.num_rows), None)
 
 
 def lower_bounds(columns: Sequence[pa.ChunkedArray], boundaries: Sequence[RowKey], start: int = 0) -> list[int]:
-    """Of each of `boundaries`, which ascend, the first index from `start` on whose row is not before it, or the number of
-    rows; rows must be sorted.
+    """For each of the ascending `boundaries` the first index from `start` on whose row is not before it, or the number of rows. The rows
+    must be sorted.
     """
     rows = len(columns[0])
     firsts = [boundary[0] for boundary in boundaries]
     if boundaries and _is_searchable(columns[0].type) and all(kind == 0 for kind, _ in firsts):
         values = pa.array([value for _, value in firsts], columns[0].type)
-        # SUBTLE: without the nulls, which come last. Arrow's answers are wrong where they lie in several chunks.
+        # SUBTLE: nulls sort last and are cut off here. Arrow's answers are wrong when nulls span several chunks.
         there = columns[0].slice(0, rows - columns[0].null_count)
         starts, ends = (pc.search_sorted(there, values, side=side).to_pylist() for side in ("left", "right"))
     else:
@@ -342,7 +336,7 @@ def _found(columns: Sequence[pa.ChunkedArray], boundary: RowKey, start: int, end
 
 
 def _is_searchable(data_type: pa.DataType) -> bool:
-    """Whether Arrow finds a value among sorted ones, nulls last: it knows no order of NaN, and not all decimals."""
+    """Whether Arrow can search sorted values of this type, nulls last. It has no order for NaN, and does not support all decimals."""
     is_text = pa.types.is_string(data_type) or pa.types.is_binary(data_type)
     is_instant = pa.types.is_date32(data_type) or pa.types.is_timestamp(data_type)
     return bool(is_text or is_instant or pa.types.is_signed_integer(data_type))
@@ -369,7 +363,7 @@ def _comparables(column: pa.ChunkedArray) -> list[tuple[int, Any]]:
 
 def _comparable(scalar: pa.Scalar) -> tuple[int, Any]:
     if scalar.is_valid and pa.types.is_temporal(scalar.type):
-        return (0, scalar.value)  # an integer: datetime cannot hold every timestamp
+        return (0, scalar.value)  # an integer, because datetime cannot hold every timestamp
     return _comparable_value(scalar.as_py() if scalar.is_valid else None)
 
 

@@ -1,10 +1,10 @@
-"""The contents of a shard as of a time, or a piece of them: rows, or how many there are, read as cheaply as can be proven.
+"""The contents of a shard at a time, or a piece of them, as rows or as a count. Each is read in the cheapest way that is provably exact.
 
-    every read   parts that cannot hold a wanted row are not fetched (shard.selection)
-    rows         merged and consolidated; or, when statistics prove that no two rows can be one, only the columns asked for
-    count        sums of diffs that state knows; what it does not know is read by time and diff alone
+    every read   does not fetch parts that cannot hold a wanted row (parts.selection)
+    rows         are merged and consolidated; or, when statistics prove all rows distinct, only the requested columns are read
+    count        adds sums of diffs from state; for the other parts, only times and diffs are read
 
-Knows nothing of leases: whoever calls keeps the blobs alive.
+This module knows nothing of leases: the caller keeps the blobs alive.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from persist_engine.rows.updates import diffs_sum
 
 @dataclass(frozen=True)
 class Contents:
-    """What of `batches`, which were selected and expanded, is to be read, and how it is shown."""
+    """A read of `batches`, which are already selected and expanded, and the form in which it shows rows."""
 
     source: PartSource
     batches: tuple[HollowBatch, ...]
@@ -49,9 +49,9 @@ class Contents:
     audits: tuple[Skipped, ...] = ()
 
     def tables(self, *, memory_bytes: int, on_fetched: Callable[[int], None] | None = None) -> Iterator[pa.Table]:
-        """The rows, consolidated and sorted by (key, val) before they are cut to the columns shown, as non-empty tables.
+        """The rows as non-empty tables. They are consolidated and sorted by (key, val) before the projection.
 
-        InvariantViolated when an audit finds that statistics lie.
+        InvariantViolated when an audit finds that statistics are wrong.
         """
         for skipped in self.audits:
             audit(self.source, skipped, self._row_filter, self.where)
@@ -77,8 +77,8 @@ class Contents:
         return rows if self.where is None else Matching(rows, self.where)
 
     def _lone_run(self) -> tuple[Description, tuple[HollowPart, ...]] | None:
-        """The parts of the only run there is, when no two rows of it can have the same key and val: it is consolidated,
-        and all of its rows are at one time, which the read sees. None when that is not known.
+        """The parts of the only run, when no two of its rows can have the same key and value: the run is consolidated, and all its rows
+        have one time, which the read includes. None when this is not known.
         """
         runs = [(batch.desc, meta, parts) for batch in self.batches for meta, parts in batch.part_runs() if parts]
         if len(runs) != 1:
@@ -94,7 +94,7 @@ class Contents:
         return desc, hollow
 
     def _is_plain(self, part: HollowPart) -> bool:
-        """Whether its rows are those stored: of the schema that is read, at the times that were written."""
+        """Whether the part's rows are as stored: with the schema of the read and the times that were written."""
         return part.schema_id == self.source.schema_id and part.ts_rewrite is None
 
     def _columns_of(
@@ -104,9 +104,7 @@ class Contents:
         names: list[str],
         on_fetched: Callable[[int], None] | None = None,
     ) -> Iterator[pa.Table]:
-        """The rows of `parts` that are wanted, in order, with the columns `names` only; the next part is fetched while
-        one is decoded.
-        """
+        """The wanted rows of `parts` in order, with only the columns `names`. Fetches the next part while it decodes one."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="persist-columns")
         try:
             fetched = pool.submit(self.source.get, parts[0], desc)
@@ -133,23 +131,23 @@ class Contents:
         return table
 
     def _needed(self, shown: Sequence[str]) -> list[str]:
-        """The columns to decode so that `shown` can be, and what is wanted be told apart."""
+        """The columns to decode, so that the read can show `shown` and apply its filters."""
         names = [*shown, *(() if self.where is None else self.where.columns)]
         if self.key_range is not None:
             names.append(f"key.{self.key_range.column}")
         return [*dict.fromkeys(names), "time", "diff"]
 
     def count(self, named: Sequence[HollowBatch]) -> int:
-        """How many rows `tables` would show, each counted diff times (spec 15.8). `named` are the batches as state has
-        them, of which `batches` is the selection.
+        """The number of rows that `tables` would show, each counted diff times (spec 15.8). `named` are the batches as state holds them;
+        `batches` is selected from them.
 
-        Sums of diffs in state are taken where they hold for the read: all rows at or before `as_of`, wanted, and within the
-        registered bounds. Only other parts are read, and of them only times, diffs and what `where` looks at.
+        Uses the sums of diffs in state where they are exact for this read: all rows are at or before `as_of`, wanted, and within the
+        registered bounds. Only the other parts are read, and of them only times, diffs and the columns of `where`.
         """
         for skipped in self.audits:
             audit(self.source, skipped, self._row_filter, self.where)
         if self.where is None:
-            # Listings sum up what they lead to: where these sums will do, nobody looks into them.
+            # A listing holds the sums of what it names. Where these suffice, the listing is not fetched.
             total, left = self._summed(named)
             more, unknown = self._summed(expand(self.source, left))
             total += more
@@ -163,7 +161,7 @@ class Contents:
         )
 
     def _summed(self, batches: Sequence[HollowBatch]) -> tuple[int, list[HollowBatch]]:
-        """The sum of diffs that state knows to be the count, and `batches` without the parts that it counts."""
+        """The sum of diffs in state that count exactly, and `batches` without the parts counted this way."""
         total = 0
         left: list[HollowBatch] = []
         for batch in batches:
@@ -181,14 +179,15 @@ class Contents:
         return total, left
 
     def _is_countable(self, desc: Description, meta: RunMeta, part: RunPart) -> bool:
-        if meta.truncated or part.sum_wraps:  # a sum of rows that nobody sees (spec 20, bug 20), or modulo 2**64
+        # The sum may include rows outside the bounds (spec 20, bug 20), or be modulo 2**64.
+        if meta.truncated or part.sum_wraps:
             return False
-        is_seen = desc.upper <= Antichain.of(self.as_of + 1) and desc.since <= Antichain.of(self.as_of)
-        if not is_seen and isinstance(part, HollowPart):
+        is_visible = desc.upper <= Antichain.of(self.as_of + 1) and desc.since <= Antichain.of(self.as_of)
+        if not is_visible and isinstance(part, HollowPart):
             _, last = _times_of(part)
-            is_seen = last is not None and last <= self.as_of
-        if not is_seen or self.where is None:
-            return is_seen
+            is_visible = last is not None and last <= self.as_of
+        if not is_visible or self.where is None:
+            return is_visible
         return isinstance(part, HollowPart) and self.where.must_pass(part)
 
     def _counted(self, desc: Description, meta: RunMeta, part: Part) -> int:
@@ -199,7 +198,7 @@ class Contents:
 
 
 def _times_of(part: HollowPart) -> tuple[int | None, int | None]:
-    """The least and greatest time of its rows, as far as known."""
+    """The least and greatest time of the part's rows, where known."""
     if part.stats is None or part.ts_rewrite is not None:
         return None, None
     return part.stats.time_min, part.stats.time_max

@@ -1,7 +1,7 @@
-"""The one way rows leave a shard: snapshots, splits of snapshots, listens and compactions differ in their filter only
-(spec 13.8).
+"""Reads the rows of a shard. Snapshots, splits of snapshots, listens and compactions all read here and differ only in their filter (spec
+13.8).
 
-Knows nothing of state, leases or handles: whoever calls holds the lease that keeps the blobs alive.
+This module knows nothing of state, leases or handles. The caller holds the lease that keeps the blobs alive.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ __all__ = [
     "runs_of",
 ]
 
-#: Below this many bytes a read is done by the calling thread: handing work to others costs more than it saves.
+#: A smaller read runs in the calling thread, because starting workers would cost more than it saves.
 THREADED_BYTES_MIN = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionFilter:
-    """Keep every row; times advance to `since` (an empty since distinguishes nothing, so times stay as they are)."""
+    """Keeps every row and advances times to `since`. An empty since distinguishes nothing, so times stay as they are."""
 
     since: Antichain
 
@@ -50,13 +50,13 @@ class CompactionFilter:
         return table if self.since.is_empty() else updates.advance_times(table, self.since)
 
     def seen(self, time: int) -> int:
-        """What `apply` makes of one time."""
+        """The time that `apply` gives to a row at `time`."""
         return time if self.since.time is None else max(time, min(self.since.time, DATA_TIME_MAX))
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFilter:
-    """Rows at or before `as_of`, all seen at `as_of`."""
+    """Rows at or before `as_of`, all at time `as_of`."""
 
     as_of: int
 
@@ -65,14 +65,14 @@ class SnapshotFilter:
         return updates.times_at(table, self.as_of)
 
     def seen(self, time: int) -> int:
-        """What `apply` makes of one time; of one that does not pass, itself."""
+        """The time that `apply` gives to a row at `time`; `time` itself when the row does not pass."""
         return max(time, min(self.as_of, DATA_TIME_MAX))
 
 
 @dataclass(frozen=True, slots=True)
 class ListenFilter:
-    """Rows after `as_of` and at or past `lower`, unchanged. `lower` is the listener's frontier: compaction may have
-    merged rows it has already given out into the batch at hand (spec 20, bug 19).
+    """Unchanged rows after `as_of` and at or past `lower`. `lower` is the listener's frontier: compaction may have merged rows that the
+    listener already emitted into this batch (spec 20, bug 19).
     """
 
     as_of: int
@@ -83,13 +83,13 @@ class ListenFilter:
         return updates.time_filter(table, Antichain.of(max(self.as_of + 1, self.lower)), Antichain.empty())
 
     def seen(self, time: int) -> int:
-        """What `apply` makes of one time."""
+        """The time that `apply` gives to a row at `time`."""
         return time
 
 
 @dataclass(frozen=True, slots=True)
 class ChangesFilter:
-    """Rows after `after` (-1: from the beginning) and at or before `upto`; those before `since` as of it."""
+    """Rows after `after` (-1: from the beginning) and at or before `upto`. Times before `since` become `since`."""
 
     after: int
     upto: int
@@ -101,13 +101,13 @@ class ChangesFilter:
         return updates.advance_times(rows, Antichain.of(self.since)) if self.since else rows
 
     def seen(self, time: int) -> int:
-        """What `apply` makes of one time."""
+        """The time that `apply` gives to a row at `time`."""
         return max(time, self.since)
 
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """What `rows` lets pass and `where` too. Equal rows pass together, so it may stand before consolidation."""
+    """The rows that pass both `rows` and `where`. Equal rows pass together, so this filter may run before consolidation."""
 
     rows: SnapshotFilter | ListenFilter | ChangesFilter
     where: Filter
@@ -117,7 +117,7 @@ class Matching:
         return self.where.apply(self.rows.apply(table))
 
     def seen(self, time: int) -> int:
-        """What `apply` makes of one time; of one that does not pass, itself."""
+        """The time that `apply` gives to a row at `time`; `time` itself when the row does not pass."""
         return self.rows.seen(time)
 
 
@@ -125,8 +125,8 @@ RowFilter = CompactionFilter | SnapshotFilter | ListenFilter | ChangesFilter | M
 
 
 def runs_of(batches: Iterable[HollowBatch], key_range: KeyRange | None = None) -> list[RunToRead]:
-    """The runs to merge for `batches`, without parts that cannot hold rows in `key_range`. A run in another order
-    than ours is taken apart: each of its parts is sorted when it is fetched and merged as a run of its own.
+    """The runs to merge for `batches`, without parts that cannot hold rows in `key_range`. A run in another order than this code's is
+    split: each of its parts is sorted after its fetch and merged as a run of its own.
     """
     runs: list[RunToRead] = []
     for batch in batches:
@@ -150,10 +150,9 @@ def read_consolidated(
 ) -> Iterator[pa.Table]:
     """The rows of `runs` after the filters, consolidated and sorted by (key, val, time), streaming.
 
-    Memory: a quarter of `memory_bytes` for blobs fetched ahead, half for the merge, and of each run the bytes of the
-    part at hand. Blobs are fetched, and parts decoded and merged, in background threads unless there is little to do;
-    closing the iterator stops them. `on_fetched` is told the bytes of every part as it is taken up, in the reader's
-    thread.
+    Memory: a quarter of `memory_bytes` for blobs fetched ahead, half for the merge, and for each run the bytes of its current part.
+    Background threads fetch blobs, decode and merge, unless there is little to do. Closing the iterator stops them. `on_fetched` receives
+    the size in bytes of every part when the merge takes it, in the reader's thread.
     """
     runs = chained(_without_newer(source, runs), source.schema)
     ahead = FetchAhead(source, runs, budget_bytes=memory_bytes // 4, on_fetched=on_fetched)
@@ -177,7 +176,7 @@ def read_consolidated(
 
 
 def _without_newer(source: PartSource, runs: Sequence[RunToRead]) -> list[RunToRead]:
-    """`runs`, those with parts of newer schemas taken apart: without the fields that came since, rows lie in no order."""
+    """`runs`, with each run that has parts of newer schemas split into its parts. Without the newer fields, its rows are not in order."""
     out: list[RunToRead] = []
     for run in runs:
         if run.is_sorted and any(source.is_newer(part) for part in run.parts):
@@ -188,7 +187,7 @@ def _without_newer(source: PartSource, runs: Sequence[RunToRead]) -> list[RunToR
 
 
 def read_parts(source: PartSource, batch: HollowBatch, row_filter: RowFilter) -> Iterator[pa.Table]:
-    """The rows of `batch` part by part after the filter, neither sorted nor consolidated across parts."""
+    """The rows of `batch` part by part after the filter. They are neither sorted nor consolidated across parts."""
     parts = tuple(part for _, run in batch.part_runs() for part in run)
     runs = [RunToRead.of(batch.desc, parts, is_sorted=True)] if parts else []
     ahead = FetchAhead(source, runs, budget_bytes=2 * max((part.hollow_bytes for part in parts), default=0))

@@ -1,7 +1,7 @@
-"""Half-open ranges of the first key column, so that one snapshot can be read in disjoint pieces.
+"""Half-open ranges of the first key column, which split one snapshot into disjoint pieces.
 
-Ranges that share their bounds partition all rows: values in Arrow's sort order, NaN after numbers and null after NaN,
-so both belong to the range without an upper bound. Knows nothing of blobs or state.
+Ranges with shared bounds partition all rows. Values are in Arrow's sort order, NaN after numbers and null after NaN, so
+both belong to the range without an upper bound. This module knows nothing of blobs or state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from persist_engine.rows.part_stats import bound
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """Rows whose key column `column` is in [lower, upper); None: unbounded on that side. Scalars are of its type."""
+    """The rows whose key column `column` is in [lower, upper). None means unbounded on that side. Scalars have the
+    column's type.
+    """
 
     column: str
     lower: pa.Scalar | None
@@ -43,7 +45,7 @@ class KeyRange:
         return pc.or_(_filled(mask), pc.is_null(values))
 
     def may_hold(self, part: Part) -> bool:
-        """Whether `part` may have a row in the range, by its statistics; True when they do not say."""
+        """Whether `part` may have a row in the range, by its statistics. True without statistics."""
         if not isinstance(part, HollowPart) or part.stats is None:
             return True
         stats = dict(part.stats.columns).get(f"key.{self.column}")
@@ -54,11 +56,11 @@ class KeyRange:
         if self.lower is None or stats.upper is None:
             return True
         if self.upper is None and (stats.null_count or pa.types.is_floating(self.lower.type)):
-            return True  # NaN does not show in bounds
+            return True  # bounds do not show NaN
         return _at_or_past(stats.upper, self.lower)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; inverse of `from_json`."""
+        """Converts to plain JSON values; inverse of `from_json`."""
         return {"column": self.column, "lower": _to_text(self.lower), "upper": _to_text(self.upper)}
 
     @classmethod

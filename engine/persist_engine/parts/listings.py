@@ -1,12 +1,12 @@
-"""Hollow runs: listings in blob of the parts of long runs, written, looked into and deleted (spec 2.3, 10.4).
+"""Hollow runs: blobs that list the parts of long runs. Writes, expands and deletes these listings (spec 2.3, 10.4).
 
-    state   [ part | part | run ]              a run longer than `batch.run_parts_max` is cut into listings, and those into
-    blob                     `- [ part | run ]   listings again, until so few entries are left
+    state   [ part | part | run ]              a run longer than `batch.run_parts_max` is split into listings, and those into
+    blob                     `- [ part | run ]   listings again, until few enough entries remain
                                          `- [ part | part ]
 
-Owns the order in which listings come and go: after the parts that they name, and deleted after them too, so that an
-interrupted deletion still knows what is left (spec 20, bug 35). Knows nothing of rows. Invariant: what a listing names,
-nothing else names, so its blobs live exactly as long as it does.
+This module owns the order of writes and deletes. A listing is written after the parts that it names and deleted after them, so that an
+interrupted deletion can find what remains (spec 20, bug 35). It knows nothing of rows. Invariant: a blob named by a listing is named
+nowhere else, so it lives exactly as long as the listing.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from persist_engine.model.ids import PartId, ShardId, staged_ms
 from persist_engine.model.spine.merge import wrapped_sum
 from persist_engine.storage.blob import Blob
 
-#: Listings being fetched at once: they are small, and the store's latency is what counts.
+#: Listings fetched at once. They are small, so the store's latency dominates.
 LISTING_THREADS = 8
-#: Listings nest at most this deep: with two entries each that is 2**32 parts.
+#: The greatest nesting depth of listings. With two entries each, that is 2**32 parts.
 NESTING_MAX = 32
 
 
 class RunStore(Protocol):
-    """What looking into listings needs of a shard: a Machine, a PartStore and a PartSource all have it."""
+    """What expanding listings needs of a shard. Machine, PartStore and PartSource all have it."""
 
     @property
     def shard_id(self) -> ShardId: ...
@@ -51,7 +51,7 @@ class RunStore(Protocol):
 
 
 class RunWriter(RunStore, Protocol):
-    """What writing them needs beside."""
+    """What writing listings needs in addition."""
 
     @property
     def env(self) -> Env: ...
@@ -64,8 +64,8 @@ class RunWriter(RunStore, Protocol):
 
 
 def new_part_key(store: RunWriter) -> str:
-    """The partial key of a blob that is staged now. Not before the shard's floor, as far as it is known here: a floor that was set
-    by clocks that ran ahead, or a clock here that is behind, would have it refused, for however long they differ.
+    """A fresh partial key for a blob that is staged now. Its time is never before the shard's staging floor, as far as this process knows
+    it. Otherwise, when a fast clock set the floor or this clock is slow, the shard would refuse the blob for as long as the clocks differ.
     """
     staged_ms = max(store.env.now_ms(), store.staging_floor_ms)
     return part_key(APPLIER_VERSION, PartId.staged_at(staged_ms, store.env.random_bytes(10)))
@@ -75,10 +75,10 @@ def new_part_key(store: RunWriter) -> str:
 
 
 def spill_runs(store: RunWriter, batch: HollowBatch) -> HollowBatch:
-    """`batch` with its long runs, those in order, behind listings, which are durable when it returns; itself when no run
-    is longer than `settings.batch.run_parts_max`.
+    """`batch` with its long ordered runs behind listings, which are durable when this returns. Returns `batch` itself when no run is longer
+    than `settings.batch.run_parts_max`.
 
-    The parts must be durable. When a listing cannot be written those written before are deleted, the parts never.
+    The parts must be durable. When a listing cannot be written, the listings already written are deleted; the parts never are.
     """
     limit = store.settings.batch.run_parts_max
     if limit is None or len(batch.parts) <= limit:
@@ -98,7 +98,7 @@ def spill_runs(store: RunWriter, batch: HollowBatch) -> HollowBatch:
 def _spilled(store: RunWriter, parts: Sequence[RunPart], limit: int, written: list[str]) -> Sequence[RunPart]:
     while len(parts) > limit:
         stretches = [parts[start : start + limit] for start in range(0, len(parts), limit)]
-        # A stretch of one would be a listing for nothing.
+        # A listing of one entry would be useless.
         parts = [stretch[0] if len(stretch) == 1 else _write(store, stretch, written) for stretch in stretches]
     return parts
 
@@ -107,7 +107,7 @@ def _write(store: RunWriter, parts: Sequence[RunPart], written: list[str]) -> Ho
     data = encode_run_listing(store.shard_id, parts)
     key = new_part_key(store)
     whole_key = blob_key(store.shard_id, key)
-    written.append(key)  # before it is set: an attempt of unknown outcome may have left it
+    written.append(key)  # before the write, because an attempt with an unknown outcome may leave the blob
     store.retry.external("set run listing", lambda: store.blob.set(whole_key, data), shard=store.shard_id)
     return listing_of(parts, key=key, data=data)
 
@@ -138,14 +138,14 @@ def listing_of(parts: Sequence[RunPart], *, key: str, data: bytes) -> HollowRun:
     )
 
 
-# -- looking into them -------------------------------------------------------------------------------------------------
+# -- expanding -----------------------------------------------------------------------------------------------------------
 
 
 def expand(store: RunStore, batches: Iterable[HollowBatch]) -> tuple[HollowBatch, ...]:
-    """`batches` with every hollow run replaced by the parts below it: what readers and compaction work on.
+    """`batches` with every hollow run replaced by the parts below it, as readers and compaction need them.
 
-    Fetches nothing for batches without hollow runs. Storage errors are retried; MissingBlob, CorruptData (damage, another
-    shard's listing, one that names itself or does not hold what state says) and Incompatible name the key.
+    Fetches nothing for batches without hollow runs. Retries storage errors. MissingBlob, CorruptData (damage, another shard's listing, a
+    listing that names itself or contradicts state) and Incompatible name the key.
     """
     some = tuple(batches)
     if not any(batch.has_hollow_runs for batch in some):
@@ -155,7 +155,7 @@ def expand(store: RunStore, batches: Iterable[HollowBatch]) -> tuple[HollowBatch
 
 
 class _Expansion:
-    """Looks into the listings of one call, each level of them at once."""
+    """Expands the listings of one call, all listings of a level at once."""
 
     def __init__(self, store: RunStore, pool: ThreadPoolExecutor) -> None:
         self._store = store
@@ -189,7 +189,7 @@ class _Expansion:
 
 
 def listed(store: RunStore, run: HollowRun) -> tuple[RunPart, ...]:
-    """What the listing of `run` names, one level, as `expand` sees it; the same refusals."""
+    """The entries that the listing of `run` names, one level deep. Raises the same errors as `expand`."""
     key = blob_key(store.shard_id, run.key)
     data = store.retry.external("get run listing", lambda: store.blob.get(key), shard=store.shard_id)
     if data is None:
@@ -209,21 +209,21 @@ def _check_sums(shard_id: ShardId, run: HollowRun, parts: Sequence[Part]) -> Non
     if (rows, len(parts), size_bytes) != (run.rows, run.part_count, run.part_bytes_max):
         key = blob_key(shard_id, run.key)
         text = f"{rows} rows in {len(parts)} parts of up to {size_bytes} bytes"
-        said = f"{run.rows} in {run.part_count} of up to {run.part_bytes_max}"
-        raise CorruptData(f"{key}: the run listing leads to {text}, state says {said}", key=key)
+        expected = f"{run.rows} in {run.part_count} of up to {run.part_bytes_max}"
+        raise CorruptData(f"{key}: the run listing leads to {text}, state says {expected}", key=key)
 
 
-# -- what lies below, and the end of it ----------------------------------------------------------------------------------
+# -- blobs below listings, and their deletion -----------------------------------------------------------------------------
 
 
 def with_nested(
     store: RunStore, refs: Iterable[BlobRef], on_missing: Callable[[str], object] = lambda _: None
 ) -> Iterator[BlobRef]:
-    """`refs` and then all blobs below those of them that are listings, each once, a listing before what it names. A
-    listing is looked into after it was given out, not before.
+    """`refs`, and then all blobs below the listings among them, each once, a listing before its entries. A listing is fetched only after it
+    was yielded.
 
-    `on_missing` is told the partial key of a listing that is missing. When it was deleted there is nothing below it: its
-    children were deleted before it. Storage errors are retried; CorruptData and Incompatible name the key.
+    `on_missing` receives the partial key of a missing listing. A deleted listing has nothing below it, because its children were deleted
+    first. Retries storage errors. CorruptData and Incompatible name the key.
     """
     level = list(dict.fromkeys(refs))
     if not any(ref.kind == "run" for ref in level):
@@ -244,8 +244,8 @@ def with_nested(
 
 
 def deletion_waves(store: RunStore, run_keys: Iterable[str]) -> list[list[str]]:
-    """Partial keys of the listings `run_keys` and of all blobs below them, in waves: a wave may be deleted in any order
-    once those before it are gone. Children come before the listing that names them, whatever interrupts (spec 20, bug 35).
+    """Partial keys of the listings `run_keys` and of all blobs below them, in waves. The keys of a wave may be deleted in any order after
+    all earlier waves are deleted. Children come before the listing that names them, whatever interrupts the deletion (spec 20, bug 35).
     """
     parts: list[str] = []
     levels: list[list[str]] = []
@@ -264,7 +264,7 @@ def deletion_waves(store: RunStore, run_keys: Iterable[str]) -> list[list[str]]:
 
 
 def _below(store: RunStore, partial_key: str) -> tuple[BlobRef, ...] | None:
-    """What the listing names; None when it is missing."""
+    """The blobs that the listing names; None when the listing is missing."""
     key = blob_key(store.shard_id, partial_key)
     data = store.retry.external("get run listing", lambda: store.blob.get(key), shard=store.shard_id)
     if data is None:

@@ -1,7 +1,7 @@
-"""Reading runs ahead of the merge: blobs in threads that wait for the store, rows in threads that decode them.
+"""Reads runs ahead of the merge: some threads fetch blobs from the store, others decode rows.
 
-Owns what is under way at once, and the budget of bytes fetched before they are asked for (spec 13.7). Knows nothing of
-which rows readers want.
+This module owns the concurrency and the budget of bytes fetched ahead (spec 13.7). It does not know which rows readers
+want.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from persist_engine.parts.consolidate import Result, Submit, consolidated, later
 from persist_engine.parts.source import PartSource, PartToRead
 from persist_engine.rows import updates
 
-#: Blobs being fetched at once by one reader: enough to hide an object store's latency behind a merge on one core.
+#: Blobs that one reader fetches at once: enough to hide an object store's latency behind a merge on one core.
 FETCH_THREADS = 4
-#: Threads that decode and merge for one reader, where the machine has as many cores.
+#: Threads that decode and merge for one reader, if the machine has as many cores.
 WORKER_THREADS_MAX = 8
-#: Row groups of one run decoded at once when there is no other run to decode meanwhile.
+#: Row groups of one run that are decoded at once when no other run is being read.
 GROUPS_AHEAD = 4
-#: Bytes of parts being opened ahead, or one part: small ones are opened and decoded several at once.
+#: The limit on the bytes of parts being opened ahead; one part may exceed it. Several small parts are opened and
+#: decoded at once.
 STARTING_BYTES_MAX = 4 << 20
-#: Rows are decoded in tables of no less: smaller ones cost more in calls than they save in memory.
+#: The minimum size of decoded tables. Smaller tables cost more in calls than they save in memory.
 TABLE_BYTES_MIN = 256 << 10
 
 
 class RegisteredPart(NamedTuple):
-    """A part, and the description of the batch that it belongs to."""
+    """A part and the description of its batch."""
 
     desc: Description
     part: Part
@@ -43,47 +44,47 @@ class RegisteredPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunToRead:
-    """Parts to be read one after the other. `is_sorted`: rows never go back over the run."""
+    """Parts to read one after the other. With `is_sorted`, rows never go backwards over the run."""
 
     members: tuple[RegisteredPart, ...]
     is_sorted: bool
 
     @classmethod
     def of(cls, desc: Description, parts: Iterable[Part], *, is_sorted: bool) -> RunToRead:
-        """Parts of one batch."""
+        """A run of parts of one batch."""
         return cls(tuple(RegisteredPart(desc, part) for part in parts), is_sorted)
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What is read."""
+        """The parts in reading order."""
         return tuple(member.part for member in self.members)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What becomes of decoded rows before they are merged."""
+    """How decoded rows are transformed before the merge."""
 
     filtered: Callable[[pa.Table], pa.Table]
-    """The rows that the reader asked for, with their times as it sees them."""
+    """Returns the rows that the reader wants, with their times as the reader sees them."""
     seen: Callable[[int], int]
-    """A time as it will be after that; of one whose rows were not asked for, itself."""
+    """Maps a time to its value after `filtered`. The time of an unwanted row maps to itself."""
 
     def group(self, part: PartToRead, group: int, *, use_threads: bool = False) -> pa.Table:
-        """One group of a sorted run's part."""
+        """One row group of a part of a sorted run."""
         return consolidated(self.filtered(part.read_group(group, seen=self.seen, use_threads=use_threads)))
 
     def tables(self, part: PartToRead, table_bytes: int) -> Iterator[pa.Table]:
-        """A sorted run's part in order."""
+        """A part of a sorted run, in order."""
         return (consolidated(self.filtered(table)) for table in part.stream(table_bytes, seen=self.seen))
 
     def whole(self, part: PartToRead) -> pa.Table:
-        """A part in an order that is not ours, sorted."""
+        """A part in another order than this code's, sorted."""
         groups = [self.filtered(part.read_group(group, seen=self.seen)) for group in range(part.groups)]
         return updates.consolidate(pa.concat_tables(groups))
 
 
 class Workers:
-    """Threads that decode and merge; without them everything is done when its result is asked for."""
+    """Threads that decode and merge. Without threads, each call runs when its result is requested."""
 
     def __init__(self, *, is_worthwhile: bool) -> None:
         threads = min(WORKER_THREADS_MAX, pa.cpu_count())
@@ -104,36 +105,38 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class _Decoded:
-    """What a worker made. `then`: what has to be called for the rows that follow, before those of any other part."""
+    """The output of a worker. `then` holds the calls that produce the following rows; they run before those of any
+    other part.
+    """
 
     table: pa.Table | None
     then: tuple[Callable[[], _Decoded], ...] = ()
     started_bytes: int = 0
-    """Of the part that this opened."""
+    """The size of the part that this call opened."""
 
 
 @dataclass(slots=True)
 class _Task:
-    """A call in its turn, handed to a worker or not yet."""
+    """A call in the queue, and its result once a worker has it."""
 
     call: Callable[[], _Decoded]
     handed: Result | None = None
 
     def begin(self, submit: Submit) -> None:
-        """Hand it over, once."""
+        """Gives the call to a worker, once."""
         if self.handed is None:
             self.handed = submit(self.call)
 
     def result(self) -> _Decoded:
-        """Waits. It must have begun; to be asked for once."""
+        """Waits for the worker. Requires `begin`; call it once."""
         assert self.handed is not None
         decoded: _Decoded = self.handed.result()
         return decoded
 
 
 class RunReader(Iterator[pa.Table]):
-    """The rows of one run, decoded ahead by workers: of a run that is read alone several groups or small parts at once,
-    else one table after the other. `memory_bytes` is what the merge of all runs may hold.
+    """The rows of one run, decoded ahead by workers. A run that is read alone decodes several groups or small parts at
+    once; otherwise it decodes one table after the other. `memory_bytes` is the bound for the merge of all runs.
     """
 
     def __init__(self, ahead: FetchAhead, index: int, shape: Shape, submit: Submit, memory_bytes: int) -> None:
@@ -143,14 +146,14 @@ class RunReader(Iterator[pa.Table]):
         self._run_bytes = run_bytes(memory_bytes, len(ahead.runs))
         self._table_bytes = max(TABLE_BYTES_MIN, window_bytes(memory_bytes, len(ahead.runs)))
         self._calls_max = max(1, GROUPS_AHEAD // len(ahead.runs)) if self._run.is_sorted else 1
-        # Two more are with the merge.
+        # The merge holds two more.
         self._group_bytes_max = memory_bytes // (len(ahead.runs) * (self._calls_max + 2))
         self._starting_bytes = 0
         self._plan = self._starts()
         self._tasks: deque[_Task] = deque()
 
     def begin(self) -> None:
-        """Have the first tables decoded."""
+        """Starts to decode the first tables."""
         while len(self._tasks) < self._calls_max and (call := next(self._plan, None)) is not None:
             self._tasks.append(_Task(call))
         for task in itertools.islice(self._tasks, self._calls_max):
@@ -170,12 +173,12 @@ class RunReader(Iterator[pa.Table]):
 
     @property
     def is_at_end(self) -> bool:
-        """Whether it is known that no more will come; without waiting."""
+        """Whether the run is known to be exhausted. Does not wait."""
         self.begin()
         return not self._tasks
 
     def _starts(self) -> Iterator[Callable[[], _Decoded] | None]:
-        """What opens the parts, in order; None while those being opened are enough."""
+        """Calls that open the parts, in order. Yields None while enough parts are being opened."""
         for position, member in enumerate(self._run.members):
             size_bytes = member.part.hollow_bytes + member.part.inline_bytes
             while self._starting_bytes and self._starting_bytes + size_bytes > STARTING_BYTES_MAX:
@@ -197,7 +200,7 @@ class RunReader(Iterator[pa.Table]):
         if is_ahead and len(groups) > 1:  # for several workers
             return _Decoded(None, groups)
         if is_ahead or opened.row_bytes * self._rows <= self._run_bytes:
-            # All of the run may be in memory: to decode it piece by piece would only take longer.
+            # The whole run fits the memory: decoding it in pieces would only take longer.
             return replace(groups[0](), then=groups[1:]) if groups else _Decoded(None)
         return self._streamed(self._shape.tables(opened, self._table_bytes))
 
@@ -211,11 +214,11 @@ class RunReader(Iterator[pa.Table]):
 
 
 class FetchAhead:
-    """Fetches blobs before they are asked for: the first part of every run, then the second, ... within a budget of
+    """Fetches blobs before they are needed: the first part of every run, then the second, and so on, within a budget of
     bytes.
 
-    What is asked for and not yet under way is fetched at once, budget or not: the merge cannot go on without it.
-    Not thread-safe: one reader.
+    A requested blob that is not yet being fetched is fetched at once, even beyond the budget, because the merge cannot
+    continue without it. Not thread-safe: it serves one reader.
     """
 
     def __init__(
@@ -243,7 +246,7 @@ class FetchAhead:
             source.metrics.count("prefetch_over_budget", path=source.path)
 
     def take(self, index: int, position: int) -> bytes:
-        """The bytes of part `position` of run `index`; each may be taken once."""
+        """The bytes of part `position` of run `index`. Each part may be taken once."""
         slot = (index, position)
         self._taken.add(slot)
         future = self._pending.pop(slot, None)
@@ -262,8 +265,8 @@ class FetchAhead:
         return data
 
     def close(self) -> None:
-        """Stop fetching. What is under way ends in the background (waiting could mean: until the store is back).
-        Idempotent.
+        """Stops fetching. Fetches in progress end in the background; waiting for them could mean waiting until the
+        store recovers. Idempotent.
         """
         self._count("wasted", len(self._pending))
         self._pending.clear()

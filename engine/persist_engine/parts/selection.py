@@ -1,7 +1,7 @@
-"""Which parts a read needs: those that may hold rows that it wants, by their statistics (spec 15.7, 15.9).
+"""Selects the parts that a read needs: those that may hold wanted rows, by their statistics (spec 15.7, 15.9).
 
-Skipping is only an optimisation, so it is audited: a sample of what is skipped is fetched anyway, and a row in it that the
-read wanted is a broken rule, told loudly. Knows nothing of merging.
+Skipping is only an optimisation, so it is audited. A sample of the skipped parts is fetched anyway. A wanted row in one of them is an
+invariant violation and raises. This module knows nothing of merging.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from persist_engine.rows.filter import Filter
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The times a read wants, both ends included."""
+    """The times that a read wants, both ends included."""
 
     first: int = 0
     last: int = DATA_TIME_MAX
 
     def may_hold(self, part: Part) -> bool:
-        """Whether `part` may have rows at these times, by its statistics; true when they do not say."""
+        """Whether `part` may have rows at these times, by its statistics. True without statistics."""
         if not isinstance(part, HollowPart) or part.stats is None:
             return True
         least, greatest = part.stats.time_min, part.stats.time_max
@@ -44,7 +44,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A part that a read does without, to be audited; `desc` is its batch's."""
+    """A skipped part that is to be audited. `desc` is the description of its batch."""
 
     desc: Description
     part: HollowPart
@@ -52,7 +52,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """`batches` without the parts that a read does not need, and those of them that it is to fetch all the same."""
+    """`batches` without the parts that a read does not need, and the skipped parts to audit."""
 
     batches: tuple[HollowBatch, ...]
     audits: tuple[Skipped, ...] = ()
@@ -62,8 +62,8 @@ class Selection:
 def select(
     batches: Iterable[HollowBatch], *, where: Filter | None, times: Times, audited: Callable[[], bool]
 ) -> Selection:
-    """What of `batches` (expanded: shard.runs) may hold rows at `times` that pass `where`. `audited` is drawn for every
-    part that is skipped.
+    """Reduces `batches` (expanded: parts.listings) to the parts that may hold rows at `times` that pass `where`. Calls `audited` once for
+    every skipped part.
     """
     kept: list[HollowBatch] = []
     audits: list[Skipped] = []
@@ -88,15 +88,15 @@ def select(
 
 
 def sampled(env: Env, percent: int) -> Callable[[], bool]:
-    """True for about `percent` of a hundred calls, drawn from `env`; 0 draws nothing."""
+    """Returns True for about `percent` of a hundred calls, drawn from `env`. 0 draws nothing."""
     if percent <= 0:
         return lambda: False
     return lambda: env.uniform(0, 100) < percent
 
 
 def audit(source: PartSource, skipped: Skipped, row_filter: RowFilter, where: Filter | None) -> None:
-    """Fetch a part that was skipped. InvariantViolated, naming the part and the columns whose statistics lie, when a row
-    of it passes `row_filter`, of which `where` is a part.
+    """Fetches a skipped part. InvariantViolated when one of its rows passes `row_filter`, which includes `where`. The error names the part
+    and the columns with wrong statistics.
     """
     part = skipped.part
     source.metrics.count("stats_audits", shard=source.shard_id)
@@ -107,14 +107,14 @@ def audit(source: PartSource, skipped: Skipped, row_filter: RowFilter, where: Fi
         columns = _denied(table, part, where)
         raise InvariantViolated(
             f"part {blob_key(source.shard_id, part.key)} was skipped by its statistics, but {passed.num_rows} of its rows "
-            f"are wanted: those of {', '.join(columns)} do not hold",
+            f"are wanted: the statistics of {', '.join(columns)} are wrong",
             key=part.key,
             columns=columns,
         )
 
 
 def _denied(table: pa.Table, part: HollowPart, where: Filter | None) -> list[str]:
-    """Columns, times among them, that hold what the statistics of `part` deny."""
+    """The columns of `table`, time included, whose values lie outside the statistics of `part`."""
     columns = [] if where is None else where.outside(table, part)
     stats = part.stats
     if stats is not None and stats.time_min is not None and stats.time_max is not None:

@@ -1,6 +1,7 @@
-"""From part descriptors to rows: get the blob, verify it, decode it, cut it to its registered bounds (spec 10.8).
+"""From part descriptors to rows: gets the blob, verifies it, decodes it and cuts it to its registered bounds (spec
+10.8).
 
-Knows nothing of state, leases or handles: whoever calls holds the lease that keeps the blobs alive.
+This module knows nothing of state, leases or handles. The caller holds the lease that keeps the blobs alive.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from persist_engine.storage.blob import Blob
 
 @dataclass(frozen=True, slots=True)
 class PartSource:
-    """Where one shard's parts are and how they are read."""
+    """Where the parts of one shard are stored and how they are read."""
 
     shard_id: ShardId
     blob: Blob
@@ -34,16 +35,18 @@ class PartSource:
     retry: Retry
     metrics: Metrics
     schema_id: int | None = None
-    """Of `schema`, where parts of newer ones may be met: they are shown without what came since."""
+    """The id of `schema`. Set when parts of newer schemas may occur; these are shown without their newer fields."""
     path: str = "snapshot"
-    """What the parts are read for, as metrics call it."""
+    """The purpose of the read, as a label in metrics."""
 
     def is_newer(self, part: Part) -> bool:
-        """Whether `part` was written under a newer schema than the one asked for: its order is then not ours."""
+        """Whether `part` was written under a newer schema than the one of this read. Its rows are then in another
+        order.
+        """
         return self.schema_id is not None and part.schema_id is not None and part.schema_id > self.schema_id
 
     def get(self, part: Part, desc: Description) -> bytes:
-        """The part's bytes as they lie in blob. Retries storage errors; MissingBlob names the key."""
+        """The part's bytes as stored in blob. Retries storage errors. MissingBlob names the key."""
         if not isinstance(part, HollowPart):
             return part.data
         key = blob_key(self.shard_id, part.key)
@@ -58,8 +61,8 @@ class PartSource:
         return data
 
     def open(self, data: bytes, part: Part, desc: Description) -> PartToRead:
-        """The part, its bytes verified against the checksum in state (or in the part itself when it is inline) and its
-        description against the one its batch registered. CorruptData names the key.
+        """Opens the part. Verifies its bytes against the checksum in state (or in the part itself when it is inline)
+        and its description against the one that its batch registered. CorruptData names the key.
         """
         opened: OpenedPart | PartInMemory
         if isinstance(part, HollowPart):
@@ -86,7 +89,7 @@ class PartSource:
         return PartToRead(opened, desc, part.ts_rewrite)
 
     def decode(self, data: bytes, part: Part, desc: Description) -> Iterator[pa.Table]:
-        """The part's rows as its batch registered them, a row group at a time."""
+        """The part's rows as its batch registered them, one row group at a time."""
         opened = self.open(data, part, desc)
         for group in range(opened.groups):
             yield opened.read_group(group)
@@ -94,8 +97,8 @@ class PartSource:
 
 @dataclass(frozen=True, slots=True)
 class PartToRead:
-    """A verified part whose rows come as its batch registered them: times rewritten first, then cut to [lower, upper).
-    Groups may be read in any order and by several threads at once.
+    """A verified part whose rows are shown as its batch registered them: times are rewritten first, then rows are cut
+    to [lower, upper). Several threads may read groups at once and in any order.
     """
 
     _opened: OpenedPart | PartInMemory
@@ -104,34 +107,34 @@ class PartToRead:
 
     @property
     def groups(self) -> int:
-        """Row groups, each of some ten MiB at most but for parts of old releases."""
+        """The number of row groups. This code writes groups of at most some ten MiB."""
         return self._opened.groups
 
     @property
     def group_bytes(self) -> int:
-        """About how large a group is in memory."""
+        """The approximate size of a group in memory."""
         return self._opened.decoded_bytes // max(1, self._opened.groups)
 
     @property
     def row_bytes(self) -> float:
-        """About how large a row is in memory."""
+        """The approximate size of a row in memory."""
         return self._opened.decoded_bytes / max(1, self._opened.rows)
 
     def read_group(self, group: int, *, seen: Callable[[int], int] = as_it_is, use_threads: bool = False) -> pa.Table:
-        """The rows of one group. Where they all have one time it may be the one that `seen` makes of it: for who makes
-        that of all times afterwards, it need not be written twice.
+        """The rows of one group. When all of them have one time, the times may be returned as `seen` of that time. A
+        caller that applies `seen` to all times afterwards then need not write them twice.
         """
         seen = seen if self._is_whole else as_it_is
         return self._cut(self._opened.read_group(group, seen=seen, use_threads=use_threads))
 
     def stream(self, table_bytes: int, *, seen: Callable[[int], int] = as_it_is) -> Iterator[pa.Table]:
-        """All rows, in tables of about `table_bytes`; `seen` as for `read_group`."""
+        """All rows, in tables of about `table_bytes`. `seen` is as in `read_group`."""
         seen = seen if self._is_whole else as_it_is
         return (self._cut(table) for table in self._opened.stream(table_bytes, seen=seen))
 
     @property
     def _is_whole(self) -> bool:
-        """Whether rows are registered just as they were written."""
+        """Whether rows are registered exactly as they were written."""
         desc, written = self._registered, self._opened.desc
         return self._ts_rewrite is None and (written.lower, written.upper) == (desc.lower, desc.upper)
 
@@ -144,7 +147,7 @@ class PartToRead:
 
 
 def _check_description(written: Description, registered: Description, part: Part, key: str) -> None:
-    """Spec 10.8: only user-written parts (since at the minimum) may be narrower in state than in blob."""
+    """Spec 10.8: only user-written parts (since at the minimum) may have narrower bounds in state than in blob."""
     if (written.lower, written.upper) == (registered.lower, registered.upper):
         fits = written.since == registered.since
     else:

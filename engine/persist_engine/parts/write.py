@@ -1,7 +1,7 @@
-"""Writing and deleting the parts of batches: one table of updates becomes one blob, or a few bytes inside state.
+"""Writes and deletes the parts of batches. One table of updates becomes one blob, or a few bytes within state.
 
-Owns the order in which a part comes to be: bytes first, blob next, descriptor last; a crash in between leaks a blob and
-loses nothing. Knows nothing of bounds or of how updates are cut into parts.
+This module owns the order in which a part is made: bytes first, blob next, descriptor last. A crash in between leaks a
+blob and loses nothing. It knows nothing of bounds, or of how updates are split into parts.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from persist_engine.rows.updates import diffs_sum
 
 
 class PartStore(RunWriter, Protocol):
-    """What staging parts needs of a shard: its blobs, never its state. A Machine is one; a process that must not touch
-    consensus (a Spark executor) brings its own.
+    """What staging parts needs of a shard: its blobs, never its state. A Machine is one. A process that must not access
+    consensus (a Spark executor) has its own.
     """
 
     @property
@@ -41,15 +41,15 @@ class PartStore(RunWriter, Protocol):
 def write_part(
     store: PartStore, table: pa.Table, *, desc: Description, schema: Schema, schema_id: int, inline_bytes_max: int
 ) -> Part:
-    """Encode `table` (at least one row) under `desc`; durable when it returns.
+    """Encodes `table` (at least one row) under `desc`. The part is durable when this returns.
 
-    Inline when the encoded part is smaller than `inline_bytes_max` (0: never), else a blob under a fresh key.
+    The part is inline when it encodes to fewer than `inline_bytes_max` bytes (0: never), else a blob under a fresh key.
     """
     started_s = store.env.monotonic_s()
     data, name = None, INLINE_FORMAT_NAME
     if table.num_rows * ROW_BYTES_MIN < inline_bytes_max:
         data = encode_inline(table, desc=desc, schema=schema, bytes_max=inline_bytes_max)
-    if data is None:  # too much for the quick form, which does not compress
+    if data is None:  # too large for the quick form, which does not compress
         data, name = encode_part(table, desc=desc, schema=schema), PART_FORMAT_NAME
     what = "inline" if name == INLINE_FORMAT_NAME else "part"
     store.metrics.observe_s("codec", store.env.monotonic_s() - started_s, op="encode", what=what)
@@ -65,8 +65,8 @@ def write_part(
 
 
 def flush_inline(store: PartStore, part: InlinePart) -> HollowPart:
-    """The same updates as a blob, under a fresh key: same rows, description, rewrite and schema, whichever of the
-    shard's that is.
+    """Writes the same updates as a blob under a fresh key. Rows, description, rewrite and schema stay the same,
+    whichever of the shard's schemas that is.
     """
     opened = decode_inline(part.data, format_name=part.format, key="inline part", schema=None)
     schema = schema_of(opened.table.schema)
@@ -76,7 +76,9 @@ def flush_inline(store: PartStore, part: InlinePart) -> HollowPart:
 
 
 def delete_parts(store: PartStore, parts: Iterable[RunPart]) -> None:
-    """Delete the blobs of parts, and of all parts below hollow runs, that no state names or ever will. Idempotent."""
+    """Deletes the blobs of `parts`, and of all parts below hollow runs. No state may name them, now or ever.
+    Idempotent.
+    """
     some = list(parts)
     waves = deletion_waves(store, [part.key for part in some if isinstance(part, HollowRun)])
     for key in itertools.chain((part.key for part in some if isinstance(part, HollowPart)), *waves):
@@ -107,6 +109,6 @@ def _set_blob(store: PartStore, data: bytes, table: pa.Table, *, schema: Schema,
 
 
 def _diffs_sum(table: pa.Table) -> tuple[int, bool]:
-    """The sum of diffs as a descriptor holds it, and whether that is another than the sum itself."""
+    """The sum of diffs as a descriptor holds it, and whether it differs from the true sum."""
     total = diffs_sum(table)
     return wrapped(total), wrapped(total) != total

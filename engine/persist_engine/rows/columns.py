@@ -1,9 +1,9 @@
-"""Updates as the flat columns that order and equality are defined on.
+"""Updates laid out as the flat columns that define order and equality.
 
 Arrow can neither sort nor compare structs. `flatten_columns` lays `key`, `val` and `time` out as plain columns, depth
-first; a struct that may be null is preceded by a column that says whether it is, so that a null struct and a struct
-of nulls differ. Order and equality of rows are those of these columns, from the first to the last: nulls last and
-equal, NaN after all numbers and equal, -0.0 equal to 0.0.
+first. A nullable struct is preceded by a column that holds its validity, so that a null struct differs from a struct of
+nulls. Rows are ordered and compared by these columns, from the first to the last. Nulls sort last and equal each other.
+NaN sorts after all numbers and equals NaN. -0.0 equals 0.0.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from persist_engine.base.errors import check
 Bools = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
 
-#: What rows are ordered by, in this order. `diff` is what they hold.
+#: Rows are ordered by these columns, in this sequence. `diff` takes no part in the order.
 ORDER_COLUMNS = ("key", "val", "time")
-#: 2 MiB, of eight values at most: the rows of a row group, or of a round of a merge.
+#: 2 MiB for each of at most eight values: the rows of a row group, or of one round of a merge.
 _SHARED_ROWS_MAX = 1 << 18
 
 
 def empty_struct(rows: int) -> pa.Array:
-    """`rows` valid values of the struct without fields: what `val` holds when the value schema is empty."""
+    """`rows` valid values of the struct without fields. `val` holds these when the value schema is empty."""
     return pa.Array.from_buffers(pa.struct([]), rows, [None], children=[])
 
 
 def constant(value: int, rows: int) -> pa.Array:
-    """`rows` times the same int64. All that are not large share one buffer: times of one as_of and diffs of inserts, in
-    table after table, take no memory and no time to write.
+    """An array of `rows` times the same int64. Arrays of up to `_SHARED_ROWS_MAX` rows share one buffer. The times of
+    one as_of and the diffs of inserts, in table after table, therefore take no memory and no time to write.
     """
     if rows > _SHARED_ROWS_MAX:
         return pa.array(np.full(rows, value, dtype=np.int64))
@@ -46,11 +46,11 @@ def _shared(value: int, size_bits: int) -> pa.Array:
 
 
 def flatten_columns(table: pa.Table, names: tuple[str, ...] = ORDER_COLUMNS) -> list[pa.ChunkedArray]:
-    """The columns that rows of `table` are compared by, in order of weight. Zero-copy but for floats (one zero, one
-    NaN).
+    """The columns by which rows of `table` are compared, most significant first. Zero-copy except for floats, which get
+    one zero and one NaN.
 
-    The number and meaning of the columns depend on the schema only, never on the rows: columns of two tables of one
-    schema compare.
+    The number and meaning of the columns depend only on the schema. Columns of two tables of one schema can therefore
+    be compared.
     """
     out: list[pa.ChunkedArray] = []
     for name in names:
@@ -70,7 +70,7 @@ def _flatten_into(out: list[pa.ChunkedArray], column: pa.ChunkedArray) -> None:
 
 
 def canonical_floats(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column with 0.0 for -0.0 and one bit pattern for all NaN; as it is when it holds no floats."""
+    """The column with 0.0 for -0.0 and one bit pattern for all NaN. A column without floats is returned unchanged."""
     if pa.types.is_floating(column.type):
         plus_zero = pc.add(column, pa.scalar(0.0, column.type))
         return pc.if_else(pc.is_nan(plus_zero), pa.scalar(float("nan"), column.type), plus_zero)
@@ -94,17 +94,17 @@ def _canonical_struct(array: pa.StructArray) -> pa.StructArray:
 
 
 def storable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The same column as Parquet takes it: see `without_hidden_nulls`."""
+    """The same column in a form that Parquet accepts: see `without_hidden_nulls`."""
     if not pa.types.is_struct(column.type):
         return column
     return pa.chunked_array([without_hidden_nulls(chunk) for chunk in column.chunks], column.type)
 
 
 def without_hidden_nulls(array: pa.StructArray, there: pa.Array | None = None) -> pa.StructArray:
-    """The same values, with no null in a NOT NULL field where a struct around it is null: what is there does not count,
-    but Parquet refuses it. `there`: where what is around `array` is not null; None: everywhere.
+    """The same values without nulls in NOT NULL fields of null structs. Such nulls have no meaning, but Parquet refuses
+    them. `there` is true where all structs around `array` are not null; None means everywhere.
 
-    InvariantViolated for a null in a NOT NULL field where all around it is there.
+    InvariantViolated for a null in a NOT NULL field whose surrounding structs are all not null.
     """
     present = array.is_valid() if there is None else pc.and_(there, array.is_valid())
     children: list[pa.Array] = []
@@ -121,7 +121,7 @@ def without_hidden_nulls(array: pa.StructArray, there: pa.Array | None = None) -
 
 
 def _all_valid(array: pa.Array) -> pa.Array:
-    """The array with whatever lies under its nulls as values."""
+    """The array with its validity removed: the bytes under former nulls become values."""
     if pa.types.is_struct(array.type):
         children = [array.field(index) for index in range(array.type.num_fields)]
         return pa.StructArray.from_arrays(children, fields=list(array.type))
@@ -130,15 +130,15 @@ def _all_valid(array: pa.Array) -> pa.Array:
 
 
 def compare_adjacent(columns: list[pa.ChunkedArray], rows: int) -> tuple[bool, Bools]:
-    """Whether rows lie in order, and for each row but the first whether it equals the one before.
+    """Whether the rows are in order; and for each row but the first, whether it equals the row before.
 
-    When they do not lie in order, the second answer is worthless. One pass over as few columns as decide, and over
-    those after the first only where rows are still equal.
+    The second answer is meaningless when the rows are not in order. Reads only as many columns as decide the result.
+    Columns after the first are compared only for rows that are still equal.
     """
     equal = np.zeros(max(rows - 1, 0), dtype=np.bool_)
     if rows < 2:
         return True, equal
-    undecided: Indices | None = None  # numbers of rows equal to the one before so far; None: all
+    undecided: Indices | None = None  # indices of rows that equal the row before so far; None: all
     for column in columns:
         if undecided is None and _rises_strictly(column):
             return True, equal
@@ -154,8 +154,8 @@ def compare_adjacent(columns: list[pa.ChunkedArray], rows: int) -> tuple[bool, B
 
 
 def _rises_strictly(column: pa.ChunkedArray) -> bool:
-    """Whether each value is less than the next, of a kind of which that is found in one pass: most runs are like this,
-    each row another key.
+    """Whether each value is less than the next. Answers false for types that one pass cannot decide. Most runs have
+    strictly rising first columns, because each row has another key.
     """
     if column.null_count or not _is_whole(column.type):
         return False
@@ -164,7 +164,7 @@ def _rises_strictly(column: pa.ChunkedArray) -> bool:
 
 
 def _pairs(column: pa.ChunkedArray, undecided: Indices | None) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-    """What is to be compared: the rows `undecided`, and each one's next."""
+    """The rows `undecided`, and the row after each: the two sides of the comparison."""
     if undecided is None or 2 * len(undecided) > len(column):
         before, after = column.slice(0, len(column) - 1), column.slice(1)
         if undecided is None or len(undecided) == len(before):
@@ -177,7 +177,7 @@ def _pairs(column: pa.ChunkedArray, undecided: Indices | None) -> tuple[pa.Chunk
 
 
 def _compared(before: pa.ChunkedArray, after: pa.ChunkedArray) -> tuple[Bools, Bools]:
-    """(before > after, before == after) row by row, under the order of the module's head."""
+    """(before > after, before == after) for each row, in the order that the module docstring defines."""
     is_float = pa.types.is_floating(before.type)
     if before.null_count == 0 and after.null_count == 0 and not is_float:
         if _is_whole(before.type):
@@ -192,7 +192,7 @@ def _compared(before: pa.ChunkedArray, after: pa.ChunkedArray) -> tuple[Bools, B
 
 
 def _rank(column: pa.ChunkedArray) -> npt.NDArray[np.int8]:
-    """0 an ordinary value, 1 NaN, 2 null."""
+    """0 for an ordinary value, 1 for NaN, 2 for null."""
     rank = _bools(column.is_null()).astype(np.int8) * 2
     if pa.types.is_floating(column.type):
         rank += _bools(pc.is_nan(column)).astype(np.int8)
@@ -211,7 +211,7 @@ def _is_whole(data_type: pa.DataType) -> bool:
 
 
 def _whole(column: pa.ChunkedArray) -> npt.NDArray[np.signedinteger]:
-    """Whole numbers, days and instants as numpy integers; no nulls."""
+    """Integers, dates and timestamps as numpy integers. The column has no nulls."""
     if pa.types.is_temporal(column.type):
         column = column.cast(pa.int64() if column.type.bit_width == 64 else pa.int32())
     values: npt.NDArray[np.signedinteger] = column.to_numpy()

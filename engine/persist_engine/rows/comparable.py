@@ -1,7 +1,7 @@
-"""Single values that compare as rows are ordered: bounds in statistics, and the literals that users compare columns with.
+"""Single values that compare in row order: bounds in statistics, and literals in predicates.
 
-A comparable is a Python value of one kind per column type: bool; int (whole numbers, days of dates, microseconds of
-timestamps); Decimal; str; bytes; and for floats (0, number) or (1, 0) for NaN, which lies past all numbers. Null has none.
+A comparable is a Python value whose kind depends on the column type: bool; int for integers, dates (days) and timestamps (microseconds);
+Decimal; str; bytes. A float is (0, number), and NaN is (1, 0), which is greater than every number. Null has no comparable.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import pyarrow as pa
 
 from persist_engine.base.errors import CorruptData, InvalidUsage
 
-#: See the module's head. Only values of one column compare.
+#: See the module docstring. Only values of one column can be compared.
 Comparable = Any
 
 NAN: Comparable = (1, 0.0)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: Literals have any number of digits: one that were rounded would be equal to values that it is not.
+#: Literals may have any number of digits. A rounded literal would equal values that the original does not equal.
 _EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
-#: Literals of more digits before the point are past every column.
+#: A literal with more digits before the point is greater than every value of every column.
 _DIGITS_MAX = 60
-#: In the text of a time: a fraction that microseconds do not hold, which Python leaves out.
+#: Matches time text whose fraction is finer than microseconds. Python drops the excess digits.
 _FINER = re.compile(r"[.,]\d{6}\d*[1-9]")
 
 
 class Floor(NamedTuple):
-    """The greatest value of a column's type that is not past a literal; `exact`: it equals the literal. `value` is None
-    where there is none: the literal lies before (`past` false) or past all values of the type.
+    """The greatest value of a column's type that is not greater than a literal. `exact` is true when it equals the literal. `value` is None
+    when the literal is less than all values of the type (`past` is false) or greater than all of them (`past` is true).
     """
 
     value: Comparable | None
@@ -41,7 +41,7 @@ class Floor(NamedTuple):
 
 
 def comparable_bound(text: str, data_type: pa.DataType) -> Comparable:
-    """A bound as statistics hold it (codec.part_stats); CorruptData when it is none of the type's."""
+    """Decodes a bound from statistics (rows.part_stats). CorruptData when the text is not a value of the type."""
     try:
         value = json.loads(text)
         scalar_of(converted := _from_json(value, data_type), data_type)
@@ -61,7 +61,7 @@ def _from_json(value: Any, data_type: pa.DataType) -> Comparable:
 
 
 def scalar_of(value: Comparable, data_type: pa.DataType) -> pa.Scalar:
-    """The comparable as Arrow compares it with a column of the type: floats of any width as float64."""
+    """The comparable as a scalar that Arrow can compare with a column of the type. Floats of any width become float64."""
     if pa.types.is_floating(data_type):
         return pa.scalar(math.nan if value == NAN else value[1], pa.float64())
     if pa.types.is_timestamp(data_type):
@@ -72,8 +72,8 @@ def scalar_of(value: Comparable, data_type: pa.DataType) -> pa.Scalar:
 
 
 def floor_of(literal: Any, data_type: pa.DataType, column: str) -> Floor:
-    """Where `literal` lies among the values of `column`. Whole numbers and decimals are compared exactly, whatever the
-    literal's type; one for a float column is rounded to float64. InvalidUsage names the column and the type.
+    """Locates `literal` among the values of `column`. Integers and decimals are compared exactly, whatever the type of the literal. A
+    literal for a float column is rounded to float64. InvalidUsage names the column and the type.
     """
     try:
         found = _floor(literal, data_type)
@@ -85,12 +85,12 @@ def floor_of(literal: Any, data_type: pa.DataType, column: str) -> Floor:
 
 
 def _misfit(literal: Any, data_type: pa.DataType, column: str) -> InvalidUsage:
-    hint = "; ask for nulls with IS NULL" if literal is None else ""
-    return InvalidUsage(f"filter on {column}: {literal!r} is no value to compare {data_type} with{hint}", column=column)
+    hint = "; to find nulls, use IS NULL" if literal is None else ""
+    return InvalidUsage(f"filter on {column}: {literal!r} cannot be compared with {data_type}{hint}", column=column)
 
 
 def _floor(literal: Any, data_type: pa.DataType) -> Floor | None:
-    """As `floor_of`; None or a ValueError for what does not fit."""
+    """Same as `floor_of`, but returns None or raises ValueError when the literal does not fit."""
     is_number = isinstance(literal, int | float | Decimal) and not isinstance(literal, bool)
     if pa.types.is_integer(data_type):
         least = -(2 ** (data_type.bit_width - 1))
@@ -104,7 +104,7 @@ def _floor(literal: Any, data_type: pa.DataType) -> Floor | None:
     if pa.types.is_boolean(data_type) and isinstance(literal, bool):
         value = literal
     elif pa.types.is_string(data_type) and isinstance(literal, str):
-        literal.encode()  # what is no text at all has no place among texts
+        literal.encode()  # raises for lone surrogates, which are not valid text
         value = literal
     elif pa.types.is_binary(data_type) and isinstance(literal, bytes):
         value = literal
@@ -118,8 +118,8 @@ def _floor(literal: Any, data_type: pa.DataType) -> Floor | None:
 
 
 def _whole(literal: float | Decimal, scale: int, least: int, greatest: int) -> Floor | None:
-    """Among multiples of 10**-scale from `least` to `greatest` of them; scale 0 gives integers."""
-    # The shortest text of a float is what its author meant: 0.1, not 0.1000000000000000055.
+    """The floor among the multiples of 10**-scale between `least` and `greatest` of them. Scale 0 gives integers."""
+    # The author of a float literal means its shortest text: 0.1, not 0.1000000000000000055.
     exact = Decimal(float.__repr__(literal)) if isinstance(literal, float) else Decimal(literal)
     if exact.is_nan():
         return None
@@ -153,7 +153,7 @@ def _days(literal: Any) -> int | None:
 
 
 def _microseconds(literal: Any, *, is_instant: bool) -> int | None:
-    """Since the epoch. An instant without a zone is taken as UTC; a wall clock has none."""
+    """Microseconds since the epoch. An instant without a zone is taken as UTC. A wall clock column accepts no zone."""
     if isinstance(literal, str):
         literal = datetime.fromisoformat(literal)
     elif isinstance(literal, date) and not isinstance(literal, datetime):

@@ -1,9 +1,10 @@
-"""Spark DDL text <-> Arrow schema, for the types a shard may hold: what Spark and every Parquet reader can read back.
+"""Spark DDL text <-> Arrow schema, for the types that a shard may hold. Spark and every Parquet reader can read these
+types.
 
     id BIGINT NOT NULL, `a name` STRING, at TIMESTAMP, place STRUCT<x: DOUBLE, y: DOUBLE>
 
-Types are case-insensitive, names are not. TIMESTAMP is an instant (microseconds, UTC), TIMESTAMP_NTZ a wall clock
-(microseconds). `parse_ddl(print_ddl(schema)) == schema`.
+Types are case-insensitive, names are case-sensitive. TIMESTAMP is an instant (microseconds, UTC). TIMESTAMP_NTZ is a
+wall clock (microseconds). `parse_ddl(print_ddl(schema)) == schema`.
 """
 
 from __future__ import annotations
@@ -41,19 +42,19 @@ _ALIASES = {
 _NAMES = {data_type: name for name, data_type in _NAMED.items()}
 _PLAIN_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _TOKEN = re.compile(r"\s*(?:(?P<quoted>`(?:[^`]|``)*`)|(?P<word>\w+)|(?P<mark>[<>(),:]))")
-#: Structs nest at most this deep; a bound on recursion, far beyond any table.
+#: The greatest nesting depth of structs. It bounds the recursion and is far beyond any real table.
 DEPTH_MAX = 32
 
 
 def type_name(data_type: pa.DataType) -> str | None:
-    """The DDL name of a type that is not a struct; None when a shard cannot hold it."""
+    """The DDL name of a type that is not a struct; None when a shard cannot hold the type."""
     if pa.types.is_decimal128(data_type) and 0 <= data_type.scale <= data_type.precision:
         return f"DECIMAL({data_type.precision},{data_type.scale})"
     return _NAMES.get(data_type)
 
 
 def print_ddl(schema: pa.Schema) -> str:
-    """DDL of an allowed schema (codec.schema checks); canonical: equal schemas print alike."""
+    """DDL of an allowed schema (rows.schema checks it). Canonical: equal schemas print the same text."""
     return ", ".join(_print_field(field, " ") for field in schema)
 
 
@@ -64,19 +65,19 @@ def _print_field(field: pa.Field, separator: str) -> str:
 
 
 def print_type(data_type: pa.DataType) -> str:
-    """DDL of one type; what has no DDL is printed as Arrow names it, for messages."""
+    """DDL of one type. A type without DDL is printed under its Arrow name, for use in messages."""
     if pa.types.is_struct(data_type):
         return "STRUCT<" + ", ".join(_print_field(child, ": ") for child in data_type) + ">"
     return type_name(data_type) or str(data_type)
 
 
 def parse_ddl(text: str) -> pa.Schema:
-    """The schema that `text` declares; empty text declares no fields. InvalidUsage names the position and the field."""
+    """The schema that `text` declares. Empty text declares no fields. InvalidUsage names the position and the field."""
     return pa.schema(_Parser(text).fields_to_end())
 
 
 class _Parser:
-    """Recursive descent over tokens; `_at` is where the current one begins, for messages."""
+    """A recursive descent parser over tokens. `_at` is the start of the current token, for messages."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -134,7 +135,7 @@ class _Parser:
         if not name:
             raise self._refuse("a field name must not be empty")
         if any("\ud800" <= letter <= "\udfff" for letter in name):
-            raise self._refuse("a field name must not hold a lone surrogate, which no encoding has")
+            raise self._refuse("a field name must not hold a lone surrogate, which cannot be encoded")
         self._advance()
         if colon:
             self._take_mark(":")

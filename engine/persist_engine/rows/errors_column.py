@@ -1,10 +1,10 @@
-"""A collection that may be in error, as one collection: rows, or messages that say why there are none (ADR 6). Pure.
+"""Rows and errors in one collection: an error is a message that says why the rows are missing (ADR 6). Pure.
 
     schema         key (id BIGINT NOT NULL)          val (name STRING)
     with errors    key (id BIGINT, err STRING)       val (name STRING)      every field may be null
 
-A row has `err` null; an error has the message in `err` and null in every field of the user. So both lie in one shard,
-are appended in one step, and share their frontiers; statistics of the user's columns stay what they are.
+A row has a null `err`. An error has its message in `err` and null in every field of the user. Both live in one shard, are appended in one
+step and share its frontiers. The statistics of the user's columns do not change.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from persist_engine.rows.columns import empty_struct
 from persist_engine.rows.schema import Schema
 
 ERR = "err"
-"""The column. A filter that does not name it keeps errors (codec.filter), so its statistics go last: without them no part
-can be skipped (spec 15.7).
+"""The name of the errors column. A filter that does not name it lets errors pass (rows.filter). Its statistics are therefore trimmed last:
+without them no part can be skipped (spec 15.7).
 """
 
 Errors: TypeAlias = pa.Table | Iterable[tuple[str, int, int]]
-"""(message, time, diff), or a table of columns err, time, diff."""
+"""(message, time, diff) tuples, or a table with the columns err, time, diff."""
 
 
 def with_errors(schema: Schema) -> Schema:
-    """The schema of a shard that holds rows of `schema` and errors. InvalidUsage when a key is called `err`."""
+    """The schema of a shard that holds rows of `schema` and errors. InvalidUsage when a key field is called `err`."""
     if ERR in schema.key.names:
-        raise InvalidUsage(f"field key.{ERR}: the name is taken by the errors of a collection")
+        raise InvalidUsage(f"field key.{ERR}: this name is reserved for the errors of a collection; rename the field")
     key = [pa.field(field.name, field.type) for field in schema.key]
     val = [pa.field(field.name, field.type) for field in schema.val]
     return Schema(pa.schema([*key, pa.field(ERR, pa.string())]), pa.schema(val))
 
 
 def holds_errors(schema: Schema) -> bool:
-    """Whether `with_errors` made it, or might have: errors are then among the rows."""
+    """Whether the schema has the shape that `with_errors` gives. Its collection may then hold errors among the rows."""
     fields = [*schema.key, *schema.val]
     return schema.key.names[-1:] == [ERR] and schema.key.types[-1] == pa.string() and all(f.nullable for f in fields)
 
 
 def tag_rows(updates: pa.Table, tagged: Schema) -> pa.Table:
-    """Updates of rows as updates of the tagged collection."""
+    """Turns updates of rows into updates of the tagged collection."""
     key = updates.column("key").combine_chunks()
     val = updates.column("val").combine_chunks()
     columns = [*key.flatten(), pa.nulls(updates.num_rows, pa.string())]
@@ -52,12 +52,12 @@ def tag_rows(updates: pa.Table, tagged: Schema) -> pa.Table:
 
 
 def tag_errors(errors: Errors, tagged: Schema) -> pa.Table:
-    """Updates of errors as updates of the tagged collection. SchemaMismatch, InvalidUsage name what does not fit."""
+    """Turns updates of errors into updates of the tagged collection. SchemaMismatch and InvalidUsage name what does not fit."""
     table = errors if isinstance(errors, pa.Table) else _error_table(errors)
     if table.column_names != [ERR, "time", "diff"]:
         raise SchemaMismatch(f"errors have the columns {', '.join(table.column_names)}; expected err, time, diff")
     if any(table.column(name).null_count for name in table.column_names):
-        raise InvalidUsage("an error has a message, a time and a diff, none of them null")
+        raise InvalidUsage("an error has a message, a time and a diff; none of them may be null")
     rows = table.num_rows
     key = [pa.nulls(rows, field.type) for field in tagged.key][:-1]
     val = [pa.nulls(rows, field.type) for field in tagged.val]
@@ -70,7 +70,7 @@ def tag_errors(errors: Errors, tagged: Schema) -> pa.Table:
 
 
 def split_errors(updates: pa.Table, schema: Schema) -> tuple[pa.Table, pa.Table]:
-    """Inverse: the updates of rows (of `schema`) and of errors (err, time, diff) among those of the tagged collection."""
+    """Inverse of tagging: splits updates of the tagged collection into updates of rows (of `schema`) and of errors (err, time, diff)."""
     err = pc.struct_field(updates.column("key"), ERR)
     is_row = err.is_null()
     rows, errors = updates.filter(is_row), updates.filter(pc.invert(is_row))

@@ -1,8 +1,8 @@
-"""What may become of a schema, and rows of one schema as another shows them.
+"""Schema evolution: which schema may succeed another, and how rows of one schema are shown in another.
 
-A schema only grows: nullable fields come in anywhere, found by name; whole numbers and floats of the value widen. So rows
-of an older schema, shown in a newer one, keep their order (a new field is null in all of them) and their identity. The
-other way round, fields are left out: rows may then be equal that were not, and lie in another order.
+A schema only grows. Nullable fields may be added anywhere and are matched by name. Integers and floats of the value may widen. Rows of an
+older schema, shown in a newer one, keep their order and their identity, because a new field is null in all of them. In the other direction
+fields are left out: distinct rows may become equal, and their order may change.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _WIDER = {
 
 
 def incompatibilities(old: Schema, new: Schema) -> tuple[str, ...]:
-    """Why a shard of schema `old` cannot take `new`, field by field; empty when it can, also when they are equal.
+    """Why a shard of schema `old` cannot take `new`, field by field. Empty when it can, also when both are equal.
 
-    Key fields keep their types: parts are ordered and bounded by their encoded keys.
+    Key fields keep their types, because parts are ordered and bounded by their encoded keys.
     """
     found = [
         *_refusals("key", old.key_type, new.key_type, may_widen=False),
@@ -43,9 +43,9 @@ def _refusals(path: str, old: pa.DataType, new: pa.DataType, *, may_widen: bool)
         if name in before:
             found += _field_refusals(f"{path}.{name}", before[name], field, may_widen=may_widen)
         elif not field.nullable:
-            found.append(f"{path}.{name} is new and NOT NULL: what is stored has no value for it")
+            found.append(f"{path}.{name} is new and NOT NULL: stored rows have no value for it")
     if not found and [name for name in after if name in before] != list(before):
-        found.append(f"{path} has its fields in another order: rows are sorted by them")
+        found.append(f"{path} has its fields in another order: rows are sorted in the order of the fields")
     return found
 
 
@@ -63,8 +63,9 @@ def _field_refusals(path: str, old: pa.Field, new: pa.Field, *, may_widen: bool)
 
 
 def needs_adapting(written: Schema, asked: Schema, *, key: str, may_be_newer: bool = False) -> bool:
-    """Whether rows of `written` have to be `adapted` to be rows of `asked`. SchemaMismatch naming `key` and the fields
-    unless `asked` is `written`, or may have succeeded it, or (if that may be) was succeeded by it.
+    """Whether rows of `written` must be `adapted` to become rows of `asked`. SchemaMismatch names `key` and the fields when the schemas are
+    unrelated. They are related when they are equal, when `asked` may succeed `written`, or, with `may_be_newer`, when `written` may succeed
+    `asked`.
     """
     if written is asked:
         return False
@@ -82,10 +83,10 @@ def needs_adapting(written: Schema, asked: Schema, *, key: str, may_be_newer: bo
 
 
 def adapted(table: pa.Table, *, asked: Schema, key: str) -> pa.Table:
-    """Rows of another version of the schema as `asked` shows them; `key` names where they come from.
+    """Rows of another version of the schema, shown in the schema `asked`. `key` names their source in errors.
 
-    Fields that they lack are null, fields that `asked` lacks are left out. SchemaMismatch names a field whose values do
-    not fit an older, narrower type.
+    Fields that the rows lack are null. Fields that `asked` lacks are left out. SchemaMismatch names a field whose values do not fit an
+    older, narrower type.
     """
     columns = [
         _shown(table.column(name), kind, f"{key}: {name}")
@@ -118,7 +119,7 @@ def _shown_array(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
 
 
 def _absent(rows: int, kind: pa.DataType) -> pa.Array:
-    """Nothing but nulls. NB: `pa.nulls` puts nulls into the NOT NULL fields of a null struct, too; Parquet refuses them."""
+    """An array of nulls. NB: `pa.nulls` also puts nulls into the NOT NULL fields of a null struct, and Parquet refuses those."""
     if not pa.types.is_struct(kind):
         return pa.nulls(rows, kind)
     return pa.array([None], kind).take(pa.array(np.zeros(rows, dtype=np.int64)))
@@ -139,5 +140,5 @@ def _cast(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
 
 def _too_wide(path: str, kind: pa.DataType) -> SchemaMismatch:
     return SchemaMismatch(
-        f"{path} holds values that do not fit {print_type(kind)}: read with the shard's newer schema", field=path
+        f"{path} holds values that do not fit {print_type(kind)}: read it with the shard's newer schema", field=path
     )

@@ -1,11 +1,11 @@
-"""A predicate bound to a schema: whether a part can hold rows that pass, by its statistics, and which rows do, exactly.
+"""A predicate bound to a schema: whether a part can hold rows that pass, by its statistics, and exactly which rows pass.
 
-Logic is SQL's: comparing a null gives neither true nor false, and a row passes when the whole is true. Values compare as
-rows are ordered: -0.0 equals 0.0, NaN equals NaN and lies past every number. So rows that are equal pass together or not at
-all: filtering before or after consolidation, row by row or part by part, gives the same collection.
+The logic is SQL's. A comparison with null is unknown, and a row passes when the whole predicate is true. Values compare in row order: -0.0
+equals 0.0, NaN equals NaN and is greater than every number. Equal rows therefore pass together or not at all. Filtering before or after
+consolidation, by row or by part, gives the same collection.
 
-Everything comes down to three questions about one column: below a value, within some values, null. `a > b` is the opposite
-of `a <= b`, for floats too: the order is total.
+Every predicate reduces to three tests of one column: below a value, within a set of values, null. `a > b` is the negation of `a <= b`, also
+for floats, because the order is total.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NULL = pa.scalar(None, pa.bool_())
 
 
 class Outcomes(NamedTuple):
-    """What a predicate may be for the rows of a part: never less than it is for some row."""
+    """The results that a predicate may have for rows of a part. May include results that no row has, but never misses one."""
 
     true: bool
     false: bool
@@ -44,36 +44,36 @@ _ANY = Outcomes(true=True, false=True, unknown=True)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A field of key or val; `path` leads to it, from the side down."""
+    """A field of key or val. `path` leads to it from `key` or `val`."""
 
     path: tuple[str, ...]
     data_type: pa.DataType
 
     @property
     def top(self) -> str:
-        """What parts and statistics call the field, or the outermost struct that it lies in."""
+        """The name under which parts and statistics hold the field, or the outermost struct around it."""
         return f"{self.path[0]}.{self.path[1]}"
 
     @property
     def bounds_type(self) -> pa.DataType:
-        """What bounds in statistics are values of: parts of a newer schema may hold wider whole numbers."""
+        """The type of this column's bounds in statistics. Parts of a newer schema may hold wider integers."""
         return pa.int64() if pa.types.is_signed_integer(self.data_type) else self.data_type
 
     @property
     def is_top(self) -> bool:
-        """Whether it lies within no struct."""
+        """Whether the field lies in no struct."""
         return len(self.path) == 2
 
     def values(self, table: pa.Table) -> pa.ChunkedArray:
-        """Its values, null where a struct around it is; floats as float64 with one zero and one NaN."""
+        """The column's values, null where a struct around it is null. Floats become float64 with one zero and one NaN."""
         values = pc.struct_field(table.column(self.path[0]), list(self.path[1:]))
         if pa.types.is_floating(self.data_type):
             return canonical_floats(values.cast(pa.float64()))
         return values if values.type == self.data_type else values.cast(self.data_type)
 
     def widened(self, literals: Sequence[object]) -> Column:
-        """As wide as bounds are, where one of `literals` is past its own type: no row that shows is there, but those of newer
-        parts may be, whose statistics must not be taken to say otherwise. InvalidUsage as of `floor_of`.
+        """The column with the type of its bounds when one of `literals` lies outside the column's own type. No visible row has such a
+        value, but rows of newer parts may, and their statistics must be compared correctly. InvalidUsage as of `floor_of`.
         """
         name = ".".join(self.path)
         if all(floor_of(literal, self.data_type, name).value is not None for literal in literals):
@@ -82,7 +82,7 @@ class Column:
 
 
 class _Known(NamedTuple):
-    """The statistics of one column of one part. Bounds are None where unknown; `is_whole`: there are no more nulls."""
+    """The statistics of one column of one part. A bound is None when unknown. When `is_whole` is false, there may be more nulls."""
 
     rows: int
     null_count: int
@@ -92,13 +92,13 @@ class _Known(NamedTuple):
 
     @property
     def may_be_null(self) -> bool:
-        """In some row."""
+        """Whether some row may hold null."""
         return self.null_count > 0 or not self.is_whole
 
 
 def _known(column: Column, part: HollowPart) -> _Known | None:
-    """None: nothing is known. Where statistics say nothing of a field within a struct, it has the nulls of the outermost one
-    at least.
+    """The statistics of a column, or None when nothing is known. Without statistics of its own, a field within a struct has at least the
+    nulls of its outermost struct.
     """
     if part.stats is None:
         return None
@@ -120,7 +120,7 @@ class _Bound(Protocol):
         """For each row true, false, or null for unknown."""
 
     def outcomes(self, part: HollowPart) -> Outcomes:
-        """What `mask` may give for rows of `part`."""
+        """The results that `mask` may give for rows of `part`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class _Below:
 
     def mask(self, table: pa.Table) -> pa.ChunkedArray:
         values = self.column.values(table)
-        if self.value == NAN:  # past all numbers, which Arrow does not know
+        if self.value == NAN:  # Arrow does not order NaN past all numbers
             return _where_valid(values, pa.scalar(True)) if self.or_equal else pc.invert(pc.is_nan(values))  # noqa: FBT003
         compare = pc.less_equal if self.or_equal else pc.less
         return compare(values, scalar_of(self.value, self.column.data_type))
@@ -156,7 +156,7 @@ class _Below:
 
 @dataclass(frozen=True, slots=True)
 class _Within:
-    """`column` is one of `values`, which ascend; without any, it is false unless null."""
+    """`column` is one of `values`, which ascend. Without values it is false, and unknown for null."""
 
     column: Column
     values: tuple[Comparable, ...]
@@ -166,7 +166,7 @@ class _Within:
         scalars = [scalar_of(value, self.column.data_type) for value in self.values]
         if len(scalars) == 1 and self.values[0] != NAN:
             return pc.equal(values, scalars[0])
-        # Looked up by their bits, as the column's are.
+        # is_in compares bits, so the values need the same canonical zero and NaN as the column.
         wanted = canonical_floats(pa.chunked_array([pa.array(scalars, values.type)])).combine_chunks()
         return _where_valid(values, pc.is_in(values, value_set=wanted))
 
@@ -242,19 +242,19 @@ def _where_valid(values: pa.ChunkedArray, outcome: pa.ChunkedArray | pa.Scalar) 
     return pc.if_else(pc.is_valid(values), outcome, _NULL)
 
 
-# -- what readers hold ---------------------------------------------------------------------------------------------------
+# -- the public filter ---------------------------------------------------------------------------------------------------
 
 
 class Filter:
-    """A predicate over the collections of one schema. A value; cheap to keep, not to compare.
+    """A predicate over collections of one schema. Immutable and cheap to keep; not comparable.
 
-    Where a collection may be in error (codec.tagged) its errors pass, unless the predicate itself says something of
-    `key.err`: else a collection that nobody could compute would read as one without such rows.
+    When a collection may hold errors (rows.errors_column), the errors pass, unless the predicate itself names `key.err`. Otherwise a
+    collection in error would look like one without matching rows.
     """
 
     def __init__(self, predicate: Predicate, schema: Schema) -> None:
-        """InvalidUsage for a column that the schema does not have (it lists those it has) or that the text leaves open, and
-        for values that a column is not compared with.
+        """InvalidUsage for a column that the schema lacks (the message lists the columns), for an ambiguous column name, and for values
+        that cannot be compared with their column.
         """
         self.predicate = predicate
         self.schema = schema
@@ -268,33 +268,33 @@ class Filter:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The fields it looks at, as `key.<field>` and `val.<field>` of top level."""
+        """The top-level fields that the predicate reads, as `key.<field>` and `val.<field>`."""
         return tuple(dict.fromkeys(column.top for column in self._columns.values()))
 
     def may_pass(self, part: Part) -> bool:
-        """Whether some row of `part` may pass, by its statistics; true when they do not say, and for inline parts."""
+        """Whether some row of `part` may pass, by its statistics. True without statistics, and for inline parts."""
         return isinstance(part, InlinePart) or self._bound.outcomes(part).true
 
     def must_pass(self, part: Part) -> bool:
-        """Whether every row of `part` passes, by its statistics; false when they do not say."""
+        """Whether every row of `part` passes, by its statistics. False without statistics."""
         if isinstance(part, InlinePart):
             return False
         outcomes = self._bound.outcomes(part)
         return not outcomes.false and not outcomes.unknown
 
     def mask(self, table: pa.Table) -> pa.ChunkedArray:
-        """For each row of a table of updates (that has at least `columns`) whether it passes; no nulls."""
+        """For each row of a table of updates whether it passes; no nulls. The table must have at least `columns`."""
         return pc.fill_null(self._bound.mask(table), pa.scalar(False))  # noqa: FBT003 - Arrow's own signature
 
     def apply(self, table: pa.Table) -> pa.Table:
-        """The rows that pass, in their order; the table itself when all do."""
+        """The rows that pass, in their order. Returns the table itself when all rows pass."""
         if table.num_rows == 0:
             return table
         mask = self.mask(table)
         return table if pc.all(mask).as_py() else table.filter(mask)
 
     def outside(self, table: pa.Table, part: HollowPart) -> list[str]:
-        """Which of `columns` have values in `table`, rows of `part`, that its statistics deny: none, unless they lie."""
+        """Those of `columns` that have values in `table`, rows of `part`, outside the part's statistics. Empty for correct statistics."""
         return [".".join(column.path) for column in self._columns.values() if _denied(column, table, part)]
 
     def __repr__(self) -> str:
@@ -314,7 +314,7 @@ class Filter:
                 return _Opposite(_All(tuple(_Opposite(term) for term in self._terms(terms))))
             case Not(term):
                 return _Opposite(self._bind(term))
-        raise InvalidUsage(f"a filter is made of codec.predicate's values, not {predicate!r}")
+        raise InvalidUsage(f"a filter is made of the values of rows.predicate, not {predicate!r}")
 
     def _terms(self, terms: Sequence[Predicate]) -> tuple[_Bound, ...]:
         if not terms:
@@ -328,11 +328,11 @@ class Filter:
         column = column.widened((value,))
         floor = floor_of(value, column.data_type, ".".join(column.path))
         if floor.value is None:
-            # Before or past all values: `below` is the same for every row that is not null.
+            # The literal lies before or past all values: `below` is the same for every row that is not null.
             never = _Within(column, ())
             below: _Bound = _Opposite(never) if floor.past else never
         else:
-            # With v between two values of the type, x < v and x <= v both are x <= floor(v).
+            # When v lies between two values of the type, x < v and x <= v both mean x <= floor(v).
             below = _Below(column, floor.value, or_equal=op in ("<=", ">") or not floor.exact)
         return below if op in ("<", "<=") else _Opposite(below)
 
@@ -362,8 +362,8 @@ def _denied(column: Column, table: pa.Table, part: HollowPart) -> bool:
 
 
 def column_named(text: str, schema: Schema) -> Column:
-    """The field that `text` names: `key.a`, `val.a`, `val.a.b` for a field of a struct, or without the side where only one
-    side has it. InvalidUsage lists the columns when there is none, and the candidates when there are several.
+    """The field that `text` names: `key.a`, `val.a`, or `val.a.b` for a field of a struct. The side may be omitted when only one side has
+    the field. InvalidUsage lists all columns when none matches, and the candidates when several match.
     """
     if not isinstance(text, str):
         raise InvalidUsage(f"a column is named by a text, not by {text!r}")
@@ -385,7 +385,7 @@ def column_named(text: str, schema: Schema) -> Column:
 
 
 def _descend(path: tuple[str, ...], fields: Sequence[pa.Field], text: str) -> list[Column]:
-    """Every way to read `text` as a path below `path`: names may hold dots themselves."""
+    """All ways to read `text` as a path below `path`. Field names may themselves contain dots."""
     found: list[Column] = []
     for field in fields:
         here = (*path, field.name)

@@ -1,9 +1,8 @@
-"""The door for rows: what users hand over, made into tables of the shard's updates schema, or refused by name.
+"""Converts updates from callers into tables of the shard's updates schema, or refuses them and names the cause.
 
-Taken are Arrow tables, record batches, readers of them, and iterables of `((key, val), time, diff)` with tuples or
-dicts. Columns are found by name. Types must be the schema's; only other representations of the same values are
-converted (large or view strings, dictionaries, other units or zones of an instant, whole numbers of another width for
-time and diff), never with loss.
+Accepts Arrow tables, record batches, record batch readers, and iterables of `((key, val), time, diff)` with tuples or dicts. Columns are
+matched by name. Types must be those of the schema. Only other representations of the same values are converted (large or view strings,
+dictionaries, other units or zones of an instant, integers of another width for time and diff), never with loss.
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ from persist_engine.rows.columns import empty_struct
 from persist_engine.rows.ddl import print_type
 from persist_engine.rows.schema import Schema
 
-#: Python rows are gathered into tables of this many.
+#: Python rows are gathered into tables of this many rows.
 ROWS_PER_TABLE = 65_536
-#: Up to here Python finds bounds faster than numpy begins to.
+#: Up to this many rows, Python finds bounds faster than numpy starts.
 _FEW = 64
 _COLUMNS = ("key", "val", "time", "diff")
 
 Rows = Iterable[tuple[tuple[Any, Any], int, int]]
-#: What users may hand over. Arrow's own types are not typed, so to a type checker this is the iterable.
+#: What callers may pass. Arrow's types have no stubs, so a type checker sees only the iterable.
 Updates: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader | Rows
 
 
 def normalise(updates: Updates, schema: Schema) -> Iterator[pa.Table]:
-    """Non-empty tables of exactly `schema.updates_schema`, holding the rows of `updates` in their order, lazily.
+    """Non-empty tables of exactly `schema.updates_schema` with the rows of `updates` in their order, lazily.
 
-    SchemaMismatch names every column that differs, holds a null where the schema forbids it, or is no sound Arrow data
-    (text that is not UTF-8); InvalidUsage for times and diffs that are null, not whole numbers, outside int64 or (times)
-    negative. Both may come after earlier tables were yielded.
+    SchemaMismatch names every column that differs, holds a null where the schema forbids it, or is not valid Arrow data (text that is not
+    UTF-8). InvalidUsage for times and diffs that are null, not integers, outside int64, or (times) negative. Both may be raised after
+    earlier tables were yielded.
     """
     if isinstance(updates, pa.Table):
         tables: Iterable[pa.Table] = map(_sound, [updates])
@@ -59,19 +58,19 @@ def normalise(updates: Updates, schema: Schema) -> Iterator[pa.Table]:
 
 
 def _sound(table: pa.Table) -> pa.Table:
-    """`table`, whose buffers hold what its types say: nobody else looks, and what is not text would be found by readers."""
+    """`table`, after a check that its buffers hold what its types say. No later step checks it: readers would find the invalid text."""
     try:
         table.validate(full=True)
     except pa.ArrowInvalid as error:
         paths = [path for name in table.column_names for path in _unsound(table.column(name), name)]
         raise SchemaMismatch(
-            f"{', '.join(paths)}: no sound Arrow data: {error}", requested=str(table.schema), actual=tuple(paths)
+            f"{', '.join(paths)}: not valid Arrow data: {error}", requested=str(table.schema), actual=tuple(paths)
         ) from error
     return table
 
 
 def _unsound(column: pa.ChunkedArray, path: str) -> list[str]:
-    """The column's innermost fields that do not validate."""
+    """The paths of the column's innermost fields that do not validate."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
@@ -82,7 +81,7 @@ def _unsound(column: pa.ChunkedArray, path: str) -> list[str]:
 
 
 def time_bounds(table: pa.Table) -> tuple[int, int]:
-    """The least and the greatest time of a table that has rows."""
+    """The least and the greatest time of a table that is not empty."""
     if table.num_rows <= _FEW:
         few: list[int] = table.column("time").to_pylist()
         return min(few), max(few)
@@ -91,7 +90,9 @@ def time_bounds(table: pa.Table) -> tuple[int, int]:
 
 
 def _conforms(table: pa.Table, schema: Schema) -> bool:
-    """Whether `table` surely is what `_conforming` would make of it; that one looks closer, and knows what is wrong."""
+    """Whether `table` already is what `_conforming` would return. False when in doubt: `_conforming` then looks closer and names what is
+    wrong.
+    """
     required = schema.required_fields
     if required is None or not table.schema.equals(schema.updates_schema, check_metadata=True):
         return False
@@ -145,7 +146,7 @@ def _side(table: pa.Table, name: str, target: pa.DataType, problems: list[str]) 
 
 
 def _conform(array: pa.Array, field: pa.Field, path: str, problems: list[str]) -> pa.Array:
-    """`array` as `field` wants it; what stands in the way is added to `problems`, and the array is then worthless."""
+    """`array` converted to `field`. Each obstacle is added to `problems`; the returned array is then meaningless."""
     if pa.types.is_struct(field.type):
         return _conform_struct(array, field, path, problems)
     if array.type == field.type:
@@ -175,7 +176,7 @@ def _conform_struct(array: pa.Array, field: pa.Field, path: str, problems: list[
             if child.name not in given:
                 problems.append(f"{path}.{child.name} is missing")
             continue
-        # Nulls are counted once converted: a dictionary may hold them among its values, where they do not show.
+        # Nulls are counted after the conversion: a dictionary may hold nulls among its values, where null_count misses them.
         values = _conform(array.field(given.index(child.name)), child, f"{path}.{child.name}", problems)
         children.append(values)
         if not child.nullable and values.null_count:
@@ -188,9 +189,7 @@ def _conform_struct(array: pa.Array, field: pa.Field, path: str, problems: list[
 
 
 def _same_values(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether `given` is another representation of the values of `wanted`; the (safe) cast then loses nothing or
-    fails.
-    """
+    """Whether `given` is another representation of the values of `wanted`. A safe cast then loses nothing or fails."""
     if pa.types.is_null(given):
         return True
     if pa.types.is_dictionary(given):
@@ -222,7 +221,7 @@ def _whole(table: pa.Table, name: str) -> pa.ChunkedArray:
 
 
 def _from_rows(rows: Rows, schema: Schema) -> Iterator[pa.Table]:
-    """Python rows in tables of bounded size. Each becomes a column per field; Arrow checks the types."""
+    """Python rows in tables of bounded size. Each field becomes a column; Arrow checks the types."""
     iterator = iter(rows)
     while chunk := list(islice(iterator, ROWS_PER_TABLE)):
         try:
@@ -235,11 +234,11 @@ def _from_rows(rows: Rows, schema: Schema) -> Iterator[pa.Table]:
 
 
 def _array_of(values: tuple[Any, ...], target: pa.DataType) -> pa.Array:
-    """`values` as `target`. Arrow's own errors, and TypeError where Arrow would cut without a word: fractions off
-    numbers, the time of day off dates, zones off instants; OverflowError where it would make a number infinite.
+    """`values` as an array of type `target`. Raises Arrow's own errors; TypeError where Arrow would silently truncate (fractions of
+    numbers, the time of day of dates, zones of instants); OverflowError where Arrow would make a number infinite.
     """
     if not (pa.types.is_integer(target) or pa.types.is_floating(target) or pa.types.is_temporal(target)):
-        return pa.array(values, target)  # Arrow is strict about these
+        return pa.array(values, target)  # Arrow checks these types strictly
     given = pa.array(values)
     if pa.types.is_temporal(target) and _would_cut(values, target):
         raise TypeError("some of the values have a time of day, or a zone, and some do not")
@@ -262,7 +261,7 @@ def _array_of(values: tuple[Any, ...], target: pa.DataType) -> pa.Array:
 
 
 def _would_cut(values: tuple[Any, ...], target: pa.DataType) -> bool:
-    """Whether values hold more than `target` does, which Arrow overlooks in those after the first."""
+    """Whether some value holds more than `target` can. Arrow infers the type from the first value and does not notice it in later ones."""
     if pa.types.is_date(target):
         return any(isinstance(value, datetime) for value in values)
     return target.tz is None and any(isinstance(value, datetime) and value.tzinfo is not None for value in values)
@@ -276,7 +275,7 @@ def _ints_of(name: str, values: tuple[Any, ...]) -> pa.Array:
 
 
 def _struct_of(path: str, values: tuple[Any, ...], target: pa.DataType) -> pa.Array:
-    """One struct array of tuples (in field order) or dicts (by name); None is a null. A value without fields is ()."""
+    """One struct array of tuples (in field order) or dicts (by name). None is null. The value of a struct without fields is ()."""
     if target.num_fields == 0:
         if any(values):
             raise SchemaMismatch(f"{path} holds values, the shard's schema has none: expected (), {{}} or None")

@@ -1,9 +1,9 @@
-"""Keys as bytes that sort as the rows do: `key_lower` of a part bounds all its keys from below without opening it.
+"""Keys as bytes that sort in row order. `key_lower` of a part bounds all its keys from below without opening the part.
 
-Field after field, as `columns.flatten_columns` lays them out: 0x01 and the value, or 0x02 for a null (nulls last).
-Whole numbers, dates, times and decimals are offset binary, big-endian; floats their IEEE total order with one zero
-and NaN last; strings and bytes end with 00 00, a zero byte within being 00 FF. A prefix of such bytes is a lower
-bound of whatever it begins, and b"" of everything.
+Fields follow one another as `columns.flatten_columns` lays them out. Each is 0x01 and the value, or 0x02 for null
+(nulls last). Integers, dates, times and decimals are offset binary, big-endian. Floats use the IEEE total order with
+one zero and NaN last. Strings and bytes end with 00 00; a zero byte within is written as 00 FF. A prefix of such bytes
+is a lower bound of everything that begins with it, and b"" is a lower bound of everything.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ import pyarrow.compute as pc
 from persist_engine.rows.columns import flatten_columns
 from persist_engine.rows.sorting import order_indices
 
-#: Bounds kept in state are cut to this many bytes (spec 10.2).
+#: Bounds in state are truncated to this many bytes (spec 10.2).
 KEY_LOWER_BYTES_MAX = 100
 
 _VALUE, _NULL = b"\x01", b"\x02"
 
 
 def key_lower(table: pa.Table) -> bytes:
-    """A lower bound of the keys of all rows: the least key's bytes, cut. b"" for no rows. Rows may lie in any order."""
+    """A lower bound of the keys of all rows: the bytes of the least key, truncated. b"" for a table without rows. Rows
+    may be in any order.
+    """
     if table.num_rows == 0:
         return b""
     columns = flatten_columns(table, ("key",))
@@ -35,7 +37,7 @@ def key_lower(table: pa.Table) -> bytes:
 
 
 def key_bytes(table: pa.Table, row: int) -> bytes:
-    """One row's whole key as ordered bytes: they compare as the keys of rows do."""
+    """The whole key of one row as ordered bytes. They compare as the keys of rows do."""
     return _encoded(flatten_columns(table.slice(row, 1), ("key",)), 0)
 
 

@@ -1,10 +1,9 @@
-"""What is known of a part's rows without opening it: bounds and null counts of each field of key and val, at any depth, and
-bounds of time.
+"""Statistics of a part's rows: bounds and null counts of each field of key and val, at any depth, and bounds of time.
 
-Bounds are conservative: every row lies within, or the bound is None (unknown). They are JSON texts: numbers and
-booleans as themselves, strings as strings, decimals and not finite floats as strings, binary as hexadecimal, dates as
-days and timestamps as microseconds since the epoch. `bound` reads one back. Fields that are structs have a null count
-only. A field within one is null wherever the struct is.
+Bounds are conservative: every row lies within them, or the bound is None (unknown). They are JSON texts: numbers and booleans as
+themselves, strings as strings, decimals and floats that are not finite as strings, binary as hexadecimal, dates as days and timestamps as
+microseconds since the epoch. `bound` decodes one. Struct fields have a null count only. A field within a struct is null wherever the struct
+is null.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from persist_engine.model.batch import ColumnStats, PartStats
 from persist_engine.rows.comparable import comparable_bound, scalar_of
 from persist_engine.rows.schema import Schema
 
-#: Longer strings and binaries are cut: the lower bound to a prefix, the upper to the least text beyond all that begin
-#: so.
+#: Longer strings and binaries are truncated. The lower bound becomes a prefix. The upper bound becomes the least text beyond all texts with
+#: that prefix.
 _TEXT_MAX = 64
-#: Bytes that a column's entry costs besides its texts, about.
+#: The approximate cost of a column's entry besides its texts.
 _ENTRY_BYTES = 8
-#: Columns that nearly every filter names, when rows came or changed, or whether they are any good: their bounds stay when
-#: all others are trimmed (spec 15.7), up to `_KEPT_BYTES_MAX`.
+#: Columns that nearly every filter names: when rows arrived or changed, and whether they are valid. Their bounds stay when all others are
+#: trimmed (spec 15.7), up to `_KEPT_BYTES_MAX`.
 _KEPT_NAMES = {"err", "ts", "receivedat", "createdat", "_fivetran_deleted"}
 _KEPT_PREFIX = "last_"
 _KEPT_SUFFIXES = ("timestamp", "time", "_at", "_tstamp")
@@ -40,27 +39,27 @@ _SURROGATES = range(0xD800, 0xE000)
 
 
 def part_stats(table: pa.Table, schema: Schema, bytes_max: int) -> PartStats:
-    """Statistics of the rows, trimmed to about `bytes_max` bytes: what lies within structs goes first, then the bounds of
-    values, the widest first, then those of keys, and those of columns that filters live by only past a greater bound;
-    times never.
+    """Statistics of the rows, trimmed to about `bytes_max` bytes. Fields within structs are trimmed first, then the bounds of value fields,
+    the widest first, then those of key fields. Columns that most filters name are trimmed only past a greater limit. Times are never
+    trimmed.
     """
     columns: list[tuple[Path, ColumnStats]] = []
     for side, fields in (("key", schema.key), ("val", schema.val)):
         columns += _walk((side,), fields, table.column(side))
-    columns.sort(key=lambda column: len(column[0]) > 2)  # what lies within structs after all others
+    columns.sort(key=lambda column: len(column[0]) > 2)  # fields within structs come last
     times = pc.min_max(table.column("time")).as_py()
     return PartStats(_trimmed(columns, bytes_max), times["min"], times["max"])
 
 
 def stats_name(path: Path) -> str:
-    """What statistics call the field at `path`: `val.a`; within a struct `["val","a","b"]`, which no other field can be
-    called, whatever dots names hold and whatever fields come later.
+    """The name of the field at `path` in statistics: `val.a`, or `["val","a","b"]` within a struct. The second form cannot collide with any
+    other field, whatever dots names contain and whatever fields are added later.
     """
     return ".".join(path) if len(path) == 2 else json.dumps(path, ensure_ascii=False, separators=(",", ":"))
 
 
 def stats_path(name: str) -> Path:
-    """Inverse of `stats_name`; CorruptData when statistics call no field so."""
+    """Inverse of `stats_name`. CorruptData when the text is not the name of a field."""
     if not name.startswith("["):
         return tuple(name.split(".", 1))
     try:
@@ -73,12 +72,12 @@ def stats_path(name: str) -> Path:
 
 
 def bound(text: str, data_type: pa.DataType) -> pa.Scalar:
-    """A bound as a scalar of the column's type; CorruptData when the text is not one."""
+    """A bound as a scalar of the column's type. CorruptData when the text is not a bound."""
     return scalar_of(comparable_bound(text, data_type), data_type).cast(data_type)
 
 
 def _walk(path: Path, fields: Iterable[pa.Field], column: pa.ChunkedArray) -> Iterator[tuple[Path, ColumnStats]]:
-    """Of every field below the struct `column`, each before those within it."""
+    """The statistics of every field below the struct `column`, each before the fields within it."""
     for field, values in zip(fields, column.flatten(), strict=True):
         here = (*path, field.name)
         yield here, _column_stats(values)
@@ -119,7 +118,7 @@ def _float_text(scalar: pa.Scalar) -> str | None:
 
 
 def _beyond_text(text: str) -> str | None:
-    """JSON of `text`, or, when it is long, of the least text that is beyond everything beginning as it does."""
+    """JSON of `text`. For long text, JSON of the least text beyond all texts with the same prefix."""
     if len(text) <= _TEXT_MAX:
         return json.dumps(text)
     head = text[:_TEXT_MAX]
@@ -141,8 +140,8 @@ def _beyond_binary(raw: bytes) -> str | None:
 
 
 def _trimmed(columns: list[tuple[Path, ColumnStats]], bytes_max: int) -> tuple[tuple[str, ColumnStats], ...]:
-    """Entries within structs, then bounds, and null counts last, are dropped until the estimate fits. Keys are what readers
-    skip by: values go first.
+    """Drops entries within structs first, then bounds, then null counts, until the estimate fits. Readers skip parts mostly by key, so
+    values go first.
     """
     kept = dict(columns)
     size = sum(_size(path, stats) for path, stats in columns)
@@ -162,7 +161,7 @@ def _trimmed(columns: list[tuple[Path, ColumnStats]], bytes_max: int) -> tuple[t
 
 
 def _limit(path: Path, bytes_max: int) -> int:
-    """Size of all statistics beyond which those of the field at `path` are trimmed."""
+    """The size of all statistics above which those of the field at `path` are trimmed."""
     name = path[-1].lower()
     is_kept = name in _KEPT_NAMES or name.startswith(_KEPT_PREFIX) or name.endswith(_KEPT_SUFFIXES)
     return max(bytes_max, _KEPT_BYTES_MAX) if is_kept else bytes_max

@@ -1,7 +1,7 @@
-"""Which worker a row belongs to: a hash of its data, equal for equal (key, val). Pure, vectorised.
+"""Assigns rows to workers by a hash of (key, val). Rows with equal (key, val) go to the same worker. Pure, vectorised.
 
-Not durable: it may change with any release; the workers of one process use the same. Equality is that of
-`codec.columns` (one zero, one NaN).
+The hash is not durable: it may change with any release, and only the workers of one process share it. Equality is that
+of `rows.columns` (one zero, one NaN).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _Words = npt.NDArray[np.uint64]
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _NULL = np.uint64(0xD6E8FEB86659FD93)
-#: Texts are hashed this many bytes at a time: a word takes several while it is.
+#: Text is hashed in slices of this many bytes, because a word in flight takes several times its size.
 _SLICE_BYTES = 4 << 20
 
 
 def deal(updates: pa.Table, workers: int) -> list[pa.Table]:
-    """The rows of each worker, in their order; every row in exactly one table."""
+    """The rows of each worker, in their order. Every row is in exactly one table."""
     if workers == 1:
         return [updates]
     if not updates.num_rows:
@@ -35,7 +35,7 @@ def deal(updates: pa.Table, workers: int) -> list[pa.Table]:
 
 
 def hash_rows(updates: pa.Table) -> _Words:
-    """A 64-bit hash of (key, val) of each row."""
+    """A 64-bit hash of (key, val) for each row."""
     hashes = np.zeros(updates.num_rows, dtype=np.uint64)
     for column in flatten_columns(updates, ("key", "val")):
         words = np.concatenate([_hash(chunk) for chunk in column.chunks]) if column.num_chunks else hashes
@@ -53,7 +53,7 @@ def _hash(array: pa.Array) -> _Words:
 
 
 def _fixed_words(array: pa.Array) -> _Words:
-    """The values of a column of fixed width as one word each."""
+    """The values of a fixed-width column, one word each."""
     data_type = array.type
     if pa.types.is_boolean(data_type):
         return np.asarray(pc.fill_null(array, False).to_numpy(zero_copy_only=False)).astype(np.uint64)  # noqa: FBT003
@@ -69,7 +69,9 @@ def _fixed_words(array: pa.Array) -> _Words:
 
 
 def _text_hashes(array: pa.Array) -> _Words:
-    """Of each text the sum of its words of eight bytes, each mixed with its place, the rest, and the length."""
+    """The hash of each text: the sum of its eight-byte words, each mixed with its position, plus the remainder and the
+    length.
+    """
     narrow = np.frombuffer(array.buffers()[1], dtype=np.int32)[array.offset : array.offset + len(array) + 1]
     offsets = narrow.astype(np.int64)
     data = array.buffers()[2]
@@ -86,7 +88,7 @@ def _text_hashes(array: pa.Array) -> _Words:
 
 
 def _word_sums(values: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> _Words:
-    """See `_text_hashes`; `offsets` begin with 0."""
+    """See `_text_hashes`. `offsets` starts with 0."""
     padded = np.zeros(len(values) + 8, dtype=np.uint8)
     padded[:-8] = values
     word_at = np.ndarray((len(values) + 1,), dtype="<u8", buffer=padded.data, strides=(1,))
@@ -104,7 +106,7 @@ def _word_sums(values: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) ->
 
 
 def _mixed(words: _Words) -> _Words:
-    """Every bit of a word depends on every other (splitmix64)."""
+    """Mixes each word so that every bit depends on every other (splitmix64)."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))

@@ -1,8 +1,8 @@
-"""Predicates over the fields of key and val, as values: what users build, send to other processes and write as text.
+"""Predicates over fields of key and val, as values that callers build, send to other processes and write as text.
 
     And((Compare("val.delay", ">", 30), Or((In("key.carrier", ("AA", "UA")), IsNull("val.tail")))))
 
-Owns the tree and its forms. What it means, and whether it fits a schema, is codec.filter's.
+This module owns the tree and its serialized forms. rows.filter owns its meaning and its binding to a schema.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Op = Literal["=", "!=", "<", "<=", ">", ">="]
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """`column op value`. Numbers compare by value whatever their types; dates and times may be ISO 8601 texts."""
+    """`column op value`. Numbers compare by value, whatever their types. Dates and times may be ISO 8601 text."""
 
     column: str
     op: Op
@@ -29,7 +29,7 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class In:
-    """`column` is one of `values`, none of which is null."""
+    """`column` is one of `values`. No value is null."""
 
     column: str
     values: tuple[Any, ...]
@@ -44,21 +44,21 @@ class IsNull:
 
 @dataclass(frozen=True, slots=True)
 class And:
-    """Every term is true; so without any."""
+    """Every term is true. An empty conjunction is true."""
 
     terms: tuple[Predicate, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Or:
-    """Some term is true."""
+    """At least one term is true."""
 
     terms: tuple[Predicate, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """The term is false: not true, nor unknown for nulls."""
+    """The term is false. Not true for a term that is true, or unknown because of nulls."""
 
     term: Predicate
 
@@ -69,8 +69,8 @@ _ALIASES: dict[str, Op] = {**{op: op for op in get_args(Op)}, "==": "=", "<>": "
 
 
 def from_tuples(terms: Sequence[Any]) -> Predicate:
-    """The predicate of `[(column, op, value), ...]`, which all must hold, or of a list of such lists, of which one must.
-    Operators are those of Compare, `in` and `not in`. InvalidUsage names what is none of this.
+    """The predicate of `[(column, op, value), ...]`, which is a conjunction, or of a list of such lists, which is a disjunction of
+    conjunctions. Operators are those of Compare, `in` and `not in`. InvalidUsage names what has another shape.
     """
     if not isinstance(terms, list | tuple) or not terms:
         raise InvalidUsage("a filter is a list of (column, operator, value), or a list of such lists; it is not empty")
@@ -96,7 +96,7 @@ def _from_tuple(term: Any) -> Predicate:
 
 
 def to_json(predicate: Predicate) -> dict[str, Any]:
-    """Plain values; inverse of `from_json`. InvalidUsage for a literal of a type that no column has."""
+    """Converts to plain JSON values; inverse of `from_json`. InvalidUsage for a literal of a type that no column has."""
     match predicate:
         case Compare(column, op, value):
             return {"column": column, "op": op, "value": _value_to_json(column, value)}
@@ -113,7 +113,7 @@ def to_json(predicate: Predicate) -> dict[str, Any]:
 
 
 def from_json(value: dict[str, Any]) -> Predicate:
-    """Inverse of `to_json`; ValueError, KeyError or TypeError for anything else."""
+    """Inverse of `to_json`. ValueError, KeyError or TypeError for anything else."""
     match value:
         case {"column": str(column), "op": str(op), "value": literal}:
             return Compare(column, _ALIASES[op], _value_from_json(literal))
@@ -135,16 +135,16 @@ def _value_to_json(column: str, value: Any) -> Any:
         case bool() | int() | str():
             return value
         case float():
-            return {"float": float.__repr__(value)}  # numpy's are floats, and say otherwise
+            return {"float": float.__repr__(value)}  # numpy floats are floats too, but their own repr differs
         case Decimal():
             return {"decimal": str(value)}
         case bytes():
             return {"binary": value.hex()}
-        case datetime():  # before date: it is one
+        case datetime():  # before date: a datetime is a date
             return {"datetime": value.isoformat()}
         case date():
             return {"date": value.isoformat()}
-    raise InvalidUsage(f"filter on {column}: {value!r} is no value of any column", column=column)
+    raise InvalidUsage(f"filter on {column}: {value!r} is not a value of any column type", column=column)
 
 
 _READERS: dict[str, Callable[[str], Any]] = {

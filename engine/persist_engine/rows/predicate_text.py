@@ -1,10 +1,10 @@
-"""Predicates as text: the conditions of SQL's WHERE, in Spark's dialect, read by sqlglot.
+"""Predicates as text: the conditions of SQL's WHERE in Spark's dialect, parsed by sqlglot.
 
     key.carrier IN ('AA', 'UA') AND val.delay >= 30 AND NOT (val.tail IS NULL OR val.at < TIMESTAMP '2013-01-02 00:00:00')
 
-Columns are `key.<field>` and `val.<field>`, or the field alone where only one side has it; odd names stand in backticks.
-A quote within a text is doubled, as in SQL ('O''Brien'), or follows a backslash.
-Owns the parts of SQL that a predicate can say; everything else is refused by name.
+Columns are `key.<field>` and `val.<field>`. The side may be omitted when only one side has the field. Names that are not plain identifiers
+stand in backticks. A quote within text is doubled, as in SQL ('O''Brien'), or follows a backslash. This module owns the subset of SQL that
+a predicate can express. It refuses everything else and names it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from sqlglot.dialects.dialect import Dialect
     from sqlglot.expressions import Expr
 
-#: What readers take for a predicate: one, its text, or tuples as codec.predicate.from_tuples takes them.
+#: A predicate as readers accept it: a Predicate, its text, or the tuples of rows.predicate.from_tuples.
 Where = Predicate | str | Sequence[Any]
-#: Texts are for people; beyond this they are made by programs, which build trees.
+#: Longer filters are made by programs, which can build trees instead of text.
 TEXT_MAX = 100_000
 
 _FLIPPED: dict[Op, Op] = {"=": "=", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 def predicate_of(where: Where) -> Predicate:
-    """The predicate that `where` says. InvalidUsage names what it is none of."""
+    """The predicate that `where` stands for. InvalidUsage names what has none of the accepted forms."""
     if isinstance(where, str):
         return parse_predicate(where)
     if isinstance(where, Compare | In | IsNull | And | Or | Not):
@@ -40,10 +40,8 @@ def predicate_of(where: Where) -> Predicate:
 
 
 def parse_predicate(text: str) -> Predicate:
-    """The predicate that a condition says. InvalidUsage tells where the text is no SQL, or which piece of it a filter cannot
-    say.
-    """
-    # Not at the head: loading the parser takes longer than most commands.
+    """The predicate of a condition. InvalidUsage gives the position where the text is not SQL, or the piece that no filter expresses."""
+    # Imported here because loading the parser takes longer than most commands.
     import sqlglot
     from sqlglot.errors import ParseError, SqlglotError
 
@@ -55,10 +53,10 @@ def parse_predicate(text: str) -> Predicate:
         return _Reader().predicate(sqlglot.parse_one(text, dialect=_dialect(), into=sqlglot.exp.Condition))
     except ParseError as error:
         found = error.errors[0] if error.errors else {}
-        said = str(found.get("description") or "no condition").rstrip(". ").lower()
-        said = "it is not complete" if "<class" in said else said
+        problem = str(found.get("description") or "not a condition").rstrip(". ").lower()
+        problem = "it is not complete" if "<class" in problem else problem
         at = f" at character {found['col']}" if found.get("col") else ""
-        raise InvalidUsage(f"filter {_shown(text)}: {said}{at}") from error
+        raise InvalidUsage(f"filter {_shown(text)}: {problem}{at}") from error
     except SqlglotError as error:
         raise InvalidUsage(f"filter {_shown(text)}: {str(error).splitlines()[0]}") from error
     except RecursionError:
@@ -67,12 +65,12 @@ def parse_predicate(text: str) -> Predicate:
 
 @cache
 def _dialect() -> type[Dialect]:
-    """Spark's. The parser takes its doubled quote for two texts side by side, as Spark did before version 4."""
+    """Spark's dialect, except that a doubled quote is a quote. The parser reads it as two adjacent texts, as Spark did before version 4."""
     from sqlglot.dialects.spark import Spark
 
     class Conditions(Spark):
         class Tokenizer(Spark.Tokenizer):
-            STRING_ESCAPES = ["\\", "'", '"']  # noqa: RUF012 - so the parser declares it
+            STRING_ESCAPES = ["\\", "'", '"']  # noqa: RUF012 - declared as the parser declares it
 
     return Conditions
 
@@ -82,7 +80,7 @@ def _shown(text: str) -> str:
 
 
 class _Reader:
-    """Reads the parser's tree; a class only to import the parser once it is there."""
+    """Converts the parser's tree into a predicate. A class, so that the parser is imported only when one is made."""
 
     def __init__(self) -> None:
         from sqlglot import exp
@@ -144,7 +142,7 @@ class _Reader:
             case exp.Literal():
                 return node.this if node.is_string else self._number(node, node.this)
             case exp.Neg() if isinstance(node.this, exp.Literal) and not node.this.is_string:
-                return self._number(node, node.this.this).copy_negate()  # minus would round to 28 digits
+                return self._number(node, node.this.this).copy_negate()  # unary minus would round to 28 digits
             case exp.Boolean():
                 return bool(node.this)
             case exp.HexString() if len(node.this) % 2 == 0:
@@ -155,7 +153,7 @@ class _Reader:
                 if node.to.is_type("date"):
                     return self._date(node, node.this.this)
                 if node.to.is_type("timestamp", "timestamptz"):
-                    return node.this.this  # TIMESTAMP '...': the column's type says the same
+                    return node.this.this  # TIMESTAMP '...': the type of the column already says so
         raise self._refusal(node, "where a value is expected")
 
     def _number(self, node: Expr, text: str) -> Decimal:
@@ -165,12 +163,11 @@ class _Reader:
             raise self._refusal(node, "where a number is expected") from None
 
     def _date(self, node: Expr, text: str) -> date:
-        """A whole day, also for columns of times: the text of one would say a time of day."""
+        """A whole day, also for timestamp columns. The text of a timestamp would denote a time of day."""
         try:
             return date.fromisoformat(text)
         except ValueError:
             raise self._refusal(node, "where a date is expected") from None
 
     def _refusal(self, node: Expr, where: str = "") -> InvalidUsage:
-        said = _shown(node.sql(dialect="spark"))
-        return InvalidUsage(f"a filter cannot say {said} {where}".rstrip())
+        return InvalidUsage(f"a filter cannot express {_shown(node.sql(dialect='spark'))} {where}".rstrip())

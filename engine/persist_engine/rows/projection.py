@@ -1,6 +1,6 @@
-"""Some fields of key and val in the place of all: which, and tables cut to them.
+"""A choice of fields of key and val, and tables reduced to these fields.
 
-Knows nothing of reading: a projection says what is shown of a row, never which rows are one.
+This module knows nothing of reading. A projection says which fields of a row are shown, never which rows are equal.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from persist_engine.rows.schema import Schema
 
 @dataclass(frozen=True)
 class Projection:
-    """The fields `key.<field>` and `val.<field>` of `schema` that are shown, in the schema's order. Tables keep the columns
-    key, val, time and diff; a side of which nothing is shown is a struct without fields.
+    """The fields `key.<field>` and `val.<field>` of `schema` to show, in the order of the schema. Tables keep the columns key, val, time
+    and diff. A side without shown fields is a struct without fields.
     """
 
     schema: Schema
@@ -27,8 +27,8 @@ class Projection:
 
     @classmethod
     def of(cls, columns: Iterable[str], schema: Schema) -> Projection:
-        """`key` and `val` stand for all their fields; else as filters name columns, but for fields within structs.
-        InvalidUsage lists the columns there are.
+        """`key` and `val` stand for all their fields. Other names are those of filters, except that fields within structs are refused.
+        InvalidUsage lists the columns of the schema.
         """
         if isinstance(columns, str):
             raise InvalidUsage(f"columns is a list of names, not the text {columns!r}")
@@ -42,22 +42,22 @@ class Projection:
                 continue
             column = column_named(text, schema)
             if not column.is_top:
-                raise InvalidUsage(f"column {text} lies within {column.top}: columns are shown whole", column=text)
+                raise InvalidUsage(f"column {text} lies within {column.top}: name {column.top} instead", column=text)
             wanted.add(column.top)
         return cls(schema, tuple(name for names in every.values() for name in names if name in wanted))
 
     @property
     def updates_schema(self) -> pa.Schema:
-        """Schema of updates when so shown."""
+        """The schema of updates that show only these fields."""
         return self.shown(self.schema.updates_schema)
 
     def shown(self, whole: pa.Schema) -> pa.Schema:
-        """`whole` with the sides key and val cut to the fields shown."""
+        """`whole` with key and val reduced to the shown fields."""
         sides = {side: pa.struct(self._fields(side)) for side in ("key", "val")}
         return pa.schema([(field.name, sides.get(field.name, field.type)) for field in whole])
 
     def apply(self, table: pa.Table) -> pa.Table:
-        """`table`, which has at least the fields shown, with no others; beside key and val it keeps its columns."""
+        """`table` with only the shown fields in key and val; other columns stay. The table must have at least the shown fields."""
         others = [field for field in table.schema if field.name not in ("key", "val")]
         sides = {side: _side(table, side, self._fields(side)) for side in ("key", "val")}
         columns = {**sides, **{field.name: table.column(field.name) for field in others}}

@@ -1,6 +1,6 @@
-"""Updates told as changes: a row was inserted or deleted, or one value of a key became another.
+"""Updates as row changes: a row was inserted or deleted, or one value of a key was replaced by another.
 
-Owns the words. Pure, and vectorised over the rows.
+This module owns the names of the changes. Pure, vectorised over the rows.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from persist_engine.rows.columns import compare_adjacent, flatten_columns
 from persist_engine.rows.schema import Schema
 
 INSERT, DELETE, UPDATE_BEFORE, UPDATE_AFTER = "insert", "delete", "update_before", "update_after"
-#: Codes of the words, as the column `change` holds them: 2 x (part of an update) + (an addition).
+#: Codes of the names in the column `change`: 2 x (part of an update) + (an addition).
 _WORDS = pa.array([DELETE, INSERT, UPDATE_BEFORE, UPDATE_AFTER])
-#: Rows that one table of updates may become: a row may be there any number of times.
+#: The greatest number of changes that one table of updates may expand to. The multiplicity of a row is not bounded otherwise.
 ROWS_MAX = 1 << 31
 CHANGE_TYPE = pa.dictionary(pa.int8(), pa.string())
 
 
 def changes_schema(schema: Schema) -> pa.Schema:
-    """Schema of the tables of `changes_of`."""
+    """The schema of the tables that `changes_of` yields."""
     return pa.schema(
         [("key", schema.key_type), ("val", schema.val_type), ("time", pa.int64()), ("change", CHANGE_TYPE)]
     )
 
 
 def changes_of(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Consolidated updates, sorted by (key, val, time) over all `tables`, as tables of changes sorted by (key, time): key,
-    val, time, change. A row whose diff is n or -n comes n times.
+    """Turns consolidated updates, sorted by (key, val, time) across all `tables`, into tables of changes sorted by (key, time), with the
+    columns key, val, time, change. A row whose diff is n or -n appears n times.
 
-    Where one key loses and gains values at one time, they are `update_before` and `update_after`, the former first;
-    otherwise rows are `delete` or `insert`. Holds, beside a table, the rows of one key.
+    When a key loses and gains values at one time, the changes are `update_before` and `update_after`, in this order. Other changes are
+    `delete` or `insert`. Holds one table and the rows of one key in memory.
     """
     held: list[pa.Table] = []
     for table in tables:
@@ -45,12 +45,12 @@ def changes_of(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         first = 0
         if held:
             first = 0 if last == 0 else _first_key_end(held[-1], table)
-            yield _told(pa.concat_tables([*held, table.slice(0, first)]))
+            yield _row_changes(pa.concat_tables([*held, table.slice(0, first)]))
         if last > first:
-            yield _told(table.slice(first, last - first))
+            yield _row_changes(table.slice(first, last - first))
         held = [table.slice(last)]
     if held:
-        yield _told(pa.concat_tables(held))
+        yield _row_changes(pa.concat_tables(held))
 
 
 def _keys(table: pa.Table) -> list[pa.ChunkedArray]:
@@ -58,46 +58,46 @@ def _keys(table: pa.Table) -> list[pa.ChunkedArray]:
 
 
 def _same_key(before: pa.Table, after: pa.Table) -> bool:
-    """Whether the last row of one and the first of the other have the same key."""
+    """Whether the last row of `before` and the first row of `after` have the same key."""
     pair = pa.concat_tables([before.slice(before.num_rows - 1), after.slice(0, 1)])
     return bool(compare_adjacent(_keys(pair), 2)[1][0])
 
 
 def _last_key_start(table: pa.Table) -> int:
-    """Where the rows of the last key begin."""
+    """The index at which the rows of the last key begin."""
     _, same = compare_adjacent(_keys(table), table.num_rows)
     breaks = np.flatnonzero(~same)
     return int(breaks[-1]) + 1 if len(breaks) else 0
 
 
 def _first_key_end(before: pa.Table, table: pa.Table) -> int:
-    """How many rows at the beginning of `table` have the key of the last row of `before`."""
+    """The number of rows at the start of `table` that have the key of the last row of `before`."""
     if not _same_key(before, table):
         return 0
     _, same = compare_adjacent(_keys(table), table.num_rows)
-    return int(np.argmin(same)) + 1  # there is a second key
+    return int(np.argmin(same)) + 1  # a second key exists: the caller checked
 
 
-def _told(table: pa.Table) -> pa.Table:
+def _row_changes(table: pa.Table) -> pa.Table:
     rows = table.num_rows
     _, same = compare_adjacent(_keys(table), rows)
     key_numbers = np.concatenate([[0], np.cumsum(~same)])
     times = table.column("time").to_numpy()
     diffs = table.column("diff").to_numpy()
     added = diffs > 0
-    order = np.lexsort((added, times, key_numbers))  # stable: values stay in order within
+    order = np.lexsort((added, times, key_numbers))  # lexsort is stable: values keep their order within a group
     key_numbers, times, added = key_numbers[order], times[order], added[order]
     is_first = np.ones(rows, dtype=np.bool_)
     is_first[1:] = (key_numbers[1:] != key_numbers[:-1]) | (times[1:] != times[:-1])
     starts = np.flatnonzero(is_first)
-    # Deletions come first, so a group that begins with one and ends with an addition has both.
+    # Deletions come first: a group that starts with a deletion and ends with an addition has both.
     ends = np.append(starts[1:], rows) - 1
     is_update = np.repeat(~added[starts] & added[ends], ends - starts + 1)
     codes = (2 * is_update + added).astype(np.int8)
     copies = np.abs(diffs[order])
-    total = float(np.abs(diffs.astype(np.float64)).sum())  # of the least int64 `copies` is negative
+    total = float(np.abs(diffs.astype(np.float64)).sum())  # in float64: abs of the least int64 is negative
     if total > ROWS_MAX:
-        raise InvalidUsage(f"{rows} updates are {total:.0f} changes, told row by row: take them as updates")
+        raise InvalidUsage(f"{rows} updates are {total:.0f} row changes, more than {ROWS_MAX}: read them as updates")
     if (copies != 1).any():
         order, codes = np.repeat(order, copies), np.repeat(codes, copies)
     picked = table.select(["key", "val", "time"]).combine_chunks().take(pa.array(order))

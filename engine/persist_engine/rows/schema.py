@@ -1,7 +1,7 @@
-"""A shard's schema: what a key and what a value is. Names, order, types and nullability count; Arrow metadata does not.
+"""A shard's schema: the fields of key and value. Names, order, types and nullability count; Arrow metadata does not.
 
-In memory and on the way to readers, updates are tables of `Schema.updates_schema`: key struct, val struct, time
-int64, diff int64.
+In memory and on the way to readers, updates are tables of `Schema.updates_schema`: key struct, val struct, time int64,
+diff int64.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from persist_engine.base.errors import CorruptData, InvalidUsage
 from persist_engine.model.state import CodecNames, SchemaPair
 from persist_engine.rows.ddl import DEPTH_MAX, parse_ddl, print_ddl, print_type, type_name
 
-#: Names of the codecs of every shard that this code makes: typed structs, u64 times, i64 diffs.
+#: The codec names of every shard that this code creates: typed structs, u64 times, i64 diffs.
 CODECS = CodecNames(key="struct", val="struct")
 
 _HINTS = {
@@ -35,11 +35,11 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class Schema:
-    """Key and value schema of a shard; the value may have no fields, the key has at least one.
+    """Key and value schema of a shard. The value may have no fields; the key has at least one.
 
-    Fields are bool, signed ints, float32/64, decimal128, string, binary, date32, timestamp(us) without zone or in
-    UTC, and structs of these; anything else is InvalidUsage naming the field. `Schema.from_ddl(s.key_ddl, s.val_ddl)
-    == s`.
+    Fields are bool, signed integers, float32/64, decimal128, string, binary, date32, timestamp(us) without zone or in
+    UTC, and structs of these. InvalidUsage names a field of any other type. `Schema.from_ddl(s.key_ddl, s.val_ddl) ==
+    s`.
     """
 
     key: pa.Schema
@@ -55,9 +55,7 @@ class Schema:
 
     @classmethod
     def from_ddl(cls, key: str, value: str = "") -> Schema:
-        """The schema that two DDL texts declare (codec.ddl); InvalidUsage says whose text, the position and the
-        field.
-        """
+        """The schema that two DDL texts declare (rows.ddl). InvalidUsage names the side, the position and the field."""
         if not isinstance(key, str) or not isinstance(value, str):
             raise InvalidUsage("key and value must be DDL texts")
         try:
@@ -72,53 +70,54 @@ class Schema:
 
     @cached_property
     def key_ddl(self) -> str:
-        """Spark DDL of the key, canonical."""
+        """Canonical Spark DDL of the key."""
         return print_ddl(self.key)
 
     @cached_property
     def val_ddl(self) -> str:
-        """Spark DDL of the value, canonical; "" when it has no fields."""
+        """Canonical Spark DDL of the value; "" when it has no fields."""
         return print_ddl(self.val)
 
     @cached_property
     def key_type(self) -> pa.DataType:
-        """The struct that the column `key` holds."""
+        """The struct type of the column `key`."""
         return pa.struct(list(self.key))
 
     @cached_property
     def val_type(self) -> pa.DataType:
-        """The struct that the column `val` holds; it may have no fields."""
+        """The struct type of the column `val`. It may have no fields."""
         return pa.struct(list(self.val))
 
     @cached_property
     def updates_schema(self) -> pa.Schema:
-        """Schema of a table of updates. None of the four columns holds a null; the door (`normalise`) and the parts
-        see to it, so that they are declared nullable here as Arrow does by default, and tables that others build fit.
+        """The schema of a table of updates. None of the four columns holds a null: `normalise` and the parts check
+        that. The fields are nevertheless declared nullable, which is Arrow's default, so that tables from other sources
+        match.
         """
         return pa.schema([("key", self.key_type), ("val", self.val_type), ("time", pa.int64()), ("diff", pa.int64())])
 
     @cached_property
     def required_fields(self) -> tuple[tuple[str, int], ...] | None:
-        """(side, index) of each top-level field that is NOT NULL; None when fields of nested structs are, too."""
+        """(side, index) of each top-level NOT NULL field; None when a nested struct has NOT NULL fields."""
         sides = [(side, list(enumerate(fields))) for side, fields in (("key", self.key), ("val", self.val))]
         if any(_has_required(field.type) for _, fields in sides for _, field in fields):
             return None
         return tuple((side, index) for side, fields in sides for index, field in fields if not field.nullable)
 
     def to_pair(self) -> SchemaPair:
-        """As it is registered in state: two serialized Arrow schemas."""
+        """The form registered in state: two serialized Arrow schemas."""
         return SchemaPair(self.key.serialize().to_pybytes(), self.val.serialize().to_pybytes())
 
     @classmethod
     def from_pair(cls, pair: SchemaPair) -> Schema:
-        """Inverse of `to_pair`. CorruptData when the bytes are no allowed schemas."""
+        """Inverse of `to_pair`. CorruptData when the bytes are not allowed schemas."""
         try:
             return cls(pa.ipc.read_schema(pa.py_buffer(pair.key)), pa.ipc.read_schema(pa.py_buffer(pair.val)))
         except (pa.ArrowException, InvalidUsage, ValueError, OSError) as error:
             raise CorruptData(f"registered schema does not decode: {error}", key="schema") from error
 
     def difference(self, other: Schema) -> str | None:
-        """How `other` (what was asked for) differs from this schema, naming columns; None when they are equal."""
+        """How `other` (the requested schema) differs from this schema, by column; None when both are equal."""
         found = [
             *_differences("key", self.key_type, other.key_type),
             *_differences("val", self.val_type, other.val_type),
@@ -136,7 +135,7 @@ def _has_required(data_type: pa.DataType) -> bool:
 
 
 def _allowed(path: str, fields: list[pa.Field], depth: int) -> list[pa.Field]:
-    """The fields without metadata; InvalidUsage names the first that a shard cannot hold."""
+    """The fields without metadata. InvalidUsage names the first field that a shard cannot hold."""
     if depth > DEPTH_MAX:
         raise InvalidUsage(f"field {path}: structs nest deeper than {DEPTH_MAX}")
     out: list[pa.Field] = []

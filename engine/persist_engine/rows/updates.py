@@ -1,11 +1,11 @@
-"""Laws of updates as pure functions over Arrow tables of `Schema.updates_schema`: order, consolidation, time.
+"""The algebra of updates as pure functions over Arrow tables of `Schema.updates_schema`: order, consolidation, time.
 
-A row says: at `time` the multiplicity of (key, val) changes by `diff`. Order of rows: the fields of key, then of val
-(structs depth first), then time; nulls last, NaN after numbers. A collection knows one zero and one NaN: -0.0 and 0.0
-are the same key (as Spark groups them), and `consolidate` writes the canonical one, so that what a reader sees never
-depends on how rows were grouped before. Encoding keeps every bit.
+A row says that at `time` the multiplicity of (key, val) changes by `diff`. Rows are ordered by the fields of key, then of val (structs
+depth first), then time. Nulls sort last, and NaN sorts after numbers. A collection has one zero and one NaN: -0.0 and 0.0 are the same key,
+as in Spark's grouping. `consolidate` writes the canonical value, so that a reader's result never depends on how rows were grouped before.
+Encoding keeps every bit.
 
-Everything is vectorised; nothing here loops over more than ROWS_MAX rows.
+Everything is vectorised; no loop here runs over more than ROWS_MAX rows.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ _INT64_MAX = 2**63 - 1
 
 
 def sort(table: pa.Table) -> pa.Table:
-    """The same rows in order; the table itself when they are already."""
+    """The same rows in order. Returns the table itself when it is already in order."""
     columns = flatten_columns(table)
     in_order, _ = compare_adjacent(columns, table.num_rows)
     return table if in_order else _pick(table, order_indices(columns, table.num_rows))
 
 
 def is_consolidated(table: pa.Table) -> bool:
-    """Whether rows lie in order, no two have the same (key, val, time), and no diff is zero."""
+    """Whether rows are in order, no two have the same (key, val, time), and no diff is zero."""
     in_order, equal = compare_adjacent(flatten_columns(table), table.num_rows)
     return in_order and not equal.any() and not (_diffs(table) == 0).any()
 
 
 def consolidate(table: pa.Table) -> pa.Table:
-    """In order, one row for each (key, val, time) with the sum of diffs, zeros dropped, floats canonical. Idempotent.
+    """Sorts rows and sums diffs: one row for each (key, val, time), zeros dropped, floats canonical. Idempotent.
 
-    InvariantViolated when a sum leaves int64. Sorted input without duplicates is recognised in one pass and not sorted.
+    InvariantViolated when a sum overflows int64. Sorted input without duplicates is detected in one pass and not sorted.
     """
     if (few := consolidate_small(table)) is not None:
         return few
@@ -80,9 +80,8 @@ def consolidate(table: pa.Table) -> pa.Table:
 
 
 def consolidate_pieces(table: pa.Table, pieces: int) -> pa.Table:
-    """As `consolidate`, of rows that came from it or `consolidate_sorted` and were put together, so many pieces of them:
-    floats are canonical already, and in order the rows are hardly. Where pieces lie one behind the other nothing is
-    copied.
+    """`consolidate` for a concatenation of `pieces` tables that each came from it or from `consolidate_sorted`. Their floats are canonical,
+    and the whole is rarely in order. Copies nothing when the pieces are disjoint ranges.
     """
     if (few := consolidate_small(table)) is not None:
         return few
@@ -95,16 +94,14 @@ def consolidate_pieces(table: pa.Table, pieces: int) -> pa.Table:
 
 
 def consolidate_sorted(table: pa.Table) -> pa.Table | None:
-    """As `consolidate`, of rows that lie in order already; None when they do not."""
+    """`consolidate` for rows that are in order; None when they are not."""
     table = _with_canonical_floats(table)
     in_order, equal = compare_adjacent(flatten_columns(table), table.num_rows)
     return _summed(table, None, equal) if in_order else None
 
 
 def _summed(table: pa.Table, order: Indices | None, equal: Bools) -> pa.Table:
-    """The rows in `order` (None: as they lie), those that `equal` says equal the one before added to it. Only rows that
-    survive are copied.
-    """
+    """The rows in `order` (None: as they are). Adds each row that `equal` marks to the row before it. Copies only rows that remain."""
     diffs = _diffs(table)
     if not equal.any():
         keep = diffs != 0
@@ -123,28 +120,28 @@ def _summed(table: pa.Table, order: Indices | None, equal: Bools) -> pa.Table:
 
 
 def diffs_sum(table: pa.Table) -> int:
-    """Sum of all diffs, however large."""
+    """The sum of all diffs, as an unbounded integer."""
     diffs = _diffs(table)
     if len(diffs) <= ROWS_MAX:
         return sum(diffs.tolist())
-    # As two halves of 32 bits: sums of neither leave int64.
+    # In two halves of 32 bits: the sum of either fits int64.
     return (int(np.add.reduce(diffs >> _LOW_BITS)) << _LOW_BITS) + int(np.add.reduce(diffs & _LOW_MASK))
 
 
 def wrapped_diffs_sum(table: pa.Table) -> int:
-    """Sum of all diffs modulo 2**64, as int64 adds: what a part's descriptor holds, and says whether it is the sum itself.
+    """The sum of all diffs modulo 2**64, in int64 arithmetic. A part's descriptor holds it.
 
-    SUBTLE: rows that nobody could refuse one by one may add up to more than int64 when a compaction puts them into one
-    part. Wrapped sums still add up and compare as sums do, so the check of a compaction's result loses nothing.
+    SUBTLE: each row is valid alone, but their sum may overflow int64 when a compaction puts them into one part. Wrapped sums still add and
+    compare correctly, so the check of a compaction's result loses nothing.
     """
     return wrapped(diffs_sum(table))
 
 
 def advance_times(table: pa.Table, frontier: Antichain) -> pa.Table:
-    """Each time as it is indistinguishable from beyond `frontier`: max(time, frontier).
+    """Advances each time to max(time, frontier), from which it is indistinguishable beyond `frontier`.
 
-    The empty frontier distinguishes nothing: no rows are left. Beyond int64 the greatest data time stands in; no
-    update lies past it.
+    The empty frontier distinguishes no times, so no rows remain. A frontier past int64 is replaced by the greatest data time, because no
+    update is later.
     """
     if frontier.time is None:
         return table.slice(0, 0)
@@ -161,7 +158,7 @@ def advance_times(table: pa.Table, frontier: Antichain) -> pa.Table:
 
 
 def times_at(table: pa.Table, as_of: int) -> pa.Table:
-    """The rows at or before `as_of`, all at `as_of`; the table itself when they are all there already."""
+    """The rows at or before `as_of`, all at time `as_of`. Returns the table itself when all rows are already at that time."""
     if table.num_rows == 0:
         return table
     at = min(as_of, DATA_TIME_MAX)
@@ -175,7 +172,7 @@ def times_at(table: pa.Table, as_of: int) -> pa.Table:
 
 
 def time_filter(table: pa.Table, lower: Antichain, upper: Antichain) -> pa.Table:
-    """Rows with a time at or beyond `lower` and not at or beyond `upper`; the table itself when that is all of them."""
+    """Rows with a time at or beyond `lower` and not at or beyond `upper`. Returns the table itself when all rows qualify."""
     if lower.time is None or lower.time > DATA_TIME_MAX:
         return table.slice(0, 0)
     if table.num_rows == 0:
@@ -202,7 +199,7 @@ def _diffs(table: pa.Table) -> npt.NDArray[np.int64]:
 
 
 def _pick(table: pa.Table, indices: Indices) -> pa.Table:
-    """Rows by number. Chunks are joined first: taking from many chunks is several times slower."""
+    """Rows by index. Joins chunks first, because taking from many chunks is several times slower."""
     picked = pa.array(indices)
     columns = [_pick_column(column, picked) for column in table.columns]
     return pa.table(columns, schema=table.schema)
@@ -211,15 +208,13 @@ def _pick(table: pa.Table, indices: Indices) -> pa.Table:
 def _pick_column(column: pa.ChunkedArray, picked: pa.Array) -> pa.ChunkedArray:
     if column.type == pa.int64():
         bounds = pc.min_max(column)
-        if len(column) and bounds["min"] == bounds["max"]:  # all the same: times of one as_of, diffs of inserts
+        if len(column) and bounds["min"] == bounds["max"]:  # one repeated value: times of one as_of, diffs of inserts
             return pa.chunked_array([constant(bounds["min"].as_py(), len(picked))])
     return pa.chunked_array([_taken(column.combine_chunks(), picked)], column.type)
 
 
 def _taken(array: pa.Array, picked: pa.Array) -> pa.Array:
-    """Values by number. The numbers are known to be there: to look after them, and to take from a struct as a whole, makes
-    it a third slower.
-    """
+    """Values by index. The indices are valid: checking them, or taking from a struct as a whole, makes this a third slower."""
     if pa.types.is_struct(array.type) and array.type.num_fields and not array.null_count:
         children = [_taken(child, picked) for child in array.flatten()]
         return pa.StructArray.from_arrays(children, fields=list(array.type))
@@ -237,10 +232,9 @@ def _with_canonical_floats(table: pa.Table) -> pa.Table:
 
 
 def _sums(diffs: npt.NDArray[np.int64], starts: Indices) -> npt.NDArray[np.int64]:
-    """Sum of each group [starts[i], starts[i+1]); InvariantViolated when one leaves int64.
+    """The sum of each group [starts[i], starts[i+1]). InvariantViolated when one overflows int64.
 
-    numpy wraps silently, so diffs are added as two halves of 32 bits unless they are too small, all together, to
-    overflow.
+    numpy wraps silently. Diffs are therefore added in two halves of 32 bits, unless all of them together are too small to overflow.
     """
     greatest = max(int(diffs.max()), -int(diffs.min()))
     if greatest <= _INT64_MAX // len(diffs):
@@ -254,27 +248,27 @@ def _sums(diffs: npt.NDArray[np.int64], starts: Indices) -> npt.NDArray[np.int64
     return sums
 
 
-# Python's own sort consolidates a few rows. A kernel call costs 3 to 20 us for any number of rows, and sorting, comparing and
-# picking take two dozen of them: 90 us for 10 rows of (bigint, string), where a whole small commit has 400. Python tuples take
-# 25 us. This is the one place where rows are handled as Python values.
+# Python's own sort consolidates a few rows. A kernel call costs 3 to 20 us for any number of rows, and sorting, comparing and picking take
+# two dozen calls: 90 us for 10 rows of (bigint, string), out of 400 us for a whole small commit. Python tuples take 25 us. This is the only
+# place that handles rows as Python values.
 
-#: More rows are left to Arrow. Measured on (bigint, string): 27 against 90 us at 10 rows, 50 against 92 at 100, equal at 256.
+#: Larger tables are left to Arrow. Measured on (bigint, string): 27 against 90 us at 10 rows, 50 against 92 at 100, equal at 256.
 ROWS_MAX = 128
 
 _INT64 = range(-(2**63), 2**63)
 _AS_WHOLE_NUMBERS = {pa.date32().id: pa.int32(), pa.timestamp("us").id: pa.int64()}
 _FLOATS = {pa.float32().id, pa.float64().id}
-#: Python compares these as Arrow does; strings too: code points are ordered as their UTF-8.
+#: Python compares these types as Arrow does. For strings, code point order is UTF-8 order.
 _AS_THEY_ARE = {
     data_type.id for data_type in (pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.binary())
 }
 
 
 def consolidate_small(table: pa.Table) -> pa.Table | None:
-    """`consolidate(table)`, or None when the kernels must do it: too many rows, or a column whose values Python
-    would order or rewrite otherwise (zeros and NaN among floats, decimals, nested structs).
+    """`consolidate(table)`, or None when the kernels must do it: too many rows, or a column whose values Python would order or rewrite
+    differently (zeros and NaN among floats, decimals, nested structs).
 
-    The table itself when its rows are consolidated already. InvariantViolated when a sum of diffs leaves int64.
+    Returns the table itself when its rows are already consolidated. InvariantViolated when a sum of diffs overflows int64.
     """
     if not 0 < table.num_rows <= ROWS_MAX:
         return None
@@ -318,13 +312,13 @@ def _consolidated(table: pa.Table, batch: pa.RecordBatch, rows: list[tuple[Any, 
 
 
 def _comparable(column: pa.Array) -> list[Any] | None:
-    """The values as Python orders them, nulls last; None when it would not order them as Arrow does."""
+    """The values in a form that Python orders as Arrow does, nulls last; None when it would not."""
     kind = column.type.id
     if kind in _AS_WHOLE_NUMBERS:
         column = column.view(_AS_WHOLE_NUMBERS[kind])
     elif kind in _FLOATS:
         values = column.to_pylist()
-        # NaN is equal to itself here, and has one zero: the kernels write the canonical ones.
+        # Python's NaN differs from itself, and its zeros keep their sign: the kernels write the canonical values.
         return None if any(value is None or value != value or value == 0 for value in values) else values  # noqa: PLR0124
     elif kind not in _AS_THEY_ARE:
         return None

@@ -1,10 +1,10 @@
-"""Rows of a struct as bytes and back, column by column: one binary value per row, for stores that know only bytes.
+"""Rows of a struct as bytes and back, column by column: one binary value per row, for stores that hold only bytes.
 
     | fixed fields, widest first | u32 length of each string | presence bits | zeros to 8 | strings end to end | zeros to 8 |
 
-Equal rows (as `codec.columns` defines equality: one zero, one NaN, a null struct is not a struct of nulls) have equal
-bytes and unequal rows do not, whatever lies under the nulls of a column. Every row is whole 64-bit words. Not a durable
-format: it may change with any release, and nothing outlives the process that wrote it.
+Two rows have equal bytes exactly when they are equal, as `rows.columns` defines equality (one zero, one NaN; a null struct differs from a
+struct of nulls). The bytes under nulls have no effect. Every row is a whole number of 64-bit words. This is not a durable format: it may
+change with any release, and no data outlives the process that wrote it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from persist_engine.base.errors import CorruptData
 from persist_engine.rows.columns import canonical_floats, empty_struct
 
 WORD_BYTES = 8
-#: Rows decoded at once: a column of strings holds twice this, and a row may be large.
+#: Rows are decoded in chunks of this size: a column of strings holds twice as much, and one row may be large.
 _CHUNK_BYTES = 1 << 30
 
 _PADDING = pa.array([b"\0" * count for count in range(WORD_BYTES)], pa.large_binary())
@@ -30,13 +30,13 @@ _PADDING = pa.array([b"\0" * count for count in range(WORD_BYTES)], pa.large_bin
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """One flat field: a leaf, or with `is_struct` only whether a nested struct is there."""
+    """One flat field: a leaf, or, with `is_struct`, the presence of a nested struct."""
 
     path: tuple[int, ...]
     type: pa.DataType
     is_struct: bool
     name: str
-    """Of its slot in the fixed part; for strings the slot of the length."""
+    """The name of its slot in the fixed part. For strings, the slot holds the length."""
 
 
 class RowCodec:
@@ -61,9 +61,9 @@ class RowCodec:
         )
 
     def encode(self, rows: pa.ChunkedArray | pa.Array) -> pa.LargeBinaryArray:
-        """Each row's bytes. The struct itself must not be null."""
+        """The bytes of each row. The struct itself must not be null."""
         if isinstance(rows, pa.ChunkedArray):
-            # Chunk by chunk: strings of all of them may be more than one column of strings holds.
+            # Chunk by chunk: all strings together may exceed the capacity of one string column.
             return pa.concat_arrays([self.encode(chunk) for chunk in rows.chunks] or [pa.array([], pa.large_binary())])
         array = rows
         count = len(array)
@@ -92,9 +92,9 @@ class RowCodec:
         return pc.binary_join_element_wise(head, *strings, padding, pa.scalar(b"", pa.large_binary()))
 
     def decode(self, rows: pa.LargeBinaryArray) -> pa.ChunkedArray:
-        """Inverse of `encode`, floats canonical. CorruptData when the bytes cannot be of this type.
+        """Inverse of `encode`, with canonical floats. CorruptData when the bytes cannot be of this type.
 
-        Chunked, because a column of strings holds 2 GiB at most.
+        The result is chunked, because a column of strings holds 2 GiB at most.
         """
         starts, ends, _ = _spans(rows)
         size_bytes = int(ends[-1] - starts[0]) if len(rows) else 0
@@ -131,8 +131,8 @@ class RowCodec:
     def _texts(
         self, rows: pa.LargeBinaryArray, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], slots: Any
     ) -> dict[str, pa.Array]:
-        """The strings of each column: every row is seen as pieces (fixed part, each string, padding), and the pieces of
-        one column are gathered.
+        """The strings of each column. Every row is split into pieces (fixed part, each string, padding); the pieces of one column are
+        gathered.
         """
         names = [field.name for field in self._fields if not field.is_struct and _is_string(field.type)]
         if not names:
@@ -142,7 +142,7 @@ class RowCodec:
         edges[:, 1] = starts + self._fixed_bytes
         for index, name in enumerate(names):
             edges[:, index + 2] = edges[:, index + 1] + slots[name]
-        _need(bool((edges[:, -1] <= ends).all()), "strings reach over the end of their row")
+        _need(bool((edges[:, -1] <= ends).all()), "strings extend past the end of their row")
         pieces = _binary(np.append(edges.ravel(), ends[-1]), rows.buffers()[2])
         return {
             name: pieces.take(pa.array(np.arange(index + 1, edges.size, len(names) + 2)))
@@ -163,7 +163,7 @@ def _flat_fields(struct_type: pa.DataType, path: tuple[int, ...]) -> list[_Field
 
 
 def _leaf(array: pa.StructArray, path: tuple[int, ...]) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
-    """The column at `path`, and where it and everything around it is not null."""
+    """The column at `path`, and where it and every struct around it is not null."""
     there = np.ones(len(array), np.bool_)
     for index in path:
         array = array.field(index)
@@ -187,7 +187,7 @@ def _numpy_type(data_type: pa.DataType) -> str:
 
 
 def _bits(column: pa.Array, there: npt.NDArray[np.bool_], data_type: pa.DataType) -> Any:
-    """Each value's bits, zero where it is not there."""
+    """The bits of each value; zero where the value is absent."""
     if pa.types.is_boolean(data_type):
         bits = column.cast(pa.uint8()).fill_null(0).to_numpy(zero_copy_only=False)
     else:
@@ -232,7 +232,7 @@ def _column(values: Any, there: npt.NDArray[np.bool_], data_type: pa.DataType) -
 def _spans(
     rows: pa.LargeBinaryArray,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """(start, end) of each row in the data."""
+    """The start and end offset of each row in the data, and the data."""
     _, offsets, data = rows.buffers()
     edges = np.frombuffer(offsets, np.int64, count=rows.offset + len(rows) + 1)[rows.offset :]
     bytes_ = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)

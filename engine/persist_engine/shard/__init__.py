@@ -1,1 +1,1 @@
-"""Room 3: the imperative shell around one shard."""
+"""The imperative shell around one shard: its log, its commands, its waits."""

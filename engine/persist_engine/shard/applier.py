@@ -1,9 +1,8 @@
-"""The one place that changes durable state: a pure step on the cached state, then one compare-and-set (spec 9.1, 9.2).
+"""The only place that changes durable state: a pure step on the cached state, then one compare-and-set (spec 9.1, 9.2).
 
-Owns this process's copy of a shard's state; all handles of one shard share it. A refresh has one path, whoever asks
-for it. Invariant: the cached state is one that consensus acknowledged, its seqno never goes back, and each cached state
-is of the past of the next. Where that is broken (ForkedLog: consensus lost versions) the applier is of no more use: it
-gives out no state, commits nothing, and says so at every call.
+This module owns this process's copy of a shard's state, which all handles of the shard share. All refreshes take the same path. Invariants:
+consensus acknowledged the cached state, its seqno never goes back, and each cached state is in the past of the next. When this is broken
+(ForkedLog: consensus lost versions), the applier stops working: it returns no state, commits nothing, and every call raises ForkedLog.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ from persist_engine.shard.versions import StateVersions
 from persist_engine.shard.watch import StateWatch
 
 NO_MAINTENANCE = Maintenance()
-#: How long one command waits for another of this process to finish its compare-and-set. Taking turns saves lost
-#: races against ourselves; when the other is stuck in a store call we go ahead: consensus decides anyway.
+#: How long one command waits for another command of this process to finish its compare-and-set. Taking turns avoids lost races within the
+#: process. When the other command is stuck in a store call, this one proceeds, because consensus decides anyway.
 _TURN_S = 1.0
 
 
 class UnknownOutcome(Indeterminate):
-    """A command's compare-and-set may have happened. `answer` is what it would then have answered, `before` the state it
-    was decided on, `decided_ms` the time by which it was.
+    """The compare-and-set of a command may have happened. `answer` is the command's answer in that case. `before` is the state it was
+    decided on, and `decided_ms` the time of that decision.
     """
 
     def __init__(self, message: str, *, answer: Answer, before: ShardState, decided_ms: int) -> None:
@@ -69,34 +68,32 @@ class Applier:
 
     @property
     def shard_id(self) -> ShardId:
-        """The shard."""
+        """The id of the shard."""
         return self._state.shard_id
 
     @property
     def state(self) -> ShardState:
-        """The newest state this process knows of: one that was current, maybe stale by now. Immutable, costs
-        nothing. ForkedLog once that was found, as of every method.
+        """The newest state that this process knows. It was current once and may be stale. Immutable; costs nothing. ForkedLog once the log
+        is known to be forked, as in every method.
         """
         if self._forked is not None:
             self._refuse(self._forked)
         return self._state
 
     def apply(self, command: Command, *, is_write: bool) -> tuple[Answer, Maintenance]:
-        """Take `command` on the newest state until it commits or is refused; its answer and the work it leaves for
-        later.
+        """Applies `command` to the newest state until it commits or is refused. Returns its answer and the maintenance it leaves.
 
-        A commit is linearized. A refusal is decided on the cached state without a round trip, which may be stale:
-        refetch where that matters. Lost races are retried here, and a store that refuses; UnknownOutcome is raised when
-        it may be committed, Unavailable when this attempt surely was not. Every attempt is decided anew, by the clock of
-        then: an outage must not commit a lease that has run out meanwhile. `is_write` marks commands of writers, which
-        are handed garbage collection.
+        A commit is linearized. A refusal is decided on the cached state without a round trip, so it may be stale: refetch where that
+        matters. Lost races and refusing stores are retried here. UnknownOutcome means that the command may be committed. Unavailable means
+        that this attempt was certainly not committed. Every attempt is decided anew at the current time: an outage must not commit a lease
+        that expired meanwhile. `is_write` marks commands of writers, which receive garbage collection as maintenance.
         """
         versions = self.versions
         env, metrics = versions.env, versions.metrics
         name = type(command).__name__
         started_s = env.monotonic_s()
         metrics.count("command_started", name=name)
-        refused: Backoff | None = None  # the store refuses the compare-and-set
+        refused: Backoff | None = None  # set while the store refuses the compare-and-set
         while True:
             result: ShardState | Determinate | None
             with self._taking_turns():
@@ -129,7 +126,7 @@ class Applier:
                 if isinstance(result, ShardState):
                     self._install(result, after=before)
             if isinstance(result, Determinate):
-                # Outside the turn: others need not wait for our pause to end.
+                # Outside the turn, so that other commands do not wait for this pause.
                 refused = refused or versions.retry.backoff("compare_and_set", shard=self.shard_id, kind="determinate")
                 refused.wait(result)
                 continue
@@ -144,9 +141,9 @@ class Applier:
             self._fetch_after_lost_race(before)
 
     def fetch_and_update(self, hint: SeqNo | None = None) -> None:
-        """Bring the cached state up to consensus. Linearized: sees all that was acknowledged before the call.
+        """Brings the cached state up to consensus. Linearized: sees everything that was acknowledged before the call.
 
-        With `hint` (the version the caller has looked at) returns at once when the cached state is already newer.
+        With `hint` (the version that the caller has examined), returns at once when the cached state is already newer.
         """
         while True:
             current = self.state
@@ -162,12 +159,12 @@ class Applier:
                 return
 
     def _fetched(self, current: ShardState) -> tuple[str, ShardState]:
-        """Which way was gone, and the current state; it has `current` in its past."""
+        """The path taken, and the current state, which has `current` in its past."""
         versions = self.versions
         limit = versions.settings.maintenance.recent_diffs_max
         live = versions.fetch_diffs_from(current, limit=limit)
         if live is None or len(live) == limit:
-            # Too far behind to catch up diff by diff. What is fetched now may be of another log than what was just seen.
+            # Too far behind to catch up diff by diff. The state fetched now may belong to another log than the diffs just read.
             return "slow", versions.fetch_later_state(current)
         if not live:
             return "empty", current
@@ -192,8 +189,8 @@ class Applier:
             self.fetch_and_update()
 
     def _take_news(self) -> None:
-        """Apply what was pushed and follows the cached state. Only an entry of this very log is believed: consensus has
-        the last word on everything else, when it is fetched.
+        """Applies pushed entries that follow the cached state. Accepts only entries of this very log; a fetch from consensus decides
+        everything else.
         """
         if self._news.is_empty():
             return
@@ -222,12 +219,12 @@ class Applier:
     def _fetch_after_lost_race(self, before: ShardState) -> None:
         self.fetch_and_update(before.seqno)
         if self.state.seqno <= before.seqno:
-            # Another entry was there when we lost, and is gone.
+            # Another entry won the race and has since vanished.
             self._give_up(forked_log(before, f"what came after it vanished from {self.versions.consensus.address()}"))
 
     def _install(self, state: ShardState, *, after: ShardState) -> bool:
-        """Cache `state`, which has `after` in its past. False when another thread took the cache on meanwhile, but less far:
-        nothing tells whether `state` has that in its past.
+        """Caches `state`, which has `after` in its past. Returns False when another thread has advanced the cache meanwhile, but less far.
+        It is then unknown whether `state` has that version in its past.
         """
         with self._install_lock:
             known = self._state
@@ -242,7 +239,7 @@ class Applier:
         return True
 
     def _give_up(self, error: ForkedLog) -> NoReturn:
-        """The log is not the one that the cached state belongs to: nothing is to be believed or done any more."""
+        """Marks the log as forked: it is not the log of the cached state, so no later state is trusted and no command runs."""
         if self._forked is None:
             self._forked = error
             self.versions.metrics.count("forked_log", shard=self.shard_id)

@@ -1,4 +1,4 @@
-"""Whether a shard's log ever began, as blobs tell it: what keeps a shard that consensus lost from being created anew."""
+"""Proofs in blob that a shard's log began. They keep a shard that consensus lost from being created anew."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from persist_engine.storage.consensus import Consensus
 
 
 class Creation:
-    """The proof, and the mark that is left as one. Retries as `shard.versions` does. Thread-safe."""
+    """Finds the proof, and writes the mark that is one. Retries as `shard.versions` does. Thread-safe."""
 
     def __init__(self, blob: Blob, consensus: Consensus, retry: Retry) -> None:
         self._blob, self._consensus, self._retry = blob, consensus, retry
 
     def first_ruin(self, shard_id: ShardId) -> str | None:
-        """The key of a blob that proves that the shard's log began, whether it is still there or not; None without any.
+        """The key of a blob that proves that the shard's log began, whether or not the log still exists. None without proof.
 
-        A rollup of the first version proves nothing: its creator may have died before the log began. All else comes later,
-        and each creator of a shard, and each opening for writing, leaves a mark of that: small appends leave no blob of their own.
+        A rollup of the first version proves nothing, because its creator may have died before the log began. All other blobs are written
+        later. Every creation of a shard, and every opening for writing, leaves a mark, because small appends leave no blob of their own.
         """
         prefix = shard_prefix(shard_id)
 
@@ -29,18 +29,18 @@ class Creation:
         return self._retry.external("list", first, shard=shard_id)
 
     def is_marked(self, shard_id: ShardId) -> bool:
-        """Whether the mark is there."""
+        """Whether the mark exists."""
         key = created_key(shard_id)
         return self._retry.external("get mark", lambda: self._blob.get(key), shard=shard_id) is not None
 
     def mark(self, shard_id: ShardId) -> None:
-        """Leave the mark: the log began. Idempotent."""
+        """Writes the mark: the log began. Idempotent."""
         self._retry.external("set mark", lambda: self._blob.set(created_key(shard_id), b""), shard=shard_id)
 
     def lost(self, shard_id: ShardId, ruin: str) -> str:
-        """What to say of a shard without a log, by that proof."""
+        """The error message for a shard that has this proof but no log."""
         return (
-            f"shard {shard_id} is not in {self._consensus.address()}, and {self._blob.address()} holds blobs of it, {ruin} "
-            "among them: consensus lost it, or is not the one that belongs to these blobs. Nothing was created; "
-            f"`persist admin recover {shard_id}` tells what can be brought back"
+            f"shard {shard_id} is not in {self._consensus.address()}, but {self._blob.address()} holds its blobs, among them "
+            f"{ruin}: consensus lost the shard, or does not belong to these blobs. Nothing was created; "
+            f"`persist admin recover {shard_id}` shows what can be recovered"
         )

@@ -1,5 +1,5 @@
-"""What metrics tell of one shard: gauges read from its newest state when somebody asks, and counts of what a commit
-changed. Owns no I/O; costs a commit one look at its own diff.
+"""Metrics of one shard: gauges that are computed from its newest state at each scrape, and counts of the changes of a
+commit. No I/O. A commit pays for one pass over its own diff.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from persist_engine.model.queries import latest_rollup, seqno_since
 from persist_engine.model.spine.spine import SpineBatch
 from persist_engine.model.state import ShardState
 
-#: Commands that remove holders on purpose; those that any other command removes have lapsed.
+#: Commands that remove holders on purpose. Holders removed by any other command have lapsed.
 _EXPIRING = ("ExpireWriter", "ExpireLeasedReader", "BecomeTombstone")
 
 
 def shard_gauges(state: ShardState) -> ShardGauges:
-    """The gauges of `state`, named as the catalogue does. One walk over its batches: for scrapes, not for commits."""
+    """The gauges of `state`, named as in the catalogue. Walks all batches once: for scrapes, not for commits."""
     rollup_seqno, rollup = latest_rollup(state)
     sizes = state.trace.sizes
     batches = list(state.trace.batches())
@@ -53,7 +53,9 @@ def shard_gauges(state: ShardState) -> ShardGauges:
 
 
 def count_commit(metrics: Metrics, command: str, diff: StateDiff) -> None:
-    """Count who came and went with the commit of `diff` by the command called `command`."""
+    """Counts the writers and readers that the commit of `diff` added and removed. `command` is the name of
+    the command.
+    """
     cause = "expired" if command in _EXPIRING else "lapsed"
     for writer in diff.writers:
         if isinstance(writer, Insert):
@@ -78,7 +80,7 @@ def _time(frontier: Antichain) -> float:
 
 
 def count_inline(metrics: Metrics, batch: HollowBatch) -> None:
-    """`batch` was appended: its inline parts are in state now."""
+    """Counts the inline parts of `batch`, which was appended: they are in state now."""
     inline_bytes = batch.inline_bytes
     if inline_bytes:
         metrics.count("inline_committed_parts", sum(part.inline_bytes > 0 for part in batch.parts))

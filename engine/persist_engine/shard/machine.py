@@ -1,10 +1,9 @@
 """One method per command on a shard, each with the retry rules that its meaning allows (spec 9).
 
-Every command method returns `(answer, Maintenance)`: what happened, and the work that the commit left for later;
-nobody does it here. All of them survive unknown outcomes: an idempotent command is simply taken again, and what only
-ever happened once (an append, a rollup that was linked, a merge result that was applied) is remembered over all
-attempts, so that nobody deletes blobs that are in use. Storage errors surface only as Unavailable, after
-`settings.retry.give_up_ms`: then the outcome is unknown.
+Every command method returns `(answer, Maintenance)`: the result, and the work that the commit leaves for later. No method does that work.
+All methods survive unknown outcomes. An idempotent command is simply applied again. Facts that can occur only once (an append, a linked
+rollup, an applied merge result) are remembered across attempts, so that blobs in use are never deleted. Storage errors surface only as
+Unavailable, after `settings.retry.give_up_ms`; the outcome is then unknown.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from persist_engine.shard.versions import StateVersions
 from persist_engine.shard.watch import StateWatch, wait_until
 from persist_engine.storage.blob import Blob
 
-#: Past all clocks.
+#: Later than every clock.
 _NEVER_MS = 2**63
 
 A = TypeVar("A")
@@ -48,50 +47,50 @@ CriticalAnswer = commands.CriticalDowngraded | commands.OpaqueMismatch
 
 @dataclass(frozen=True, slots=True)
 class SinceAhead:
-    """The time asked for can no longer be told; `since` is the earliest that can."""
+    """The contents at the requested time can no longer be read. `since` is the earliest readable time."""
 
     since: Antichain
 
 
 class Machine:
-    """Commands and waits on one shard. Thread-safe, cheap: any number may share one Applier."""
+    """Commands and waits on one shard. Thread-safe and cheap: any number of machines may share one Applier."""
 
     def __init__(self, applier: Applier) -> None:
         self._applier = applier
-        # Attributes, not properties that ask one another: a commit looks at them some forty times.
+        # Attributes instead of chained properties: a commit reads them some forty times.
         versions = applier.versions
         self.shard_id: ShardId = applier.shard_id
-        """The shard."""
+        """The id of the shard."""
         self.versions: StateVersions = versions
         """The log of states."""
         self.blob: Blob = versions.blob
-        """Where parts and rollups lie."""
+        """The store of parts and rollups."""
         self.retry: Retry = versions.retry
-        """How store failures are retried."""
+        """The policy for retries after store failures."""
         self.settings: Settings = versions.settings
-        """The numbers."""
+        """The settings of this process."""
         self.env: Env = versions.env
         """Clock, sleep, randomness."""
         self.metrics: Metrics = versions.metrics
-        """Where to count."""
+        """The sink for metrics."""
         self.watch: StateWatch = applier.watch
-        """Rings when this process learns of a newer state: for those who wait for more than one thing."""
+        """Notifies when this process learns of a newer state, for callers that wait for several things."""
 
-    # -- what it stands on --------------------------------------------------------------------------------------------
+    # -- state and environment ----------------------------------------------------------------------------------------
 
     @property
     def state(self) -> ShardState:
-        """The newest state this process knows of; `refresh` first where stale is not good enough."""
+        """The newest state that this process knows. Call `refresh` first where stale is not good enough."""
         return self._applier.state
 
     @property
     def staging_floor_ms(self) -> int:
-        """No part that was staged before it is linked, as far as this process knows; 0 before the first orphan scan."""
+        """A part staged before this time is not linked, as far as this process knows. 0 before the first orphan scan."""
         return self.state.staging_floor_ms or 0
 
     @property
     def schema_id(self) -> int:
-        """Id of the newest registered schema."""
+        """The id of the newest registered schema."""
         return max(self.state.schemas)
 
     @property
@@ -100,8 +99,8 @@ class Machine:
         return Schema.from_pair(self.state.schemas[self.schema_id])
 
     def refresh(self) -> ShardState:
-        """Fetch what others have committed; the state then. Linearized: sees all that was acknowledged before the
-        call.
+        """Fetches what other processes committed and returns the state. Linearized: sees everything that was acknowledged before
+        the call.
         """
         self._applier.fetch_and_update()
         return self.state
@@ -117,11 +116,11 @@ class Machine:
         progress: tuple[str, SourceProgress] | None = None,
         expected_progress: bytes | None = None,
     ) -> tuple[AppendAnswer, Maintenance]:
-        """Append `batch` iff the shard's upper is exactly its lower (and the stored progress is the expected one).
+        """Appends `batch` iff the shard's upper equals its lower (and the stored progress is the expected one).
 
-        Takes effect exactly once or, with a refusal or InvalidUsage (BatchExpired among them), not at all. A mismatch is given only after a
-        fetch that began during the call. One writer must not append concurrently with itself: its later token would
-        hide the outcome of the earlier one. Unavailable: the outcome is unknown.
+        Takes effect exactly once or, with a refusal or InvalidUsage (BatchExpired included), not at all. A mismatch is returned only after
+        a fetch that began during the call. One writer must not append concurrently with itself: its later token would hide the outcome of
+        the earlier append. Unavailable: the outcome is unknown.
         """
         command = commands.CompareAndAppend(
             batch=batch,
@@ -137,19 +136,19 @@ class Machine:
             claim_min_version=self.settings.compaction.claim_min_version,
         )
         earliest_ms, held_ms = _NEVER_MS, 0
-        backoff: Backoff | None = None  # there was an unknown outcome iff it is not None
+        backoff: Backoff | None = None  # not None iff some outcome was unknown
         while True:
             try:
                 answer, maintenance = self._applier.apply(command, is_write=True)
             except UnknownOutcome as error:
-                # Not our clock now, nor before the call: it may have been set back between two attempts.
+                # The time of the decision, not the present clock or the clock before the call: it may be set back between two attempts.
                 earliest_ms = min(earliest_ms, error.decided_ms)
                 held_ms = max(held_ms, held_until_ms(error.before.writers.get(writer_id)))
                 backoff = backoff or self._backoff("compare_and_append")
                 backoff.wait(error)
                 continue
             except InvalidUsage as error:
-                if backoff is not None:  # what was right once stays right: it is the store that takes no more calls
+                if backoff is not None:  # the command was valid before, so the error is the store's
                     text = f"append of {batch.desc} to {self.shard_id} may or may not have happened: {error}"
                     raise Unavailable(text, shard_id=self.shard_id) from error
                 raise
@@ -164,14 +163,14 @@ class Machine:
                 case commands.InlineBackpressure():
                     return answer, NO_MAINTENANCE
                 case commands.StagedTooEarly():
-                    # Only later versions know the floor, so an earlier attempt that got through would show.
+                    # Only later versions know the floor. An earlier attempt that succeeded would therefore be visible.
                     if backoff is not None:
                         self._check_surely_refused(command, earliest_ms, held_ms)
                     raise batch_expired(self.shard_id, answer)
                 case commands.UpperMismatch() | commands.ProgressMismatch():
                     if backoff is not None:
                         self._check_surely_refused(command, earliest_ms, held_ms)
-                    # The refusal may come from a stale state: only a fresh one may be told.
+                    # The refusal may come from a stale state: return only one that a fresh state confirms.
                     self.refresh()
                     mismatch = self._mismatch(command)
                     if mismatch is not None:
@@ -196,14 +195,12 @@ class Machine:
         )
 
     def _check_surely_refused(self, command: commands.CompareAndAppend, earliest_ms: int, held_ms: int) -> None:
-        """Raises AmbiguousAppend when success and refusal cannot be told apart: the caller must look at the data. See
-        `is_refusal_certain`.
-        """
+        """AmbiguousAppend when success and refusal cannot be distinguished: the caller must check the data. See `is_refusal_certain`."""
         state, now_ms = self.state, self.env.now_ms()
         if not is_refusal_certain(state, command, earliest_ms=earliest_ms, held_ms=held_ms, now_ms=now_ms):
             raise AmbiguousAppend(
                 f"append of {command.batch.desc} to {self.shard_id} may or may not have happened: its outcome was unknown, "
-                f"and writer {command.writer_id} no longer tells (shard upper {state.trace.upper}, "
+                f"and the record of writer {command.writer_id} no longer shows it (shard upper {state.trace.upper}, "
                 f"writer upper {self._writer_upper(command.writer_id)})",
                 shard_id=self.shard_id,
                 writer_id=command.writer_id,
@@ -217,7 +214,7 @@ class Machine:
         return None if writer is None else writer.most_recent_write_upper
 
     def expire_writer(self, writer_id: WriterId) -> tuple[bool, Maintenance]:
-        """Remove a writer's registration; whether there was one."""
+        """Removes a writer's registration. Returns whether it existed."""
         return self._expire(commands.ExpireWriter(writer_id=writer_id))
 
     # -- leased readers -----------------------------------------------------------------------------------------------
@@ -225,14 +222,16 @@ class Machine:
     def register_leased_reader(
         self, reader_id: LeasedReaderId, *, lease_ms: int, purpose: str, since_from_critical: bool = False
     ) -> tuple[commands.Registered, Maintenance]:
-        """Hold the shard's since, and the blobs of the new version, for `lease_ms` after each heartbeat. Overwrites."""
+        """Registers a reader that holds the shard's since, and the blobs of the new version, for `lease_ms` after each heartbeat.
+        Overwrites an existing registration.
+        """
         command = commands.RegisterLeasedReader(
             reader_id=reader_id, lease_ms=lease_ms, debug=self._debug(purpose), since_from_critical=since_from_critical
         )
         return self._idempotent(command, commands.Registered)
 
     def heartbeat_leased_reader(self, reader_id: LeasedReaderId) -> tuple[commands.HeartbeatSeen, Maintenance]:
-        """Renew the lease; the answer tells whether the reader (still) existed."""
+        """Renews the lease. The answer says whether the reader still existed."""
         return self._idempotent(commands.HeartbeatLeasedReader(reader_id=reader_id), commands.HeartbeatSeen)
 
     def downgrade_since(
@@ -243,10 +242,10 @@ class Machine:
         new_since: Antichain,
         is_heartbeat: bool = False,
     ) -> tuple[commands.SinceDowngraded, Maintenance]:
-        """Give up times before `new_since` and versions before `outstanding_seqno` (None: all but the newest);
-        renews the lease. The shard's since moves to what all readers still hold, but for a heartbeat that moves nothing.
+        """Releases times before `new_since` and versions before `outstanding_seqno` (None: all but the newest), and renews the lease. The
+        shard's since advances to what all readers still hold, except for a heartbeat that moves nothing.
 
-        The answer is the reader's since: never behind where it was; empty when the reader no longer exists.
+        The answer is the reader's since. It never goes back, and is empty when the reader no longer exists.
         """
         command = commands.DowngradeSince(
             reader_id=reader_id, outstanding_seqno=outstanding_seqno, new_since=new_since, is_heartbeat=is_heartbeat
@@ -254,7 +253,7 @@ class Machine:
         return self._idempotent(command, commands.SinceDowngraded)
 
     def expire_leased_reader(self, reader_id: LeasedReaderId) -> tuple[bool, Maintenance]:
-        """Remove the reader; whether it existed. The shard's since stays."""
+        """Removes the reader. Returns whether it existed. The shard's since stays."""
         return self._expire(commands.ExpireLeasedReader(reader_id=reader_id))
 
     # -- critical readers ---------------------------------------------------------------------------------------------
@@ -262,8 +261,8 @@ class Machine:
     def register_critical_reader(
         self, reader_id: CriticalReaderId, *, opaque: bytes, purpose: str
     ) -> tuple[commands.CriticalRegistered, Maintenance]:
-        """Hold the shard's since until told otherwise; an existing reader keeps its since and opaque, which are
-        returned.
+        """Registers a reader that holds the shard's since until it is moved or removed. An existing reader keeps its since and opaque,
+        which are returned.
         """
         command = commands.RegisterCriticalReader(reader_id=reader_id, opaque=opaque, debug=self._debug(purpose))
         return self._idempotent(command, commands.CriticalRegistered)
@@ -271,10 +270,9 @@ class Machine:
     def compare_and_downgrade_since(
         self, reader_id: CriticalReaderId, *, expected_opaque: bytes, new_opaque: bytes, new_since: Antichain
     ) -> tuple[commands.CriticalDowngraded | commands.OpaqueMismatch, Maintenance]:
-        """Set opaque and since iff the opaque is the expected one.
+        """Sets opaque and since iff the opaque is the expected one.
 
-        After an attempt of unknown outcome, finding `new_opaque` counts as our success: tokens must not be shared by
-        rivals.
+        After an attempt with an unknown outcome, finding `new_opaque` counts as success. Rival owners must therefore not share tokens.
         """
         command = commands.CompareAndDowngradeSince(
             reader_id=reader_id, expected_opaque=expected_opaque, new_opaque=new_opaque, new_since=new_since
@@ -288,19 +286,17 @@ class Machine:
         return self._take(command, (commands.CriticalDowngraded, commands.OpaqueMismatch), ours)
 
     def expire_critical_reader(self, reader_id: CriticalReaderId) -> tuple[bool, Maintenance]:
-        """Remove the reader; whether it existed. The shard's since stays."""
+        """Removes the reader. Returns whether it existed. The shard's since stays."""
         return self._expire(commands.ExpireCriticalReader(reader_id=reader_id))
 
     def set_retention(self, retain_ms: int | None) -> tuple[commands.RetentionSet, Maintenance]:
-        """Keep the newest `retain_ms` of times apart from now on; None: only what readers hold. The answer tells since."""
+        """Keeps the newest `retain_ms` of times readable from now on. None keeps only what readers hold. The answer has the since."""
         return self._idempotent(commands.SetRetention(retain_ms), commands.RetentionSet)
 
     # -- maintenance results ------------------------------------------------------------------------------------------
 
     def add_rollup(self, seqno: SeqNo, rollup: HollowRollup) -> tuple[commands.RollupAdded, Maintenance]:
-        """Link a written rollup. `applied` is true when any attempt may have linked it; delete its blob only when it is
-        false.
-        """
+        """Links a written rollup. `applied` is true when any attempt may have linked it. Delete its blob only when it is false."""
         return self._take(
             commands.AddRollup(seqno=seqno, rollup=rollup),
             commands.RollupAdded,
@@ -310,7 +306,7 @@ class Machine:
     def remove_rollups(
         self, rollups: Sequence[tuple[SeqNo, HollowRollup]]
     ) -> tuple[commands.RollupsRemoved, Maintenance]:
-        """Unlink rollups below the earliest live version; the answer names those that were there at any attempt."""
+        """Unlinks rollups below the earliest live version. The answer names those that existed at any attempt."""
         return self._take(
             commands.RemoveRollups(rollups=tuple(rollups)),
             commands.RollupsRemoved,
@@ -318,8 +314,8 @@ class Machine:
         )
 
     def apply_merge_res(self, res: MergeRes) -> tuple[MergeOutcome, Maintenance]:
-        """Put a compaction's output in the place of its inputs. `applied` is true when any attempt may have applied
-        it; delete the output's blobs only when it is false, and never the inputs'.
+        """Replaces a compaction's inputs with its output. `applied` is true when any attempt may have applied it. Delete the output's blobs
+        only when it is false, and never those of the inputs.
         """
         answer, maintenance = self._take(
             commands.ApplyMergeRes(res=res),
@@ -331,8 +327,8 @@ class Machine:
         return answer.outcome, maintenance
 
     def claim_compactions(self, *, max_requests: int) -> tuple[commands.CompactionsClaimed, Maintenance]:
-        """Claim up to `max_requests` compactions that nobody works on. Requests lost with an unknown outcome are
-        offered again when the claim lapses.
+        """Claims up to `max_requests` unclaimed compactions. Requests lost to an unknown outcome are offered again when the claim
+        lapses.
         """
         due = self.settings.compaction
         command = commands.ClaimCompactions(
@@ -341,35 +337,35 @@ class Machine:
         return self._idempotent(command, commands.CompactionsClaimed)
 
     def spine_exert(self, fuel: int) -> tuple[commands.Exerted, Maintenance]:
-        """Spend `fuel` on merges in progress, for shards that nobody writes."""
+        """Spends `fuel` on merges in progress, for shards without writers."""
         return self._idempotent(commands.SpineExert(fuel=fuel), commands.Exerted)
 
     def raise_staging_floor(self, floor_ms: int) -> tuple[commands.StagingFloor, Maintenance]:
-        """Let no part that was staged before `floor_ms` be linked any more, by anybody, ever. The floor that stands."""
+        """Forbids every process, for ever, to link a part staged before `floor_ms`. The answer is the floor in force."""
         return self._idempotent(commands.RaiseStagingFloor(floor_ms), commands.StagingFloor)
 
     def overtake(self) -> ShardState:
-        """Commit a version that changes nothing, so that whatever was decided before it and is still on its way loses its
-        race; the state then. A tombstone takes no such version, and nothing else either.
+        """Commits a version that changes nothing, so that any command decided before it and still in flight loses its race. Returns the
+        state after it. A tombstone accepts neither this version nor any other command.
         """
         self.raise_staging_floor(0)
         return self.state
 
     def register_schema(self, pair: SchemaPair) -> tuple[commands.SchemaRegistered, Maintenance]:
-        """The id of `pair`; None when the shard has others and not this one."""
+        """The id of `pair`; None when the shard has other schemas but not this one."""
         return self._idempotent(commands.RegisterSchema(pair=pair), commands.SchemaRegistered)
 
     def compare_and_evolve_schema(
         self, pair: SchemaPair, *, expected_id: int
     ) -> tuple[commands.SchemaEvolved | commands.SchemaIdMismatch, Maintenance]:
-        """Make `pair` the newest schema iff the newest is `expected_id`; see `shard.schemas`. A mismatch may come from an
-        attempt of our own whose outcome was unknown, or from a stale state: fetch and look again.
+        """Makes `pair` the newest schema iff the newest is `expected_id`; see `shard.schemas`. A mismatch may come from this call's own
+        attempt with an unknown outcome, or from a stale state: fetch and check again.
         """
         command = commands.CompareAndEvolveSchema(expected_id=expected_id, pair=pair)
         return self._idempotent(command, (commands.SchemaEvolved, commands.SchemaIdMismatch))
 
     def become_tombstone(self) -> Maintenance:
-        """Empty a shard whose since and upper are empty; FinalizationError otherwise. In bounded steps, idempotent."""
+        """Empties a shard whose since and upper are empty; FinalizationError otherwise. Runs in bounded steps. Idempotent."""
         self.refresh()
         left = NO_MAINTENANCE
         while True:
@@ -381,12 +377,12 @@ class Machine:
     # -- waiting and reading ------------------------------------------------------------------------------------------
 
     def fetch_recent_upper(self) -> Antichain:
-        """The shard's upper: never below one that was acknowledged before the call. One round trip."""
+        """The shard's upper, never below one that was acknowledged before the call. One round trip."""
         return self.refresh().trace.upper
 
     def wait_for_upper_past(self, frontier: Antichain, timeout_s: float | None = None) -> bool:
-        """Wait until `frontier` is strictly before the shard's upper; false when `timeout_s` passed first (0 fetches
-        once), Unavailable when the store could not be asked meanwhile.
+        """Waits until `frontier` is strictly before the shard's upper. False when `timeout_s` passed first (0 fetches once). Unavailable
+        when the store did not answer meanwhile.
         """
         if frontier.is_empty():
             raise InvalidUsage(f"no upper of {self.shard_id} can be past the closed frontier")
@@ -395,11 +391,9 @@ class Machine:
     def snapshot_batches(
         self, as_of: Antichain, timeout_s: float | None = None
     ) -> tuple[HollowBatch, ...] | SinceAhead | None:
-        """The batches that hold the contents as of `as_of`; waits while it is not written yet (None: `timeout_s`
-        passed first).
+        """The batches that hold the contents at `as_of`. Waits until that time is written; None when `timeout_s` passed first.
 
-        SinceAhead when the contents at `as_of` can never again be told. The caller holds a lease, or the blobs may
-        go.
+        SinceAhead when the contents at `as_of` can never be read again. The caller must hold a lease; otherwise the blobs may be deleted.
         """
         if as_of.is_empty():
             raise InvalidUsage(f"a snapshot of {self.shard_id} needs a time, not the closed frontier")
@@ -415,7 +409,7 @@ class Machine:
         return self.wait(check_state, timeout_s)
 
     def next_listen_batch(self, frontier: Antichain, timeout_s: float | None = None) -> HollowBatch | None:
-        """The batch with lower <= `frontier` < upper; waits until it is written (None: `timeout_s` passed first)."""
+        """The batch with lower <= `frontier` < upper. Waits until it is written; None when `timeout_s` passed first."""
         if frontier.is_empty():
             raise InvalidUsage(f"nothing of {self.shard_id} comes after the closed frontier")
 
@@ -431,7 +425,7 @@ class Machine:
         return self.wait(check_state, timeout_s)
 
     def wait(self, check_state: Callable[[], T], timeout_s: float | None = None) -> T:
-        """What `check_state` says of `state` once it is not None; None after `timeout_s`, Unavailable if stores fail."""
+        """Waits until `check_state` of `state` is not None and returns it. None after `timeout_s`; Unavailable if stores fail."""
         with self.versions.retry.until(timeout_s):
             return wait_until(
                 check_state,
@@ -450,7 +444,7 @@ class Machine:
         return self.versions.retry.backoff(what, shard=self.shard_id)
 
     def _idempotent(self, command: Command, expected: type[A] | tuple[type[A], ...]) -> tuple[A, Maintenance]:
-        """Take `command` until its outcome is known; the last answer counts."""
+        """Applies `command` until its outcome is known. The last answer counts."""
         return self._take(command, expected, lambda _, known: known)
 
     def _expire(self, command: Command) -> tuple[bool, Maintenance]:
@@ -462,9 +456,8 @@ class Machine:
     def _take(
         self, command: Command, expected: type[A] | tuple[type[A], ...], remember: Callable[[A, A], A]
     ) -> tuple[A, Maintenance]:
-        """Take `command` until its outcome is known. `remember(unknown, known)` joins what an attempt of unknown
-        outcome would have answered with the answer of a later one: what may have happened counts as happened where
-        forgetting loses data.
+        """Applies `command` until its outcome is known. `remember(unknown, known)` combines the answer of an attempt with an unknown
+        outcome with that of a later attempt. An event that may have happened counts as happened where forgetting it would lose data.
         """
         backoff: Backoff | None = None
         maybe: list[A] = []

@@ -1,6 +1,6 @@
-"""What was pushed about one shard and not looked at yet. Knows nothing of what entries mean.
+"""Pushed news of one shard that is not yet processed. This module does not interpret entries.
 
-Filled by whoever hears (never blocks, never decodes), emptied by whoever waits for a newer state.
+The listener's thread adds entries; it never blocks or decodes. A waiter for a newer state removes them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.shard.watch import StateWatch
 from persist_engine.storage.notify import abridged
 
-#: Entries kept; who is further behind fetches them at once. Times NEWS_BYTES_MAX it bounds the memory of a shard's news.
+#: Entries kept. A process that is further behind fetches all of them at once. Times NEWS_BYTES_MAX, this bounds the memory of a shard's
+#: news.
 ENTRIES_MAX = 64
 
 
 class News:
-    """A mailbox of entries by seqno. Thread-safe. `watch` is rung for everything that comes."""
+    """A mailbox of entries by seqno. Thread-safe. Every entry notifies `watch`."""
 
     def __init__(self, watch: StateWatch) -> None:
         self._watch = watch
@@ -39,11 +40,11 @@ class News:
         self._watch.notify()
 
     def is_empty(self) -> bool:
-        """Whether there is nothing to look at."""
+        """Whether there is no news to process."""
         return not (self._missed or self._newest)
 
     def take_after(self, seqno: SeqNo) -> list[VersionedData]:
-        """The unbroken run of entries that follows `seqno`; forgets them and all older ones."""
+        """The unbroken run of entries that follows `seqno`. Forgets these and all older entries."""
         with self._lock:
             out: list[VersionedData] = []
             while (following := SeqNo(seqno + len(out) + 1)) in self._entries:
@@ -55,14 +56,12 @@ class News:
             return out
 
     def doubt(self) -> None:
-        """What was told is not to be believed: there may be more to know."""
+        """Records that pushed entries were not usable: there may be more to fetch."""
         with self._lock:
             self._missed = True
 
     def is_beyond(self, seqno: SeqNo) -> bool:
-        """Whether something was told, or may have been missed, that a state at `seqno` does not know. Forgets it: the
-        caller fetches.
-        """
+        """Whether news that a state at `seqno` does not include was received, or may have been missed. Forgets it: the caller fetches."""
         with self._lock:
             beyond = self._missed or self._newest > seqno
             self._missed, self._newest = False, SeqNo(0)

@@ -1,4 +1,4 @@
-"""Opening a store: what may be over soon is waited for, loudly; what is wrong is not."""
+"""Opening a store: waits for failures that may end soon, with a warning, and raises on wrong configuration."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from persist_engine.base.retry import Backoff, Retry
 from persist_engine.storage.refusals import is_unknown_host
 
 _log = logging.getLogger(__name__)
-#: A name that does not resolve for so long is taken for a wrong one. A cluster's own names appear within seconds.
+#: A host name that does not resolve for this long counts as wrong. A cluster's own names appear within seconds.
 UNKNOWN_HOST_S = 15.0
 
 T = TypeVar("T")
 
 
 def open_store(retry: Retry, what: str, call: Callable[[], T]) -> T:
-    """Call until it answers, as `Retry.external`; the first failure is a warning already. StoreRefused, as of the adapters, or
-    after UNKNOWN_HOST_S for a host whose name does not resolve.
+    """Calls until it succeeds, as `Retry.external`, but warns at the first failure. StoreRefused comes from the adapters, or after
+    UNKNOWN_HOST_S when the host name does not resolve.
     """
     started_s = retry.env.monotonic_s()
     backoff: Backoff | None = None

@@ -1,4 +1,4 @@
-"""A log that begins anew from a state that blobs hold: rollup first, then one compare-and-set, as at a shard's creation."""
+"""Begins a lost log anew from a state in blob: first the rollup, then one compare-and-set, as at a shard's creation."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def begin_anew(
     replaces: Tip | None,
     existing: frozenset[str],
 ) -> ShardState | None:
-    """Make `base` the first version of a new log, past `after`; the state, or None where the log was not given up: it no
-    longer ends with `replaces` (None: there is one by now). `base_key`: partial key of the rollup that `base` is;
-    `existing`: of the blobs that are there.
+    """Makes `base` the first version of a new log, past `after`. Returns the state, or None when the log does not end with `replaces` any
+    more (with `replaces` None: when a log exists by now). `base_key` is the partial key of the rollup of `base`. `existing` holds the
+    partial keys of the existing blobs.
 
-    Deletes nothing but its own rollup after a race that it certainly lost. Retries; a crash leaves that rollup.
+    Deletes nothing but its own rollup, after a race that it certainly lost. Retries; a crash leaves that rollup.
     """
     env, shard_id = versions.env, base.shard_id
     seqno = SeqNo(max(after, base.seqno) + SEQNOS_LEFT_OUT)
@@ -58,7 +58,7 @@ def begin_anew(
         return state
     head = versions.retry.external("head", lambda: versions.consensus.head(shard_id), shard=shard_id)
     if head is not None and head.tip == new.tip:
-        return state  # an attempt whose outcome was unknown
+        return state  # an attempt whose outcome was unknown had succeeded
     if head is None or head.seqno < seqno:
         versions.delete_rollup(shard_id, key)
     return None

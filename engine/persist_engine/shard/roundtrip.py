@@ -1,4 +1,4 @@
-"""Does what is about to be committed lead others to the state that its maker has? A check for tests and for doubts."""
+"""Checks that the bytes about to be committed lead other processes to the committer's state. For tests and diagnosis."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from persist_engine.model.state import ShardState
 
 
 def validate_roundtrip(before: ShardState, data: bytes, after: ShardState) -> None:
-    """InvariantViolated, naming the fields, unless the encoded diff `data` leads from `before` to `after` (whose tag it
-    gives), and `after` survives being rolled up. Traces without structure are compared by their hollow batches: replicas may group those
-    otherwise, and rebuild their levels (spec 20, bug 25).
+    """InvariantViolated, with the names of the fields, unless the encoded diff `data` leads from `before` to `after` (and gives its tag),
+    and `after` survives a round trip through a rollup. Traces without structure are compared by their hollow batches, because replicas may
+    group those differently and rebuild their levels (spec 20, bug 25).
     """
     key = f"{after.shard_id} {after.seqno}"
     diff = decode_state_diff(data, key=key)
@@ -34,7 +34,9 @@ def _check_same(what: str, found: ShardState, wanted: ShardState) -> None:
 
 
 def is_same_trace(found: Trace, wanted: Trace) -> bool:
-    """Whether replicas may have both at one version: without stored structure each groups empty batches as it met them."""
+    """Whether replicas may hold both traces at one version. Without stored structure, each replica groups empty batches in the order in
+    which it received them.
+    """
     if found.structured and wanted.structured:
         return found == wanted
     same_bounds = (found.since, found.upper) == (wanted.since, wanted.upper)

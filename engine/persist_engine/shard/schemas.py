@@ -1,4 +1,4 @@
-"""The schemas of a shard: which is which, and how one succeeds another. What may succeed what is `codec.evolution`'s."""
+"""The schemas of a shard: their ids, and how one replaces another. `rows.evolution` decides which may replace which."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from persist_engine.shard.machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class SchemaIncompatible(Refusal):
-    """The shard's `current` schema cannot become the one asked for; `reasons` name the fields."""
+    """The shard's `current` schema cannot become the requested one. `reasons` name the fields."""
 
     reasons: tuple[str, ...]
     current: Schema
@@ -24,12 +24,12 @@ class SchemaIncompatible(Refusal):
     @property
     def meaning(self) -> str:
         """See Refusal."""
-        return f"the schema stays as it is, since {'; '.join(self.reasons)}"
+        return f"the schema stays as it is, because {'; '.join(self.reasons)}"
 
 
 def schema_id_of(machine: Machine, schema: Schema) -> int | None:
-    """The id under which `schema` is registered, the newest if there are several; None when it is not. No round trip
-    when it is known here; otherwise linearized.
+    """The id under which `schema` is registered, the newest if there are several; None when it is not registered. Makes no round trip when
+    the id is known here; otherwise linearized.
     """
     found = _known_id(machine, schema)
     if found is None:
@@ -44,8 +44,8 @@ def _known_id(machine: Machine, schema: Schema) -> int | None:
 
 
 def evolve_schema(machine: Machine, schema: Schema) -> tuple[SchemaEvolved | SchemaIncompatible, Maintenance]:
-    """Make `schema` the shard's newest; commits nothing when it is already. SchemaIncompatible: it cannot succeed the one
-    that stands. Idempotent; linearized, also among several that evolve. InvalidUsage once the shard is finalized.
+    """Makes `schema` the shard's newest schema. Commits nothing when it already is. SchemaIncompatible when it cannot replace the current
+    one. Idempotent. Linearized, also with concurrent evolutions. InvalidUsage once the shard is finalized.
     """
     while True:
         state = machine.refresh()

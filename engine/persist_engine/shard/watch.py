@@ -1,5 +1,5 @@
-"""Waiting for a newer state: woken by this process's own progress, polling for that of others. Knows nothing of
-states.
+"""Waits for a newer state. Progress within this process wakes the wait; progress of others is polled. This module knows
+nothing of states.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 
 class StateWatch:
-    """A doorbell: `notify` wakes everybody who waits. Thread-safe."""
+    """Wakes all waiters on `notify`. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._events: set[threading.Event] = set()
 
     def notify(self) -> None:
-        """Wake all waiters; they recheck what they wait for."""
+        """Wakes all waiters; each rechecks its condition."""
         with self._lock:
             for event in self._events:
                 event.set()
@@ -43,20 +43,20 @@ class StateWatch:
 
 
 class Pushed(Protocol):
-    """News that others push. An optimisation: without it, or when it breaks, waiting polls."""
+    """News that other processes push. An optimisation: without it, or when it fails, waiting polls."""
 
     def subscribe(self) -> None:
-        """From now on news rings the watch."""
+        """Starts to receive news; each item notifies the watch."""
 
     def catch_up(self) -> None:
-        """Take in what was told, fetching what it leaves out; no round trip when nothing was."""
+        """Applies the received news and fetches what it lacks. No round trip without news."""
 
     def is_live(self) -> bool:
-        """Whether everything is being told, so that polling may be rare."""
+        """Whether all commits are being pushed, so that polling may be rare."""
 
 
 def once_after(seconds: float, env: Env) -> Callable[[], bool]:
-    """What answers true once: when first asked `seconds` from now or later."""
+    """A function that returns true once: at the first call made `seconds` from now or later."""
     due_s: float | None = env.monotonic_s() + seconds
 
     def is_due() -> bool:
@@ -82,9 +82,9 @@ def wait_until(
 ) -> T:
     """The first answer of `check` that is not None; None when `timeout_s` passed without one (None waits forever).
 
-    `check` looks at local state only. It runs at once, then after one `refresh`, then after every notify (with what was
-    pushed, if anything was) and every poll (with refresh), so a timeout of 0 still sees what other processes had done
-    before the call.
+    `check` reads local state only. It runs at once, then after one `refresh`, then after every notify (with pushed
+    news, if any) and every poll (with a refresh). A timeout of 0 therefore still sees what other processes did before
+    the call.
     """
     deadline_s = None if timeout_s is None else env.monotonic_s() + timeout_s
     poll_ms = settings.initial_ms
@@ -99,7 +99,7 @@ def wait_until(
             pushed.subscribe()
         refresh()
         while True:
-            event.clear()  # before looking at news and state, so that a notify in between is not lost
+            event.clear()  # before reading news and state, so that a notify in between is not lost
             if pushed is not None:
                 pushed.catch_up()
             answer = check()

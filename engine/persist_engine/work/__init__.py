@@ -1,1 +1,1 @@
-"""Room 4: maintenance, done after the write and never inside it."""
+"""Maintenance: work that is done after a write, never inside it."""

@@ -1,6 +1,6 @@
-"""Pieces of work that do not wait for one another: each is tried, whatever becomes of the others, and all that failed is told.
+"""Independent pieces of work: each is tried even if others fail, and all failures are reported together.
 
-Owns what failed; knows nothing of the work.
+This module owns the collected failures and knows nothing of the work.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from persist_engine.model.ids import ShardId
 
 
 class Attempts:
-    """Of one round of work on one shard. Not thread-safe."""
+    """The attempts of one round of work on one shard. Not thread-safe."""
 
     def __init__(self, shard_id: ShardId) -> None:
         self._shard_id = shard_id
@@ -21,27 +21,27 @@ class Attempts:
 
     @contextmanager
     def of(self, what: str) -> Iterator[None]:
-        """Keep the error that ends the block, for `end`. A store that is away ends the round: the others would only wait for
-        it as long again.
+        """Keeps an error that ends the block, for `end`. Unavailable ends the round: the other pieces would only wait for the store as long
+        again.
         """
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - told at the end
+        except Exception as error:  # noqa: BLE001 - raised at the end
             self._failed.append((what, error))
             if isinstance(error, Unavailable):
                 self.end()
 
     def end(self) -> None:
-        """Raise what was kept, if anything: the kind of the first, naming the shard, each piece and what ended it. An
-        ExceptionGroup where one is no PersistError.
+        """Raises the collected errors, if there are any. The error has the kind of the first and names the shard, each failed piece and its
+        cause. It is an ExceptionGroup when one of them is not a PersistError.
         """
         if not self._failed:
             return
         errors = [error for _, error in self._failed]
-        told = "; ".join(f"{what}: {type(error).__name__}: {error}" for what, error in self._failed)
-        text = f"{len(errors)} of what was due on shard {self._shard_id} failed, the rest was done: {told}"
+        causes = "; ".join(f"{what}: {type(error).__name__}: {error}" for what, error in self._failed)
+        text = f"{len(errors)} of what was due on shard {self._shard_id} failed, the rest was done: {causes}"
         if any(isinstance(error, Unavailable) for error in errors):
-            text = f"maintenance of shard {self._shard_id} ended early: {told}"
+            text = f"maintenance of shard {self._shard_id} ended early: {causes}"
         first = errors[0]
         if not isinstance(first, PersistError) or not all(isinstance(error, PersistError) for error in errors):
             raise ExceptionGroup(text, errors)

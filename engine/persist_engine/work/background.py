@@ -1,11 +1,11 @@
-"""Maintenance in the background of a process that writes: what its appends hand back, done by threads (spec 13.2, 14.4).
+"""Background maintenance in a writing process: threads do the work that its appends return (spec 13.2, 14.4).
 
-    append ──▶ Upkeep.offer(maintenance) ─┬─▶ rollup, GC     merged into what already waits, one at a time per handle
+    append ──▶ Upkeep.offer(maintenance) ─┬─▶ rollup, GC     merged into waiting work, one at a time per handle
                                           └─▶ compactions    a queue of 20 per handle, 5 at once per client
 
-Opt-in: whoever appends gets the work as a value and hands it over, or does it himself (`work.perform`). What is dropped
-here stays claimed until `compaction.claim_ms` has passed, and is then offered again by some append, larger by then.
-Follow-up work takes the same way. Must not know handles.
+Opt-in: an append returns its maintenance as a value. The caller offers it here or performs it (`work.perform`). Dropped work stays claimed
+until `compaction.claim_ms` has passed. A later append then offers it again, larger by then. Follow-up work takes the same path. This module
+must not know handles.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from persist_engine.work.perform import is_admitted, perform
 
 _log = logging.getLogger(__name__)
 
-#: Rollups and collections of one client at once: they are short, and wait for the stores most of the time.
+#: Rollups and collections that one client runs at once. They are short and mostly wait for the stores.
 ROUTINE_THREADS = 2
 
 Work = Literal["compaction", "routine"]
 
 
 class CompactionSwitch:
-    """Whether this process compacts in the background: one for all clients that are given it. Thread-safe. What is
-    running when it is turned off goes on; what waits is dropped.
+    """Switches background compaction of this process on and off. All clients that receive the switch share it. Thread-safe. Turning it off
+    drops waiting compactions; running ones continue.
     """
 
     def __init__(self) -> None:
@@ -44,23 +44,23 @@ class CompactionSwitch:
 
     @property
     def is_on(self) -> bool:
-        """As it stands now."""
+        """The current position of the switch."""
         return not self._is_off.is_set()
 
     def turn_off(self) -> None:
-        """From now on requests are dropped."""
+        """Drops requests from now on."""
         self._is_off.set()
 
     def turn_on(self) -> None:
-        """From now on requests are taken again."""
+        """Accepts requests again from now on."""
         self._is_off.clear()
 
 
 class BackgroundMaintenance:
-    """The threads of one client, which start when there is work. Thread-safe. A context manager: leaving it closes it.
+    """The maintenance threads of one client. They start when there is work. Thread-safe. A context manager that closes on exit.
 
-    Work that raises is logged and counted, never raised: it is offered again when its claim lapses. A process that ends
-    without `close` first does all that was taken up.
+    Work that raises is logged and counted, never raised; it is offered again when its claim lapses. A process that ends without `close`
+    first does all accepted work.
     """
 
     def __init__(self, settings: CompactionSettings, switch: CompactionSwitch | None = None) -> None:
@@ -75,18 +75,18 @@ class BackgroundMaintenance:
         self._is_closed = False
 
     def of(self, machine: Machine) -> Upkeep:
-        """A queue of its own for what one handle's appends hand back."""
+        """A queue for the maintenance that one handle's appends return."""
         return Upkeep(self, machine)
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Wait until all that was taken up is done, and what followed from it; false when `timeout_s` passed first."""
+        """Waits until all accepted work and its follow-up work is done. False when `timeout_s` passed first."""
         with self._changed:
             return self._changed.wait_for(lambda: not any(self._under_way.values()), timeout_s)
 
     def close(self) -> None:
-        """Abandon what waits, stop compactions that run between two tables (what they wrote is deleted), let a running
-        rollup or collection end, and return when no thread works any more: a store that is away holds it up for as long as
-        calls of it are retried. Close it before its client. Idempotent.
+        """Drops waiting work, stops running compactions between two tables (and deletes their output), lets a running rollup or collection
+        end, and returns when no thread works. An unreachable store delays this for as long as its calls are retried. Close this before its
+        client. Idempotent.
         """
         with self._changed:
             self._is_closed = True
@@ -99,19 +99,19 @@ class BackgroundMaintenance:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- of its queues -------------------------------------------------------------------------------------------------
+    # -- calls of its queues -------------------------------------------------------------------------------------------
 
     def is_closed(self) -> bool:
-        """Whether work is to end."""
+        """Whether work must end."""
         return self._is_closed
 
     @property
     def is_switched_on(self) -> bool:
-        """Whether compactions may begin."""
+        """Whether compactions may start."""
         return self._switch.is_on
 
     def submit(self, work: Work, machine: Machine, job: Callable[[], None]) -> bool:
-        """Have it done when a thread is free; false when closed, or when no thread can be had any more."""
+        """Runs the job when a thread is free. False when closed, or when no thread can be started."""
         with self._changed:
             if self._is_closed:
                 return False
@@ -121,7 +121,7 @@ class BackgroundMaintenance:
             taken = threading.Lock()
             try:
                 self._pools[work].submit(self._do, work, machine, job, taken)
-            except RuntimeError:  # the interpreter ends; or there is no thread to be had, and it stands in the queue
+            except RuntimeError:  # the interpreter ends, or no thread starts and the job stays queued
                 if taken.acquire(blocking=False):
                     self._under_way[work] -= 1
                     return False
@@ -132,7 +132,7 @@ class BackgroundMaintenance:
             return
         try:
             job()
-        except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to
+        except Exception as error:  # noqa: BLE001 - a thread has no caller
             machine.metrics.count("background_failed", work=work)
             survived = isinstance(error, Unavailable)
             level, known = (logging.WARNING if survived else logging.ERROR), isinstance(error, PersistError)
@@ -145,7 +145,7 @@ class BackgroundMaintenance:
 
 
 class Upkeep:
-    """The work of one handle on its way. Thread-safe. Made by `BackgroundMaintenance.of`."""
+    """The maintenance of one handle. Thread-safe. Made by `BackgroundMaintenance.of`."""
 
     def __init__(self, background: BackgroundMaintenance, machine: Machine) -> None:
         self._background, self._machine = background, machine
@@ -155,8 +155,8 @@ class Upkeep:
         self._waiting = 0
 
     def offer(self, maintenance: Maintenance) -> None:
-        """Take up what a command handed back; returns at once. Compactions that are not worth it, that find the queue
-        full or compaction switched off, and everything once closed, are dropped and counted.
+        """Accepts the maintenance that a command returned; returns at once. Drops and counts compactions that are not worthwhile, that find
+        the queue full or compaction switched off, and all work once closed.
         """
         routine = replace(maintenance, requests=())
         if not routine.is_empty():

@@ -1,9 +1,9 @@
-"""Physical compaction in this process: many runs become few, times advance, what cancels vanishes (spec 13).
+"""Physical compaction in this process: many runs become few, times advance, and cancelling updates vanish (spec 13).
 
-Order: output blobs first, then one merge result for each chunk of the plan (model.compaction_plan), swapped into state
-as soon as it is written: a compaction that ends early keeps what it did. Output blobs are deleted only when it is
-certain that no attempt linked them (spec 20, bug 1b); input blobs never: those are garbage collection's, which knows
-who still reads them, and no output ever names one (bug 15). Memory: `settings.compaction.memory_bytes_max`.
+Order: output blobs first, then one merge result for each chunk of the plan (model.compaction_plan). Each is swapped into state as soon as
+it is written, so a compaction that ends early keeps its progress. Output blobs are deleted only when certainly no attempt linked them (spec
+20, bug 1b). Input blobs are never deleted here: garbage collection deletes them, because it knows which versions are still read. No output
+ever names an input blob (bug 15). Memory: `settings.compaction.memory_bytes_max`.
 """
 
 from __future__ import annotations
@@ -42,13 +42,12 @@ from persist_engine.work.outcome import CompactOutcome, Ending
 
 _log = logging.getLogger(__name__)
 
-#: Told the bytes of each input part as it is taken up, and the bytes of all inputs; for progress bars.
-OnRead = Callable[[int, int], None]
+#: Receives the bytes of each input part as it is read, and the bytes of all inputs; for progress bars.
+OnBytesRead = Callable[[int, int], None]
 
 #: Parts encoded and uploaded at once.
 UPLOAD_THREADS = 2
-#: More than any spine asks for at once: its levels, and the batches within them, are logarithmic in the number of
-#: appends.
+#: More than any spine requests at once: its levels, and the batches within them, are logarithmic in the number of appends.
 REQUESTS_MAX = 1024
 #: Passes over one request. Each leaves at most half as many runs, so this many are never needed.
 PASSES_MAX = 64
@@ -58,14 +57,14 @@ def compact_due(
     machine: Machine,
     max_requests: int = REQUESTS_MAX,
     *,
-    on_read: OnRead | None = None,
+    on_read: OnBytesRead | None = None,
     attempts: Attempts | None = None,
 ) -> list[CompactOutcome]:
-    """Claim up to `max_requests` compactions that nobody works on and do them, oldest first; one outcome each. One that
-    raises leaves the others to be done; then it is raised, as of `Attempts.end`, or left to the caller's `attempts`.
+    """Claims up to `max_requests` unclaimed compactions and does them, oldest first. Returns one outcome for each. When one raises, the
+    others are still done; then the errors are raised as by `Attempts.end`, or left to the caller's `attempts`.
 
-    Claims older than `settings.compaction.claim_ms` count as abandoned. A compaction done twice is harmless: one
-    result is applied, the other removed.
+    Claims older than `settings.compaction.claim_ms` count as abandoned. A compaction done twice is harmless: one result is applied, and the
+    other is deleted.
     """
     if not machine.settings.compaction.enabled:
         _log.warning("compaction of shard %s is disabled", machine.shard_id, extra={"shard": machine.shard_id})
@@ -77,9 +76,9 @@ def compact_due(
     others_bytes = sum(_input_bytes(req) for req in claimed.requests)
     for req in claimed.requests:
         others_bytes -= _input_bytes(req)
-        told = None if on_read is None else partial(_tell, on_read, others_bytes)
+        progress = None if on_read is None else partial(_add_others, on_read, others_bytes)
         with tried.of(f"compaction {req.id} {req.desc}"):
-            outcomes.append(compact(machine, req, on_read=told))
+            outcomes.append(compact(machine, req, on_read=progress))
             others_bytes += outcomes[-1].bytes_read
     if attempts is None:
         tried.end()
@@ -90,8 +89,8 @@ def _input_bytes(req: MergeReq) -> int:
     return sum(batch.size_bytes for _, batch in req.inputs)
 
 
-def _tell(on_read: OnRead, others_bytes: int, count: int, own_bytes: int) -> None:
-    """As one compaction tells it, of all: beside what the others read, or are to read."""
+def _add_others(on_read: OnBytesRead, others_bytes: int, count: int, own_bytes: int) -> None:
+    """Reports the progress of one compaction as progress of all: adds the input bytes of the others."""
     on_read(count, others_bytes + own_bytes)
 
 
@@ -99,15 +98,15 @@ def compact(
     machine: Machine,
     req: MergeReq,
     *,
-    on_read: OnRead | None = None,
+    on_read: OnBytesRead | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> CompactOutcome:
-    """Do `req`. Readers see the same contents at every time at or past `req.desc.since`, before, during and after.
+    """Does `req`. Readers see the same contents at every time at or past `req.desc.since`, before, during and after.
 
-    May be killed at any point: blobs leak, nothing is lost, and what was applied stays. When reading or writing fails
-    the blobs that were not yet offered to state are removed. CONFLICT when others were faster, whether they left the
-    inputs in place until the end or not; FAILED when it took longer than `compaction_timeout_ms` or `is_stopped`, which
-    is asked between two tables; SKIPPED when there was nothing to merge.
+    May be killed at any point: blobs leak, nothing is lost, and applied results stay. When reading or writing fails, the blobs not yet
+    offered to state are deleted. CONFLICT when another compaction was faster, whether the inputs disappeared or not. FAILED when it
+    took longer than `compaction_timeout_ms`, or when `is_stopped`, which is checked between two tables. SKIPPED when there was nothing to
+    merge.
     """
     validate_request(req)
     machine.metrics.count("compaction_started")
@@ -121,18 +120,20 @@ def compact(
 
 
 class _GivenUp(Exception):
-    """Not to be gone on with: the deadline passed, or somebody stopped it, between two tables."""
+    """The compaction must not continue: the deadline passed, or it was stopped, between two tables."""
 
 
 class _Compaction:
-    """One request on its way."""
+    """One request being compacted."""
 
-    def __init__(self, machine: Machine, req: MergeReq, on_read: OnRead | None, is_stopped: Callable[[], bool]) -> None:
+    def __init__(
+        self, machine: Machine, req: MergeReq, on_read: OnBytesRead | None, is_stopped: Callable[[], bool]
+    ) -> None:
         self._machine, self._req, self._on_read = machine, req, on_read
         self._is_stopped = is_stopped
         self._started_s = machine.env.monotonic_s()
         self._timeout_ms = compaction_timeout_ms(req, machine.settings.compaction)
-        # As new as the inputs, so that none is shown under an older schema; the shard's where they do not say.
+        # As new as the inputs, so that none is shown under an older schema. The shard's newest when the inputs name none.
         schema_id = newest_schema_id(req)
         self._schema_id = machine.schema_id if schema_id is None else schema_id
         machine.metrics.count("compaction_schema", choice="handle" if schema_id is None else "newest_input")
@@ -144,7 +145,7 @@ class _Compaction:
         self._maintenance = NO_MAINTENANCE
 
     def run(self) -> CompactOutcome:
-        """All passes; see `compact`."""
+        """Runs all passes; see `compact`."""
         left: MergeReq | None = self._req
         for _ in range(PASSES_MAX):
             if left is None:
@@ -176,8 +177,8 @@ class _Compaction:
         return replace(req, inputs=tuple(zip(ids, expand(self._machine, batches), strict=True)))
 
     def _late(self, inputs: Iterable[IdBatch], error: MissingBlob) -> tuple[Ending, str]:
-        """What to say when a blob of `inputs` is missing because others compacted them, and it is collected: no lease
-        holds them. Then we are late, and nothing is lost; else `error` is raised.
+        """The ending when a blob of `inputs` is missing. No lease holds the inputs, so another compaction may have replaced them and
+        garbage collection deleted them; this compaction is then late, and nothing is lost. Otherwise raises `error`.
         """
         if not _is_replaced(self._machine.refresh(), inputs):
             raise error
@@ -185,7 +186,7 @@ class _Compaction:
         return Ending.CONFLICT, f"others replaced the inputs meanwhile: {error}"
 
     def _do(self, chunk: CompactionChunk, replaced: tuple[HollowBatch, ...]) -> tuple[Ending, str] | None:
-        """Merge, write and swap in one chunk in the place of `replaced`; None, or why it was not applied."""
+        """Merges, writes and swaps in one chunk in place of `replaced`. None when applied, else the ending and its reason."""
         machine = self._machine
         machine.metrics.count("compaction_chunks")
         machine.metrics.count("compaction_runs", len(chunk.runs))
@@ -224,10 +225,10 @@ class _Compaction:
             pieces = [run.parts] if run.is_sorted else [(part,) for part in run.parts]
             runs += [RunToRead.of(run.desc, piece, is_sorted=run.is_sorted) for piece in pieces]
         on_read, total_bytes = self._on_read, self._total_bytes
-        told = None if on_read is None else (lambda count: on_read(count, total_bytes))
+        on_fetched = None if on_read is None else (lambda count: on_read(count, total_bytes))
         memory_bytes = machine.settings.compaction.memory_bytes_max // MERGING_SHARE
         row_filter = CompactionFilter(chunk.desc.since)
-        return read_consolidated(source, runs, row_filter, memory_bytes=memory_bytes, on_fetched=told)
+        return read_consolidated(source, runs, row_filter, memory_bytes=memory_bytes, on_fetched=on_fetched)
 
     def _in_time(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         for table in tables:
@@ -239,7 +240,7 @@ class _Compaction:
             yield table
 
     def _left(self) -> MergeReq | None:
-        """What the request's spine batch still asks for, as it is now; None when it is done, or merged further."""
+        """The remaining request of the request's spine batch, as it is now. None when it is done, or merged further."""
         for batch in self._machine.state.trace.spine_batches():
             if batch.id == self._req.id and not batch.is_compact:
                 return batch.request()
@@ -269,7 +270,7 @@ class _Compaction:
 
 
 def _is_replaced(state: ShardState, inputs: Iterable[IdBatch]) -> bool:
-    """Whether some blob that `inputs` name is no longer named by `state`, hence by no later one."""
+    """Whether some blob that `inputs` name is no longer named by `state`, and hence by no later state."""
     live = {key for batch in state.trace.batches() for key in batch.blob_keys()}
     return any(key not in live for _, batch in inputs for key in batch.blob_keys())
 
@@ -286,10 +287,10 @@ class _RunWriter:
         self._parts: list[Part] = []
 
     def write_run(self, tables: Iterator[pa.Table], *, outstanding_parts: int) -> None:
-        """Write `tables`, sorted and consolidated, as one run; all of its parts are durable when it returns.
+        """Writes `tables`, sorted and consolidated, as one run. All of its parts are durable when it returns.
 
-        At most `outstanding_parts` parts are in memory at once, the one being gathered included: with one, merging
-        waits while it is written. Nor more than are written at once, and that one: others would only wait.
+        At most `outstanding_parts` parts are in memory at once, including the one being gathered. With one, merging waits while it is
+        written. The limit is also one more than the number of parallel writes: further parts would only wait.
         """
         outstanding_parts = min(outstanding_parts, UPLOAD_THREADS + 1)
         target = self._machine.settings.batch.target_part_bytes
@@ -308,7 +309,7 @@ class _RunWriter:
             self._parts.append(self._outstanding.popleft().result())
 
     def output(self) -> HollowBatch:
-        """The batch of the run written; no parts at all when everything cancelled."""
+        """The batch of the written run. It has no parts when everything cancelled."""
         self._pool.shutdown()
         if not self._parts:
             return HollowBatch.empty(self._desc)
@@ -318,7 +319,7 @@ class _RunWriter:
         return HollowBatch(self._desc, rows, tuple(self._parts), (), (meta,))
 
     def abandon(self) -> None:
-        """Delete what was written: nothing of it was offered to state. Blobs leak when the store refuses that too."""
+        """Deletes the written parts, none of which was offered to state. They leak when the store refuses the deletion too."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         for future in self._outstanding:
             if not future.cancelled() and future.exception() is None:

@@ -1,13 +1,12 @@
-"""Garbage collection: delete blobs that no version will name again, then the versions themselves (spec 14.5 to 14.7).
+"""Garbage collection: deletes blobs that no version will name again, then the versions themselves (spec 14.5 to 14.7).
 
     consensus   v1 .. [r1] ........ [r2] ............ current     rollups r1 < r2 <= seqno_since
                        |-- a step --|                             1. blobs that diffs up to r2 deleted, not live at r2
                                                                   2. the diffs below r2    3. the entry of r1 in state
 
-Why this order: blobs go before the diffs that name them, so that a crash leaves their names; diffs go before the
-rollup entries, so that state always names a rollup at the earliest version. Every step may be repeated, and others
-may do the same at once. Invariant: a blob is deleted only if a diff at or below the truncation point deleted it and
-neither the state there nor the newest known state names it.
+The reason for the order: blobs are deleted before the diffs that name them, so that a crash leaves their names. Diffs are deleted before
+the rollup entries, so that state always names a rollup at the earliest version. Every step may be repeated, also concurrently. Invariant: a
+blob is deleted only if a diff at or below the truncation point deleted it and neither the state there nor the newest known state names it.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from persist_engine.work.outcome import Ending, GcOutcome
 
 _log = logging.getLogger(__name__)
 
-#: Told versions done, versions in all, and blobs deleted so far; for progress bars.
+#: Receives the versions done, the versions in all, and the blobs deleted so far; for progress bars.
 OnProgress = Callable[[int, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class GcStep:
-    """What one step would take away: the versions below `to`, and these blobs."""
+    """What one step would delete: the versions below `to`, and these blobs."""
 
     to: SeqNo
     versions: int
@@ -50,13 +49,11 @@ class GcStep:
 
 
 def gc_and_truncate(machine: Machine, upto: SeqNo | None = None, *, on_progress: OnProgress | None = None) -> GcOutcome:
-    """Collect everything below the newest rollup at or below `upto` (None: seqno_since, the oldest version a reader
-    holds).
+    """Collects everything below the newest rollup at or below `upto` (None: seqno_since, the oldest version that a reader holds).
 
-    Safe to repeat, to race and to kill at any point: the next run completes what this one left. A request that is
-    behind what was already collected does nothing (spec 20, bug 5), nor does a run that others overtake. Memory is
-    bounded by the versions between two rollups at most, not by how long nothing was collected. InvalidUsage when
-    `upto` is past seqno_since: readers are still there.
+    Safe to repeat, to race and to kill at any point: the next run completes the work. A request behind an earlier collection does nothing
+    (spec 20, bug 5), nor does a run that another overtakes. Memory is bounded by the versions between two rollups, however long no
+    collection ran. InvalidUsage when `upto` is past seqno_since: readers hold those versions.
     """
     try:
         outcome = _Collection(machine, on_progress).run(upto)
@@ -68,7 +65,7 @@ def gc_and_truncate(machine: Machine, upto: SeqNo | None = None, *, on_progress:
 
 
 def collectable(machine: Machine, to: SeqNo) -> Iterator[GcStep]:
-    """The steps that collecting up to the version `to` would take, were there a rollup at it; changes nothing."""
+    """The steps that a collection up to version `to` would take if there were a rollup at it. Changes nothing."""
     state = machine.refresh()
     stops = [seqno for seqno in rollup_seqnos(state) if seqno < to]
     walk = VersionWalk(machine)
@@ -82,20 +79,20 @@ def collectable(machine: Machine, to: SeqNo) -> Iterator[GcStep]:
 
 
 def _garbage(machine: Machine, walk: VersionWalk, to: SeqNo, *, newest: ShardState) -> dict[str, BlobRef] | None:
-    """Advance to `to`; what the diffs on the way let go of and neither the state there nor `newest` has again. What only
-    the newest has is the garbage of the diff that will let go of it. None: overtaken.
+    """Advances to `to`. Returns the blobs that the diffs on the way released and that neither the state there nor `newest` names again. A
+    blob that only the newest state names becomes garbage of the diff that releases it. None when overtaken.
     """
-    # What the earliest diff itself deleted is gone: whoever truncated to it collected through it first.
+    # Blobs that the earliest diff deleted are gone: the process that truncated to it collected through it first.
     garbage: dict[str, BlobRef] = {}
     while walk.seqno < to:
         diff = walk.advance(through=to)
         if not isinstance(diff, StateDiff):
             return None
         garbage.update((blob.partial_key, blob) for blob in deleted_blobs(diff))
-    # A late merge result may have brought back what an earlier diff deleted (spec 20, bug 6).
+    # A late merge result may have linked a blob again that an earlier diff deleted (spec 20, bug 6).
     for key in _named(garbage, walk.state) | _named(garbage, newest):
         del garbage[key]
-    # What listings name goes with them. In this order, each listing before what it names.
+    # The blobs that listings name are garbage too. In this order, each listing comes before its entries.
     garbage = {blob.partial_key: blob for blob in with_nested(machine, garbage.values())}
     found = sorted(_named(garbage, walk.state) | _named(garbage, newest))
     check(not found, f"GC of {machine.shard_id} to {to} would delete blobs that live states name: {found[:3]}")
@@ -103,8 +100,8 @@ def _garbage(machine: Machine, walk: VersionWalk, to: SeqNo, *, newest: ShardSta
 
 
 def _named(blobs: Mapping[str, BlobRef], state: ShardState) -> Set[str]:
-    """Those of `blobs` that `state` names. Batches name no rollups, so where nothing else is asked for, as without
-    compactions, live batches are not looked at, however many.
+    """Those of `blobs` that `state` names. Batches name no rollups. When only rollups are sought, as without compactions, live batches are
+    not examined, however many there are.
     """
     if all(blob.kind == "rollup" for blob in blobs.values()):
         return blobs.keys() & {rollup.key for rollup in state.rollups.values()}
@@ -112,7 +109,7 @@ def _named(blobs: Mapping[str, BlobRef], state: ShardState) -> Set[str]:
 
 
 class _Collection:
-    """One run and what it has done so far."""
+    """One run and its progress."""
 
     def __init__(self, machine: Machine, on_progress: OnProgress | None) -> None:
         self._machine = machine
@@ -155,7 +152,7 @@ class _Collection:
         return Ending.SUCCEEDED if did else Ending.SKIPPED
 
     def _collect(self, state: ShardState, rollups: Sequence[SeqNo]) -> SeqNo:
-        """Step from rollup to rollup; the version that the log now begins at, or where others overtook us."""
+        """Steps from rollup to rollup. Returns the version at which the log now begins, or at which another collector overtook."""
         with self._timed("find_blobs"):
             walk = VersionWalk(self._machine)
         first, last = walk.seqno, rollups[-1]
@@ -164,7 +161,7 @@ class _Collection:
             _log.error(text, first, self._machine.shard_id, extra={"shard": self._machine.shard_id})
         for seqno in rollups:
             if walk.seqno < seqno:
-                # Read anew for every step: nothing that anybody linked meanwhile may go.
+                # Refreshed for every step, so that blobs linked meanwhile stay.
                 newest = self._machine.refresh()
                 if not self._step(walk, seqno, newest):
                     return walk.seqno
@@ -175,13 +172,13 @@ class _Collection:
         return walk.seqno
 
     def _begins_at(self, seqno: SeqNo) -> bool:
-        """Whether the log still does: who truncates it removes the rollups before only afterwards."""
+        """Whether the log still begins at `seqno`. A collector removes the older rollups only after it truncates."""
         bounds = self._machine.versions.live_diff_bounds(self._machine.shard_id)
         return bounds is not None and bounds.earliest == seqno
 
     def _step(self, walk: VersionWalk, to: SeqNo, newest: ShardState) -> bool:
-        """Advance from one rollup to the next, delete what the diffs between let go of, then those diffs. False:
-        overtaken, and nothing was deleted.
+        """Advances from one rollup to the next, deletes the blobs that the diffs between released, then those diffs. False when overtaken;
+        nothing was deleted then.
         """
         machine = self._machine
         with self._timed("find_blobs"):
@@ -204,7 +201,7 @@ class _Collection:
             self._delete(rollups, kind="rollup")
         with self._timed("delete_parts"):
             self._delete(parts, kind="part")
-            # Children first: an interrupted deletion must still know what is left (spec 20, bug 35).
+            # Children first: an interrupted deletion must be able to find what remains (spec 20, bug 35).
             for key in reversed(listings):
                 self._delete([key], kind="part")
         with self._timed("truncate"):
@@ -215,7 +212,7 @@ class _Collection:
         return True
 
     def _delete(self, partial_keys: Sequence[str], *, kind: str) -> None:
-        """Delete blobs, a few at a time; every one is gone when it returns. What was gone already counts too."""
+        """Deletes blobs, a few at a time. All are gone when it returns. A blob that was already gone counts too."""
         machine = self._machine
 
         def delete(partial_key: str) -> None:
@@ -231,7 +228,7 @@ class _Collection:
         machine.metrics.count("gc_deleted_blobs", len(partial_keys), kind=kind)
 
     def _count_held(self, reached: ShardState) -> None:
-        """What readers of older versions still keep: parts that the earliest version names and the newest does not."""
+        """Records what readers of older versions still keep: the parts that the earliest version names and the newest does not."""
         machine = self._machine
         newest = machine.state
         machine.metrics.gauge("gc_held_parts", _held_parts(reached.trace, newest.trace), shard=machine.shard_id)
@@ -270,8 +267,8 @@ class _Collection:
 
 
 def _held_parts(old: Trace, new: Trace) -> int:
-    """How many blobs of batches `old` names and `new` does not. Costs what differs: hollow batches have fixed places in
-    the order of arrival, so spine batches that are stored alike need no closer look.
+    """The number of blobs of batches that `old` names and `new` does not. Its cost is proportional to the difference: hollow batches have
+    fixed places in the order of arrival, so spine batches with equal stored forms are skipped.
     """
     then, now = ({batch.id: batch for batch in trace.spine_batches()} for trace in (old, new))
     same = {key for key in then.keys() & now.keys() if stored_form(then[key]) == stored_form(now[key])}

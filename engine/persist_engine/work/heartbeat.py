@@ -1,9 +1,8 @@
-"""Keeps one leased reader alive: a thread that beats every half lease until stopped, until the reader is gone, until its
-client was closed, or until nobody refers to its owner any more, whom the thread does not keep alive.
+"""Keeps one leased reader alive. A thread beats every half lease until it is stopped, the reader is gone, its client is closed, or its
+owner has been garbage-collected. The thread does not keep its owner alive.
 
-Knows nothing of what the lease is for. A machine that slept past its lease finds the reader expired: the thread ends
-and says so through `is_lost`; the handle then behaves as if its since were empty (spec 20, bug 23), it does not
-crash.
+This module knows nothing of the purpose of the lease. A machine that slept past its lease finds the reader expired. The thread then ends
+and reports it through `is_lost`. The handle behaves as if its since were empty (spec 20, bug 23); it does not crash.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from persist_engine.base.metrics import Metrics
 
 _log = logging.getLogger(__name__)
 
-#: A beat that comes this much later than planned means that the machine or the process was stopped.
+#: A beat that is late by this much means that the machine or the process was stopped.
 OVERSHOOT_WARN_S = 60.0
-#: A lease so short that half of it rounds to nothing still leaves the store in peace.
+#: The minimum interval: half of a very short lease must not flood the store.
 INTERVAL_S_MIN = 0.05
-#: However long a lease is: locks take no time-out of centuries.
+#: The maximum interval, because locks reject very long timeouts.
 INTERVAL_S_MAX = 24 * 60 * 60.0
 
 
 class Heartbeat:
-    """Calls `beat` (True: still registered), a method of its owner, every `interval_s` in a daemon thread, from
-    construction until `stop`. When the owner is garbage the thread calls `give_up` instead, once and at best, and ends.
+    """Calls `beat` (True: still registered), a method of its owner, every `interval_s` in a daemon thread, from construction until `stop`.
+    When the owner is garbage, the thread calls `give_up` instead, once and best-effort, and ends.
     """
 
     def __init__(
@@ -50,15 +49,15 @@ class Heartbeat:
         self._interval_s = min(max(INTERVAL_S_MIN, interval_s), INTERVAL_S_MAX)
         self._env = env
         self._what, self._shard = what, shard
-        # Held while there is reason to beat. SUBTLE: the garbage collector, which may run within any call of any thread,
-        # ends the rest too. Of all that wakes a thread only the release of a bare lock takes no lock itself.
+        # Held while the thread should beat. SUBTLE: the garbage collector also ends the rest, and it may run within any call of any thread.
+        # Of all ways to wake a thread, only releasing a bare lock takes no lock itself.
         self._reason = threading.Lock()
         self._reason.acquire()
         self._lost = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"persist-heartbeat-{what}", daemon=True)
         self._thread.start()
-        # At exit leases are left to run out: nothing may be waited for, and the thread cannot go on.
-        weakref.finalize(beat.__self__, self._end).atexit = False  # type: ignore[attr-defined]  # it is a method
+        # At exit leases are left to expire: the process must not wait, and the thread cannot run on.
+        weakref.finalize(beat.__self__, self._end).atexit = False  # type: ignore[attr-defined]  # beat is a method
 
     @property
     def is_lost(self) -> bool:
@@ -66,16 +65,16 @@ class Heartbeat:
         return self._lost.is_set()
 
     def stop(self) -> None:
-        """End the thread; returns when no further beat can start. Idempotent."""
+        """Ends the thread. No further beat can start after it returns. Idempotent."""
         self._end()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=self._interval_s + OVERSHOOT_WARN_S)
 
     def _end(self) -> None:
-        """No reason to beat any more. Never blocks; idempotent."""
+        """Ends the reason to beat. Never blocks; idempotent."""
         try:
             self._reason.release()
-        except RuntimeError:  # it was released
+        except RuntimeError:  # already released
             return
 
     def _run(self) -> None:
@@ -86,7 +85,7 @@ class Heartbeat:
             self._give_up_at_best()
 
     def _has_ended(self) -> bool:
-        """Rest between two beats; whether the rest was ended."""
+        """Rests between two beats. Returns whether the rest was ended early."""
         asleep_since_s = self._env.monotonic_s()
         if self._reason.acquire(timeout=self._interval_s):
             return True
@@ -97,16 +96,16 @@ class Heartbeat:
         return False
 
     def _beat_once(self) -> bool:
-        """Whether to go on. The owner is referred to from this frame only, which is gone while the thread rests."""
+        """Beats once and returns whether to continue. Only this frame refers to the owner, so nothing does while the thread rests."""
         beat = self._beat()
         if beat is None:
-            return True  # and the rest ends at once
+            return True  # the rest then ends at once
         try:
             registered = beat()
-        except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to, and the lease is held as before
+        except Exception as error:  # noqa: BLE001 - a thread has no caller, and the lease is held as before
             self._metrics.count("heartbeat", outcome="failed")
-            # A client that was closed stays so. But a store that was away for longer than its retries may be back for the
-            # next beat, and one that came back unsafe may be mended by then.
+            # A closed client stays closed. But a store that was unreachable for longer than its retries may be back for the next beat, and
+            # an unsafe store may be repaired by then.
             is_final = isinstance(error, InvalidUsage) and not isinstance(error, UnsafeStore)
             text = "heartbeat of %s on shard %s ends: %s" if is_final else "heartbeat of %s on shard %s failed: %s"
             is_known = isinstance(error, PersistError)
@@ -124,6 +123,6 @@ class Heartbeat:
         _log.debug(text, self._what, self._shard, extra={"shard": self._shard})
         try:
             self._give_up()
-        except Exception as error:  # noqa: BLE001 - its client may be closed; the lease runs out all the same
+        except Exception as error:  # noqa: BLE001 - the client may be closed; the lease expires anyway
             text = "%s on shard %s could not be expired: %s"
             _log.debug(text, self._what, self._shard, error, extra={"shard": self._shard})

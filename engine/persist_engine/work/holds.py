@@ -1,7 +1,7 @@
-"""Who holds a shard back: every reader and writer, and the retention; what each holds, since when, and whether it blocks.
+"""The holders of a shard: every reader and writer, and the retention; what each holds, since when, and what it blocks.
 
-`since` is blocked by the readers whose own since is the shard's; collection by those whose version is the least held.
-A critical reader's hold has no lease: when what held it is gone for good, a person ends it.
+Readers whose own since equals the shard's block `since`. Readers with the least held version block collection. A critical reader's hold has
+no lease: when its holder is gone for good, an administrator must end it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from persist_engine.shard.machine import Machine
 from persist_engine.work.audit.walk import VersionWalk, WalkEnd
 
 Holder = LeasedReader | CriticalReader | Writer
-#: In the place of a holder's id: a shard has one.
+#: The id of the retention's hold; a shard has at most one.
 RETENTION: Literal["retention"] = "retention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """One holder, or the shard's retention, whose id says so. `since` and `upper` are times, None when closed (or when its kind
-    has none: see `kind`).
+    """One holder, or the shard's retention, marked by its id. `since` and `upper` are times; None when closed, or when the kind has none
+    (see `kind`).
 
-    `held_from_ms`: when it last moved what it holds; `is_older`: it did so before the live versions begin, at that time
-    or earlier. `lease_ends_ms`: None for critical readers and retention, which never lapse; `has_lapsed`: the next command removes it.
+    `held_from_ms` is when it last moved what it holds. `is_older` means that it did so before the first live version; the time is then an
+    upper bound. `lease_ends_ms` is None for critical readers and retention, which never lapse. `has_lapsed` means that the next command
+    removes it.
     """
 
     id: str
@@ -50,13 +51,13 @@ class Hold:
     has_lapsed: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Keys as the fields are named."""
+        """A JSON object with the names of the fields as keys."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holds:
-    """All holders, oldest hold first, and what the shard stands at; `retain_ms`: None without retention."""
+    """All holders, oldest hold first, and the frontiers of the shard. `retain_ms` is None without retention."""
 
     shard_id: str
     seqno: int
@@ -68,12 +69,12 @@ class Holds:
     holds: tuple[Hold, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Keys as the fields are named."""
+        """A JSON object with the names of the fields as keys."""
         return asdict(self) | {"holds": [hold.to_json() for hold in self.holds]}
 
 
 def holds_of(machine: Machine) -> Holds:
-    """Everybody who is registered now. Linearized; walks all live versions to tell since when."""
+    """All current holders. Linearized. Walks all live versions to find when each last moved."""
     moved: dict[str, int] = {}
     walk, end = VersionWalk(machine), None
     begun_ms = walk.state.walltime_ms
@@ -106,10 +107,10 @@ def holds_of(machine: Machine) -> Holds:
 
 
 def release_holds(machine: Machine, reader_ids: Iterable[str], *, commit: bool) -> list[str]:
-    """End the holds of these critical readers for ever, or with `commit` off only see that they could be; the ids.
+    """Ends the holds of these critical readers for ever; without `commit`, only checks that they exist. Returns their ids.
 
-    InvalidUsage, and nothing is ended, unless each of them is registered: leases end by themselves. The shard's since stays
-    where it is. Idempotent until it has answered.
+    InvalidUsage, before any hold is ended, unless each of them is registered. Leases end by themselves. The shard's since stays where it
+    is. May be repeated until it returns; after that, a repetition is InvalidUsage.
     """
     wanted = [CriticalReaderId(text) for text in reader_ids]
     state = machine.refresh()
@@ -126,7 +127,7 @@ def _holders(state: ShardState) -> list[tuple[str, Holder]]:
 
 
 def _moved_by(diff: StateDiff) -> list[str]:
-    """Whose hold the diff moved: a heartbeat alone moves none."""
+    """The ids of holders that the diff moved. A heartbeat alone moves none."""
     out: list[str] = []
     for leased in diff.leased_readers:
         match leased:

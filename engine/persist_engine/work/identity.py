@@ -1,14 +1,14 @@
-"""The identity of a pair of stores: drawn at first use, stored in both, compared whenever the pair is opened.
+"""The identity of a pair of stores: drawn at first use, stored in both, and compared whenever the pair is opened.
 
-Made in this order, so that a crash between any two steps leaves what the next opener finishes, and two first openers
+It is created in this order. A crash between two steps leaves a state that the next opener completes, and two concurrent first openers
 agree:
 
     1  consensus   the id, not bound         the one compare-and-set that decides
     2  blob        the id
-    3  consensus   the id, bound             from here on a blob store without it is not ours
+    3  consensus   the id, bound             from here on a blob store without it is another store
 
-So consensus without the id beside a blob store that has it has lost its data or belongs elsewhere, and so has a blob store
-without it beside a consensus that is bound. Nothing is ever written over what either store says.
+Consensus without the id, beside a blob store that has it, has lost its data or belongs elsewhere. The same holds for a blob store without
+the id beside a consensus that is bound. An id in a store is never overwritten.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from persist_engine.model.ids import StoreId
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.consensus import Consensus
 
-#: Each step is done at most once, by one opener or another, so that this is never reached.
+#: Each step is done at most once, by one opener or another, so this limit is never reached.
 _STEPS_MAX = 16
 _ADVICE = (
-    "check both addresses; if they are right, bring the lost data back (docs/operations.md, Pairs of stores): "
+    "check both addresses; if they are right, restore the lost data (docs/operations.md, Pairs of stores): "
     "nothing is written until the two agree"
 )
 
 
 def identify(blob: Blob, consensus: Consensus, *, fresh: StoreId, create: bool) -> StoreId | None:
-    """The pair's id, after giving it `fresh` when it had none. Without `create` nothing is written, and a pair that has
-    none is None.
+    """The id of the pair, which becomes `fresh` when it has none. Without `create`, nothing is written, and a pair without an id gives
+    None.
 
-    StoreLost and StoreMismatch, with both addresses. Two or three small reads; idempotent and linearized. Retries nothing.
+    StoreLost and StoreMismatch name both addresses. Two or three small reads. Idempotent and linearized. Retries nothing.
     """
     for _ in range(_STEPS_MAX):
-        # SUBTLE: blob first. It is written after consensus, so what is found there was in consensus before.
+        # SUBTLE: blob first. The id is written to consensus before blob, so an id found in blob was in consensus before.
         in_blob = _in_blob(blob)
         head = consensus.head(IDENTITY_KEY)
         if head is None:
@@ -47,7 +47,7 @@ def identify(blob: Blob, consensus: Consensus, *, fresh: StoreId, create: bool) 
             continue
         known = decode_identity(head.data, key=IDENTITY_KEY)
         if in_blob is None and known.is_bound:
-            in_blob = _in_blob(blob)  # bound since the first look
+            in_blob = _in_blob(blob)  # bound since the first read
             if in_blob is None:
                 raise _lost(f"the blob store {blob.address()} does not know it", known.store_id, blob, consensus)
         if in_blob not in {None, known.store_id}:
@@ -74,7 +74,7 @@ def _in_blob(blob: Blob) -> StoreId | None:
 
 
 def _say(consensus: Consensus, expected: Tip | None, identity: Identity) -> None:
-    """The next look tells which opener won."""
+    """Tries to write the identity. The next read shows which opener won."""
     seqno = SeqNo(1) if expected is None else expected.seqno.next()
     consensus.compare_and_set(IDENTITY_KEY, expected, VersionedData(seqno, encode_identity(identity)))
 

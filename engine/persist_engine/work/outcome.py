@@ -1,8 +1,7 @@
-"""What came of a piece of maintenance: one frozen value for each kind, and the flat report that pods and operators
-read.
+"""Results of maintenance: one frozen value for each kind, and the flat report that pods and operators read.
 
-Not errors: SKIPPED (nothing was due) and CONFLICT (somebody else was faster; what we wrote was removed again) are
-normal ends.
+SKIPPED (nothing was due) and CONFLICT (another process was faster; the output was deleted again) are normal results,
+not errors.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from persist_engine.shard.applier import NO_MAINTENANCE
 
 
 class Ending(enum.StrEnum):
-    """How it ended."""
+    """How the work ended."""
 
     SUCCEEDED = "Succeeded"
     SKIPPED = "Skipped"
@@ -30,7 +29,9 @@ class Ending(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What every kind tells. `seqno`: the version it was done on; `maintenance`: what the commit left to do."""
+    """The fields of every kind. `seqno` is the version that the work was based on. `maintenance` is the work that its
+    commit left.
+    """
 
     type: ClassVar[str] = ""
     shard_id: ShardId
@@ -44,7 +45,7 @@ class Outcome:
     maintenance: Maintenance = field(default=NO_MAINTENANCE)
 
     def to_json(self) -> dict[str, Any]:
-        """The report: every key always present, zero where the kind has nothing to say."""
+        """The report. Every key is always present, with zero where it does not apply to the kind."""
         return {
             "type": self.type,
             "outcome": self.ending.value,
@@ -68,7 +69,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollupOutcome(Outcome):
-    """`key`: partial key of the linked rollup."""
+    """`key` is the partial key of the linked rollup."""
 
     type: ClassVar[str] = "Rollup"
     key: str | None = None
@@ -76,7 +77,7 @@ class RollupOutcome(Outcome):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcOutcome(Outcome):
-    """`truncated_to`: the earliest live version afterwards, as far as this run saw."""
+    """`truncated_to` is the earliest live version after this run, as far as it saw."""
 
     type: ClassVar[str] = "GC"
     truncated_to: SeqNo | None = None
@@ -89,7 +90,9 @@ class GcOutcome(Outcome):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactOutcome(Outcome):
-    """Of one request, or the sum of several. `rows_*`: of the inputs, as state bounds them, and of the output."""
+    """The result of one request, or the sum of several. `rows_*` count the rows of the inputs, as state bounds them,
+    and of the output.
+    """
 
     type: ClassVar[str] = "Compaction"
     id: SpineId | None = None
@@ -108,7 +111,9 @@ class CompactOutcome(Outcome):
 
 
 def summary(kind: str, shard_id: ShardId, seqno: SeqNo, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """One report for a run that did `outcomes`, all of `kind`: numbers added; it succeeded if any of them did."""
+    """One report for a run with the results `outcomes`, all of `kind`. Adds the numbers. The run succeeded if any of
+    them did.
+    """
     if len(outcomes) == 1:
         return outcomes[0].to_json()
     endings = {outcome.ending for outcome in outcomes}
@@ -123,7 +128,7 @@ def summary(kind: str, shard_id: ShardId, seqno: SeqNo, outcomes: Sequence[Outco
 
 
 def failure_report(kind: str, shard_id: str, message: str, *, duration_ms: int) -> dict[str, Any]:
-    """The report of work that raised: nothing it did not finish is visible to readers."""
+    """The report of work that raised. Nothing that it left unfinished is visible to readers."""
     common = Outcome(
         shard_id=ShardId(shard_id), seqno=SeqNo(0), ending=Ending.FAILED, message=message, duration_ms=duration_ms
     )

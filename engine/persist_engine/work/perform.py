@@ -1,8 +1,7 @@
-"""Does the work that commits leave behind, until nothing is left (spec 14.8). Owns the order only: rollup, GC, then
-compactions.
+"""Performs the work that commits leave, until nothing is left (spec 14.8). This module owns only the order: rollup, GC, then compactions.
 
-A rollup first, since GC can truncate no further than one; compactions last, since they are the slowest and nobody
-waits for them.
+Rollups run first, because GC truncates at most to a rollup. Compactions run last, because they are the slowest and no caller waits for
+them.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from persist_engine.model.spine.spine import MergeReq
 from persist_engine.shard.applier import NO_MAINTENANCE
 from persist_engine.shard.machine import Machine
 from persist_engine.work.attempts import Attempts
-from persist_engine.work.compact import OnRead, compact, compact_due
+from persist_engine.work.compact import OnBytesRead, compact, compact_due
 from persist_engine.work.gc import OnProgress, gc_and_truncate
 from persist_engine.work.outcome import Ending, Outcome
 from persist_engine.work.rollup import write_rollup
 
-#: Follow-up work shrinks with every round; this many rounds mean that commits of others keep handing us theirs.
+#: Follow-up work shrinks with every round. This many rounds mean that commits of other processes keep adding work.
 ROUNDS_MAX = 32
 
 
 def perform(machine: Machine, maintenance: Maintenance) -> list[Outcome]:
-    """Do `maintenance` and what follows from doing it; what came of each piece, in order.
+    """Does `maintenance` and its follow-up work. Returns the result of each piece, in order.
 
-    Requests too small to be worth their while are left to a later merge. Safe to repeat and to race. A piece that raises
-    leaves the others to be done; then it is raised, as of `Attempts.end`.
+    Requests too small to be worthwhile are left to a later merge. Safe to repeat and to race. When a piece raises, the others are still
+    done; then the errors are raised as by `Attempts.end`.
     """
     outcomes: list[Outcome] = []
     attempts = Attempts(machine.shard_id)
@@ -41,7 +40,7 @@ def perform(machine: Machine, maintenance: Maintenance) -> list[Outcome]:
             with attempts.of("rollup"):
                 done.append(write_rollup(machine))
         if left.gc is not None:
-            # The assigned seqno was seqno_since when it was assigned; collecting up to today's does it and more.
+            # The assigned seqno was seqno_since at that time. Collecting up to the present seqno_since covers it.
             with attempts.of("collection"):
                 done.append(gc_and_truncate(machine))
         for req in left.requests:
@@ -59,7 +58,7 @@ def perform(machine: Machine, maintenance: Maintenance) -> list[Outcome]:
 
 
 def is_admitted(machine: Machine, req: MergeReq) -> bool:
-    """Whether to do `req` (spec 13.2), counted; what is not done is offered again, larger, when its neighbours merge with it."""
+    """Whether to do `req` (spec 13.2); counts the answer. A refused request is offered again, larger, when its neighbours merge with it."""
     machine.metrics.count("compaction_requested")
     reason = None
     if not machine.settings.compaction.enabled:
@@ -72,22 +71,22 @@ def is_admitted(machine: Machine, req: MergeReq) -> bool:
 
 
 def perform_due(
-    machine: Machine, *, on_read: OnRead | None = None, on_progress: OnProgress | None = None
+    machine: Machine, *, on_read: OnBytesRead | None = None, on_progress: OnProgress | None = None
 ) -> list[Outcome]:
-    """Whatever the shard's state says is due, whoever it was assigned to: for shards that nobody maintains.
+    """Does all work that is due by the shard's state, whichever process it was assigned to: for shards without maintenance of their own.
 
-    What is left undone is not due: a second call finds nothing but what was committed meanwhile. Safe to repeat and
-    to race. `on_read`: told bytes read by compactions; `on_progress`: how far collection is. What raises leaves the rest to
-    be done; then it is raised, as of `Attempts.end`.
+    A second call finds only what was committed meanwhile. Safe to repeat and to race. `on_read` receives bytes read by compactions, and
+    `on_progress` the progress of collection. When a piece raises, the others are still done; then the errors are raised as by
+    `Attempts.end`.
     """
     attempts = Attempts(machine.shard_id)
     outcomes: list[Outcome] = []
     collected = partial(gc_and_truncate, machine, on_progress=on_progress)
-    # What can go goes before anything is committed: on a consensus store that is full only this makes room.
+    # Collection comes before any commit: on a full consensus store only this makes room.
     with attempts.of("collection of what is linked"):
         if collection_target(machine.refresh()) is not None:
             outcomes.append(collected())
-    # Compactions before the rest: what they let go of is collected in the same round.
+    # Compactions come before the rest, so that the blobs that they release are collected in the same round.
     with attempts.of("claims of compactions"):
         outcomes += compact_due(machine, on_read=on_read, attempts=attempts)
     with attempts.of("rollup"):

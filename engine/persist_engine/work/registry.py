@@ -1,8 +1,8 @@
-"""Who owns which shard of a store, and under which name a shard is found again.
+"""Owners of shards, and the names under which owners find their shards.
 
-Two logs in consensus, of which only the newest entry counts: a shard's owner, and an owner's shard. A shard has one owner
-at a time, whatever names lead to it; what was owned is told by the shard's log alone. Each step of a change is one
-compare-and-set on one log, and a change cut off between two is finished by its repetition.
+Each is a log in consensus of which only the newest entry counts: a shard's owner, and an owner's shard. A shard has at most one owner at a
+time, whatever names lead to it. The shard's log alone decides ownership. Each step of a change is one compare-and-set on one log. A change
+that was interrupted between two steps is completed by repeating it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from persist_engine.model.ids import ShardId
 from persist_engine.model.ownership import Adopted, Adoption, OwnedElsewhere, Owner, Unowned
 from persist_engine.storage.consensus import Consensus
 
-#: A step is lost only to one that another process won, and owners do not change that often.
+#: A step is lost only when another process wins one, and owners do not change that often.
 _STEPS_MAX = 64
 
 
 class Registry:
-    """The owners of one location. Thread-safe. Linearized, idempotent; retries as settings.retry says (Unavailable)."""
+    """The owners in one location. Thread-safe. Linearized, idempotent. Retries as settings.retry says (Unavailable)."""
 
     def __init__(self, consensus: Consensus, retry: Retry) -> None:
         self._consensus, self._retry = consensus, retry
@@ -40,11 +40,11 @@ class Registry:
         return self._owner(shard_id)[1]
 
     def registered(self, owner: Owner) -> ShardId | None:
-        """The shard that the owner's name leads to, whose owner may be another by now; None when there is none."""
+        """The shard that the owner's name leads to; None when there is none. The shard may have another owner by now."""
         return self._named(owner)[1]
 
     def names(self) -> Iterator[tuple[Owner, ShardId]]:
-        """Every name and its shard, in no particular order. Reads the whole listing of the store."""
+        """Every name and its shard, in no particular order. Lists all keys of the store."""
         keys = self._retry.external("list names", lambda: list(self._consensus.list_keys()))
         for key in keys:
             head = self._head(key) if key.startswith(NAMES_PREFIX) else None
@@ -54,11 +54,11 @@ class Registry:
                     yield owner, shard_id
 
     def adopt(self, owner: Owner, *, wanted: ShardId | None, proposed: ShardId, take_over: bool = False) -> Adoption:
-        """Make the shard the owner's: `wanted`, else the one its name leads to, else `proposed`; afterwards its name leads
-        there.
+        """Makes `owner` the owner of a shard: of `wanted`, else of the one that its name leads to, else of `proposed`. Afterwards its name
+        leads to that shard.
 
-        The first to claim a shard that does not exist has it. OwnedElsewhere for another's, and Unowned for one that
-        exists without an owner and that the name does not lead to, are values; with `take_over` both are adopted.
+        A shard that does not exist belongs to the first that claims it. OwnedElsewhere (the shard has another owner) and Unowned (the shard
+        exists without an owner, and the name does not lead to it) are values. With `take_over` both are adopted.
         """
         is_new = False
         for _ in range(_STEPS_MAX):
@@ -73,8 +73,8 @@ class Registry:
             if held is None and named != shard_id and not take_over and self._head(shard_id) is not None:
                 return Unowned(shard_id)
             is_new = is_new or held != owner
-            # A proposed id is drawn anew after a crash, so that its name has to be there first. A wanted one is asked for
-            # again: the name must not lead to a shard that is another's.
+            # After a crash a proposed id is drawn anew, so its name must be written first. A wanted id is requested again, so its owner is
+            # written first: the name must not lead to another's shard.
             if held == owner or (wanted is None and named is None):
                 self._put(name_key(owner), name_tip, encode_name(owner, shard_id))
             else:
@@ -82,7 +82,7 @@ class Registry:
         raise Unavailable(f"the owner of shard {proposed if wanted is None else wanted} changes all the time")
 
     def disown(self, shard_id: ShardId) -> Owner | None:
-        """Let the shard have no owner, and its owner's name lead to no shard; who it was, None when there was none."""
+        """Removes the shard's owner, and the shard from the owner's name. Returns the former owner; None when there was none."""
         was: Owner | None = None
         for _ in range(_STEPS_MAX):
             owner_tip, held = self._owner(shard_id)
@@ -90,7 +90,7 @@ class Registry:
                 return was
             was = held
             name_tip, named = self._named(held)
-            # The name first: the owner alone tells which name it was.
+            # The name first: only the owner entry says which name it was.
             if named == shard_id:
                 self._put(name_key(held), name_tip, encode_name(held, None))
             else:
@@ -111,7 +111,7 @@ class Registry:
         return self._retry.external("head", lambda: self._consensus.head(key))
 
     def _put(self, key: str, expected: Tip | None, data: bytes) -> None:
-        """Append the entry, unless another process was faster: the caller looks again."""
+        """Appends the entry unless another process was faster; the caller reads again."""
         new = VersionedData(SeqNo(1) if expected is None else expected.seqno.next(), data)
         result = self._retry.external("compare and set", lambda: self._consensus.compare_and_set(key, expected, new))
         if result is CasResult.COMMITTED:

@@ -1,8 +1,7 @@
-"""Rollup: a full copy of the current state, so that readers need not start from the beginning and older diffs can go
-(spec 14.2).
+"""Rollup: a full copy of the current state. Readers need not start from the first version, and older diffs can be deleted (spec 14.2).
 
-Order: blob first, then the link in state. A crash in between leaks one blob. The blob is deleted only when it is
-certain that no attempt linked it (spec 20, bug 1c).
+Order: blob first, then the link in state. A crash in between leaks one blob. The blob is deleted only when certainly no attempt linked it
+(spec 20, bug 1c).
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ from persist_engine.work.outcome import Ending, RollupOutcome
 
 
 def write_rollup(machine: Machine) -> RollupOutcome:
-    """Write and link a rollup of the newest state. Safe to repeat and to race: one of the writers wins, the others
-    clean up.
-    """
+    """Writes and links a rollup of the newest state. Safe to repeat and to race: one writer wins, the others clean up."""
     started_s = machine.env.monotonic_s()
     state = machine.refresh()
 
@@ -28,7 +25,7 @@ def write_rollup(machine: Machine) -> RollupOutcome:
 
     written = machine.versions.write_rollup_for_state(state)
     if written is None:
-        return ended(Ending.SKIPPED, f"{state.seqno} needs no rollup: it is one already, or others have moved on")
+        return ended(Ending.SKIPPED, f"{state.seqno} needs no rollup: it has one already, or newer versions exist")
     key, size_bytes = written
     answer, maintenance = machine.add_rollup(state.seqno, HollowRollup(key, size_bytes))
     if not answer.applied:

@@ -229,9 +229,9 @@ def test_how_the_stream_is_cut_does_not_show_in_the_changes(seed):
 def test_a_row_that_came_too_often_is_to_be_taken_as_an_update():
     table = updates_table(SCHEMA, [({"id": 1}, {"name": "a"}, 0, 2**62), ({"id": 2}, {"name": "a"}, 0, -(2**63))])
     assert np.iinfo(np.int64).min == -(2**63)
-    with pytest.raises(InvalidUsage, match="take them as updates"):
+    with pytest.raises(InvalidUsage, match="read them as updates"):
         list(changes_of([table.slice(1)]))
-    with pytest.raises(InvalidUsage, match="take them as updates"):
+    with pytest.raises(InvalidUsage, match="read them as updates"):
         list(changes_of([table]))
 
 

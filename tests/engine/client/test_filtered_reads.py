@@ -404,7 +404,7 @@ def test_an_audit_of_times_names_the_time(world, monkeypatch):
     client, _ = client_of(world, audit=100)
     with (
         client.open_leased_reader(world.shard, purpose="test") as reader,
-        pytest.raises(InvariantViolated, match="those of time do not hold"),
+        pytest.raises(InvariantViolated, match="the statistics of time are wrong"),
     ):
         reader.snapshot(79).to_table()
 

@@ -503,7 +503,7 @@ def test_regression_a_version_that_was_given_up_is_not_held_again():
     assert pins.hold(SeqNo(5)).seqno == pins.oldest(SeqNo(9)) == 5
     other.release()
     assert pins.oldest(SeqNo(9)) == 9
-    with pytest.raises(InvalidUsage, match="version v5 is not held any more"):
+    with pytest.raises(InvalidUsage, match="version v5 is no longer held"):
         pins.hold(SeqNo(5))
     assert pins.oldest(SeqNo(9)) == 9
 

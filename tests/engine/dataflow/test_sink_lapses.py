@@ -198,7 +198,7 @@ def test_a_sink_that_missed_history_ends(stepped: Stepped):
     stepped.settle()
     stepped.edit([row(7, "vandal", 3)], width=5)
     stepped.lapse(since=6)
-    with pytest.raises(Fenced, match=r"under no lease since has gone to \{6\}.*tell it everything"):
+    with pytest.raises(Fenced, match=r"when its lease lapsed, and since went to \{6\}.*send it all inputs again"):
         stepped.settle()
 
 

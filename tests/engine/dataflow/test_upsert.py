@@ -241,7 +241,7 @@ def test_bug_31_a_shard_that_upserts_did_not_write_is_refused_with_its_sums(worl
         writer.append([row(1, "a", 0), row(1, "a", 1), row(2, "b", 1), row(3, "c", 0)], lower=A(0), upper=A(2))
     upserts = opened(client, shard_id)
     for _ in range(2):
-        named = rf"^1 keys .*diff_sum 2, .*\(shard {shard_id} at 1; keys: \{{'id': 1\}}\); append what they lack"
+        named = rf"^1 keys .*diff_sum 2, .*\(shard {shard_id} at 1; keys: \{{'id': 1\}}\); append updates"
         with pytest.raises(InvariantViolated, match=named):
             upserts.upsert(commands((3, "d")))
     with client.open_writer(shard_id, SCHEMA, purpose="repairs") as writer:

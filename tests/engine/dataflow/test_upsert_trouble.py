@@ -59,7 +59,7 @@ def test_misuse_is_refused_by_name_before_anything_happens(world: World, shard_i
     with pytest.raises(UpdateBeyondUpper, match="time 5"):
         upserts.upsert_at(commands((1, "a"), time=[5]), upper=A(5))
     assert client.recent_upper(shard_id) == A(0)
-    with pytest.raises(InvalidUsage, match="no upsert backend"):
+    with pytest.raises(InvalidUsage, match="unknown upsert backend"):
         opened(client, shard_id, backend="disk")
     with pytest.raises(InvalidUsage, match="needs a directory"):
         opened(client, shard_id, backend="auto")

@@ -1,6 +1,7 @@
-"""Changes: what happened to a shard between two times, as updates or told row by row.
+"""Changes: the difference between two times of a shard, as updates or as row changes.
 
-Owns the version it was taken at until `close`. Knows nothing of leases' bookkeeping (client.read) nor of merging (shard).
+This module owns a pin on the version that it reads until `close`. It knows nothing of how leases are managed (client.read.leased) or how
+rows are merged (parts).
 """
 
 from __future__ import annotations
@@ -23,21 +24,20 @@ from persist_engine.rows.projection import Projection
 from persist_engine.rows.row_changes import changes_of, changes_schema
 
 Shape = Literal["updates", "rows"]
-#: As of a snapshot: beside it, of each run, the bytes of the part at hand and a row group or two.
+#: As of a snapshot: in addition, each run holds the bytes of its current part and one or two row groups.
 READ_MEMORY_BYTES = 256 << 20
 BATCH_ROWS = 65_536
 
 
 class Changes:
-    """What happened after `after`, up to and at `upto`, in one of two shapes; where `after` is -1, everything, with what
-    happened before `since` as of it:
+    """The changes after `after`, up to and including `upto`, in one of two shapes. With `after` -1: all changes, where changes before
+    `since` are shown at since:
 
     - "updates": key, val, time, diff; sorted by (key, val, time), each once, never with diff 0.
-    - "rows": key, val, time, change, the latter one of insert, delete, update_before, update_after (codec.changelog);
-      sorted by (key, time).
+    - "rows": key, val, time, change, which is insert, delete, update_before or update_after (rows.row_changes); sorted by (key, time).
 
-    Reading may be repeated and gives the same rows. The blobs read are held back from collection until `close`, the end of
-    the `with` block, or until nobody refers to this any more.
+    Reading may be repeated and gives the same rows. The blobs are kept from collection until `close`, the end of the `with` block, or until
+    the object is garbage-collected.
     """
 
     def __init__(
@@ -61,18 +61,18 @@ class Changes:
         self.since = since
         self.shape = shape
         self._source = source
-        # Others cannot hold what happened later: their times are before their upper.
+        # Other batches cannot hold later changes: their times are before their upper.
         self._named = tuple(batch for batch in batches if after < 0 or not batch.desc.upper.less_equal(after + 1))
         self._where, self._projection, self._audited = where, projection, audited
         self._finalizer = weakref.finalize(self, pin.release)
 
     @property
     def updates_schema(self) -> pa.Schema:
-        """Schema of the tables that come out."""
+        """The schema of the tables that this yields."""
         whole = self._source.schema
         if self.shape == "rows":
-            told = changes_schema(whole)
-            return told if self._projection is None else self._projection.shown(told)
+            rows = changes_schema(whole)
+            return rows if self._projection is None else self._projection.shown(rows)
         return whole.updates_schema if self._projection is None else self._projection.updates_schema
 
     @property
@@ -81,14 +81,14 @@ class Changes:
         return sum(batch.size_bytes for batch in self._selection.batches)
 
     def to_table(self) -> pa.Table:
-        """Everything at once."""
+        """All changes as one table."""
         return pa.Table.from_batches(self.to_batches(), schema=self.updates_schema)
 
     def to_batches(
         self, *, memory_bytes: int = READ_MEMORY_BYTES, on_fetched: Callable[[int], None] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Everything as a stream of non-empty record batches, merged as it is read within about `memory_bytes` (the shape
-        "rows" holds all changes of one key beside). As `Snapshot.to_batches`.
+        """All changes as a stream of non-empty record batches, merged while reading within about `memory_bytes` (the shape "rows" also
+        holds all changes of one key). Otherwise as `Snapshot.to_batches`.
         """
         self._check_open()
         return self._batches(memory_bytes, on_fetched)
@@ -106,10 +106,10 @@ class Changes:
             shown = table if self._projection is None else self._projection.apply(table)
             for batch in shown.to_batches(max_chunksize=BATCH_ROWS):
                 yield batch
-                self._check_open()  # what is not fetched yet may be collected
+                self._check_open()  # blobs not yet fetched may be collected
 
     def close(self) -> None:
-        """Let go of the blobs. Idempotent."""
+        """Releases the blobs. Idempotent."""
         self._finalizer()
 
     def __enter__(self) -> Self:

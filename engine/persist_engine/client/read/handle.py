@@ -1,9 +1,7 @@
-"""ReadHandle: a leased reader. Snapshots at a time, listening from a time, and the since and blobs that it holds back
-meanwhile.
+"""ReadHandle: a leased reader. Gives snapshots at a time, listens from a time, and holds back since and blobs meanwhile.
 
-Owns the lease and its heartbeat. Knows nothing of how rows are merged (shard.consolidate) nor of how state is changed
-(shard). Every snapshot pins the version it was taken at until it is closed, so that no blob it names can be
-collected.
+This module owns the lease and its heartbeat. It knows nothing of how rows are merged (parts.consolidate) or how state is changed (shard).
+Every snapshot pins the version that it was taken at until it is closed, so that none of its blobs can be collected.
 """
 
 from __future__ import annotations
@@ -41,23 +39,22 @@ from persist_engine.storage.blob import Blob
 from persist_engine.work.heartbeat import Heartbeat
 
 _log = logging.getLogger(__name__)
-#: Who waits this long for a time to be written is told why nothing happens (spec 9.19).
+#: After this wait for a time to be written, the reason is logged (spec 9.19).
 WAIT_LOG_S = 1.0
 
 
 class ReadHandle(Expiring):
-    """Reads one shard at times at or past `since`. Thread-safe. A context manager: leaving it expires the lease.
+    """Reads one shard at times at or past `since`. Thread-safe. A context manager that expires the lease on exit.
 
-    While the handle lives the shard's since does not pass the handle's `since`, and no blob of an open snapshot or
-    listener is deleted. It lives as long as anybody refers to it, to what it opened (and has not closed), or to a part that
-    it leased. When nobody does it expires in the background, at best; a handle whose process dies holds both back until its
-    lease runs out.
+    While the handle lives, the shard's since does not pass the handle's `since`, and no blob of an open snapshot or listener is deleted. It
+    lives as long as a reference to it exists, to anything that it opened (and that is not closed), or to a part that it leased. After that
+    it expires in the background, best-effort. If its process dies, it holds both back until its lease lapses.
     """
 
     @classmethod
     def open(cls, machine: Machine, schema_id: int | None, *, purpose: str, lease_ms: int | None = None) -> ReadHandle:
-        """Register a leased reader (one commit) at the shard's since and start its heartbeat. It shows rows under the
-        schema `schema_id` (None: the newest), whatever becomes of the shard's later.
+        """Registers a leased reader (one commit) at the shard's since and starts its heartbeat. It shows rows under the schema `schema_id`
+        (None: the newest), however the shard's schema evolves later.
         """
         lease_ms = machine.settings.lease.reader_lease_ms if lease_ms is None else lease_ms
         expect_count(lease_ms, "lease_ms", least=0)
@@ -94,10 +91,10 @@ class ReadHandle(Expiring):
         self._pins = Pins()
         self._leases = PartLeases(reader_id)
         self._lease_ms = lease_ms
-        self._downgraded_s = machine.env.monotonic_s()  # not the wall clock, which may be set back
+        self._downgraded_s = machine.env.monotonic_s()  # monotonic, because the wall clock may be set back
         self._expired = False
         self.audited = sampled(machine.env, machine.settings.read.stats_audit_percent)
-        """Drawn for every part that statistics let a read skip: whether to fetch it all the same."""
+        """Decides, for every part that statistics let a read skip, whether to fetch it anyway."""
         self._heartbeat = Heartbeat(
             self._beat,
             give_up=partial(machine.expire_leased_reader, reader_id),
@@ -110,7 +107,7 @@ class ReadHandle(Expiring):
 
     @property
     def shard_id(self) -> ShardId:
-        """The shard."""
+        """The id of the shard."""
         return self._machine.shard_id
 
     @property
@@ -120,12 +117,12 @@ class ReadHandle(Expiring):
 
     @property
     def blob(self) -> Blob:
-        """Where the blobs lie: what reading a split needs."""
+        """The blob store, which reading a split needs."""
         return self._machine.blob
 
     @property
     def since(self) -> Antichain:
-        """Earliest time this handle may still ask for; empty once the lease was lost."""
+        """The earliest time that this handle may still read; empty once the lease was lost."""
         with self._lock:
             return Antichain.empty() if self._heartbeat.is_lost else self._since
 
@@ -139,13 +136,12 @@ class ReadHandle(Expiring):
     ) -> Snapshot | SinceAhead:
         """The contents at `as_of`: every update at or before it, as of it.
 
-        `where` keeps the rows that pass: a predicate of codec.predicate, its text in SQL (codec.predicate_text), or a list
-        of (column, operator, value). Parts that hold none by their statistics are not fetched. `columns` are the fields of
-        key and val to show; two rows may then look alike. InvalidUsage lists the columns when one is unknown.
+        `where` keeps the rows that pass: a predicate of rows.predicate, its text in SQL (rows.predicate_text), or a list of (column,
+        operator, value). Parts without such rows, by their statistics, are not fetched. `columns` are the fields of key and val to show;
+        distinct rows may then look alike. InvalidUsage lists the columns when one is unknown.
 
-        Waits until the shard's upper is past `as_of`; Unavailable when that takes longer than `timeout_s` (None: for
-        ever). SinceAhead, a value, when `as_of` can no longer be told apart. The snapshot holds blobs back until it
-        is closed.
+        Waits until the shard's upper is past `as_of`. Unavailable when that takes longer than `timeout_s` (None: for ever). SinceAhead, a
+        value, when `as_of` can no longer be read. The snapshot keeps its blobs from collection until it is closed.
         """
         time = self._time(as_of)
         expect_seconds(timeout_s, "timeout_s")
@@ -176,21 +172,21 @@ class ReadHandle(Expiring):
         columns: Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> Changes | SinceAhead:
-        """What happened after `since`, at or before `upto`: updates consolidated at their own times. `shape` "rows" says
-        of each row what became of it. `where` and `columns` as in `snapshot`.
+        """The changes after `since`, at or before `upto`: updates consolidated at their own times. With `shape` "rows", each change says
+        what happened to its row. `where` and `columns` as in `snapshot`.
 
-        Adding the updates to the contents at `since` gives those at `upto`. None is from this handle's since on, as far back
-        as times can be told apart: the contents then, at that time, and what happened after it; adding all of it up gives
-        the contents at `upto`. Waits as `snapshot` does. SinceAhead when the times right after `since` can no longer be told
-        apart from it, or `upto` is before this handle's since. InvalidBounds when `upto` is before `since`.
+        The contents at `since` plus the updates are the contents at `upto`. With `since` None the changes start at this handle's since, the
+        earliest readable time: first the contents at that time, then the changes after it. Their sum is the contents at `upto`. Waits as
+        `snapshot` does. SinceAhead when the times right after `since` are no longer distinguishable from it, or when `upto` is before this
+        handle's since. InvalidBounds when `upto` is before `since`.
         """
         last = self._time(upto, "upto")
         expect_seconds(timeout_s, "timeout_s")
         after = -1 if since is None else self._time(since, "since")
         if last < after:
-            raise InvalidBounds(f"changes up to {last} are asked for after {after}", lower=after, upper=last)
+            raise InvalidBounds(f"changes up to {last} were requested after {after}", lower=after, upper=last)
         own = self.since.time
-        earliest = 0 if since is not None or own is None else own  # the fetch below raises for a lease that is lost
+        earliest = 0 if since is not None or own is None else own  # the fetch below raises for a lost lease
         if last < earliest:
             return SinceAhead(since=Antichain.of(earliest), as_of=last)
         bound = self._filter(where)
@@ -213,8 +209,8 @@ class ReadHandle(Expiring):
         )
 
     def whole(self) -> tuple[Snapshot, Antichain]:
-        """Every update before the upper of the newest known version, as of this handle's since, and that upper. No
-        round trip, no wait: unlike `snapshot`, also where the upper is not past since and no time can be read.
+        """Every update before the upper of the newest known version, as of this handle's since, and that upper. No round trip, no wait.
+        Unlike `snapshot`, it also works when the upper is not past since and no time can be read.
         """
         self.check_open()
         since = self.since
@@ -226,12 +222,11 @@ class ReadHandle(Expiring):
         return snapshot, trace.upper
 
     def listen(self, as_of: TimeLike, *, where: Where | None = None) -> Listen | SinceAhead:
-        """Everything after `as_of` that passes `where` (see `snapshot`), as it is appended: an endless iterator of Updates
-        and Progress (it ends when the shard is closed).
+        """Everything after `as_of` that passes `where` (see `snapshot`), as it is appended: an endless iterator of Updates and Progress (it
+        ends when the shard is closed).
 
-        Moves this handle's since to `as_of`, and on as the iterator is consumed; of several listeners the one furthest
-        behind decides. The shard's since follows where neither its retention nor another reader holds it: earlier times can
-        then no longer be told apart.
+        Moves this handle's since to `as_of`, and on as the iterator is consumed. Among several listeners the slowest decides. The shard's
+        since follows where neither its retention nor another reader holds it; earlier times are then no longer readable.
         """
         time = self._time(as_of)
         bound = self._filter(where)
@@ -246,8 +241,8 @@ class ReadHandle(Expiring):
     def subscribe(
         self, as_of: TimeLike, *, where: Where | None = None, timeout_s: float | None = None
     ) -> Iterator[Updates | Progress] | SinceAhead:
-        """The contents at `as_of`, then Progress to the time after it, then everything after `as_of`, with no gap or
-        overlap; of rows that pass `where` (see `snapshot`). Moves since as `listen` does.
+        """The contents at `as_of`, then Progress to the time after it, then everything after `as_of`, without gap or overlap; only rows
+        that pass `where` (see `snapshot`). Moves since as `listen` does.
         """
         snapshot = self.snapshot(as_of, where=where, timeout_s=timeout_s)
         if isinstance(snapshot, SinceAhead):
@@ -259,8 +254,8 @@ class ReadHandle(Expiring):
         return _snapshot_then(snapshot, listen)
 
     def fetch(self, part: LeasedPart) -> pa.Table:
-        """The rows of a part that a snapshot or a listener of any reader leased, from this process. See
-        `LeasedPart.fetch`, which needs no reader.
+        """The rows of a part that a snapshot or a listener of any reader leased, from this process. See `LeasedPart.fetch`, which needs no
+        reader.
         """
         expect(part, LeasedPart, "part", "a LeasedPart")
         return pa.concat_tables(
@@ -271,27 +266,26 @@ class ReadHandle(Expiring):
         )
 
     def return_part(self, part: LeasedPart) -> bool:
-        """The part was consumed, by whomever: its blobs need not be kept for it. False when it was returned before.
-        InvalidUsage for a part that another reader leased.
+        """Returns a part that was consumed, by any process: its blobs need not be kept for it. False when it was returned before.
+        InvalidUsage for a part of another reader.
         """
         return self._leases.give_back(expect(part, LeasedPart, "part", "a LeasedPart"))
 
     @property
     def leased_parts(self) -> int:
-        """Parts that were leased and not yet returned."""
+        """The number of parts that were leased and not yet returned."""
         return self._leases.count
 
     def downgrade_since(self, since: TimeLike) -> Antichain:
-        """Give up the times before `since` (one commit); the handle's since afterwards. Never goes back; idempotent. Stops
-        at what listeners of this handle still need, while anybody refers to them and until they are closed.
+        """Releases the times before `since` (one commit). Returns the handle's since afterwards. Never goes back; idempotent. Stops at what
+        open listeners of this handle still need, as long as they are referenced.
 
-        Blobs that only older versions name are given up too, but for those of open snapshots. The times are given up by
-        the call, not by its success: after Unavailable the commit may have happened, and nothing before `since` is
-        promised any more.
+        Blobs that only older versions name are released too, except those of open snapshots. The times are released even when the call
+        fails: after Unavailable the commit may have happened, and times before `since` are no longer guaranteed.
         """
         self.check_open()
         since = frontier_of(since, "since")
-        with self._lock:  # under which listeners begin
+        with self._lock:  # listeners begin under this lock
             since = reduce(Antichain.meet, (listener.needs for listener in self._listeners), since)
             self._since = self._since.join(since)
         held = self._downgrade(since)
@@ -301,9 +295,7 @@ class ReadHandle(Expiring):
             return self._since
 
     def maybe_downgrade_since(self, since: TimeLike) -> None:
-        """As `downgrade_since`, but at most once in a quarter of the lease: for callers that progress with every
-        append.
-        """
+        """As `downgrade_since`, but at most once in a quarter of the lease: for callers that progress with every append."""
         since = frontier_of(since, "since")
         with self._lock:
             due = (self._machine.env.monotonic_s() - self._downgraded_s) * 1000 >= self._lease_ms // 4
@@ -311,7 +303,7 @@ class ReadHandle(Expiring):
             self.downgrade_since(since)
 
     def expire(self) -> None:
-        """Give up the lease (one commit); open snapshots and listeners lose their blobs. Idempotent."""
+        """Releases the lease (one commit). Open snapshots and listeners lose their blobs. Idempotent."""
         with self._lock:
             if self._expired:
                 return
@@ -321,13 +313,13 @@ class ReadHandle(Expiring):
         self._machine.expire_leased_reader(self.reader_id)
 
     def abandon(self) -> None:
-        """Renew the lease no more, and do not give it up: it runs out. For who hands what is read to others and must not
-        stay itself. Idempotent.
+        """Stops renewing the lease without releasing it, so that it lapses: for a process that passes its reads to others and cannot stay
+        itself. Idempotent.
         """
         self._heartbeat.stop()
 
     def check_open(self) -> None:
-        """InvalidUsage when this handle was expired, Fenced when its lease ran out: its empty `since` is not the shard's."""
+        """InvalidUsage when this handle was expired, Fenced when its lease lapsed: its empty `since` is then not the shard's."""
         if self._expired:
             raise InvalidUsage(f"reader {self.reader_id} of shard {self._machine.shard_id} was expired by its owner")
         if self._heartbeat.is_lost:
@@ -337,17 +329,17 @@ class ReadHandle(Expiring):
             )
 
     def pin(self) -> Pin:
-        """Hold the blobs of the current version."""
+        """Holds the blobs of the current version."""
         return self._pins.hold_current(lambda: self._machine.state.seqno, holder=self)
 
     def pin_when(self, is_due: Callable[[Trace], bool], *, timeout_s: float | None) -> Pin | None:
-        """Wait until `is_due` of the newest known version, then hold the blobs of the current one; None when `timeout_s`
-        passed first. What came due must stay so: it is true of the version held and of all later ones.
+        """Waits until `is_due` of the newest known version, then holds the blobs of the current one. None when `timeout_s` passed first. A
+        condition that came due must stay true: for the held version and all later ones.
 
-        SUBTLE: nothing is held while it waits, which may be for ever, so heartbeats give up one version after the other
-        (spec 20.9). Hence what the wait has seen must not be read: its version may be given up before the pin. The caller
-        looks again under the pin, and finds the version held or a later one, as what a process knows never goes back; no
-        beat gives up these before the pin is released (see `Pins.hold_current`).
+        SUBTLE: nothing is held during the wait, which may be endless, so heartbeats release one version after the other (spec 20.9). The
+        caller must therefore not read what the wait saw: that version may be released before the pin. It must check again under the pin. It
+        then finds the held version or a later one, because a process's knowledge never goes back. No heartbeat releases these before the
+        pin is released (see `Pins.hold_current`).
         """
         machine = self._machine
 
@@ -362,21 +354,21 @@ class ReadHandle(Expiring):
         return f"ReadHandle({self.reader_id} of {self._machine.shard_id}, since {self.since})"
 
     def _beat(self) -> bool:
-        """Renew the lease and let go of the versions that no snapshot or listener of ours needs: a handle that is only
-        kept must not hold back collection for ever (spec 20, bug 9).
+        """Renews the lease and releases the versions that none of this handle's snapshots or listeners needs. A handle that is merely kept
+        must not hold back collection for ever (spec 20, bug 9).
         """
         with self._lock:
             since = self._since
         held = self._downgrade(since, is_heartbeat=True)
-        # Who has given up all times may still be reading. Its answer does not tell whether it is there, and need not.
+        # A reader that released all times may still be reading. Its empty answer does not show whether it exists, which is not needed.
         return since.is_empty() or not held.is_empty()
 
     def _downgrade(self, since: Antichain, *, is_heartbeat: bool = False) -> Antichain:
-        """Renew the lease and give up times before `since` and versions that nobody of ours pins; the reader's since.
-        One call at a time: the second attempt of one must not ask for versions that another has given up meanwhile.
+        """Renews the lease and releases times before `since` and versions that this handle does not pin. Returns the reader's since.
+        Serialized: the second attempt of one call must not request versions that another call released meanwhile.
         """
         with self._downgrading:
-            # Snapshots pin the cached version or a later one: one that begins while we commit is safe behind this.
+            # Snapshots pin the cached version or a later one, so one that begins during this commit is safe.
             outstanding = self._pins.oldest(self._machine.state.seqno)
             answer, _ = self._machine.downgrade_since(
                 self.reader_id, outstanding_seqno=outstanding, new_since=since, is_heartbeat=is_heartbeat
@@ -386,7 +378,7 @@ class ReadHandle(Expiring):
     def _batches_at(
         self, time: int, *, since: int, timeout_s: float | None
     ) -> tuple[Pin, tuple[HollowBatch, ...]] | SinceAhead:
-        """The batches that hold all updates at or before `time`, pinned, while times from `since` on can be told apart."""
+        """The pinned batches that hold all updates at or before `time`; SinceAhead unless times from `since` on are readable."""
         own, at = self.since, Antichain.of(time)
         if not own.less_equal(since):
             return SinceAhead(since=own, as_of=since)
@@ -435,6 +427,6 @@ def _snapshot_then(snapshot: Snapshot, listen: Listen) -> Iterator[Updates | Pro
         with snapshot:
             for batch in snapshot.to_batches():
                 yield Updates(pa.Table.from_batches([batch]))
-        told = Antichain.of(snapshot.as_of + 1)
-        yield Progress(told)
-        yield from (event for event in listen if isinstance(event, Updates) or told < event.frontier)
+        after = Antichain.of(snapshot.as_of + 1)
+        yield Progress(after)
+        yield from (event for event in listen if isinstance(event, Updates) or after < event.frontier)

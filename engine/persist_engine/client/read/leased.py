@@ -1,7 +1,7 @@
-"""Leased parts: single parts of a read, handed to other threads, processes or machines to fetch, while the reader that they
-came from keeps their blobs (spec 15.6).
+"""Leased parts: single parts of a read that other threads, processes or machines fetch, while the reader that leased them keeps their blobs
+(spec 15.6).
 
-Owns what is out. A part is a value and travels as bytes; its lease never does.
+This module owns the record of outstanding parts. A part is a value that travels as bytes; its lease never does.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from persist_engine.rows.predicate import Predicate, from_json, to_json
 from persist_engine.rows.schema import Schema
 from persist_engine.storage.blob import Blob
 
-#: Format of `LeasedPart.to_bytes`. It crosses processes of one release, nothing durable.
+#: The format of `LeasedPart.to_bytes`. It passes between processes of one release and is never durable.
 PART_FORMAT = 3
 
 Rows = SnapshotFilter | ListenFilter | ChangesFilter
-"""Which rows of a part belong to the read it came from."""
+"""The filter that selects the rows of a part that belong to its read."""
 _ROWS: dict[str, type[Rows]] = {"snapshot": SnapshotFilter, "listen": ListenFilter, "changes": ChangesFilter}
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedPart:
-    """One part to fetch, and which of its rows belong to the read: `fetch` needs the blob store and nothing else.
+    """One part to fetch, and the selection of its rows that belong to the read. `fetch` needs only the blob store.
 
-    `number` names it to `reader_id`, the reader that holds its blobs until it is returned there. It keeps that reader alive
-    where it was leased; elsewhere (as bytes, or pickled) it does not.
+    `number` identifies it to `reader_id`, the reader that keeps its blobs until it is returned there. In the process that leased it, it
+    keeps that reader alive; elsewhere (as bytes, or pickled) it does not.
     """
 
     reader_id: LeasedReaderId
@@ -61,20 +61,20 @@ class LeasedPart:
     rows: Rows
     where: Predicate | None
     is_audit: bool = False
-    """The read does without it by its statistics: fetching it gives no rows, and tells when they lie."""
+    """The read skips this part by its statistics. Fetching it gives no rows, and checks the statistics."""
     holder: object = field(default=None, compare=False, repr=False)
 
     @property
     def bytes_estimate(self) -> int:
-        """Bytes that fetching it fetches."""
+        """Bytes that `fetch` reads."""
         return self.part.hollow_bytes
 
     def fetch(self, blob: Blob, *, retry: Retry | None = None, metrics: Metrics | None = None) -> Iterator[pa.Table]:
-        """Its rows (key, val, time, diff) that belong to the read, as non-empty tables of bounded size. They are neither
-        consolidated with those of other parts nor necessarily in order.
+        """Its rows (key, val, time, diff) that belong to the read, as non-empty tables of bounded size. They are not consolidated with
+        those of other parts, and not necessarily in order.
 
-        Storage errors are retried by `retry` (default: for ever). MissingBlob when it was returned, or its reader expired,
-        and the blobs were collected; CorruptData names the key; InvariantViolated for an audit that finds a row.
+        `retry` retries storage errors (default: for ever). MissingBlob when the part was returned or its reader expired, and its blobs were
+        collected. CorruptData names the key. InvariantViolated for an audit that finds a row.
         """
         source = part_source(self.shard_id, self.schema, self.schema_id, blob, retry, metrics=metrics)
         where = None if self.where is None else Filter(self.where, self.schema)
@@ -89,7 +89,7 @@ class LeasedPart:
                 yield wanted
 
     def to_bytes(self) -> bytes:
-        """Everything a remote reader needs but the blob store; inverse of `from_bytes`. For transport, not for keeping."""
+        """Everything that a remote reader needs except the blob store; inverse of `from_bytes`. For transport, not for storage."""
         kind = next(name for name, rows in _ROWS.items() if isinstance(self.rows, rows))
         alone = HollowBatch(self.desc, self.part.rows, (self.part,), (), (RunMeta(),))
         value = {
@@ -136,7 +136,7 @@ class LeasedPart:
 
 @contextmanager
 def decoding_transport(what: str) -> Iterator[None]:
-    """What goes wrong over bytes that no encoder of ours made, as CorruptData naming `what`."""
+    """Turns errors over bytes that our encoder did not make into CorruptData that names `what`."""
     try:
         yield
     except UNDECODABLE as error:
@@ -152,37 +152,37 @@ def part_source(
     *,
     metrics: Metrics | None = None,
 ) -> PartSource:
-    """How a process that has nothing but the blob store reads parts; without `retry`, it retries for ever."""
+    """A PartSource for a process that has only the blob store. Without `retry`, it retries for ever."""
     metrics = metrics or NoMetrics()
     retry = retry or Retry(SystemEnv(), RetrySettings(), metrics)
     return PartSource(shard_id, blob, schema, retry, metrics, schema_id, path="fetch")
 
 
 class Pin:
-    """Holds the blobs that one version of a shard names, until `release` or until nobody refers to it. Thread-safe."""
+    """Holds the blobs that one version of a shard names, until `release` or until it is garbage-collected. Thread-safe."""
 
     def __init__(self, pins: Pins, seqno: SeqNo, holder: object) -> None:
         self._pins = pins
         self.seqno = seqno
-        """The version."""
+        """The held version."""
         self.holder = holder
-        """The reader, without whose lease nothing is held: it lives as long as its pins are held."""
+        """The reader, whose lease the pin depends on. It lives as long as its pins are held."""
         self._held = threading.Lock()
         self._held.acquire()
 
     def again(self) -> Pin:
-        """Another hold of the same version, for the reader's own books, so that it does not keep the reader alive.
-        InvalidUsage when this one was let go.
+        """Another hold of the same version, for the reader's own records, which does not keep the reader alive. InvalidUsage when this one
+        was released.
         """
         if not self._held.locked():
             raise _not_held(self.seqno)
         return self._pins.hold(self.seqno)
 
     def release(self) -> None:
-        """Let go. Idempotent."""
+        """Releases the hold. Idempotent."""
         try:
             self._held.release()
-        except RuntimeError:  # it was released
+        except RuntimeError:  # already released
             return
         self._pins.let_go(self.seqno)
         self.holder = None
@@ -192,17 +192,17 @@ class Pin:
 
 
 class Pins:
-    """The versions that one reader holds, each as often as it is pinned. Thread-safe."""
+    """The versions that one reader holds, with the number of pins of each. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: Counter[SeqNo] = Counter()
-        # Pins are let go by the garbage collector too, in whatever thread and whatever that thread holds: no lock there.
+        # The garbage collector also releases pins, in any thread that may hold any lock: so no lock is taken there.
         self._let_go: deque[SeqNo] = deque()
 
     def hold(self, seqno: SeqNo) -> Pin:
-        """Hold `seqno`, which is held already, once more. InvalidUsage when it was let go of, and `oldest` has said so: it may
-        be given up by now, and a reader that asks for it again is refused every heartbeat.
+        """Holds `seqno`, which must already be held, once more. InvalidUsage when its last hold was released and `oldest` has reported so:
+        it may be released in state by now, and a reader that requests it again is refused at every heartbeat.
         """
         with self._lock:
             if not self._held[seqno]:
@@ -211,8 +211,8 @@ class Pins:
         return Pin(self, seqno, holder=None)
 
     def hold_current(self, newest: Callable[[], SeqNo], *, holder: object) -> Pin:
-        """Hold what `newest` says. It is asked under the lock: a version read before it could be given up, by `oldest`,
-        until we hold it. The pin keeps `holder` alive.
+        """Holds the version that `newest` returns. It is called under the lock: `oldest` could otherwise release that version before it is
+        held. The pin keeps `holder` alive.
         """
         with self._lock:
             seqno = newest()
@@ -220,11 +220,11 @@ class Pins:
         return Pin(self, seqno, holder)
 
     def let_go(self, seqno: SeqNo) -> None:
-        """Hold `seqno` once less."""
+        """Removes one hold of `seqno`."""
         self._let_go.append(seqno)
 
     def oldest(self, default: SeqNo) -> SeqNo:
-        """The oldest version held, or `default`."""
+        """The oldest held version, or `default`."""
         with self._lock:
             while self._let_go:
                 self._held[self._let_go.popleft()] -= 1
@@ -233,7 +233,7 @@ class Pins:
 
 
 class PartLeases:
-    """The parts of one reader that are out, each with a pin of its own. Thread-safe."""
+    """The outstanding parts of one reader, each with its own pin. Thread-safe."""
 
     def __init__(self, reader_id: LeasedReaderId) -> None:
         self._reader_id = reader_id
@@ -244,8 +244,8 @@ class PartLeases:
     def lease_all(
         self, pin: Pin, source: PartSource, selection: Selection, *, rows: Rows, where: Filter | None
     ) -> list[LeasedPart]:
-        """The parts of `selection`, of batches that the version of `pin` names, and what is audited of those it leaves out,
-        each held until `give_back`.
+        """The parts of `selection`, which belong to batches of the version of `pin`, and the audited parts that it leaves out. Each is held
+        until `give_back`.
         """
         read = [(batch.desc, part, False) for batch in selection.batches for part in batch.part_list()]
         audits = [(skipped.desc, skipped.part, True) for skipped in selection.audits]
@@ -253,7 +253,7 @@ class PartLeases:
         try:
             for desc, part, is_audit in [*read, *audits]:
                 parts.append(self._lease(pin, source, desc, part, rows=rows, where=where, is_audit=is_audit))
-        except BaseException:  # nobody else knows of them
+        except BaseException:  # the caller does not receive them
             for leased in parts:
                 self.give_back(leased)
             raise
@@ -289,7 +289,7 @@ class PartLeases:
         )
 
     def give_back(self, part: LeasedPart) -> bool:
-        """Let go of its blobs; false when it was given back before. InvalidUsage for a part of another reader."""
+        """Releases its blobs. False when it was returned before. InvalidUsage for a part of another reader."""
         if part.reader_id != self._reader_id:
             raise InvalidUsage(f"part {part.number} was leased by reader {part.reader_id}, not by {self._reader_id}")
         with self._lock:
@@ -300,10 +300,10 @@ class PartLeases:
 
     @property
     def count(self) -> int:
-        """Parts that are out."""
+        """The number of outstanding parts."""
         with self._lock:
             return len(self._out)
 
 
 def _not_held(seqno: SeqNo) -> InvalidUsage:
-    return InvalidUsage(f"version {seqno} is not held any more")
+    return InvalidUsage(f"version {seqno} is no longer held")

@@ -1,8 +1,7 @@
-"""Snapshot: the contents of a shard at one time, consolidated, as a table, a stream, or disjoint splits for many
-readers.
+"""Snapshot: the contents of a shard at one time, consolidated, as a table, a stream, or disjoint splits for many readers.
 
-Owns the version it was taken at until `close`. Knows nothing of leases' bookkeeping (client.read) nor of merging
-(shard).
+This module owns a pin on the version of the snapshot until `close`. It knows nothing of how leases are managed (client.read.leased) or how
+rows are merged (parts).
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from persist_engine.rows.filter import Filter
 from persist_engine.rows.projection import Projection
 from persist_engine.rows.schema import Schema
 
-#: Memory of one streaming read beside, of each run, the bytes of the part at hand and a row group or two.
+#: Memory of one streaming read. In addition, each run holds the bytes of its current part and one or two row groups.
 READ_MEMORY_BYTES = 256 << 20
-#: The same, of one that ends in a table: beside all rows, larger pieces cost no more than many small ones do.
+#: The same for a read into a table: beside all rows, larger pieces cost no more than many small ones.
 TABLE_MEMORY_BYTES = 1 << 30
 #: Rows of one record batch: large enough for vectorised consumers, small enough to show progress.
 BATCH_ROWS = 65_536
@@ -40,8 +39,8 @@ BATCH_ROWS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class SinceAhead(Refusal):
-    """The answer to a read that came too late: the shard can only be read at or past `since`. Using it as a snapshot
-    raises InvalidUsage naming both.
+    """The answer to a read at a time that is no longer readable: the shard can only be read at or past `since`. Using it as a snapshot
+    raises InvalidUsage with both times.
     """
 
     since: Antichain
@@ -51,33 +50,33 @@ class SinceAhead(Refusal):
     def meaning(self) -> str:
         """See Refusal."""
         end = "the reader has none left" if self.since.is_empty() else f"read at {self.since.time} or later"
-        text = f"cannot read at as_of {self.as_of}: times before since {self.since} can no longer be told apart"
+        text = f"cannot read at as_of {self.as_of}: times before since {self.since} are no longer readable"
         return f"{text}; {end}"
 
     def to_table(self) -> NoReturn:
-        """Raises."""
+        """Raises InvalidUsage."""
         self.refuse("to_table")
 
     def to_batches(self) -> NoReturn:
-        """Raises."""
+        """Raises InvalidUsage."""
         self.refuse("to_batches")
 
     def splits(self, _count: int) -> NoReturn:
-        """Raises."""
+        """Raises InvalidUsage."""
         self.refuse("splits")
 
     def count(self) -> NoReturn:
-        """Raises."""
+        """Raises InvalidUsage."""
         self.refuse("count")
 
 
 class Snapshot:
-    """Rows (key, val, time = as_of, diff), sorted by (key, val), each (key, val) once, never with diff 0; of those that
-    pass `where`, and with the fields `columns`, where the reader said so. The rows are those of the whole: two of them may
-    look alike when not all fields are shown.
+    """Rows (key, val, time = as_of, diff), sorted by (key, val), each (key, val) once, never with diff 0. Restricted to rows that pass
+    `where` and to the fields `columns`, if the reader gave them. The projection does not merge rows: two of them may look alike when not
+    all fields are shown.
 
-    Reading may be repeated and gives the same rows. The blobs read are held back from collection until `close`, the
-    end of the `with` block, or until nobody refers to the snapshot any more.
+    Reading may be repeated and gives the same rows. The blobs are kept from collection until `close`, the end of the `with` block, or until
+    the snapshot is garbage-collected.
     """
 
     def __init__(
@@ -102,17 +101,17 @@ class Snapshot:
 
     @property
     def schema(self) -> Schema:
-        """Key and value schema of the shard's rows."""
+        """The key and value schema of the shard's rows."""
         return self._source.schema
 
     @property
     def updates_schema(self) -> pa.Schema:
-        """Schema of the tables that come out."""
+        """The schema of the tables that this yields."""
         return self.schema.updates_schema if self._projection is None else self._projection.updates_schema
 
     @property
     def rows_estimate(self) -> int:
-        """An upper bound of the number of rows, known without reading (but for listings of parts, where there are any)."""
+        """An upper bound of the number of rows, known without reading any part (listings of parts are read, if there are any)."""
         return sum(batch.rows for batch in self._contents.batches)
 
     @property
@@ -121,46 +120,45 @@ class Snapshot:
         return sum(batch.size_bytes for batch in self._contents.batches)
 
     def to_table(self) -> pa.Table:
-        """Everything at once."""
+        """All rows as one table."""
         return pa.Table.from_batches(self.to_batches(memory_bytes=TABLE_MEMORY_BYTES), schema=self.updates_schema)
 
     def to_batches(
         self, *, memory_bytes: int = READ_MEMORY_BYTES, on_fetched: Callable[[int], None] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Everything as a stream of non-empty record batches, merged as it is read within about `memory_bytes`.
+        """All rows as a stream of non-empty record batches, merged while reading within about `memory_bytes`.
 
-        `on_fetched` is told the bytes of every part that was taken up. Storage errors are retried;
-        MissingBlob and CorruptData name the key.
+        `on_fetched` receives the size in bytes of every part when the merge takes it. Storage errors are retried. MissingBlob and
+        CorruptData name the key.
         """
         self.check_open()
         return _record_batches(self, self._contents.tables(memory_bytes=memory_bytes, on_fetched=on_fetched))
 
     def count(self) -> int:
-        """The number of rows, each counted diff times. Reads only what statistics and sums in state do not tell."""
+        """The number of rows, each counted diff times. Reads only parts that statistics and sums in state do not cover."""
         self.check_open()
         return self._contents.count(self._named)
 
     def splits(self, count: int) -> list[SnapshotSplit]:
-        """At most `count` (at least one) splits by key range: every row is in exactly one, whatever statistics the
-        parts have.
+        """At most `count` (at least one) splits by key range. Every row is in exactly one, whatever statistics the parts have.
 
-        Read them anywhere while this snapshot stays open: a split holds no lease.
+        They may be read anywhere while this snapshot stays open: a split holds no lease.
         """
         self.check_open()
         expect_count(count, "count", least=1)
         contents = self._contents
         ranges = choose_ranges(contents.batches, self.schema, count)
         first, *others = (SnapshotSplit.of(contents, key_range) for key_range in ranges)
-        # What is fetched for an audit only is fetched once.
+        # Parts that are fetched only for an audit are fetched once.
         return [replace(first, audits=contents.audits), *others]
 
     def lease_parts(self) -> list[LeasedPart]:
-        """The parts to read, one by one, for others to fetch: neither sorted nor consolidated across parts, so the same
-        (key, val) may come in several, with diffs that add up; with all fields, whatever `columns` says. Those that are
-        fetched for an audit only come last.
+        """The parts to read, one by one, for others to fetch. They are neither sorted nor consolidated across parts: the same (key, val)
+        may come in several, with diffs that add up. They have all fields, whatever `columns` says. Parts fetched only for an audit come
+        last.
 
-        Every part keeps its blobs from collection by itself until it is returned to the reader (`ReadHandle.return_part`)
-        or the reader expires; the snapshot may be closed before.
+        Every part keeps its own blobs from collection until it is returned to the reader (`ReadHandle.return_part`) or the reader expires.
+        The snapshot may be closed before.
         """
         self.check_open()
         contents = self._contents
@@ -169,7 +167,7 @@ class Snapshot:
         return self._leases.lease_all(self._pin, contents.source, selection, rows=rows, where=self._where)
 
     def close(self) -> None:
-        """Let go of the blobs. Idempotent."""
+        """Releases the blobs. Idempotent."""
         self._finalizer()
 
     def check_open(self) -> None:
@@ -188,7 +186,7 @@ class Snapshot:
 
     @cached_property
     def _contents(self) -> Contents:
-        """What to read, chosen when it is first asked for: listings of parts are fetched then."""
+        """The selection to read, made at first use: listings of parts are fetched then."""
         times = Times(last=self.as_of)
         selection = select(expand(self._source, self._named), where=self._where, times=times, audited=self._audited)
         self._source.metrics.count("stats_skipped_parts", selection.skipped_parts, shard=self._source.shard_id)
@@ -203,8 +201,8 @@ class Snapshot:
 
 
 def _record_batches(snapshot: Snapshot, tables: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
-    """`snapshot` is kept alive, and with it the lease, until the last batch was taken. InvalidUsage once it was closed:
-    what is not fetched yet may be collected.
+    """Keeps `snapshot`, and with it the lease, alive until the last batch was taken. InvalidUsage once it was closed: blobs not yet fetched
+    may be collected.
     """
     snapshot.check_open()
     for table in tables:

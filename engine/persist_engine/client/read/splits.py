@@ -1,8 +1,7 @@
-"""Cutting a snapshot into disjoint pieces that others read (spec 15.6).
+"""Splits a snapshot into disjoint pieces for other readers (spec 15.6).
 
-Pieces are ranges of the first key column, chosen from part statistics so that they weigh about the same. Statistics
-only decide how well the work is balanced and what a piece may skip: a row goes to the piece whose range holds it,
-found by filtering.
+Pieces are ranges of the first key column, chosen from part statistics to have about the same weight. Statistics only decide how well the
+work is balanced and what a piece may skip. A row belongs to the piece whose range contains it, which filtering decides.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from persist_engine.rows.projection import Projection
 from persist_engine.rows.schema import Schema
 from persist_engine.storage.blob import Blob
 
-#: Format of `SnapshotSplit.to_bytes`. It crosses processes of one release, nothing durable.
+#: The format of `SnapshotSplit.to_bytes`. It passes between processes of one release and is never durable.
 SPLIT_FORMAT = 2
-#: Memory of reading one split beside, of each run, the bytes of the part at hand and a row group or two: many run on
-#: one machine.
+#: Memory of reading one split; small, because many run on one machine. In addition, each run holds the bytes of its current part and one or
+#: two row groups.
 SPLIT_MEMORY_BYTES = 64 << 20
 BATCH_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSplit:
-    """One piece of a snapshot: what to fetch and what to keep of it. Holds no lease: the snapshot it came from must
-    stay open until it is read. Names no location, so the reader brings its own way to the same blob store.
+    """One piece of a snapshot: what to fetch, and which rows to keep. Holds no lease: its snapshot must stay open until the piece is read.
+    Names no location: the reader must supply the same blob store.
     """
 
     shard_id: ShardId
@@ -60,7 +59,7 @@ class SnapshotSplit:
 
     @classmethod
     def of(cls, contents: Contents, key_range: KeyRange | None) -> SnapshotSplit:
-        """The piece of `contents` within `key_range`, without the parts that cannot hold any of it, and without audits."""
+        """The piece of `contents` within `key_range`, without parts that cannot hold rows of it, and without audits."""
         kept = (batch if key_range is None else _without_others(batch, key_range) for batch in contents.batches)
         return cls(
             contents.source.shard_id,
@@ -79,9 +78,7 @@ class SnapshotSplit:
         return sum(batch.size_bytes for batch in self.batches)
 
     def to_bytes(self) -> bytes:
-        """Everything a remote reader needs but the blob store; inverse of `from_bytes`. For transport, not for
-        keeping.
-        """
+        """Everything that a remote reader needs except the blob store; inverse of `from_bytes`. For transport, not for storage."""
         value = {
             "format": SPLIT_FORMAT,
             "shard_id": self.shard_id,
@@ -127,8 +124,8 @@ class SnapshotSplit:
     ) -> Iterator[pa.RecordBatch]:
         """The rows of this piece, consolidated and sorted by (key, val), as non-empty record batches.
 
-        Needs the blob store only. Storage errors are retried by `retry` (default: for ever). MissingBlob when the
-        snapshot was closed and its blobs were collected.
+        Needs only the blob store. `retry` retries storage errors (default: for ever). MissingBlob when the snapshot was closed and its
+        blobs were collected.
         """
         contents = Contents(
             part_source(self.shard_id, self.schema, self.schema_id, blob, retry),
@@ -152,17 +149,16 @@ def _batch_of_text(text: str) -> HollowBatch:
 
 
 def _without_others(batch: HollowBatch, key_range: KeyRange) -> HollowBatch:
-    """`batch` without the parts, and the runs left empty, that cannot hold rows of `key_range`."""
+    """`batch` without the parts that cannot hold rows of `key_range`, and without runs that become empty."""
     runs = [(meta, [part for part in parts if key_range.may_hold(part)]) for meta, parts in batch.part_runs()]
     return HollowBatch.of_runs(batch.desc, sum(part.rows for _, parts in runs for part in parts), runs)
 
 
 def choose_ranges(batches: Sequence[HollowBatch], schema: Schema, count: int) -> list[KeyRange | None]:
-    """At most `count` ranges that partition all keys, of about the same number of rows; [None] when there is nothing
-    to cut by.
+    """At most `count` ranges that partition all keys, of about the same number of rows. [None] when nothing supports a split.
 
-    Whole numbers, dates and timestamps are cut anywhere (rows are taken to lie evenly within a part), other types
-    only where a part begins.
+    Integers, dates and timestamps are split anywhere (rows are assumed evenly distributed within a part), other types only at the beginning
+    of a part.
     """
     column = schema.key.field(0)
     spans = _spans(batches, column)
@@ -177,7 +173,7 @@ _Span = tuple[pa.Scalar, pa.Scalar | None, int]
 
 
 def _spans(batches: Sequence[HollowBatch], column: pa.Field) -> list[_Span]:
-    """(least, greatest if known, rows) of the column for each part whose statistics tell."""
+    """(least, greatest if known, rows) of the column for each part with statistics."""
     spans: list[_Span] = []
     for part in itertools.chain.from_iterable(batch.part_list() for batch in batches):
         if not isinstance(part, HollowPart) or part.stats is None:
@@ -206,7 +202,7 @@ def _part_bounds(spans: list[_Span], count: int) -> list[pa.Scalar]:
 
 
 def _even_bounds(spans: list[_Span], data_type: pa.DataType, count: int) -> list[pa.Scalar]:
-    """Bounds where the number of rows below, each part's spread evenly over its span, reaches 1/count, 2/count, ..."""
+    """Bounds where the number of rows below reaches 1/count, 2/count, ..., with each part's rows spread evenly over its span."""
     storage = pa.int32() if pa.types.is_date32(data_type) else pa.int64()
     whole = [
         (_as_int(low, storage), _as_int(low if high is None else high, storage) + 1, rows) for low, high, rows in spans
@@ -217,7 +213,7 @@ def _even_bounds(spans: list[_Span], data_type: pa.DataType, count: int) -> list
     for low, end, rows in whole:
         slope[index[low]] += rows / (end - low)
         slope[index[end]] -= rows / (end - low)
-    # Python integers: spans of timestamps times rows leave float's exact range, the bounds themselves must not.
+    # Python integers for the bounds: spans of timestamps times rows exceed float's exact range, which the bounds themselves must not.
     widths = np.array([float(b - a) for a, b in itertools.pairwise(edges)])
     below = np.concatenate([[0.0], np.cumsum(np.maximum(np.cumsum(slope)[:-1], 0.0) * widths)])
     bounds: list[int] = []

@@ -5,8 +5,8 @@
                                └────────── descriptions ───────────────┘                          │
                                └────────── persisted rows by hash, frontier ◀── reader ◀──────────┘
 
-A part handles one event at a time and knows nothing of threads: `client.sink` gives each its own, a test may call
-`handle` in any order it likes. The decisions are those of `flow`.
+A part handles one event at a time and knows nothing of threads. `dataflow.sink.handle` gives each part its own thread.
+A test may call `handle` in any order. The decisions are those of `flow`.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """More of what should be there."""
+    """More rows of the desired collection."""
 
     updates: pa.Table
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredFrontier:
-    """No more of `stream` before `frontier`, whatever the input."""
+    """`stream` has no more rows before `frontier`, from any input."""
 
     stream: Stream
     frontier: Antichain
@@ -58,21 +58,21 @@ class DesiredFrontier:
 
 @dataclass(frozen=True, slots=True)
 class Persisted:
-    """More of what is there."""
+    """More rows of the persisted collection."""
 
     updates: pa.Table
 
 
 @dataclass(frozen=True, slots=True)
 class PersistedFrontier:
-    """Everything that is there before `frontier` has come."""
+    """All persisted rows before `frontier` were sent."""
 
     frontier: Antichain
 
 
 @dataclass(frozen=True, slots=True)
 class ShardUpper:
-    """The shard's upper, as somebody saw it."""
+    """The shard's upper, as some part observed it."""
 
     upper: Antichain
 
@@ -87,7 +87,7 @@ class StagedBatch:
 
 @dataclass(frozen=True, slots=True)
 class StagedBefore:
-    """Worker `worker` stages nothing before `frontier` any more."""
+    """Worker `worker` stages nothing more before `frontier`."""
 
     worker: int
     frontier: Antichain
@@ -95,7 +95,7 @@ class StagedBefore:
 
 @dataclass(frozen=True, slots=True)
 class AllowWrites:
-    """Leave read-only mode."""
+    """Leaves read-only mode."""
 
 
 WorkerEvent: TypeAlias = Desired | DesiredFrontier | Persisted | PersistedFrontier | Describe
@@ -104,8 +104,8 @@ Event: TypeAlias = WorkerEvent | ControlEvent
 
 
 class Inbox:
-    """Events in their order. Thread-safe. Rows wait outside while more than `bytes_max` of them are inside; all else
-    comes in at once, so that parts that send to each other never wait in a circle.
+    """Events in order. Thread-safe. `put` blocks rows while more than `bytes_max` of them are queued. All other events
+    are queued at once, so that parts that send to each other never deadlock.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -116,30 +116,30 @@ class Inbox:
         self._closed = False
 
     def put(self, event: Event) -> None:
-        """Append; dropped when the inbox is closed."""
+        """Appends the event. Drops it when the inbox is closed."""
         size_bytes = _size_bytes(event)
         with self._changed:
             while size_bytes and self._bytes and self._bytes + size_bytes > self._bytes_max and not self._closed:
                 self._changed.wait()
-            if not self._closed or isinstance(event, StagedBatch):  # a batch is blobs: somebody must delete them
+            if not self._closed or isinstance(event, StagedBatch):  # a staged batch has blobs, which must be deleted
                 self._events.append(event)
                 self._bytes += size_bytes
                 self._changed.notify_all()
 
     def take(self) -> Event | None:
-        """The next event; waits for one. None when the inbox is closed, whatever is left in it."""
+        """The next event; waits for one. None when the inbox is closed, whatever it still holds."""
         with self._changed:
             while not self._events and not self._closed:
                 self._changed.wait()
             return None if self._closed else self._pop()
 
     def poll(self) -> Event | None:
-        """The next event, closed or not; None when there is none."""
+        """The next event, whether closed or not; None when there is none."""
         with self._changed:
             return self._pop() if self._events else None
 
     def close(self) -> None:
-        """Wake everybody; nothing is taken any more. Idempotent."""
+        """Wakes all waiters; `take` returns None from now on. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -159,20 +159,20 @@ def _size_bytes(event: Event) -> int:
 
 
 class Worker:
-    """Runs one Write machine: buffers its share of rows, stages its share of batches."""
+    """Runs one Write machine: buffers its share of the rows and stages its share of the batches."""
 
     def __init__(self, index: int, write: Write, writer: WriteHandle, control: Inbox) -> None:
         self._index, self._write, self._writer, self._control = index, write, writer, control
         self.size: BufferSize = write.buffer.size()
-        """As of the last event."""
+        """The size of the buffer as of the last event."""
 
     @property
     def persisted(self) -> Antichain:
-        """How far it has seen the shard."""
+        """The frontier up to which it has seen the shard."""
         return self._write.persisted
 
     def handle(self, event: Event) -> None:
-        """One step. Raises what staging raises; the worker is of no use then."""
+        """Handles one event. Raises the errors of staging; the worker must not be used afterwards."""
         match event:
             case Desired(updates):
                 self._write.on_desired(updates)
@@ -208,11 +208,11 @@ class Worker:
                 self._control.put(StagedBatch(stage.lower, builder.finish(stage.upper)))
         finally:
             if builder is not None:
-                builder.abandon()  # nothing happens after `finish`
+                builder.abandon()  # no effect after `finish`
 
 
 class Control:
-    """Runs Mint and Append, and is the only part that writes to the shard's state."""
+    """Runs Mint and Append. The only part that writes to the shard's state."""
 
     def __init__(self, mint: Mint, writer: WriteHandle, workers: Sequence[Inbox]) -> None:
         self._mint, self._writer, self._workers = mint, writer, workers
@@ -221,12 +221,12 @@ class Control:
         self._maintenance = NO_MAINTENANCE
         self._maintenance_lock = threading.Lock()
         self.persist_frontier = mint.persist_frontier
-        """Where the next batch joins, as of the last event."""
+        """The lower of the next batch, as of the last event."""
         self.lapses = 0
-        """Appends whose outcome nobody could tell any more, because the writer's lease had lapsed meanwhile."""
+        """Appends whose outcome could not be determined, because the writer's lease had lapsed meanwhile."""
 
     def handle(self, event: Event) -> None:
-        """One step. Unavailable: a commit's outcome is unknown, its blobs are left alone."""
+        """Handles one event. Unavailable: the outcome of a commit is unknown, and its blobs are kept."""
         match event:
             case DesiredFrontier(stream, frontier):
                 self._minted(self._mint.on_desired_frontier(stream, frontier))
@@ -244,13 +244,13 @@ class Control:
         self.persist_frontier = self._mint.persist_frontier
 
     def take_maintenance(self) -> Maintenance:
-        """What the appends since the last call left for later. Thread-safe."""
+        """The maintenance that appends since the last call left. Thread-safe."""
         with self._maintenance_lock:
             taken, self._maintenance = self._maintenance, NO_MAINTENANCE
         return taken
 
     def close(self, inbox: Inbox) -> None:
-        """Delete what was staged and will not be appended, in here or on its way in `inbox`."""
+        """Deletes staged batches that will not be appended, here or in `inbox`."""
         while (event := inbox.poll()) is not None:
             if isinstance(event, StagedBatch):
                 self._delete((event.batch,))
@@ -291,7 +291,7 @@ class Control:
                 commit.batches, expected_upper=commit.lower, new_upper=commit.upper
             )
         except AmbiguousAppend as error:
-            return self._lost_sight_of(commit, error)
+            return self._on_unknown(commit, error)
         match outcome:
             case Appended(upper, maintenance):
                 self._keep(maintenance)
@@ -305,8 +305,8 @@ class Control:
         self._minted(self._mint.on_shard_upper(current))
         return answer
 
-    def _lost_sight_of(self, commit: Commit[Batch], error: AmbiguousAppend) -> list[Commit[Batch] | Delete[Batch]]:
-        """Go on as a restart would: whatever became of `commit` is read back, and what is missing corrected."""
+    def _on_unknown(self, commit: Commit[Batch], error: AmbiguousAppend) -> list[Commit[Batch] | Delete[Batch]]:
+        """Continues as after a restart: the result of `commit`, if any, is read back, and the rest is corrected."""
         current = self._writer.fetch_recent_upper()
         if not commit.lower < current:
             raise error
@@ -344,22 +344,22 @@ class Control:
 
     def _delete(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
-            self._writer.discard(batch)  # a sink does not end because of what it tidies up
+            self._writer.discard(batch)  # a failed deletion must not end the sink
 
 
 class Reader:
-    """Passes what is read back on to the workers, by hash, and every new upper to control."""
+    """Sends the rows read back to the workers, by hash, and every new upper to control."""
 
     def __init__(self, readback: ReadBack, workers: Sequence[Inbox]) -> None:
         self._readback, self._workers = readback, workers
 
     @property
     def has_ended(self) -> bool:
-        """Whether the shard is closed: nothing comes any more."""
+        """Whether the shard is closed: no more events come."""
         return self._readback.frontier.is_empty()
 
     def step(self, *, timeout_s: float | None = None) -> None:
-        """Wait for news (see ReadBack.events) and pass them on."""
+        """Waits for events (see ReadBack.events) and forwards them."""
         for event in self._readback.events(timeout_s=timeout_s):
             if isinstance(event, Progress):
                 for inbox in self._workers:
@@ -371,23 +371,23 @@ class Reader:
 
     @property
     def frontier(self) -> Antichain:
-        """How far the shard was read back."""
+        """The frontier up to which the shard was read back."""
         return self._readback.frontier
 
     @property
     def handle(self) -> ReadHandle:
-        """The reader whose lease it reads under now."""
+        """The reader whose lease is in use."""
         return self._readback.reader
 
     @property
     def lapses(self) -> int:
-        """How often a lease lapsed and was replaced."""
+        """The number of leases that lapsed and were replaced."""
         return self._readback.lapses
 
     def stop(self) -> None:
-        """Let a waiting `step` end."""
+        """Makes a waiting `step` return."""
         self._readback.stop()
 
     def close(self) -> None:
-        """Let go of blobs. The handle is its owner's to expire."""
+        """Releases the blobs. The owner of the handle expires it."""
         self._readback.close()

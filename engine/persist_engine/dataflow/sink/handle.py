@@ -1,17 +1,17 @@
 """Sink: keeps a shard equal to a desired collection, with N workers in this process (spec 17).
 
     with open_sink(client, shard_id, schema, workers=4) as sink:
-        sink.inputs[0].insert([((1,), ("one",)), 5, +1)])       # the first row is there from time 5 on
-        sink.inputs[0].insert([((1,), ("one",)), 9, -1)])       # and gone at 9
+        sink.inputs[0].insert([(((1,), ("one",)), 5, +1)])      # the first row exists from time 5 on
+        sink.inputs[0].insert([(((1,), ("one",)), 9, -1)])      # and is gone at 9
         for an_input in sink.inputs:
-            an_input.advance(Antichain.of(10))                  # nothing before 10 will be said any more
+            an_input.advance(Antichain.of(10))                  # no more updates before 10
         sink.wait_for_upper(Antichain.of(10))
 
-What is written is desired minus persisted: a shard that anybody else changed is right again at the next append, a sink
-that is restarted and told everything again writes nothing, and replicas of one sink write once between them.
+The sink writes desired minus persisted. A shard that another process changed is corrected by the next append. A
+restarted sink that receives the same inputs again writes nothing. Replicas of one sink together write once.
 
-Owns the threads (one a worker, one for mint and append, one that reads back), what users see, and the end. What the
-parts do is `client.sink_actors`, what they decide `flow`.
+This module owns the threads (one per worker, one for mint and append, one that reads back), the public handle, and the
+shutdown. The parts are in `dataflow.sink.actors`, their decisions in `flow`.
 """
 
 from __future__ import annotations
@@ -61,30 +61,32 @@ from persist_engine.shard.watch import wait_until
 _log = logging.getLogger(__name__)
 
 WORKERS_MAX = 256
-#: Of one worker: below this even its windows for merging have no room.
+#: Per worker. With less memory, even the windows of its merges have no room.
 WORKER_MEMORY_BYTES_MIN = 1 << 20
-#: Share of a worker's memory that rows on their way to it may take.
+#: The fraction (one in so many) of a worker's memory that its inbox may hold.
 _INBOX_SHARE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """How a sink runs."""
+    """The configuration of a sink."""
 
     workers: int = 1
-    """Threads that buffer and stage, each its share of the rows."""
+    """The number of threads that buffer and stage. Each has its share of the rows."""
     as_of: int = 0
-    """Nothing is written before it: desired updates before it count as of it."""
+    """The first time to write. Desired updates before it count as updates at it."""
     read_only: bool = False
-    """Follow both sides, write nothing until `allow_writes`."""
+    """Follows both sides, but writes nothing until `allow_writes`."""
     errors: bool = False
-    """Whether the collection may be in error (codec.tagged). The shard then has the schema `with_errors(schema)`."""
+    """Whether the collection may be in error (rows.errors_column). The shard then has the schema
+    `with_errors(schema)`.
+    """
     refresh: Refresh | None = None
-    """Show the desired collection only at these times."""
+    """Shows the desired collection only at these times."""
     memory_limit_bytes: int = 256 << 20
-    """Of all correction buffers together, about; what does not fit is spilled."""
+    """The approximate bound of all correction buffers together. The excess is spilled."""
     spill_directory: Path | None = None
-    """Where to; None: a temporary directory. Either way a directory of the sink's own in it, removed at the end."""
+    """Where the sink makes its own spill directory, which it deletes at the end. None: the system's temporary directory."""
 
     def __post_init__(self) -> None:
         for name in ("read_only", "errors"):
@@ -107,13 +109,13 @@ class SinkOptions:
             )
 
     def no_frontiers(self) -> DesiredFrontiers:
-        """Nothing is known yet."""
+        """The frontiers before anything is known."""
         return DesiredFrontiers() if self.errors else DesiredFrontiers.without_errors()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkParts:
-    """A sink without threads: every part, and where events for it go."""
+    """A sink without threads: every part and its inbox."""
 
     workers: list[Worker]
     worker_inboxes: list[Inbox]
@@ -129,7 +131,9 @@ def assemble(
     writer: WriteHandle,
     spill_directory: Callable[[int], Path],
 ) -> SinkParts:
-    """The parts of a sink on one shard; `spill_directory` makes one for the worker of a number. Registers a reader."""
+    """The parts of a sink on one shard. `spill_directory` makes a directory for the worker with the given number.
+    Registers a reader.
+    """
     share = options.memory_limit_bytes // options.workers
     as_of = Antichain.of(options.as_of)
     inboxes = [Inbox(share // _INBOX_SHARE) for _ in range(options.workers)]
@@ -156,28 +160,30 @@ def assemble(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkStatus:
-    """What a sink knows at one moment; its parts may be a step apart."""
+    """The state of a sink at one moment. Its parts may be one step apart."""
 
     read_only: bool
     desired: Antichain
-    """Everything desired before it is known, after rounding to refreshes."""
+    """All desired updates before it are known, after rounding to refreshes."""
     persist_frontier: Antichain
-    """Where the next batch joins: the shard's upper, or as_of while that is beyond it."""
+    """The lower of the next batch: the shard's upper, or as_of while that is greater."""
     read_back: Antichain
-    """Every worker has seen everything the shard holds before it."""
+    """Every worker has received everything that the shard holds before it."""
     buffers: tuple[BufferSize, ...]
-    """Of each worker: desired minus persisted. All without rows: the shard is as desired, as far as both are known."""
+    """Desired minus persisted, for each worker. Without rows in any of them, the shard is as desired, as far as both
+    sides are known.
+    """
     lapses: int = 0
-    """How often a lease of its reader or its writer lapsed and it went on under a new one."""
+    """The number of times that a lease of its reader or writer lapsed and was replaced."""
 
     @property
     def buffered_rows(self) -> int:
-        """Rows in all buffers, some of which may yet cancel."""
+        """Rows in all buffers. Some of them may still cancel."""
         return sum(buffer.rows for buffer in self.buffers)
 
 
 class SinkInput:
-    """One source's way into a sink. Calls on one input take turns; inputs are independent of each other."""
+    """The input of one source to a sink. Calls on one input are serialized. Inputs are independent of each other."""
 
     def __init__(self, sink: Sink, index: int) -> None:
         self._sink = sink
@@ -186,8 +192,8 @@ class SinkInput:
         self._index = index
 
     def insert(self, updates: Updates) -> None:
-        """The desired collection changes by `updates`, at or beyond this input's frontier. Waits while workers are
-        behind. UpdateNotBeyondLower, SchemaMismatch: nothing of the offending table was taken. SinkFailed.
+        """Changes the desired collection by `updates`, at or beyond this input's frontier. Blocks while workers are
+        behind. UpdateNotBeyondLower and SchemaMismatch: nothing of the offending table was accepted. SinkFailed.
         """
         with self._lock:
             lower = self._frontiers.by_stream[Stream.OK]
@@ -195,7 +201,7 @@ class SinkInput:
                 self._sink.insert(self._checked(table, lower))
 
     def insert_errors(self, errors: Errors) -> None:
-        """The collection's errors change. InvalidUsage for a sink without them; else as `insert`."""
+        """Changes the errors of the collection. InvalidUsage for a sink without errors; otherwise as `insert`."""
         with self._lock:
             lower = self._frontiers.by_stream[Stream.ERR]
             table = self._sink.tagged_errors(errors)
@@ -203,11 +209,15 @@ class SinkInput:
                 self._sink.insert_tagged(self._checked(table, lower))
 
     def advance(self, frontier: TimeLike) -> None:
-        """No more updates before `frontier`; empty: none at all. Idempotent. InvalidUsage when it goes back."""
+        """Declares that no more updates come before `frontier`; the empty frontier: none at all. Idempotent.
+        InvalidUsage when it goes back.
+        """
         self._advance(Stream.OK, frontier_of(frontier))
 
     def advance_errors(self, frontier: TimeLike) -> None:
-        """No more updates of errors before `frontier`. Only what both frontiers have passed is written."""
+        """Declares that no more updates of errors come before `frontier`. Only times that both frontiers have passed
+        are written.
+        """
         if not self._sink.options.errors:
             raise InvalidUsage("this sink was opened without errors")
         self._advance(Stream.ERR, frontier_of(frontier))
@@ -227,17 +237,18 @@ class SinkInput:
 
 
 class Sink:
-    """See the module. Thread-safe. A context manager: leaving it closes the sink.
+    """See the module docstring. Thread-safe. A context manager that closes the sink on exit.
 
-    When a part of it fails, all stop, and every further call raises SinkFailed naming it. What was appended stands.
-    A lease that lapsed (the machine slept) is no failure as long as nothing was missed: see client.sink_readback.
+    When a part fails, all parts stop, and every further call raises SinkFailed with the name of the part. Appended
+    batches stay. A lapsed lease (the machine slept) is no failure as long as nothing was missed: see
+    dataflow.sink.readback.
     """
 
     def __init__(
         self, schema: Schema, *, open_reader: Callable[[], ReadHandle], writer: WriteHandle, options: SinkOptions
     ) -> None:
-        """Takes over `writer` and the readers that it opens, all of the shard with its errors if it has any; starts the
-        threads.
+        """Takes ownership of `writer` and of the readers that it opens, all of which use the shard's
+        schema, with errors if the sink has them. Starts the threads.
         """
         self.schema, self.options = schema, options
         self._writer = writer
@@ -253,7 +264,7 @@ class Sink:
         self._sizes_reported = (0, 0)
         self._parts = assemble(options, open_reader=open_reader, writer=writer, spill_directory=self._spill_directory)
         self.inputs = tuple(SinkInput(self, index) for index in range(options.workers))
-        """As many as workers; any row may come in by any of them."""
+        """One input per worker. Any row may come through any input."""
         self._threads = [
             *(self._thread(f"worker {i}", partial(self._work, i)) for i in range(options.workers)),
             self._thread("control", self._run_control),
@@ -267,16 +278,16 @@ class Sink:
             self.close()
             raise
 
-    # -- what users call -----------------------------------------------------------------------------------------------
+    # -- public calls --------------------------------------------------------------------------------------------------
 
     def allow_writes(self) -> None:
-        """Leave read-only mode, for good. Idempotent."""
+        """Leaves read-only mode permanently. Idempotent."""
         self._check()
         self._read_only = False
         self._parts.control_inbox.put(AllowWrites())
 
     def status(self) -> SinkStatus:
-        """A look at its parts. SinkFailed."""
+        """The current state of its parts. SinkFailed."""
         self._check()
         with self._lock:
             desired = self._desired.frontier
@@ -290,21 +301,21 @@ class Sink:
         )
 
     def wait_for_upper(self, frontier: TimeLike, *, timeout_s: float | None = None) -> bool:
-        """Wait until the shard's upper is at or past `frontier`, whoever wrote it; false when `timeout_s` passed
-        first. SinkFailed.
+        """Waits until the shard's upper is at or past `frontier`, whichever process writes it. False when `timeout_s`
+        passed first. SinkFailed.
         """
         target = frontier_of(frontier)
         expect_seconds(timeout_s, "timeout_s")
         return self._wait(lambda: target <= self._machine.state.trace.upper, timeout_s)
 
     def take_maintenance(self) -> Maintenance:
-        """What appends since the last call left for later; who wants to, performs it."""
+        """The maintenance that appends since the last call left. The caller may perform it."""
         return self._parts.control.take_maintenance()
 
     def close(self) -> None:
-        """Stop, delete what was staged and not appended, and what was spilled; give up reader and writer. What was not
-        yet appended is not waited for. Waits for store calls under way. Idempotent. Raises SinkFailed if nobody was
-        told yet.
+        """Stops the sink. Deletes staged batches that were not appended, and spill files. Expires the reader and the
+        writer. Does not wait for pending updates to be appended, but waits for store calls in progress. Idempotent.
+        Raises SinkFailed unless it was already raised.
         """
         with self._lock:
             if self._closed:
@@ -322,7 +333,7 @@ class Sink:
             try:
                 end()
             except PersistError as error:
-                # The others all the same. A lease will lapse by itself; what matters is why the sink ended.
+                # Ends the other parts all the same. A lease lapses by itself; the sink's failure is more important.
                 _log.warning("could not end a part of a sink: %s", error, extra={"shard": self._writer.shard_id})
                 trouble = trouble or (None if isinstance(error, Unavailable) else error)
         if self._failure is not None and not self._was_raised:
@@ -346,7 +357,7 @@ class Sink:
             f"Sink({self._writer.shard_id}, {self.options.workers} workers, at {self._parts.control.persist_frontier})"
         )
 
-    # -- what inputs call ----------------------------------------------------------------------------------------------
+    # -- calls of inputs -----------------------------------------------------------------------------------------------
 
     def tagged_errors(self, errors: Errors) -> pa.Table:
         """`errors` as updates of the shard."""
@@ -355,11 +366,11 @@ class Sink:
         return tag_errors(errors, self._writer.schema)
 
     def insert(self, updates: pa.Table) -> None:
-        """Updates of rows, checked."""
+        """Inserts checked updates of rows."""
         self.insert_tagged(tag_rows(updates, self._writer.schema) if self.options.errors else updates)
 
     def insert_tagged(self, updates: pa.Table) -> None:
-        """Updates of the shard, checked, to their workers."""
+        """Sends checked updates of the shard to their workers."""
         refresh = self.options.refresh
         shown = updates if refresh is None else refresh.apply(updates)
         self._check()
@@ -369,7 +380,7 @@ class Sink:
         self._check()
 
     def advance(self, index: int, stream: Stream, frontier: Antichain) -> None:
-        """Input `index` will not insert before `frontier` into `stream` any more."""
+        """Declares that input `index` inserts nothing more before `frontier` into `stream`."""
         refresh = self.options.refresh
         rounded = frontier if refresh is None else refresh.frontier(frontier)
         self._check()
@@ -385,7 +396,7 @@ class Sink:
     # -- threads -------------------------------------------------------------------------------------------------------
 
     def _spill_directory(self, index: int) -> Path:
-        """Made when the first worker needs it."""
+        """The spill directory of a worker, made at its first spill."""
         with self._lock:
             if self._directory is None:
                 parent = self.options.spill_directory
@@ -400,7 +411,7 @@ class Sink:
         def guarded() -> None:
             try:
                 run()
-            except BaseException as error:  # noqa: BLE001 - told to whoever calls next
+            except BaseException as error:  # noqa: BLE001 - the next call raises it
                 self._fail(name, error)
 
         return threading.Thread(target=guarded, name=f"persist-sink-{name.replace(' ', '-')}", daemon=True)
@@ -420,7 +431,9 @@ class Sink:
             self._parts.reader.step()
 
     def _report(self) -> None:
-        """Metrics of all buffers, as of their last events (spec 18). Whoever reports last saw what all others saw."""
+        """Updates the metrics of all buffers, as of their last events (spec 18). The last worker to report has seen the
+        sizes of all.
+        """
         metrics, shard = self._machine.metrics, self._writer.shard_id
         with self._report_lock:
             sizes = [worker.size for worker in self._parts.workers]
@@ -434,7 +447,7 @@ class Sink:
             metrics.count("sink_correction_insertions", inserted - before[0])
             metrics.count("sink_correction_deletions", max(0, cancelled - before[1]))
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- shutdown ------------------------------------------------------------------------------------------------------
 
     @property
     def _stopping(self) -> bool:
@@ -467,7 +480,7 @@ class Sink:
         machine = self._machine
         found = wait_until(
             look,
-            refresh=lambda: None,  # the reader looks
+            refresh=lambda: None,  # the reader thread refreshes
             watch=machine.watch,
             env=machine.env,
             settings=machine.settings.watch,

@@ -1,19 +1,19 @@
-"""What a shard holds, told to a sink as it grows: the persisted side of desired minus persisted.
+"""Reads back what a shard holds, as it grows: the persisted side of desired minus persisted.
 
-    since < upper    snapshot at upper - 1, then listen from there                       the usual way
-    upper <= since   every batch as it lies in state, and again when the upper moves     nothing is readable at a time
+    since < upper    a snapshot at upper - 1, then a listen from there                    the usual case
+    upper <= since   every batch as in state, and again when the upper moves              no time is readable yet
 
-SUBTLE: in the second case a snapshot at since would wait for the upper to pass it, which only the sink itself would do,
-which waits for the snapshot (spec 17.9). But nobody can read before since either, so that it does not matter at which
-time before the upper an update lies: all of them are given out as of 0. Once the upper has moved, what was given out
-before is taken back, read again from the version that is still pinned, and the new contents are given out.
+SUBTLE: in the second case a snapshot at since would wait for the upper to pass it. Only the sink itself would move the upper, and it waits
+for the snapshot (spec 17.9). No reader can read before since either, so the time of an update before the upper does not matter: all of them
+are yielded at time 0. Once the upper has moved, the updates yielded before are read again from the version that is still pinned and
+retracted; then the new contents are yielded.
 
-Invariant: the frontier is never beyond the shard's upper; else a description could be given up that is still valid.
+Invariant: the frontier is never beyond the shard's upper. Otherwise a description that is still valid could be dropped.
 
-Owns the reader. When its lease lapsed (the machine slept), reading goes on under a new one where it was: behind the
-frontier, or behind the rows of a snapshot that were given out, for snapshots are sorted. It cannot go on when since has
-passed the frontier meanwhile, nor when rows were given out whose Progress never came: then nobody can tell what is
-missing, and the sink must be told everything again.
+This module owns the reader. When its lease lapses (the machine slept), reading continues under a new lease at the same position: behind the
+frontier, or behind the rows of a snapshot that were already yielded, because snapshots are sorted. It cannot continue when since has passed
+the frontier meanwhile, nor when rows were yielded without their Progress. The missing updates are then unknown, and a new sink must receive
+all inputs again.
 """
 
 from __future__ import annotations
@@ -35,26 +35,24 @@ from persist_engine.model.frontier import MINIMUM, Antichain
 
 _log = logging.getLogger(__name__)
 
-#: Memory of reading a snapshot beside the sink's own (see Snapshot.to_batches).
+#: Memory for reading a snapshot, in addition to the sink's own (see Snapshot.to_batches).
 SNAPSHOT_MEMORY_BYTES = 64 << 20
-#: Leases that may lapse one after the other without any progress between them: with more, no lease is long enough.
+#: The limit on lapses in a row without progress between them. With more, no lease is long enough.
 LAPSES_IN_A_ROW_MAX = 8
 
 
 class ReadBack:
-    """Events of one shard from its beginning on. One thread calls `events`; any may call `stop`."""
+    """Events of one shard from its beginning on. One thread calls `events`; any thread may call `stop`."""
 
     def __init__(
         self, open_reader: Callable[[], ReadHandle], writer: WriteHandle, *, on_upper: Callable[[Antichain], None]
     ) -> None:
-        """`on_upper` is told every new upper before it is read what was written below it. `writer` is the sink's, for
-        which all this is read.
-        """
+        """`on_upper` receives every new upper before the updates below it are read. `writer` is the sink's writer."""
         self._open_reader = open_reader
         self.reader = open_reader()
-        """The reader in use; its owner is whoever closes the sink."""
+        """The current reader. The owner of the sink expires it."""
         self.lapses = 0
-        """How often a lease lapsed and reading went on."""
+        """The number of leases that lapsed and were replaced."""
         self._lapses_in_a_row = 0
         self._writer, self._machine = writer, writer.machine
         self._on_upper = on_upper
@@ -62,32 +60,32 @@ class ReadBack:
         self._frontier: Antichain | None = None
         self._listen: Listen | None = None
         self._fresh = True
-        """Whether nothing was given out, or all of it was taken back."""
+        """Whether no updates were yielded, or all of them were retracted."""
         self._loose = False
-        """Whether rows were given out, since the last Progress, that cannot be told apart from those to come."""
+        """Whether rows were yielded since the last Progress that cannot be distinguished from those to come."""
         self._snapshot: tuple[int, int] | None = None
-        """(as_of, rows of it given out) of the snapshot that is being given out."""
+        """(as_of, rows yielded) of the snapshot being yielded."""
         self._whole: Snapshot | None = None
-        """What was given out as of 0, pinned, as long as the upper is not past since."""
+        """The pinned contents that were yielded at time 0, as long as the upper is not past since."""
 
     @property
     def frontier(self) -> Antichain:
-        """Everything the shard holds before it was given out."""
+        """Everything that the shard holds before it was yielded."""
         return self._frontier or MINIMUM
 
     def stop(self) -> None:
-        """Let `events` end at the next look. Idempotent."""
+        """Makes `events` end at its next check. Idempotent."""
         self._stopped.set()
         self._machine.watch.notify()
 
     def events(self, *, timeout_s: float | None = None) -> Iterator[Updates | Progress]:
-        """What came since the last call, ending with Progress; waits for it. Nothing when stopped, closed, or when
-        `timeout_s` passed first. An update's diff says how the contents change: it is negative where they were taken
-        back. To be consumed before the next call.
+        """The updates since the last call, followed by Progress; waits for them. Empty when stopped, when closed, or when `timeout_s`
+        passed first. The diff of an update is its change of the contents; it is negative for retractions. Consume all events before the
+        next call.
 
-        A lease that lapsed is replaced: what came before it was noticed stands, and the next call goes on. Fenced or
-        MissingBlob when reading cannot go on (see the module); SchemaMismatch when the shard has outgrown the sink's
-        schema; storage errors that end retries.
+        A lapsed lease is replaced: events yielded before the lapse was noticed stay valid, and the next call continues. Fenced or
+        MissingBlob when reading cannot continue (see the module docstring). SchemaMismatch when the shard's schema has evolved past the
+        sink's schema. Storage errors when retries end.
         """
         if self.frontier.is_empty() or not self._wait(timeout_s):
             return
@@ -110,7 +108,7 @@ class ReadBack:
             yield from self._contents()
 
     def _reopen(self, error: Fenced | MissingBlob) -> None:
-        """Go on under a new lease, or raise `error` because there is no way to."""
+        """Continues under a new lease, or raises `error` when that is impossible."""
         lost = self.reader
         self._lapses_in_a_row += 1
         if self._loose or self._lapses_in_a_row > LAPSES_IN_A_ROW_MAX:
@@ -127,7 +125,7 @@ class ReadBack:
         if self._snapshot is not None:
             as_of, given = self._snapshot
             if not given:
-                self._snapshot = None  # it may as well be read at another time
+                self._snapshot = None  # no row was yielded, so another time will do
             elif not self.reader.since.less_equal(as_of):
                 raise _passed(SinceAhead(since=self.reader.since, as_of=as_of))
         elif not self._fresh and self._whole is None:
@@ -136,13 +134,13 @@ class ReadBack:
             self._listen = self._listen_from(self._frontier.newest_complete)
 
     def close(self) -> None:
-        """Let go of the blobs; the reader is its owner's. Idempotent."""
+        """Releases the blobs. The owner of the reader expires it. Idempotent."""
         if self._whole is not None:
             self._whole.close()
             self._whole = None
 
     def _wait(self, timeout_s: float | None) -> bool:
-        """Whether there is something new: at first there always is."""
+        """Whether there are new events. At first there always are."""
         if self._frontier is None or self._fresh or self._snapshot is not None:
             self._machine.refresh()
             return not self._stopped.is_set()
@@ -156,7 +154,7 @@ class ReadBack:
         return bool(machine.wait(look, timeout_s))
 
     def _contents(self) -> Iterator[Updates | Progress]:
-        """Instead of what was given out before: all that lies before the upper."""
+        """Replaces what was yielded before: yields everything before the upper."""
         since = self.reader.since
         if since.time is None:
             self.reader.check_open()
@@ -185,7 +183,7 @@ class ReadBack:
             yield from self._readable(upper.newest_complete, 0)
 
     def _readable(self, as_of: int, given: int) -> Iterator[Updates | Progress]:
-        """The contents at `as_of` but for the first `given` rows."""
+        """The contents at `as_of` without the first `given` rows."""
         self._snapshot = as_of, given
         snapshot = self.reader.snapshot(as_of)
         if isinstance(snapshot, SinceAhead):
@@ -217,7 +215,7 @@ class ReadBack:
         return Updates(table)
 
     def _progress(self, frontier: Antichain) -> Progress:
-        # All that was read so far was read from versions known by now, and so are the schemas that it was written under.
+        # All rows so far were read from versions that this process knows by now, and so are their schemas.
         self._writer.check_newest_schema()
         self._fresh, self._loose, self._lapses_in_a_row = False, False, 0
         self._frontier = frontier
@@ -226,8 +224,8 @@ class ReadBack:
 
 def _passed(answer: SinceAhead) -> Fenced:
     return Fenced(
-        f"times up to {answer.as_of} were read back, but under no lease since has gone to {answer.since}: what lies between "
-        "can no longer be told apart, open a new sink and tell it everything"
+        f"the sink had read back times up to {answer.as_of} when its lease lapsed, and since went to {answer.since}: the "
+        "updates between can no longer be read; open a new sink and send it all inputs again"
     )
 
 

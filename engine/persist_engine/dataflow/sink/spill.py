@@ -1,5 +1,5 @@
-"""Where a sink's correction buffers spill: Arrow IPC files in a directory of one worker. Not durable: gone with the sink;
-what a crash leaves behind means nothing to anybody.
+"""Spill files of a sink's correction buffers: Arrow IPC files in one directory per worker. Not durable: they are deleted with the sink, and
+files left by a crash have no use.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from persist_engine.rows import updates
 
 
 class SpillFiles:
-    """`flow.correction_chunks.Spill` on files. Not thread-safe. OSError when the disk is full or gone."""
+    """`flow.correction_chunks.Spill` on files. Not thread-safe. OSError when the disk is full or unavailable."""
 
     def __init__(self, make_directory: Callable[[], Path]) -> None:
-        """`make_directory` is called when something is spilled first: a directory of this buffer's own."""
+        """`make_directory` is called at the first spill and makes a directory for this buffer alone."""
         self._make_directory = make_directory
         self._directory: Path | None = None
         self._numbers = itertools.count()
@@ -34,12 +34,12 @@ class SpillFiles:
         return number
 
     def read(self, number: int) -> pa.Table:
-        """See Spill. The rows stay on disk until they are looked at."""
+        """See Spill. The rows stay on disk until they are read."""
         with pa.memory_map(str(self._path(number)), "rb") as file:
             return pa.ipc.open_file(file).read_all()
 
     def delete(self, number: int) -> None:
-        """See Spill. Tables that were read stay readable."""
+        """See Spill. Tables that were already read stay readable."""
         self._path(number).unlink()
 
     def _path(self, number: int) -> Path:
@@ -48,20 +48,20 @@ class SpillFiles:
 
 
 class ArrowLaws:
-    """`flow.correction_chunks.UpdateLaws`: the engine's own."""
+    """`flow.correction_chunks.UpdateLaws` with the engine's own functions."""
 
     def consolidate(self, table: pa.Table) -> pa.Table:
-        """See codec.updates."""
+        """See rows.updates."""
         return updates.consolidate(table)
 
     def advance_times(self, table: pa.Table, frontier: Antichain) -> pa.Table:
-        """See codec.updates."""
+        """See rows.updates."""
         return updates.advance_times(table, frontier)
 
     def time_filter(self, table: pa.Table, lower: Antichain, upper: Antichain) -> pa.Table:
-        """See codec.updates."""
+        """See rows.updates."""
         return updates.time_filter(table, lower, upper)
 
     def merge_runs(self, runs: Iterable[Iterator[pa.Table]], *, memory_bytes: int) -> Iterator[pa.Table]:
-        """See shard.consolidate."""
+        """See parts.consolidate."""
         return merge_runs(runs, memory_bytes=memory_bytes)

@@ -1,8 +1,8 @@
-"""UpsertFollower: the state of upserts, kept equal to what a shard holds (spec 16.9).
+"""UpsertFollower: keeps upsert state equal to the contents of a shard (spec 16.9).
 
-Owns the leased reader, the listener and the state's life: hydrating from a snapshot at a time that can be read, following
-what is appended, taking in what this process appended itself, and beginning anew when any of that broke off half way.
-Decides nothing and writes nothing but, when it must, the frontier.
+This module owns the leased reader, the listener and the life of the state. It hydrates the state from a snapshot at a readable time,
+follows appends, takes in this process's own appends, and starts over when one of these failed half way. It decides nothing and writes
+nothing except, when necessary, the frontier.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from persist_engine.model.ids import ShardId
 
 _log = logging.getLogger(__name__)
 
-#: Of a key in an error: it may have megabytes.
+#: The limit for a key in an error message, because a key may have megabytes.
 _NAME_CHARS_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Hydration:
-    """How far rebuilding the state has come: of at most `rows_max` rows at `as_of`, `rows` are merged."""
+    """The progress of rebuilding the state at `as_of`: `rows` of at most `rows_max` rows are merged."""
 
     as_of: int
     rows: int
@@ -44,7 +44,7 @@ class Hydration:
 
 
 class UpsertFollower:
-    """One shard's upsert state and the machine on it. Not thread-safe."""
+    """The upsert state of one shard and the machine on it. Not thread-safe."""
 
     def __init__(
         self,
@@ -70,24 +70,24 @@ class UpsertFollower:
 
     @property
     def shard_id(self) -> ShardId:
-        """The shard."""
+        """The id of the shard."""
         return self._writer.shard_id
 
     @property
     def upper(self) -> Antichain:
-        """Everything before it is in the state; {0} while there is none."""
+        """Everything before it is in the state; {0} without state."""
         machine = self._machine
         return MINIMUM if machine is None else machine.persisted_frontier
 
     @property
     def state_bytes(self) -> int:
-        """What the state takes, by its store's estimate; 0 while there is none."""
+        """The size of the state, by its store's estimate; 0 without state."""
         store = self._store
         return 0 if store is None else store.size_bytes
 
     def current(self, target: Antichain) -> UpsertMachine:
-        """The machine, with all that was persisted before `target` in its state. SchemaMismatch when the shard has evolved
-        past the writer's schema; InvariantViolated when it was not written by upserts only.
+        """The machine, with everything persisted before `target` in its state. SchemaMismatch when the shard's schema has evolved past the
+        writer's. InvariantViolated when the shard was not written by upserts only.
         """
         if self._reader is not None and self._reader.since.is_empty():
             self._forget_reader()
@@ -98,18 +98,18 @@ class UpsertFollower:
             try:
                 if target <= machine.persisted_frontier:
                     self._let_go(machine)
-                    self._writer.check_newest_schema()  # whatever has come in so far, its schemas are known
+                    self._writer.check_newest_schema()  # the schemas of everything received so far are known
                     return machine
                 self._follow(machine)
             except (Fenced, InvariantViolated, MissingBlob) as error:
-                # What a lease that ran out unnoticed looks like. If it is something else, a new reader finds it too.
+                # A lease that expired unnoticed looks like this. If the cause is another, a new reader finds it again.
                 text = "following the shard from %s failed, hydrating again: %s"
                 _log.warning(text, machine.persisted_frontier, error, extra={"shard": self.shard_id})
                 self._forget_reader()
                 self._hydrate()
 
     def take_in(self, emission: Emission) -> None:
-        """What this process has just appended at the machine's frontier: it is known, so it need not be read."""
+        """Takes in this process's own append at the machine's frontier without reading it back."""
         machine = self._machine
         assert machine is not None
         self._merge(partial(machine.on_appended, emission))
@@ -120,9 +120,7 @@ class UpsertFollower:
         self._listen.skip_to(emission.upper)
 
     def tidy_up(self) -> None:
-        """After a call that failed: leave no command behind, and no state that took in half of something or whose store
-        failed.
-        """
+        """After a failed call: forgets its commands, and drops the state when it is incomplete or its store failed."""
         machine, store = self._machine, self._store
         if machine is None or store is None or store.has_failed or not machine.is_whole:
             self.drop_state()
@@ -130,7 +128,7 @@ class UpsertFollower:
             machine.forget_commands()
 
     def drop_state(self) -> None:
-        """Throw the state away: the next use hydrates."""
+        """Drops the state. The next use hydrates it again."""
         machine, store, listen = self._machine, self._store, self._listen
         self._machine = self._state = self._store = self._listen = None
         if listen is not None:
@@ -141,22 +139,22 @@ class UpsertFollower:
             store.close()
 
     def expire(self) -> None:
-        """Give up the state and the reader. Idempotent."""
+        """Drops the state and expires the reader. Idempotent."""
         self._forget_reader()
 
     # -- hydrating and following --------------------------------------------------------------------------------------
 
     def _let_go(self, machine: UpsertMachine) -> None:
-        """Hold since back no further than what was persisted last: a handle that only writes never reads on, and must not
-        keep the shard from being compacted (spec 20, bug 9).
+        """Lets since advance to the last persisted time. A handle that only writes never reads on, and must not keep the shard from being
+        compacted (spec 20, bug 9).
         """
         upper = machine.persisted_frontier
         if self._reader is not None and upper.time:
             self._reader.maybe_downgrade_since(Antichain.of(upper.newest_complete))
 
     def _forget_reader(self) -> None:
-        """No more reading with this lease. When it ran out, others may have moved since past us, or collected what we were
-        to read.
+        """Drops the state and expires the reader. When its lease lapsed, other processes may have moved since past it, or collected the
+        blobs that it was about to read.
         """
         self.drop_state()
         reader, self._reader = self._reader, None
@@ -164,7 +162,7 @@ class UpsertFollower:
             reader.expire()
 
     def _hydrate(self) -> UpsertMachine:
-        """A new state from the shard's contents at a time at which they can be read."""
+        """A new state from the shard's contents at a readable time."""
         began_s = self._writer.machine.env.monotonic_s()
         self.drop_state()
         try:
@@ -202,8 +200,8 @@ class UpsertFollower:
             as_of = max(since, Antichain(upper).newest_complete)
             if as_of < upper:
                 return as_of
-            # SUBTLE: since is at or past upper. Times before since cannot be told apart, so the contents are read at since,
-            # once upper is past it: nothing but the frontier is appended (spec 20, bug 31).
+            # SUBTLE: since is at or past upper. Times before since are indistinguishable, so the contents are read at since once upper is
+            # past it. Only the frontier is appended (spec 20, bug 31).
             self._writer.compare_and_append([], expected_upper=Antichain.of(upper), new_upper=Antichain.of(as_of + 1))
 
     def _read_snapshot(self, machine: UpsertMachine, reader: ReadHandle, as_of: int) -> None:
@@ -212,12 +210,12 @@ class UpsertFollower:
             raise Fenced(f"shard {self.shard_id} can no longer be read at {as_of}: its since is {snapshot.since}")
         with snapshot:
             rows, rows_max = 0, snapshot.rows_estimate
-            self._tell(Hydration(as_of, rows, rows_max))
+            self._report(Hydration(as_of, rows, rows_max))
             for batch in snapshot.to_batches():
                 updates = self._rows.updates(pa.Table.from_batches([batch]))
                 self._merge(partial(machine.on_snapshot, updates, completed=False))
                 rows += batch.num_rows
-                self._tell(Hydration(as_of, rows, rows_max))
+                self._report(Hydration(as_of, rows, rows_max))
         nothing = self._rows.updates(self._writer.schema.updates_schema.empty_table())
         self._merge(partial(machine.on_snapshot, nothing, completed=True))
         try:
@@ -226,8 +224,8 @@ class UpsertFollower:
             raise self._named(error, reader, as_of) from error
 
     def _named(self, error: InvariantViolated, reader: ReadHandle, as_of: int) -> InvariantViolated:
-        """`error` with the shard and some of the bad keys as its users know them, which are read again: hashes mean nothing
-        outside of this handle.
+        """`error` with the shard and some of the bad keys as users know them. The keys are read again, because hashes mean nothing outside
+        this handle.
         """
         wanted = pa.array(error.detail.get("hashes", ()), HASH_TYPE)
         names: list[str] = []
@@ -246,7 +244,8 @@ class UpsertFollower:
             _log.warning("could not read the bad keys again", exc_info=True, extra={"shard": self.shard_id})
         keys_text = "; ".join(dict.fromkeys(names)) or "not found again"
         text = (
-            f"{error} (shard {self.shard_id} at {as_of}; keys: {keys_text}); append what they lack or have too many of"
+            f"{error} (shard {self.shard_id} at {as_of}; keys: {keys_text}); append updates that give each of these keys one "
+            "value or none"
         )
         return InvariantViolated(text, **error.detail)
 
@@ -258,7 +257,7 @@ class UpsertFollower:
         return listen
 
     def _follow(self, machine: UpsertMachine) -> None:
-        """Take in the next batch that was appended, by whomever."""
+        """Takes in the next appended batch, from any process."""
         assert self._listen is not None
         events = self._listen.next_batch(timeout_s=None)
         assert events is not None, "waiting without a limit ends with a batch"
@@ -272,7 +271,7 @@ class UpsertFollower:
         return UpsertState(self._open_store("provisional"), seed=self._seed)
 
     def _merge(self, merge: Callable[[], MergeStats]) -> None:
-        """Into the state, counted and timed."""
+        """Merges into the state, counted and timed."""
         env, metrics, shard = self._writer.machine.env, self._writer.machine.metrics, str(self.shard_id)
         began_s = env.monotonic_s()
         stats = merge()
@@ -284,7 +283,7 @@ class UpsertFollower:
             metrics.gauge("upsert_state_bytes", self._store.size_bytes, shard=shard)
             metrics.gauge("upsert_spilled", self._store.is_spilled, shard=shard)
 
-    def _tell(self, hydration: Hydration) -> None:
+    def _report(self, hydration: Hydration) -> None:
         if self._state is not None:
             totals, shard = self._state.totals, str(self.shard_id)
             if totals.clamped:

@@ -1,12 +1,12 @@
-"""UpsertHandle: commands (key, value or nothing, order) in, updates of a shard out; the current value of every key is
-rebuilt from the shard itself (spec 16).
+"""UpsertHandle: turns commands (key, value or nothing, order) into updates of a shard. The current value of every key is rebuilt from the
+shard itself (spec 16).
 
-Owns the pieces and the order in which they talk: a reader that hydrates and follows, the machine that decides
-(flow.upsert), a writer that appends. Knows nothing of how values are consolidated, nor how stores keep them.
+This module owns the parts and their order of work: a reader that hydrates and follows, the machine that decides (flow.upsert), a writer
+that appends. It does not know how values are consolidated or stored.
 
     commands ──▶ UpsertRows ──▶ UpsertMachine ──drain──▶ WriteHandle.compare_and_append ──▶ shard
-                                     ▲                             │ acknowledged: what was written is known
-                                     └── snapshot, listen ─────────┴─ lost the race: read what was written instead
+                                     ▲                             │ acknowledged: the written updates are known
+                                     └── snapshot, listen ─────────┴─ race lost: read what the winner wrote
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Upserted:
-    """The commands are decided and what they came to is part of the shard, whose upper was then `upper`.
+    """The commands are decided and their effect is part of the shard, whose upper then was `upper`.
 
-    `late`: commands that were dropped, because their time was already written when they came or by somebody faster.
-    `maintenance`: what should be done soon.
+    `late` counts dropped commands: their time was already written, before the call or by a faster process. `maintenance` is the work that
+    should be done soon.
     """
 
     upper: Antichain
@@ -59,16 +59,15 @@ class Upserted:
 
 
 class UpsertHandle(Expiring):
-    """Upserts into one shard. Thread-safe: calls take turns. A context manager: leaving it expires reader and writer and
-    throws the state away.
+    """Upserts into one shard. Thread-safe: calls are serialized. A context manager that expires reader and writer and drops the state on
+    exit.
 
-    Any number of handles, in any processes, may upsert into one shard; each key has one value or none at every time. The
-    state is hydrated when first needed, and again after a failure that left it half way or a lease that ran out: a handle
-    that raised Unavailable, Fenced or MissingBlob may be used on. Every call raises SchemaMismatch once the shard's schema
-    has evolved past the handle's.
+    Any number of handles, in any processes, may upsert into one shard. Each key has one value or none at every time. The state is hydrated
+    at first use, and again after a failure that left it incomplete or a lapsed lease. A handle that raised Unavailable, Fenced or
+    MissingBlob can therefore be used again. Every call raises SchemaMismatch once the shard's schema has evolved past the handle's.
 
-    Its reader follows what is written and lets since go up to the last time written: where neither the shard's retention nor
-    another reader holds it, since moves on, and earlier times can no longer be told apart.
+    The handle's reader follows the writes and lets since advance to the last time written. Where neither the shard's retention nor another
+    reader holds it, since moves on, and earlier times become indistinguishable.
     """
 
     def __init__(
@@ -88,23 +87,23 @@ class UpsertHandle(Expiring):
 
     @property
     def shard_id(self) -> ShardId:
-        """The shard."""
+        """The id of the shard."""
         return self._writer.shard_id
 
     @property
     def upper(self) -> Antichain:
-        """Everything before it is in the handle's state; no round trip. {0} before the first hydration."""
+        """Everything before it is in the handle's state. No round trip. {0} before the first hydration."""
         return self._shard.upper
 
     @property
     def state_bytes(self) -> int:
-        """What the state takes, by its store's estimate; 0 before the first hydration."""
+        """The size of the state, by its store's estimate; 0 before the first hydration."""
         return self._shard.state_bytes
 
     def hydrate(self) -> Antichain:
-        """Bring the state up to all that was acknowledged before the call; the shard's upper. Every other call does so by
-        itself: this one tells when the waiting is over. InvariantViolated, with the number of bad keys and their sums,
-        when the shard was not written by upserts only.
+        """Brings the state up to everything that was acknowledged before the call, and returns the shard's upper. Every other call does the
+        same; this one shows when the wait is over. InvariantViolated, with the number of bad keys and their sums, when the shard was not
+        written by upserts only.
         """
         with self._turn():
             return self._shard.current(self._writer.fetch_recent_upper()).persisted_frontier
@@ -112,13 +111,12 @@ class UpsertHandle(Expiring):
     def upsert(
         self, commands: Any, *, progress: tuple[str, bytes] | None = None, expected_progress: bytes | None = None
     ) -> Upserted | ProgressMismatch:
-        """Set each key to its value, or delete it where `val` is null, all at one time that the handle chooses: the clock's,
-        unless the shard is further. A lost race is decided anew at a later time, so the commands always come to pass.
+        """Sets each key to its value, or deletes it where `val` is null, all at one time that the handle chooses: the clock's, unless the
+        shard's upper is later. After a lost race the commands are decided anew at a later time, so they always take effect.
 
-        Of several commands of one key the one with the greatest `order` counts, of equal ones the first; without that column
-        the last.
-        Linearized: the shard's contents after Upserted are those before with exactly these commands applied. `progress` as
-        in `WriteHandle.compare_and_append`; ProgressMismatch: nothing was written.
+        Among several commands for one key the greatest `order` wins; among equal orders the first; without that column the last command.
+        Linearized: the shard's contents after Upserted are those before with exactly these commands applied. `progress` as in
+        `WriteHandle.compare_and_append`; ProgressMismatch: nothing was written.
         """
         expect_progress(progress, expected_progress)
         rows = self._rows.commands(commands, has_time=False)
@@ -133,11 +131,11 @@ class UpsertHandle(Expiring):
         progress: tuple[str, bytes] | None = None,
         expected_progress: bytes | None = None,
     ) -> Upserted | ProgressMismatch:
-        """As `upsert`, at the times of the column `time`, all before `upper`, to which the shard's upper is moved. For
-        replicas of one input and for replays: whoever is first writes a time, and commands at times that are written are
-        dropped (`late`), so doing it again changes nothing. `progress` is stored also when all of it was written before.
+        """As `upsert`, at the times of the column `time`, all before `upper`, to which the shard's upper advances. For replicas of one
+        input and for replays: the first process writes a time. Commands at written times are dropped (`late`), so a repetition changes
+        nothing. `progress` is stored even when all commands were written before.
 
-        Within one time order keys decide, as in `upsert`; a later time wins whatever its order. UpdateBeyondUpper.
+        Within one time, orders decide as in `upsert`; a later time wins whatever its order. UpdateBeyondUpper.
         """
         upper = frontier_of(upper, "upper")
         expect_progress(progress, expected_progress)
@@ -149,19 +147,19 @@ class UpsertHandle(Expiring):
             return self._write(rows, upper, progress, expected_progress)
 
     def upsert_stream(self, commands: Iterable[Any]) -> Upserted | UpperMismatch:
-        """As `upsert` of all tables or batches of `commands` at one time, holding one of them at a time: for what does not
-        fit in memory. Nothing is seen before all of it is.
+        """As `upsert` of all tables or batches of `commands` at one time, with one of them in memory at a time, for input that does not fit
+        in memory. All of it becomes visible at once.
 
-        UpperMismatch: somebody else wrote meanwhile, and nothing was; the commands were consumed, so bring them again.
-        Without an `order` column each table counts after those before it. InvalidUsage when orders of two tables do not
-        compare: in one whole numbers, in another instants, or of another unit, or none.
+        UpperMismatch: another process wrote meanwhile, and nothing was written. The commands were consumed, so the caller must supply them
+        again. Without an `order` column each table comes after those before it. InvalidUsage when the orders of two tables do not compare:
+        integers in one, and in another instants, another unit, or none.
         """
         expect(commands, Iterable, "commands", "an iterable of Arrow tables or record batches")
         with self._turn():
             return self._write_stream(commands)
 
     def expire(self) -> None:
-        """Give up reader, writer and state. Idempotent."""
+        """Expires reader and writer and drops the state. Idempotent."""
         with self._lock:
             self._closed = True
             try:
@@ -174,7 +172,7 @@ class UpsertHandle(Expiring):
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """One call at a time, none after the end, and nothing left behind by one that fails."""
+        """Serializes calls, refuses calls after `expire`, and cleans up after a failed call."""
         with self._lock:
             if self._closed:
                 raise InvalidUsage(f"the upsert handle of shard {self.shard_id} was expired by its owner")
@@ -223,7 +221,7 @@ class UpsertHandle(Expiring):
     def _append(
         self, emission: Emission, progress: tuple[str, bytes] | None = None, expected_progress: bytes | None = None
     ) -> AppendOutcome:
-        """Append at exactly the emission's lower. What is acknowledged is what was persisted: it need not be read."""
+        """Appends at exactly the emission's lower. The acknowledged updates are known, so they are not read back."""
         outcome = self._writer.compare_and_append(
             self._rows.to_updates(emission.updates),
             expected_upper=emission.lower,
@@ -234,7 +232,7 @@ class UpsertHandle(Expiring):
         if isinstance(outcome, Appended):
             try:
                 self._shard.take_in(emission)
-            except PersistError as error:  # the append stands: only the state has to be made anew
+            except PersistError as error:  # the append stands; only the state must be rebuilt
                 text = "upsert state did not take in what was appended, it will be hydrated again: %s"
                 _log.warning(text, error, extra={"shard": self.shard_id})
                 self._shard.drop_state()
@@ -243,12 +241,12 @@ class UpsertHandle(Expiring):
     def _store_progress(
         self, at: Antichain, progress: tuple[str, bytes] | None, expected_progress: bytes | None
     ) -> AppendOutcome:
-        """What the commands come to was written before, up to `at`: only their progress may be missing."""
+        """The effect of the commands was written before, up to `at`. Only their progress may be missing."""
         if progress is None:
             return Appended(at)
         stored = self._writer.machine.refresh().progress.get(progress[0])
         if stored is not None and stored.token == progress[1]:
-            return Appended(at)  # all of it is a repetition
+            return Appended(at)  # a full repetition
         if at.is_empty():
             raise InvalidUsage(
                 f"shard {self.shard_id} is closed: the progress of {progress[0]} cannot be stored any more"
@@ -281,19 +279,19 @@ class UpsertHandle(Expiring):
         machine.forget_commands()
         if isinstance(outcome, Appended):
             return Upserted(upper, inserted - retracted, retracted, 0, outcome.maintenance)
-        assert isinstance(outcome, UpperMismatch), "no progress was asked for"
+        assert isinstance(outcome, UpperMismatch), "the append had no progress"
         self._writer.discard(batch)
         return outcome
 
     def _open_time(self) -> tuple[UpsertMachine, Antichain]:
-        """A time to write at, to which the shard's upper was brought."""
-        # Fetched, not guessed: a stream is consumed before its append would tell that others had written before.
+        """A time to write at, after advancing the shard's upper to it."""
+        # Fetched, not guessed: the stream is consumed before its append could report other writers.
         shared = self._writer.fetch_recent_upper()
         at = MINIMUM
         while True:
             machine = self._shard.current(shared)
             machine.forget_commands()
-            # Chosen once: the clock moves on while the frontier is brought there.
+            # Chosen once: the clock moves on while the frontier advances to it.
             at = machine.persisted_frontier.join(at if at > MINIMUM else Antichain.of(self._choose_time(machine)))
             machine.on_input_frontier(at)
             ahead = machine.drain()
@@ -305,7 +303,7 @@ class UpsertHandle(Expiring):
     def _choose_time(self, machine: UpsertMachine) -> int:
         lower = machine.persisted_frontier.time
         if lower is None:
-            raise InvalidUsage(f"shard {self.shard_id} is closed: its upper is empty, nothing can be upserted any more")
+            raise InvalidUsage(f"shard {self.shard_id} is closed: its upper is empty, so nothing more can be upserted")
         time = max(self._writer.machine.env.now_ms(), lower)
         if time >= DATA_TIME_MAX:
             raise InvalidUsage(f"the upper {{{lower}}} of shard {self.shard_id} leaves no time to upsert at")

@@ -1,6 +1,6 @@
-"""Commands and updates of one schema as the columns the upsert machine works on, and back.
+"""Converts commands and updates of one schema to the columns of the upsert machine, and back.
 
-Owns what a command may look like. Knows nothing of state, frontiers or stores.
+This module owns the form of a command. It knows nothing of state, frontiers or stores.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _COLUMNS = {"key", "val", "order", "time"}
 
 
 class UpsertRows:
-    """Translates rows of `schema`. `seed` is the secret of the hashes: rows of two seeds do not meet."""
+    """Converts rows of `schema`. `seed` is the secret of the hashes; hashes of two seeds cannot be compared."""
 
     def __init__(self, schema: Schema, seed: UInt64s) -> None:
         self._schema = schema
@@ -32,12 +32,12 @@ class UpsertRows:
         self._key_codec, self._val_codec = RowCodec(schema.key_type), RowCodec(schema.val_type)
 
     def commands(self, given: Any, *, has_time: bool, first_row: int = 0) -> pa.Table:
-        """The columns hash, key, value, order (and time) of a table or record batch with the columns `key` and `val`, null
-        where the key is to be deleted; `order`, whole numbers or instants, when it is not the number of the row, counted
-        from `first_row`; and `time` if `has_time`.
+        """The columns hash, key, value, order (and time) of a table or record batch of commands. Its columns are `key`; `val`, null to
+        delete the key; optionally `order`, integers or instants, by default the row number counted from `first_row`; and `time` if
+        `has_time`.
 
-        SchemaMismatch names every column that differs from the schema or holds a null where it must not; InvalidUsage for
-        an order or time that does not fit.
+        SchemaMismatch names every column that differs from the schema or holds a forbidden null. InvalidUsage for an order or time that
+        does not fit.
         """
         table = pa.Table.from_batches([given]) if isinstance(given, pa.RecordBatch) else given
         if not isinstance(table, pa.Table):
@@ -67,7 +67,7 @@ class UpsertRows:
 
     @staticmethod
     def order_kind(commands: pa.Table | pa.RecordBatch) -> str | None:
-        """What the order of commands counts, in words: orders of one kind compare, those of two do not. None: all are null."""
+        """The kind of the commands' order, as text. Orders compare only within one kind. None when all orders are null."""
         if "order" not in commands.schema.names:
             return "the number of the row"
         kind = commands.schema.field("order").type
@@ -76,12 +76,12 @@ class UpsertRows:
         return "whole numbers" if pa.types.is_integer(kind) else str(kind)
 
     def updates(self, table: pa.Table) -> pa.Table:
-        """The columns hash, key, value and diff of rows that a reader gave out."""
+        """The columns hash, key, value and diff of rows from a reader."""
         key, value = table.column("key"), self._val_codec.encode(table.column("val"))
         return pa.table({"hash": self._hashes(key), "key": key, "value": value, "diff": table.column("diff")})
 
     def to_updates(self, emitted: pa.Table) -> pa.Table:
-        """What the machine emitted, as a writer takes it."""
+        """The machine's output in the form that a writer takes."""
         if not emitted.num_rows:
             return self._schema.updates_schema.empty_table()
         val = self._val_codec.decode(emitted.column("value").combine_chunks())
@@ -109,7 +109,7 @@ class UpsertRows:
         return self._val_codec.encode(kept).take(pa.array(np.cumsum(there) - 1, mask=~there))
 
     def _conforming(self, table: pa.Table, schema: Schema) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-        """Key and val as the schema has them: what the door for updates makes of them."""
+        """Key and val converted to the schema by `normalise`."""
         ones = pa.array(np.ones(table.num_rows, np.int64))
         columns = {name: table.column(name) for name in ("key", "val") if name in table.column_names}
         tables = list(normalise(pa.table({**columns, "time": ones, "diff": ones}), schema))
@@ -123,7 +123,7 @@ class UpsertRows:
 
 
 def _whole(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """Whole numbers, dates and instants as int64, in their order; nulls stay."""
+    """Integers, dates and instants as int64, in their order; nulls stay."""
     kind = column.type
     if pa.types.is_null(kind):
         return column.cast(pa.int64())

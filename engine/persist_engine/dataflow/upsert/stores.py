@@ -1,4 +1,4 @@
-"""Where upsert state is kept: which store a handle asked for, wired to the port of `flow.upsert_store`, and its meter."""
+"""Storage of upsert state: creates the store that a handle requests, behind the port of `flow.upsert_store`, and meters it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from persist_engine.flow.word_rows import Int64s, UInt64s
 
 Backend = Literal["memory", "rocksdb", "auto"]
 
-#: With `auto`, state larger than this goes to disk: half a million keys with short values.
+#: With `auto`, larger state goes to disk. This is half a million keys with short values.
 SPILL_BYTES = 64 * MIB
 
 
 def store_opener(
     backend: str, directory: Path | str | None, *, spill_bytes: int, env: Env, metrics: Metrics
 ) -> OpenStore:
-    """What opens the stores of one handle. InvalidUsage for a backend that there is not, or a disk without a directory."""
+    """A function that opens the stores of one handle. InvalidUsage for an unknown backend, or a disk backend without a directory."""
     if backend not in ("memory", "rocksdb", "auto"):
-        raise InvalidUsage(f"no upsert backend is called {backend!r}: there are memory, rocksdb and auto")
+        raise InvalidUsage(f"unknown upsert backend {backend!r}: use memory, rocksdb or auto")
     if backend == "memory":
         return lambda _: MeteredStore(MemoryStore(), env, metrics)
     if directory is None:
@@ -48,7 +48,7 @@ def store_opener(
 
 
 class MeteredStore:
-    """A store whose gets and puts are counted and timed, and that remembers a failure: what it holds is then unknown."""
+    """A store that counts and times its gets and puts, and records a failure: its contents are then unknown."""
 
     def __init__(self, inner: KeyValues, env: Env, metrics: Metrics) -> None:
         self._inner, self._env, self._metrics = inner, env, metrics
@@ -61,7 +61,7 @@ class MeteredStore:
 
     @property
     def is_spilled(self) -> bool:
-        """Whether it began in memory and is on disk now."""
+        """Whether it started in memory and is now on disk."""
         return isinstance(self._inner, SpillingStore) and self._inner.is_spilled
 
     def multi_get(self, keys: UInt64s) -> pa.LargeBinaryArray:
@@ -91,4 +91,4 @@ class MeteredStore:
 
 
 OpenStore = Callable[[str], MeteredStore]
-"""Opens an empty store, named apart from others of the same handle."""
+"""Opens an empty store under a name that is unique within the handle."""

@@ -1,1 +1,1 @@
-"""Audits: what live versions name, against what lies in the store."""
+"""Audits: compare what live versions name with what the store holds."""

@@ -1,4 +1,4 @@
-"""What an audit found wrong, as values; and what it looked at."""
+"""The findings of an audit, and what it examined, as values."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from persist_engine.model.ids import ShardId
 
 
 class Severity(enum.StrEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     ERROR = "error"
-    """Data or a version cannot be read as it was written, or a bound hides rows: somebody has to act."""
+    """Data or a version cannot be read as written, or a bound hides rows: an operator must act."""
     WARNING = "warning"
-    """Nothing is lost and nothing is read wrongly, but it should not be so."""
+    """Nothing is lost or read wrongly, but the state is not as it should be."""
 
 
 class FindingKind(enum.StrEnum):
@@ -41,7 +41,7 @@ class FindingKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong with the blob or version `key`."""
+    """One problem with the blob or version `key`."""
 
     severity: Severity
     kind: FindingKind
@@ -51,8 +51,8 @@ class Finding:
 
 @dataclass(slots=True)
 class Verification:
-    """Of one shard: what was looked at, and what is wrong. `collected`: blobs that a collector took away meanwhile, as
-    it may.
+    """The result for one shard: what was examined, and what is wrong. `collected` counts blobs that a collector deleted
+    meanwhile, which is allowed.
     """
 
     shard_id: ShardId
@@ -67,19 +67,19 @@ class Verification:
 
     @property
     def is_corrupt(self) -> bool:
-        """Whether anything is lost or wrong, not only odd."""
+        """Whether anything is lost or wrong, not only a warning."""
         return any(finding.severity is Severity.ERROR for finding in self.findings)
 
     def error(self, kind: FindingKind, key: str, message: str) -> None:
-        """Note an error."""
+        """Adds an error."""
         self.findings.append(Finding(Severity.ERROR, kind, key, message))
 
     def warning(self, kind: FindingKind, key: str, message: str) -> None:
-        """Note something odd."""
+        """Adds a warning."""
         self.findings.append(Finding(Severity.WARNING, kind, key, message))
 
     def to_json(self) -> dict[str, Any]:
-        """Findings as objects with severity, kind, key and message."""
+        """A JSON object. Findings are objects with severity, kind, key and message."""
         numbers = {name: getattr(self, name) for name in self.__slots__ if name not in {"shard_id", "findings"}}
         found = [
             {"severity": each.severity.value, "kind": each.kind.value, "key": each.key, "message": each.message}

@@ -1,13 +1,13 @@
-"""The orphan scan: blobs that no version names and none ever will, found, and deleted when asked (docs/adr/0005-orphans.md).
+"""The orphan scan: finds blobs that no version names and none ever will, and deletes them on request (docs/adr/0005-orphans.md).
 
-What makes deleting safe is not their age but a fence in state: the scan first commits a floor, and from that version on
-no command links a part that was staged before it (`ShardState.staging_floor_ms`). Only then it lists, and only after
-that it asks which versions are live and what they name:
+Deleting is safe because of a fence in state, not because of age. The scan first commits a floor. From that version on, no command links a
+part that was staged before it (`ShardState.staging_floor_ms`). Only then it lists, and after that it reads which versions are live and what
+they name:
 
-    floor F committed ──▶ list ──▶ read all live versions ──▶ delete what is staged before F and named by none
+    floor F committed ──▶ list ──▶ read all live versions ──▶ delete what is staged before F and unnamed
 
-A writer or a compactor that was so slow gets a refusal, never a batch with holes. Blobs of shards that consensus does
-not know are reported and never deleted: a wrong consensus URL looks just the same.
+A writer or compactor that is slower than that gets a refusal, never a batch with holes. Blobs of shards unknown to consensus are reported
+and never deleted, because a wrong consensus URL looks the same.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from persist_engine.shard.machine import Machine
 from persist_engine.work.audit.references import CHUNK_BLOBS, Bucket, References, is_fenced, listed_in_chunks
 from persist_engine.work.audit.ruins import Ruin, ruined, ruins_among
 
-#: Told blobs listed and orphans deleted so far; for progress bars.
+#: Receives the blobs listed and the orphans deleted so far; for progress bars.
 OnListed = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A blob that no live version names. `staged_ms`: None for rollups, whose version tells more than their age."""
+    """A blob that no live version names. `staged_ms` is None for rollups, whose version says more than their age."""
 
     key: str
     kind: str
@@ -42,9 +42,9 @@ class Orphan:
 
 @dataclass(slots=True)
 class Orphans:
-    """Of one shard. `orphans`: those to be deleted (the first `REPORTED_MAX` by key), `found` and `found_bytes` all of
-    them. `young`: unnamed too, but not older than asked for. `deleted` of them are gone. `is_complete`: the scan came to
-    its end before the limit of deletes. `floor_ms`: what was committed; None in a dry run.
+    """The result for one shard. `orphans` are those to delete (the first `REPORTED_MAX` by key); `found` and `found_bytes` count all.
+    `young` counts unnamed blobs that are not old enough. `deleted` counts the deleted orphans. `is_complete`: the scan ended before the
+    limit of deletes. `floor_ms` is the committed floor; None in a dry run.
     """
 
     shard_id: ShardId
@@ -60,12 +60,12 @@ class Orphans:
     orphans: list[Orphan] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Keys as the fields are named."""
+        """A JSON object with the names of the fields as keys."""
         out = {name: getattr(self, name) for name in self.__slots__ if name not in {"shard_id", "orphans"}}
         return {"shard_id": str(self.shard_id), **out, "orphans": [asdict(orphan) for orphan in self.orphans]}
 
 
-#: A report names no more of them: it is read by people, and a leak may be of millions.
+#: The limit on orphans in a report: people read it, and a leak may have millions.
 REPORTED_MAX = 1000
 
 
@@ -77,13 +77,13 @@ def scan_orphans(
     max_deletes: int | None = None,
     on_listed: OnListed | None = None,
 ) -> Orphans:
-    """Report the shard's orphans staged more than `older_than_ms` ago; with `commit` delete at most `max_deletes` of
-    them (None: all).
+    """Reports the shard's orphans that were staged more than `older_than_ms` ago. With `commit`, deletes at most `max_deletes` of them
+    (None: all).
 
-    May be repeated, raced and killed at any point, and takes up where it was: what is deleted is listed no more. A
-    storage error begins the listing again. Writers whose batches were staged before the floor get BatchExpired.
-    Nothing is deleted where what is named cannot be told: MissingBlob when a rollup, or a listing that the newest version
-    needs, is gone; ShardLost when a rollup that is there is not of the log's history.
+    May be repeated, raced and killed at any point. A repetition continues, because deleted blobs are no longer listed. A storage error
+    restarts the listing. Writers whose batches were staged before the floor get BatchExpired. Nothing is deleted where the named blobs are
+    not known: MissingBlob when a rollup, or a listing that the newest version needs, is missing; ShardLost when an existing rollup is not
+    of the log's history.
     """
     if older_than_ms < 0:
         raise InvalidUsage("the age of orphans must not be negative")
@@ -91,7 +91,7 @@ def scan_orphans(
 
 
 class _Scan:
-    """One run."""
+    """One run of the scan."""
 
     def __init__(
         self, machine: Machine, older_than_ms: int, max_deletes: int | None, on_listed: OnListed | None
@@ -102,20 +102,20 @@ class _Scan:
         self._on_listed = on_listed
         self._found = Orphans(machine.shard_id)
         self._claims: dict[str, Ruin] = {}
-        """Rollups of versions that are not live any more and that no live one names, by key."""
+        """Rollups, by key, of versions that are no longer live and that no live version names."""
 
     def run(self, *, commit: bool) -> Orphans:
         machine = self._machine
         newest = machine.refresh()
-        # The floor comes from both clocks, ours and that of whoever committed last: one that runs far ahead alone must
-        # not refuse everybody's batches.
+        # The floor uses both this process's clock and that of the last committer. One clock that runs far ahead must not refuse every
+        # writer's batches.
         floor_ms = max(0, min(machine.env.now_ms(), newest.walltime_ms) - self._older_than_ms)
         if commit:
             answer, _ = machine.raise_staging_floor(floor_ms)
             self._found.floor_ms = answer.floor_ms
 
         def attempt() -> None:
-            # A listing that broke off is begun again; what was deleted stays counted, and is listed no more.
+            # A listing that failed is restarted. Deleted blobs stay counted; they are not listed again.
             kept = self._found
             self._found = Orphans(machine.shard_id, floor_ms=kept.floor_ms, deleted=kept.deleted)
             self._found.found, self._found.found_bytes = kept.deleted, kept.deleted_bytes
@@ -132,11 +132,11 @@ class _Scan:
             found.listed += len(chunk)
             candidates = {info.key: (info.size_bytes, key) for info in chunk if (key := _parsed(info.key)) is not None}
             if candidates:
-                # Only now: whatever was linked before the floor, or after it, up to here is seen as named.
+                # Only now: blobs linked up to here, before or after the floor, count as named.
                 rollups = [key for _, key in candidates.values() if isinstance(key, RollupKey)]
                 if references is None:
-                    # Before the look at the log. Where this is not the whole listing, rollups may come last, after what
-                    # they would have saved.
+                    # Before the log is read. When this chunk is not the whole listing, rollups may be listed last, after the parts that
+                    # they protect.
                     rollups = self._rollups() if len(chunk) == CHUNK_BLOBS else rollups
                     references = References(machine)
                 else:
@@ -160,8 +160,8 @@ class _Scan:
         return [key for info in listed if isinstance(key := _parsed(info.key), RollupKey)]
 
     def _check_log(self, rollups: Iterable[RollupKey], references: References) -> None:
-        """ShardLost when a rollup is not of the log's history: what the versions name that it lacks would be taken for
-        orphans. What is claimed by those of which nothing is known any more is noted.
+        """ShardLost when a rollup is not of the log's history: blobs named by versions that the log lacks would be taken for orphans.
+        Records the blobs claimed by rollups of unknown history.
         """
         for ruin in ruins_among(self._machine, rollups, references.is_named):
             if ruin.names is None:
@@ -189,7 +189,7 @@ class _Scan:
         found.orphans = sorted([*found.orphans, *orphans], key=lambda orphan: orphan.key)[:REPORTED_MAX]
 
     def _delete(self, orphans: Sequence[Orphan]) -> bool:
-        """Delete what the limit leaves; whether that was all."""
+        """Deletes up to the limit. Returns whether all were deleted."""
         machine, found = self._machine, self._found
         left = len(orphans) if self._max_deletes is None else max(self._max_deletes - found.deleted, 0)
 
@@ -211,7 +211,7 @@ class _Scan:
 
 
 def _would_be_fenced(key: PartKey | RollupKey, state: ShardState, floor_ms: int) -> bool:
-    """Whether it is fenced once `floor_ms` is committed; after the commit, whether it is."""
+    """Whether the blob is fenced once `floor_ms` is committed. After the commit: whether it is fenced."""
     if isinstance(key, RollupKey) or is_tombstone(state):
         return is_fenced(key, state)
     return key.part_id.staged_ms < floor_ms

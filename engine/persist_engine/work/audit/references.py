@@ -1,10 +1,9 @@
-"""Which blobs a shard's live versions name, and what is to be thought of a blob that none of them names (spec 14.11).
+"""The blobs that a shard's live versions name, and the classification of the other blobs (spec 14.11).
 
-A blob belongs to the newest version, to older live versions only (garbage for a later collection), or to none: then it
-is leaked when no version to come can name it either, or it may still be on its way into the shard.
+A blob belongs to the newest version, to older live versions only (garbage for a later collection), or to none. In the last case it is
+leaked when no future version can name it either; otherwise it may be about to be linked.
 
-SUBTLE: list first, refresh then. A blob that is linked between the two is found named; the other way round it would
-look as if nobody named it.
+SUBTLE: list first, then refresh. A blob that is linked between the two then counts as named. In the other order it would look unnamed.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ CHUNK_BLOBS = 10_000
 
 
 class Bucket(enum.StrEnum):
-    """What a blob is to its shard."""
+    """The relation of a blob to its shard."""
 
     CURRENT = "current"
     """A part that the newest version names."""
     ROLLUPS = "rollups"
     """A rollup that the newest version names."""
     REFERENCED_NOT_CURRENT = "referenced_not_current"
-    """Named by older live versions only: readers hold them, or collection has not come by yet."""
+    """Named by older live versions only: readers hold them, or collection has not run yet."""
     NOT_LEAKED_NOT_REFERENCED = "not_leaked_not_referenced"
-    """Named by nobody, but somebody may be about to."""
+    """Not named, but a process may be about to link it."""
     LEAKED = "leaked"
-    """Named by nobody, and nobody can any more."""
+    """Not named, and it can never be linked."""
 
 
 class References:
-    """The blobs that any version names which was live since this was opened. Not thread-safe."""
+    """The blobs named by any version that was live since this was opened. Not thread-safe."""
 
     def __init__(self, machine: Machine) -> None:
         """Walks all live versions. MissingBlob when the earliest has no readable rollup."""
@@ -54,7 +53,7 @@ class References:
         self._current: set[str] = set()
         self._below: dict[str, frozenset[str]] = {}
         self._missing: dict[str, str] = {}
-        """A listing that is gone, by the one that leads to it (or is it)."""
+        """For each listing the missing listing below it, or itself."""
         self._begin()
         self.refresh()
 
@@ -64,7 +63,7 @@ class References:
         return self._walk.state
 
     def refresh(self) -> None:
-        """Take in every version committed before the call. Linearized."""
+        """Adds every version committed before the call. Linearized."""
         while True:
             diff = self._walk.advance()
             if isinstance(diff, StateDiff):
@@ -81,7 +80,7 @@ class References:
         self._current = self._keys(live_blobs(self._walk.state))
 
     def bucket(self, key: PartKey | RollupKey) -> Bucket:
-        """What the blob listed before the last refresh is."""
+        """The bucket of a blob that was listed before the last refresh."""
         if key.partial in self._current:
             return Bucket.ROLLUPS if isinstance(key, RollupKey) else Bucket.CURRENT
         if key.partial in self._any:
@@ -89,29 +88,29 @@ class References:
         return Bucket.LEAKED if looks_leaked(key, self.newest) else Bucket.NOT_LEAKED_NOT_REFERENCED
 
     def is_named(self, partial_key: str) -> bool:
-        """Whether a version live at the last refresh, or since this was opened, names it."""
+        """Whether a version that was live at the last refresh, or since this was opened, names the blob."""
         return partial_key in self._any
 
     def is_needed(self, partial_key: str) -> bool:
-        """Whether a version names it that somebody may read. Others may lack their blobs already: a collection that was
-        cut short deletes first, and takes the versions out of the log when it is repeated.
+        """Whether a readable version names the blob. Other versions may already lack blobs: an interrupted collection has deleted them, and
+        truncates the versions when it is repeated.
         """
         return partial_key in self._readable
 
     def check_listings(self) -> None:
-        """MissingBlob when a listing is gone that the newest version needs: what it lists looks as if nobody named it. Of
-        older versions a collection may have taken it, after what it listed.
+        """MissingBlob when a listing that the newest version needs is missing: the blobs that it lists would look unnamed. A collection may
+        have deleted the listings of older versions, after their entries.
         """
         for key in sorted(self._current & self._missing.keys()):
             whole_key = blob_key(self._machine.shard_id, self._missing[key])
             raise MissingBlob(
-                f"run listing {whole_key}, which the newest version needs, is missing: what it lists cannot be told from "
-                "blobs that nobody names, restore it first",
+                f"run listing {whole_key}, which the newest version needs, is missing: the blobs that it lists cannot be "
+                "distinguished from orphans; restore it first",
                 key=whole_key,
             )
 
     def _begin(self) -> None:
-        # Taken before the walk begins: what may be read only moves on.
+        # Read before the walk begins: the readable range only moves forward.
         self._floor = seqno_since(self._machine.refresh())
         self._walk = VersionWalk(self._machine)
         named = self._keys(live_blobs(self._walk.state))
@@ -119,7 +118,7 @@ class References:
         self._readable = named if self._walk.seqno >= self._floor else set()
 
     def _keys(self, blobs: Iterable[BlobRef]) -> set[str]:
-        """Partial keys of `blobs` and of all that listings among them name; each listing is looked into once."""
+        """Partial keys of `blobs` and of all blobs that listings among them name. Each listing is fetched once."""
         keys: set[str] = set()
         for blob in blobs:
             keys.add(blob.partial_key)
@@ -134,11 +133,11 @@ class References:
 
 
 def is_fenced(key: PartKey | RollupKey, state: ShardState) -> bool:
-    """Whether no command on `state` or on any later state can name the blob, given that `state` does not: a proof, by
-    rules that every command keeps. What is fenced and unnamed may be deleted.
+    """Whether no command on `state` or on any later state can name the blob, given that `state` does not. This is a proof, by rules that
+    every command keeps. A fenced and unnamed blob may be deleted.
 
-    A rollup: another one of its version is linked, or it is older than all there are. A part: it was staged before the
-    floor, or the shard is a tombstone.
+    A rollup is fenced when another rollup of its version is linked, or when it is older than all linked rollups. A part is fenced when it
+    was staged before the floor, or when the shard is a tombstone.
     """
     if isinstance(key, RollupKey):
         return key.seqno in state.rollups or key.seqno < rollup_seqnos(state)[0]
@@ -146,8 +145,8 @@ def is_fenced(key: PartKey | RollupKey, state: ShardState) -> bool:
 
 
 def looks_leaked(key: PartKey | RollupKey, state: ShardState) -> bool:
-    """Whether the blob, which nobody names, is fenced, or will hardly be named any more: the code that wrote it can no
-    longer open the shard or, for the oldest keys, its writer is gone. For reports: no reason to delete anything.
+    """Whether an unnamed blob is fenced or unlikely to be named: the code that wrote it can no longer open the shard or, for the oldest
+    keys, its writer is gone. For reports only: not sufficient for deletion.
     """
     if is_fenced(key, state):
         return True
@@ -159,7 +158,7 @@ def looks_leaked(key: PartKey | RollupKey, state: ShardState) -> bool:
 
 
 def listed_in_chunks(blob: Blob, prefix: str) -> Iterator[list[BlobInfo]]:
-    """The listing, `CHUNK_BLOBS` rows at a time. Storage errors surface: only the whole can be begun again."""
+    """The listing, `CHUNK_BLOBS` rows at a time. Storage errors surface, because only the whole listing can be restarted."""
     listing = blob.list_prefix(prefix)
     while chunk := list(islice(listing, CHUNK_BLOBS)):
         yield chunk

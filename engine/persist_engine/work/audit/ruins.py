@@ -1,7 +1,7 @@
-"""What blobs tell of versions that the log does not have: the log was rolled back, wiped or exchanged under them.
+"""Detects versions that the log lost, from blobs that prove them: the log was rolled back, wiped or replaced.
 
-Only rollups are proof: each is a version by itself, with its log's birth and the tag of its entry. What an audit or a
-collector finds here is a reason to delete nothing and to ask a person (`persist admin recover`).
+Only rollups are proof: each is a version by itself, with the birth of its log and the tag of its entry. When an audit or a collector finds
+one, nothing may be deleted and an administrator must decide (`persist admin recover`).
 """
 
 from __future__ import annotations
@@ -22,22 +22,24 @@ from persist_engine.shard.machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class Ruin:
-    """A rollup that is not of the log's history, or (`names`) cannot be told to be: then what it names is not garbage."""
+    """A rollup that is not of the log's history, or, with `names`, one whose history is unknown: the blobs that it names are then not
+    garbage.
+    """
 
     key: str
     seqno: SeqNo
     why: str
     is_behind: bool
-    """The log ends before it."""
+    """The log ends before this version."""
     names: frozenset[str] | None = None
-    """Whole keys; None: it is of another history for certain."""
+    """Whole keys. None when the rollup is certainly of another history."""
 
 
 def ruins_among(machine: Machine, rollups: Iterable[RollupKey], is_named: Callable[[str], bool]) -> Iterator[Ruin]:
-    """Those of the listed `rollups` that are not of the history of the log, which is looked at after the listing. `is_named`:
-    whether a live version names the blob of a partial key. A rollup of the first version names nothing and proves nothing.
+    """Those of the listed `rollups` that are not of the log's history. The log is read after the listing. `is_named` says whether a live
+    version names the blob of a partial key. A rollup of the first version names nothing and proves nothing.
 
-    Reads every rollup that is not named, of which there are few or none.
+    Reads every unnamed rollup, of which there are few or none.
     """
     newest = machine.refresh()
     for key in rollups:
@@ -50,11 +52,11 @@ def ruins_among(machine: Machine, rollups: Iterable[RollupKey], is_named: Callab
 
 
 def ruined(shard_id: ShardId, ruin: Ruin) -> ShardLost:
-    """The refusal to delete anything for its sake."""
+    """The error that refuses to delete anything because of this ruin."""
     return ShardLost(
         f"shard {shard_id}: rollup {ruin.key} is not of its log ({ruin.why}): the log lost versions or is not the one that "
-        f"belongs to these blobs, nothing of this listing is deleted. `persist admin recover {shard_id}` tells what can be "
-        "brought back; if it is not wanted, delete that rollup in the store",
+        f"belongs to these blobs; nothing of this listing is deleted. `persist admin recover {shard_id}` shows what can be "
+        "recovered; if the rollup is not wanted, delete it in the store",
         shard_id=shard_id,
         key=ruin.key,
     )
@@ -64,7 +66,7 @@ def _compared(machine: Machine, key: RollupKey, newest: ShardState) -> Ruin | No
     whole = _whole(key)
     data = machine.retry.external("get rollup", lambda: machine.blob.get(whole), shard=machine.shard_id)
     if data is None:
-        return None  # collected since it was listed
+        return None  # collected since the listing
     try:
         state = decode_rollup(data, key=whole).state
     except (CorruptData, Incompatible, InvariantViolated) as error:

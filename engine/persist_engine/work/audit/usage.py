@@ -1,8 +1,7 @@
-"""Storage usage: what lies in the blob store, whose it is, and whether anybody needs it (spec 14.11, B.7).
+"""Storage usage: which blobs exist, to which shard they belong, and whether they are needed (spec 14.11, B.7).
 
-`referenced_usage` asks metadata: what a shard is to be billed for. `audit_usage` lists the store and so finds what
-leaked too. Neither changes anything. Memory grows with the number of shards and the metadata of a few, not with the
-number of blobs.
+`referenced_usage` reads metadata: the usage to bill a shard for. `audit_usage` lists the store and therefore also finds leaked blobs.
+Neither changes anything. Memory grows with the number of shards and the metadata of a few, not with the number of blobs.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from persist_engine.shard.machine import Machine
 from persist_engine.storage.blob import Blob, BlobInfo
 from persist_engine.work.audit.references import Bucket, References, listed_in_chunks
 
-#: Shards whose references are held at once; listings come shard by shard from most stores.
+#: Shards whose references are held at once. Most stores list shard by shard.
 TRACKERS_MAX = 8
 _PAGE = 1000
 
-#: The shard's commands; None for a shard that consensus does not know.
+#: The Machine of a shard; None for a shard that consensus does not know.
 MachineOf = Callable[[ShardId], Machine | None]
-#: Told blobs and bytes listed so far; for progress bars.
+#: Receives the blobs and bytes listed so far; for progress bars.
 OnListed = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ReferencedUsage:
-    """Bytes that a shard's newest version names, by its own account, and of its log in consensus."""
+    """Bytes of a shard: those that its newest version names, by its own account, and those of its log in consensus."""
 
     shard_id: ShardId
     parts_bytes: int
@@ -48,8 +47,8 @@ class ReferencedUsage:
 
 
 def referenced_usage(machine: Machine) -> ReferencedUsage:
-    """What the newest version names, and the log. Linearized; reads the log, no blob. Lists a rollup whose size no version
-    tells, as of the shard's first, which was written before its size could be known.
+    """The bytes that the newest version names, and those of the log. Linearized. Reads the log but no blob. Lists a rollup whose size no
+    version records, such as a shard's first, which is written before its size is known.
     """
     state = machine.refresh()
     sizes = state.trace.sizes
@@ -75,12 +74,12 @@ def _rollups_bytes(machine: Machine, state: ShardState) -> int:
 
 
 def _listed_bytes(blob: Blob, key: str) -> int:
-    """0 when it is gone, as after a collection meanwhile."""
+    """0 when the blob is gone, as after a concurrent collection."""
     return sum(info.size_bytes for info in blob.list_prefix(key) if info.key == key)
 
 
 def _consensus_bytes(machine: Machine) -> int:
-    """Bytes of all live versions in consensus, keys and what the store adds not counted. Memory is a page of them."""
+    """Bytes of all live versions in consensus, without keys and the store's overhead. Holds one page in memory."""
     total, last = 0, SeqNo(0)
     while page := machine.versions.fetch_diffs_after(machine.shard_id, last, limit=_PAGE):
         total += sum(len(entry.data) for entry in page)
@@ -90,9 +89,9 @@ def _consensus_bytes(machine: Machine) -> int:
 
 @dataclass(slots=True)
 class ShardUsage:
-    """The blobs of one shard. `exists`: consensus knows it; without that everything is leaked (spec 20, bug 26).
-    `problem`: why its live versions could not be read; its blobs then count as not leaked. `writers`: bytes by the key
-    of who wrote them, rollups under `rollups`.
+    """The blobs of one shard. `exists`: consensus knows the shard; otherwise all blobs are leaked (spec 20, bug 26). `problem`: the reason
+    why its live versions could not be read; its blobs then count as not leaked. `writers`: bytes by the writer's key prefix, with rollups
+    under `rollups`.
     """
 
     shard_id: ShardId
@@ -104,11 +103,11 @@ class ShardUsage:
 
     @property
     def total_bytes(self) -> int:
-        """Of all its blobs."""
+        """The bytes of all its blobs."""
         return self.bytes.total()
 
     def to_json(self) -> dict[str, Any]:
-        """Every bucket always present."""
+        """A JSON object in which every bucket is present."""
         return {
             "shard_id": str(self.shard_id),
             "exists": self.exists,
@@ -123,7 +122,7 @@ class ShardUsage:
 
 @dataclass(slots=True)
 class Usage:
-    """All shards by id, and what lies there under keys that are none of ours."""
+    """All shards by id, and the blobs under keys of other applications."""
 
     shards: dict[ShardId, ShardUsage] = field(default_factory=dict)
     foreign_blobs: int = 0
@@ -149,9 +148,9 @@ def audit_usage(
     prefix: str = "",
     on_listed: OnListed | None = None,
 ) -> Usage:
-    """Every blob under `prefix` ("" for all shards, `<shard>/` for one) in its bucket.
+    """Sorts every blob under `prefix` ("" for all shards, `<shard>/` for one) into its bucket.
 
-    Runs beside writers and collectors. A storage error begins it again from the start, until the retries give up.
+    Runs concurrently with writers and collectors. A storage error restarts it, until the retries give up.
     """
     usage = retry.external("usage audit", lambda: _Audit(machine_of, on_listed).run(blob, prefix))
     for shard in usage.shards.values():
@@ -208,7 +207,7 @@ class _Audit:
         self._usage.foreign_bytes += sum(row.size_bytes for row in rows)
 
     def _references(self, shard: ShardUsage) -> References | None:
-        """Refreshed after the rows at hand were listed; None when there are none to be had."""
+        """The shard's references, refreshed after the current rows were listed; None when they cannot be read."""
         if not shard.exists or shard.problem is not None:
             return None
         references = self._trackers.pop(shard.shard_id, None)
@@ -223,7 +222,7 @@ class _Audit:
                 references.refresh()
             references.check_listings()
         except (CorruptData, Incompatible, InvariantViolated) as error:
-            shard.problem = _told(error)
+            shard.problem = _problem_text(error)
             return None
         self._trackers[shard.shard_id] = references
         if len(self._trackers) > TRACKERS_MAX:
@@ -238,5 +237,5 @@ def _shard_of(row: BlobInfo) -> ShardId | None:
         return None
 
 
-def _told(error: PersistError) -> str:
+def _problem_text(error: PersistError) -> str:
     return f"{error.kind.value}: {error}"

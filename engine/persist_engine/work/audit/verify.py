@@ -1,13 +1,13 @@
-"""Verification: everything that a shard's live versions name exists, decodes, and says what the versions say of it.
+"""Verification: everything that a shard's live versions name exists, decodes, and matches its description there.
 
     log      diffs decode and apply one after the other from the earliest rollup; every state keeps the invariants;
-             the blobs that each diff adds and lets go of account exactly for those that the states name
-    rollups  each named one decodes to the very state that the diffs lead to
-    blobs    no rollup is of versions that the log does not have, no part is newer than the newest version
-    parts    every one exists in the right size; of a sample also bytes, rows, sums, order and statistics
+             the blobs that each diff adds and releases account exactly for those that the states name
+    rollups  each named one decodes to exactly the state that the diffs lead to
+    blobs    no rollup is of versions that the log lacks, no part is newer than the newest version
+    parts    all exist in the right size; a sample is also checked for bytes, rows, sums, order and statistics
 
-Reads only, beside writers and collectors: what is gone because it was collected meanwhile is no finding. What is wrong
-is a finding, never an exception; storage errors that outlast their retries are raised.
+Reads only, concurrently with writers and collectors. A blob that was collected meanwhile is no finding. Each problem is a finding, never an
+exception. Storage errors that outlast their retries are raised.
 """
 
 from __future__ import annotations
@@ -60,32 +60,32 @@ from persist_engine.work.audit.walk import VersionWalk, WalkEnd, live_keys
 #: Runs checked at once; each holds one part.
 CHECK_THREADS = 4
 
-#: A batch that is not appended an hour after it was staged was abandoned, or its version is gone.
+#: A batch that is not appended within an hour of its staging was abandoned, or its version is lost.
 ABANDONED_AFTER_MS = 3_600_000
-RECOVER = "`persist admin recover` tells what can be brought back"
+RECOVER = "`persist admin recover` shows what can be recovered"
 
-#: Told runs checked, runs in all, and bytes read; for progress bars.
+#: Receives the runs checked, the runs in all, and the bytes read; for progress bars.
 OnChecked = Callable[[int, int, int], None]
 
 
 def verify_shard(machine: Machine, *, sample: float = 1.0, on_checked: OnChecked | None = None) -> Verification:
-    """Look at everything; read the contents of about `sample` (0 to 1) of the parts, the same ones every time."""
+    """Checks everything. Reads the contents of about `sample` (0 to 1) of the parts, the same ones every time."""
     return _Verifying(machine, sample, on_checked).run()
 
 
 def lost_shard(versions: StateVersions, shard_id: ShardId) -> Verification | None:
-    """What is to be said of a shard that has no log: that it was lost, if blobs prove that there was one; else None."""
+    """The verification of a shard without a log: it was lost, if blobs prove that a log existed; else None."""
     ruin = versions.creation.first_ruin(shard_id)
     if ruin is None:
         return None
     found = Verification(shard_id)
-    text = f"consensus {versions.consensus.address()} has no log of the shard, and blobs of it are there: {RECOVER}"
+    text = f"consensus {versions.consensus.address()} has no log of the shard, but blobs of it exist: {RECOVER}"
     found.error(FindingKind.LOG_LOST, ruin, text)
     return found
 
 
 def shards_without_log(versions: StateVersions, known: Collection[ShardId]) -> list[ShardId]:
-    """Shards that the blob store has blobs of and that are not among the `known` ones of consensus, in order. Lists all."""
+    """The shards, in order, that have blobs in the blob store and are not among the shards `known` to consensus. Lists all blobs."""
 
     def listed() -> set[str]:
         return {info.key.partition("/")[0] for info in versions.blob.list_prefix("")}
@@ -98,7 +98,7 @@ def shards_without_log(versions: StateVersions, known: Collection[ShardId]) -> l
 
 
 class _Verifying:
-    """One run."""
+    """One run of the verification."""
 
     def __init__(self, machine: Machine, sample: float, on_checked: OnChecked | None) -> None:
         self._machine = machine
@@ -115,7 +115,7 @@ class _Verifying:
         try:
             self._walk()
         except (CorruptData, Incompatible, InvariantViolated) as error:
-            # An unreadable version hides those behind it: what can still be reached is checked all the same.
+            # An unreadable version hides the ones after it. Check what can still be reached.
             self._note(error, f"{self._machine.shard_id} versions", FindingKind.DIFF_DOES_NOT_APPLY)
             newest = self._machine.state
             self._see(newest)
@@ -128,7 +128,7 @@ class _Verifying:
     # -- the log and its rollups --------------------------------------------------------------------------------------
 
     def _walk(self) -> None:
-        """Walk all live versions, gathering what they name; begins again when a collector overtakes."""
+        """Walks all live versions and gathers what they name. Restarts when a collector overtakes."""
         began_at: SeqNo | None = None
         while True:
             named = self._machine.refresh().rollups
@@ -151,7 +151,7 @@ class _Verifying:
                 self._has_walked = True
                 return
             if first == began_at:
-                text = f"the version after {walk.seqno} is not in the log, and later ones are: restore consensus, or {RECOVER}"
+                text = f"the version after {walk.seqno} is missing from the log, but later ones exist: restore consensus, or {RECOVER}"
                 self._found.error(FindingKind.LOG_GAP, f"{walk.state.shard_id} {walk.seqno}", text)
                 return
             began_at = first
@@ -172,14 +172,14 @@ class _Verifying:
             references |= named
 
     def _check_rollup(self, rollup: HollowRollup | None, state: ShardState) -> None:
-        """The rollup of `state`, if the newest version names one."""
+        """Checks the rollup of `state`, if the newest version names one."""
         if rollup is None:
             return
         machine = self._machine
         key = blob_key(machine.shard_id, rollup.key)
         data = machine.retry.external("verify rollup", lambda: machine.blob.get(key), shard=machine.shard_id)
         if data is None:
-            return  # sizes are checked for all blobs, and tell
+            return  # _check_sizes reports it
         self._found.rollups += 1
         self._found.bytes_read += len(data)
         try:
@@ -194,7 +194,7 @@ class _Verifying:
         same = encode_rollup(Rollup(decoded_bare)) == encode_rollup(Rollup(bare))
         if same and not (found.structured or wanted.structured) and is_same_trace(found, wanted):
             return
-        # Levels may be rebuilt differently from older diffs (spec 20, bug 25): then the batches are still the same.
+        # Levels may be rebuilt differently from older diffs (spec 20, bug 25). The batches are then still the same.
         if same and tuple(found.batches()) == tuple(wanted.batches()):
             self._found.warning(FindingKind.ROLLUP_DIFFERS, key, "holds the same batches in other levels than the log")
         else:
@@ -217,7 +217,7 @@ class _Verifying:
                 kind = otherwise
         self._found.error(kind, str(key), str(error))
 
-    # -- what they name -----------------------------------------------------------------------------------------------
+    # -- the blobs that they name -------------------------------------------------------------------------------------
 
     def _see(self, state: ShardState) -> None:
         for rollup in state.rollups.values():
@@ -248,7 +248,7 @@ class _Verifying:
             self._runs[(batch.desc, parts)] = RunToCheck(batch.desc, parts, is_sorted)
 
     def _parts_of(self, members: Iterable[RunPart]) -> Iterator[Part]:
-        """The parts of a run, in order, those behind listings among them; the size of every blob is noted."""
+        """The parts of a run, in order, including those behind listings. Records the size of every blob."""
         for member in members:
             if not isinstance(member, InlinePart):
                 if self._sizes.get(member.key) == member.size_bytes and isinstance(member, HollowRun):
@@ -265,13 +265,13 @@ class _Verifying:
         try:
             return listed(self._machine, run)
         except MissingBlob:
-            return ()  # sizes are checked for all blobs, and tell
+            return ()  # _check_sizes reports it
         except (CorruptData, Incompatible) as error:
             self._note(error, run.key, FindingKind.CORRUPT)
             return ()
 
     def _check_sizes(self) -> list[str]:
-        """By one listing, made after all names were known; keys that are missing from it."""
+        """Compares sizes with one listing, made after all names were gathered. Returns the keys that are missing from it."""
         machine, prefix = self._machine, shard_prefix(self._machine.shard_id)
         expected = dict(self._sizes)
         self._found.parts = sum(1 for key in expected if not key.startswith("v"))
@@ -285,7 +285,7 @@ class _Verifying:
         return sorted(expected)
 
     def _check_ruins(self) -> None:
-        """What lies there and is named by no version that was seen: is it of versions that the log lost?"""
+        """Checks whether existing blobs that no visited version names belong to versions that the log lost."""
         rollups = [key for key in self._unnamed if isinstance(key, RollupKey)]
         seen = frozenset(self._sizes)
         existing = {blob_key(self._machine.shard_id, key.partial) for key in self._unnamed}
@@ -308,7 +308,7 @@ class _Verifying:
             self._found.warning(FindingKind.PARTS_AHEAD, blob_key(newest.shard_id, ahead[0]), text)
 
     def _check_runs(self) -> list[str]:
-        """Read what the sample picks; keys that turned out to be missing."""
+        """Reads the sampled parts. Returns the keys that turned out to be missing."""
         runs = [run for run in map(self._sampled, self._runs.values()) if run.parts]
         missing: list[str] = []
         for done, checked in enumerate(self._checked(runs), start=1):
@@ -342,16 +342,16 @@ class _Verifying:
         return zlib.crc32(key.encode()) < self._sample * 2**32
 
     def _settle(self, missing: list[str]) -> None:
-        """A blob that is missing and that a version names which may be read is lost; any other was collected."""
+        """A missing blob is lost when a readable version names it. Otherwise it was collected."""
         if not missing:
             return
         try:
             references = References(self._machine)
         except (CorruptData, Incompatible, InvariantViolated):
-            references = None  # the versions themselves are broken, which was told
+            references = None  # the versions themselves are broken, which was reported
         for key in sorted(set(missing)):
             if references is None or references.is_needed(key):
-                text = "a version that may be read names it, and it does not exist"
+                text = "a readable version names it, but it does not exist"
                 self._found.error(FindingKind.MISSING_BLOB, blob_key(self._machine.shard_id, key), text)
             else:
                 self._found.collected += 1
@@ -361,4 +361,4 @@ def _parsed(key: str) -> PartKey | RollupKey | None:
     try:
         return parse_blob_key(key)
     except InvalidUsage:
-        return None  # the mark, or another application's
+        return None  # the mark, or a key of another application

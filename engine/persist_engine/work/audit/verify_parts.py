@@ -1,6 +1,6 @@
-"""Whether the parts of a run hold what their descriptors say: bytes, rows, sums, order, and bounds that hide no row.
+"""Checks that the parts of a run hold what their descriptors say: bytes, rows, sums, order, and bounds that hide no row.
 
-Reads through the same decoding as every reader does, so what passes here can be read.
+Uses the same decoding as all readers, so what passes here can be read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from persist_engine.work.audit.finding import Finding, FindingKind, Severity
 
 @dataclass(frozen=True, slots=True)
 class RunToCheck:
-    """Parts under one description; `is_sorted`: rows never go back from part to part."""
+    """Parts under one description. With `is_sorted`, rows never go back from part to part."""
 
     desc: Description
     parts: tuple[Part, ...]
@@ -36,7 +36,7 @@ class RunToCheck:
 
 @dataclass(slots=True)
 class RunChecked:
-    """What came of it. `missing`: keys whose blobs do not exist; a collector may have been faster."""
+    """The result of a check. `missing` holds keys whose blobs do not exist; a collector may have deleted them."""
 
     findings: list[Finding]
     missing: list[str]
@@ -46,8 +46,8 @@ class RunChecked:
 
 
 def check_run(source: PartSource, run: RunToCheck, schemas: Mapping[int, Schema]) -> RunChecked:
-    """Fetch and check every part. Storage errors are retried by `source`, and surface when it gives up. `schemas`: all of
-    the shard's by id, of which `source` has the newest.
+    """Fetches and checks every part. `source` retries storage errors, which surface when it gives up. `schemas` holds all schemas of the
+    shard by id; `source` has the newest.
     """
     checked = RunChecked([], [])
     last: RowKey | None = None
@@ -87,8 +87,8 @@ def _error(kind: FindingKind, key: str, message: str) -> Finding:
 
 
 def _check_rows(table: pa.Table, part: Part, name: str, with_own_keys: Schema) -> Iterator[Finding]:
-    """The rows that readers see against the descriptor, whose keys are those of the schema that the part was written
-    under. Sums and counts only when none of the part's rows is cut off (spec 20, bug 20).
+    """Compares the rows that readers see with the descriptor, whose keys have the schema that the part was written under. Checks sums and
+    counts only when none of the part's rows is cut off (spec 20, bug 20).
     """
     is_whole = table.num_rows == part.rows
     if is_whole and part.diffs_sum is not None and wrapped_diffs_sum(table) != part.diffs_sum:

@@ -1,7 +1,7 @@
 """A walk over the live versions of a shard, oldest first, in bounded memory: one state and one page of diffs.
 
-What garbage collection and every audit stand on. Knows nothing of what is looked for. Others may truncate or append
-meanwhile: a walk that was overtaken says so, and one at the newest version may go on later.
+Garbage collection and all audits use it. This module does not know what they look for. Other processes may truncate or
+append meanwhile. A walk that was overtaken reports it, and a walk at the newest version may continue later.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ PAGE_DIFFS = 1024
 
 
 class WalkEnd(enum.Enum):
-    """Why a walk does not go on."""
+    """Why a walk does not advance."""
 
     NEWEST = "newest"
-    """It stands on the newest version, or on the bound it was given."""
+    """It stands on the newest version, or on the given bound."""
     OVERTAKEN = "overtaken"
-    """The next version was truncated by others: the walk is of no more use, what it saw is no longer live."""
+    """Another process truncated the next version. The walk is now useless: the versions that it saw are no
+    longer live.
+    """
 
 
 class VersionWalk:
-    """Stands on one live version, first on the earliest. Not thread-safe."""
+    """Stands on one live version, at first on the earliest. Not thread-safe."""
 
     def __init__(self, machine: Machine) -> None:
-        """Fetch the earliest live state. MissingBlob when it has no readable rollup; retries storage errors."""
+        """Fetches the earliest live state. MissingBlob when it has no readable rollup. Retries storage errors."""
         self._machine = machine
         # A walk through version 0 reaches exactly the earliest.
         live = machine.versions.fetch_all_live_states(machine.shard_id, through=SeqNo(0))
@@ -40,18 +42,20 @@ class VersionWalk:
             raise forked_log(machine.state, f"{machine.versions.consensus.address()} has none")
         self.state: ShardState = live.state
         self.initial_diff: StateDiff = live.initial_diff
-        """The diff that led to the earliest state; already part of it."""
+        """The diff that led to the earliest state, which already includes it."""
         self.encoded_bytes = live.encoded_bytes
         """Bytes of diffs read so far."""
         self._page: deque[StateDiff] = deque()
 
     @property
     def seqno(self) -> SeqNo:
-        """Version where the walk stands."""
+        """The version at which the walk stands."""
         return self.state.seqno
 
     def advance(self, through: SeqNo | None = None) -> StateDiff | WalkEnd:
-        """Go one version on, not past `through`; the diff that led there. Otherwise nothing changes."""
+        """Advances by one version, not past `through`, and returns the diff that led there. Otherwise returns why not
+        and changes nothing.
+        """
         if through is not None and self.seqno >= through:
             return WalkEnd.NEWEST
         if not self._page and not self._fetch(through):

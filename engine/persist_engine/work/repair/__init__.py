@@ -1,1 +1,1 @@
-"""Repairs that a person starts."""
+"""Repairs that an administrator starts."""

@@ -1,7 +1,7 @@
-"""Maintenance on demand: what a person asks for, due or not, told exactly before it is done.
+"""Maintenance on demand, whether due or not, with an exact plan beforehand.
 
-Plans are read from state (compaction) or from the log (collection) and change nothing; doing is the ordinary work, so
-all that holds of it holds here: safe to repeat, to race and to kill.
+Plans are read from state (compaction) or from the log (collection) and change nothing. The execution is the ordinary work, with the same
+guarantees: safe to repeat, to race and to kill.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from persist_engine.model.spine.trace import Trace
 from persist_engine.model.state import ShardState
 from persist_engine.shard.machine import Machine
 from persist_engine.work.attempts import Attempts
-from persist_engine.work.compact import OnRead, compact, compact_due
+from persist_engine.work.compact import OnBytesRead, compact, compact_due
 from persist_engine.work.gc import OnProgress, collectable, gc_and_truncate
 from persist_engine.work.outcome import Ending, Outcome
 from persist_engine.work.rollup import write_rollup
 
-#: One exertion completes what is being merged, the next sweeps everything into one level; a third finds nothing.
+#: The first exertion completes the merges in progress, the second merges everything into one level, and a third finds nothing.
 EXERTIONS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One thing that would be done, to what, and how many bytes it concerns (None: unknown or none)."""
+    """One planned action, its target, and the bytes that it concerns (None: unknown or none)."""
 
     do: str
     what: str
     size_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Keys as the fields are named."""
+        """A JSON object with the names of the fields as keys."""
         return asdict(self)
 
 
@@ -45,25 +45,24 @@ class Planned:
 
 
 def plan_compaction(state: ShardState, *, full: bool) -> list[Planned]:
-    """The merges that `force_compaction` would do on `state`, claimed by others or not."""
+    """The merges that `force_compaction` would do on `state`, whether claimed or not."""
     trace = state.trace
     for fuel in _exertions(trace) if full else ():
         trace, _, _ = trace.exert(fuel)
     return [_planned(request) for request in trace.fueled_requests(claimed_before_ms=state.walltime_ms << 1)]
 
 
-def force_compaction(machine: Machine, *, full: bool, on_read: OnRead | None = None) -> list[Outcome]:
-    """Compact every spine batch that is not compact, however small; `full`: merge all of them into one first, so that
-    one batch is left (parts stay within their target size).
+def force_compaction(machine: Machine, *, full: bool, on_read: OnBytesRead | None = None) -> list[Outcome]:
+    """Compacts every spine batch that is not compact, however small. With `full`, merges all of them into one first, so that one batch is
+    left (parts stay within their target size).
 
-    Claims of others count as abandoned as far as `settings.compaction.claim_ms` says. Nothing is done when compaction is
-    disabled.
+    Claims of other processes count as abandoned only after `settings.compaction.claim_ms`. Does nothing when compaction is disabled.
     """
     if not full or not machine.settings.compaction.enabled:
         return [*compact_due(machine, on_read=on_read)]
     ours: set[SpineId] = set()
     for fuel in _exertions(machine.refresh().trace):
-        # What an exertion asks for is claimed for who exerted: `compact_due` would leave it alone.
+        # The requests of an exertion are claimed for its caller, so `compact_due` would skip them.
         ours.update(request.id for request in machine.spine_exert(fuel)[1].requests)
     left = [batch for batch in machine.state.trace.spine_batches() if batch.id in ours and not batch.is_compact]
     attempts = Attempts(machine.shard_id)
@@ -78,7 +77,7 @@ def force_compaction(machine: Machine, *, full: bool, on_read: OnRead | None = N
 
 
 def _exertions(trace: Trace) -> Iterator[int]:
-    """Fuel for a few exertions, each enough for every merge there is."""
+    """Fuel for a few exertions, each enough for all merges."""
     for _ in range(EXERTIONS_MAX):
         if sum(1 for batch in trace.spine_batches() if batch.sizes.rows) <= 1:
             return
@@ -101,7 +100,7 @@ def _planned(request: MergeReq) -> Planned:
 
 
 def plan_gc(machine: Machine) -> list[Planned]:
-    """What `force_gc` would do, blob by blob. Linearized; reads the log up to where it would be truncated."""
+    """What `force_gc` would do, blob by blob. Linearized. Reads the log up to the truncation point."""
     state = machine.refresh()
     target, writes = _target(state)
     plan = [Planned("write rollup", str(state.seqno))] if writes else []
@@ -118,10 +117,9 @@ def plan_gc(machine: Machine) -> list[Planned]:
 
 
 def force_gc(machine: Machine, *, on_progress: OnProgress | None = None) -> list[Outcome]:
-    """Write a rollup of the newest version if nobody's hold makes that useless, then collect as far as readers allow.
+    """Writes a rollup of the newest version, unless a hold makes it useless, then collects as far as readers allow.
 
-    The blobs of the rollups that this unlinks go with the next collection: only the version that unlinks them tells
-    that they may.
+    The blobs of the rollups that this unlinks are deleted by the next collection: only the version that unlinks them says that they may be.
     """
     outcomes: list[Outcome] = []
     _, writes = _target(machine.refresh())
@@ -132,9 +130,9 @@ def force_gc(machine: Machine, *, on_progress: OnProgress | None = None) -> list
 
 
 def _target(state: ShardState) -> tuple[SeqNo | None, bool]:
-    """Where the log could be truncated to (None: it begins there), and whether a new rollup is needed for that."""
+    """The version to which the log could be truncated (None: it begins there), and whether that needs a new rollup."""
     newest, _ = latest_rollup(state)
-    # The link of the newest rollup and the removal of older entries are versions too: they alone are no reason.
+    # Linking the newest rollup and removing older entries commit versions too; these alone are no reason for a rollup.
     writes = seqno_since(state) == state.seqno and state.seqno - newest > 1
     if writes:
         return state.seqno, True

@@ -1,8 +1,8 @@
-"""Recovery of a shard whose log consensus lost: begun anew from the newest rollup in blob, after telling what is gone.
+"""Recovers a shard whose log consensus lost: reports what is gone, then begins the log anew from the newest rollup in blob.
 
-A rollup is a whole version: contents, critical readers, schemas, progress. What was committed after it was in the log alone
-and is gone; parts of it may be there, and are named, since their rows can be read with any Parquet reader. Deletes nothing.
-May be repeated, raced and killed: the new log appears in one compare-and-set, after its rollup.
+A rollup is a whole version: contents, critical readers, schemas, progress. Later commits were in the log alone and are gone. Some of their
+parts may exist; these are named, because any Parquet reader can read their rows. Deletes nothing. May be repeated, raced and killed: the
+new log appears in one compare-and-set, after its rollup.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from persist_engine.parts.listings import with_nested
 from persist_engine.shard.rebirth import begin_anew
 from persist_engine.shard.versions import StateVersions
 
-#: Of the keys in a report; people read it.
+#: The limit on keys in a report, which people read.
 REPORTED_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A rollup, and the version it is. Frontiers are times, None when closed; `birth` is that of its log."""
+    """A rollup and its version. Frontiers are times, None when closed. `birth` is that of its log."""
 
     key: str
     seqno: int
@@ -51,7 +51,7 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What consensus holds: its ends, and the birth that the newest entry tells (None: that cannot be read)."""
+    """The log in consensus: its first and last version, and the birth in its newest entry (None: unreadable)."""
 
     earliest: int
     head: int
@@ -60,10 +60,10 @@ class Log:
 
 @dataclass(slots=True)
 class Recovered:
-    """What is, or was, to be done. `needed`: the log is gone or ends before `base`. `gone_from` to `gone_through`: versions
-    that nothing can bring back (None: how many is not known). `missing`: blobs that `base` names and that do not exist.
-    `left_over`: parts that `base` does not name, the first REPORTED_MAX of `left_over_count`. `others`: rollups that were
-    not taken. `seqno`, `birth`: of the new log.
+    """The plan, or the result, of a recovery. `needed`: the log is gone or ends before `base`. `gone_from` to `gone_through`: versions that
+    cannot be recovered (None: their number is unknown). `missing`: blobs that `base` names and that do not exist. `left_over`: parts that
+    `base` does not name, the first REPORTED_MAX of `left_over_count`. `others`: rollups that were not chosen. `seqno` and `birth` are those
+    of the new log.
     """
 
     shard_id: ShardId
@@ -81,7 +81,7 @@ class Recovered:
     birth: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Keys as the fields are named."""
+        """A JSON object with the names of the fields as keys."""
         return {**asdict(self), "shard_id": str(self.shard_id), "committed": self.seqno is not None}
 
 
@@ -94,12 +94,12 @@ def recover_shard(
     rollup: str | None = None,
     last_seqno: int | None = None,
 ) -> Recovered:
-    """Tell what can be brought back and, with `commit`, bring it back. Without need nothing is done, unless `rollup` (a whole
-    key) names what is wanted. `replace_log`: give up the log that consensus holds. `last_seqno`: the newest version that
-    is known from elsewhere, as from a resource's status.
+    """Reports what can be recovered and, with `commit`, recovers it. Does nothing when there is no need, unless `rollup` (a whole key)
+    names the rollup to use. `replace_log` gives up the log that consensus holds. `last_seqno` is the newest version known from elsewhere,
+    such as a resource's status.
 
-    ShardNotFound where there is nothing of the shard. MissingBlob where no rollup can be read. InvalidUsage where rollups
-    of several logs are there and none is named, and for a log that stands in the way.
+    ShardNotFound when nothing of the shard exists. MissingBlob when no rollup can be read. InvalidUsage when rollups of several logs exist
+    and none is named, and when an existing log must be replaced without `replace_log`.
     """
     recovery = _Recovery(versions, shard_id)
     base, state = recovery.base(rollup)
@@ -120,7 +120,7 @@ def recover_shard(
     if head is not None and not replace_log:
         raise InvalidUsage(
             f"consensus holds a log of shard {shard_id}, {SeqNo(log.earliest) if log else head.seqno} to {head.seqno}: "
-            "give it up with --replace-log"
+            "to give it up, use --replace-log"
         )
     after = SeqNo(max(base.seqno, known or 0, *recovery.seqnos()))
     done = begin_anew(
@@ -132,17 +132,17 @@ def recover_shard(
         existing=frozenset(recovery.existing),
     )
     if done is None:
-        raise InvalidUsage(f"the log of shard {shard_id} changed meanwhile: look again")
+        raise InvalidUsage(f"the log of shard {shard_id} changed meanwhile: run the command again")
     found.seqno, found.birth = int(done.seqno), done.birth.hex()
     return found
 
 
 class _Recovery:
-    """What the blob store holds of one shard, listed once."""
+    """The blobs of one shard, listed once."""
 
     def __init__(self, versions: StateVersions, shard_id: ShardId) -> None:
         self._versions, self.shard_id = versions, shard_id
-        self.blob, self.retry = versions.blob, versions.retry  # as listings are looked into
+        self.blob, self.retry = versions.blob, versions.retry  # the attributes of a RunStore
         prefix = shard_prefix(shard_id)
         listing = versions.retry.external("list", lambda: list(versions.blob.list_prefix(prefix)), shard=shard_id)
         self.existing = {info.key.removeprefix(prefix) for info in listing}
@@ -151,17 +151,17 @@ class _Recovery:
         self.readable = sorted(self._read(), key=lambda each: (each[0].seqno, each[0].walltime_ms), reverse=True)
 
     def seqnos(self) -> list[int]:
-        """Of all rollups, readable or not."""
+        """The seqnos of all rollups, readable or not."""
         return [int(key.seqno) for key in self._keys if isinstance(key, RollupKey)]
 
     def base(self, wanted: str | None) -> tuple[Base, ShardState]:
         """The rollup to begin from: `wanted`, or the newest."""
         if not self.readable:
             if not self._keys:
-                raise ShardNotFound(f"there is nothing of shard {self.shard_id}", shard_id=self.shard_id)
+                raise ShardNotFound(f"nothing of shard {self.shard_id} exists", shard_id=self.shard_id)
             raise MissingBlob(
-                f"no rollup of shard {self.shard_id} can be read in {self._versions.blob.address()}: nothing tells what its "
-                "parts are. Where the bucket keeps versions, bring back a deleted rollup (v<seqno>/r<id>) there",
+                f"no rollup of shard {self.shard_id} can be read in {self._versions.blob.address()}, so its parts are not "
+                "known. If the bucket keeps versions, restore a deleted rollup (v<seqno>/r<id>) there",
                 key=blob_key(self.shard_id, "v"),
             )
         if wanted is not None:
@@ -172,8 +172,8 @@ class _Recovery:
         newest = self.readable[0]
         strangers = _strangers([base for base, _ in self.readable])
         if strangers:
-            told = ", ".join(f"{each.key} (born as {each.birth})" for each in (newest[0], *strangers))
-            text = f"rollups of several logs of shard {self.shard_id} are there: {told}; name one with --rollup"
+            logs = ", ".join(f"{each.key} (born as {each.birth})" for each in (newest[0], *strangers))
+            text = f"rollups of several logs of shard {self.shard_id} exist: {logs}; name one with --rollup"
             raise InvalidUsage(text)
         return newest
 
@@ -194,7 +194,7 @@ class _Recovery:
         return Log(int(first[0].seqno if first else head.seqno), int(head.seqno), birth)
 
     def compared(self, state: ShardState) -> tuple[list[str], list[str]]:
-        """Whole keys: of what `state` names and is not there, and of parts that are there and that it does not name."""
+        """Whole keys of missing blobs that `state` names, and of existing parts that it does not name."""
         blobs = (blob for blob in live_blobs(state) if blob.kind != "rollup")
         named = {blob.partial_key for blob in with_nested(self, blobs, lambda _: None)}
         missing = sorted(blob_key(self.shard_id, key) for key in named - self.existing)
@@ -235,7 +235,7 @@ def _described(key: str, state: ShardState) -> Base:
 
 
 def _strangers(bases: list[Base]) -> list[Base]:
-    """Those of another log than the first, which is no recovery of theirs; the first versions of any log hold nothing."""
+    """The rollups of another log than the first rollup's, recoveries aside. First versions of any log are left out: they hold nothing."""
     births = {bytes.fromhex(base.birth) for base in bases}
     family = {bytes.fromhex(bases[0].birth)}
     grows = True
@@ -251,4 +251,4 @@ def _parsed(keys: Iterable[str]) -> Iterable[PartKey | RollupKey]:
         try:
             yield parse_blob_key(key)
         except InvalidUsage:
-            continue  # the mark, or another application's
+            continue  # the mark, or a key of another application

@@ -1,7 +1,7 @@
-"""A pair of stores of which one forgot the pair: its identity written again, from the other one, when a person asks.
+"""Repairs a pair of stores of which one forgot the pair: writes its identity again, from the other store, on demand.
 
-Nothing is written over what a store says; two stores of two pairs stay apart. Shards' logs do not come back by this:
-`work.recover` does that, shard by shard, once the pair can be opened.
+An identity in a store is never overwritten. Two stores of two pairs stay apart. This does not restore the logs of shards:
+`work.repair.recover` does, shard by shard, once the pair can be opened.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from persist_engine.storage.consensus import Consensus
 
 @dataclass(frozen=True, slots=True)
 class Rejoined:
-    """`forgot`: the store that does not know the pair, `blob` or `consensus` (None: both do). Shards as either has them:
-    what consensus lacks is to be recovered.
+    """`forgot` is the store that does not know the pair, `blob` or `consensus` (None: both know it). Shards are counted in either store;
+    those that consensus lacks need recovery.
     """
 
     store_id: str
@@ -31,13 +31,13 @@ class Rejoined:
     committed: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Keys as the fields are named."""
+        """A JSON object with the names of the fields as keys."""
         return asdict(self)
 
 
 def rejoin(blob: Blob, consensus: Consensus, *, commit: bool) -> Rejoined:
-    """Tell which store forgot the pair and, with `commit`, tell it. StoreMismatch for stores of two pairs, InvalidUsage for
-    stores of none. Idempotent. Lists both stores. Retries nothing.
+    """Reports which store forgot the pair and, with `commit`, writes the identity there. StoreMismatch for stores of two pairs,
+    InvalidUsage for stores of none. Idempotent. Lists both stores. Retries nothing.
     """
     data, head = blob.get(IDENTITY_KEY), consensus.head(IDENTITY_KEY)
     in_blob = None if data is None else decode_identity(data, key=IDENTITY_KEY).store_id
@@ -52,7 +52,7 @@ def rejoin(blob: Blob, consensus: Consensus, *, commit: bool) -> Rejoined:
     logs = _shards(consensus.list_keys())
     blobs = _shards(info.key.partition("/")[0] for info in blob.list_prefix(""))
     if commit and forgot == "consensus":
-        # The faster of two says the same.
+        # A concurrent repair writes the same.
         consensus.compare_and_set(IDENTITY_KEY, None, VersionedData(SeqNo(1), encode_identity(Identity(store_id))))
     if commit and forgot == "blob":
         blob.set(IDENTITY_KEY, encode_identity(Identity(store_id)))

@@ -1,8 +1,8 @@
-"""Restore: bring back every blob that a live version names and that is gone, oldest version first (spec 14.10).
+"""Restores every missing blob that a live version names, oldest version first (spec 14.10).
 
-Works where no state can be opened any more: it begins with the log itself, whose diffs name the rollups. What comes
-back depends on the store: a bucket that keeps versions undeletes, others cannot. Deletes and changes nothing else, so
-it may be repeated, and run beside anything.
+Works even when no state can be opened: it begins with the log itself, whose diffs name the rollups. The result depends
+on the store: a bucket that keeps versions can undelete, other stores cannot. Deletes and changes nothing else, so it
+may be repeated and run concurrently with anything.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from persist_engine.shard.machine import Machine
 from persist_engine.shard.versions import StateVersions
 from persist_engine.work.audit.walk import PAGE_DIFFS, VersionWalk, WalkEnd
 
-#: Told blobs looked at and blobs in all, as far as known; for progress bars.
+#: Receives the blobs examined and the blobs in all, as far as known; for progress bars.
 OnLooked = Callable[[int, int], None]
 
 
 @dataclass(slots=True)
 class Restored:
-    """`named`: blobs that live versions name. `missing` of them were gone; `restored` came back, `lost` did not (key
-    and why). A dry run restores nothing, so both stay empty.
+    """`named` counts blobs that live versions name; those in `missing` did not exist. `restored` were restored, `lost`
+    could not be (key and reason). A dry run restores nothing, so both stay empty.
     """
 
     shard_id: ShardId
@@ -53,8 +53,8 @@ class Restored:
 def restore_shard(
     versions: StateVersions, shard_id: ShardId, *, commit: bool, on_looked: OnLooked | None = None
 ) -> Restored:
-    """Find what is missing and, with `commit`, restore it. A blob that cannot be restored is reported, and the others
-    are tried all the same. ShardNotFound. MissingBlob when the states cannot be read for want of a rollup: without
+    """Finds missing blobs and, with `commit`, restores them. A blob that cannot be restored is reported, and the others
+    are still tried. ShardNotFound. MissingBlob when the states cannot be read because a rollup is missing: without
     `commit` because it was not restored, with it because it could not be.
     """
     restoring = _Restoring(versions, shard_id, commit=commit, on_looked=on_looked)
@@ -76,7 +76,9 @@ class _Restoring:
         self._existing = {info.key.removeprefix(prefix) for info in listing}
 
     def rollups_of_the_log(self) -> None:
-        """The newest rollup, without which no state can be opened, and the others that live diffs brought."""
+        """Restores the newest rollup, without which no state can be opened, and the other rollups that live diffs
+        added.
+        """
         newest: str | None = None
         last = SeqNo(0)
         while page := self._versions.fetch_diffs_after(self._shard_id, last, limit=PAGE_DIFFS):
@@ -92,7 +94,9 @@ class _Restoring:
         self._look(newest)
 
     def everything_named(self) -> None:
-        """The newest state's rollups, so that the earliest state can be read; then state by state, oldest first."""
+        """Restores the newest state's rollups, so that the earliest state can be read; then all blobs state by state,
+        oldest first.
+        """
         state = self._versions.fetch_current_state(self._shard_id)
         for rollup in state.rollups.values():
             self._look(rollup.key)
@@ -131,8 +135,8 @@ class _Restoring:
 
 
 def _named(machine: Machine) -> Iterator[str]:
-    """What live versions name, oldest first, and what listings name after them, when they were looked after themselves;
-    ends early where a collector overtakes: that is then named no more.
+    """The blobs that live versions name, oldest first, each listing followed by its entries; a listing is fetched only
+    after it was yielded. Ends early when a collector overtakes: the rest is then no longer named.
     """
     walk = VersionWalk(machine)
     yield from (blob.partial_key for blob in with_nested(machine, live_blobs(walk.state)))
