@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ _CITATION = re.compile(rf"\b[Ss]pec ({_ITEM}(?:(?:, | and | to |; section ){_ITE
 _BUG = re.compile(r"\b[Bb]ug (\d+)[a-c]?\b|(?:regression|bug)_(\d+)[a-c]?_")
 
 
+@cache
 def texts() -> dict[str, str]:
     """Code, tests and scripts by path, every run of blanks and comment marks one blank."""
     found = {}
@@ -77,6 +79,17 @@ def test_the_document_refers_to_its_own_rules() -> None:
     inside |= {f"20.{number}" for number in re.findall(r"\(bug (\d+)\)", TEXT)}
     assert len(inside) > 20
     assert inside <= set(RULES)
+
+
+def test_every_bug_names_a_test_of_its_own() -> None:
+    """The index of tests/regressions has it for the same bug; `test_index.py` there sees that it exists."""
+    index = (ROOT / "tests" / "regressions" / "README.md").read_text()
+    known = {
+        number: set(re.findall(r"`([^`]+)`", told)) for number, told in re.findall(r"^\| (\d+) \|(.+)$", index, re.M)
+    }
+    named = re.findall(r"^\*\*20\.(\d+)\*\* [^*]+?Test:\s`([^`]+)`\.$", TEXT, re.MULTILINE)
+    assert len(named) == len(known) == 35
+    assert [(number, name) for number, name in named if name not in known[number]] == []
 
 
 @pytest.mark.parametrize(
