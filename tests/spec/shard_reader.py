@@ -216,7 +216,9 @@ def open_shard(blobs: Path, log_file: Path, shard: str) -> Contents:
     for batch in state.trace.legacy_batches:
         contents.add(batch, None)
     for seqno, entry in log:
-        if seqno == contents.seqno + 1:
+        if seqno == state.seqno:
+            need(tag_of(entry) == state.tag, "29.8", "the entry of the rollup is another one")
+        elif seqno == contents.seqno + 1:
             apply(contents, entry, own)
     need(contents.seqno == log[-1][0], "29.8", "the log does not lead to its end")
     return contents
@@ -337,6 +339,51 @@ def crc_text(data: bytes) -> str:
     return f"crc32:{zlib.crc32(data):08x}"
 
 
+def key_bytes(value: Any, kind: pa.DataType) -> bytes:
+    """A field of a key as ordered bytes (29.14)."""
+    if pa.types.is_struct(kind):
+        inner = b"".join(key_bytes(None if value is None else value[each.name], each.type) for each in kind)
+        return key_bytes(value is None, pa.bool_()) + inner
+    if value is None:
+        return b"\x02"
+    if pa.types.is_boolean(kind):
+        return b"\x01" + bytes([value])
+    if pa.types.is_floating(kind):
+        if math.isnan(value):
+            return b"\x01" + b"\xff" * 8
+        (bits,) = struct.unpack(">Q", struct.pack(">d", value + 0.0))
+        return b"\x01" + (bits ^ (2**64 - 1 if bits >> 63 else 1 << 63)).to_bytes(8, "big")
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        raw = value.encode() if isinstance(value, str) else value
+        return b"\x01" + raw.replace(b"\x00", b"\x00\xff") + b"\x00\x00"
+    if pa.types.is_decimal(kind):
+        number, width = int(value.scaleb(kind.scale)), 16
+    else:
+        width = kind.bit_width // 8
+        number = pa.scalar(value, kind).cast(pa.int32() if width == 4 else pa.int64()).as_py()
+    return b"\x01" + (number + (1 << (8 * width - 1))).to_bytes(width, "big")
+
+
+def check_descriptor(part: Any, table: pa.Table) -> None:
+    """What state says of a part's rows: the least key (29.14), bounds and null counts (29.10)."""
+    key = table.column("key").type
+    least = min(
+        b"".join(key_bytes(row[each.name], each.type) for each in key) for row in table.column("key").to_pylist()
+    )
+    need(part.key_lower == least[:100], "29.14", "another least key")
+    times = table.column("time").to_pylist()
+    need((part.stats.time_min, part.stats.time_max) == (min(times), max(times)), "29.10", "other bounds of time")
+    for each in part.stats.columns:
+        path = json.loads(each.column) if each.column.startswith("[") else each.column.split(".", 1)
+        column = [row[path[0]] for row in table.select([path[0]]).to_pylist()]
+        for name in path[1:]:
+            column = [None if value is None else value[name] for value in column]
+        need(each.null_count == sum(value is None for value in column), "29.10", f"nulls of {path}")
+        present = [value for value in column if isinstance(value, int | str)]
+        if each.HasField("lower") and present:
+            need(json.loads(each.lower) <= min(present) and max(present) <= json.loads(each.upper), "29.10", f"{path}")
+
+
 class Rows:
     """The contents of one shard at one time (29.9)."""
 
@@ -380,6 +427,7 @@ class Rows:
             data = (self._folder / part.key).read_bytes()
             need(crc_text(data) == part.checksum and len(data) == part.size_bytes, "29.12", "the checksum in state")
             table, written = parquet_part(data)
+            check_descriptor(part, table)
         need(table.num_rows == part.rows, "2.4", "another number of rows")
         lower, upper, since = (time_of(getattr(batch.desc, name)) for name in ("lower", "upper", "since"))
         if (lower, upper) == written[:2]:

@@ -9,6 +9,8 @@ import importlib.util
 import math
 import sys
 from collections import Counter
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -173,14 +175,28 @@ def test_a_reader_written_from_the_document_reads_what_the_engine_reads(shard: S
     }
 
 
-def test_a_value_without_fields_and_a_trace_of_one_batch(tmp_path: Path) -> None:
-    """Spec 29.12, 29.13: no column `val` in a file, a column without fields in an inline part."""
-    schema = Schema.from_ddl("ok BOOLEAN, f FLOAT, t TIMESTAMP, n TIMESTAMP_NTZ, b BINARY, s SMALLINT, y TINYINT", "")
-    update = (((True, 0.5, None, None, b"\x00", 3, -1), ()), 0, 1)
-    for inline_bytes_max in (0, 4096):
-        shard = Shard(tmp_path / str(inline_bytes_max), settings(inline_part_bytes_max=inline_bytes_max))
-        shard.append([update], upto=1, schema=schema)
-        assert shard.check() == {"inline part" if inline_bytes_max else "part in blob"}
+KEYS = Schema.from_ddl(
+    "ok BOOLEAN, f FLOAT, t TIMESTAMP, n TIMESTAMP_NTZ, b BINARY, s SMALLINT, y TINYINT, d DECIMAL(9,2), day DATE, "
+    "at STRUCT<x: INT, y: STRING>",
+    "",
+)
+WHEN = datetime(1999, 12, 31, 23, 59, 59, 5)
+ROWS: list[tuple[Any, ...]] = [
+    (True, 0.5, WHEN.replace(tzinfo=UTC), WHEN, b"\x00", 3, -1, Decimal("-1.25"), date(1960, 2, 3), (1, "a")),
+    (False, -0.0, None, None, b"", -300, 5, Decimal("1234567.89"), date(2020, 2, 3), (-7, None)),
+    (None, math.nan, None, WHEN, b"\x00\xff\x00", None, None, None, None, None),
+    (False, -math.inf, None, None, b"zz", 0, 0, Decimal(0), None, (None, "b\x00")),
+]
+
+
+@pytest.mark.parametrize("inline_bytes_max", [0, 4096])
+def test_keys_of_every_type_and_a_value_without_fields(tmp_path: Path, inline_bytes_max: int) -> None:
+    """Spec 29.10 to 29.14: no column `val` in a file, a column without fields in an inline part; ordered key bytes."""
+    shard = Shard(tmp_path, settings(inline_part_bytes_max=inline_bytes_max))
+    for time, key in enumerate(ROWS):
+        shard.append([((key, ()), time, 1)], upto=time + 1, schema=KEYS)
+    shard.append([((key, ()), len(ROWS), 2) for key in ROWS], upto=len(ROWS) + 1, schema=KEYS)
+    assert shard.check() == {"inline part" if inline_bytes_max else "part in blob"}
 
 
 @pytest.mark.parametrize("place", ["rollup", "part", "entry"])
