@@ -70,7 +70,6 @@ def test_state_diffs_round_trip(diff: Any) -> None:
 @quick
 @given(strategies.flat_traces())
 def test_flat_traces_round_trip(flat: Any) -> None:
-    """Spec 2.6."""
     assert flat_trace_from_pb(flat_trace_to_pb(flat)) == flat
 
 

@@ -104,7 +104,7 @@ class Driver:
 @settings(max_examples=150, deadline=None)
 @given(st.lists(actions, max_size=60))
 def test_spine_stays_sound_and_survives_flattening(script: list[tuple[str, int, int]]) -> None:
-    """After every action: invariants, sums, tiling; flatten and unflatten give the same trace back."""
+    """After every action: invariants, sums, tiling; flatten and unflatten give the same trace back (spec 2.6, 8.8, 8.9)."""
     driver = Driver()
     for action in script:
         before_upper, before_id = driver.trace.upper, driver.trace.next_id

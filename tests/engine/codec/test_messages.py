@@ -176,7 +176,6 @@ def test_one_kind_is_not_read_as_another() -> None:
 
 
 def test_a_newer_format_is_incompatible_and_a_damaged_one_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spec 29.1, 29.2."""
     monkeypatch.setitem(envelope._NEWEST, envelope.Kind.STATE_DIFF, 1)
     with pytest.raises(Incompatible, match="the-key: state diff in format 2, this code reads up to 1"):
         decode_state_diff(encode_state_diff(DIFF), key="the-key")
