@@ -81,6 +81,7 @@ def test_another_schema_is_refused_by_column_whatever_opens_the_shard(world, sha
 
 @pytest.mark.parametrize("known", [False, True], ids=["fresh process", "after a refusal"])
 def test_other_codecs_are_refused_whatever_opens_the_shard(world, known):
+    """Spec 1.4, A.5."""
     shard_id = world.shard_id()
     codecs = CodecNames(key="json", val="struct")
     versions = StateVersions(world.blob, world.consensus, env=world.env, settings=world.settings, metrics=NoMetrics())

@@ -92,6 +92,7 @@ def refuses(persist, disk: Disk, shard: ShardId, key: str, kind: ErrorKind, code
 
 @pytest.mark.parametrize("how", DAMAGE)
 def test_a_damaged_part_is_named_and_everything_reads_again_when_it_is_restored(disk, shard, persist, how):
+    """Spec A.4."""
     path = disk.paths(shard, kind="part")[1]
     good = path.read_bytes()
     damage(path, how)

@@ -115,7 +115,7 @@ def test_regression_11_empty_appends_do_not_pile_up(shop):
 
 
 def test_regression_12_merges_go_on_after_a_compaction_shrank_their_inputs(shop):
-    """Progress was taken from current sizes, which compaction makes smaller: it went below zero."""
+    """Progress was taken from current sizes, which compaction makes smaller: it went below zero (spec 12.6)."""
     shard_id = shop.shard_id()
     for round_ in range(12):
         times = range(round_ * 4, round_ * 4 + 4)
@@ -214,7 +214,7 @@ def test_regression_19_a_listener_gets_no_row_twice_when_batches_merge_behind_it
 
 
 def test_regression_20_rows_cut_off_by_truncation_are_neither_read_nor_counted_against_a_compaction(shop):
-    """The sums of truncated parts count rows that nobody sees: a right compaction was refused as wrong."""
+    """The sums of truncated parts count rows that nobody sees: a right compaction was refused as wrong (spec 10.9)."""
     shard_id = shop.shard_id()
     everything = [row(key, "x", key) for key in range(10)]
     with shop.process().open_writer(shard_id, SCHEMA, purpose="test") as writer:

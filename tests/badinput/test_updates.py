@@ -128,6 +128,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_updates_are_refused_by_name_and_change_nothing(shard, case):
+    """Spec A.2."""
     updates, error, text = REFUSED[case]
     before = shard.state()
     for call in (
@@ -181,6 +182,7 @@ BOUNDS = {
 
 @pytest.mark.parametrize("case", BOUNDS)
 def test_impossible_bounds_are_refused(shard, case):
+    """Spec 1.3."""
     lower, upper, updates, error, text = BOUNDS[case]
     before = shard.state()
     with pytest.raises(error, match=text):

@@ -1,4 +1,4 @@
-"""Every blob adapter and wrapper obeys the laws of Blob."""
+"""Every blob adapter and wrapper obeys the laws of Blob (spec 4.1)."""
 
 from __future__ import annotations
 

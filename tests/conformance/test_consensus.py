@@ -1,4 +1,4 @@
-"""Every consensus adapter and wrapper obeys the laws of Consensus."""
+"""Every consensus adapter and wrapper obeys the laws of Consensus (spec 3.1 to 3.6)."""
 
 from __future__ import annotations
 

@@ -162,6 +162,7 @@ def test_a_log_that_cannot_be_lengthened_takes_commits_all_the_same(consensus, m
 
 
 def test_a_killed_set_leaves_no_partial_object(tmp_path):
+    """Spec 4.2."""
     writer = python(ENDLESS_SETTER, tmp_path / "blobs")
     last = kill_after(writer, 20) or 19
     blob = FileBlob(tmp_path / "blobs", env=SystemEnv())
@@ -352,6 +353,8 @@ def test_a_database_held_by_another_is_determinate(tmp_path, consensus, monkeypa
 
 
 def test_a_failed_commit_is_indeterminate_and_its_connection_is_not_used_again(tmp_path, monkeypatch):
+    """Spec 3.7."""
+
     class FailingOnce(sqlite3.Connection):
         failures = 0
 
@@ -384,7 +387,7 @@ def test_a_full_disk_is_determinate_and_leaves_the_log_as_it_was(consensus):
 
 
 def test_a_write_holds_the_lock_before_it_reads(tmp_path, consensus):
-    """Otherwise two processes could both read the head they expect, and one of them fails instead of mismatching."""
+    """Otherwise two processes could both read the head they expect, and one of them fails instead of mismatching (spec 3.8)."""
     holder = sqlite3.connect(tmp_path / "consensus.db", isolation_level=None, timeout=0)
     with consensus._write("test"), pytest.raises(sqlite3.OperationalError, match="locked"):
         holder.execute("BEGIN IMMEDIATE")

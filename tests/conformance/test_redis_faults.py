@@ -83,6 +83,7 @@ def verbs(consensus, key="s1"):
     ],
 )
 def test_settings_that_lose_commits_are_refused(server, setting, value, safe):
+    """Spec 3.9."""
     server.command("CONFIG", "SET", setting, value)
     try:
         with pytest.raises(UnsafeStore, match=f"{setting} is {value}, set it to {safe}"):
@@ -263,7 +264,7 @@ def test_lost_entries_are_reported_and_never_overwritten(server, consensus, verb
 @pytest.mark.parametrize("verb", ["head", "append", "create", "scan", "truncate"])
 @pytest.mark.parametrize("known_by", ["commit", "scan", "head"])
 def test_a_log_regrown_to_the_very_length_that_was_seen_is_not_ours(server, consensus, verb, known_by):
-    """Wiped or rolled back, and written anew by others: whoever stands at its head must not commit onto it."""
+    """Wiped or rolled back, and written anew by others: whoever stands at its head must not commit onto it (spec 24.5)."""
     fill(consensus, "s1", 1, 3)
     known = consensus if known_by == "commit" else opened(server.url)
     verbs(known)["scan" if known_by == "commit" else known_by]()
@@ -293,6 +294,7 @@ def test_a_log_regrown_to_the_very_length_that_was_seen_is_not_ours(server, cons
     ids=" ".join,
 )
 def test_a_log_that_does_not_add_up_is_corrupt(server, consensus, verb, damage):
+    """Spec 3.8."""
     fill(consensus, "s1", 1, 3)
     server.command(*damage)
     left = server.command("LLEN", "{s1}:l")

@@ -33,6 +33,7 @@ def written(consensus: Consensus) -> list[VersionedData]:
 
 
 def test_the_new_entry_is_the_only_one_and_is_appended_to(opened):
+    """Spec 3.5."""
     one = opened()
     log = written(one)
     new = entry(1003, b"new")

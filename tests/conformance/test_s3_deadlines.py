@@ -118,6 +118,7 @@ def deadlines(**limits):
 
 
 def test_bytes_give_a_call_more_time():
+    """Spec 4.3."""
     never = threading.Event()
 
     def rests(_):

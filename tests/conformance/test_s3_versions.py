@@ -69,7 +69,7 @@ def refuse_once_each(monkeypatch):
 
 
 def test_a_shard_whose_blobs_are_all_gone_comes_back(blob, server, tmp_path, monkeypatch):
-    """Also where the store is away for a moment: that is no object lost."""
+    """Also where the store is away for a moment: that is no object lost (spec 14.10)."""
     refuse_once_each(monkeypatch)
     location = Location(blob=server.location("two"), consensus=f"sqlite://{tmp_path}/consensus.db")
     settings = Settings(retry=RetrySettings(give_up_ms=1000), batch=BatchSettings(inline_part_bytes_max=0))

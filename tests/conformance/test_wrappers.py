@@ -83,6 +83,7 @@ def test_faults_are_switched_while_in_use():
 
 
 def test_metered_calls_are_counted_by_verb_and_outcome():
+    """Spec 4.5."""
     registry = CollectorRegistry()
     metrics, faults = PrometheusMetrics(registry), Faults()
     blob = MeteredBlob(FaultyBlob(MemBlob(), faults), env=SystemEnv(), metrics=metrics)

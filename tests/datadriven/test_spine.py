@@ -16,6 +16,7 @@ SCRIPTS = sorted((Path(__file__).parent / "spine").glob("*.txt"))
 
 
 def test_there_are_scripts() -> None:
+    """Spec 21.4."""
     assert len(SCRIPTS) >= 5
 
 

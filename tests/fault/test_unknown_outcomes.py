@@ -372,7 +372,7 @@ def test_giving_up_names_the_store_and_keeps_blobs_that_may_be_in_use():
 
 @pytest.mark.parametrize("seed", range(8))
 def test_under_heavy_faults_every_append_is_there_exactly_once(seed: int):
-    """Three processes race on one shard whose stores lose a third of their calls and answers."""
+    """Three processes race on one shard whose stores lose a third of their calls and answers (spec 21.1)."""
     world = World(seed, settings=Settings(maintenance=MaintenanceSettings(recent_diffs_max=5)))
     shard_id = world.shard_id()
     writers = [world.process().open_writer(shard_id, SCHEMA, purpose=f"writer {i}") for i in range(3)]

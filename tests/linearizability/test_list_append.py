@@ -31,6 +31,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def test_a_history_under_losses_is_linearizable(running: Cluster):
+    """Spec 21.2."""
     verdict = running.play(Plan(seed=1, processes=2, transactions=6, redis=_LOSSES, s3=_LOSSES))
     assert verdict.is_linearizable, verdict
     assert verdict.counts["lost answers"] > 0

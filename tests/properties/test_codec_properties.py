@@ -52,6 +52,7 @@ def same_bits(left: pa.Table, right: pa.Table) -> bool:
 @quick
 @given(strategies.batches(), strategies.ids(ShardId))
 def test_batches_round_trip(batch: Any, shard_id: ShardId) -> None:
+    """Spec 2.2 to 2.5."""
     assert decode_batch(encode_batch(batch)) == batch
     assert decode_transmittable(encode_transmittable(shard_id, APPLIER_VERSION, batch)) == (
         shard_id,
@@ -75,6 +76,7 @@ def test_flat_traces_round_trip(flat: Any) -> None:
 @quick
 @given(strategies.states(), st.lists(st.binary(max_size=8), max_size=3), st.binary(min_size=16, max_size=16))
 def test_rollups_round_trip_to_equal_bytes(state: Any, payloads: list[bytes], tag: bytes) -> None:
+    """Spec 2.7, 29.6."""
     first = state.seqno - len(payloads) + 1
     diffs = tuple(VersionedData(SeqNo(first + at), data) for at, data in enumerate(payloads)) if first >= 0 else ()
     chained = Rollup(replace(state, tag=tag), (), tag * len(payloads))
@@ -197,6 +199,7 @@ def test_consolidation_keeps_contents_and_is_a_normal_form(data: st.DataObject) 
 @quick
 @given(st.data())
 def test_key_bytes_order_as_sorted_rows_and_bound_from_below(data: st.DataObject) -> None:
+    """Spec 10.2, 29.14."""
     schema = data.draw(strategies.schemas())
     table = data.draw(strategies.updates(schema))
     ordered = laws.sort(table)
@@ -209,6 +212,7 @@ def test_key_bytes_order_as_sorted_rows_and_bound_from_below(data: st.DataObject
 @quick
 @given(st.data())
 def test_statistics_bound_every_row(data: st.DataObject) -> None:
+    """Spec 15.9."""
     schema = data.draw(strategies.schemas())
     table = data.draw(strategies.updates(schema))
     stats = part_stats(table, schema, data.draw(st.sampled_from([0, 100, 10_000])))

@@ -152,6 +152,7 @@ def part_of(table: pa.Table, schema: Schema, bytes_max: int) -> HollowPart:
 def test_rows_pass_as_logic_says_and_statistics_never_deny_them(
     case: tuple[Schema, pa.Table, Filter], bytes_max: int
 ) -> None:
+    """Spec 15.12."""
     schema, table, filter_ = case
     paths = {text: path for text, path, _ in columns_of(schema)}
     rows = [_python(table, at) for at in range(table.num_rows)]

@@ -20,6 +20,7 @@ frontiers = st.one_of(st.none(), st.integers(0, 2**64 - 1), st.integers(0, 3)).m
 
 @given(frontiers, frontiers, frontiers)
 def test_frontiers_form_a_lattice(a: Antichain, b: Antichain, c: Antichain) -> None:
+    """Spec 1.2."""
     assert a.meet(b) == b.meet(a)
     assert a.join(b) == b.join(a)
     assert a.meet(b.meet(c)) == a.meet(b).meet(c)
@@ -103,7 +104,7 @@ class Driver:
 @settings(max_examples=150, deadline=None)
 @given(st.lists(actions, max_size=60))
 def test_spine_stays_sound_and_survives_flattening(script: list[tuple[str, int, int]]) -> None:
-    """After every action: invariants, sums, tiling; flatten and unflatten give the same trace back."""
+    """After every action: invariants, sums, tiling; flatten and unflatten give the same trace back (spec 2.6, 8.8, 8.9)."""
     driver = Driver()
     for action in script:
         before_upper, before_id = driver.trace.upper, driver.trace.next_id
@@ -121,7 +122,7 @@ def test_spine_stays_sound_and_survives_flattening(script: list[tuple[str, int, 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(rows, min_size=1, max_size=120))
 def test_spine_batches_are_logarithmically_many(sizes: list[int]) -> None:
-    """At most two per level, and no level beyond the logarithm of all rows ever pushed (C.7)."""
+    """At most two per level, and no level beyond the logarithm of all rows ever pushed (spec C.7)."""
     trace = Trace()
     for index, size in enumerate(sizes):
         trace, _ = trace.push(batch(index, index + 1, size))

@@ -131,7 +131,7 @@ class Shard(Stepper):
 @settings(max_examples=120, deadline=None)
 @given(st.lists(actions, max_size=50), st.booleans())
 def test_every_version_follows_from_its_diff(script: list[tuple[str, int, int]], closing: bool) -> None:
-    """A replica that starts at version 1 and sees only diffs stays equal; one diff leads from first to last."""
+    """A replica that starts at version 1 and sees only diffs stays equal; one diff leads from first to last (spec 8.10)."""
     shard = Shard()
     first = replica = rebuilt(shard.state)
     counted: Counter[str] = Counter()

@@ -184,6 +184,7 @@ def test_values_under_nulls_do_not_show() -> None:
 def test_balanced_updates_come_to_the_same_value_in_any_order_and_any_chunks(
     noise: list[tuple[bytes, int]], last: bytes | None, random: Any, cuts: list[int]
 ) -> None:
+    """Spec 16.2, 16.3."""
     updates = [(value, sign * diff) for value, diff in noise for sign in (1, -1)]
     updates += [] if last is None else [(last, 1)]
     random.shuffle(updates)
@@ -294,6 +295,7 @@ def checksum_of(payload: list[int]) -> int:
     ],
 )
 def test_each_check_of_a_record(damaged: Records) -> None:
+    """Spec 16.4."""
     with pytest.raises(
         InvariantViolated, match=r"^1 keys hold neither one value nor none: key [0-9a-f]{64} with diff_sum"
     ):
@@ -321,6 +323,7 @@ def test_what_was_decoded_is_not_merged_into() -> None:
 
 
 def test_what_puts_changed_is_counted() -> None:
+    """Spec 16.6."""
     state = UpsertState(MemoryStore(), seed=SEED)
     some = keys([1, 2, 3, 1])
     nothing = state.multi_get(some)
@@ -460,6 +463,7 @@ def test_a_bucket_that_overflows_sends_its_keys_on() -> None:
 
 
 def test_a_store_that_cannot_move_stays_whole_and_tries_again() -> None:
+    """Spec 16.7."""
     opened_disks: list[MemoryStore] = []
 
     class Failing(MemoryStore):

@@ -44,7 +44,7 @@ SHOWS_FROM = {"stages older than the floor are linked": 200, "consensus truncate
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_no_history_breaks_a_rule(first: int) -> None:
-    """`make sim SEEDS=2000` for more. A failure prints the command that shows it again."""
+    """`make sim SEEDS=2000` for more. A failure prints the command that shows it again (spec 21.3)."""
     for seed in range(first, first + CHUNK):
         report = simulate(seed)
         assert report.failure is None, explain(report)

@@ -33,6 +33,7 @@ def retry(env: SeededEnv, **settings: float) -> Retry:
 
 
 def test_external_repeats_both_kinds_until_an_answer():
+    """Spec 5.2."""
     call = Failing(Determinate("a"), Indeterminate("b"), Determinate("c"))
     assert retry(SeededEnv()).external("op", call) == "answer"
     assert call.calls == 4
@@ -47,6 +48,7 @@ def test_other_errors_are_not_repeated():
 
 
 def test_sleeps_double_up_to_the_clamp_within_the_jitter():
+    """Spec 5.1."""
     env = SeededEnv()
     slept: list[float] = []
     env.sleep = slept.append  # type: ignore[method-assign]  # watch the sleeps
@@ -58,6 +60,7 @@ def test_sleeps_double_up_to_the_clamp_within_the_jitter():
 
 
 def test_gives_up_at_the_deadline_naming_operation_shard_and_cause():
+    """Spec 5.3."""
     env = SeededEnv()
     call = Failing(*[Indeterminate("redis://127.0.0.1:1 refused")] * 1000)
     with pytest.raises(Unavailable, match=r"scan of s1 gave up .* redis://127.0.0.1:1 refused") as raised:

@@ -50,6 +50,7 @@ def ok(result):
 
 @pytest.mark.parametrize("command", ["force-compaction", "force-gc", "restore"])
 def test_without_commit_nothing_changes_and_what_would_is_told(admin, disk, command):
+    """Spec B.8."""
     before = disk.everything(disk.shard_id)
     code, out, err = admin(command, disk.shard_id)
     assert (code, disk.everything(disk.shard_id)) == (0, before)
@@ -145,6 +146,7 @@ def test_finalize_refuses_with_what_is_in_the_way(admin, disk):
 
 
 def test_finalize_closes_only_what_nobody_holds(admin, disk):
+    """Spec B.4."""
     critical = CriticalReaderId.new()
     with disk.client() as client:
         client.open_critical_since(disk.shard_id, critical, opaque=b"1", purpose="archive")
@@ -159,6 +161,7 @@ def test_finalize_closes_only_what_nobody_holds(admin, disk):
 
 
 def test_finalize_leaves_no_data_and_two_versions(admin, disk):
+    """Spec 14.9."""
     critical = CriticalReaderId.new()
     with disk.client() as client:
         client.open_critical_since(disk.shard_id, critical, opaque=b"1", purpose="archive")
@@ -227,6 +230,7 @@ def test_restore_reports_what_the_store_did_not_keep(admin, disk):
 
 @pytest.mark.parametrize(("flags", "times"), [([], {19}), (["--as-of", "4"], {4}), (["--history"], set(range(20)))])
 def test_export_writes_files_that_the_manifest_proves(admin, disk, tmp_path, flags, times):
+    """Spec 28.3."""
     to = tmp_path / "out"
     told = ok(admin("export", disk.shard_id, "--to", to, "--json", *flags))
     manifest = json.loads((to / "_manifest.json").read_text())

@@ -67,6 +67,7 @@ def test_many_small_adds_fill_one_part(world: World, writer: WriteHandle):
 
 
 def test_uploads_in_flight_are_bounded(world: World, writer: WriteHandle):
+    """Spec 10.3."""
     at_once, most, lock = 0, 0, threading.Lock()
     both = threading.Event()
     put = world.blob.set
@@ -99,6 +100,8 @@ def test_an_abandoned_builder_leaves_no_blob(world: World, writer: WriteHandle, 
 
 
 def test_errors_of_add_and_finish_delete_what_was_written(world: World, writer: WriteHandle):
+    """Spec 10.1."""
+
     def builder():
         out = writer.builder(A(5))
         out.add(pa.table({**{n: table(500).column(n) for n in ("key", "val", "diff")}, "time": pa.array([7] * 500)}))
@@ -129,6 +132,7 @@ def test_a_failed_background_upload_reaches_the_caller_and_leaves_no_blob(world:
 
 
 def test_parts_survive_lost_answers_of_the_blob_store(world: World, writer: WriteHandle):
+    """Spec 4.4."""
     world.faults.fail_next("set", happened=True, times=3)
     world.faults.fail_next("set", happened=False, answered=True, times=3)
     batch = writer.batch(table(1000), lower=A(0), upper=A(1))
@@ -140,6 +144,7 @@ def test_parts_survive_lost_answers_of_the_blob_store(world: World, writer: Writ
 
 
 def test_flushing_keeps_order_rows_and_contents(world: World):
+    """Spec 10.10."""
     world.settings = Settings(batch=BatchSettings(inline_part_bytes_max=1 << 20, target_part_bytes=1024))
     writer = world.process().open_writer(world.shard_id(), SCHEMA, purpose="test")
     batch = writer.batch(table(300), lower=A(0), upper=A(1))

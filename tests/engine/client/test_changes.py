@@ -85,6 +85,7 @@ def filled():
 @pytest.mark.parametrize("which", ["plain", "compacted"])
 @pytest.mark.parametrize(("after", "upto"), [(25, 79), (30, 31), (39, 39), (25, 25), (44, 67), (29, 40), (78, 79)])
 def test_changes_are_the_updates_between_two_times_consolidated(filled, monkeypatch, which, after, upto):
+    """Spec 15.11."""
     monkeypatch.setattr(consolidate, "WINDOW_ROWS_MIN", 7)
     world, shards = filled
     shard_id, history, _ = shards[which]

@@ -21,6 +21,7 @@ OTHER = Schema(key=pa.schema([("id", pa.int64())]), val=pa.schema([("title", pa.
 
 
 def test_files_and_sqlite_keep_a_shard_between_processes(tmp_path: Path):
+    """Spec 1.5."""
     location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
     shard_id = ShardId.new()
     with PersistClient.open(location) as client:
@@ -51,6 +52,7 @@ def test_initialise_is_idempotent_and_names_differing_columns():
 
 
 def test_what_needs_an_existing_shard_says_that_there_is_none():
+    """Spec B.2."""
     world = World()
     client, shard_id = world.process(), world.shard_id()
     for call in (client.inspect, client.schema, client.recent_upper, client.finalize, client.machine):
@@ -92,6 +94,7 @@ def test_states_of_shards_that_nobody_uses_are_let_go():
 
 
 def test_inspection_tells_what_stands_in_state():
+    """Spec B.5."""
     world = World()
     client, shard_id = world.process(), world.shard_id()
     writer = client.open_writer(shard_id, SCHEMA, purpose="ingest")

@@ -297,6 +297,7 @@ def test_a_lone_compacted_run_is_read_by_column(world, monkeypatch):
 
 
 def test_parts_that_cannot_hold_a_row_are_not_fetched(world):
+    """Spec 15.7."""
     client, counts = client_of(world)
     with client.open_leased_reader(world.shard, purpose="test") as reader:
         reader.snapshot(79).to_table()
@@ -313,6 +314,7 @@ def test_parts_that_cannot_hold_a_row_are_not_fetched(world):
 
 
 def test_a_count_fetches_nothing_that_state_can_tell(world):
+    """Spec 15.8."""
     client, counts = client_of(world)
     with client.open_leased_reader(world.shard, purpose="test") as reader:
         expected = sum(reader.snapshot(79).to_table().column("diff").to_pylist())

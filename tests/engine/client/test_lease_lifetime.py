@@ -230,6 +230,7 @@ WAITING = {
 
 @pytest.mark.parametrize("waiting", WAITING)
 def test_who_waits_holds_no_version_and_who_has_waited_does(waiting):
+    """Spec 15.1."""
     world = World()
     shard = Shard(world)
     others, reader = world.process(), shard.reader()
@@ -288,6 +289,7 @@ def test_regression_a_reader_that_gave_up_all_times_keeps_the_blobs_of_what_it_s
 
 
 def test_who_waits_long_for_a_time_to_be_written_is_told_once_what_for(caplog):
+    """Spec 9.19."""
     shard = Shard(World(), appends=0)
     with shard.reader() as reader, caplog.at_level(logging.INFO, "persist_engine.client.read.handle"):
         with pytest.raises(Unavailable):
@@ -421,6 +423,7 @@ def test_a_listener_that_has_heard_all_of_a_closed_shard_needs_nothing(shard):
 
 
 def test_since_trails_a_listener_by_one_batch():
+    """Spec 15.3."""
     shard = Shard(World())
     with shard.reader() as reader:
         listen = reader.listen(5)

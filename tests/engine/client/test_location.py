@@ -29,6 +29,7 @@ def test_regression_a_location_shows_no_password(url):
 
 
 def test_a_location_shows_where_it_is():
+    """Spec B.1."""
     shown = "Location(blob='s3://bucket/prefix', consensus='redis://***@host:6379/0')"
     location = Location(blob="s3://bucket/prefix?region=eu", consensus="redis://:secret@host:6379/0?prefix=p")
     assert repr(location) == str(location) == shown

@@ -67,6 +67,7 @@ def nulls_last(row):
 
 
 def test_a_snapshot_is_sorted_consolidated_and_equals_the_history_at_every_time(client, monkeypatch):
+    """Spec 1.1, 15.2."""
     monkeypatch.setattr(consolidate, "WINDOW_ROWS_MIN", 7)
     shard_id, history = fill(client)
     with client.open_leased_reader(shard_id, purpose="test") as reader:
@@ -104,6 +105,7 @@ def test_an_empty_shard_reads_as_an_empty_table_of_its_schema(client):
     ],
 )
 def test_splits_together_are_the_snapshot_exactly_once(client, count, key_fields):
+    """Spec 15.6."""
     schema = Schema(key=pa.schema(key_fields), val=pa.schema([]))
     rng = random.Random(count)
     shard_id = ShardId.new()
@@ -169,6 +171,7 @@ def test_splits_of_whole_numbers_balance_one_large_part(client):
 
 
 def test_too_old_a_time_is_answered_by_a_value_that_names_both_frontiers(client):
+    """Spec A.3."""
     shard_id, _ = fill(client, appends=3)
     with client.open_leased_reader(shard_id, purpose="test") as reader:
         assert reader.downgrade_since(at(15)) == at(15)
@@ -222,6 +225,7 @@ def test_listen_gives_every_later_update_once_and_progress_after_it(client):
 
 
 def test_subscribe_is_the_snapshot_then_everything_after(client):
+    """Spec 15.4."""
     shard_id, history = fill(client, appends=4)
     with client.open_leased_reader(shard_id, purpose="test") as reader:
         sums = collections.Counter()
@@ -279,6 +283,7 @@ def test_an_open_snapshot_holds_its_version_and_closing_it_lets_go(client):
 
 
 def test_a_missing_and_a_damaged_blob_are_named_by_key(client):
+    """Spec 15.5."""
     shard_id, _ = fill(client, appends=2)
     with client.open_leased_reader(shard_id, purpose="test") as reader:
         parts = [info.key for info in reader.blob.list_prefix(f"{shard_id}/n")]

@@ -39,6 +39,7 @@ USES = {
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize(("answer", "said"), REFUSALS)
 def test_using_a_refusal_says_what_it_is_and_what_to_do(answer, said, use):
+    """Spec A.1."""
     with pytest.raises(InvalidUsage, match=rf"^this is an? {type(answer).__name__}.*{said}") as raised:
         USES[use](answer)
     assert "secret" not in str(raised.value)

@@ -36,6 +36,7 @@ def test_the_shards_since_follows_the_hold_and_never_passes_it(world: World, sha
 
 
 def test_a_newer_owner_fences_the_older_one(world: World, shard_id: ShardId):
+    """Spec 15.10."""
     old = world.process().open_critical_since(shard_id, CRITICAL, opaque=b"old")
     new = world.process().open_critical_since(shard_id, CRITICAL, opaque=b"new")
     assert new.opaque == b"old"

@@ -49,6 +49,7 @@ def part_kinds(writer: WriteHandle) -> list[type]:
 
 @pytest.mark.parametrize("runs_max", [2, 3, 5])
 def test_a_builder_leaves_no_more_runs_than_it_may(runs_max: int):
+    """Spec 10.4."""
     world, writer = opened(runs_max=runs_max, inline_part_bytes_max=0, target_part_bytes=1024)
     keys = [(number * 7919) % 1009 for number in range(1009)]
     batch = writer.batch([row(key, "x", 0) for key in keys], lower=A(0), upper=A(1))
@@ -186,6 +187,7 @@ def test_a_batch_rewritten_to_the_greatest_time_is_read_there_and_to_no_later_on
 
 
 def test_rewrites_that_would_change_what_was_promised_are_refused():
+    """Spec 10.7."""
     desc = Description(A(3), A(9), MINIMUM)
     part = InlinePart(b"", 1, 1, ts_rewrite=A(5))
     batch = HollowBatch(desc, 1, (part,), (), (RunMeta(),))

@@ -116,6 +116,7 @@ def test_append_after_a_gap_is_a_mismatch_and_leaves_no_blob(world: World, shard
 
 
 def test_many_staged_batches_become_one_append(world: World, shard_id: ShardId, writer: WriteHandle):
+    """Spec 9.5."""
     stagers = [world.process().open_writer(shard_id, SCHEMA, purpose=f"stage {i}") for i in range(3)]
     sent = [w.batch([row(i, "x", i)], lower=A(0), upper=A(5)).to_transmittable() for i, w in enumerate(stagers)]
     batches = [writer.batch_from_transmittable(data) for data in sent]
@@ -155,6 +156,7 @@ def test_a_shard_can_be_closed_and_then_takes_nothing(writer: WriteHandle):
 
 
 def test_progress_is_committed_with_the_data(client: PersistClient, shard_id: ShardId, writer: WriteHandle):
+    """Spec 17.12."""
     assert client.progress(shard_id, "sink") is None
     first = writer.compare_and_append([], expected_upper=A(0), new_upper=A(5), progress=("sink", b"one"))
     assert first == Appended(A(5))
@@ -172,6 +174,7 @@ def test_progress_is_committed_with_the_data(client: PersistClient, shard_id: Sh
 
 
 def test_uppers_known_fetched_and_awaited(world: World, shard_id: ShardId, writer: WriteHandle):
+    """Spec 9.6."""
     other = world.process().open_writer(shard_id, SCHEMA, purpose="other")
     writer.append([], lower=A(0), upper=A(5))
     assert (writer.upper, other.upper, other.shared_upper()) == (A(5), A(0), A(0))
@@ -227,6 +230,7 @@ def test_expire_removes_the_writer_and_ends_the_handle(client: PersistClient, sh
 
 
 def test_a_writer_that_never_appended_never_shows_in_state(world: World, client: PersistClient, shard_id: ShardId):
+    """Spec B.3."""
     client.initialise(shard_id, SCHEMA)
     before = world.consensus.calls["compare_and_set"]
     with client.open_writer(shard_id, SCHEMA, purpose="stage only") as writer:
@@ -321,6 +325,7 @@ def test_a_batch_of_another_shard_is_refused(world: World, client: PersistClient
 
 
 def test_a_batch_that_does_not_cover_its_append_is_refused_and_stays(writer: WriteHandle):
+    """Spec 10.6."""
     batch = writer.batch([row(1, "a", 3)], lower=A(2), upper=A(5))
     for lower, upper in [(A(0), A(5)), (A(2), A(6)), (A(0), A(9))]:
         with pytest.raises(InvalidBatchBounds, match=r"\[2,5\)"):
@@ -330,6 +335,7 @@ def test_a_batch_that_does_not_cover_its_append_is_refused_and_stays(writer: Wri
 
 
 def test_a_batch_comes_to_one_end_only(writer: WriteHandle):
+    """Spec 10.5."""
     sent, deleted, appended = (writer.batch([row(1, "a", 0)], lower=A(0), upper=A(1)) for _ in range(3))
     data = sent.to_transmittable()
     deleted.delete()
@@ -354,6 +360,7 @@ def test_the_same_data_is_not_appended_twice_in_one_call(writer: WriteHandle):
 
 
 def test_transmitted_batches_are_checked_for_damage_and_version(writer: WriteHandle):
+    """Spec B.6."""
     data = writer.batch([row(1, "a", 0)], lower=A(0), upper=A(1)).to_transmittable()
     with pytest.raises(CorruptData):
         writer.batch_from_transmittable(data[:-1])

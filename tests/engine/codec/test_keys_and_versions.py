@@ -20,6 +20,7 @@ def test_part_keys_parse_to_what_made_them() -> None:
 
 
 def test_rollup_keys_parse_to_what_made_them() -> None:
+    """Spec 6.2."""
     partial = keys.rollup_key(SeqNo(7), ROLLUP)
     assert partial == f"v7/{ROLLUP}"
     assert keys.parse_blob_key(keys.blob_key(SHARD, partial)) == keys.RollupKey(SHARD, SeqNo(7), ROLLUP, partial)
@@ -51,6 +52,7 @@ def test_keys_sort_by_the_version_that_wrote_them() -> None:
     ],
 )
 def test_other_keys_are_refused_by_name(bad: str) -> None:
+    """Spec 6.3."""
     with pytest.raises(InvalidUsage, match="not a blob key"):
         keys.parse_blob_key(bad)
 

@@ -100,6 +100,7 @@ def test_a_diff_is_laid_out_in_columns() -> None:
 def test_columns_that_do_not_fit_together_are_refused(
     change: Callable[[diff_pb2.FieldDiffs], None], message: str
 ) -> None:
+    """Spec 8.3."""
     with pytest.raises(CorruptData, match=f"the-key.*{message}") as caught:
         decode_state_diff(damaged_diff(change), key="the-key")
     assert caught.value.detail["key"] == "the-key"
@@ -152,6 +153,7 @@ def test_an_entry_that_comes_twice_is_corrupt() -> None:
 
 
 def test_two_times_are_no_frontier() -> None:
+    """Spec 2.10."""
     message = batch_to_pb(BATCH)
     message.desc.upper.elements.append(9)
     with pytest.raises(CorruptData, match="a frontier of 2 times"):
@@ -241,13 +243,14 @@ def test_protobuf_garbage_in_a_whole_envelope_is_corrupt() -> None:
     ],
 )
 def test_no_field_of_a_durable_value_is_forgotten(value: type, message: type[Message]) -> None:
-    """A new field of the model without one in its message would be lost in silence."""
+    """A new field of the model without one in its message would be lost in silence (spec 2.1)."""
     durable = {field.name for field in fields(value) if not field.name.startswith("_")}
     durable |= {"stored"} if value is FlatTrace else set()  # the other form of a trace: codec.stored_spine
     assert durable == {field.name for field in message.DESCRIPTOR.fields}
 
 
 def test_no_collection_of_a_diff_is_forgotten() -> None:
+    """Spec 8.1."""
     scalars = {
         "applier_version",
         "seqno_from",

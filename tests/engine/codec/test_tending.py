@@ -82,6 +82,7 @@ wishes = st.builds(
 
 @given(answers)
 def test_a_report_fits_and_comes_back(answer):
+    """Spec 28.1."""
     text = encode_report(answer)
     assert len(text.encode()) <= REPORT_BYTES_MAX
     assert "\n" not in text
@@ -194,5 +195,6 @@ def test_a_report_that_unpacks_without_end_is_cut_off():
     )
 )
 def test_whatever_json_is_a_value_or_a_refusal(document):
+    """Spec 28.2."""
     with contextlib.suppress(InvalidUsage):
         decode_report(document)

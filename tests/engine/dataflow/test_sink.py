@@ -112,6 +112,7 @@ def test_what_is_desired_is_there_at_every_time(stores, workers):
 
 
 def test_an_edit_from_outside_is_corrected_at_the_next_append(stores):
+    """Spec 17.8."""
     stores.hold()
     client = stores.client()
     with open_sink(client, stores.shard_id, SCHEMA, workers=2) as sink:

@@ -63,6 +63,7 @@ def test_the_greatest_order_key_stands(world: World, shard_id: ShardId) -> None:
 def test_a_new_handle_knows_what_was_written_before(
     world: World, shard_id: ShardId, backend: str, tmp_path: Path
 ) -> None:
+    """Spec 16.1."""
     more: dict[str, Any] = {"backend": backend, "directory": tmp_path / "state", "spill_bytes": 2000}
     with opened(world.process(), shard_id, **more) as upserts:
         upserts.upsert(commands(*((key, f"first {key}") for key in range(100))))

@@ -26,6 +26,7 @@ A = Antichain.of
 
 
 def test_misuse_is_refused_by_name_before_anything_happens(world: World, shard_id: ShardId, tmp_path: Path) -> None:
+    """Spec 16.10."""
     client = world.process()
     upserts = opened(client, shard_id)
     good = commands((1, "a"))

@@ -57,7 +57,7 @@ def test_the_same_run_is_done_and_another_is_not():
     [(b"u-2", True), (b"u-10", True), (b"u-1", False), (b"w-9", False), (b"u-x", False), (b"u", False), (b"u-", False)],
 )
 def test_a_run_that_a_newer_one_of_its_series_overtook_is_over(committed, is_over):
-    """The shard knows the last run only: what the older one did is forgotten, and doing it again might double it."""
+    """The shard knows the last run only: what the older one did is forgotten, and doing it again might double it (spec 17.11)."""
     decision = mint(view(0, 10, committed), run=b"u-1" if is_over else b"u-3", now_ms=50, reads_back=False)
     assert isinstance(decision, Superseded if is_over else Minted)
 

@@ -129,6 +129,7 @@ def test_nothing_is_emitted_of_a_time_that_is_open() -> None:
 
 
 def test_draining_changes_nothing_until_it_comes_back() -> None:
+    """Spec 16.11."""
     made = machine((1, "x", 0, 1), frontier=1)
     made.on_commands(commands((1, "y", 1, 0)))
     made.on_input_frontier(A(2))
@@ -138,6 +139,7 @@ def test_draining_changes_nothing_until_it_comes_back() -> None:
 
 
 def test_a_time_that_somebody_else_wrote_is_dropped_and_the_rest_decided_anew() -> None:
+    """Spec 16.9."""
     made = machine((1, "x", 0, 1), frontier=1)
     made.on_commands(commands((1, "mine", 1, 0), (1, "later", 5, 0)))
     made.on_input_frontier(A(6))
@@ -198,6 +200,7 @@ def test_bytes_that_do_not_add_up_are_found_when_the_key_is_read_and_the_key_is_
 
 
 def test_a_snapshot_is_completed_once() -> None:
+    """Spec 16.5."""
     state = UpsertState(MemoryStore(), seed=SEED)
     made = UpsertMachine(state, frontier=A(0))
     stats = made.on_snapshot(updates((1, "a", 0, 1), (2, "b", 0, 1), (1, "a", 0, -1)), completed=False)
@@ -222,6 +225,7 @@ def test_totals_below_nothing_show_as_nothing() -> None:
 
 
 def test_commands_of_an_open_time_are_decided_bit_by_bit() -> None:
+    """Spec 16.8."""
     made = machine((1, "x", 0, 1), frontier=5)
     made.on_commands(commands((1, "a", 5, 1), (2, "b", 5, 1)))
     first = made.drain_partially()

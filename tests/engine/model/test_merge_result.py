@@ -74,12 +74,13 @@ def test_a_subset_is_checked_against_what_it_replaces() -> None:
 
 
 def test_a_subset_may_not_grow() -> None:
+    """Spec 12.3."""
     res = MergeRes(summed(1, 2, 101, -40), SpineId(1, 2))
     assert pair(100, -40).apply_merge_res(res)[1] is MergeOutcome.NOT_APPLIED_TOO_MANY_UPDATES
 
 
 def test_an_id_range_that_is_gone_matches_nothing() -> None:
-    """A compaction that was overtaken: its inputs were merged away by a larger one."""
+    """A compaction that was overtaken: its inputs were merged away by a larger one (spec 12.1)."""
     trace, outcome = pair(100, -40).apply_merge_res(MergeRes(summed(0, 2, 60, 60), SpineId(0, 2)))
     assert outcome.applied
     late = MergeRes(summed(0, 1, 50, 100), SpineId(0, 1))
@@ -87,13 +88,14 @@ def test_an_id_range_that_is_gone_matches_nothing() -> None:
 
 
 def test_regression_13_a_since_behind_is_fine_and_ahead_is_not() -> None:
-    """Bug 13."""
+    """Bug 13 (spec 12.2)."""
     trace = pair(1, 1)
     ahead = summed(0, 2, 60, 2).with_desc(description(0, 2, 1))
     assert trace.apply_merge_res(MergeRes(ahead, None)) == (trace, MergeOutcome.NOT_APPLIED_INVALID_SINCE)
 
 
 def test_emptying_out_names_what_is_not_there() -> None:
+    """Spec 12.7."""
     trace = pair(1, 1)
     assert [each.rows for each in trace.empty_out(description(1, 2)).batches()] == [100, 0, 100]
     with pytest.raises(InvariantViolated, match="no batch"):

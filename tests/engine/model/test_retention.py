@@ -58,6 +58,7 @@ def test_what_a_reader_lets_go_of_is_kept_while_it_is_in_the_window() -> None:
 
 
 def test_since_follows_upper_in_the_diff_of_an_append_and_only_when_it_lags() -> None:
+    """Spec 25.2."""
     made = shard(10_000, upper=20_000)
     assert since(made) == 10_000
     moves = [since(made)]
@@ -79,6 +80,7 @@ def test_a_diff_that_leaves_since_alone_is_as_small_as_without_retention() -> No
 
 
 def test_a_reader_or_a_critical_reader_holds_longer_than_retention() -> None:
+    """Spec 25.1."""
     made = shard(upper=200)
     made.do(c.RegisterCriticalReader(reader_id=critical_id(1), opaque=b"me", debug=DEBUG))
     write(made, 1000)
@@ -159,6 +161,7 @@ def test_without_one_since_is_where_readers_hold_it_at_once() -> None:
 
 
 def test_setting_what_is_set_commits_so_that_the_answer_is_linearized() -> None:
+    """Spec 25.3."""
     made = shard(upper=1000)
     before = made.state.seqno
     made.do(c.SetRetention(100))
@@ -191,6 +194,7 @@ def test_a_closed_upper_keeps_since_and_the_shard_is_finalized_once_retention_en
 @pytest.mark.parametrize("retain_ms", [1, 100, RETAIN_MS, 2**63 - 1])
 @pytest.mark.parametrize("upper", [2**63 - 1, 2**63, 2**64 - 1])
 def test_the_newest_time_that_can_be_asked_for_is_always_kept(retain_ms: int, upper: int) -> None:
+    """Spec 25.4."""
     made = shard(retain_ms, upper=upper)
     assert since(made) <= made.state.trace.upper.newest_complete
 

@@ -129,7 +129,7 @@ def test_exact_replacement_of_one_part_leaves_the_thin_form_alone() -> None:
 
 
 def test_regression_10_empties_that_were_grouped_otherwise_are_regrouped_by_the_full_path() -> None:
-    """Bug 10: a structured diff that names an empty batch as another replica grouped it."""
+    """Bug 10: a structured diff that names an empty batch as another replica grouped it (spec 11.13)."""
     trace = Trace.unflatten(
         replace(
             Trace(pushed(MINIMUM, [batch(0, 1, 100), batch(1, 2)])).flatten(),

@@ -97,7 +97,7 @@ def test_leases_end_with_the_next_command_and_leave_since_alone() -> None:
 
 
 def test_a_late_heartbeat_and_a_late_retry_come_before_the_end_of_their_lease() -> None:
-    """Leases end after the command: nobody had noticed yet, and a token that is forgotten could append twice."""
+    """Leases end after the command: nobody had noticed yet, and a token that is forgotten could append twice (spec 9.13)."""
     shard = Stepper()
     shard.do(c.RegisterLeasedReader(reader_id=leased_id(1), lease_ms=100, debug=DEBUG))
     again = append(batch(0, 1, 1), token_number=1, lease_ms=100)
@@ -145,6 +145,7 @@ def with_rollup(versions: int) -> Stepper:
 
 
 def test_gc_falls_due_when_enough_versions_could_be_truncated() -> None:
+    """Spec 14.3."""
     assert with_rollup(3).maintenance.gc is None
     shard = with_rollup(4)
     assert shard.maintenance.gc == 6, "the rollup at v5 was linked at v6; nobody holds anything back"
@@ -223,6 +224,7 @@ def filled() -> Stepper:
 
 
 def test_invariants_refuse_what_is_no_successor() -> None:
+    """Spec 1.6, 1.7."""
     shard = filled()
     before = shard.state
     fill(shard, 1)
@@ -250,7 +252,7 @@ def test_invariants_refuse_what_is_no_successor() -> None:
 
 
 def test_a_spine_that_does_not_line_up_is_refused() -> None:
-    """Each rule of the levels, broken by hand."""
+    """Each rule of the levels, broken by hand (spec 11.12)."""
     trace = Trace()
     for index in range(3):
         trace = trace.push_without_requests(batch(index, index + 1, 8))

@@ -78,7 +78,7 @@ def test_append_elsewhere_is_a_mismatch_that_names_the_writers_own_upper() -> No
 
 
 def test_append_of_the_same_token_was_already_committed_even_when_others_wrote_since() -> None:
-    """Bug 2: the token is looked at before the upper."""
+    """Bug 2: the token is looked at before the upper (spec 9.3)."""
     shard = Stepper()
     again = append(batch(0, 5, 1), by=1, token_number=1)
     committed(shard, again)
@@ -193,7 +193,7 @@ def test_append_takes_over_a_compaction_that_nobody_finished(now_ms: int, rows: 
 def test_how_many_abandoned_compactions_an_append_takes_over_is_decided_by_percent_and_token(
     percent: int, token_number: int, taken: int
 ) -> None:
-    """One for each hundred, and one more when the token falls into the rest: a retry of the call takes the same."""
+    """One for each hundred, and one more when the token falls into the rest: a retry of the call takes the same (spec 9.4)."""
     shard = Stepper()
     trace = shard.state.trace
     for upper, size in enumerate((4096, 256, 16, 4)):
@@ -219,6 +219,7 @@ def test_how_many_abandoned_compactions_an_append_takes_over_is_decided_by_perce
 def test_batches_with_parts_of_older_code_are_claimed_although_they_are_compact(
     key: str, min_version: str | None, taken: bool
 ) -> None:
+    """Spec 11.10."""
     shard = Stepper()
     committed(shard, append(batch(0, 1, 64, keys=(key,)), token_number=1))
     later = append(batch(1, 2, 1, keys=("n0000100/pb",)), token_number=2)
@@ -257,7 +258,7 @@ def test_adding_a_rollup_twice_is_applied_and_another_one_is_not() -> None:
 
 
 def test_a_rollup_that_was_removed_is_never_linked_again_whatever_came_late() -> None:
-    """A slow writer's is linked between the listing of what a collection removes, and its removal."""
+    """A slow writer's is linked between the listing of what a collection removes, and its removal (spec 9.14)."""
     shard = Stepper()
     for number in range(6):
         committed(shard, append(batch(number, number + 1, 1), token_number=number + 1))
@@ -290,6 +291,7 @@ def test_removing_rollups_takes_only_those_that_are_there_and_never_the_newest()
 
 
 def test_a_merge_result_is_committed_whatever_came_of_it() -> None:
+    """Spec 9.15."""
     shard = Stepper()
     for index in range(3):
         committed(shard, append(batch(index, index + 1, 8), token_number=index))
@@ -302,6 +304,7 @@ def test_a_merge_result_is_committed_whatever_came_of_it() -> None:
 
 
 def test_exertion_ripens_an_idle_shard() -> None:
+    """Spec 9.20."""
     shard = Stepper(now_ms=4)
     committed(shard, append(batch(0, 1, 100), token_number=1))
     assert refused(shard, c.SpineExert(1000)) == c.Exerted(())
@@ -336,6 +339,7 @@ def test_compactions_are_claimed_oldest_first_and_once() -> None:
 
 
 def test_a_schema_is_found_or_refused_once_there_is_one() -> None:
+    """Spec 9.17."""
     shard = Stepper()
     assert refused(shard, c.RegisterSchema(SCHEMA)) == c.SchemaRegistered(0)
     assert refused(shard, c.RegisterSchema(SchemaPair(b"x", b"y"))) == c.SchemaRegistered(None)
@@ -356,6 +360,7 @@ def test_only_a_closed_shard_can_be_finalized() -> None:
 
 
 def test_a_tombstone_holds_nobody_and_nothing() -> None:
+    """Spec 1.9, 9.16."""
     state = tombstone().state
     assert not state.writers
     assert not state.leased_readers

@@ -31,6 +31,7 @@ from persist_kit.states import (
 
 
 def test_a_reader_holds_since_and_this_very_version() -> None:
+    """Spec 1.8, 9.7."""
     shard = Stepper(now_ms=5)
     assert register(shard) == c.Registered(MINIMUM, SeqNo(2))
     reader = shard.state.leased_readers[leased_id(1)]
@@ -55,6 +56,7 @@ def test_a_reader_may_start_at_the_critical_readers_since() -> None:
 
 
 def test_since_is_the_meet_of_all_readers_and_never_steps_back() -> None:
+    """Spec 9.9."""
     shard = Stepper()
     register(shard, 1)
     register(shard, 2)
@@ -94,6 +96,7 @@ def test_a_reader_that_is_gone_is_told_an_empty_since() -> None:
 
 
 def test_heartbeat_says_whether_the_reader_is_there() -> None:
+    """Spec 9.11."""
     shard = Stepper()
     register(shard)
     shard.now_ms = 100
@@ -106,6 +109,7 @@ def test_heartbeat_says_whether_the_reader_is_there() -> None:
 
 
 def test_expiry_says_whether_there_was_something() -> None:
+    """Spec 9.12."""
     shard = Stepper()
     register(shard)
     committed(shard, append(batch(0, 1, 1), token_number=1))
@@ -130,6 +134,7 @@ def test_registering_a_critical_reader_again_keeps_since_and_opaque() -> None:
 
 
 def test_the_opaque_fences() -> None:
+    """Spec 9.10."""
     shard = Stepper()
     committed(shard, c.RegisterCriticalReader(reader_id=critical_id(1), opaque=b"a", debug=DEBUG))
 

@@ -88,6 +88,7 @@ ROWS = [(1, 0, 1), (2, 3, 1), (3, 5, 1), (4, 9, 1)]
 
 
 def test_rows_outside_the_registered_bounds_are_not_seen(source):
+    """Spec 2.8, 10.8."""
     part = stored(source, ROWS, desc(0, 10))
     assert read(source, batch_of(desc(3, 9), part)) == [(2, 3, 1), (3, 5, 1)]
 
@@ -168,6 +169,7 @@ def test_parts_of_many_row_groups_stream_group_by_group(source, monkeypatch):
 
 
 def test_filters_keep_what_their_reader_may_see(source):
+    """Spec 13.8."""
     part = stored(source, ROWS, desc(0, 10))
     batch = batch_of(desc(0, 10), part)
     assert read(source, batch, SnapshotFilter(5)) == [(1, 5, 1), (2, 5, 1), (3, 5, 1)]

@@ -54,6 +54,7 @@ def test_a_schema_may_grow(key: str, val: str) -> None:
     ],
 )
 def test_a_schema_never_drops_moves_narrows_or_tightens(key: str, val: str, reason: str) -> None:
+    """Spec 26.3."""
     (found,) = incompatibilities(OLD, Schema.from_ddl(key, val))
     assert reason in found
 
@@ -63,6 +64,7 @@ def test_every_reason_is_given() -> None:
 
 
 def test_old_rows_show_nulls_in_new_fields_and_their_own_values_wider() -> None:
+    """Spec 26.4."""
     new = Schema.from_ddl(
         "k DATE, id INT NOT NULL, at STRUCT<y: INT, x: INT>", "n BIGINT, f DOUBLE, p STRUCT<q: INT>, z STRING"
     )

@@ -114,6 +114,7 @@ NULL_KEY = pa.array([{"id": 1, "s": "a"}, None], SCHEMA.key_type)
     ],
 )
 def test_what_does_not_fit_the_schema_is_refused_by_column(updates: Any, message: str) -> None:
+    """Spec 26.6."""
     with pytest.raises(SchemaMismatch, match=message):
         only(updates)
 

@@ -89,6 +89,7 @@ def test_texts_longer_than_a_slice_are_hashed_whole(monkeypatch):
 
 @pytest.mark.parametrize("schema", [SCHEMA, WIDE, Schema.from_ddl("id BIGINT NOT NULL", "")])
 def test_rows_and_errors_come_back_as_they_went_in(schema):
+    """Spec 26.5."""
     tagged = with_errors(schema)
     rows = schema.updates_schema.empty_table()
     if schema is SCHEMA:

@@ -10,6 +10,7 @@ from persist_engine.rows.schema import Schema
 
 
 def test_ddl_of_every_type() -> None:
+    """Spec 26.1."""
     text = (
         "a BOOLEAN, b TINYINT, c SMALLINT, d INT, e BIGINT, f FLOAT, g DOUBLE, h DECIMAL(38,10), i STRING, j BINARY, "
         "k DATE, l TIMESTAMP, m TIMESTAMP_NTZ, n STRUCT<x: INT NOT NULL, `y z`: STRUCT<w: STRING>> NOT NULL"

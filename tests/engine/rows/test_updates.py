@@ -35,6 +35,7 @@ def test_order_is_numbers_then_nan_then_null_then_time() -> None:
 
 
 def test_a_collection_knows_one_zero_and_one_nan() -> None:
+    """Spec 26.2."""
     out = laws.consolidate(numbers((-0.0, 0, 1), (0.0, 0, 1), (NAN, 0, 1), (-NAN, 0, -1), (-0.0, 1, 1)))
     assert (
         repr([(row["key"]["x"], row["time"], row["diff"]) for row in out.to_pylist()]) == "[(0.0, 0, 2), (0.0, 1, 1)]"

@@ -69,6 +69,7 @@ def test_what_older_code_wrote_tells_no_birth_and_is_believed() -> None:
 
 
 def test_the_birth_stands_in_every_diff() -> None:
+    """Spec 24.2."""
     world = World()
     shard_id = world.shard_id()
     client = world.process()

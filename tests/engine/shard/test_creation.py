@@ -33,6 +33,7 @@ def blobs(world: World) -> dict[str, bytes | None]:
 
 @pytest.mark.parametrize("kind", ["nothing but small appends", "parts", "a rollup"])
 def test_nothing_is_created_over_a_shard_that_consensus_lost(kind: str) -> None:
+    """Spec 7.1."""
     world = World(settings=NO_INLINE if kind == "parts" else None)
     shard_id = world.shard_id()
     client = world.process()

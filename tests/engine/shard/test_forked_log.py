@@ -91,7 +91,7 @@ class Forked:
 
 @pytest.mark.parametrize("regrown", [0, 1, 2, 3, 30], ids=lambda count: f"{count} appends since")
 def test_a_refresh_finds_that_the_log_is_another(regrown: int) -> None:
-    """Shorter than what is known, as long, and longer: where it is longer, foreign diffs were applied to lost state."""
+    """Shorter than what is known, as long, and longer: where it is longer, foreign diffs were applied to lost state (spec 24.3)."""
     forked = Forked()
     if regrown:
         forked.regrow(regrown)
@@ -166,6 +166,7 @@ def newest_rollup(world: World, shard_id: ShardId) -> Rollup:
 
 
 def test_a_rollup_knows_the_entries_it_tells_of_and_no_others() -> None:
+    """Spec 24.4."""
     world = World()
     forked = object.__new__(Forked)
     forked.world, forked.shard_id = world, world.shard_id()
@@ -252,7 +253,7 @@ def test_a_phantom_rollup_is_never_written_nor_linked() -> None:
 def test_a_collection_that_was_decided_before_the_loss_cuts_no_log_that_stands(
     monkeypatch: pytest.MonkeyPatch, regrown: int
 ) -> None:
-    """It was past its last look: where the log reached that far, the versions went that another rollup was to begin."""
+    """It was past its last look: where the log reached that far, the versions went that another rollup was to begin (spec 7.9)."""
     forked = Forked(lost=0)
     machine, before = forked.stale.machine(forked.shard_id), forked.log()
     forked.appended(forked.stale, 6, "lost")
@@ -401,6 +402,7 @@ def forged(rollup: Rollup, diffs: tuple[VersionedData, ...]) -> bytes:
 
 
 def test_a_diff_is_applied_to_the_entry_it_names_only() -> None:
+    """Spec 24.1."""
     forked = Forked()
     client = forked.world.process()
     state = client.machine(forked.shard_id).refresh()

@@ -39,6 +39,7 @@ def append(client: PersistClient, shard_id: ShardId, lower: int, upper: int) -> 
 
 
 def test_a_lost_race_costs_one_scan_and_one_more_compare_and_set(world: World, shard_id: ShardId):
+    """Spec 7.2, 9.1, 9.2."""
     client = world.process()
     writer = client.open_writer(shard_id, SCHEMA, purpose="test")
     client.machine(shard_id)
@@ -93,6 +94,7 @@ def test_a_refusal_costs_no_round_trip_and_changes_nothing(world: World, shard_i
 
 
 def test_a_snapshot_holds_what_was_written_and_waits_for_what_was_not(world: World, shard_id: ShardId):
+    """Spec 9.18."""
     client = world.process()
     append(client, shard_id, 0, 5)
     append(client, shard_id, 5, 9)

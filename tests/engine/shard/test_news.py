@@ -129,6 +129,7 @@ def test_a_gap_is_fetched() -> None:
 
 
 def test_what_comes_twice_late_or_in_another_order_changes_nothing() -> None:
+    """Spec 9.21."""
     two = Two()
     heard: list[VersionedData] = []
     news = two.applier._news

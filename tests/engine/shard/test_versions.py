@@ -78,6 +78,7 @@ def test_init_again_changes_nothing_and_checks_codecs():
 
 
 def test_the_loser_of_an_init_race_deletes_its_rollup_and_takes_the_winners_state():
+    """Spec 7.1."""
     world = World()
     winner, loser = world.process()._versions, world.process()._versions
     shard_id = world.shard_id()
@@ -121,7 +122,7 @@ def test_current_state_is_the_same_however_few_diffs_a_scan_may_return(limit: in
 
 
 def test_regression_7_scans_are_bounded_when_a_newer_rollup_exists():
-    """Regression for bug 7 of the specification: a long log is not read when its newest rollup makes it needless."""
+    """Regression for bug 7 of the specification: a long log is not read when its newest rollup makes it needless (spec 7.4)."""
     world = World()
     shard_id = world.shard_id()
     machine = commits(world.process(), shard_id, 40)
@@ -132,6 +133,7 @@ def test_regression_7_scans_are_bounded_when_a_newer_rollup_exists():
 
 
 def test_a_rollup_that_was_replaced_meanwhile_is_fetched_anew():
+    """Spec 7.3."""
     world = World()
     shard_id = world.shard_id()
     machine = commits(world.process(), shard_id, 3)
@@ -143,6 +145,7 @@ def test_a_rollup_that_was_replaced_meanwhile_is_fetched_anew():
 
 
 def test_a_wiped_blob_store_is_named_and_not_retried_for_ever():
+    """Spec 7.10."""
     world = World()
     shard_id = world.shard_id()
     state = commits(world.process(), shard_id, 3).state
@@ -219,6 +222,7 @@ def test_a_rollup_holds_the_state_and_the_diffs_since_the_last():
 
 
 def test_no_rollup_is_written_for_a_state_that_is_one_or_was_truncated():
+    """Spec 7.8."""
     world = World()
     shard_id = world.shard_id()
     client = world.process()
@@ -232,6 +236,7 @@ def test_no_rollup_is_written_for_a_state_that_is_one_or_was_truncated():
 
 
 def test_a_walk_visits_every_live_state_once_in_order():
+    """Spec 7.6."""
     world = World()
     shard_id = world.shard_id()
     machine = commits(world.process(), shard_id, 3)
@@ -291,6 +296,7 @@ def test_regression_every_walk_starts_at_a_rollup_that_only_a_later_diff_names(m
 
 
 def test_keys_that_name_no_shard_are_not_listed():
+    """Spec 6.5."""
     world = World()
     client, shard_id = world.process(), world.shard_id()
     client.initialise(shard_id, SCHEMA)

@@ -36,6 +36,7 @@ def test_a_timeout_of_zero_refreshes_once():
 
 
 def test_polling_backs_off_and_ends_at_the_deadline():
+    """Spec 5.4."""
     env = SeededEnv()
     times: list[float] = []
     answer = wait_until(

@@ -222,6 +222,7 @@ def test_settings_that_switch_compaction_off_leave_rollups_and_collection(enable
 
 
 def test_collections_that_are_asked_for_while_one_runs_are_done_as_one():
+    """Spec 14.4."""
     shop = Shop(enabled=False)
     plain = shop.stores.client().machine(shop.stores.shard_id)
     for _ in range(2):

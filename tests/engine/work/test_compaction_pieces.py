@@ -44,6 +44,7 @@ def result(*numbers, output, read=None):
 
 
 def test_named_runs_are_replaced_and_others_stay():
+    """Spec 12.4."""
     trace = three_runs()
     output = of_runs([9], rows=2, diffs_sum=2)
     after, outcome = trace.apply_merge_res(result(1, 3, output=output))

@@ -176,7 +176,7 @@ def test_gc_keeps_what_the_newest_state_names_though_a_diff_let_go_of_it(monkeyp
 
 
 def test_gc_refuses_to_delete_what_the_version_it_truncates_to_names(monkeypatch):
-    """A listing that was let go names a part that the state there still has: that may not be, and nothing is deleted."""
+    """A listing that was let go names a part that the state there still has: that may not be, and nothing is deleted (spec 14.7)."""
     stores, since = aged()
     machine = stores.client().machine(stores.shard_id)
     newest = machine.refresh()

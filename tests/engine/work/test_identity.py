@@ -64,6 +64,7 @@ def id_of(location):
 
 
 def test_a_pair_has_one_identity_at_every_opening(locations):
+    """Spec 22.1."""
     location = locations(0, 0)
     first = id_of(location)
     assert [id_of(location) for _ in range(2)] == [first] * 2
@@ -118,6 +119,7 @@ def test_a_blob_store_that_lost_its_data_is_told_before_a_shard_is_touched(locat
 
 
 def test_two_pairs_taken_crosswise_are_told(locations):
+    """Spec 22.3."""
     one, two = id_of(locations(0, 0)), id_of(locations(1, 1))
     with pytest.raises(StoreMismatch, match=f"{two}.*{one}") as caught:
         opened(locations(0, 1))
@@ -155,6 +157,7 @@ def test_shards_are_listed_without_what_the_store_says_of_itself(locations):
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("dies_at", range(1, 12))
 def test_a_first_opener_that_dies_anywhere_leaves_what_the_next_one_finishes(dies_at, after):
+    """Spec 22.2."""
     blob, consensus = MemBlob(), MemConsensus()
     mortality = Mortality(dies_at, after=after)
     try:
@@ -289,6 +292,7 @@ def test_stores_that_are_away_end_in_unavailable():
 
 @pytest.mark.parametrize(("data", "error"), [(b"junk", CorruptData), (None, Incompatible)], ids=["damaged", "newer"])
 def test_an_identity_that_cannot_be_read_is_never_written_over(data, error):
+    """Spec 22.4."""
     blob, consensus = MemBlob(), MemConsensus()
     identify(blob, consensus, fresh=fresh_id(), create=True)
     if data is None:

@@ -19,6 +19,7 @@ at = Antichain.of
 
 @pytest.mark.parametrize("memory_bytes_max", [0, 4096, 1 << 30])
 def test_compaction_keeps_contents_at_every_readable_time_and_merges_runs(memory_bytes_max, monkeypatch):
+    """Spec 13.5."""
     monkeypatch.setattr(consolidate, "WINDOW_ROWS_MIN", 5)
     settings = Settings(
         batch=SETTINGS.batch,
@@ -66,6 +67,7 @@ def test_what_cancels_leaves_a_batch_without_parts():
 
 
 def test_a_result_that_comes_too_late_is_removed_and_nothing_else_is():
+    """Spec 13.6."""
     stores = RecordedShard()
     stores.append(times=8)
     first, second = (stores.client().machine(stores.shard_id) for _ in range(2))
@@ -103,6 +105,7 @@ def test_an_output_whose_application_had_an_unknown_outcome_is_kept():
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_compaction_killed_at_any_call_is_repeated_by_the_next(after):
+    """Spec 1.10."""
     finished = False
     prepared = RecordedShard(seed=2)
     prepared.append(times=6, rows=8)

@@ -94,6 +94,7 @@ def site():
 
 
 def test_part_ids_tell_when_they_were_staged():
+    """Spec 2.9, 27.1."""
     part_id = PartId.staged_at(1_700_000_000_123, b"0123456789")
     assert (part_id.staged_ms, staged_ms(f"n0000100/{part_id}")) == (1_700_000_000_123,) * 2
     assert PartId.staged_at(-5, b"0123456789").staged_ms == 0
@@ -128,7 +129,7 @@ def test_what_is_young_stays_and_can_be_appended(site):
 
 
 def test_a_batch_staged_before_the_floor_is_refused_and_nothing_is_committed(site):
-    """Whether its blobs were deleted or not: the floor alone decides."""
+    """Whether its blobs were deleted or not: the floor alone decides (spec 27.2)."""
     writer, batch, _ = site.stage()
     site.later(WEEK_MS + DAY_MS)
     site.machine().raise_staging_floor(site.world.env.now_ms() - WEEK_MS)
@@ -236,7 +237,7 @@ def test_a_compaction_that_took_too_long_is_not_applied_and_loses_nothing(site):
 
 
 def test_a_blob_linked_between_the_listing_and_the_question_is_kept(site, monkeypatch):
-    """Staged just after the floor, appended while the scan has it on its list."""
+    """Staged just after the floor, appended while the scan has it on its list (spec 27.4)."""
     site.later(WEEK_MS + DAY_MS)
     writer, batch, keys = site.stage()
     real = orphans.listed_in_chunks
@@ -254,7 +255,7 @@ def test_a_blob_linked_between_the_listing_and_the_question_is_kept(site, monkey
 
 
 def test_a_rollup_is_an_orphan_once_the_log_begins_after_it(site):
-    """Until then somebody may still link it."""
+    """Until then somebody may still link it (spec 27.3)."""
     machine = site.machine()
     lost, _ = machine.versions.write_rollup_for_state(machine.refresh())
     site.append()

@@ -19,6 +19,7 @@ at = Antichain.of
 
 
 def test_performing_what_appends_leave_behind_keeps_the_shard_small():
+    """Spec 14.8."""
     stores = RecordedShard()
     client = stores.client()
     with client.open_writer(stores.shard_id, SCHEMA, purpose="test") as writer:
@@ -39,6 +40,7 @@ def test_performing_what_appends_leave_behind_keeps_the_shard_small():
 
 
 def test_perform_due_does_everything_for_a_shard_that_nobody_maintains():
+    """Spec 13.11."""
     stores = RecordedShard()
     stores.append(times=40)
     machine = stores.client().machine(stores.shard_id)

@@ -217,6 +217,7 @@ def test_what_cannot_be_recovered_is_said(site: Site) -> None:
 
 
 def test_a_recovery_killed_at_any_call_is_completed_by_the_next(site: Site) -> None:
+    """Spec 24.8."""
     site.lose(site.backup)
     blobs, finished = site.blobs(), False
     for after in (False, True):
@@ -260,6 +261,7 @@ def test_two_recoveries_at_once_end_in_one_log(site: Site) -> None:
 
 
 def test_a_birth_tells_what_it_was_recovered_from() -> None:
+    """Spec 24.7."""
     old = b"\x01" * 16
     new = recovered_birth(old, b"\x02" * 8)
     assert (len(new), is_recovered_from(new, old)) == (16, True)

@@ -62,6 +62,7 @@ def test_a_name_finds_its_shard_again_whatever_is_proposed(client):
 
 
 def test_a_shard_of_another_is_told_with_its_owner_and_taken_over_only_in_words(client):
+    """Spec 23.2."""
     shard_id = ShardId.new()
     client.adopt(MINE, None, shard_id)
     for owner in (OTHER, ELSEWHERE):
@@ -104,6 +105,7 @@ def test_a_shard_let_go_has_no_owner_and_no_name(client):
 
 
 def test_a_shard_let_go_leaves_alone_the_name_that_leads_elsewhere(client):
+    """Spec 23.4."""
     first, second = ShardId.new(), ShardId.new()
     client.adopt(MINE, None, first)
     client.adopt(MINE, second, first)
@@ -112,6 +114,7 @@ def test_a_shard_let_go_leaves_alone_the_name_that_leads_elsewhere(client):
 
 
 def test_only_the_newest_entries_are_kept(client):
+    """Spec 23.1."""
     shard_id = ShardId.new()
     for owner in (MINE, OTHER, ELSEWHERE) * 3:
         client.adopt(owner, shard_id, shard_id, take_over=True)
@@ -160,6 +163,7 @@ def test_one_name_applied_twice_at_once_has_one_shard(client):
 @pytest.mark.parametrize("dies_at", range(1, 16))
 @pytest.mark.parametrize("how", ["proposed", "wanted", "taken over", "let go"])
 def test_a_change_cut_off_anywhere_is_finished_by_its_repetition(how, dies_at, after):
+    """Spec 23.3."""
     consensus, shard_id = MemConsensus(), ShardId.new()
     if how in {"taken over", "let go"}:
         connect(consensus).adopt(OTHER, None, shard_id)
@@ -214,6 +218,7 @@ def test_what_is_no_owner_is_refused(text):
 
 
 def test_any_text_is_one_key():
+    """Spec 23.5."""
     owner = Owner("a/b", "{x}:m", "ü\n..")
     assert name_key(owner) == "name/a%2Fb/%7Bx%7D%3Am/%C3%BC%0A.."
     assert Owner.parse(str(owner)) == owner

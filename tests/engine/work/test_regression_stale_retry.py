@@ -80,7 +80,7 @@ def check_all_there(world: World, shard_id) -> None:
 
 def test_regression_late_retry_does_not_link_a_collected_compaction() -> None:
     """Our result was applied, unanswered; another's replaced it and ours was collected; then we retried and linked it
-    again.
+    again (spec 12.8).
     """
     world = World(settings=SETTINGS)
     shard_id, other = written(world)

@@ -73,7 +73,7 @@ class Scanned:
 
 
 def test_regression_7_a_long_hold_is_collected_page_by_page(monkeypatch):
-    """Everything a reader had held back was once fetched, and kept in memory, at one go."""
+    """Everything a reader had held back was once fetched, and kept in memory, at one go (spec 7.5)."""
     monkeypatch.setattr(walk, "PAGE_DIFFS", 16)
     shard = RecordedShard()
     shard.append(times=1)

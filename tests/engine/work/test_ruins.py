@@ -67,6 +67,7 @@ def site() -> Site:
 
 
 def test_a_log_that_ends_before_a_rollup(site: Site) -> None:
+    """Spec 24.6."""
     backup = site.backup()
     site.append(20)
     write_rollup(site.machine())

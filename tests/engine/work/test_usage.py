@@ -40,6 +40,7 @@ def audited(shard, *, blob=None, metrics=None, prefix="", on_listed=None):
 
 
 def test_each_blob_lies_in_the_bucket_that_the_states_give_it(shard):
+    """Spec 14.11, B.7."""
     mine = audited(shard).shards[shard.shard_id]
     state = shard.client().machine(shard.shard_id).refresh()
     assert mine.blobs[Bucket.ROLLUPS] == len(state.rollups) + 1, "and the mark that the shard was created"
@@ -123,6 +124,7 @@ def test_any_order_and_any_chunk_size_give_the_same_audit(shard, monkeypatch):
 
 
 def test_one_shard_by_its_prefix(shard):
+    """Spec 6.4."""
     shard.blob.set(f"s{UUID}ff/n0000100/p{UUID}aa", b"x")
     client = shard.client()
     found = audit_usage(

@@ -58,6 +58,7 @@ def shard(prepared):
 
 
 def test_a_sound_shard_has_no_findings_before_and_after_collection(shard):
+    """Spec 14.12."""
     first = verified(shard)
     assert (first.findings, first.is_corrupt) == ([], False)
     assert first.parts == first.parts_read > 20
