@@ -1,7 +1,7 @@
 """Swapping the result of a physical compaction into the spine (spec 12).
 
 Owns matching (exact, subset, by id range, by single runs) and its guards. Never changes a level or the remaining work
-of a merge in progress (12.6). A false "not applied" makes the compactor delete blobs that are linked, a false "applied"
+of a merge in progress (spec 12.6). A false "not applied" makes the compactor delete blobs that are linked, a false "applied"
 only leaks: whatever is unclear is refused before any change.
 """
 
