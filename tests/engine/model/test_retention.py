@@ -121,7 +121,7 @@ def test_a_longer_one_brings_nothing_back_and_says_so() -> None:
     assert since(made) == 900
     write(made, 1400)
     assert since(made) == 1000
-    assert told(made.state).remark == "since follows upper as far as readers let it"
+    assert told(made.state).remark == "since follows upper as far as readers allow"
 
 
 def test_a_longer_one_keeps_what_others_still_held() -> None:

@@ -81,7 +81,7 @@ class Forked:
             lambda: gc_and_truncate(machine),
             lambda: scan_orphans(machine, older_than_ms=0, commit=True),
         ):
-            with pytest.raises(ForkedLog, match="is not the one that") as caught:
+            with pytest.raises(ForkedLog, match="is not the log that") as caught:
                 act()
             assert caught.value.kind is ErrorKind.FORKED_LOG
             assert caught.value.detail["shard_id"] == self.shard_id
