@@ -200,7 +200,8 @@ class Unavailable(PersistError):
 
 class StoreRefused(Unavailable):
     """A store did not open: the password, user, database, bucket, endpoint or path is wrong. The message quotes the store or
-    the network. Nothing was done and nothing was retried. A fix outside this process, such as an updated mounted secret, can help.
+    the network. Nothing was done and nothing was retried. A fix outside this process, such as an updated mounted secret, can
+    help.
     """
 
     kind = ErrorKind.STORE_REFUSED
@@ -238,8 +239,8 @@ class MissingBlob(CorruptData):
 
 class ForkedLog(CorruptData):
     """A shard's log is not the log this process knew, or its entries do not follow one another: consensus was rolled back,
-    wiped or split, and acknowledged versions may be lost. A retry does not help. The client's handles of this shard stop working:
-    they read, write and delete nothing based on what they knew. `detail`: key, shard_id, seqno.
+    wiped or split, and acknowledged versions may be lost. A retry does not help. The client's handles of this shard stop
+    working: they read, write and delete nothing based on what they knew. `detail`: key, shard_id, seqno.
     """
 
     kind = ErrorKind.FORKED_LOG
@@ -261,7 +262,8 @@ class ShardLost(InvariantViolated):
 
 class AmbiguousAppend(InvariantViolated):
     """An append may or may not have happened, and its outcome can no longer be found out: the attempt ended indeterminate, and
-    since then the writer's lease lapsed or the writer was removed. Check the data before appending it again. Do not delete its blobs.
+    since then the writer's lease lapsed or the writer was removed. Check the data before appending it again. Do not delete its
+    blobs.
     """
 
 

@@ -10,14 +10,14 @@ from persist_engine.base.errors import InvalidUsage
 
 
 class RefusalUsed(InvalidUsage, AttributeError):
-    """A refusal was used as if it were the requested object. Also an AttributeError, so that `hasattr` and `getattr` with a default
-    give correct results.
+    """A refusal was used as if it were the requested object. Also an AttributeError, so that `hasattr` and `getattr` with a
+    default give correct results.
     """
 
 
 class Refusal(ABC):
-    """Base class for frozen dataclasses that refuse a request. Callers compare or match a refusal. Any other use (methods of the
-    requested object, iteration, a `with` block) raises InvalidUsage with `meaning`.
+    """Base class for frozen dataclasses that refuse a request. Callers compare or match a refusal. Any other use (methods of
+    the requested object, iteration, a `with` block) raises InvalidUsage with `meaning`.
     """
 
     __slots__ = ()

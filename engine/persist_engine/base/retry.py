@@ -1,7 +1,7 @@
 """Backoff against failing stores. Decides how long to wait and when to give up; knows nothing of the retried operation.
 
-`Retry.external` repeats idempotent calls. A caller that keeps state between attempts, or decides anew at each one, writes its own
-loop around `Backoff`.
+`Retry.external` repeats idempotent calls. A caller that keeps state between attempts, or decides anew at each one, writes its
+own loop around `Backoff`.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ class Retry:
             _DEADLINE_S.reset(token)
 
     def external(self, what: str, call: Callable[[], T], *, shard: str = "") -> T:
-        """Call until `call` returns, retrying on Determinate and Indeterminate alike; for idempotent calls only. Raises Unavailable at
-        the deadline.
+        """Call until `call` returns, retrying on Determinate and Indeterminate alike; for idempotent calls only. Raises
+        Unavailable at the deadline.
         """
         backoff: Backoff | None = None
         while True:

@@ -1,7 +1,7 @@
 """Removes secrets from text that people will see: messages, reports, statuses, logs. All distributions use this one module.
 
-SUBTLE: the text is often long and foreign (logs, stack traces, keys of 10 MB). Everything here therefore runs in linear time: each
-search continues where the previous one ended, and no pattern backtracks over what it consumed.
+SUBTLE: the text is often long and foreign (logs, stack traces, keys of 10 MB). Everything here therefore runs in linear time:
+each search continues where the previous one ended, and no pattern backtracks over what it consumed.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ COMPACTION_DISABLED_VARIABLE = "PERSIST_COMPACTION_DISABLED"
 CLIENTS_BYTES = 224 * MIB
 #: The bound of a compaction holds this many output parts: a compaction keeps several in memory while it writes one.
 PARTS_IN_BOUND = 8
-#: The process and its libraries take about 170 MiB without any data; with less memory, too little is left to merge in (measured:
-#: 393 MiB used of 384 MiB).
+#: The process and its libraries take about 170 MiB without any data; with less memory, too little is left to merge in
+#: (measured: 393 MiB used of 384 MiB).
 MEMORY_BYTES_LEAST = 512 * MIB
 _NO = frozenset({"", "0", "false", "no", "off"})
 
@@ -239,8 +239,8 @@ class Settings:
 
 
 def within_memory(settings: Settings, memory_bytes: int) -> Settings:
-    """Return `settings` for a process that may use `memory_bytes` and runs one compaction at a time: bounds the compaction and makes
-    parts small enough for that bound. InvalidUsage below MEMORY_BYTES_LEAST, where the bound cannot hold.
+    """Return `settings` for a process that may use `memory_bytes` and runs one compaction at a time: bounds the compaction and
+    makes parts small enough for that bound. InvalidUsage below MEMORY_BYTES_LEAST, where the bound cannot hold.
     """
     if memory_bytes < MEMORY_BYTES_LEAST:
         raise InvalidUsage(
@@ -257,8 +257,8 @@ def within_memory(settings: Settings, memory_bytes: int) -> Settings:
 
 
 def with_environ(settings: Settings, environ: Mapping[str, str]) -> Settings:
-    """Return `settings`, with compaction disabled if `environ` sets PERSIST_COMPACTION_DISABLED to anything but empty, 0, false,
-    no or off. Mains call it with their environment; code below them reads none.
+    """Return `settings`, with compaction disabled if `environ` sets PERSIST_COMPACTION_DISABLED to anything but empty, 0,
+    false, no or off. Mains call it with their environment; code below them reads none.
     """
     if environ.get(COMPACTION_DISABLED_VARIABLE, "").strip().lower() in _NO:
         return settings

@@ -22,8 +22,8 @@ class RunOrder(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ColumnStats:
-    """Bounds of one field of key or val, for skipping parts. `lower` and `upper` are the scalar's JSON text in the schema codec's form,
-    or None if unknown (trimmed, or all null). Conservative: every row lies within the bounds.
+    """Bounds of one field of key or val, for skipping parts. `lower` and `upper` are the scalar's JSON text in the schema
+    codec's form, or None if unknown (trimmed, or all null). Conservative: every row lies within the bounds.
     """
 
     null_count: int
@@ -44,8 +44,8 @@ class PartStats:
 class HollowPart:
     """One blob of updates. `key` is the partial key `<writer key>/<part id>`; codec.keys builds the full key.
 
-    `diffs_sum` is the sum of diffs modulo 2**64; `sum_wraps` is set if the true sum does not fit int64.
-    `key_lower` bounds every key from below in the order of the part codec; b"" is always a valid bound. `checksum` is the text of
+    `diffs_sum` is the sum of diffs modulo 2**64; `sum_wraps` is set if the true sum does not fit int64. `key_lower` bounds
+    every key from below in the order of the part codec; b"" is always a valid bound. `checksum` is the text of
     codec.damage.checksum over the whole blob; every read verifies it. A read advances times to `ts_rewrite`.
     """
 
@@ -131,10 +131,11 @@ class InlinePart:
 class HollowRun:
     """A blob that lists consecutive parts of one run, so that state needs one entry for all of them (spec 2.3).
 
-    A listing may list further hollow runs. `key`, `size_bytes` and `checksum` describe the listing itself; the other fields summarize
-    all parts below it at any depth. `oldest_key` is the key of the blob staged first among the listing and everything below it.
-    `key_lower` bounds the parts' keys from below; `schema_id` is their newest. `ts_rewrite` applies to every part below and replaces
-    the parts' own values. Invariant: only this listing references the blobs it lists, so they live and die with it.
+    A listing may list further hollow runs. `key`, `size_bytes` and `checksum` describe the listing itself; the other fields
+    summarize all parts below it at any depth. `oldest_key` is the key of the blob staged first among the listing and everything
+    below it. `key_lower` bounds the parts' keys from below; `schema_id` is their newest. `ts_rewrite` applies to every part
+    below and replaces the parts' own values. Invariant: only this listing references the blobs it lists, so they live and die
+    with it.
     """
 
     key: str
@@ -184,8 +185,8 @@ class RunMeta:
 class HollowBatch:
     """An ordered list of parts or listings, divided into runs, under one description.
 
-    `rows` is an upper bound on the number of updates. `run_splits` are sorted indices into `parts`, each the first part of a new run.
-    `run_metas` has one entry per run. A batch without parts has no runs. Prints as `[3,7)@2 2 parts`.
+    `rows` is an upper bound on the number of updates. `run_splits` are sorted indices into `parts`, each the first part of a
+    new run. `run_metas` has one entry per run. A batch without parts has no runs. Prints as `[3,7)@2 2 parts`.
     """
 
     desc: Description
@@ -263,8 +264,8 @@ class HollowBatch:
 
     @property
     def oldest_writer(self) -> str:
-        """The least writer key (base.version) among its own blobs: "" if a key carries no version, as keys of the oldest writers do; a
-        text greater than every writer key if there are no blobs.
+        """The least writer key (base.version) among its own blobs: "" if a key carries no version, as keys of the oldest
+        writers do; a text greater than every writer key if there are no blobs.
         """
         keys = (key.partition("/")[0] if key.startswith("n") else "" for key in self.blob_keys())
         return min(keys, default="~")
@@ -303,8 +304,8 @@ class HollowRollup:
 def rewritten(batch: HollowBatch, frontier: Antichain, new_upper: Antichain) -> HollowBatch:
     """Return `batch` with all times advanced to `frontier` and with `new_upper` as its registered upper. Idempotent.
 
-    InvalidRewrite unless frontier < new_upper, an update may have the time `frontier`, neither precedes the batch's own bounds or an
-    earlier rewrite, and the batch is as a user wrote it (its since is the minimum).
+    InvalidRewrite unless frontier < new_upper, an update may have the time `frontier`, neither precedes the batch's own bounds
+    or an earlier rewrite, and the batch is as a user wrote it (its since is the minimum).
     """
     desc = batch.desc
     if frontier.time is not None and frontier.time > DATA_TIME_MAX:  # a read would treat its rows as earlier than this
@@ -325,8 +326,9 @@ def rewritten(batch: HollowBatch, frontier: Antichain, new_upper: Antichain) -> 
 
 
 def check_truncation(batch: HollowBatch, lower: Antichain, upper: Antichain, *, any_rewritten: bool) -> None:
-    """Check that `batch` may be registered under [lower, upper); InvalidBatchBounds or InvalidRewrite otherwise. If any batch of the
-    call is rewritten, nothing may be cut off above: a rewritten update that was cut would be indistinguishable from a missing one.
+    """Check that `batch` may be registered under [lower, upper); InvalidBatchBounds or InvalidRewrite otherwise. If any batch
+    of the call is rewritten, nothing may be cut off above: a rewritten update that was cut would be indistinguishable from a
+    missing one.
     """
     desc = batch.desc
     if any_rewritten:

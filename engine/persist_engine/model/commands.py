@@ -20,10 +20,10 @@ from persist_engine.model.state import DebugInfo, SchemaPair, ShardState, Source
 class CompareAndAppend:
     """Append `batch` iff its lower equals the upper. `token` identifies the call, so that a repetition finds its own success.
 
-    `progress` (sink id, how far its source was read) commits with the data iff the stored token equals `expected_progress` (None: no
-    progress is stored). `claim_ms`: a claim on a compaction lapses at this age. `claim_percent` / 100: how many unclaimed compactions
-    the append takes over if it creates no merge work itself. `claim_min_version`: it also takes over compact batches whose parts older
-    code wrote.
+    `progress` (sink id, how far its source was read) commits with the data iff the stored token equals `expected_progress`
+    (None: no progress is stored). `claim_ms`: a claim on a compaction lapses at this age. `claim_percent` / 100: how many
+    unclaimed compactions the append takes over if it creates no merge work itself. `claim_min_version`: it also takes over
+    compact batches whose parts older code wrote.
     """
 
     batch: HollowBatch
@@ -53,8 +53,8 @@ class AlreadyCommitted:
 
 @dataclass(frozen=True, slots=True)
 class UpperMismatch:
-    """The upper is not the expected one. `writer_upper` is the upper of this writer's last append; it shows whether an earlier attempt
-    with unknown outcome can have succeeded.
+    """The upper is not the expected one. `writer_upper` is the upper of this writer's last append; it shows whether an earlier
+    attempt with unknown outcome can have succeeded.
     """
 
     current: Antichain
@@ -239,8 +239,8 @@ class RollupAdded:
 
 @dataclass(frozen=True, slots=True)
 class RemoveRollups:
-    """Unlink these rollups, if state still names exactly them, and all older ones. Ends the claim on GC. The caller must have truncated
-    the log past them.
+    """Unlink these rollups, if state still names exactly them, and all older ones. Ends the claim on GC. The caller must have
+    truncated the log past them.
     """
 
     rollups: tuple[tuple[SeqNo, HollowRollup], ...]
@@ -283,8 +283,8 @@ class SchemaRegistered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareAndEvolveSchema:
-    """Make `pair` the newest schema iff the newest has `expected_id`. The caller ensures that `pair` may succeed that schema. The schema
-    of an id never changes.
+    """Make `pair` the newest schema iff the newest has `expected_id`. The caller ensures that `pair` may succeed that schema.
+    The schema of an id never changes.
     """
 
     expected_id: int
@@ -321,8 +321,8 @@ class Exerted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimCompactions:
-    """Take over up to `max_requests` compactions, oldest first, that have no claim younger than `claim_ms`. `claim_min_version`: see
-    CompareAndAppend.
+    """Take over up to `max_requests` compactions, oldest first, that have no claim younger than `claim_ms`.
+    `claim_min_version`: see CompareAndAppend.
     """
 
     max_requests: int

@@ -1,7 +1,7 @@
 """Frontiers: antichains over u64 times. Times are totally ordered, so an antichain holds one time or none.
 
-A frontier states that all times before it are complete. The empty frontier is the greatest: it is closed and no time follows it.
-Order: A <= B iff every element of B is at or beyond A (spec 1.2). The minimum frontier is {0}.
+A frontier states that all times before it are complete. The empty frontier is the greatest: it is closed and no time follows
+it. Order: A <= B iff every element of B is at or beyond A (spec 1.2). The minimum frontier is {0}.
 """
 
 from __future__ import annotations
@@ -116,11 +116,11 @@ TimeLike = Instant | Antichain
 
 
 def time_of(given: TimeLike, name: str = "time") -> int:
-    """Return `given` as a time: an integer as it is, a frontier as its single time. A datetime or ISO 8601 text with a time zone
-    becomes milliseconds since 1970, rounded down; most shards count their times in that unit.
+    """Return `given` as a time: an integer as it is, a frontier as its single time. A datetime or ISO 8601 text with a time
+    zone becomes milliseconds since 1970, rounded down; most shards count their times in that unit.
 
-    InvalidUsage names `name` and the accepted forms. It is raised for fractions, booleans, texts of digits only, datetimes without
-    a time zone, and the empty frontier, which has no time.
+    InvalidUsage names `name` and the accepted forms. It is raised for fractions, booleans, texts of digits only, datetimes
+    without a time zone, and the empty frontier, which has no time.
     """
     if type(given) is int:
         return given

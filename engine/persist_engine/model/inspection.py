@@ -44,11 +44,11 @@ class WriterInfo:
 class Inspection:
     """One shard at one version. Frontiers are times, None when closed; seqnos are plain numbers.
 
-    `batches` counts hollow batches, `spine_batches` the logical batches that they form. Compaction debt: `compaction_requests` counts
-    the spine batches that are not compact; they hold `uncompacted_batches` hollow batches and `compaction_bytes` bytes;
-    `oldest_uncompacted_ms` is the earliest time at which one of them was claimed (None: no claim). `gc_seqnos` versions can be truncated
-    now. `retain_ms` is the retention (None: none); it holds since at `retained_since`. The client fills in `key_schema` and `val_schema`
-    as DDL.
+    `batches` counts hollow batches, `spine_batches` the logical batches that they form. Compaction debt: `compaction_requests`
+    counts the spine batches that are not compact; they hold `uncompacted_batches` hollow batches and `compaction_bytes` bytes;
+    `oldest_uncompacted_ms` is the earliest time at which one of them was claimed (None: no claim). `gc_seqnos` versions can be
+    truncated now. `retain_ms` is the retention (None: none); it holds since at `retained_since`. The client fills in
+    `key_schema` and `val_schema` as DDL.
     """
 
     shard_id: str
@@ -100,8 +100,8 @@ class Inspection:
 
 
 def inspection_of(state: ShardState, *, live_diffs: int, earliest_seqno: int, now_ms: int) -> Inspection:
-    """Return the report on `state`. `live_diffs` and `earliest_seqno` come from consensus. Readers and writers whose lease ended before
-    `now_ms` are left out: the next command removes them.
+    """Return the report on `state`. `live_diffs` and `earliest_seqno` come from consensus. Readers and writers whose lease
+    ended before `now_ms` are left out: the next command removes them.
     """
     trace = state.trace
     sizes = trace.sizes

@@ -15,8 +15,8 @@ from persist_engine.model.state import ShardState
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """Work that fell due. `rollup`: write a rollup of a state at or past this seqno. `gc`: collect and truncate up to at most this
-    seqno. `requests`: compactions, claimed for the receiver.
+    """Work that fell due. `rollup`: write a rollup of a state at or past this seqno. `gc`: collect and truncate up to at most
+    this seqno. `requests`: compactions, claimed for the receiver.
     """
 
     rollup: SeqNo | None = None
@@ -56,13 +56,14 @@ def rollup_due(state: ShardState, settings: MaintenanceSettings, *, now_ms: int)
 def gc_due(state: ShardState, settings: MaintenanceSettings, *, now_ms: int, is_write: bool) -> SeqNo | None:
     """Return the seqno up to which to collect garbage now, or None (spec 14.3).
 
-    Due if at least `gc_versions_min` versions can be truncated, which are those between the oldest rollup and the newest rollup that
-    no reader holds back. A smaller request would find nothing removable and leave a claim behind. While writers exist, only writes get
-    the work. Not repeated while a live claim covers it, and bounded relative to the last request. Always due on tombstones.
+    Due if at least `gc_versions_min` versions can be truncated, which are those between the oldest rollup and the newest rollup
+    that no reader holds back. A smaller request would find nothing removable and leave a claim behind. While writers exist,
+    only writes get the work. Not repeated while a live claim covers it, and bounded relative to the last request. Always due on
+    tombstones.
     """
     rollups = rollup_seqnos(state)
-    # Reach at least the next rollup. Otherwise nothing would ever be due again if rollups lie further apart than the bound, or if
-    # another process collected past it.
+    # Reach at least the next rollup. Otherwise nothing would ever be due again if rollups lie further apart than the bound, or
+    # if another process collected past it.
     bound = max(SeqNo(state.last_gc_req + settings.gc_versions_max), *rollups[1:2], rollups[0])
     upto = min(seqno_since(state), bound)
     if is_tombstone(state):
@@ -76,8 +77,8 @@ def gc_due(state: ShardState, settings: MaintenanceSettings, *, now_ms: int, is_
 
 
 def removable_rollups(state: ShardState, upto: SeqNo) -> tuple[tuple[SeqNo, HollowRollup], ...]:
-    """Return the rollups that a collection up to `upto` makes superfluous, ascending: those at or below it, except the newest of
-    them.
+    """Return the rollups that a collection up to `upto` makes superfluous, ascending: those at or below it, except the newest
+    of them.
     """
     keep = rollup_at_or_below(state, upto)
     if keep is None:

@@ -16,8 +16,8 @@ _FIELDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A resource. `operator_id` distinguishes operators that share a store. Prints as OPERATOR/NAMESPACE/NAME, quoted so that `parse`
-    restores any text. InvalidUsage for an empty field or one that is not valid unicode.
+    """A resource. `operator_id` distinguishes operators that share a store. Prints as OPERATOR/NAMESPACE/NAME, quoted so that
+    `parse` restores any text. InvalidUsage for an empty field or one that is not valid unicode.
     """
 
     operator_id: str

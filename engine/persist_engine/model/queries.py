@@ -61,8 +61,8 @@ def durable_since(state: ShardState) -> Antichain | None:
 
 
 def retained_since(state: ShardState) -> Antichain | None:
-    """Return where retention holds since: `retain_ms` before upper, rounded down so that it moves in a hundred steps per window and
-    few appends have to record a move. If since is already later, or upper is closed, return since. None without retention.
+    """Return where retention holds since: `retain_ms` before upper, rounded down so that it moves in a hundred steps per window
+    and few appends have to record a move. If since is already later, or upper is closed, return since. None without retention.
     """
     since, upper = state.trace.since, state.trace.upper
     if state.retain_ms is None:

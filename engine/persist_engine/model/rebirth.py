@@ -1,7 +1,7 @@
 """The first version of a log that is begun anew from an older state, after consensus lost the later versions.
 
-Owns the choice of birth and seqno. A process that knows the lost log must notice: the birth differs, and the seqno lies far beyond
-any seqno that the lost log can have reached.
+Owns the choice of birth and seqno. A process that knows the lost log must notice: the birth differs, and the seqno lies far
+beyond any seqno that the lost log can have reached.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def reborn(
 ) -> tuple[ShardState, StateDiff]:
     """Return the contents of `state` as version `seqno`, the first of a log with `birth`, and the diff that records it.
 
-    Leases end: leased readers and writers are gone. Critical readers, retention, schemas, progress and contents stay. Rollups that are
-    not `existing` (partial keys) are no longer named. The rollup of `state` itself, `base_key`, is named, so that garbage collection
-    removes it later.
+    Leases end: leased readers and writers are gone. Critical readers, retention, schemas, progress and contents stay. Rollups
+    that are not `existing` (partial keys) are no longer named. The rollup of `state` itself, `base_key`, is named, so that
+    garbage collection removes it later.
     """
     kept = {at: rollup for at, rollup in state.rollups.items() if rollup.key in existing}
     kept[state.seqno] = HollowRollup(base_key, None)

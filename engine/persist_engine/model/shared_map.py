@@ -1,9 +1,9 @@
 """A persistent map that records its edits since a known ancestor, so that a diff costs what changed.
 
 Built on rpds (hash array mapped trie, structural sharing). `sealed()` marks a state as committed and records later edits.
-`changes_since(ancestor)` inspects only the edited keys if `ancestor` is the sealed map they started from; otherwise it compares both
-maps entry by entry. `derived` caches a value computed from the whole map, and `least` maintains a minimum across edits, so that a
-commit does not walk the entries it leaves alone.
+`changes_since(ancestor)` inspects only the edited keys if `ancestor` is the sealed map they started from; otherwise it compares
+both maps entry by entry. `derived` caches a value computed from the whole map, and `least` maintains a minimum across edits, so
+that a commit does not walk the entries it leaves alone.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ class SharedMap(Generic[K, V]):
         return self._edit(self._map.remove(key), frozenset((key,))) if key in self._map else self
 
     def edited(self, changes: Mapping[K, V | None]) -> SharedMap[K, V]:
-        """Return the map with each key set to its value; a value of None removes the key. Equivalent to single sets and removes, but in
-        O(changes * log n), because each single edit copies the record of the edits before it. Returns self if nothing changes.
+        """Return the map with each key set to its value; a value of None removes the key. Equivalent to single sets and
+        removes, but in O(changes * log n), because each single edit copies the record of the edits before it. Returns self if
+        nothing changes.
         """
         new_map, keys = self._map, []
         for key, value in changes.items():
@@ -84,8 +85,8 @@ class SharedMap(Generic[K, V]):
         return out
 
     def least(self, measure: Callable[[V], Any]) -> Any:
-        """Return the minimum of `measure` over all values; None for an empty map. The first call is O(n); after an edit the cost hardly
-        depends on the size of the map. `measure` must be a pure module-level function.
+        """Return the minimum of `measure` over all values; None for an empty map. The first call is O(n); after an edit the
+        cost hardly depends on the size of the map. `measure` must be a pure module-level function.
         """
         if len(self._map) <= _SMALL:
             return min(map(measure, self._map.values()), default=None)

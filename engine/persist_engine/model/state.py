@@ -100,8 +100,8 @@ class CodecNames:
 class ShardState:
     """All metadata of a shard at `seqno`.
 
-    Invariants, checked by model.invariants: `walltime_ms` rises strictly with seqno; the trace's since is never beyond a registered
-    reader's since; batches tile [0, upper); `applier_version` is the highest version that ever wrote.
+    Invariants, checked by model.invariants: `walltime_ms` rises strictly with seqno; the trace's since is never beyond a
+    registered reader's since; batches tile [0, upper); `applier_version` is the highest version that ever wrote.
     """
 
     applier_version: str

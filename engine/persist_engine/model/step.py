@@ -57,9 +57,9 @@ def step(
 ) -> Stepped | Refused:
     """Apply `cmd` to `state`. Refused: there is nothing to commit. With `is_write`, garbage collection may be assigned to the caller.
 
-    The successor carries the next seqno, a walltime that rises even if the clock does not, and the highest version that ever wrote.
-    SUBTLE: leases expire after the command, not before: a late heartbeat revives its reader, and a writer that retries finds its
-    token. Sample `now_ms` anew for every attempt.
+    The successor carries the next seqno, a walltime that rises even if the clock does not, and the highest version that ever
+    wrote. SUBTLE: leases expire after the command, not before: a late heartbeat revives its reader, and a writer that retries
+    finds its token. Sample `now_ms` anew for every attempt.
     """
     was_tombstone = is_tombstone(state)
     # The highest writer version never decreases; otherwise old code could write again after an upgrade. Tombstones do not change it.
@@ -117,8 +117,8 @@ def initial_state(
     birth: bytes = b"",
     retain_ms: int | None = None,
 ) -> tuple[ShardState, StateDiff]:
-    """Return the first version of a shard, v1, with its rollup linked at v1 and its schema under id 0, and the diff from v0. Draw
-    `birth` at random: it distinguishes this log from any other log of the same shard.
+    """Return the first version of a shard, v1, with its rollup linked at v1 and its schema under id 0, and the diff from v0.
+    Draw `birth` at random: it distinguishes this log from any other log of the same shard.
     """
     nothing = ShardState(
         applier_version=applier_version,

@@ -34,9 +34,10 @@ class WantedHold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """Make `owner` the owner of a shard: `wanted`, else the shard that the owner's name leads to, else `proposed`. Create the shard if
-    `schema` (DDL of key and value) is given, move its since if `hold` is given, and report its state. `known`: nothing moves if the log is
-    another one. `take_over`: the earlier answer whose owner may be replaced; a shard or owner that changed since then still refuses.
+    """Make `owner` the owner of a shard: `wanted`, else the shard that the owner's name leads to, else `proposed`. Create the
+    shard if `schema` (DDL of key and value) is given, move its since if `hold` is given, and report its state. `known`: nothing
+    moves if the log is another one. `take_over`: the earlier answer whose owner may be replaced; a shard or owner that changed
+    since then still refuses.
     """
 
     owner: Owner
@@ -50,8 +51,8 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tended:
-    """The shard belongs to the owner and has this state. The report names the owner's hold and some of the readers at since; all others,
-    and the writers, are only counted. `hold_problem`: why since did not move; empty if nothing prevented it.
+    """The shard belongs to the owner and has this state. The report names the owner's hold and some of the readers at since;
+    all others, and the writers, are only counted. `hold_problem`: why since did not move; empty if nothing prevented it.
     """
 
     inspection: Inspection

@@ -1,8 +1,8 @@
 """The effect of each command on a state: one pure function per command (spec 9).
 
 `transition` receives a state that already carries the new seqno and walltime (see `step`). It returns `Applied`, a new state to
-commit, or `Refused`, an answer that needs no commit and is therefore not linearized. Misuse raises InvalidUsage, a broken rule raises
-InvariantViolated; neither changes anything. Must not know: clocks, the scheduling of rollups and GC, storage.
+commit, or `Refused`, an answer that needs no commit and is therefore not linearized. Misuse raises InvalidUsage, a broken rule
+raises InvariantViolated; neither changes anything. Must not know: clocks, the scheduling of rollups and GC, storage.
 """
 
 from __future__ import annotations
@@ -109,9 +109,10 @@ def _heartbeat_leased_reader(state: ShardState, cmd: c.HeartbeatLeasedReader, no
 
 
 def _downgrade_since(state: ShardState, cmd: c.DowngradeSince, now_ms: int) -> Applied | Refused:
-    """A reader that is gone, for example because its machine slept, no longer holds anything: the answer is an empty since, not an error.
-    The shard's since follows the readers, except after a heartbeat that does not move its reader's since. Otherwise the heartbeat would
-    move since past what the expiry of another reader left alone (spec 9.9, bug 22), although no caller requested a move.
+    """A reader that is gone, for example because its machine slept, no longer holds anything: the answer is an empty since, not
+    an error. The shard's since follows the readers, except after a heartbeat that does not move its reader's since. Otherwise
+    the heartbeat would move since past what the expiry of another reader left alone (spec 9.9, bug 22), although no caller
+    requested a move.
     """
     before = state.leased_readers.get(cmd.reader_id)
     if before is None:
@@ -163,9 +164,9 @@ def _compare_and_downgrade_since(state: ShardState, cmd: c.CompareAndDowngradeSi
 def _add_rollup(state: ShardState, cmd: c.AddRollup) -> Applied | Refused:
     """Commits even if the rollup is not linked, so that "not applied" is linearized and the blob may be deleted.
 
-    A rollup is not linked if its seqno already has another rollup, or if it is older than all linked rollups. Such an old rollup starts
-    no live version. An earlier attempt may also have linked it before it was unlinked and collected; linking it again would name a
-    deleted blob.
+    A rollup is not linked if its seqno already has another rollup, or if it is older than all linked rollups. Such an old
+    rollup starts no live version. An earlier attempt may also have linked it before it was unlinked and collected; linking it
+    again would name a deleted blob.
     """
     if not cmd.seqno < state.seqno:
         raise InvalidUsage(f"rollup for {cmd.seqno} cannot be linked at {state.seqno}")
@@ -181,9 +182,9 @@ def _add_rollup(state: ShardState, cmd: c.AddRollup) -> Applied | Refused:
 def _remove_rollups(state: ShardState, cmd: c.RemoveRollups) -> Applied | Refused:
     """Never removes the newest rollup: a state cannot be opened without one.
 
-    SUBTLE: every rollup older than a removed one is removed too, such as one that a slow writer linked meanwhile. The log is truncated
-    past the removed rollup, so an older one starts no live version. If it stayed, the removed rollup would not be older than all linked
-    rollups, and a late attempt could link it again after its blob is deleted (_add_rollup).
+    SUBTLE: every rollup older than a removed one is removed too, such as one that a slow writer linked meanwhile. The log is
+    truncated past the removed rollup, so an older one starts no live version. If it stayed, the removed rollup would not be
+    older than all linked rollups, and a late attempt could link it again after its blob is deleted (_add_rollup).
     """
     if not cmd.rollups or (is_tombstone(state) and not _ends_before_a_tombstone(state, cmd)):
         return Refused(c.RollupsRemoved(()))
@@ -201,8 +202,8 @@ def _remove_rollups(state: ShardState, cmd: c.RemoveRollups) -> Applied | Refuse
 
 
 def _ends_before_a_tombstone(state: ShardState, cmd: c.RemoveRollups) -> bool:
-    """Whether a tombstone accepts a commit that removes these rollups. Rollups from before the tombstone hold data and must go. Of its
-    own rollups it keeps two: each removal makes another rollup due, so removing the last but one would never end.
+    """Whether a tombstone accepts a commit that removes these rollups. Rollups from before the tombstone hold data and must go.
+    Of its own rollups it keeps two: each removal makes another rollup due, so removing the last but one would never end.
     """
     latest, _ = latest_rollup(state)
     named = [seqno for seqno, rollup in cmd.rollups if seqno < latest and state.rollups.get(seqno) == rollup]
@@ -268,8 +269,8 @@ def _claim_compactions(state: ShardState, cmd: c.ClaimCompactions, now_ms: int) 
 
 
 def _raise_staging_floor(state: ShardState, cmd: c.RaiseStagingFloor) -> Applied | Refused:
-    """Commits even if the floor is already higher. An append decided before this commit then loses its race and is decided again. A
-    tombstone takes no parts, so it needs no floor.
+    """Commits even if the floor is already higher. An append decided before this commit then loses its race and is decided
+    again. A tombstone takes no parts, so it needs no floor.
     """
     floor_ms = max(state.staging_floor_ms or 0, cmd.floor_ms)
     if is_tombstone(state):
@@ -278,8 +279,8 @@ def _raise_staging_floor(state: ShardState, cmd: c.RaiseStagingFloor) -> Applied
 
 
 def _set_retention(state: ShardState, cmd: c.SetRetention) -> Applied | Refused:
-    """Commits even if nothing changes, so that the answer is linearized. A shorter retention, or none, advances since at once; since
-    stays if nothing holds it.
+    """Commits even if nothing changes, so that the answer is linearized. A shorter retention, or none, advances since at once;
+    since stays if nothing holds it.
     """
     if is_tombstone(state):
         return Refused(c.RetentionSet(None, EMPTY))

@@ -1,8 +1,8 @@
 """Applies diffs to a trace whose structure was never stored (spec 8.5 c, 8.6, 8.7).
 
-Owns the heuristics. Without stored structure, two replicas may group empty batches differently. A diff that names batches exactly may
-then not match, although it is meaningful for both. Each path is counted: fast_append, fast_empty, fast_compaction, lenient, slow,
-reconstruction.
+Owns the heuristics. Without stored structure, two replicas may group empty batches differently. A diff that names batches
+exactly may then not match, although it is meaningful for both. Each path is counted: fast_append, fast_empty, fast_compaction,
+lenient, slow, reconstruction.
 """
 
 from __future__ import annotations

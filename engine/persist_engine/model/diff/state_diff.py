@@ -1,7 +1,7 @@
 """The difference between two states of a shard, and its application (spec 8).
 
-`apply(a, between(a, b)) == b`. Structure is diffed as flat collections. A state shares everything unchanged with its successor, and
-`between` inspects only the rest.
+`apply(a, between(a, b)) == b`. Structure is diffed as flat collections. A state shares everything unchanged with its successor,
+and `between` inspects only the rest.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class StateDiff:
-    """One version of the log. Scalars use the key None and Update (optional claims: Insert, Update or Delete). Tuples are sorted by key.
-    `latest_rollup_key` is the new state's newest rollup, so that a reader of the last diff can start there. `shard_id` names the shard
-    of the log; None in diffs of 0.1.0, which did not record it.
+    """One version of the log. Scalars use the key None and Update (optional claims: Insert, Update or Delete). Tuples are
+    sorted by key. `latest_rollup_key` is the new state's newest rollup, so that a reader of the last diff can start there.
+    `shard_id` names the shard of the log; None in diffs of 0.1.0, which did not record it.
     """
 
     applier_version: str
@@ -102,8 +102,8 @@ class StateDiff:
 
 @dataclass(frozen=True, slots=True)
 class BlobRef:
-    """A blob that state names, by its partial key. A "run" is a listing; the reference covers only the listing itself. The blobs it
-    lists are known after reading it (parts.listings).
+    """A blob that state names, by its partial key. A "run" is a listing; the reference covers only the listing itself. The
+    blobs it lists are known after reading it (parts.listings).
     """
 
     kind: Literal["part", "run", "rollup"]
@@ -158,11 +158,11 @@ def _ignore(_path: str) -> None:
 def apply(state: ShardState, diff: StateDiff, *, count: Callable[[str], None] = _ignore) -> ShardState:
     """Return the state after `diff`, sealed. Idempotent: the diff that produced the state changes nothing.
 
-    ForkedLog if the diff belongs to another history: its predecessor is not the state's entry, or it is another entry at the state's
-    seqno. Strict: InvariantViolated if the diff starts at another seqno or an old value differs from the current one. Only the host name
-    is applied without that check, because wrong ones were written once (spec 20, bug 24). `count` receives the path taken:
-    "hostname_mismatch", and for the trace one of "structured", "structured_full", "fast_append", "fast_empty", "fast_compaction",
-    "lenient", "slow", "reconstruction".
+    ForkedLog if the diff belongs to another history: its predecessor is not the state's entry, or it is another entry at the
+    state's seqno. Strict: InvariantViolated if the diff starts at another seqno or an old value differs from the current one.
+    Only the host name is applied without that check, because wrong ones were written once (spec 20, bug 24). `count` receives
+    the path taken: "hostname_mismatch", and for the trace one of "structured", "structured_full", "fast_append", "fast_empty",
+    "fast_compaction", "lenient", "slow", "reconstruction".
     """
     if state.seqno == diff.seqno_to:
         if diff.tag:

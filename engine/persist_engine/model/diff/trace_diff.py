@@ -1,8 +1,8 @@
 """The difference between two traces, and its application (spec 8.5).
 
-Owns the structured path. `changes` inspects only spine batches that the two traces do not share. `apply_structured` rebuilds only
-those, and reuses spine batches that merely moved as a whole. Both cost what changed (amortised over merges). `legacy_diff` owns the
-path without structure.
+Owns the structured path. `changes` inspects only spine batches that the two traces do not share. `apply_structured` rebuilds
+only those, and reuses spine batches that merely moved as a whole. Both cost what changed (amortised over merges). `legacy_diff`
+owns the path without structure.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ def apply_flat(flat: FlatTrace, diff: TraceDiff) -> FlatTrace:
 
 
 def _apply_incremental(spine: Spine, diff: TraceDiff) -> Spine:
-    """Rebuild only the spine batches that the diff names, and take apart only those whose hollow batches it names. A spine batch that is
-    merged or sinks moves as a whole, however many hollow batches it has.
+    """Rebuild only the spine batches that the diff names, and take apart only those whose hollow batches it names. A spine
+    batch that is merged or sinks moves as a whole, however many hollow batches it has.
     """
     since = updated_value("since", spine.since, diff.since)
     batches = {batch.id: batch for batch in spine.batches()}

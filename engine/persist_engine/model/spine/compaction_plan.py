@@ -1,5 +1,5 @@
-"""Decides which compactions are worth doing, and how to split one into chunks that fit into memory and can be applied one by one (spec
-13.1 to 13.4, 13.10).
+"""Decides which compactions are worth doing, and how to split one into chunks that fit into memory and can be applied one by
+one (spec 13.1 to 13.4, 13.10).
 
     request 0-5    [0-1 ..][1-2 .][2-3 ........ many runs ........][3-4 .][4-5 ..]
     fits           one chunk: all of it, applied by id range
@@ -28,10 +28,10 @@ WRITING_PARTS = 2
 MORE_WRITING_PARTS = 3
 #: This share of the bound is for merging and for blobs fetched ahead.
 MERGING_SHARE = 8
-#: Memory of the process besides its data: 134 MiB before any work, plus what the first table loads. At most half of the bound is
-#: reserved for it, so that a small bound leaves something for runs. Measured, 10M rows in 64 runs (bench compaction): a peak of 475 MiB
-#: for a bound of 512 MiB, 618 MiB for 1 GiB; but 6M rows took 314 MiB for 256 MiB, which is too small for the process and its
-#: libraries.
+#: Memory of the process besides its data: 134 MiB before any work, plus what the first table loads. At most half of the bound
+#: is reserved for it, so that a small bound leaves something for runs. Measured, 10M rows in 64 runs (bench compaction): a peak
+#: of 475 MiB for a bound of 512 MiB, 618 MiB for 1 GiB; but 6M rows took 314 MiB for 256 MiB, which is too small for the
+#: process and its libraries.
 PROCESS_BYTES = 152 << 20
 #: A run is decoded in tables: a few of half a MiB plus their pages, or a whole small part. Measured as resident memory.
 DECODED_BYTES_MAX = 6 << 20
@@ -95,8 +95,8 @@ class InputRun:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory to merge it. A sorted run needs its largest part and the tables decoded from it. An unsorted run needs all parts at once,
-        decoded.
+        """Memory to merge it. A sorted run needs its largest part and the tables decoded from it. An unsorted run needs all
+        parts at once, decoded.
         """
         sizes = [part.hollow_bytes + part.inline_bytes for part in self.parts]
         if not self.is_sorted:
@@ -109,9 +109,9 @@ class InputRun:
 class CompactionChunk:
     """Runs to merge together, into one run of a batch under `desc`.
 
-    `input`: the id range that the output replaces: all of it or, with `run_ids`, these runs of it. `outstanding_parts`: the number of
-    parts that the remaining memory allows to write at once. `over_budget`: two runs that do not fit are merged anyway, since a chunk of
-    one run merges nothing.
+    `input`: the id range that the output replaces: all of it or, with `run_ids`, these runs of it. `outstanding_parts`: the
+    number of parts that the remaining memory allows to write at once. `over_budget`: two runs that do not fit are merged
+    anyway, since a chunk of one run merges nothing.
     """
 
     input: SpineId
@@ -122,8 +122,8 @@ class CompactionChunk:
     over_budget: bool
 
     def replaced(self, request: MergeReq) -> tuple[HollowBatch, ...]:
-        """Return what the chunk replaces in `request`: whole inputs, or one input with only some runs. The result may name parts through
-        hollow runs even if the planned request had them expanded.
+        """Return what the chunk replaces in `request`: whole inputs, or one input with only some runs. The result may name
+        parts through hollow runs even if the planned request had them expanded.
         """
         covered = tuple(batch for spine_id, batch in request.inputs if self.input.covers(spine_id))
         if self.run_ids is None:
@@ -142,10 +142,10 @@ def runs_budget_bytes(settings: Settings) -> int:
 def compaction_chunks(request: MergeReq, settings: Settings) -> tuple[CompactionChunk, ...]:
     """Split the compaction of `request` into chunks of runs that fit `compaction.memory_bytes_max` (spec 13.4), in order of work.
 
-    If everything fits, there is one chunk. Otherwise each chunk covers consecutive whole inputs, or some runs of one input that does not
-    fit by itself. An input that would be alone in a chunk is left until its neighbours are smaller. A chunk never has one run while
-    another follows: two runs that do not fit go together. Inputs without parts cost nothing. The result is empty if nothing is gained: a
-    single run is rewritten only if code older than `compaction.claim_min_version` wrote it.
+    If everything fits, there is one chunk. Otherwise each chunk covers consecutive whole inputs, or some runs of one input that
+    does not fit by itself. An input that would be alone in a chunk is left until its neighbours are smaller. A chunk never has
+    one run while another follows: two runs that do not fit go together. Inputs without parts cost nothing. The result is empty
+    if nothing is gained: a single run is rewritten only if code older than `compaction.claim_min_version` wrote it.
     """
     min_version = settings.compaction.claim_min_version
     min_writer = "" if min_version is None else writer_key(min_version)

@@ -1,7 +1,7 @@
 """How the spine grows: push, fuel, roll up, tidy, exert (spec 11.2 to 11.9).
 
-Owns only these rules. A `SpineEdit` is a scratch pad for one call: it takes a spine apart into levels, edits them, and returns a new
-frozen spine and the resulting merge requests. It must not outlive that call.
+Owns only these rules. A `SpineEdit` is a scratch pad for one call: it takes a spine apart into levels, edits them, and returns
+a new frozen spine and the resulting merge requests. It must not outlive that call.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class SpineEdit:
         self._tidy()
 
     def _apply_fuel(self, fuel: int) -> None:
-        """Give each merge `fuel` of its own, lowest level first. The walk goes upward, so a merge started by this pass at an existing level
-        gets its share too (spec 11.3 a).
+        """Give each merge `fuel` of its own, lowest level first. The walk goes upward, so a merge started by this pass at an
+        existing level gets its share too (spec 11.3 a).
         """
         for index in range(len(self._levels)):
             level = self._levels[index]

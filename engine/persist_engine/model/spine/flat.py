@@ -1,7 +1,7 @@
 """The trace in the form that is diffed and stored: five flat collections instead of a tree (spec 2.6).
 
-Plain data; `Trace.flatten` and `Trace.unflatten` (model.spine.trace) convert. The spine structure is stored so that every replica groups
-batches the same way. Deriving it on each replica caused most historical bugs (spec 11.13, bug 10).
+Plain data; `Trace.flatten` and `Trace.unflatten` (model.spine.trace) convert. The spine structure is stored so that every
+replica groups batches the same way. Deriving it on each replica caused most historical bugs (spec 11.13, bug 10).
 """
 
 from __future__ import annotations

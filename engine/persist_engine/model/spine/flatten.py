@@ -1,7 +1,7 @@
 """Converts the spine to flat collections and back (spec 8.8, 8.9).
 
-Owns both directions, and `assemble`, the last step, which incremental application of diffs shares. `unflatten(flatten(s)) == s`. A flat
-trace without spine batches predates stored structure; its hollow batches are pushed in order.
+Owns both directions, and `assemble`, the last step, which incremental application of diffs shares. `unflatten(flatten(s)) ==
+s`. A flat trace without spine batches predates stored structure; its hollow batches are pushed in order.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ def assemble(since: Antichain, batches: list[SpineBatch], merges: Mapping[SpineI
 def _take(
     part_id: SpineId, desc: Description, hollow: dict[SpineId, HollowBatch], legacy: deque[HollowBatch]
 ) -> HollowBatch:
-    """Take the hollow batch of a part: by id, or the next in order of time. Empty batches are regrouped to `desc`, because a writer that
-    stored them without ids may have grouped them differently.
+    """Take the hollow batch of a part: by id, or the next in order of time. Empty batches are regrouped to `desc`, because a
+    writer that stored them without ids may have grouped them differently.
     """
     if part_id in hollow:
         batch = hollow.pop(part_id)

@@ -1,9 +1,9 @@
 """Hollow batches of a spine batch that are stored but not yet decoded.
 
-Opening a shard with ten thousand live batches does not create ten thousand objects: most users of a state look at a few levels only, and
-diffs that merge spine batches move their hollow batches undecoded. Both classes behave like the tuple they represent. Accessing an
-item decodes all of them. Decoding is a pure function of bytes that were verified before; it may still raise, and the error then names
-what does not decode.
+Opening a shard with ten thousand live batches does not create ten thousand objects: most users of a state look at a few levels
+only, and diffs that merge spine batches move their hollow batches undecoded. Both classes behave like the tuple they represent.
+Accessing an item decodes all of them. Decoding is a pure function of bytes that were verified before; it may still raise, and
+the error then names what does not decode.
 """
 
 from __future__ import annotations

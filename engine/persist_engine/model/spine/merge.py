@@ -1,8 +1,8 @@
 """Swaps the result of a physical compaction into the spine (spec 12).
 
-Owns the matching (exact, subset, by id range, by single runs) and its guards. It never changes a level or the remaining work of a merge in
-progress (12.6). A false "not applied" makes the compactor delete linked blobs; a false "applied" only leaks blobs. Every doubtful case
-is therefore refused before anything changes.
+Owns the matching (exact, subset, by id range, by single runs) and its guards. It never changes a level or the remaining work of
+a merge in progress (12.6). A false "not applied" makes the compactor delete linked blobs; a false "applied" only leaks blobs.
+Every doubtful case is therefore refused before anything changes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from persist_engine.model.spine.spine import IdBatch, MergeOutcome, MergeRes, Si
 def apply_merge_res(spine: Spine, res: MergeRes, *, checked: bool) -> tuple[Spine, MergeOutcome]:
     """Replace parts (all, or a range) of the newest matching spine batch by the output. Returns the same spine if refused.
 
-    Refused: no batch with this range (for single runs: no batch with all of them) still holds the inputs, if those are known; the
-    output's since is beyond the batch's; the output has more rows than it replaces. `checked`: raises InvariantViolated if sums of
-    diffs prove that the output lost or invented updates.
+    Refused: no batch with this range (for single runs: no batch with all of them) still holds the inputs, if those are known;
+    the output's since is beyond the batch's; the output has more rows than it replaces. `checked`: raises InvariantViolated if
+    sums of diffs prove that the output lost or invented updates.
     """
     if res.runs is not None:
         return _apply_to_runs(spine, res, frozenset(res.runs), checked=checked)
@@ -54,8 +54,8 @@ def apply_merge_res(spine: Spine, res: MergeRes, *, checked: bool) -> tuple[Spin
 def _apply_to_runs(
     spine: Spine, res: MergeRes, wanted: frozenset[RunId], *, checked: bool
 ) -> tuple[Spine, MergeOutcome]:
-    """Replace the named runs of one hollow batch by the output's runs. The batch keeps its description, so the output must have been
-    written under it.
+    """Replace the named runs of one hollow batch by the output's runs. The batch keeps its description, so the output must have
+    been written under it.
     """
     for batch in spine.batches():
         index = next((i for i, (part_id, _) in enumerate(batch.parts) if part_id == res.input), None)
@@ -134,8 +134,9 @@ def _find(batch: SpineBatch, desc: Description, by_id: SpineId | None) -> range 
 
 
 def _same_parts(replaced: Sequence[HollowBatch], inputs: Sequence[HollowBatch]) -> bool:
-    """Whether the current parts are the compacted ones. SUBTLE: replaced inputs never return, and neither does an output. Suppose a first
-    attempt was applied, its result replaced by another's, and its blobs collected: a repeated attempt must not link those blobs again.
+    """Whether the current parts are the compacted ones. SUBTLE: replaced inputs never return, and neither does an output.
+    Suppose a first attempt was applied, its result replaced by another's, and its blobs collected: a repeated attempt must not
+    link those blobs again.
     """
     return [part for batch in replaced for part in batch.parts] == [part for batch in inputs for part in batch.parts]
 

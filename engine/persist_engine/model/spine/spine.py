@@ -1,16 +1,16 @@
 """The spine: a shard's live batches, layered by size, so that every update takes part in O(log n) merges (spec 11).
 
-Owns the frozen values: a spine batch, a level, the spine, merge requests (`MergeReq`) and merge results (`MergeRes`). `edit` grows the
-spine; `merge` swaps in physical compactions; `flatten` converts it to flat collections and back. Must not know the bytes of parts,
-clocks or storage.
+Owns the frozen values: a spine batch, a level, the spine, merge requests (`MergeReq`) and merge results (`MergeRes`). `edit`
+grows the spine; `merge` swaps in physical compactions; `flatten` converts it to flat collections and back. Must not know the
+bytes of parts, clocks or storage.
 
     level 3   [0-4 ----------------]   older, larger: at most two per level; two are being merged, paid by fuel
     level 1                 [4-6 --]
     level 0                     [6-7]  newest
 
-Invariants (`Spine.validate`): ids run from 0 to `next_id` and times from the minimum to `upper` without gaps; older batches are at
-higher levels; a level holds two batches iff it merges; no batch's since is beyond the spine's.
-SUBTLE: a spine batch is empty if it has zero rows; a hollow batch is empty if it has no parts (spec 11.14).
+Invariants (`Spine.validate`): ids run from 0 to `next_id` and times from the minimum to `upper` without gaps; older batches are
+at higher levels; a level holds two batches iff it merges; no batch's since is beyond the spine's. SUBTLE: a spine batch is
+empty if it has zero rows; a hollow batch is empty if it has no parts (spec 11.14).
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class MergeReq:
 @dataclass(frozen=True, slots=True)
 class MergeRes:
     """`output` may replace the batches it was made of. `input` is the id range that was compacted; None matches by description.
-    `inputs`, if the compactor knows them, are the batches it read: only these may be replaced. With `runs`, the output replaces these
-    runs of the one hollow batch `input` (spec 12.4), and `inputs` is one batch of just these runs.
+    `inputs`, if the compactor knows them, are the batches it read: only these may be replaced. With `runs`, the output replaces
+    these runs of the one hollow batch `input` (spec 12.4), and `inputs` is one batch of just these runs.
     """
 
     output: HollowBatch
@@ -201,8 +201,8 @@ class SpineBatch:
         return out
 
     def encoded_parts(self, encode: Callable[[Parts], EncodedParts]) -> EncodedParts:
-        """Return `encode(parts)`, cached while this batch lives, at any level: the next rollup repeats most of the last one. `encode` must
-        always be the same pure function.
+        """Return `encode(parts)`, cached while this batch lives, at any level: the next rollup repeats most of the last one.
+        `encode` must always be the same pure function.
         """
         if self._encoded is None:
             data = encode(self.parts)

@@ -1,7 +1,7 @@
 """The trace: the spine as seen by state, and all operations that higher rooms may do with a shard's batches.
 
-A `Trace` is a value. Each method that changes something returns a new trace that shares the rest. `structured` states whether the
-spine's structure is stored with the state; only shards older than that feature lack it.
+A `Trace` is a value. Each method that changes something returns a new trace that shares the rest. `structured` states whether
+the spine's structure is stored with the state; only shards older than that feature lack it.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Trace:
         return self.spine.next_id
 
     def push(self, batch: HollowBatch) -> tuple[Trace, tuple[MergeReq, ...]]:
-        """Append `batch` and return the new trace with the merges that fell due. InvariantViolated unless the batch begins at `upper`,
-        spans some time, and its since is not beyond the trace's.
+        """Append `batch` and return the new trace with the merges that fell due. InvariantViolated unless the batch begins at
+        `upper`, spans some time, and its since is not beyond the trace's.
         """
         edit = SpineEdit(self.spine)
         edit.push(batch)
@@ -98,9 +98,9 @@ class Trace:
     def fueled_requests(
         self, *, claimed_before_ms: int, claimed_until_ms: int | None = None, min_version: str | None = None
     ) -> tuple[MergeReq, ...]:
-        """Return the compactions worth doing, oldest first: spine batches that are not compact, or that hold parts written by code
-        older than `min_version`, and that have no claim later than `claimed_before_ms`. A claim later than `claimed_until_ms` comes
-        from a broken clock and does not count.
+        """Return the compactions worth doing, oldest first: spine batches that are not compact, or that hold parts written by
+        code older than `min_version`, and that have no claim later than `claimed_before_ms`. A claim later than
+        `claimed_until_ms` comes from a broken clock and does not count.
         """
         min_writer = None if min_version is None else writer_key(min_version)
 
