@@ -471,7 +471,7 @@ def test_regression_a_closed_client_says_so_and_its_heartbeats_end(server, tmp_p
     fill(consensus, "s1", 1, 3)
     consensus.close()
     for call in verbs(consensus).values():
-        with pytest.raises(InvalidUsage, match="it was closed"):
+        with pytest.raises(InvalidUsage, match="the store was closed"):
             call()
 
 

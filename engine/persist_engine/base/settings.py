@@ -93,7 +93,7 @@ class LeaseSettings:
     """How long leases and registrations last."""
 
     reader_lease_ms: int = 15 * 60 * 1000
-    """A leased reader is removed if it does not heartbeat for this long. It heartbeats at every half of it."""
+    """A leased reader is removed if it does not heartbeat for this long. It heartbeats twice per lease."""
     writer_lease_ms: int = 60 * 60 * 1000
     """A writer's registration (token, last upper) expires this long after its last append."""
     critical_downgrade_interval_ms: int = 30_000

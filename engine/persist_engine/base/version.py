@@ -43,7 +43,7 @@ def check_readable(written_by: str, key: str) -> None:
         raise CorruptData(f"{key}: {error}", key=key) from error
     if not _reads(parse_version(APPLIER_VERSION), (major, minor)):
         raise Incompatible(
-            f"{key}: written by version {written_by}, this is {APPLIER_VERSION}: upgrade it",
+            f"{key}: written by version {written_by}, this code is {APPLIER_VERSION}: upgrade this code",
             key=key,
             written_by=written_by,
             version=APPLIER_VERSION,

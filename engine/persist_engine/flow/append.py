@@ -70,14 +70,14 @@ class Append(Generic[B]):
 
     def on_description(self, described: Describe) -> list[Commit[B] | Delete[B]]:
         """Mint described a batch."""
-        out = self._see(described.lower)
+        out = self._raise_lower(described.lower)
         if described.lower == self._lower:
             self._described = described
         return out + self._commit()
 
     def on_batch(self, lower: Antichain, batch: B) -> list[Commit[B] | Delete[B]]:
         """A worker staged `batch` under the description with this lower."""
-        out = self._see(lower)
+        out = self._raise_lower(lower)
         if lower < self._lower:
             # (seed) Stale batches were once skipped here and their blobs leaked (bug 30).
             return [*out, Delete((batch,))]
@@ -103,7 +103,7 @@ class Append(Generic[B]):
             return [self._committing]
         out: list[Commit[B] | Delete[B]] = [Delete(commit.batches)] if commit.batches else []
         if not current < commit.lower:
-            out += self._see(current)
+            out += self._raise_lower(current)
         return out + self._commit()
 
     def on_unknown(self, current: Antichain) -> list[Commit[B] | Delete[B]]:
@@ -111,14 +111,14 @@ class Append(Generic[B]):
         lower. Its batches are left alone, because the shard may reference them. Reading the shard back shows the outcome.
         """
         commit = self._taken()
-        check(commit.lower < current, f"an append at {commit.lower} was surely not appended: the upper is {current}")
-        return self._see(current) + self._commit()
+        check(commit.lower < current, f"an append at {commit.lower} was certainly not appended: the upper is {current}")
+        return self._raise_lower(current) + self._commit()
 
     def on_close(self) -> list[Commit[B] | Delete[B]]:
         """The sink ends. The stash will not be appended; a commit in progress continues."""
         return self._discard()
 
-    def _see(self, lower: Antichain) -> list[Commit[B] | Delete[B]]:
+    def _raise_lower(self, lower: Antichain) -> list[Commit[B] | Delete[B]]:
         """A newer lower makes everything gathered so far stale."""
         if not self._lower < lower:
             return []

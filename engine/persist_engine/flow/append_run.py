@@ -121,8 +121,8 @@ def after_upper_mismatch(
         raise InvalidUsage(f"the shard's upper {current} leaves no time to write at")
     if staged.reads_back:
         # With as_of None, the run needs the contents at the last time; otherwise it needs what came after `as_of`.
-        asked = current.newest_complete if staged.as_of is None else staged.as_of
-        return Correct(current, time, staged.as_of) if since.less_equal(asked) else Recompute()
+        read_from = current.newest_complete if staged.as_of is None else staged.as_of
+        return Correct(current, time, staged.as_of) if since.less_equal(read_from) else Recompute()
     return AppendAgain(current, staged.upper) if fits else Move(current, time)
 
 

@@ -175,7 +175,7 @@ class CorrectionBuffer:
                 del self._chains[index]
         self._make_room()
 
-    # -- dealing out ---------------------------------------------------------------------------------------------------
+    # -- distribution --------------------------------------------------------------------------------------------------
 
     def _chain(self, index: int) -> Chain:
         chain = self._chains.get(index)

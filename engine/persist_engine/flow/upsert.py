@@ -91,7 +91,7 @@ class UpsertMachine:
         times = (int(pc.min(table.column("time")).as_py()) for table in self._stash)
         return self._input.meet(Antichain.of(least)) if (least := min(times, default=-1)) >= 0 else self._input
 
-    # -- what was persisted -------------------------------------------------------------------------------------------
+    # -- persisted updates --------------------------------------------------------------------------------------------
 
     def on_persisted(self, updates: pa.Table) -> MergeStats:
         """Receive updates of the shard at or past the persisted frontier. No command is decided until `on_persisted_frontier`
@@ -143,7 +143,7 @@ class UpsertMachine:
         self.on_persisted_frontier(emission.upper)
         return stats
 
-    # -- what comes in ------------------------------------------------------------------------------------------------
+    # -- input --------------------------------------------------------------------------------------------------------
 
     def on_commands(self, commands: pa.Table) -> int:
         """Receive commands at times not yet closed. Among equal (key, time, order), the first one received counts. Returns the
@@ -163,7 +163,7 @@ class UpsertMachine:
         self._input = self._persisted
         self._forget_provisional()
 
-    # -- what goes out ------------------------------------------------------------------------------------------------
+    # -- output -------------------------------------------------------------------------------------------------------
 
     def drain(self) -> Emission | None:
         """Return the emission of all complete commands; None while nothing is complete or persisted updates are partly received.
@@ -199,7 +199,7 @@ class UpsertMachine:
         self._remember(decided)
         return updates
 
-    # -- deciding -----------------------------------------------------------------------------------------------------
+    # -- decisions ----------------------------------------------------------------------------------------------------
 
     def _decide(self, commands: pa.Table) -> tuple[pa.Table, pa.Table, Outcome | None]:
         """Return (the commands that count, by (key, time); their updates; the outcome for their keys, if it follows from the

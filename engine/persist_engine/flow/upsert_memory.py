@@ -141,13 +141,13 @@ class MemoryStore:
             # `take` copies whole rows; indexing rows would copy them word by word.
             entries = self._buckets.take(buckets, axis=0)
             hits = np.flatnonzero((entries >> _SLOT_BITS) == tags[rows, None])
-            asked = rows[hits // _ENTRIES]
+            probed = rows[hits // _ENTRIES]
             slots = (entries.ravel()[hits] & _SLOT_MASK).astype(np.int64) - 1
             same = slots >= 0  # a free entry has the tag 0
-            held, wanted = self._keys.take(np.maximum(slots, 0), axis=0), keys.take(asked, axis=0)
+            held, wanted = self._keys.take(np.maximum(slots, 0), axis=0), keys.take(probed, axis=0)
             for word in range(KEY_WORDS):
                 same &= held[:, word] == wanted[:, word]
-            out[asked[same]] = slots[same]
+            out[probed[same]] = slots[same]
             # A bucket that was ever full may have passed the key on to the next bucket.
             on = self._fill[buckets] == _ENTRIES
             if not on.any():

@@ -101,7 +101,7 @@ def _refusal(state: ShardState, writer: Writer, cmd: CompareAndAppend) -> Refuse
         raise InvalidUsage(f"batch {desc} is advanced beyond the shard's since {state.trace.since}")
     if cmd.token == writer.most_recent_write_token:
         check(desc.upper == writer.most_recent_write_upper, f"token {cmd.token} was used for another upper", desc=desc)
-        check(desc.upper <= upper, f"token {cmd.token} got through, but upper is {upper}", desc=desc)
+        check(desc.upper <= upper, f"token {cmd.token} succeeded, but upper is {upper}", desc=desc)
         return Refused(AlreadyCommitted())
     early = cmd.batch.staged_before(state.staging_floor_ms)
     if early is not None:

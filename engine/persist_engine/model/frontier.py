@@ -166,7 +166,7 @@ def _millisecond_of(at: datetime, given: object, name: str) -> int:
         raise _no_time(given, name) from None
     if not has_zone:
         raise InvalidUsage(
-            f"{name} is {_shown(given)}, which has no time zone and so says no instant: add one, as in "
+            f"{name} is {_shown(given)}, which has no time zone, so its instant is unknown: add one, as in "
             f"{at.isoformat()}+00:00 or {at.isoformat()}Z"
         )
     return (at - _EPOCH) // _MILLISECOND

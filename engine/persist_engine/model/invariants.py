@@ -43,7 +43,7 @@ def _check_successor(before: ShardState, after: ShardState) -> None:
     _need(before.trace.since <= after.trace.since, after, "since steps back from", before.trace.since)
     _need(before.trace.upper <= after.trace.upper, after, "upper steps back from", before.trace.upper)
     _need(before.last_gc_req <= after.last_gc_req, after, "last_gc_req steps back")
-    _need((before.staging_floor_ms or 0) <= (after.staging_floor_ms or 0), after, "the staging floor sinks")
+    _need((before.staging_floor_ms or 0) <= (after.staging_floor_ms or 0), after, "the staging floor decreases")
     _need(before.codecs == after.codecs, after, "codecs changed")
     _need(before.birth == after.birth, after, "the birth of the log changed")
     _need(before.trace.structured <= after.trace.structured, after, "the trace lost its structure")

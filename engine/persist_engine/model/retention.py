@@ -50,7 +50,7 @@ class Retention:
         return asdict(self)
 
 
-def told(state: ShardState) -> Retention:
+def current(state: ShardState) -> Retention:
     """Return the retention of `state`."""
     since, upper = state.trace.since.time, state.trace.upper.time
     return Retention(retain_ms=state.retain_ms, since=since, upper=upper, remark=remark(state.retain_ms, since, upper))

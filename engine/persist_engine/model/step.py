@@ -58,11 +58,13 @@ def step(
     """Apply `cmd` to `state`. Refused: there is nothing to commit. With `is_write`, garbage collection may be assigned to the caller.
 
     The successor carries the next seqno, a walltime that rises even if the clock does not, and the highest version that ever
-    wrote. SUBTLE: leases expire after the command, not before: a late heartbeat revives its reader, and a writer that retries
-    finds its token. Sample `now_ms` anew for every attempt.
+    wrote.
+
+    SUBTLE: leases expire after the command, not before: a late heartbeat revives its reader, and a writer that retries finds
+    its token. Sample `now_ms` anew for every attempt.
     """
     was_tombstone = is_tombstone(state)
-    # The highest writer version never decreases; otherwise old code could write again after an upgrade. Tombstones do not change it.
+    # The highest writer version never decreases; otherwise old code could write again after an upgrade. A tombstone keeps its version.
     version = state.applier_version if was_tombstone else max(state.applier_version, applier_version, key=parse_version)
     clone = replace(
         state,
@@ -99,8 +101,8 @@ def _with_maintenance(
     gc = gc_due(state, settings.maintenance, now_ms=now_ms, is_write=is_write)
     if gc is not None:
         # On a tombstone, last_gc_req stays at the version that made it one: see transitions._remove_rollups.
-        asked = state.last_gc_req if is_tombstone(state) else gc
-        state = replace(state, last_gc_req=asked, active_gc=Claim(gc, now_ms))
+        requested = state.last_gc_req if is_tombstone(state) else gc
+        state = replace(state, last_gc_req=requested, active_gc=Claim(gc, now_ms))
     requests = answer.requests if isinstance(answer, Appended | Exerted | CompactionsClaimed) else ()
     return state, Maintenance(rollup, gc, requests)
 

@@ -153,7 +153,10 @@ def _compare_and_downgrade_since(state: ShardState, cmd: c.CompareAndDowngradeSi
         return Refused(c.CriticalDowngraded(EMPTY))
     reader = state.critical_readers.get(cmd.reader_id)
     if reader is None:
-        raise Fenced(f"critical reader {cmd.reader_id} is not registered: somebody expired it", reader_id=cmd.reader_id)
+        raise Fenced(
+            f"critical reader {cmd.reader_id} is not registered: it was expired; register it again",
+            reader_id=cmd.reader_id,
+        )
     if reader.opaque != cmd.expected_opaque:
         return Applied(state, c.OpaqueMismatch(reader.opaque, reader.since))
     reader = replace(reader, opaque=cmd.new_opaque, since=reader.since.join(cmd.new_since))

@@ -186,7 +186,8 @@ class RedisAddress:
 
 
 def with_credentials(url: str, folder: str | None) -> str:
-    """Return `url` of any store, changed to read its credentials only from `folder`. URLs of stores without credentials are unchanged.
+    """Return `url` of any store, changed to read its credentials only from `folder` (None: unchanged). URLs of stores without
+    credentials are unchanged.
 
     InvalidUsage for a URL that already specifies credentials or their location: one of the two would be ignored.
     """

@@ -133,7 +133,9 @@ class FileBlob:
         try:
             (self._root / _TEMP).stat()
         except OSError as error:
-            raise Determinate(f"{verb} {key} at {self.address()}: the directory is away", key=key) from error
+            raise Determinate(
+                f"{verb} {key} at {self.address()}: the directory is missing, is it mounted?", key=key
+            ) from error
 
     def _path(self, key: str) -> Path:
         check_blob_key(key)

@@ -66,7 +66,7 @@ def check_append(key: str, expected: Tip | None, new: VersionedData) -> None:
         raise InvalidUsage(text)
     if len(new.data) > ENTRY_BYTES_MAX:
         text = f"compare_and_set {key}: entry {new.seqno} has {len(new.data)} bytes, more than {ENTRY_BYTES_MAX}"
-        raise InvalidUsage(f"{text}: commit less at once", key=key)
+        raise InvalidUsage(f"{text}: commit less data at once", key=key)
 
 
 def check_replace(key: str, expected: Tip, new: VersionedData) -> None:

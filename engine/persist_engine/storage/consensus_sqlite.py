@@ -1,11 +1,13 @@
 """Consensus in one SQLite file, for one machine and any number of processes. Survives kill -9 and power loss.
 
 Write-ahead log with synchronous=FULL: an acknowledged commit is on disk. Writers take the write lock first (BEGIN IMMEDIATE),
-so they change exactly what they read. Readers never wait for writers. A file that is deleted or replaced while it is open would
-continue to accept commits that no other process sees. Every call therefore checks that the connection's file is still the file
-at the path. After a deletion, calls raise CorruptData until the file is put back. After a replacement, the new file counts, and
-a process that knew more than it holds notices that by its seqnos. NB: not for network file systems, where SQLite's locks do not
-work. Open it after a fork, not before.
+so they change exactly what they read. Readers never wait for writers.
+A file that is deleted or replaced while it is open would continue to accept commits that no other process sees.
+Every call therefore checks that the connection's file is still the file at the path. After a deletion, calls raise CorruptData
+until the file is put back. After a replacement, the new file counts, and a process that knew more than it holds notices that by
+its seqnos.
+
+NB: not for network file systems, where SQLite's locks do not work. Open it after a fork, not before.
 """
 
 from __future__ import annotations
@@ -249,7 +251,7 @@ class SqliteConsensus:
         with self._lock:
             if self._closed:
                 # Not a store error: retry loops would repeat it without end.
-                raise InvalidUsage(f"{verb} {key}".rstrip() + f" at {self.address()}: it was closed")
+                raise InvalidUsage(f"{verb} {key}".rstrip() + f" at {self.address()}: the store was closed")
             identity = self._identity(verb, key, Determinate)
             while self._idle:
                 idle = self._idle.pop()
@@ -297,7 +299,7 @@ class SqliteConsensus:
     def _lost(self, verb: str, key: str, what: str) -> CorruptData:
         text = (
             f"{verb} {key}".rstrip()
-            + f" at {self.address()}: {what}; acknowledged versions are lost unless it is put back"
+            + f" at {self.address()}: {what}; acknowledged versions are lost unless the file is put back"
         )
         return CorruptData(text, key=key or str(self._path))
 

@@ -190,7 +190,7 @@ def check_birth(state: ShardState, birth: bytes) -> None:
 def check_same_entry(state: ShardState, tag: bytes) -> None:
     """Raise ForkedLog unless `tag` belongs to the entry that made `state`. Used for the entry found in the log at its seqno."""
     if tag != state.tag:
-        raise forked_log(state, f"another entry stands at {state.seqno}", known=state.tag.hex(), found=tag.hex())
+        raise forked_log(state, f"the log has another entry at {state.seqno}", known=state.tag.hex(), found=tag.hex())
 
 
 def check_follows(state: ShardState, diff: StateDiff) -> None:

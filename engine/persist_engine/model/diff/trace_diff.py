@@ -129,7 +129,7 @@ def apply_structured(trace: Trace, diff: TraceDiff, count: Callable[[str], None]
     """Return the trace after `diff`, strictly; InvariantViolated if the diff does not match.
 
     Counts "structured" if it was enough to rebuild what the diff names. If that fails, because the writer grouped empty batches
-    differently, everything is flattened, diffed and rebuilt: "structured_full".
+    differently, the whole trace is flattened, changed and rebuilt: "structured_full".
     """
     try:
         spine = _apply_incremental(trace.spine, diff)
@@ -213,7 +213,7 @@ def _rebuild(
             continue
         known, end = flatten.thin(moved), index + len(moved.parts)
         if stored.parts[index:end] != known.parts or stored.descs[index:end] != known.descs:
-            raise InvariantViolated(f"spine batch {moved.id} is not as it was within {spine_id}")
+            raise InvariantViolated(f"spine batch {moved.id} differs from its form within {spine_id}")
         pieces += [*_gathered(loose, stored), moved]
         loose, index = [], end
     pieces += _gathered(loose, stored)

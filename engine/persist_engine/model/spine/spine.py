@@ -9,8 +9,9 @@ bytes of parts, clocks or storage.
     level 0                     [6-7]  newest
 
 Invariants (`Spine.validate`): ids run from 0 to `next_id` and times from the minimum to `upper` without gaps; older batches are
-at higher levels; a level holds two batches iff it merges; no batch's since is beyond the spine's. SUBTLE: a spine batch is
-empty if it has zero rows; a hollow batch is empty if it has no parts (spec 11.14).
+at higher levels; a level holds two batches iff it merges; no batch's since is beyond the spine's.
+
+SUBTLE: a spine batch is empty if it has zero rows; a hollow batch is empty if it has no parts (spec 11.14).
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ class RedisConsensus:
         where = f"{verb} {key}".rstrip() + f" at {self._address}"
         if self._closed:
             # Not a store error: retry loops would repeat it without end.
-            raise InvalidUsage(f"{where}: it was closed")
+            raise InvalidUsage(f"{where}: the store was closed")
         try:
             connection = self._pool.get_connection()  # type: ignore[no-untyped-call]  # unannotated in redis-py
         except (redis.RedisError, OSError, UnicodeError) as error:

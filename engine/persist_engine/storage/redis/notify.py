@@ -114,9 +114,9 @@ class RedisPush:
             finally:
                 with self._lock:
                     self._connection, self._heard = None, set()
-                    everybody = [listener for some in self._listeners.values() for listener in some]
+                    listeners = [listener for some in self._listeners.values() for listener in some]
                 connection.disconnect()
-            for listener in everybody:
+            for listener in listeners:
                 listener.hear(None)
             self._env.wait(self._closing, pause_s)
             pause_s = min(2 * pause_s, _RECONNECT_MAX_S)

@@ -251,7 +251,7 @@ class S3Blob:
         """
         if self._closed:
             # Not a store error: retry loops would repeat it without end.
-            raise InvalidUsage(f"{self._address}: it was closed")
+            raise InvalidUsage(f"{self._address}: the store was closed")
         pid, client = self._opened
         if pid != os.getpid():
             client = self._connect()
@@ -347,7 +347,7 @@ class S3Blob:
         """
         says_nothing = "IsTruncated" not in page and "Name" not in page
         if says_nothing or (page.get("IsTruncated") and not page.get(next_page)):
-            text = f"{verb} {key}".rstrip() + f" at {self._address}: the listing of bucket {self._bucket} is not whole"
+            text = f"{verb} {key}".rstrip() + f" at {self._address}: the listing of bucket {self._bucket} is incomplete"
             raise Indeterminate(text, key=key)
 
     def _mapped(self, verb: str, key: str, error: Exception) -> PersistError:

@@ -1,5 +1,5 @@
-"""Bounds the total time of driver calls whose driver bounds only silence. Each call runs in a thread of its own; a call that
-takes too long is left behind. A hanging thread is better than a hanging writer, and a warning and two metrics report it.
+"""Bounds the total time of calls to a driver that itself bounds only silence. Each call runs in a thread of its own; a call
+that takes too long is left behind. A hanging thread is better than a hanging writer, and a warning and two metrics report it.
 
 The number of threads is bounded, including those left behind. If all of them hang, no further call starts.
 """
