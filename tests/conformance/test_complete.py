@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import persist_engine.storage
 import persist_engine.testing
+import persist_kit
 import pytest
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.consensus import Consensus
@@ -30,9 +31,9 @@ WITNESSES = {"WatchedBlob", "WatchedConsensus", "JudgedBlob", "RoutedConsensus"}
 
 
 def classes_with(verbs: set[str]) -> Iterator[str]:
-    for package in (persist_engine.storage, persist_engine.testing):
-        for info in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-            if info.name.endswith(("fuzz_main", "sim_main")):  # programs
+    for package in (persist_engine.storage, persist_engine.testing, persist_kit):
+        for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            if info.name.endswith((".main", "list_append")):  # programs
                 continue
             module = importlib.import_module(info.name)
             for name, value in inspect.getmembers(module, inspect.isclass):

@@ -134,7 +134,7 @@ def test_a_node_of_a_cluster_is_refused_at_open_and_where_only_a_command_tells()
 
 @pytest.mark.parametrize("scheme", ["redis+sentinel", "redis+cluster", "rediss+sentinel", "rediss+cluster"])
 def test_what_fails_over_is_refused_with_the_reason_and_without_the_password(scheme):
-    with pytest.raises(UnsafeStore, match="a failover forgets commits") as refused:
+    with pytest.raises(UnsafeStore, match="a failover loses commits") as refused:
         opened(f"{scheme}://:hush@127.0.0.1:26379/primary/0")
     assert "hush" not in str(refused.value)
 
@@ -253,7 +253,7 @@ def test_lost_entries_are_reported_and_never_overwritten(server, consensus, verb
         rolled_back = opened(server.url)
         fill(rolled_back, "s1", 1, keep)
         rolled_back.close()
-    with pytest.raises(CorruptData, match="lost acknowledged entries: v3 was seen") as caught:
+    with pytest.raises(CorruptData, match="lost acknowledged entries: the head was v3") as caught:
         verbs(consensus)[verb]()
     assert caught.value.detail["key"] == "s1"
     fresh = opened(server.url)
@@ -272,7 +272,7 @@ def test_a_log_regrown_to_the_very_length_that_was_seen_is_not_ours(server, cons
     other = opened(server.url)
     fill(other, "s1", 1, 2)
     assert other.compare_and_set("s1", entry(2).tip, VersionedData(SeqNo(3), b"another third")) is CasResult.COMMITTED
-    with pytest.raises(CorruptData, match="3 is not the entry that was seen, the log was wiped or rolled back"):
+    with pytest.raises(CorruptData, match="entry 3 is not the one it was, the log was wiped or rolled back"):
         verbs(known)[verb]()
     assert len(other.scan("s1", SeqNo(0), SCAN_ALL)) == 3
     for each in {known, other} - {consensus}:
@@ -473,7 +473,7 @@ def test_regression_a_closed_client_says_so_and_its_heartbeats_end(server, tmp_p
     fill(consensus, "s1", 1, 3)
     consensus.close()
     for call in verbs(consensus).values():
-        with pytest.raises(InvalidUsage, match="it was closed"):
+        with pytest.raises(InvalidUsage, match="the store was closed"):
             call()
 
 

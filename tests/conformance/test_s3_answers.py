@@ -113,7 +113,7 @@ def test_a_listing_that_is_not_whole_is_never_taken_for_one(endpoint: Endpoint, 
     """boto3 takes the first for an empty page, the second for the last."""
     endpoint.answer = lambda *_: answer
     blob = unprobed(endpoint.url)
-    with pytest.raises(Indeterminate, match="list s1/ at s3://bucket/p: the listing of bucket bucket is not whole"):
+    with pytest.raises(Indeterminate, match="list s1/ at s3://bucket/p: the listing of bucket bucket is incomplete"):
         list(blob.list_prefix("s1/"))
     blob.close()
 
@@ -121,7 +121,7 @@ def test_a_listing_that_is_not_whole_is_never_taken_for_one(endpoint: Endpoint, 
 def test_a_restore_that_did_not_see_the_versions_does_not_say_that_there_are_none(endpoint: Endpoint) -> None:
     endpoint.answer = lambda _, path, __: CUT_OFF if "versions" in path else MISSING
     blob = unprobed(endpoint.url)
-    with pytest.raises(Indeterminate, match="restore a at .* is not whole"):
+    with pytest.raises(Indeterminate, match="restore a at .* is incomplete"):
         blob.restore("a")
     blob.close()
 
@@ -257,6 +257,6 @@ def test_regression_a_closed_store_says_so_and_connects_no_more(endpoint: Endpoi
         lambda: blob.restore("a"),
     ]
     for call in calls:
-        with pytest.raises(InvalidUsage, match="s3://bucket/p: it was closed"):
+        with pytest.raises(InvalidUsage, match="s3://bucket/p: the store was closed"):
             call()
     assert len(endpoint.requests) == asked

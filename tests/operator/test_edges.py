@@ -305,7 +305,7 @@ def test_regression_a_call_that_hangs_as_the_operator_stops_calls_no_storage_inv
 
     def hanging():
         bridge.close()
-        raise InvalidUsage("head s1 at redis://r:6379/0: it was closed")
+        raise InvalidUsage("head s1 at redis://r:6379/0: the store was closed")
 
     client.answer = hanging
     found = bridge.inspect(LOCATION, CLAIM).inspected

@@ -336,7 +336,7 @@ BUGS = (
     bug(
         "30 (lost append)",
         "flow/append.py",
-        "        if not current < commit.lower:\n            out += self._see(current)\n",
+        "        if not current < commit.lower:\n            out += self._raise_lower(current)\n",
         '        check(current < commit.lower, "the append was lost")\n',
         "tests/datadriven/test_sink.py::test_script[regression_30_lost_append]",
     ),

@@ -1,1 +1,1 @@
-"""Room 0: words every other room uses. Imports nothing of ours."""
+"""Room 0: the vocabulary that every other room shares. Imports no other room."""

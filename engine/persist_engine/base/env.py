@@ -1,6 +1,6 @@
-"""Clock, sleep, randomness and ids, injected. The only file that may touch the real ones.
+"""Clock, sleep, randomness and ids, injected as a dependency. Only this file touches the real ones.
 
-`SystemEnv` is the real world; `SeededEnv` a deterministic one whose clock moves only when somebody sleeps or advances it.
+`SystemEnv` is the real world. `SeededEnv` is deterministic; its clock moves only through `sleep` and `advance_ms`.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ import threading
 import time
 from typing import Protocol
 
-#: Draws n random bytes; what ids are made of.
+#: Draws n random bytes, from which ids are made.
 system_random_bytes = os.urandom
 
 
 class Env(Protocol):
-    """What a shell room may know of the world. Thread-safe."""
+    """What a shell room may observe of the world. Thread-safe."""
 
     def now_ms(self) -> int:
-        """Wall clock, milliseconds since the epoch, never less than 0. May step in both directions."""
+        """Wall clock in milliseconds since the epoch, at least 0. May step in both directions."""
 
     def monotonic_s(self) -> float:
-        """Seconds that never go back; for deadlines and durations."""
+        """Monotonic seconds, for deadlines and durations."""
 
     def sleep(self, seconds: float) -> None:
-        """Give up the thread for about `seconds`."""
+        """Block this thread for about `seconds`."""
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
-        """Give up the thread until `event` is set or about `seconds` have passed; whether it is set."""
+        """Block this thread until `event` is set or about `seconds` have passed. Returns whether it is set."""
 
     def random_bytes(self, count: int) -> bytes:
-        """`count` random bytes; ids are made of 16."""
+        """Return `count` random bytes. Ids use 16."""
 
     def uniform(self, low: float, high: float) -> float:
-        """A float in [low, high), for jitter."""
+        """Return a float in [low, high), for jitter."""
 
     def hostname(self) -> str:
-        """Name of this machine, for debugging fields only."""
+        """Return the name of this machine, for debugging fields only."""
 
 
 class SystemEnv:
@@ -73,7 +73,7 @@ class SystemEnv:
 
 
 class SeededEnv:
-    """Deterministic: same seed, same draws. The clock stands still but for `sleep` and `advance_ms`."""
+    """Deterministic: the same seed gives the same draws. Only `sleep` and `advance_ms` move the clock."""
 
     def __init__(self, seed: int = 0, *, start_ms: int = 1_700_000_000_000) -> None:
         self._random = random.Random(seed)
@@ -101,7 +101,7 @@ class SeededEnv:
         return event.is_set()
 
     def advance_ms(self, milliseconds: int) -> None:
-        """Move the wall clock (in either direction) and, when forward, the monotonic one."""
+        """Move the wall clock in either direction; a forward move also advances the monotonic clock."""
         with self._lock:
             self._now_ms += milliseconds
             self._slept_s += max(0, milliseconds) / 1000

@@ -1,22 +1,22 @@
-"""The whole error tree: what went wrong, told by what the caller can do about it.
+"""The error tree, ordered by what the caller can do about each failure.
 
-Expected outcomes (a lost race, a since that moved on) are values, never raised. What is raised is one of:
+Expected outcomes (a lost race, a since that advanced) are values and are never raised. The exceptions are:
 
     PersistError
     |- InvalidUsage        fix the call; nothing was done
     |- StorageError        a driver failed
-    |  |- Determinate      it certainly did not happen: retry freely (but for NotKept: a deleted object has no copy)
-    |  |- Indeterminate    it may have happened: retry only what is idempotent, or with the same token
-    |- Unavailable         a limit of time or attempts ran out while the store failed; nothing is known to be wrong with the data
-    |  |- StoreRefused     the store, or its network, says that what the location says is wrong
-    |- Fenced              reopen the handle: its lease ran out, or a newer owner was seen
-    |- Incompatible        the durable bytes were written by newer code: upgrade this binary
-    |- CorruptData         durable bytes do not decode or do not match their checksum; names the key
-    |  |- ForkedLog        a shard's log is not the one that was known: consensus lost versions
+    |  |- Determinate      the operation certainly did not happen: retry freely (except NotKept: no copy of the object exists)
+    |  |- Indeterminate    the operation may have happened: retry only if it is idempotent, or with the same token
+    |- Unavailable         the store kept failing until a limit of time or attempts was reached; the data may well be intact
+    |  |- StoreRefused     the store or the network rejects the location: fix the address or the credentials
+    |- Fenced              the lease expired or a newer owner took over: reopen the handle
+    |- Incompatible        newer code wrote the durable bytes: upgrade this binary
+    |- CorruptData         durable bytes do not decode or fail their checksum; the error names the key
+    |  |- ForkedLog        a shard's log is not the log this process knew: consensus lost versions
     |- SinkFailed          a worker of a running sink ended; its cause is chained
     |- InvariantViolated   durable bytes or a transition break a rule: stop and page someone
 
-Texts are lower case, without a period, and name the thing and its id. Credentials never stand in a text.
+Messages are lower case, end without a period, and name the object and its id. A message never contains credentials.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class ErrorKind(enum.StrEnum):
 
 
 class PersistError(Exception):
-    """Root of everything this package raises on purpose.
+    """Base class of every error that this package raises on purpose.
 
-    `kind` is stable and machine-readable; `detail` holds the named values of the text (frontiers, keys, ids).
+    `kind` is stable and machine-readable. `detail` holds the named values of the message (frontiers, keys, ids).
     """
 
     kind: ErrorKind = ErrorKind.INVARIANT
@@ -85,13 +85,13 @@ class InvalidBounds(InvalidUsage):
 
 
 class InvalidEmptyTimeInterval(InvalidUsage):
-    """Updates were handed over for an empty interval [t, t). `detail`: lower, upper, parts (keys of those staged)."""
+    """Updates were given for the empty interval [t, t). `detail`: lower, upper, parts (keys of the parts already staged)."""
 
     kind = ErrorKind.INVALID_EMPTY_TIME_INTERVAL
 
 
 class InvalidBatchBounds(InvalidUsage):
-    """The bounds of a batch do not cover the bounds it is appended with."""
+    """The bounds of a batch do not cover the bounds of the append."""
 
     kind = ErrorKind.INVALID_BATCH_BOUNDS
 
@@ -129,37 +129,37 @@ class BatchExpired(InvalidUsage):
 
 
 class CodecMismatch(InvalidUsage):
-    """The codecs asked for are not those the shard was made with. `detail`: requested, actual."""
+    """The requested codecs differ from the codecs of the shard. `detail`: requested, actual."""
 
     kind = ErrorKind.CODEC_MISMATCH
 
 
 class SchemaMismatch(InvalidUsage):
-    """The schema asked for, or the data given, is not the shard's. `detail`: requested, actual."""
+    """The requested schema, or the schema of the given data, differs from the shard's. `detail`: requested, actual."""
 
     kind = ErrorKind.SCHEMA_MISMATCH
 
 
 class FinalizationError(InvalidUsage):
-    """A shard can be finalized only when since and upper are empty. `detail`: since, upper, and obstacles where known."""
+    """Finalizing needs an empty since and an empty upper. `detail`: since, upper, and the obstacles if known."""
 
     kind = ErrorKind.FINALIZATION_ERROR
 
 
 class ShardNotFound(InvalidUsage):
-    """No such shard in this consensus; `detail`: shard_id."""
+    """This consensus store has no such shard. `detail`: shard_id."""
 
     kind = ErrorKind.SHARD_NOT_FOUND
 
 
 class UnsafeStore(InvalidUsage):
-    """A store does not give the guarantees it must (conditional writes, durability). The text says which and what to change."""
+    """A store lacks a required guarantee (conditional writes, durability). The message names it and says what to change."""
 
     kind = ErrorKind.UNSAFE_STORE
 
 
 class StoreLost(InvalidUsage):
-    """One store of a pair does not know the pair, and the other does: its data is gone, or its address is another store's.
+    """One store of a pair knows the pair and the other does not: its data is gone, or its address belongs to another store.
     Nothing was written. `detail`: store_id, blob, consensus (addresses).
     """
 
@@ -167,15 +167,15 @@ class StoreLost(InvalidUsage):
 
 
 class StoreMismatch(InvalidUsage):
-    """The blob store and the consensus store belong to two different pairs. Nothing was written. `detail`: as of StoreLost,
-    store_id that consensus tells, blob_store_id.
+    """The blob store and the consensus store belong to two different pairs. Nothing was written. `detail`: those of
+    StoreLost, where store_id is the id in consensus, and blob_store_id.
     """
 
     kind = ErrorKind.STORE_MISMATCH
 
 
 class StorageError(PersistError):
-    """A driver failed. Raised by storage adapters only, always chained to the driver's error."""
+    """A driver failed. Only storage adapters raise it, always chained to the driver's error."""
 
     kind = ErrorKind.STORAGE
 
@@ -185,61 +185,62 @@ class Determinate(StorageError):
 
 
 class NotKept(Determinate):
-    """A deleted object cannot be restored: the store keeps no copy. Another attempt would find the same."""
+    """A deleted object cannot be restored: the store keeps no copy. A retry has the same result."""
 
 
 class Indeterminate(StorageError):
-    """The operation may have happened. The safe guess for every unknown driver error."""
+    """The operation may have happened. Adapters map every unknown driver error to this."""
 
 
 class Unavailable(PersistError):
-    """The store kept failing until the caller's deadline. What was acknowledged before stands; the last cause is chained."""
+    """The store kept failing until the caller's deadline. Acknowledged commits stand; the last cause is chained."""
 
     kind = ErrorKind.UNAVAILABLE
 
 
 class StoreRefused(Unavailable):
-    """A store was not opened: its password, user, database, bucket, endpoint or path is wrong, in the words of who says so. Nothing was
-    done, and no further attempt was made; what is wrong may be put right beside this process, as in a mounted secret.
+    """A store did not open: the password, user, database, bucket, endpoint or path is wrong. The message quotes the store or
+    the network. Nothing was done and nothing was retried. A fix outside this process, such as an updated mounted secret, can
+    help.
     """
 
     kind = ErrorKind.STORE_REFUSED
 
 
 class Fenced(PersistError):
-    """This handle lost its right: the lease expired or a newer opaque was seen. Open a new handle."""
+    """This handle lost its right: its lease expired or a newer opaque took over. Open a new handle."""
 
     kind = ErrorKind.FENCED
 
 
 class SinkFailed(PersistError):
-    """A part of a running sink, named in the text, ended by the chained cause. What was appended stands; open a new sink."""
+    """A component of a running sink, named in the message, failed with the chained cause. Appended data stands; open a new sink."""
 
     kind = ErrorKind.SINK_FAILED
 
 
 class Incompatible(PersistError):
-    """Durable bytes come from newer code. Nothing was changed; upgrade this binary."""
+    """Newer code wrote the durable bytes. Nothing was changed; upgrade this binary."""
 
     kind = ErrorKind.INCOMPATIBLE
 
 
 class CorruptData(PersistError):
-    """Durable bytes are damaged. `detail['key']` names them; nothing was guessed and nothing was deleted."""
+    """Durable bytes are damaged. `detail['key']` names them. Nothing was guessed and nothing was deleted."""
 
     kind = ErrorKind.CORRUPT
 
 
 class MissingBlob(CorruptData):
-    """A blob that a live state names does not exist. `detail['key']` names it."""
+    """A blob that a live state references does not exist. `detail['key']` names it."""
 
     kind = ErrorKind.MISSING_BLOB
 
 
 class ForkedLog(CorruptData):
-    """A shard's log is not the one that was known, or its entries do not follow one another: consensus was rolled back,
-    wiped or split, and acknowledged versions may be lost. No retry helps. Handles of the shard are of no more use in this
-    client: they read, write and delete nothing from what they know. `detail`: key, shard_id, seqno.
+    """A shard's log is not the log this process knew, or its entries do not follow one another: consensus was rolled back,
+    wiped or split, and acknowledged versions may be lost. A retry does not help. The client's handles of this shard stop
+    working: they read, write and delete nothing based on what they knew. `detail`: key, shard_id, seqno.
     """
 
     kind = ErrorKind.FORKED_LOG
@@ -252,20 +253,21 @@ class InvariantViolated(PersistError):
 
 
 class ShardLost(InvariantViolated):
-    """Consensus has no log of a shard whose blobs are there. Nothing is created over them: `persist admin recover` makes the
-    log anew. `detail`: shard_id, key (the first blob found).
+    """Blobs of a shard exist, but consensus has no log of it. The shard is not created again over them; run
+    `persist admin recover` to rebuild the log. `detail`: shard_id, key (the first blob found).
     """
 
     kind = ErrorKind.SHARD_LOST
 
 
 class AmbiguousAppend(InvariantViolated):
-    """An append may or may not have happened, and nothing tells any more: its outcome was unknown and its writer's lease
-    lapsed, or somebody removed the writer. Look at the data before appending it again; leave its blobs alone.
+    """An append may or may not have happened, and its outcome can no longer be found out: the attempt ended indeterminate, and
+    since then the writer's lease lapsed or the writer was removed. Check the data before appending it again. Do not delete its
+    blobs.
     """
 
 
 def check(condition: bool, message: str, **detail: Any) -> None:  # noqa: FBT001 - reads as the assertion it is
-    """Guard durable bytes and transitions: raises InvariantViolated unless `condition`. Not stripped by -O."""
+    """Raise InvariantViolated unless `condition`. Guards durable bytes and transitions; `python -O` does not strip it."""
     if not condition:
         raise InvariantViolated(message, **detail)

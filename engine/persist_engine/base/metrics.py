@@ -1,6 +1,6 @@
-"""The port through which every room counts. `NoMetrics` counts nothing; `PrometheusMetrics` feeds prometheus-client.
+"""The metrics port. `NoMetrics` records nothing; `PrometheusMetrics` feeds prometheus-client.
 
-Names are given without the `persist_` prefix and stand, with help and labels, in `base.metric_names`.
+Callers pass names without the `persist_` prefix. `base.metric_names` lists every name with its help and labels.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from persist_engine.base.metric_names import CATALOGUE, PREFIX, Kind
 
 O = TypeVar("O")  # noqa: E741 - the owner of a shard's state
 
-#: From a commit in memory to a compaction of minutes.
+#: Covers everything from a commit in memory to a compaction of minutes.
 BUCKETS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0),
 )
 
 ShardGauges = Mapping[tuple[str, str], float]
-"""(name, value of the label besides `shard`, "" when there is none) -> value."""
+"""(name, value of the label other than `shard`, "" if there is none) -> value."""
 
 
 class Metrics(Protocol):
-    """Counters, gauges and observed seconds. Thread-safe; never raises for names and labels that the catalogue has."""
+    """Counters, gauges and duration histograms. Thread-safe; never raises for names and labels of the catalogue."""
 
     def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
         """Add to the counter `persist_<name>_total`."""
@@ -42,51 +42,51 @@ class Metrics(Protocol):
         """Record a duration into the histogram `persist_<name>_seconds`."""
 
     def watch_shard(self, shard: str, owner: O, read: Callable[[O], ShardGauges], /) -> None:
-        """Show the gauges that `read(owner)` tells, read when they are asked for: a commit pays nothing for them.
+        """Export the gauges that `read(owner)` returns. `read` runs when the registry is scraped, so a commit pays nothing.
 
-        Held weakly: when the last owner of a shard is gone, all series labelled with the shard go too.
+        The owner is held weakly: when the last owner of a shard is gone, all series labelled with the shard disappear.
         """
 
 
 class _Uncounted:
-    """What takes the place of a series."""
+    """Stands in for a series and records nothing."""
 
     def inc(self, _: float) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     set = observe = inc
 
 
 class NoMetrics:
-    """Counts nothing."""
+    """Records nothing."""
 
     def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def gauge(self, name: str, value: float, /, **labels: str) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def observe_s(self, name: str, seconds: float, /, **labels: str) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def watch_shard(self, shard: str, owner: O, read: Callable[[O], ShardGauges], /) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 class PrometheusMetrics(Collector):
-    """Metrics on a prometheus-client registry; one collector per name, made at first use.
+    """Metrics on a prometheus-client registry; one collector per name, created at first use.
 
-    A name that the catalogue does not know is counted all the same: a missing line in a table must not stop a write.
+    A name missing from the catalogue is recorded all the same: a missing line in a table must not stop a write.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        # The garbage collector runs within anything, from taking the lock on, and may end what counts: in the same thread.
+        # Reentrant: the garbage collector may run at any point under the lock and finalize an object that records metrics here.
         self._lock = threading.RLock()
         self._is_taken = False
         self._collectors: dict[tuple[Kind, str], Counter | Gauge | Histogram] = {}
         self._by_shard: list[Counter | Gauge | Histogram] = []
-        #: What a call site found the last time: saves prometheus-client's own look-up, which costs more than counting.
+        #: Series by call key. Skips prometheus-client's own look-up, which costs more than the increment.
         self._children: dict[tuple[Any, ...], Any] = {}
         self._watched: dict[str, list[tuple[weakref.ref[Any], Callable[[Any], ShardGauges]]]] = {}
         registry.register(self)
@@ -110,14 +110,14 @@ class PrometheusMetrics(Collector):
         (self._child(key, "histogram", name, labels) if child is None else child).observe(seconds)
 
     def watch_shard(self, shard: str, owner: O, read: Callable[[O], ShardGauges], /) -> None:
-        """See Metrics. Of several owners (several clients of one location) the newest speaks."""
+        """See Metrics. If a shard has several owners (several clients of one location), the newest one's gauges are exported."""
         with self._alone():
             self._watched.setdefault(shard, []).append((weakref.ref(owner), read))
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges of watched shards, for the registry. Forgets shards that nobody owns any more."""
+        """Yield the gauges of watched shards to the registry. Drops shards whose owners are gone."""
         families: dict[str, GaugeMetricFamily] = {}
-        # SUBTLE: swept here and not by weakref callbacks, which may run anywhere, under our own lock too.
+        # SUBTLE: sweep here rather than in weakref callbacks, which may run anywhere, even while this thread holds the lock.
         for shard, (owner, read) in self._swept().items():
             for (name, value), number in read(owner).items():
                 family = families.get(name)
@@ -128,7 +128,7 @@ class PrometheusMetrics(Collector):
         yield from families.values()
 
     def _swept(self) -> dict[str, tuple[Any, Callable[[Any], ShardGauges]]]:
-        """The newest owner of every shard that has one; series of the others are removed."""
+        """Return the newest owner of every shard that has one; remove the series of all other shards."""
         owned: dict[str, tuple[Any, Callable[[Any], ShardGauges]]] = {}
         with self._alone():
             for shard, owners in list(self._watched.items()):
@@ -149,7 +149,7 @@ class PrometheusMetrics(Collector):
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Whether this is not in the middle of the same, further up in this thread."""
+        """Hold the lock. Yields whether this thread entered it afresh, not from inside another locked section."""
         with self._lock:
             was_taken, self._is_taken = self._is_taken, True
             try:
@@ -159,7 +159,7 @@ class PrometheusMetrics(Collector):
 
     def _child(self, key: tuple[Any, ...], kind: Kind, name: str, labels: Mapping[str, str]) -> Any:
         with self._alone() as is_alone:
-            if not is_alone:  # better a count too few than one in the middle of another
+            if not is_alone:  # dropping one sample beats re-entering a half-done registration
                 return _Uncounted()
             collector = self._collectors.get((kind, name))
             if collector is None:
@@ -181,6 +181,6 @@ class PrometheusMetrics(Collector):
 
 
 def _described(kind: Kind, name: str, labels: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Help and label names, as the catalogue has them."""
+    """Return help and label names from the catalogue, or the bare name and `labels` if the catalogue lacks it."""
     metric = CATALOGUE.get((kind, name))
     return (name, labels) if metric is None else (metric.help, tuple(metric.labels))

@@ -1,4 +1,4 @@
-"""Refusals: expected answers that say no. They are values; taken for the thing that was asked for they say what they are."""
+"""Refusals: expected negative answers, returned as values. Code that mistakes one for the requested object gets a clear error."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from persist_engine.base.errors import InvalidUsage
 
 
 class RefusalUsed(InvalidUsage, AttributeError):
-    """An answer was used that is a refusal. An AttributeError too, so that `hasattr` and `getattr` with a default tell the
-    truth.
+    """A refusal was used as if it were the requested object. Also an AttributeError, so that `hasattr` and `getattr` with a
+    default give correct results.
     """
 
 
 class Refusal(ABC):
-    """An answer that refuses, for frozen dataclasses. Comparing and matching it is what it is for; any other use (its
-    methods, iterating, a `with` block) raises InvalidUsage with `meaning`.
+    """Base class for frozen dataclasses that refuse a request. Callers compare or match a refusal. Any other use (methods of
+    the requested object, iteration, a `with` block) raises InvalidUsage with `meaning`.
     """
 
     __slots__ = ()
@@ -25,10 +25,10 @@ class Refusal(ABC):
     @property
     @abstractmethod
     def meaning(self) -> str:
-        """What was refused and why, and what to do now."""
+        """States what was refused, why, and what to do now."""
 
     def refuse(self, use: str) -> NoReturn:
-        """Raise RefusalUsed: `use` was made of it."""
+        """Raise RefusalUsed for the attempted `use`."""
         detail: dict[str, Any] = (
             {field.name: getattr(self, field.name) for field in fields(self)} if is_dataclass(self) else {}
         )
@@ -41,15 +41,15 @@ class Refusal(ABC):
         self.refuse("`with` block")
 
     def __exit__(self, *_: object) -> None:
-        self.refuse("`with` block")  # never reached, but `with` asks for it
+        self.refuse("`with` block")  # unreachable, but the `with` statement requires the method
 
     def __getitem__(self, _key: object) -> NoReturn:
         self.refuse("items")
 
-    if not TYPE_CHECKING:  # a checker shall see what attributes there are
+    if not TYPE_CHECKING:  # a type checker must see the real attributes
 
         def __getattr__(self, name: str) -> NoReturn:
-            # What Python itself asks for, and what a copy under way has not got yet.
+            # Raise plainly for names that Python itself looks up, and for fields that a copy in progress has not set yet.
             own = {field.name for field in fields(self)} if is_dataclass(self) else set()
             if name.startswith("_") or name in own:
                 raise AttributeError(name)

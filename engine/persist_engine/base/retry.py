@@ -1,7 +1,7 @@
-"""Backoff against failing stores. Owns how long to wait and when to give up; knows nothing of what is retried.
+"""Backoff against failing stores. Decides how long to wait and when to give up; knows nothing of the retried operation.
 
-`Retry.external` repeats anything idempotent. A caller that must remember something between attempts, or decide anew,
-writes its own loop around `Backoff`.
+`Retry.external` repeats idempotent calls. A caller that keeps state between attempts, or decides anew at each one, writes its
+own loop around `Backoff`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from persist_engine.base.settings import RetrySettings
 
 _log = logging.getLogger(__name__)
 _INFO_ATTEMPTS = 3
-#: Who waits for less still asks the store more than once: most failures are over before.
+#: A timed wait retries the store for at least this long, even if its timeout is shorter: most failures are brief.
 INSIST_S = 1.0
 
-#: Until when whoever waits in this thread does so; see `Retry.until`.
+#: Deadline of the timed wait that this thread is in; see `Retry.until`.
 _DEADLINE_S: ContextVar[float | None] = ContextVar("deadline_s", default=None)
 
 T = TypeVar("T")
-#: Told what is waited for, and what failed, before each further attempt; by the thread that waits.
+#: Called before each further attempt, by the retrying thread, with the operation and its error.
 OnWait = Callable[[str, StorageError], None]
 
 
 class Backoff:
-    """The sleeps of one retry loop: initial, doubling, clamped, jittered. Not thread-safe: one per loop."""
+    """The sleeps of one retry loop: exponential, clamped, jittered. Not thread-safe: use one per loop."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class Backoff:
         metrics.count("retry_started", **self._labels)
 
     def wait(self, error: StorageError) -> None:
-        """Sleep before the next attempt. Raises Unavailable, chained to `error`, when `give_up_ms` have passed, or what is
-        waited for with a timeout is due (`Retry.until`).
+        """Sleep before the next attempt. Raises Unavailable, chained to `error`, once `give_up_ms` have passed or, without
+        `give_up_ms`, once the deadline of `Retry.until` has passed.
         """
         self.attempts += 1
         self._metrics.count("retry_attempts", **self._labels)
@@ -80,13 +80,13 @@ class Backoff:
         jitter = self._settings.jitter
         pause_ms = self._next_ms * self._env.uniform(1 - jitter, 1 + jitter)
         if give_up_ms is not None:
-            pause_ms = min(pause_ms, give_up_ms - elapsed_ms)  # one last attempt at the deadline, not long after it
+            pause_ms = min(pause_ms, give_up_ms - elapsed_ms)  # the last attempt falls on the deadline
         self._metrics.count("retry_sleep_seconds", pause_ms / 1000, **self._labels)
         self._env.sleep(pause_ms / 1000)
         self._next_ms = min(self._next_ms * self._settings.factor, self._settings.clamp_ms)
 
     def answered(self) -> None:
-        """An attempt answered: the loop is over."""
+        """End the loop: an attempt succeeded."""
         self._metrics.count("retry_finished", **self._labels, outcome="answered")
 
     def _log(self, error: StorageError) -> None:
@@ -100,7 +100,7 @@ class Backoff:
 
 
 class Retry:
-    """The retry loop, and backoffs for others' loops. Thread-safe. `on_wait`: for who shows people what is waited for."""
+    """The retry loop, and backoffs for callers' own loops. Thread-safe. `on_wait` can show the user what the process waits for."""
 
     def __init__(self, env: Env, settings: RetrySettings, metrics: Metrics, *, on_wait: OnWait | None = None) -> None:
         self._env, self._settings, self._metrics = env, settings, metrics
@@ -108,11 +108,11 @@ class Retry:
 
     @property
     def env(self) -> Env:
-        """The clock it waits by."""
+        """The clock of the waits."""
         return self._env
 
     def backoff(self, what: str, *, shard: str, kind: str = "command") -> Backoff:
-        """A fresh backoff for a loop of the caller's own."""
+        """Return a fresh backoff for the caller's own loop."""
         return Backoff(
             self._env,
             self._settings,
@@ -126,8 +126,8 @@ class Retry:
 
     @contextmanager
     def until(self, timeout_s: float | None) -> Iterator[None]:
-        """In the block, in this thread: who would insist for ever on a failing store, as no `give_up_ms` says how long, does
-        so for `timeout_s`, at least INSIST_S: then Unavailable. None changes nothing.
+        """Limit the retries of this thread inside the block to `timeout_s`, but at least INSIST_S; then they raise Unavailable.
+        Applies only if `give_up_ms` is None, which otherwise retries forever. A `timeout_s` of None changes nothing.
         """
         if timeout_s is None:
             yield
@@ -139,8 +139,8 @@ class Retry:
             _DEADLINE_S.reset(token)
 
     def external(self, what: str, call: Callable[[], T], *, shard: str = "") -> T:
-        """Call until it answers, on both kinds of storage error; for idempotent calls only. Unavailable at the
-        deadline.
+        """Call until `call` returns, retrying on Determinate and Indeterminate alike; for idempotent calls only. Raises
+        Unavailable at the deadline.
         """
         backoff: Backoff | None = None
         while True:

@@ -1,7 +1,7 @@
-"""Takes secrets out of texts that people are shown: messages, reports, statuses, logs. One design for all distributions.
+"""Removes secrets from text that people will see: messages, reports, statuses, logs. All distributions use this one module.
 
-SUBTLE: texts are long and not ours (logs, stack traces, keys of 10 MB), so everything here is linear in them: each search
-goes on where the last one ended, and no pattern gives back what it took.
+SUBTLE: the text is often long and foreign (logs, stack traces, keys of 10 MB). Everything here therefore runs in linear time:
+each search continues where the previous one ended, and no pattern backtracks over what it consumed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SCHEME = re.compile(r"(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,31}://", re.IGNORECASE
 _URL_END = re.compile(r"[\s\"]")
 _NAMED = re.compile(r"(?<![\w.-])(?P<name>[\w.-]++)\\*+[\"']?\s*+[=:]\s*+")
 _SECRET_NAME = re.compile(r"passw(?:or)?d|secret|token|credential|access.?key|api.?key|authorization", re.IGNORECASE)
-#: Quoted up to the same quote (within a text that is itself quoted: up to the next), else as far as a value goes.
+#: A quoted value ends at the matching quote (inside text that is itself quoted: at the next quote); a bare one at a delimiter.
 _VALUE = re.compile(
     r"(?:\\++[\"'][^\"'\n]*+[\"']?|\"(?:[^\"\\\n]|\\.)*+\"?|'(?:[^'\\\n]|\\.)*+'?"
     r"|(?:(?:Bearer|Basic)\s++)?+[^\s&\"',;)}\]]++)",
@@ -26,8 +26,8 @@ _QUOTES = ("'", '"')
 
 
 def without_secrets(text: str, *, secrets: Iterable[str] = ()) -> str:
-    """`text` without the given secrets, without user and password in URLs, without what is assigned to a secret's name,
-    without AWS access keys. Names of files and of Kubernetes objects survive.
+    """Return `text` with secrets hidden: the given `secrets`, user and password in URLs, values assigned to a name that
+    sounds secret, and AWS access keys. File names and names of Kubernetes objects stay readable.
     """
     for secret in sorted(set(secrets), key=len, reverse=True):
         if secret:
@@ -36,7 +36,7 @@ def without_secrets(text: str, *, secrets: Iterable[str] = ()) -> str:
 
 
 def _without_userinfo(text: str) -> str:
-    """What stands before the last `@` of a URL is hidden: a password may hold others, and slashes."""
+    """Hide everything before the last `@` of a URL: a password may itself contain `@` and slashes."""
     begins = [match.end() for match in _SCHEME.finditer(text)]
     if not begins:
         return text
@@ -64,5 +64,5 @@ def _without_assigned(text: str) -> str:
 
 
 def _is_secret(name: str) -> bool:
-    # SUBTLE: `password_file=/run/...` names a file, `secretName: ...` an object: what the reader of a message needs to see.
+    # SUBTLE: `password_file=/run/...` names a file and `secretName: ...` an object. The reader of the message needs both.
     return not name.lower().endswith(("file", "name", "_dir")) and _SECRET_NAME.search(name) is not None

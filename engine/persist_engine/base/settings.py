@@ -1,6 +1,6 @@
-"""Numbers, grouped by room, frozen. Components (stores, env, metrics) are passed beside them, never inside.
+"""Settings: numbers, grouped by room, in frozen dataclasses. Stores, env and metrics are passed as arguments, never in settings.
 
-Read once at main, cli or job; below that nothing reads a global or the environment.
+Each main, CLI command or job builds its settings once. Code below that reads no globals and no environment.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from persist_engine.base.version import APPLIER_VERSION, parse_version
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
-#: Retention of a shard that is created without another: seven days, where their times are milliseconds.
+#: Default retention of a new shard: seven days if its times are milliseconds.
 RETAIN_MS = 7 * 24 * 3600 * 1000
-#: Environment variable that switches compaction off for a whole process, whatever its settings say.
+#: This environment variable disables compaction for the whole process; it overrides the settings.
 COMPACTION_DISABLED_VARIABLE = "PERSIST_COMPACTION_DISABLED"
-#: Of a process's memory, for what no bound of a compaction counts: clients of S3 and Redis take 35 MiB, and allocators keep
-#: of wide rows about a third of the rest.
+#: Memory of a process that a compaction's bound does not count: the S3 and Redis clients take 35 MiB, and with wide rows the
+#: allocators retain about a third of the rest.
 CLIENTS_BYTES = 224 * MIB
-#: So many parts as are written fit into the bound of a compaction: it holds several while it writes one.
+#: The bound of a compaction holds this many output parts: a compaction keeps several in memory while it writes one.
 PARTS_IN_BOUND = 8
-#: Below it the process and its libraries, some 170 MiB without any data, leave too little to merge in (measured: 393 of 384 MiB).
+#: The process and its libraries take about 170 MiB without any data; with less memory, too little is left to merge in
+#: (measured: 393 MiB used of 384 MiB).
 MEMORY_BYTES_LEAST = 512 * MIB
 _NO = frozenset({"", "0", "false", "no", "off"})
 
@@ -33,7 +34,7 @@ def _need(condition: bool, message: str) -> None:  # noqa: FBT001
 
 
 def _need_pauses(group: str, initial_ms: float, factor: float, clamp_ms: float) -> None:
-    """A pause of nothing, or one that shrinks to it, would be a loop at full speed."""
+    """Require a positive pause that never shrinks; otherwise the loop would run at full speed."""
     _need(initial_ms > 0, f"{group}.initial_ms must be more than 0")
     _need(factor >= 1, f"{group}.factor must be at least 1")
     _need(clamp_ms > 0, f"{group}.clamp_ms must be more than 0")
@@ -44,23 +45,26 @@ class BatchSettings:
     """How updates become parts."""
 
     target_part_bytes: int = 128 * MIB
-    """A part is cut when it reaches this many bytes in memory. Grows with it: memory of a writer (times outstanding parts)."""
+    """A writer cuts a part at this many bytes in memory. A larger value raises the writer's memory (times outstanding parts)."""
     inline_part_bytes_max: int = 4 * KIB
-    """Parts encoded smaller than this stay inside state (exclusive); 0 turns inlining off. Grows with it: state and diffs."""
+    """A part encoded smaller than this (exclusive) stays inside state; 0 disables inlining. A larger value
+    enlarges state and diffs."""
     inline_total_bytes_max: int = 1 * MIB
-    """Bound on inline bytes in one shard's state (exclusive); beyond it writers must flush. Grows with it: cost of opening a shard."""
+    """Bound on inline bytes in one shard's state (exclusive); beyond it writers must flush. A larger value
+    makes opening a shard slower."""
     outstanding_parts_max: int = 2
-    """Uploads in flight per builder before adds wait."""
+    """Uploads in flight per builder. Further additions wait."""
     runs_max: int = 1
-    """A builder merges runs while it writes until at most this many are left; below 2 every part stays a run. Grows with
-    it: work of readers and compactions; shrinks with it: work of writers."""
+    """The builder merges runs while it writes until at most this many remain; below 2 every part stays its own run. A larger
+    value moves work from writers to readers and compactions."""
     combine_inline: bool = True
-    """Whether the inline parts of all batches in one append become one."""
+    """Whether the inline parts of all batches in one append become one part."""
     stats_bytes_max: int = 1024
-    """Part statistics are trimmed to about this size."""
+    """Statistics of a part are trimmed to about this size."""
     run_parts_max: int | None = None
-    """Longer runs that are in order are kept as listings in blob, of at most this many entries each; None: never. Grows with
-    it: state; falls: reads and collection fetch listings first. Worth setting (to 1000, say) beyond some thousand parts."""
+    """Ordered runs with more parts than this are stored in blob as listings of at most this many entries each. None: never.
+    A larger value enlarges state and reduces the listings that reads and collection must fetch first. Worth setting (for
+    example to 1000) beyond some thousand parts."""
 
     def __post_init__(self) -> None:
         _need(self.target_part_bytes >= KIB, "batch.target_part_bytes must be at least 1 KiB")
@@ -77,8 +81,8 @@ class ReadSettings:
     """How shards are read."""
 
     stats_audit_percent: int = 0
-    """Of a hundred parts that statistics let a read skip, so many are fetched all the same, to see that they held no row it
-    wanted. Grows with it: what filtered reads fetch; and how soon lying statistics are found."""
+    """Percentage of the parts skipped by statistics that a read fetches all the same, to verify that they hold no matching row.
+    A larger value raises the bytes that filtered reads fetch and detects wrong statistics sooner."""
 
     def __post_init__(self) -> None:
         _need(0 <= self.stats_audit_percent <= 100, "read.stats_audit_percent must be from 0 to 100")
@@ -86,14 +90,14 @@ class ReadSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSettings:
-    """Permissions with an end."""
+    """How long leases and registrations last."""
 
     reader_lease_ms: int = 15 * 60 * 1000
-    """A leased reader that has not heartbeat for this long is removed; it beats every half of it."""
+    """A leased reader is removed if it does not heartbeat for this long. It heartbeats twice per lease."""
     writer_lease_ms: int = 60 * 60 * 1000
-    """A writer's registration (token, last upper) lives this long after its last append."""
+    """A writer's registration (token, last upper) expires this long after its last append."""
     critical_downgrade_interval_ms: int = 30_000
-    """Critical sinces move at most this often unless forced."""
+    """A critical since moves at most once in this interval, unless forced."""
 
     def __post_init__(self) -> None:
         _need(self.reader_lease_ms >= 0, "lease.reader_lease_ms must not be negative")
@@ -103,31 +107,31 @@ class LeaseSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceSettings:
-    """When work falls due."""
+    """When maintenance falls due."""
 
     rollup_threshold: int = 128
-    """A rollup is due when this many seqnos have passed since the last one. Grows with it: diffs to read on open."""
+    """A rollup is due this many seqnos after the last one. A larger value raises the number of diffs to read on open."""
     rollup_claim_ms: int = 5_000
     """A claimed rollup that was not added within this time is offered again."""
     gc_versions_min: int = 32
-    """GC is requested when at least this many versions could be truncated."""
+    """GC is requested when at least this many versions can be truncated."""
     gc_claim_ms: int = 15 * 60 * 1000
     """A claimed GC that did not finish within this time is offered again."""
     gc_versions_max: int = 128_000
-    """One GC request covers at most this many versions beyond the last."""
+    """One GC request covers at most this many versions beyond the last request."""
     gc_delete_concurrency: int = 32
     """Blob deletes in flight."""
     recent_diffs_max: int = 30 * 128
-    """Bound of the fast scan on open; beyond it the scan jumps to the newest rollup."""
+    """Bound of the fast scan on open. A longer log is opened from its newest rollup."""
     structure_flat_traces: bool = True
-    """Whether a shard whose spine structure was never stored gets it with its next version, to keep it. Off: it stays flat,
-    for as long as every process that writes it leaves it so."""
+    """Whether a shard stored without a spine structure gets one with its next version, permanently. False: the shard stays flat
+    as long as every process that writes it sets False."""
     validate_roundtrip: bool = False
-    """Whether every version is, before it is committed, encoded, decoded and applied anew, and compared: twice the work.
-    For tests, and for doubts."""
+    """Whether each version is encoded, decoded, applied again and compared before it is committed. Doubles the work. For tests
+    and for diagnosis."""
 
     def __post_init__(self) -> None:
-        # 0: the version that links a rollup would make the next one due.
+        # With 0, the version that links a rollup would make the next rollup due.
         _need(self.rollup_threshold >= 1, "maintenance.rollup_threshold must be at least 1")
         _need(self.rollup_claim_ms >= 0, "maintenance.rollup_claim_ms must not be negative")
         _need(self.gc_versions_min >= 1, "maintenance.gc_versions_min must be at least 1")
@@ -139,37 +143,37 @@ class MaintenanceSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionSettings:
-    """How much a physical compaction may hold in memory and which requests are worth it."""
+    """How much memory a physical compaction may use and which requests are worth it."""
 
     memory_bytes_max: int = 1 * GIB
-    """Bound of one compaction; at least 4 x batch.target_part_bytes to keep its promise."""
+    """Memory bound of one compaction. The bound holds if it is at least 4 x batch.target_part_bytes."""
     inputs_min: int = 8
     parts_min: int = 8
     updates_min: int = 1024
-    """A request is worth doing when it has at least this many inputs, or parts, or updates."""
+    """A request is worth doing if it has at least this many inputs, or parts, or updates."""
     enabled: bool = True
-    """Off: requests are dropped; readers pay for what is not merged."""
+    """False: requests are dropped, and readers merge the unmerged runs at each read."""
     concurrency: int = 5
-    """Compactions that one client's background maintenance does at once. Grows with it: memory, by `memory_bytes_max` each."""
+    """Compactions that one client's background maintenance runs at once. Each needs `memory_bytes_max`."""
     queue_max: int = 20
-    """Requests that wait in one background queue; more are dropped, and offered again when their claims lapse."""
+    """Length of the background queue. Further requests are dropped and offered again when their claims lapse."""
     timeout_ms_min: int = 90_000
     timeout_ms_per_mib: int = 1_000
-    """A compaction that takes longer than both, the second times the MiB of its inputs, is given up."""
+    """A compaction is given up when it exceeds both limits; the second is multiplied by the MiB of its inputs."""
     claim_ms: int = 60 * 60 * 1000
     """A claimed compaction that was not applied within this time is offered again."""
     claim_percent: int = 100
-    """How many compactions that nobody is at an append takes over when it makes no work itself, in hundredths. Grows with
-    it: how fast a backlog goes down, and the work of writers. 0: never."""
+    """How many unclaimed compactions an append takes over when it creates no merge work itself, in hundredths. A larger
+    value shrinks a backlog faster and gives writers more work. 0: none."""
     claim_min_version: str | None = None
-    """Batches with parts that code before this version wrote are compacted too, though nothing is to be merged, until none is
-    left: to retire a format. At most this code's own version. None: never."""
+    """Batches with parts written by code older than this version are compacted even if nothing is to be merged, until none is
+    left. This retires an old format. At most this code's own version. None: disabled."""
 
     def __post_init__(self) -> None:
         _need(self.memory_bytes_max >= 0, "compaction.memory_bytes_max must not be negative")
         _need(self.claim_ms >= 0, "compaction.claim_ms must not be negative")
         _need(self.claim_percent >= 0, "compaction.claim_percent must not be negative")
-        if self.claim_min_version is not None:  # what newer code wrote is rewritten by this code, for ever
+        if self.claim_min_version is not None:  # otherwise this code would rewrite the output of newer code for ever
             is_ours = parse_version(self.claim_min_version) <= parse_version(APPLIER_VERSION)
             _need(is_ours, f"compaction.claim_min_version must be at most {APPLIER_VERSION}")
         _need(self.concurrency >= 1, "compaction.concurrency must be at least 1")
@@ -186,9 +190,9 @@ class RetrySettings:
     jitter: float = 0.1
     """Each sleep is multiplied by a uniform draw from [1 - jitter, 1 + jitter)."""
     warn_attempts: int = 30
-    """Attempts after which a retry loop logs at warning."""
+    """A retry loop logs at warning from this many attempts on."""
     give_up_ms: float | None = None
-    """None retries forever (as persist does). With a number, the loop raises Unavailable naming the operation and the address."""
+    """None: retry forever, as persist does. A number: after this time the loop raises Unavailable with the operation and the address."""
 
     def __post_init__(self) -> None:
         _need_pauses("retry", self.initial_ms, self.factor, self.clamp_ms)
@@ -198,15 +202,15 @@ class RetrySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchSettings:
-    """Polling for a newer state while waiting for an upper; docs/adr/0002-stores.md has the reasons."""
+    """Polling for a newer state while waiting for an upper. docs/adr/0002-stores.md gives the reasons."""
 
     initial_ms: float = 20.0
     factor: float = 2.0
     clamp_ms: float = 1_200.0
     push: bool = True
-    """Whether to hear of others' commits as they happen (where the store can tell). Off: waiting only polls."""
+    """Whether to receive commits of other processes as pushed news, if the store supports it. False: waiting only polls."""
     pushed_clamp_ms: float = 5_000.0
-    """As `clamp_ms`, while commits are being heard. Grows with it: the delay when a writer's push is off or a message is lost."""
+    """Replaces `clamp_ms` while news arrives. A larger value raises the delay if a writer's push is off or a message is lost."""
 
     def __post_init__(self) -> None:
         _need_pauses("watch", self.initial_ms, self.factor, self.clamp_ms)
@@ -215,7 +219,7 @@ class WatchSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All of them."""
+    """All settings."""
 
     batch: BatchSettings = field(default_factory=BatchSettings)
     read: ReadSettings = field(default_factory=ReadSettings)
@@ -225,9 +229,9 @@ class Settings:
     retry: RetrySettings = field(default_factory=RetrySettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
     retain_ms: int | None = RETAIN_MS
-    """Retention that shards are created with: since stays so far behind upper, in the shard's own times, whatever readers let
-    go of. A shard that exists keeps its own (`client.set_retention`). Grows with it: what compaction must keep apart. None
-    or 0: none."""
+    """Default retention of new shards: since stays this far behind upper, in the shard's own time unit, even if all readers
+    release earlier times. An existing shard keeps its own value (`client.set_retention`). With a larger value,
+    compaction must keep more times distinct. None or 0: no retention."""
 
     def __post_init__(self) -> None:
         is_sound = self.retain_ms is None or 0 <= self.retain_ms < 1 << 63
@@ -235,8 +239,8 @@ class Settings:
 
 
 def within_memory(settings: Settings, memory_bytes: int) -> Settings:
-    """`settings` for a process that may take `memory_bytes` and compacts one thing at a time: the bound of a compaction,
-    and parts cut small enough for it to be kept. InvalidUsage below MEMORY_BYTES_LEAST, where it could not be.
+    """Return `settings` for a process that may use `memory_bytes` and runs one compaction at a time: bounds the compaction and
+    makes parts small enough for that bound. InvalidUsage below MEMORY_BYTES_LEAST, where the bound cannot hold.
     """
     if memory_bytes < MEMORY_BYTES_LEAST:
         raise InvalidUsage(
@@ -253,8 +257,8 @@ def within_memory(settings: Settings, memory_bytes: int) -> Settings:
 
 
 def with_environ(settings: Settings, environ: Mapping[str, str]) -> Settings:
-    """`settings`, without compaction where `environ` has PERSIST_COMPACTION_DISABLED (set, and not to 0, false, no or
-    off). For mains, which hand in theirs: nothing below them reads the environment.
+    """Return `settings`, with compaction disabled if `environ` sets PERSIST_COMPACTION_DISABLED to anything but empty, 0,
+    false, no or off. Mains call it with their environment; code below them reads none.
     """
     if environ.get(COMPACTION_DISABLED_VARIABLE, "").strip().lower() in _NO:
         return settings

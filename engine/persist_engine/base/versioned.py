@@ -1,4 +1,4 @@
-"""Words that the consensus port and the core share: sequence numbers, versioned bytes, the answer of a compare-and-set."""
+"""Types shared by the consensus port and the core: sequence numbers, versioned bytes, the result of a compare-and-set."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 from persist_engine.base.errors import InvalidUsage
 
-#: At most as many digits as 2**63 - 1 has.
+#: Allows as many digits as 2**63 - 1 has.
 _SEQNO = re.compile(r"v(0|[1-9]\d{0,18})", re.ASCII)
 
 
 class SeqNo(int):
-    """Version of a shard's state, an int in [0, 2**63 - 1]; prints as `v7`. Every committed command takes previous + 1."""
+    """Version of a shard's state: an int in [0, 2**63 - 1], printed as `v7`. Each committed command increments it by one."""
 
     __slots__ = ()
 
@@ -42,22 +42,22 @@ class SeqNo(int):
 
 
 SEQNO_MAX = 2**63 - 1
-#: As the `limit` of a scan: everything.
+#: A `limit` for scans that means no limit.
 SCAN_ALL = SEQNO_MAX
 
 
-#: Bytes of a tag: enough that no two entries share one.
+#: Long enough that two different entries never share a tag.
 TAG_BYTES = 16
 
 
 def tag_of(data: bytes) -> bytes:
-    """Tells a log entry from every other, at its seqno and elsewhere."""
+    """Return the tag of a log entry: a hash of its bytes. Entries with different bytes have different tags."""
     return hashlib.blake2b(data, digest_size=TAG_BYTES).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Tip:
-    """Which entry a log ends with: its seqno and the tag of its bytes."""
+    """Identifies the last entry of a log: its seqno and the tag of its bytes."""
 
     seqno: SeqNo
     tag: bytes
@@ -76,10 +76,10 @@ class VersionedData:
 
     @property
     def tip(self) -> Tip:
-        """What a log that ends with it is known by. The first call costs a hash of the data."""
+        """The tip of a log that ends with this entry. The first call hashes the data."""
         tip = self._tip
         if tip is None:
-            # A commit needs it in several rooms. Threads that race here write the same value.
+            # Several rooms need it for one commit. Threads that race here write the same value.
             tip = Tip(self.seqno, tag_of(self.data))
             object.__setattr__(self, "_tip", tip)
         return tip
@@ -89,7 +89,7 @@ class VersionedData:
 
 
 class CasResult(enum.Enum):
-    """The two answers of a compare-and-set; the third end, unknown, is the error Indeterminate."""
+    """The two results of a compare-and-set. The third possibility, an unknown outcome, is the error Indeterminate."""
 
     COMMITTED = "committed"
     EXPECTATION_MISMATCH = "expectation mismatch"

@@ -1,10 +1,10 @@
-"""Numbers in sentences for people."""
+"""Counts and sizes as text for messages."""
 
 from __future__ import annotations
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 blob`, `2 blobs`, `1,024 batches`. For nouns whose plural ends in s, es after a hiss, ies for a consonant and y."""
+    """`1 blob`, `2 blobs`, `1,024 batches`. Plurals end in `es` after s, x, ch, sh, in `ies` after a consonant and y, else in `s`."""
     if count == 1:
         return f"1 {noun}"
     if noun.endswith(("s", "x", "ch", "sh")):
@@ -15,7 +15,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def sized(byte_count: int) -> str:
-    """`17 B`, `1.2 kB`, `3.4 GB`: powers of ten, as stores bill them."""
+    """`17 B`, `1.2 kB`, `3.4 GB`: powers of ten, the units in which stores bill."""
     size = float(byte_count)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:

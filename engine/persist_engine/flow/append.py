@@ -1,14 +1,14 @@
-"""Append: gather what all workers staged under one description and commit it at once (spec 17.4). One machine a sink.
-Pure: events in, instructions out. A batch is whatever the shell calls one; the machine only hands it on.
+"""Append: gathers the batches that all workers staged under one description and commits them at once (spec 17.4). One machine
+per sink. Pure: events in, instructions out. The shell defines what a batch is; the machine only passes it on.
 
-                    newer lower: delete what is stashed                    appended
+                    newer lower: delete the stash                          appended
      ┌────────────┐ ─────────────────────────────────▶ ┌──────────┐  ───────────────────▶ wait for a newer lower
      │ gathering  │                                    │committing│  upper < lower: raise it, commit again
      └────────────┘ ◀───────────────────────────────── └──────────┘  upper > lower: another replica won, delete
                     frontier past lower, described: Commit
 
-Losing is no error: what is still missing shows as desired minus persisted, and is written by the next description.
-Every batch that comes in goes out exactly once: appended, deleted, or left alone where nobody knows whether it was.
+A lost append is no error: the missing updates remain in desired minus persisted, and the next description writes them.
+Every received batch is passed on exactly once: appended, deleted, or left alone if its outcome is unknown.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ B = TypeVar("B")
 
 @dataclass(frozen=True, slots=True)
 class Commit(Generic[B]):
-    """Compare-and-append `batches`; answer with `on_appended` or `on_mismatch`. With `raise_first`, append nothing
-    until the shard's upper is at or past `lower` before: it is behind, and nothing belongs in between.
+    """Compare-and-append `batches`; answer with `on_appended` or `on_mismatch`. With `raise_first`, first raise the shard's
+    upper to `lower` by an empty append: the shard is behind, and no data belongs in between.
     """
 
     lower: Antichain
@@ -41,7 +41,7 @@ class Commit(Generic[B]):
 
 @dataclass(frozen=True, slots=True)
 class Delete(Generic[B]):
-    """Delete these batches: nobody will append them."""
+    """Delete these batches. They will not be appended."""
 
     batches: tuple[B, ...]
 
@@ -54,7 +54,7 @@ def _names(batches: tuple[B, ...]) -> str:
 
 
 class Append(Generic[B]):
-    """State: the greatest lower seen, its description and batches as far as they came, and the commit under way."""
+    """State: the greatest lower so far, its description and batches as far as they arrived, and the commit in progress."""
 
     def __init__(self) -> None:
         self._lower = MINIMUM
@@ -65,21 +65,21 @@ class Append(Generic[B]):
 
     @property
     def lower(self) -> Antichain:
-        """Older descriptions and batches are stale."""
+        """Descriptions and batches with an older lower are stale."""
         return self._lower
 
     def on_description(self, described: Describe) -> list[Commit[B] | Delete[B]]:
         """Mint described a batch."""
-        out = self._see(described.lower)
+        out = self._raise_lower(described.lower)
         if described.lower == self._lower:
             self._described = described
         return out + self._commit()
 
     def on_batch(self, lower: Antichain, batch: B) -> list[Commit[B] | Delete[B]]:
         """A worker staged `batch` under the description with this lower."""
-        out = self._see(lower)
+        out = self._raise_lower(lower)
         if lower < self._lower:
-            # (seed) Stale batches were skipped here and their blobs leaked (bug 30).
+            # (seed) Stale batches were once skipped here and their blobs leaked (bug 30).
             return [*out, Delete((batch,))]
         self._stash.append(batch)
         return out + self._commit()
@@ -90,12 +90,12 @@ class Append(Generic[B]):
         return self._commit()
 
     def on_appended(self) -> list[Commit[B] | Delete[B]]:
-        """The commit under way is part of the shard."""
+        """The commit in progress was appended to the shard."""
         self._taken()
         return self._commit()
 
     def on_mismatch(self, current: Antichain) -> list[Commit[B] | Delete[B]]:
-        """The commit under way found the shard's upper at `current`; nothing was appended."""
+        """The commit in progress found the shard's upper at `current`. Nothing was appended."""
         commit = self._taken()
         check(current != commit.lower, f"an append at {commit.lower} was refused by the upper it expected")
         if current < commit.lower and commit.lower == self._lower:
@@ -103,22 +103,22 @@ class Append(Generic[B]):
             return [self._committing]
         out: list[Commit[B] | Delete[B]] = [Delete(commit.batches)] if commit.batches else []
         if not current < commit.lower:
-            out += self._see(current)
+            out += self._raise_lower(current)
         return out + self._commit()
 
     def on_unknown(self, current: Antichain) -> list[Commit[B] | Delete[B]]:
-        """Nobody can tell any more whether the commit under way was appended; the shard's upper is at `current`, past its
-        lower. Its batches are left alone, the shard may name them; what became of them shows when it is read back.
+        """The outcome of the commit in progress can no longer be determined; the shard's upper is `current`, past the commit's
+        lower. Its batches are left alone, because the shard may reference them. Reading the shard back shows the outcome.
         """
         commit = self._taken()
-        check(commit.lower < current, f"an append at {commit.lower} was surely not appended: the upper is {current}")
-        return self._see(current) + self._commit()
+        check(commit.lower < current, f"an append at {commit.lower} was certainly not appended: the upper is {current}")
+        return self._raise_lower(current) + self._commit()
 
     def on_close(self) -> list[Commit[B] | Delete[B]]:
-        """The sink ends: what is stashed will not be appended. What is being committed is on its way."""
+        """The sink ends. The stash will not be appended; a commit in progress continues."""
         return self._discard()
 
-    def _see(self, lower: Antichain) -> list[Commit[B] | Delete[B]]:
+    def _raise_lower(self, lower: Antichain) -> list[Commit[B] | Delete[B]]:
         """A newer lower makes everything gathered so far stale."""
         if not self._lower < lower:
             return []
@@ -139,6 +139,6 @@ class Append(Generic[B]):
 
     def _taken(self) -> Commit[B]:
         commit, self._committing = self._committing, None
-        check(commit is not None, "an append was answered that nobody asked for")
+        check(commit is not None, "an append was answered, but none was in progress")
         assert commit is not None
         return commit

@@ -1,15 +1,15 @@
-"""Append of a batch run: what a refused append of its batches means. Pure. A lost append is normal: somebody else
-wrote; nothing of ours was linked.
+"""Append of a batch run: decides what to do after a refused append. Pure. A lost append is normal: another writer was faster,
+and none of the run's batches was linked.
 
-What was staged stays good, for staging may take minutes and other writers commit many times a second: a run that staged
-anew after each lost append would never append anything. So
+Staged batches stay valid, because staging may take minutes while other writers commit many times a second. A run that staged
+again after each lost append would never succeed. Instead:
 
-- batches that still fit are appended again, joined where the shard ends now;
-- a time that the run chose moves on to where the shard ends now, as metadata (`model.rewrite`);
-- a run that corrects what the shard held also takes back what came since it looked last, by more batches;
-- rows at times of their own cannot move: they are late, or they fit.
+- batches that still fit are appended again, starting where the shard now ends;
+- if the run chose the time, the time moves to where the shard now ends, as metadata (`model.batch.rewritten`);
+- a run that corrects what the shard held also retracts what arrived since its last look, with additional batches;
+- rows with times of their own cannot move: they fit or they are late.
 
-Only corrections of what can no longer be told apart are computed anew.
+Corrections are recomputed only if the shard's earlier contents are no longer distinguishable.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class Staged:
     lower: Antichain
     upper: Antichain
     time: int | None
-    """The time of all their updates, chosen by the run; None: the rows carry their own, and none can be chosen for them."""
+    """The time of all their updates, chosen by the run. None: the rows carry their own times."""
     least_time: int | None
-    """The least time of their updates; None when they hold none."""
+    """The least time of their updates; None if there are no updates."""
     reads_back: bool = False
-    """Their contents are the difference to what the shard held up to `as_of`."""
+    """Whether their contents are the difference to what the shard held up to `as_of`."""
     as_of: int | None = None
-    """None: the difference to nothing, for the shard was never written."""
+    """None: the difference to the empty collection, because the shard was never written."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendAgain:
-    """The same batches fit at [lower, upper)."""
+    """Append the same batches under [lower, upper), where they fit."""
 
     lower: Antichain
     upper: Antichain
@@ -55,14 +55,14 @@ class Move:
 
     @property
     def upper(self) -> Antichain:
-        """The end of the batches then."""
+        """The new upper of the batches."""
         return Antichain.of(self.time + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Correct:
-    """Stage, at `time`, the negation of all that the shard holds after `after` (None: of all that it holds) and before
-    `lower`; advance the times of the other batches to `time`; append all of it at `lower`.
+    """Stage, at `time`, the negation of everything the shard holds after `after` (None: of everything it holds) and before
+    `lower`. Advance the times of the other batches to `time`. Append all of it at `lower`.
     """
 
     lower: Antichain
@@ -71,23 +71,23 @@ class Correct:
 
     @property
     def upper(self) -> Antichain:
-        """The end of the batches then."""
+        """The new upper of the batches."""
         return Antichain.of(self.time + 1)
 
     @property
     def upto(self) -> int:
-        """The last time that is corrected."""
+        """The last time to correct."""
         return self.lower.newest_complete
 
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """Delete the batches, mint and write again."""
+    """Delete the batches, then mint and write again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """Rows carry times before the shard's upper: they can never be written. Delete the batches, tell the user."""
+    """Rows carry times before the shard's upper and can never be written. Delete the batches and report this to the user."""
 
     current: Antichain
 
@@ -98,14 +98,13 @@ AfterMismatch = AppendAgain | Move | Correct | Recompute | Late
 def after_upper_mismatch(
     staged: Staged, current: Antichain, *, now_ms: int, since: Antichain = MINIMUM
 ) -> AfterMismatch:
-    """The shard's upper was `current`, not the batches' lower. `since`: the first time at which the run's reader can still
-    be told what the shard held; empty when it can no more.
+    """Decide after an append found the shard's upper at `current` instead of the batches' lower. `since`: the first time whose
+    contents the run's reader can still read; empty if it can read none.
 
-    Raises InvalidUsage when the shard was closed or leaves no time to write at. A time once chosen is kept while it fits,
-    and never moves back.
+    Raises InvalidUsage if the shard is closed or leaves no time to write at. A chosen time is kept while it fits and never moves back.
     """
     if current.time is None:
-        raise InvalidUsage("the shard was closed while the sink was writing: nothing can be appended any more")
+        raise InvalidUsage("the shard was closed while the sink was writing: nothing more can be appended")
     check(
         staged.lower < current,
         f"the shard's upper went back from {staged.lower} to {current}",
@@ -121,14 +120,14 @@ def after_upper_mismatch(
     if time >= DATA_TIME_MAX:
         raise InvalidUsage(f"the shard's upper {current} leaves no time to write at")
     if staged.reads_back:
-        # From nothing on, what is asked for are the contents at the last time; else what came after `as_of`.
-        asked = current.newest_complete if staged.as_of is None else staged.as_of
-        return Correct(current, time, staged.as_of) if since.less_equal(asked) else Recompute()
+        # With as_of None, the run needs the contents at the last time; otherwise it needs what came after `as_of`.
+        read_from = current.newest_complete if staged.as_of is None else staged.as_of
+        return Correct(current, time, staged.as_of) if since.less_equal(read_from) else Recompute()
     return AppendAgain(current, staged.upper) if fits else Move(current, time)
 
 
 def after_progress_mismatch(current: SourceProgress | None, *, run: bytes) -> AlreadyDone | Superseded:
-    """The sink's committed progress is `current`, not what it was when the run began."""
+    """Decide after the sink's committed progress was `current` instead of its value at the start of the run."""
     if current is not None and current.token == run:
         return AlreadyDone(current.upper)
     return Superseded(current)

@@ -1,14 +1,14 @@
-"""CorrectionBuffer: desired minus persisted, by time (spec 17.6). Pure; spilling and the laws of updates are handed in.
+"""CorrectionBuffer: desired minus persisted, by time (spec 17.6). Pure; the shell supplies spilling and the laws of updates.
 
-Updates lie in chains by how far their time is from since: chain i holds the times whose highest bit that differs from
+Updates lie in chains by the distance of their time from since: chain i holds the times whose highest bit that differs from
 since is bit i - 1 (a radix heap).
 
     since = 0b0100    chain 0: since    chain 1: 5    chain 2: 6, 7    chain 4: 8 .. 15    chain 5: 16 .. 31   ...
 
-There are at most 65, whatever the number of distinct times; all times of one are before all of the next. When since
-advances, whole chains before it become part of chain 0 without a look at their rows, one is dealt out again, and those
-behind it stay. So a row is dealt out at most once for each bit of its time, far futures cost nothing while they are
-far, and nothing ever loops over times.
+There are at most 65 chains, however many distinct times there are. All times of one chain precede all times of the next. When
+since advances, whole chains before it join chain 0 without touching their rows, one chain is redistributed, and the later
+chains stay. A row is therefore redistributed at most once per bit of its time, far-future times cost nothing until they come
+near, and no code loops over times.
 
 Invariants: every time is at or beyond since; `updates_before` removes nothing.
 """
@@ -33,10 +33,10 @@ _POWERS = (np.uint64(1) << np.arange(63, dtype=np.uint64)).astype(np.int64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferPolicy:
-    """Numbers. A buffer holds about `memory_bytes` in memory when it has somewhere to spill to."""
+    """Numbers. A buffer that can spill keeps about `memory_bytes` in memory."""
 
     memory_bytes: int = 256 << 20
-    """Of everything together."""
+    """Bound for the whole buffer."""
     rows_min: int = 65_536
     """See ChainPolicy."""
     dampener: int = 1
@@ -45,17 +45,17 @@ class BufferPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferSize:
-    """What a buffer holds and has seen."""
+    """Contents and history of a buffer, as counts."""
 
     rows: int
     capacity_rows: int
-    """Rows it may come to hold before it consolidates."""
+    """Rows that fit before the buffer consolidates."""
     memory_bytes: int
     spilled_bytes: int
     inserted_rows: int
-    """Ever, positive and negated."""
+    """Rows ever inserted, including negated ones."""
     cancelled_rows: int
-    """Of these, gone: they added up with others, or lay beyond a closed since."""
+    """Inserted rows that are gone: they cancelled with others, or lay beyond a closed since."""
 
 
 class CorrectionBuffer:
@@ -71,8 +71,8 @@ class CorrectionBuffer:
     ) -> None:
         policy = policy or BufferPolicy()
         self._laws = laws
-        # Of the memory: half for chunks, an eighth for what is not sorted yet and as much again twice while it is, a
-        # quarter for merging.
+        # Memory budget: half for chunks, an eighth for unsorted rows and twice that again while they are sorted, a quarter for
+        # merging.
         self._store = ChunkStore(spill, memory_bytes_max=policy.memory_bytes // 2)
         self._pending_bytes_max = policy.memory_bytes // 8
         self._chain_policy = ChainPolicy(
@@ -91,7 +91,7 @@ class CorrectionBuffer:
         return self._since
 
     def size(self) -> BufferSize:
-        """For metrics and bounds."""
+        """Return the size, for metrics and bounds."""
         chains = self._chains.values()
         rows = sum(chain.rows for chain in chains)
         return BufferSize(
@@ -104,14 +104,14 @@ class CorrectionBuffer:
         )
 
     def insert(self, updates: pa.Table) -> None:
-        """Add updates; times before since are as of since, and nothing is kept beyond a closed one."""
+        """Add updates. Times before since advance to since; with a closed since, nothing is kept."""
         self._inserted_rows += updates.num_rows
         for chain in self._deal(self._laws.advance_times(updates, self._since)):
             chain.settle(self._since)
         self._make_room()
 
     def insert_negated(self, updates: pa.Table) -> None:
-        """As `insert`, with the diffs negated."""
+        """Like `insert`, with negated diffs."""
         index = updates.schema.get_field_index("diff")
         try:
             negated = pc.negate_checked(updates.column(index))
@@ -120,7 +120,7 @@ class CorrectionBuffer:
         self.insert(updates.set_column(index, updates.schema.field(index), negated))
 
     def updates_before(self, upper: Antichain) -> Iterator[pa.Table]:
-        """All updates with a time before `upper`, consolidated, as non-empty tables. They stay where they are; insert
+        """Yield all updates with a time before `upper`, consolidated, as non-empty tables. They stay in the buffer. Insert
         nothing while iterating.
         """
         last = _index(self._since, upper)
@@ -135,10 +135,9 @@ class CorrectionBuffer:
                     yield found
 
     def advance_since(self, since: Antichain) -> None:
-        """Times before `since` become `since`; a closed one clears the buffer. InvariantViolated when it goes back.
+        """Advance times before `since` to `since`. A closed since clears the buffer. InvariantViolated if since goes back.
 
-        Moves what lies before without touching it; what now adds up to nothing is still there until it is
-        consolidated.
+        Whole chains move without touching their rows. Rows that now cancel stay until they are consolidated.
         """
         before = self._since
         check(before <= since, f"the since of a correction buffer goes back from {before} to {since}")
@@ -151,7 +150,7 @@ class CorrectionBuffer:
             self._chains.clear()
             return
         split = _index(before, since)
-        # Ascending: the last one is dealt out into the places of those before it.
+        # Ascending, because the last chain is redistributed into the places of those before it.
         for index in sorted(index for index in self._chains if 0 < index <= split):
             runs, pending = self._chains.pop(index).take()
             if index == split:
@@ -165,7 +164,7 @@ class CorrectionBuffer:
                 self._chain(self._chain_index(run[0].time_max)).push_run(run)
 
     def consolidate_at_since(self) -> None:
-        """Let what lies at since cancel, and bound what lies behind (amortised: see `Chain.consolidate_soon`)."""
+        """Cancel what lies at since, and bound what lies behind it (amortised: see `Chain.consolidate_soon`)."""
         due = self._chains.get(0)
         if due is not None:
             due.consolidate_soon(self._since)
@@ -176,7 +175,7 @@ class CorrectionBuffer:
                 del self._chains[index]
         self._make_room()
 
-    # -- dealing out ---------------------------------------------------------------------------------------------------
+    # -- distribution --------------------------------------------------------------------------------------------------
 
     def _chain(self, index: int) -> Chain:
         chain = self._chains.get(index)
@@ -188,7 +187,7 @@ class CorrectionBuffer:
         return _index(self._since, self._since.join(Antichain.of(time)))
 
     def _deal(self, updates: pa.Table) -> list[Chain]:
-        """Push rows (none before since) to the chains of their times; those chains."""
+        """Push rows (none before since) to the chains of their times. Returns those chains."""
         if not updates.num_rows:
             return []
         bounds = pc.min_max(updates.column("time"))
@@ -203,7 +202,7 @@ class CorrectionBuffer:
         return touched
 
     def _dealt_run(self, run: Run) -> list[Run]:
-        """The run as one for each chain that its times belong to; a chunk of one chain only is not read."""
+        """Split the run into one run per chain. A chunk that belongs to one chain only is not read."""
         parts: dict[int, list[Chunk]] = {}
         for chunk in run:
             first, last = self._chain_index(chunk.time_min), self._chain_index(chunk.time_max)
@@ -219,7 +218,7 @@ class CorrectionBuffer:
         return list(parts.values())
 
     def _indices(self, updates: pa.Table) -> npt.NDArray[np.intp]:
-        """For each row the chain of its time."""
+        """Return the chain of each row's time."""
         assert self._since.time is not None
         times = updates.column("time").to_numpy()
         differing = times ^ np.int64(min(self._since.time, DATA_TIME_MAX))
@@ -229,7 +228,7 @@ class CorrectionBuffer:
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def _make_room(self) -> None:
-        """Sort what is pending when it takes too much, and spill down to half when sorted chunks do."""
+        """Sort pending rows if they take too much memory. If sorted chunks do, spill until half of their budget is free."""
         store = self._store
         while sum(chain.pending_bytes for chain in self._chains.values()) > self._pending_bytes_max:
             max(self._chains.values(), key=lambda chain: chain.pending_bytes).sort_pending(self._since)
@@ -243,7 +242,7 @@ class CorrectionBuffer:
 
 
 def _index(since: Antichain, frontier: Antichain) -> int:
-    """The chain in which `frontier` (at or beyond since) lies; beyond all chains when it is closed."""
+    """Return the chain of `frontier` (at or beyond since); a number beyond all chains if it is closed."""
     if since.time is None or frontier.time is None:
         return 65
     return (since.time ^ frontier.time).bit_length() if since.time <= frontier.time else 0

@@ -1,16 +1,16 @@
-"""Chain: the updates of one stretch of time, consolidated when it pays (spec 17.6). Pure.
+"""Chain: the updates of one stretch of time, consolidated when it pays off (spec 17.6). Pure.
 
     runs     [ main: consolidated ][ sorted ][ sorted ] ...     in memory or spilled
-    pending  [ table ][ table ] ...                             as they came, in memory
+    pending  [ table ][ table ] ...                             as received, in memory
 
-Policy: with `main` rows consolidated, at most max(rows_min, main / (dampener + 1)) loose rows are held beside them;
-then all are consolidated into one run. So a snapshot and its negation, arriving one after the other, never take more
-than about 1 + 1 / (dampener + 1) snapshots, and a row is sorted about dampener + 2 times however many inserts there
-are. There is nothing to shrink: what cancelled is gone, and the allowance follows what is left.
+Policy: beside a main run of `main` rows, at most max(rows_min, main / (dampener + 1)) loose rows are held; beyond that, all
+rows are consolidated into one run. A snapshot followed by its negation therefore takes at most about 1 + 1 / (dampener + 1)
+snapshots, and a row is sorted about dampener + 2 times, however many inserts there are. Nothing has to be shrunk: cancelled
+rows are gone, and the allowance follows the remaining rows.
 
-SUBTLE: stored times may lag behind the buffer's since, which runs on every read: max(time, since) keeps the order of
-rows, so that sorted runs stay sorted and nothing is rewritten when since advances. But it makes rows equal that
-differed in time only, so that whatever is merged is consolidated again before.
+SUBTLE: stored times may lag behind the buffer's since; each read advances them. max(time, since) preserves the order of rows,
+so sorted runs stay sorted and nothing is rewritten when since advances. But rows that differed only in time become equal, so
+everything is consolidated again before a merge.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pyarrow as pa
 from persist_engine.flow.correction_chunks import Chunk, ChunkStore, Run, UpdateLaws, as_of, rows_of
 from persist_engine.model.frontier import Antichain
 
-#: More runs than this are made one before they are merged with the main one: each needs a window in memory.
+#: A chain with more runs than this merges all runs but the main one first, because each run in a merge needs a window in memory.
 RUNS_MAX = 16
 
 
@@ -33,13 +33,13 @@ class ChainPolicy:
     """Numbers."""
 
     rows_min: int
-    """Loose rows that are always tolerated: consolidating fewer costs more in calls than in rows."""
+    """Loose rows that are always tolerated: for fewer, consolidating costs more in calls than in rows."""
     dampener: int
-    """Loose rows tolerated beside n consolidated ones: n / (dampener + 1). Grows with it: work. Falls with it: memory."""
+    """Loose rows tolerated beside n consolidated rows: n / (dampener + 1). A larger value means more work and less memory."""
     chunk_bytes: int
-    """About the size of a chunk: what is spilled and read back at once."""
+    """Approximate size of a chunk, the unit of spilling and reading back."""
     merge_bytes: int
-    """Memory of a streaming merge. Less than a quarter of this is sorted at once instead."""
+    """Memory of a streaming merge. Less than a quarter of it is sorted in one piece instead."""
 
 
 class Chain:
@@ -52,11 +52,11 @@ class Chain:
         self.pending_bytes = 0
         self.rows = 0
         self.loose_rows = 0
-        """Rows beside those of the main run, or all when there is none."""
+        """Rows outside the main run; all rows if there is none."""
 
     @property
     def capacity_rows(self) -> int:
-        """Rows it may come to hold before it is consolidated."""
+        """Rows that fit before the chain consolidates."""
         main = self.rows - self.loose_rows
         return main + max(self._policy.rows_min, main // (self._policy.dampener + 1))
 
@@ -68,7 +68,7 @@ class Chain:
         )
 
     def push(self, table: pa.Table) -> None:
-        """More rows, in any order."""
+        """Add rows in any order."""
         if not table.num_rows:
             return
         self.pending.append(table)
@@ -77,7 +77,7 @@ class Chain:
         self.loose_rows += table.num_rows
 
     def push_run(self, run: Run) -> None:
-        """More rows, sorted. Few of them are taken as they come: they will be sorted with others."""
+        """Add a sorted run. A small run in memory becomes pending, to be sorted with others."""
         rows = rows_of(run)
         if rows <= self._policy.rows_min and all(chunk.table is not None for chunk in run):
             for table in self._store.drain(run):
@@ -88,34 +88,34 @@ class Chain:
             self.loose_rows += rows
 
     def clear(self) -> None:
-        """Nothing is left."""
+        """Remove all rows."""
         for run in self.runs:
             for chunk in run:
                 self._store.drop(chunk)
         self.take()
 
     def take(self) -> tuple[list[Run], list[pa.Table]]:
-        """All runs and pending tables; the chain is empty afterwards."""
+        """Remove and return all runs and pending tables."""
         taken = self.runs, self.pending
         self.runs, self.pending, self.pending_bytes = [], [], 0
         self.rows = self.loose_rows = 0
         return taken
 
     def settle(self, since: Antichain) -> None:
-        """Consolidate if the policy says so."""
+        """Consolidate if the policy requires it."""
         if self.rows > self.capacity_rows:
             self.consolidate(since)
         elif len(self.runs) > RUNS_MAX:
             self._merge_tail(since)
 
     def consolidate_soon(self, since: Antichain) -> None:
-        """Consolidate unless a large main run would be copied for few loose rows."""
+        """Consolidate, unless that would copy a large main run for few loose rows."""
         main = self.rows - self.loose_rows
         if main <= self._policy.rows_min or self.loose_rows * (self._policy.dampener + 1) >= main:
             self.consolidate(since)
 
     def consolidate(self, since: Antichain) -> None:
-        """Make it one consolidated run, or nothing. Idempotent."""
+        """Turn the chain into one consolidated run, or nothing. Idempotent."""
         if not self.loose_rows:
             return
         self.sort_pending(since)
@@ -125,13 +125,13 @@ class Chain:
             self.runs, self.rows = [merged], rows_of(merged)
 
     def tables(self, since: Antichain) -> Iterator[pa.Table]:
-        """All rows, as of `since`. Only of a consolidated chain; leaves everything as it is."""
+        """Yield all rows, as of `since`. Requires a consolidated chain; changes nothing."""
         assert not self.loose_rows, "consolidate first"
         for chunk in self.runs[0] if self.runs else ():
             yield self._laws.advance_times(self._store.read(chunk), since)
 
     def sort_pending(self, since: Antichain) -> None:
-        """Make the pending tables a run: chunks can be spilled, and merged within bounds."""
+        """Turn the pending tables into a run, whose chunks can be spilled, and merged within bounds."""
         if not self.pending:
             return
         tables, self.pending, self.pending_bytes = self.pending, [], 0
@@ -144,7 +144,7 @@ class Chain:
             self.runs.append(run)
 
     def _merge_tail(self, since: Antichain) -> None:
-        """Make one of all runs but the first."""
+        """Merge all runs but the first into one."""
         first, *tail = self.runs
         before = sum(map(rows_of, tail))
         merged = self._merged(tail, since)
@@ -165,7 +165,7 @@ class Chain:
         return self._laws.consolidate(self._laws.advance_times(pa.concat_tables(tables), since))
 
     def _chunked(self, tables: Iterator[pa.Table]) -> Run:
-        """`tables` as chunks of about the size that the policy wants."""
+        """Split `tables` into chunks of about the policy's size."""
         run: Run = []
         held: list[pa.Table] = []
         held_bytes = 0
@@ -186,7 +186,7 @@ class Chain:
 
 
 def _cut(table: pa.Table, target_bytes: int) -> Iterator[pa.Table]:
-    """Slices of about `target_bytes`; none of a table without rows."""
+    """Yield slices of about `target_bytes`; none for an empty table."""
     if not table.num_rows:
         return
     rows = max(1, table.num_rows * target_bytes // max(1, table.nbytes))
@@ -194,5 +194,5 @@ def _cut(table: pa.Table, target_bytes: int) -> Iterator[pa.Table]:
         yield table
         return
     for start in range(0, table.num_rows, rows):
-        # Copied: a slice would keep the whole table alive, and spilling the others would free nothing.
+        # Copied, because a slice would keep the whole table alive, and spilling the others would free no memory.
         yield table.slice(start, rows).combine_chunks().take(pa.array(np.arange(min(rows, table.num_rows - start))))

@@ -1,6 +1,6 @@
-"""Chunks of updates, in memory or spilled, and the bytes they take. What spilling is, is the shell's: see `Spill`.
+"""Chunks of updates, in memory or spilled, and their total size. The shell implements spilling: see `Spill`.
 
-Invariant: `memory_bytes` and `spilled_bytes` are the sums over all chunks that were put and neither taken nor dropped.
+Invariant: `memory_bytes` and `spilled_bytes` are the sums over all chunks that were put and not yet dropped.
 """
 
 from __future__ import annotations
@@ -17,55 +17,53 @@ from persist_engine.model.frontier import Antichain
 
 
 class UpdateLaws(Protocol):
-    """What updates are: `codec.updates` and `shard.consolidate`, handed in by the shell. Pure."""
+    """The laws of updates: `rows.updates` and `parts.consolidate`, supplied by the shell. Pure."""
 
     def consolidate(self, table: pa.Table) -> pa.Table:
-        """Sorted by (key, val, time), equal ones added up, zeros dropped."""
+        """Sort by (key, val, time), add the diffs of equal rows, drop zeros."""
 
     def advance_times(self, table: pa.Table, frontier: Antichain) -> pa.Table:
-        """max(time, frontier) for each row; nothing when it is empty. The table itself when no time is before it."""
+        """Advance each time to max(time, frontier); no rows if the frontier is empty. Returns the table itself if no time is before it."""
 
     def time_filter(self, table: pa.Table, lower: Antichain, upper: Antichain) -> pa.Table:
-        """The rows with lower <= time < upper."""
+        """Return the rows with lower <= time < upper."""
 
     def merge_runs(self, runs: Iterable[Iterator[pa.Table]], *, memory_bytes: int) -> Iterator[pa.Table]:
-        """The consolidated union of runs that are sorted each, of consolidated tables, streaming within about
-        `memory_bytes`.
-        """
+        """Yield the consolidated union of runs of consolidated tables, each run sorted, streaming within about `memory_bytes`."""
 
 
 class Spill(Protocol):
-    """Where chunks go that memory has no room for. Not durable: nothing needs it after a crash."""
+    """Storage for chunks that do not fit into memory. Not durable: nothing needs it after a crash."""
 
     def write(self, table: pa.Table) -> int:
-        """Keep `table`; a number under which it is found."""
+        """Store `table` and return the number that identifies it."""
 
     def read(self, number: int) -> pa.Table:
-        """The table again."""
+        """Return the table with this number."""
 
     def delete(self, number: int) -> None:
-        """Forget it."""
+        """Delete the table with this number."""
 
 
 class NoSpill:
-    """For buffers that may take all the memory they need."""
+    """For buffers without a memory bound."""
 
     def write(self, table: pa.Table) -> int:
-        """Never."""
+        """Never called."""
         raise AssertionError(f"nothing to spill {table.num_rows} rows to")
 
     def read(self, number: int) -> pa.Table:
-        """Never."""
+        """Never called."""
         raise AssertionError(f"chunk {number} was never spilled")
 
     def delete(self, number: int) -> None:
-        """Never."""
+        """Never called."""
         raise AssertionError(f"chunk {number} was never spilled")
 
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """Some rows, sorted, never none. In memory iff `table` is not None, else spilled under `number`."""
+    """Sorted rows, at least one. In memory iff `table` is not None, else spilled under `number`."""
 
     rows: int
     size_bytes: int
@@ -76,21 +74,21 @@ class Chunk:
 
 
 Run = list[Chunk]
-"""Chunks that, read one after the other, never go back in (key, val, time)."""
+"""Consecutive chunks whose rows are in (key, val, time) order throughout."""
 
 
 class ChunkStore:
     """All chunks of one buffer. Not thread-safe."""
 
     def __init__(self, spill: Spill | None, *, memory_bytes_max: int) -> None:
-        """Without `spill` everything stays in memory whatever `memory_bytes_max` says."""
+        """Without `spill`, everything stays in memory, regardless of `memory_bytes_max`."""
         self._spill = spill or NoSpill()
         self.memory_bytes_max = memory_bytes_max if spill is not None else 1 << 62
         self.memory_bytes = 0
         self.spilled_bytes = 0
 
     def put(self, table: pa.Table) -> Chunk:
-        """A chunk of `table` (sorted, at least one row): in memory if it fits there."""
+        """Store `table` (sorted, at least one row) as a chunk: in memory if it fits, else spilled."""
         times = pc.min_max(table.column("time"))
         chunk = Chunk(table.num_rows, table.nbytes, times["min"].as_py(), times["max"].as_py(), table)
         self.memory_bytes += chunk.size_bytes
@@ -99,7 +97,7 @@ class ChunkStore:
         return chunk
 
     def read(self, chunk: Chunk) -> pa.Table:
-        """Its rows."""
+        """Return the chunk's rows."""
         if chunk.table is not None:
             return chunk.table
         assert chunk.number is not None
@@ -108,7 +106,7 @@ class ChunkStore:
         return table
 
     def drop(self, chunk: Chunk) -> None:
-        """The chunk is gone."""
+        """Remove the chunk."""
         if chunk.table is not None:
             self.memory_bytes -= chunk.size_bytes
             chunk.table = None
@@ -127,7 +125,7 @@ class ChunkStore:
         self.spilled_bytes += chunk.size_bytes
 
     def drain(self, run: Run) -> Iterator[pa.Table]:
-        """The run's tables, each gone from the store once it was given out."""
+        """Yield the run's tables and remove each from the store."""
         for chunk in run:
             table = self.read(chunk)
             self.drop(chunk)
@@ -135,8 +133,8 @@ class ChunkStore:
 
 
 def as_of(laws: UpdateLaws, table: pa.Table, since: Antichain) -> pa.Table:
-    """`table`, which is consolidated, as of `since`, and consolidated still: times before it become one, and rows equal
-    that differed in them only.
+    """Return the consolidated `table` as of `since`, still consolidated: times before since become since, and rows that
+    differed only in those times are added up.
     """
     advanced = laws.advance_times(table, since)
     times = pc.min_max(table.column("time"))
@@ -144,5 +142,5 @@ def as_of(laws: UpdateLaws, table: pa.Table, since: Antichain) -> pa.Table:
 
 
 def rows_of(run: Run) -> int:
-    """How many rows a run has."""
+    """Return the number of rows in a run."""
     return sum(chunk.rows for chunk in run)

@@ -1,6 +1,4 @@
-"""How far the desired collection is known. It comes in two streams, rows and errors, and is known only as far as both
-are. Pure.
-"""
+"""How far the desired collection is known. It arrives in two streams, rows and errors, and is known only as far as both are. Pure."""
 
 from __future__ import annotations
 
@@ -21,16 +19,16 @@ class Stream(enum.Enum):
 
 @dataclass(slots=True)
 class DesiredFrontiers:
-    """A frontier for each stream; `frontier` is the lesser (spec 17.1). Invariant: none goes back.
+    """A frontier per stream. `frontier` is the lesser of the two (spec 17.1). Invariant: neither goes back.
 
-    A stream that does not exist is one that has ended: its frontier is empty from the beginning.
+    A missing stream counts as ended: its frontier is empty from the start.
     """
 
     _of: dict[Stream, Antichain] = field(default_factory=lambda: dict.fromkeys(Stream, MINIMUM))
 
     @classmethod
     def without_errors(cls) -> DesiredFrontiers:
-        """For a collection that has no errors."""
+        """For a collection without errors."""
         return cls({Stream.OK: MINIMUM, Stream.ERR: EMPTY})
 
     @property
@@ -40,12 +38,12 @@ class DesiredFrontiers:
 
     @property
     def by_stream(self) -> MappingProxyType[Stream, Antichain]:
-        """A view."""
+        """A read-only view of the two frontiers."""
         return MappingProxyType(self._of)
 
     def advance(self, stream: Stream, frontier: Antichain) -> bool:
-        """No more updates of `stream` before `frontier`; whether that moved the common frontier. InvalidUsage when it
-        goes back. Idempotent.
+        """Record that `stream` has no more updates before `frontier`. Returns whether that moved the common frontier.
+        InvalidUsage if the stream's frontier goes back. Idempotent.
         """
         current = self._of[stream]
         if not current <= frontier:

@@ -1,14 +1,14 @@
-"""Mint: at which times a running sink writes. One machine a sink, however many workers (spec 17.2). Pure: events in,
-instructions out.
+"""Mint: chooses the times at which a running sink writes. One machine per sink, regardless of the number of workers (spec
+17.2). Pure: events in, instructions out.
 
       desired frontier ─┐                        ┌─▶ RaiseUpper(to)         only while the shard is behind as_of
                         ├─▶ persist < desired? ──┤
      the shard's upper ─┘     lower is new?      └─▶ Describe(lower, upper)  to every worker, and to append
 
-It watches the shard's upper, not what was read back of it: the two differ while reading lags, and where the shard's
-since is beyond its upper nothing can be read at all.
+It follows the shard's upper, not the frontier that was read back. The two differ while reading lags, and if the shard's since
+is beyond its upper, nothing can be read at all.
 
-Invariants: lowers rise strictly, uppers never fall; so at most one description can still be appended, the newest.
+Invariants: lowers rise strictly and uppers never fall, so only the newest description can still be appended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from persist_engine.model.frontier import EMPTY, MINIMUM, TIME_MAX, Antichain
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """Write what must change at [lower, upper). Supersedes every description before it."""
+    """Write the changes needed in [lower, upper). Supersedes every earlier description."""
 
     lower: Antichain
     upper: Antichain
@@ -33,9 +33,9 @@ class Describe:
 
 @dataclass(frozen=True, slots=True)
 class RaiseUpper:
-    """Append nothing until the shard's upper is at or past `to`, whoever raises it. Idempotent.
+    """Raise the shard's upper to `to` by an empty append, unless it is already there. Idempotent.
 
-    Then there is nothing below `to` that anybody could still write, and reading back gets there (spec 17.9).
+    After that, no process can write below `to`, and reading back reaches it (spec 17.9).
     """
 
     to: Antichain
@@ -48,10 +48,10 @@ MintInstruction = Describe | RaiseUpper
 
 
 class Mint:
-    """State: the two frontiers, the lower minted last, whether writing is allowed."""
+    """State: the two frontiers, the last minted lower, and whether writing is allowed."""
 
     def __init__(self, desired: DesiredFrontiers, *, as_of: Antichain, read_only: bool) -> None:
-        """Nothing is written before `as_of`: desired updates before it count as of it."""
+        """Nothing is written before `as_of`: earlier desired updates count as of it."""
         check(not as_of.is_empty(), "a sink without a time to begin at has nothing to write")
         self._desired = desired
         self._as_of = as_of
@@ -61,28 +61,28 @@ class Mint:
 
     @property
     def persist_frontier(self) -> Antichain:
-        """Where the next batch must join: the shard's upper, or `as_of` while that is beyond it."""
+        """The lower of the next batch: the shard's upper, or `as_of` while that is beyond it."""
         return self._as_of.join(self._shard_upper)
 
     @property
     def output_frontier(self) -> Antichain:
-        """No description with a lower before it will come any more."""
+        """No future description has a lower before it."""
         return (
             self.persist_frontier if self._last_lower is None else self.persist_frontier.join(after(self._last_lower))
         )
 
     def on_desired_frontier(self, stream: Stream, frontier: Antichain) -> list[MintInstruction]:
-        """No more desired updates of `stream` before `frontier`. InvalidUsage when it goes back."""
+        """`stream` has no more desired updates before `frontier`. InvalidUsage if it goes back."""
         self._desired.advance(stream, frontier)
         return self._mint()
 
     def on_shard_upper(self, upper: Antichain) -> list[MintInstruction]:
-        """The shard's upper was `upper` at some time. An older one than was seen before says nothing."""
+        """The shard's upper was `upper` at some time. An older upper than the last one has no effect."""
         self._shard_upper = self._shard_upper.join(upper)
         return self._mint()
 
     def allow_writes(self) -> list[MintInstruction]:
-        """From now on descriptions are minted; there is no way back. Idempotent."""
+        """Allow descriptions from now on, permanently. Idempotent."""
         self._read_only = False
         return self._mint()
 
@@ -97,5 +97,5 @@ class Mint:
 
 
 def after(frontier: Antichain) -> Antichain:
-    """The next frontier: one past its time; closed after the last time there is."""
+    """Return the next frontier: one past the time, or closed after the last possible time."""
     return EMPTY if frontier.time is None or frontier.time == TIME_MAX else Antichain.of(frontier.time + 1)

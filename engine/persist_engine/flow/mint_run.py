@@ -1,8 +1,7 @@
-"""Mint of a batch run: choose the times it writes at. Pure: facts in, a decision out. The shell (Spark driver, thread,
-test) does the rest.
+"""Mint of a batch run: chooses the times it writes at. Pure: facts in, a decision out. The shell (Spark driver, thread, test) acts on it.
 
-A run of a batch sink goes mint -> write -> append. Here the run is given its lower (the shard's upper: where its
-batch must join) and its time; `append_run.py` decides what a refusal of the append means.
+A run of a batch sink goes mint -> write -> append. Mint gives the run its time and its lower, the shard's upper, where its
+batch must start. `append_run.py` decides what to do after a refused append.
 """
 
 from __future__ import annotations
@@ -14,26 +13,26 @@ from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.state import SourceProgress
 
-#: `<series>-<number>`; more digits than these are no number of a run.
+#: A run name of the form `<series>-<number>`. Longer digit sequences are not run numbers.
 _NUMBERED = re.compile(rb"(.*)-([0-9]{1,19})", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardView:
-    """What the driver saw of the shard, from one state."""
+    """The driver's view of the shard, from one state."""
 
     since: Antichain
     upper: Antichain
     progress: SourceProgress | None
-    """What this sink committed last."""
+    """The last progress that this sink committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Minted:
-    """Write at `time`, join at `lower`; the batch covers [lower, time + 1) unless its rows carry their own times.
+    """Write at `time`, append at `lower`. The batch covers [lower, time + 1), unless its rows carry their own times.
 
-    `as_of` is the time at which the persisted collection must be read to be corrected; None: nothing was ever
-    written, it is empty.
+    `as_of` is the time at which to read the persisted collection that the run corrects. None: the collection is empty, because
+    nothing was ever written.
     """
 
     lower: Antichain
@@ -42,15 +41,13 @@ class Minted:
 
     @property
     def upper(self) -> Antichain:
-        """The end of the batch when all its updates are at `time`."""
+        """The upper of the batch if all its updates are at `time`."""
         return Antichain.of(self.time + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class RaiseUpper:
-    """First append nothing at [lower, upper), then look again: the persisted collection is not readable before (see
-    `mint`).
-    """
+    """First append an empty batch at [lower, upper), then look again: until then, the persisted collection is not readable (see `mint`)."""
 
     lower: Antichain
     upper: Antichain
@@ -58,14 +55,14 @@ class RaiseUpper:
 
 @dataclass(frozen=True, slots=True)
 class AlreadyDone:
-    """The very same run was appended before; its data end at `upper`."""
+    """An earlier attempt of this same run was appended; its data ends at `upper`."""
 
     upper: Antichain
 
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """Another run of this sink committed: a newer one before this began, or any meanwhile. Delete the batches, stop."""
+    """Another run of this sink committed: a newer one before this run began, or any run since. Delete the batches and stop."""
 
     current: SourceProgress | None
 
@@ -73,13 +70,12 @@ class Superseded:
 def mint(
     view: ShardView, *, run: bytes, now_ms: int, reads_back: bool
 ) -> Minted | RaiseUpper | AlreadyDone | Superseded:
-    """Choose for the run named `run`; `reads_back` when it corrects the persisted collection instead of adding to it.
+    """Choose the times for the run named `run`. `reads_back`: the run corrects the persisted collection instead of adding to it.
 
-    Runs named `<series>-<number>` follow each other: once a newer one committed an older one is over, whatever became of
-    it, for the shard remembers the last one only.
+    Runs named `<series>-<number>` form a sequence. Once a newer run committed, an older one is superseded, whatever its own
+    outcome, because the shard remembers only the last run.
 
-    Raises InvalidUsage when the shard is closed. Never chooses a time before the shard's upper, whatever the clock
-    says.
+    Raises InvalidUsage if the shard is closed. The chosen time is never before the shard's upper, regardless of the clock.
     """
     if view.progress is not None and view.progress.token == run:
         return AlreadyDone(view.progress.upper)
@@ -87,7 +83,7 @@ def mint(
         return Superseded(view.progress)
     lower = view.upper.time
     if lower is None:
-        raise InvalidUsage("the shard is closed: its upper is empty, nothing can be written any more")
+        raise InvalidUsage("the shard is closed: its upper is empty, nothing more can be written")
     time = max(now_ms, lower)
     if time >= DATA_TIME_MAX:
         raise InvalidUsage(f"the shard's upper {view.upper} leaves no time to write at")
@@ -101,9 +97,9 @@ def mint(
         return Minted(view.upper, time, None)
     as_of = lower - 1
     if view.since.time > as_of:
-        # SUBTLE: since may be at or beyond upper. Times below since are no longer distinguishable, so the last
-        # written time cannot be read;
-        # since can, once upper is past it. Nothing but the frontier changes: there is no data at [upper, since].
+        # SUBTLE: since may be at or beyond upper. Times before since are not distinguishable, so the last written time cannot
+        # be read. Since itself can, once upper is past it. The empty append moves only the frontier: there is no data at
+        # [upper, since].
         return RaiseUpper(view.upper, Antichain.of(view.since.time + 1))
     return Minted(view.upper, time, as_of)
 

@@ -1,8 +1,8 @@
 """Refresh schedules: a sink that shows its input only at certain times (spec 17.7). Pure.
 
-Every time and every frontier is rounded up to the next refresh. Invariants: rounding is monotone and never goes down,
-so that rounded frontiers still bound rounded times; a time that is a refresh stays. Past the last refresh the frontier
-is empty: the collection is complete.
+Every time and every frontier is rounded up to the next refresh. Invariants: rounding is monotone and never decreases, so
+rounded frontiers still bound rounded times; a time that is a refresh does not change. After the last refresh the frontier is
+empty: the collection is complete.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from persist_engine.model.frontier import DATA_TIME_MAX, EMPTY, Antichain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refresh:
-    """Refreshes at `aligned_to`, and every `every` before and after it (`every` None: not at all), and at each of
-    `at`. Times are those of the collection: milliseconds, unless the sink says otherwise.
+    """Refreshes at `aligned_to`, at every multiple of `every` before and after it (None: not at all), and at each time of `at`.
+    Times are the collection's own: milliseconds, unless the sink defines otherwise.
     """
 
     every: int | None = None
@@ -39,11 +39,11 @@ class Refresh:
 
     @property
     def last(self) -> int | None:
-        """The last refresh; None when they never end."""
+        """The last refresh; None if refreshes never end."""
         return self.at[-1] if self.every is None else None
 
     def round_up(self, time: int) -> int | None:
-        """The first refresh at or past `time`; None when there is none at a time that data can have."""
+        """Return the first refresh at or past `time`; None if there is none at a time that data can have."""
         candidates = [at for at in self.at if at >= time]
         if self.every is not None:
             candidates.append(time + (self.aligned_to - time) % self.every)
@@ -51,12 +51,12 @@ class Refresh:
         return None if rounded is None or rounded > DATA_TIME_MAX else rounded
 
     def frontier(self, frontier: Antichain) -> Antichain:
-        """No rounded time is before it when no time is before `frontier`."""
+        """Return a bound for rounded times: if no time is before `frontier`, no rounded time is before the result."""
         rounded = None if frontier.time is None else self.round_up(frontier.time)
         return EMPTY if rounded is None else Antichain.of(rounded)
 
     def apply(self, updates: pa.Table) -> pa.Table:
-        """The updates at the refreshes that show them. What no refresh will ever show is left out."""
+        """Return the updates at the refreshes that show them. Updates that no refresh will show are dropped."""
         if not updates.num_rows:
             return updates
         index = updates.schema.get_field_index("time")
@@ -66,7 +66,7 @@ class Refresh:
         return out if shown.all() else out.filter(pa.array(shown))
 
     def _rounded(self, times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """-1 for a time past the last refresh."""
+        """Round up each time; -1 for a time past the last refresh."""
         never = np.int64(-1)
         rounded = np.full(len(times), never)
         if self.at:

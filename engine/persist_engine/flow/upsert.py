@@ -1,20 +1,20 @@
-"""The upsert operator, fed back (spec 16.9): commands (key, value or nothing, order) at times become updates of the shard,
-decided against what the shard itself holds. Pure: events in, emissions out. A thread, a Spark task and a test are three
-shells of it.
+"""The upsert operator, fed back (spec 16.9): turns timed commands (key, value or nothing, order) into updates of the shard,
+decided against what the shard itself holds. Pure: events in, emissions out. A thread, a Spark task and a test are three shells
+around it.
 
-State comes from the persisted output only, whoever wrote it, and is exact when the persisted frontier is: what is emitted
-changes nothing until it comes back. An emission covers [persisted frontier, input frontier): it is to be appended at
-exactly its lower, or not at all; when somebody else was faster, his output comes in, commands at times he has written are
-dropped, and the rest is decided anew. So replicas of one input may run side by side, restarts need no recovery of their
-own, and hydrating is only catching up.
+State comes only from the persisted output of all writers. It is exact when the persisted frontier is, and an emission changes
+nothing until it comes back. An emission covers [persisted frontier, input frontier) and must be appended at exactly its lower,
+or not at all. If another writer was faster, its output arrives, commands at the times it wrote are dropped, and the rest is
+decided anew. Replicas of one input may therefore run side by side, restarts need no recovery of their own, and hydrating is
+only catching up.
 
-Partial mode (spec 16.8): when commands of one time are too many to wait for, `drain_partially` decides those that are there
-while the time is still open. What it decided is provisional: kept aside, with order keys and tombstones, so that a later
-command of that time with a lower or equal order key changes nothing; and forgotten when the time is written.
+Partial mode (spec 16.8): if one time has too many commands to wait for, `drain_partially` decides those that have arrived while
+the time is still open. These decisions are provisional. They are kept apart, with order keys and tombstones, so that a later
+command of that time with a lower or equal order key changes nothing, and are discarded when the time is written.
 
-Columns: `hash` (32 bytes, the hash of the key), `key` (anything; carried along), `value` (whole words; null deletes),
-`time`, and `order` (int64; a null sorts lowest) of commands or `diff` of updates. Errors as values (spec 16.10) have no
-place in a typed shard: a key or value that does not fit the schema is refused before it comes here.
+Columns: `hash` (32 bytes, the hash of the key), `key` (any type; passed through), `value` (whole words; null deletes), `time`,
+and `order` (int64; a null sorts lowest) for commands or `diff` for updates. A typed shard has no place for errors as values
+(spec 16.10): a key or value that does not fit the schema is refused before it reaches this module.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """What the commands come to in [lower, upper): append it at `lower`, or not at all. `updates` may have no rows: then
-    there is only the frontier to move. `outcome`: for `UpsertMachine.on_appended`.
+    """The updates of the commands in [lower, upper). Append it at `lower`, or not at all. `updates` may be empty: then only the
+    frontier moves. `outcome` is for `UpsertMachine.on_appended`.
     """
 
     lower: Antichain
@@ -55,8 +55,8 @@ class Outcome:
 
 
 class UpsertMachine:
-    """One instance per shard and shell. Not thread-safe. `frontier` is where `state` begins: what lies before it is in
-    there, or nothing does. `provisional` opens a state for partial mode.
+    """One instance per shard and shell. Not thread-safe. `frontier` is where `state` starts: the state holds all or none of
+    what lies before it. `provisional` opens a state for partial mode.
     """
 
     def __init__(
@@ -68,47 +68,47 @@ class UpsertMachine:
         self._stash: list[pa.Table] = []
         self._open_provisional = provisional
         self._provisional: UpsertState | None = None
-        """Of the time at the persisted frontier."""
+        """Decisions at the time of the persisted frontier."""
 
     @property
     def persisted_frontier(self) -> Antichain:
-        """All that was persisted before it is in the state."""
+        """The state holds everything persisted before it."""
         return self._persisted
 
     @property
     def is_whole(self) -> bool:
-        """Whether the state is that of the persisted frontier: no updates past it were handed in."""
+        """Whether the state is exact at the persisted frontier: no updates past it were received."""
         return self._is_whole
 
     @property
     def stashed(self) -> int:
-        """Commands that wait."""
+        """Number of waiting commands."""
         return sum(int(table.num_rows) for table in self._stash)
 
     @property
     def output_frontier(self) -> Antichain:
-        """No emission to come has an update before it: the least time that is stashed, or where the input is."""
+        """No future emission has an update before it: the least stashed time, or the input frontier."""
         times = (int(pc.min(table.column("time")).as_py()) for table in self._stash)
         return self._input.meet(Antichain.of(least)) if (least := min(times, default=-1)) >= 0 else self._input
 
-    # -- what was persisted -------------------------------------------------------------------------------------------
+    # -- persisted updates --------------------------------------------------------------------------------------------
 
     def on_persisted(self, updates: pa.Table) -> MergeStats:
-        """Updates of the shard at or past the persisted frontier. Until `on_persisted_frontier` moves past all of them,
-        nothing is decided.
+        """Receive updates of the shard at or past the persisted frontier. No command is decided until `on_persisted_frontier`
+        moves past all of them.
         """
         self._is_whole = False
         return self._state.merge(*columns_of(updates))
 
     def on_snapshot(self, updates: pa.Table, *, completed: bool) -> MergeStats:
-        """As `on_persisted`, for the contents that hydrating begins with."""
+        """Like `on_persisted`, for the snapshot with which hydrating starts."""
         self._is_whole = False
         return self._state.merge_snapshot_chunk(*columns_of(updates), completed=completed)
 
     def on_persisted_frontier(self, frontier: Antichain) -> int:
-        """All updates before `frontier` were handed in. How many commands are dropped because their time is written.
+        """All updates before `frontier` were received. Returns the number of commands dropped because their time is already written.
 
-        InvariantViolated when a key then holds neither one value nor none: the shard was not written by upserts.
+        InvariantViolated if a key then holds neither one value nor none: other programs than upserts wrote the shard.
         """
         check(self._persisted <= frontier, f"the persisted frontier went back from {self._persisted} to {frontier}")
         self._state.check_settled()
@@ -123,8 +123,9 @@ class UpsertMachine:
         return before - self.stashed
 
     def on_appended(self, emission: Emission) -> MergeStats:
-        """`emission`, drained last, was persisted as it is and nobody else wrote meanwhile: as `on_persisted` of its updates
-        and `on_persisted_frontier` of its upper, but what its keys hold then is known and need not be added up.
+        """`emission`, the last one drained, was persisted unchanged and no other writer committed in between. Equivalent to
+        `on_persisted` with its updates and `on_persisted_frontier` with its upper, but takes the keys' contents from the
+        outcome instead of adding them up.
         """
         check(
             self._is_whole and self._persisted == emission.lower,
@@ -142,32 +143,32 @@ class UpsertMachine:
         self.on_persisted_frontier(emission.upper)
         return stats
 
-    # -- what comes in ------------------------------------------------------------------------------------------------
+    # -- input --------------------------------------------------------------------------------------------------------
 
     def on_commands(self, commands: pa.Table) -> int:
-        """Commands at times not yet closed; of equal (key, time, order) the one that comes first counts. How many are
-        dropped because their time is written.
+        """Receive commands at times not yet closed. Among equal (key, time, order), the first one received counts. Returns the
+        number of commands dropped because their time is already written.
         """
         kept = _not_before([commands], self._persisted)
         self._stash += kept
         return int(commands.num_rows - sum(table.num_rows for table in kept))
 
     def on_input_frontier(self, frontier: Antichain) -> None:
-        """No more commands come before `frontier`. One that lies behind is ignored: a replica may be slower."""
+        """No more commands arrive before `frontier`. An older frontier is ignored, because replicas may be slower."""
         self._input = self._input.join(frontier)
 
     def forget_commands(self) -> None:
-        """Drop what is stashed or provisional and take back the input frontier: none of it will be appended."""
+        """Drop stashed and provisional commands and reset the input frontier. None of them will be appended."""
         self._stash = []
         self._input = self._persisted
         self._forget_provisional()
 
-    # -- what goes out ------------------------------------------------------------------------------------------------
+    # -- output -------------------------------------------------------------------------------------------------------
 
     def drain(self) -> Emission | None:
-        """What all complete commands come to; None while nothing is complete or persisted updates are half handed in.
+        """Return the emission of all complete commands; None while nothing is complete or persisted updates are partly received.
 
-        Changes nothing, so it may be asked again; commands are dropped when their time comes back as written.
+        Changes nothing, so it may be called again. Commands are dropped when their time comes back as written.
         """
         if not self._is_whole or self._input <= self._persisted:
             return None
@@ -178,9 +179,9 @@ class UpsertMachine:
         return Emission(self._persisted, self._input, updates, outcome)
 
     def drain_partially(self) -> pa.Table | None:
-        """What the commands at the persisted frontier come to so far, while more may come at that very time. They leave
-        the stash; their updates and those of later drains of this time are to be appended together. None when persisted
-        updates are half handed in or there is nothing to decide.
+        """Return the updates of the commands at the persisted frontier so far, while more may arrive at that time. These
+        commands leave the stash; append their updates together with those of later drains of this time. None if persisted
+        updates are partly received or there is nothing to decide.
         """
         check(self._open_provisional is not None, "partial draining needs a provisional state")
         time = self._persisted.time
@@ -198,11 +199,11 @@ class UpsertMachine:
         self._remember(decided)
         return updates
 
-    # -- deciding -----------------------------------------------------------------------------------------------------
+    # -- decisions ----------------------------------------------------------------------------------------------------
 
     def _decide(self, commands: pa.Table) -> tuple[pa.Table, pa.Table, Outcome | None]:
-        """(the commands that count, by (key, time); the updates they come to; what that makes of their keys, where it
-        follows from the state alone).
+        """Return (the commands that count, by (key, time); their updates; the outcome for their keys, if it follows from the
+        state alone).
         """
         winners, first_of_key = _winners(commands)
         if winners is not None:
@@ -220,7 +221,7 @@ class UpsertMachine:
             return commands, _corrections(commands, first_of_key, known), Outcome(distinct, before, after)
         known, outdated = self._overlaid(self._provisional.multi_get(distinct), known, heads, commands)
         if outdated.any():
-            # The rest of its key goes on from what is known: drop the row, and the next of the key becomes its head.
+            # The key's later commands start from the known value: drop the row, so that the key's next row becomes its head.
             kept = np.flatnonzero(~outdated)
             numbers = (np.cumsum(first_of_key) - 1)[kept]
             commands = commands.take(pa.array(kept))
@@ -231,7 +232,7 @@ class UpsertMachine:
     def _overlaid(
         self, provisional: Records, known: pa.LargeBinaryArray, heads: Int64s, commands: pa.Table
     ) -> tuple[pa.LargeBinaryArray, Bools]:
-        """(what is known of each head's key, whether each command is outdated), with what was decided at the open time."""
+        """Apply decisions at the open time. Returns (the known value of each head's key, whether each command is outdated)."""
         outdated = np.zeros(commands.num_rows, np.bool_)
         at_open_time = commands.column("time").to_numpy()[heads] == self._persisted.time
         orders, ordered = _orders(commands)
@@ -261,7 +262,7 @@ class UpsertMachine:
 
 
 def hashes_of(table: pa.Table) -> UInt64s:
-    """The column `hash` as four words a row, without a copy when it lies in one piece."""
+    """Return the column `hash` as four words per row, without a copy if it is contiguous."""
     column = table.column("hash").combine_chunks()
     buffer = column.buffers()[1]
     if buffer is None or not len(column):
@@ -271,7 +272,7 @@ def hashes_of(table: pa.Table) -> UInt64s:
 
 
 def columns_of(updates: pa.Table) -> tuple[UInt64s, Words, Int64s]:
-    """Updates as `UpsertState.merge` takes them."""
+    """Return updates in the form that `UpsertState.merge` takes."""
     values = Words.from_arrow(updates.column("value").combine_chunks())
     return hashes_of(updates), values, updates.column("diff").to_numpy()
 
@@ -288,15 +289,15 @@ _NO_UPDATES = pa.table(
 
 
 def _winners(commands: pa.Table) -> tuple[Int64s | None, Bools]:
-    """(the rows that count, by (key, time): the greatest order, of equal ones the first; whether each begins a key). No
-    rows when all keys are distinct, so that every row counts as it lies.
+    """Return (the rows that count, by (key, time), namely the greatest order or, among equal orders, the first; whether each
+    begins a key). The rows are None if all keys are distinct, so that every row counts in its place.
     """
     keys, times = hashes_of(commands), commands.column("time").to_numpy()
     lead = np.sort(keys[:, 0])
     if not (lead[1:] == lead[:-1]).any():
         return None, np.ones(len(keys), np.bool_)
     orders, ordered = _orders(commands)
-    by_rank = (~orders, ~ordered, times)  # greatest first, nulls last; the sort is stable
+    by_rank = (~orders, ~ordered, times)  # greatest first, nulls last; lexsort is stable
     order = np.lexsort((*by_rank, keys[:, 0]))
     ranked = keys[order]
     new_key = np.append(True, (ranked[1:] != ranked[:-1]).any(axis=1))
@@ -316,7 +317,7 @@ def _orders(commands: pa.Table) -> tuple[Int64s, Bools]:
 
 
 def _at_least(known: Records, orders: Int64s, ordered: Bools) -> Bools:
-    """Whether the known order key is greater than or equal to the command's: equal ones are skipped, or a replay would
+    """Whether the known order key is greater than or equal to the command's. Equal ones are skipped; otherwise a replay would
     flip values (spec 20, bug 32).
     """
     known_order, known_ordered = known.header(1), known.ordered
@@ -326,8 +327,8 @@ def _at_least(known: Records, orders: Int64s, ordered: Bools) -> Bools:
 
 
 def _corrections(commands: pa.Table, first_of_key: Bools, known: pa.LargeBinaryArray) -> pa.Table:
-    """Retract what each command replaces (the value known of its key, or that of the command before), insert what it
-    brings; nothing where both are the same. `known` has one entry for each row that begins a key.
+    """Retract what each command replaces (the known value of its key, or the value of the previous command) and insert its own
+    value. If both are equal, emit nothing. `known` has one entry for each row that begins a key.
     """
     values = commands.column("value").combine_chunks()
     replaced = known
@@ -346,7 +347,7 @@ def _corrections(commands: pa.Table, first_of_key: Bools, known: pa.LargeBinaryA
 
 
 def _before(tables: list[pa.Table], frontier: Antichain) -> pa.Table | None:
-    """The rows with times before `frontier`, in one piece; None when there are none."""
+    """Return the rows with times before `frontier` as one table; None if there are none."""
     if not tables:
         return None
     table = pa.concat_tables(tables).combine_chunks()
@@ -359,7 +360,7 @@ def _before(tables: list[pa.Table], frontier: Antichain) -> pa.Table | None:
 
 
 def _not_before(tables: list[pa.Table], frontier: Antichain) -> list[pa.Table]:
-    """The rows with times at or past `frontier`."""
+    """Return the rows with times at or past `frontier`."""
     if _is_past_all(frontier):
         return []
     bound = frontier.time

@@ -1,17 +1,17 @@
-"""The store of upsert state in memory: a hash table over numpy arrays, probed a batch at a time.
+"""The store of upsert state in memory: a hash table over numpy arrays, probed one batch of keys at a time.
 
-    buckets   [b]     8 entries of (tag: upper 32 bits of the key's second word | slot + 1), 0 where free; one cache line
-    fill      [b]     entries in use; a key whose bucket is full lies in the next one that is not
+    buckets   [b]     8 entries of (tag: upper 32 bits of the key's second word | slot + 1), 0 if free; one cache line
+    fill      [b]     entries in use; a key whose bucket is full lies in the next bucket with space
     keys      [slot]  the whole key
-    starts    [slot]  where its record lies in `arena`
-    sizes     [slot]  words of the record, -1 when the key was deleted
-    arena             words of all records and garbage between them
+    starts    [slot]  offset of its record in `arena`
+    sizes     [slot]  words of the record, -1 if the key was deleted
+    arena             words of all records, and garbage between them
 
-A deleted key keeps its slot until the table is built anew, which happens when slots run out: twice as large, unless a
-quarter of them is dead. A record that does not fit where the old one was goes to the end of the arena; when more than
-half of it is garbage it is copied together.
+A deleted key keeps its slot until the table is rebuilt, which happens when slots run out. The rebuilt table is twice as large
+unless a quarter of the slots is dead. A record that does not fit into its old place goes to the end of the arena. When more
+than half of the arena is garbage, the records are copied together.
 
-Invariant: `size_bytes` is what was put and not deleted, whatever the table holds besides.
+Invariant: `size_bytes` counts what was put and not deleted, whatever else the table holds.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from persist_engine.flow.upsert_store import KEY_WORDS, check_keys
 from persist_engine.flow.word_rows import WORD_BYTES, Int64s, UInt64s, Words, gather, scatter
 
 _ENTRIES = 8
-#: Share of the entries that may be taken: at a half, one bucket in fifty overflows.
+#: Share of the entries that may be in use. At a half, one bucket in fifty overflows.
 _LOAD = 0.5
 _BUCKETS_MIN = 64
-#: Slots are 32 bits of an entry, and 0 says free.
+#: A slot takes 32 bits of an entry, and 0 means free.
 _SLOTS_MAX = (1 << 32) - 2
 _ITEMS_CHUNK = 1 << 16
-#: What a key takes besides its record: key, start, size, and two entries at the load above.
+#: Memory of a key besides its record: key, start, size, and two entries at the load above.
 ENTRY_BYTES = KEY_WORDS * WORD_BYTES + 8 + 8 + 2 * 8
 
-#: Keys looked up at once: bounds what comparing their buckets needs (64 bytes a key, a few times over).
+#: Keys looked up at once. Bounds the memory for comparing their buckets (64 bytes per key, a few times over).
 _FIND_BLOCK = 1 << 15
 _NOTHING_FOUND = (np.zeros((0, KEY_WORDS), np.uint64), np.zeros(0, np.int64))
 _SLOT_BITS = np.uint64(32)
@@ -46,7 +46,7 @@ _TAG_MASK = np.uint64(((1 << 32) - 1) << 32)
 
 
 class MemoryStore:
-    """See KeyValues. Keys must be hashes: their bits are used as they are."""
+    """See KeyValues. Keys must be hashes, because their bits are used directly."""
 
     def __init__(self) -> None:
         self._clear()
@@ -66,7 +66,7 @@ class MemoryStore:
 
     @property
     def size_bytes(self) -> int:
-        """Records, and what the table needs for each."""
+        """Size of the records, plus the table's memory for each."""
         return self._live_words * WORD_BYTES + len(self) * ENTRY_BYTES
 
     def __len__(self) -> int:
@@ -81,19 +81,19 @@ class MemoryStore:
         return gather(self._arena, starts, np.maximum(sizes, 0)).to_arrow(sizes >= 0)
 
     def multi_put(self, keys: UInt64s, records: pa.LargeBinaryArray, previous: Int64s) -> int:
-        """See KeyValues; sizes are known here, `previous` is not needed."""
+        """See KeyValues. The sizes are known here, so `previous` is not needed."""
         check_keys(keys, records)
         before = self.size_bytes
         words = Words.from_arrow(records)
         present = (
             records.is_valid().to_numpy(zero_copy_only=False) if records.null_count else np.ones(len(keys), np.bool_)
         )
-        # Whoever puts has mostly just got the very same keys.
+        # A caller usually puts the keys that it has just got.
         slots = self._found[1] if self._found[0] is keys else self._find(keys)
         self._found = _NOTHING_FOUND
         fresh = np.flatnonzero((slots < 0) & present)
         if self._count + len(fresh) > self._slots_max:
-            # Building the table anew moves slots and takes those of the dead.
+            # A rebuild moves slots and reuses those of deleted keys.
             self._make_room(int((present & (self._spans(slots)[1] < 0)).sum()))
             slots = self._find(keys)
             fresh = np.flatnonzero((slots < 0) & present)
@@ -125,7 +125,7 @@ class MemoryStore:
         self._fill: npt.NDArray[np.int8] = np.zeros(buckets, np.int8)
 
     def _find(self, keys: UInt64s) -> Int64s:
-        """The slot of each key, -1 for none; also that of a deleted one."""
+        """Return the slot of each key, -1 for none. Includes slots of deleted keys."""
         out = np.empty(len(keys), np.int64)
         for first in range(0, len(keys), _FIND_BLOCK):
             out[first : first + _FIND_BLOCK] = self._find_block(keys[first : first + _FIND_BLOCK])
@@ -138,17 +138,17 @@ class MemoryStore:
         buckets = (keys[:, 0] & mask).astype(np.int64)
         tags = keys[:, 1] >> _SLOT_BITS
         while len(rows):
-            # `take` copies rows whole, where an index of rows copies them word by word.
+            # `take` copies whole rows; indexing rows would copy them word by word.
             entries = self._buckets.take(buckets, axis=0)
             hits = np.flatnonzero((entries >> _SLOT_BITS) == tags[rows, None])
-            asked = rows[hits // _ENTRIES]
+            probed = rows[hits // _ENTRIES]
             slots = (entries.ravel()[hits] & _SLOT_MASK).astype(np.int64) - 1
             same = slots >= 0  # a free entry has the tag 0
-            held, wanted = self._keys.take(np.maximum(slots, 0), axis=0), keys.take(asked, axis=0)
+            held, wanted = self._keys.take(np.maximum(slots, 0), axis=0), keys.take(probed, axis=0)
             for word in range(KEY_WORDS):
                 same &= held[:, word] == wanted[:, word]
-            out[asked[same]] = slots[same]
-            # A bucket that was ever full may have sent the key on to the next.
+            out[probed[same]] = slots[same]
+            # A bucket that was ever full may have passed the key on to the next bucket.
             on = self._fill[buckets] == _ENTRIES
             if not on.any():
                 break
@@ -157,9 +157,9 @@ class MemoryStore:
         return out
 
     def _make_room(self, fresh: int) -> None:
-        """Build the table anew, without the dead, with room for this many slots more."""
+        """Rebuild the table without deleted keys, with room for `fresh` more slots."""
         buckets = len(self._fill)
-        # Three quarters full after clearing out the dead: soon again, so grow.
+        # A table three quarters full without deleted keys would need another rebuild soon, so grow it.
         while len(self) + fresh > int(buckets * _ENTRIES * _LOAD) * 3 // 4:
             buckets *= 2
         check(buckets * _ENTRIES <= _SLOTS_MAX, f"upsert state in memory holds at most {_SLOTS_MAX} keys")
@@ -178,7 +178,7 @@ class MemoryStore:
         self._enter(np.arange(self._count))
 
     def _append(self, keys: UInt64s) -> None:
-        """New slots for keys that have none; without a record yet."""
+        """Add slots for new keys, without records yet."""
         slots = np.arange(self._count, self._count + len(keys))
         self._keys[slots] = keys
         self._sizes[slots] = -1
@@ -188,7 +188,7 @@ class MemoryStore:
         self._enter(slots)
 
     def _enter(self, slots: Int64s) -> None:
-        """Write the entries of slots that have none: those of one bucket side by side, what does not fit into the next."""
+        """Write the entries of slots that have none: side by side in their bucket; those that do not fit go to the next bucket."""
         mask = len(self._fill) - 1
         keys = self._keys[slots]
         buckets = (keys[:, 0] & np.uint64(mask)).astype(np.int64)
@@ -208,7 +208,7 @@ class MemoryStore:
     # -- the records --------------------------------------------------------------------------------------------------
 
     def _spans(self, slots: Int64s) -> tuple[Int64s, Int64s]:
-        """(start, words) of each slot's record; -1 words for no slot and for a deleted key."""
+        """Return (start, words) of each slot's record; -1 words for a missing slot and for a deleted key."""
         if self._count == 0:
             return np.zeros(len(slots), np.int64), np.full(len(slots), -1, np.int64)
         return self._starts[slots], np.where(slots >= 0, self._sizes[slots], -1)
@@ -238,7 +238,7 @@ class MemoryStore:
             self._copy_together()
 
     def _extend(self, slots: Int64s, words: Words) -> None:
-        """Records at the end of the arena."""
+        """Append records at the end of the arena."""
         end = self._arena_end + len(words.data)
         if end > len(self._arena):
             _grow(self._arena, max(end, len(self._arena) * 3 // 2))
@@ -259,5 +259,5 @@ class MemoryStore:
 
 
 def _grow(array: npt.NDArray[Any], rows: int) -> None:
-    """In place: large blocks are moved by the kernel, not copied. Nobody else may hold a view."""
+    """Resize in place: the kernel moves large blocks instead of copying them. No other view of the array may exist."""
     array.resize((rows, *array.shape[1:]), refcheck=False)

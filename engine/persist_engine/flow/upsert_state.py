@@ -1,5 +1,5 @@
-"""State values of upsert and their arithmetic: XOR consolidation of updates in any order, and decoding with every check
-(spec 16.2 to 16.6). Pure; all of it over columns.
+"""State values of upsert and their arithmetic: XOR consolidation of updates in any order, and decoding with every check (spec
+16.2 to 16.6). Pure; everything works on columns.
 
 A record is whole words: a header of four and a payload.
 
@@ -10,11 +10,11 @@ A record is whole words: a header of four and a payload.
     word 3   checksum_sum          checksum         checksum of b""
     payload  xor of the values     the value        nothing
 
-`ordered` is whether the order key is not null: a null sorts below all others, and Snapshotting, which has none, below that.
+`ordered` is set if the order key is not null. A null sorts below all other order keys, and Snapshotting, which has none, below null.
 
-Sums wrap around in 64 bits. A key's updates may come in any order and any number; when each value was inserted once more
-than it was retracted, or as often, what is left is that value, or nothing. Anything else is found by `decode`, which
-never guesses.
+Sums wrap around in 64 bits. A key's updates may arrive in any order and number. If one value was inserted once more than
+retracted, and every other value as often as it was retracted, that value remains; if all were balanced, nothing remains.
+`decode` detects everything else and never guesses.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from persist_engine.flow.word_rows import (
 HEADER_WORDS = 4
 _KIND_MASK = 0xFF
 _ORDERED = 0x100
-#: Keys named in an error.
+#: An error names at most this many keys.
 _NAMED_MAX = 5
 
 
 class Kind(enum.IntEnum):
-    """What a record is. 0 is none."""
+    """The kind of a record. 0 means no record."""
 
     VALUE = 1
     TOMBSTONE = 2
@@ -58,21 +58,21 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """State values of as many keys; rows that are not `present` are empty."""
+    """State values, one per key. Rows that are not `present` are empty."""
 
     words: Words
     present: Bools
 
     @classmethod
     def from_arrow(cls, records: pa.LargeBinaryArray) -> Records:
-        """As a store gives them."""
+        """Convert from the form of a store."""
         valid = (
             records.is_valid().to_numpy(zero_copy_only=False) if records.null_count else np.ones(len(records), np.bool_)
         )
         return cls(Words.from_arrow(records), valid)
 
     def to_arrow(self) -> pa.LargeBinaryArray:
-        """As a store takes them."""
+        """Convert to the form of a store."""
         return self.words.to_arrow(self.present)
 
     def __len__(self) -> int:
@@ -80,11 +80,11 @@ class Records:
 
     @property
     def sizes(self) -> Int64s:
-        """Bytes of each record, -1 for none: what a put is told about before."""
+        """Bytes of each record, -1 for none: the `previous` argument of a put."""
         return np.where(self.present, self.words.sizes * WORD_BYTES, -1)
 
     def header(self, word: int) -> Int64s:
-        """One word of each header, 0 where there is no record."""
+        """Return one word of each header, 0 where there is no record."""
         out = np.zeros(len(self), np.int64)
         out[self.present] = self.words.data[self.words.starts[self.present] + word].view(np.int64)
         return out
@@ -96,7 +96,7 @@ class Records:
 
     @property
     def ordered(self) -> Bools:
-        """Whether each has an order key that is not null; `header(1)` is then the key."""
+        """Whether each record has a non-null order key; `header(1)` is then the key."""
         return self.header(0) > _KIND_MASK
 
     @property
@@ -112,7 +112,7 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class PutStats:
-    """What a put changed (spec 16.6)."""
+    """The changes of a put (spec 16.6)."""
 
     processed: int = 0
     inserts: int = 0
@@ -125,9 +125,7 @@ class PutStats:
 
 @dataclass(frozen=True, slots=True)
 class MergeStats:
-    """What a chunk of updates was, and what it changed (spec 16.5). Inserts are its updates with diff > 0, deletes those
-    with diff < 0.
-    """
+    """The size and the effect of a chunk of updates (spec 16.5). Inserts are updates with diff > 0, deletes those with diff < 0."""
 
     updates: int
     inserts: int
@@ -138,8 +136,8 @@ class MergeStats:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTotals:
-    """How far rehydration has come: gauges of what all chunks added up to. `clamped` when a sum was negative (the shard
-    retracts what it never held, or the chunks are not all there yet) and shows as 0.
+    """Progress of rehydration: gauges summed over all chunks. `clamped`: a sum was negative and shows as 0, because the shard
+    retracts what it never held, or because chunks are still missing.
     """
 
     updates: int
@@ -155,15 +153,15 @@ class _Totals:
     size_bytes: int = 0
     completed: bool = False
     unsettled: int = 0
-    """Keys whose sums are not those of one value or none."""
+    """Number of keys whose sums fit neither one value nor none."""
     seen_unsettled: list[UInt64s] = field(default_factory=list)
-    """Some of them, for people: of each chunk the first that was left so."""
+    """Some of these keys, for messages: the first ones of each chunk."""
 
 
 class UpsertState:
     """The state values of all keys of a shard, in a store. Not thread-safe.
 
-    After an exception out of `merge` or `multi_put` the store may hold half of it: throw it away and hydrate again.
+    After an exception from `merge` or `multi_put`, the store may hold part of the change: discard it and hydrate again.
     """
 
     def __init__(self, store: KeyValues, *, seed: UInt64s) -> None:
@@ -173,30 +171,30 @@ class UpsertState:
 
     @property
     def store(self) -> KeyValues:
-        """Where the records are."""
+        """The store of the records."""
         return self._store
 
     @property
     def totals(self) -> SnapshotTotals:
-        """What `merge_snapshot_chunk` has added up to."""
+        """The sums over all calls of `merge_snapshot_chunk`."""
         values, size_bytes = self._totals.values, self._totals.size_bytes
         clamped = values < 0 or size_bytes < 0
         return SnapshotTotals(self._totals.updates, max(0, values), max(0, size_bytes), clamped)
 
     @property
     def unsettled(self) -> int:
-        """How many keys have sums that are not those of one value or none: 0 whenever all updates of a time are in."""
+        """Number of keys whose sums fit neither one value nor none: 0 whenever all updates of a time have arrived."""
         return self._totals.unsettled
 
     def multi_get(self, keys: UInt64s) -> Records:
-        """The record of each key."""
+        """Return the record of each key."""
         records = Records.from_arrow(self._store.multi_get(keys))
         check(len(records) == len(keys), f"the upsert store answered {len(records)} records for {len(keys)} keys")
         return records
 
     def multi_put(self, keys: UInt64s, records: Records, previous: Records) -> PutStats:
-        """Store each record, delete the key where there is none; `previous` is what `multi_get` said of the same keys. Of
-        a repeated key the last record counts.
+        """Store each record; delete the key if there is none. `previous` is what `multi_get` returned for the same keys. If a
+        key occurs more than once, its last record counts.
         """
         check(len(keys) == len(records) == len(previous), "upsert keys, records and previous records differ in number")
         distinct = last_of_each(keys)
@@ -221,29 +219,27 @@ class UpsertState:
         )
 
     def read(self, keys: UInt64s) -> pa.LargeBinaryArray:
-        """The value of each key, null for none: `decode` of what is stored."""
+        """Return the value of each key, null for none: `decode` of the stored records."""
         return self.decode(keys, self.multi_get(keys))
 
     def decode(self, keys: UInt64s, records: Records) -> pa.LargeBinaryArray:
-        """See the function."""
+        """See the function `decode`."""
         return decode(keys, records, self._seed)
 
     def settle(self, keys: UInt64s, values: pa.LargeBinaryArray, previous: Records) -> PutStats:
-        """Let each of the distinct `keys` hold its value, or nothing where it is null: what `merge` makes of the updates
-        that lead there from `previous`, without zeros behind the value. `previous` is settled, and what `multi_get` said of
-        the same keys last.
+        """Set each of the distinct `keys` to its value, or to nothing if null. The result equals a `merge` of the updates from
+        `previous` to that value, without zeros after the value. `previous` is settled, and is what `multi_get` last returned
+        for the same keys.
         """
         return self._put_distinct(keys, settled_records(values, self._seed), previous)
 
     def ordered_records(self, values: pa.LargeBinaryArray, orders: Int64s, ordered: Bools) -> Records:
-        """Value(value, order), or Tombstone(order) where the value is null; `ordered` is false where the order key is
-        null.
-        """
+        """See the function `ordered_records`."""
         return ordered_records(values, orders, ordered, self._seed)
 
     def merge_snapshot_chunk(self, keys: UInt64s, values: Words, diffs: Int64s, *, completed: bool) -> MergeStats:
-        """Merge one chunk of the snapshot that state is rebuilt from. After the one with `completed` there is no other:
-        InvariantViolated. An empty chunk may complete too.
+        """Merge one chunk of the snapshot from which state is rebuilt. `completed` marks the last chunk, which may be empty; a
+        further chunk raises InvariantViolated.
         """
         check(not self._totals.completed, "a snapshot of upsert state was completed twice")
         stats = self.merge(keys, values, diffs)
@@ -254,7 +250,7 @@ class UpsertState:
         return stats
 
     def merge(self, keys: UInt64s, values: Words, diffs: Int64s) -> MergeStats:
-        """Add updates to what is known of their keys. The order in which updates come never matters."""
+        """Add updates to the records of their keys. The result does not depend on the order of arrival."""
         check(len(keys) == len(values) == len(diffs), "upsert keys, values and diffs differ in number")
         firsts, groups = group(keys)
         distinct = keys if firsts is None else keys[firsts]
@@ -271,8 +267,8 @@ class UpsertState:
         )
 
     def check_settled(self) -> None:
-        """Raise InvariantViolated, with the number of bad keys and some of them with their sums, unless every key has one
-        value or none. Call it when all updates of a time are in.
+        """Raise InvariantViolated unless every key has one value or none. The error states the number of bad keys and names
+        some with their sums. Call it when all updates of a time have arrived.
         """
         if not self._totals.unsettled:
             return
@@ -300,11 +296,11 @@ class UpsertState:
 
 
 def merged(before: Records, groups: Int64s, values: Words, diffs: Int64s, seed: UInt64s) -> Records:
-    """Row g of the result is `before[g]` with every update i of `groups[i] == g` added (spec 16.3): the diff, length times
-    diff, checksum times diff; and the value's words xored in when the diff is odd, a shorter payload being as one
-    continued by zeros. A payload never gets shorter; a key of which nothing is left is absent.
+    """Return `before` with all updates merged: row g receives every update i with `groups[i] == g` (spec 16.3). An update adds
+    its diff, length times diff, and checksum times diff. If the diff is odd, it also xors the value's words into the payload;
+    the shorter of the two counts as continued by zeros. A payload never shrinks. A key of which nothing remains is absent.
 
-    Only Snapshotting and absent records can be merged into: InvariantViolated.
+    Only Snapshotting and absent records accept merges; others raise InvariantViolated.
     """
     check(
         bool((before.kinds[before.present] == Kind.SNAPSHOTTING).all()),
@@ -333,17 +329,17 @@ def merged(before: Records, groups: Int64s, values: Words, diffs: Int64s, seed: 
     gone[sums_zero] = ~any_nonzero(_payloads_of(words, np.flatnonzero(sums_zero)))
     for word, column in enumerate((np.full(len(before), Kind.SNAPSHOTTING), diff_sums, len_sums, checksum_sums)):
         data[words.starts + word] = column.view(np.uint64)
-    # No other payload is cut, whatever zeros it ends in: they may be a value's own, of which the sums do not tell yet.
+    # No other payload is cut, even if it ends in zeros: they may belong to a value that the sums do not show yet.
     if gone.any():
         words = gather(data, words.starts, np.where(gone, 0, words.sizes))
     return Records(words, ~gone)
 
 
 def decode(keys: UInt64s, records: Records, seed: UInt64s) -> pa.LargeBinaryArray:
-    """Each record's value, null for none (spec 16.4): Snapshotting must be exactly one value (its diffs add up to 1, the
-    payload has the length and the checksum that were added up) or exactly none (to 0, and everything is zero).
+    """Return the value of each record, null for none (spec 16.4). A Snapshotting record must be exactly one value (its diffs
+    add up to 1, and the payload matches the summed length and checksum) or exactly none (all sums and the payload are zero).
 
-    InvariantViolated names the number of keys that are neither, and some of them with their sums; nothing is guessed.
+    InvariantViolated states the number of keys that are neither, and names some with their sums. Nothing is guessed.
     """
     kinds = records.kinds
     diff_sums, lengths, checksums = (records.header(word) for word in (1, 2, 3))
@@ -374,21 +370,21 @@ def decode(keys: UInt64s, records: Records, seed: UInt64s) -> pa.LargeBinaryArra
 
 
 def settled_records(values: pa.LargeBinaryArray, seed: UInt64s) -> Records:
-    """What a key's updates add up to when they leave the value; absent where it is null."""
+    """Return the sum of a key's updates that leave exactly the value; absent if the value is null."""
     present = values.is_valid().to_numpy(zero_copy_only=False)
     kinds, ones = np.full(len(values), Kind.SNAPSHOTTING), np.ones(len(values), np.int64)
     return _records(values, kinds, ones, present, seed)
 
 
 def ordered_records(values: pa.LargeBinaryArray, orders: Int64s, ordered: Bools, seed: UInt64s) -> Records:
-    """Value(value, order), or Tombstone(order) where the value is null; `ordered` is false where the order key is null."""
+    """Return Value(value, order), or Tombstone(order) if the value is null. `ordered` is false if the order key is null."""
     is_value = values.is_valid().to_numpy(zero_copy_only=False)
     kinds = np.where(is_value, Kind.VALUE, Kind.TOMBSTONE) + ordered * _ORDERED
     return _records(values, kinds, orders, np.ones(len(values), np.bool_), seed)
 
 
 def _records(values: pa.LargeBinaryArray, kinds: Int64s, first_words: Int64s, present: Bools, seed: UInt64s) -> Records:
-    """With each value as payload, its length and its checksum; `first_words` are those that follow the kinds."""
+    """Build records with each value as payload, with its length and checksum. `first_words` follow the kinds."""
     payloads = Words.from_arrow(values)
     offsets = offsets_of(np.where(present, payloads.sizes + HEADER_WORDS, 0))
     words = Words(offsets, np.empty(int(offsets[-1]), np.uint64))
@@ -400,8 +396,8 @@ def _records(values: pa.LargeBinaryArray, kinds: Int64s, first_words: Int64s, pr
 
 
 def group(keys: UInt64s) -> tuple[Int64s | None, Int64s]:
-    """(the first row of each distinct key, in the order in which they first come; for each row the number of its key).
-    No first rows when all keys are distinct.
+    """Return (the first row of each distinct key, in order of first occurrence; the number of each row's key). The first rows
+    are None if all keys are distinct.
     """
     everything = np.arange(len(keys))
     lead = np.sort(keys[:, 0])
@@ -418,7 +414,7 @@ def group(keys: UInt64s) -> tuple[Int64s | None, Int64s]:
 
 
 def last_of_each(keys: UInt64s) -> Int64s:
-    """The last row of each distinct key, in order."""
+    """Return the last row of each distinct key, in order."""
     lead = np.sort(keys[:, 0])
     if not (lead[1:] == lead[:-1]).any():
         return np.arange(len(keys))
@@ -427,19 +423,19 @@ def last_of_each(keys: UInt64s) -> Int64s:
 
 
 def _by_key(keys: UInt64s) -> tuple[Int64s, Bools]:
-    """Rows so that equal keys are neighbours, and for each whether it begins a new key. Not stable: that takes five times
-    as long.
+    """Return rows ordered so that equal keys are neighbours, and whether each begins a new key. Not stable: a stable sort takes
+    five times as long.
     """
     order = np.argsort(keys[:, 0])
     new = _begins(keys[order])
     if (new[1:] & (keys[order[1:], 0] == keys[order[:-1], 0])).any():
-        order = np.lexsort(keys.T)  # different keys share their first word: sort by all of them
+        order = np.lexsort(keys.T)  # different keys share their first word, so sort by all words
         new = _begins(keys[order])
     return order, new
 
 
 def _begins(ordered: UInt64s) -> Bools:
-    """Whether each row differs from the one before."""
+    """Whether each row differs from the previous one."""
     return np.append(True, (ordered[1:] != ordered[:-1]).any(axis=1))[: len(ordered)]
 
 
@@ -456,13 +452,13 @@ def _xor_into(words: Words, groups: Int64s, values: Words) -> None:
     """Xor each value into the payload of its group."""
     target = spread(words.starts[groups] + HEADER_WORDS, values.sizes)
     if len(groups) <= len(words) and len(groups) == int(np.count_nonzero(np.bincount(groups, minlength=len(words)))):
-        words.data[target] ^= values.data  # every group once
+        words.data[target] ^= values.data  # every group occurs once
     else:
         np.bitwise_xor.at(words.data, target, values.data)
 
 
 def _is_settled(records: Records) -> Bools:
-    """Whether the sums can be those of one value or of none. Cheap: `decode` looks at the bytes too."""
+    """Whether the sums can belong to one value or none. Cheap; `decode` checks the bytes too."""
     diff_sums, lengths = records.header(1), records.header(2)
     one = (diff_sums == 1) & (lengths >= 0) & (lengths <= records.payload_sizes * WORD_BYTES)
     none = (diff_sums == 0) & (lengths == 0) & (records.header(3) == 0)
@@ -475,7 +471,7 @@ def _pick(records: Records, rows: Int64s) -> Records:
 
 
 def _named(keys: UInt64s, records: Records, bad: Int64s) -> str:
-    """Some of the bad ones, for people: the key's hash and each sum by its own name."""
+    """Describe some of the bad records for a message: the key's hash and each sum by name."""
     texts = []
     for row in bad[:_NAMED_MAX].tolist():
         sums = [int(records.header(word)[row]) for word in (1, 2, 3)]

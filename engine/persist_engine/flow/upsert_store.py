@@ -1,8 +1,8 @@
-"""What upsert state asks of the thing that holds it: a batched map from 32-byte keys to bytes. The port, and the store
-that begins in memory and moves to disk when it grows.
+"""The port that upsert state requires of its storage: a batched map from 32-byte keys to bytes. Also the store that starts in
+memory and moves to disk when it grows.
 
-A store knows nothing of state values: a record is bytes (whole 64-bit words). It is a cache of what the shard holds:
-losing it loses nothing.
+A store knows nothing of state values: a record is bytes (whole 64-bit words). It caches what the shard holds, so losing it
+loses no data.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ import pyarrow as pa
 from persist_engine.base.errors import check
 from persist_engine.flow.word_rows import Int64s, UInt64s
 
-#: 64-bit words of a key: it is a 32-byte hash.
+#: 64-bit words of a key, which is a 32-byte hash.
 KEY_WORDS = 4
 
 
 class KeyValues(Protocol):
-    """A map from keys, rows of four uint64, to records. One thread at a time. Arrays of keys handed over are not changed
-    afterwards.
+    """A map from keys, rows of four uint64, to records. For one thread at a time. Callers do not change key arrays after
+    passing them in.
     """
 
     @property
     def size_bytes(self) -> int:
-        """What all records take, as this store keeps them, by its own estimate."""
+        """Size of all records as this store keeps them, by its own estimate."""
 
     def multi_get(self, keys: UInt64s) -> pa.LargeBinaryArray:
-        """The record of each key, null where there is none."""
+        """Return the record of each key, null for none."""
 
     def multi_put(self, keys: UInt64s, records: pa.LargeBinaryArray, previous: Int64s) -> int:
-        """Put each record, or delete the key where it is null; keys are distinct. `previous` is each key's record now, in
-        bytes, -1 for none. Returns how much `size_bytes` has changed.
+        """Put each record; a null record deletes its key. Keys are distinct. `previous` is the size of each key's current
+        record in bytes, -1 for none. Returns the change of `size_bytes`.
         """
 
     def close(self) -> None:
-        """Throw everything away. Idempotent."""
+        """Delete everything. Idempotent."""
 
 
 class MovableKeyValues(KeyValues, Protocol):
-    """One that can be emptied into another."""
+    """A store that can be emptied into another."""
 
     def items(self) -> Iterator[tuple[UInt64s, pa.LargeBinaryArray]]:
-        """All keys with their records, in chunks of bounded size."""
+        """Yield all keys with their records, in chunks of bounded size."""
 
 
 class SpillingStore:
-    """A store in memory until it takes more than `spill_bytes`, then one on disk for ever (spec 16.7).
+    """A store in memory until it exceeds `spill_bytes`, then on disk permanently (spec 16.7).
 
-    The move happens within the put that crosses the limit; `open_disk` is called once. When the move fails the store in
-    memory is whole, and the next put that crosses the limit tries again.
+    The move happens within the put that exceeds the limit; a successful move calls `open_disk` once. If the move fails, the
+    store in memory is intact, and the next put above the limit tries again.
     """
 
     def __init__(self, memory: MovableKeyValues, open_disk: Callable[[], KeyValues], *, spill_bytes: int) -> None:
@@ -63,7 +63,7 @@ class SpillingStore:
 
     @property
     def is_spilled(self) -> bool:
-        """Whether it is on disk."""
+        """Whether the store is on disk."""
         return self._memory is None
 
     @property
@@ -76,7 +76,7 @@ class SpillingStore:
         return self._store.multi_get(keys)
 
     def multi_put(self, keys: UInt64s, records: pa.LargeBinaryArray, previous: Int64s) -> int:
-        """See KeyValues. The change includes that of moving."""
+        """See KeyValues. The returned change includes the move."""
         changed = self._store.multi_put(keys, records, previous)
         if self._memory is not None and self._memory.size_bytes > self._spill_bytes:
             changed += self._move(self._memory)
@@ -101,7 +101,7 @@ class SpillingStore:
 
 
 def check_keys(keys: UInt64s, records: pa.LargeBinaryArray | None = None) -> None:
-    """Whether these can be keys, and as many as there are records."""
+    """Check that these can be keys, and that there are as many as records."""
     check(keys.ndim == 2 and keys.shape[1] == KEY_WORDS, f"upsert keys have the shape {keys.shape}")
     if records is not None:
         check(len(keys) == len(records), f"{len(keys)} upsert keys for {len(records)} records")

@@ -1,6 +1,6 @@
-"""Rows of whole 64-bit words, end to end in one array: what upsert state is computed on, and its hash.
+"""Rows of whole 64-bit words, end to end in one array: the representation on which upsert state is computed, and its hash.
 
-Knows nothing of keys, values or types. Everything here runs over columns of words; the only loops are over blocks.
+Knows nothing of keys, values or types. Everything here works on columns of words; the only loops are over blocks.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Bools = npt.NDArray[np.bool_]
 
 WORD_BYTES = 8
 
-#: Words hashed at once: what a block needs besides stays in the processor's cache.
+#: Words hashed at once, so that a block's working memory stays in the processor's cache.
 _BLOCK_WORDS = 1 << 14
-#: Rows of at most so many words are summed word by word: along rows so short, numpy's sum takes five times as long.
+#: Rows with at most this many words are summed word by word: numpy's sum along such short rows takes five times as long.
 _FEW_WORDS = 12
 _MULTIPLY_1 = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLY_2 = np.uint64(0xBF58476D1CE4E5B9)
@@ -37,7 +37,7 @@ class Words:
 
     @classmethod
     def from_arrow(cls, rows: pa.LargeBinaryArray) -> Words:
-        """The same bytes, without a copy; nulls are empty rows. InvariantViolated unless every row is whole words."""
+        """Return the same bytes without a copy; nulls become empty rows. InvariantViolated unless every row is whole words."""
         _, offsets, data = rows.buffers()
         edges: Int64s = np.frombuffer(offsets, np.int64, count=rows.offset + len(rows) + 1)[rows.offset :]
         first, last = (int(edges[0]), int(edges[-1])) if len(edges) else (0, 0)
@@ -48,7 +48,7 @@ class Words:
         return cls((edges - first) // WORD_BYTES, words)
 
     def to_arrow(self, present: Bools | None = None) -> pa.LargeBinaryArray:
-        """The same bytes, without a copy; null where not `present`."""
+        """Return the same bytes without a copy; null where not `present`."""
         validity = None if present is None or present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
         buffers = [validity, pa.py_buffer(self.offsets * WORD_BYTES), pa.py_buffer(self.data)]
         return pa.Array.from_buffers(pa.large_binary(), len(self), buffers)
@@ -58,7 +58,7 @@ class Words:
 
     @property
     def starts(self) -> Int64s:
-        """Where each row begins."""
+        """Start of each row."""
         return self.offsets[:-1]
 
     @property
@@ -67,19 +67,19 @@ class Words:
         return np.diff(self.offsets)
 
     def take(self, rows: Int64s) -> Words:
-        """These rows, in this order."""
+        """Return these rows, in this order."""
         return gather(self.data, self.starts[rows], self.sizes[rows])
 
 
 def offsets_of(sizes: Int64s) -> Int64s:
-    """Where rows of these sizes begin when they lie end to end, and where the last one ends."""
+    """Return the starts of rows with these sizes, laid end to end, and the end of the last one."""
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
     return offsets
 
 
 def spread(starts: Int64s, sizes: Int64s) -> Int64s:
-    """The index of every word of rows that begin at `starts`: starts[0], starts[0] + 1, ..."""
+    """Return the index of every word of rows that begin at `starts`: starts[0], starts[0] + 1, ..."""
     if len(sizes) == 0:
         return np.zeros(0, np.int64)
     if (sizes == sizes[0]).all():
@@ -91,7 +91,7 @@ def spread(starts: Int64s, sizes: Int64s) -> Int64s:
 
 
 def gather(data: UInt64s, starts: Int64s, sizes: Int64s) -> Words:
-    """Copy rows out of `data` and lay them end to end."""
+    """Copy rows out of `data`, laid end to end."""
     size = _common_size(sizes)
     if size:
         return Words(offsets_of(sizes), _rows_anywhere(data, size)[starts].view(np.uint64))
@@ -99,7 +99,7 @@ def gather(data: UInt64s, starts: Int64s, sizes: Int64s) -> Words:
 
 
 def scatter(data: UInt64s, starts: Int64s, rows: Words) -> None:
-    """Copy rows into `data`, each to where it begins; inverse of `gather`."""
+    """Copy rows into `data` at their starts; inverse of `gather`."""
     sizes = rows.sizes
     size = _common_size(sizes)
     if size:
@@ -109,18 +109,18 @@ def scatter(data: UInt64s, starts: Int64s, rows: Words) -> None:
 
 
 def _common_size(sizes: Int64s) -> int:
-    """Words of every row; 0 when they differ, or there are none."""
+    """Return the size common to all rows; 0 if sizes differ or there are no rows."""
     return int(sizes[0]) if len(sizes) and (sizes == sizes[0]).all() else 0
 
 
 def _rows_anywhere(data: UInt64s, size: int) -> npt.NDArray[np.void]:
-    """Each run of `size` words of `data` as one item: copied as such, at a third of the cost of its words."""
+    """View each run of `size` words as one item, which copies at a third of the cost of its words."""
     shape = (max(0, len(data) - size + 1),)
     return np.ndarray(shape, f"V{size * WORD_BYTES}", buffer=data, strides=(WORD_BYTES,))
 
 
 def any_nonzero(words: Words) -> Bools:
-    """Whether each row has a word that is not zero."""
+    """Whether each row has a nonzero word."""
     running = np.zeros(len(words.data) + 1, np.int64)
     np.cumsum(words.data != 0, out=running[1:])
     differs: Bools = running[words.offsets[1:]] != running[words.offsets[:-1]]
@@ -128,10 +128,10 @@ def any_nonzero(words: Words) -> Bools:
 
 
 def hash_rows(words: Words, seed: UInt64s) -> UInt64s:
-    """len(seed) independent 64-bit hashes of each row, one column each.
+    """Return len(seed) independent 64-bit hashes of each row, one column each.
 
-    Every word is mixed with its position and the seed, the row's words are added and mixed with its size. With a secret
-    random seed nobody can choose rows that collide.
+    Each word is mixed with its position and the seed; the row's words are summed and mixed with its size. With a secret random
+    seed, an attacker cannot choose rows that collide.
     """
     out = np.empty((len(words), len(seed)), np.uint64)
     sizes = words.sizes
@@ -173,7 +173,7 @@ def _sum_ragged(words: Words, salts: UInt64s) -> UInt64s:
 
 
 def _scrambled(values: UInt64s) -> UInt64s:
-    """Half a finalizer, in place: its output is added up and finished by `_mixed`."""
+    """Half a finalizer, in place. `_mixed` finishes the sum of its outputs."""
     values *= _MULTIPLY_2
     values ^= values >> np.uint64(32)
     values *= _MULTIPLY_3
@@ -181,7 +181,7 @@ def _scrambled(values: UInt64s) -> UInt64s:
 
 
 def _mixed(values: UInt64s) -> UInt64s:
-    """A bijection of 64-bit words in which every bit of the input moves every bit of the output."""
+    """A bijection of 64-bit words in which every input bit affects every output bit."""
     values = values ^ (values >> np.uint64(30))
     values *= _MULTIPLY_2
     values ^= values >> np.uint64(27)

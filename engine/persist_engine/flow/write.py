@@ -1,16 +1,16 @@
-"""Write: what one worker of a sink stages (spec 17.3). Pure: events in, instructions out.
+"""Write: decides what one worker of a sink stages (spec 17.3). Pure: events in, instructions out.
 
-     desired rows  ──▶ ┌────────────┐   advance since to what was read back
+     desired rows  ──▶ ┌────────────┐   advance since to the frontier read back
      persisted rows ─▶ │ correction │ ◀──────────────────────────────────────── frontier read back
      (negated)         │ buffer     │
                        └─────┬──────┘   Stage when  lower == read back  and  upper <= desired
                              ▼
                  desired - persisted before `upper`, at the lower or later
 
-Desired and persisted rows of one (key, value) must come to the same worker: then they cancel here.
+Desired and persisted rows of one (key, value) must reach the same worker, where they cancel.
 
-SUBTLE: a description whose lower was passed is given up although other workers may have staged it. The shard's upper
-was past its lower then (what is read back never runs ahead of the upper), so that it cannot be appended.
+SUBTLE: a worker gives up a description whose lower was passed, although other workers may have staged it. It can no longer be
+appended: the frontier read back never runs ahead of the shard's upper, so the upper is past that lower too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from persist_engine.model.frontier import MINIMUM, Antichain
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Stage `corrections(upper)` as one batch of [lower, upper) and send it to append; no batch when there are none."""
+    """Stage `corrections(upper)` as one batch of [lower, upper) and send it to append. If there are no corrections, stage no batch."""
 
     lower: Antichain
     upper: Antichain
@@ -40,7 +40,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Tell append: this worker stages no batch with a lower before `before` any more."""
+    """Inform append: this worker will stage no batch with a lower before `before`."""
 
     before: Antichain
 
@@ -52,7 +52,7 @@ WriteInstruction = Stage | Staged
 
 
 class Write:
-    """State: the buffer, the two frontiers, the description that waits for them."""
+    """State: the buffer, the two frontiers, and the description that waits for them."""
 
     def __init__(self, desired: DesiredFrontiers, buffer: CorrectionBuffer) -> None:
         """`buffer` begins at the sink's as_of."""
@@ -68,35 +68,35 @@ class Write:
 
     @property
     def persisted(self) -> Antichain:
-        """Everything the shard holds before it was read back."""
+        """Everything the shard holds before this frontier was read back."""
         return self._persisted
 
     def on_desired(self, updates: pa.Table) -> None:
-        """More of what should be there."""
+        """Add updates of the desired collection."""
         self._buffer.insert(updates)
 
     def on_persisted(self, updates: pa.Table) -> None:
-        """More of what is there."""
+        """Add updates of the persisted collection."""
         self._buffer.insert_negated(updates)
 
     def on_desired_frontier(self, stream: Stream, frontier: Antichain) -> list[WriteInstruction]:
-        """No more desired updates of `stream` before `frontier`. InvalidUsage when it goes back."""
+        """`stream` has no more desired updates before `frontier`. InvalidUsage if it goes back."""
         self._desired.advance(stream, frontier)
         instructions = self._stage()
         if not instructions:
-            # What is desired may have come after all of it was read back, as at a restart, and no frontier of the shard
-            # comes again to let it cancel.
+            # Desired updates may arrive after everything was read back, as at a restart. No further frontier of the shard then
+            # triggers consolidation.
             self._buffer.consolidate_at_since()
         return instructions
 
     def on_persisted_frontier(self, frontier: Antichain) -> list[WriteInstruction]:
-        """Everything the shard holds before `frontier` has come by `on_persisted`, so that what is left of earlier
-        times is wrong now, too, and is corrected at `frontier`. Never beyond the shard's upper.
+        """`on_persisted` received everything the shard holds before `frontier`. Remaining differences at earlier times are
+        therefore still wrong now, and are corrected at `frontier`. `frontier` is never beyond the shard's upper.
         """
         check(self._persisted <= frontier, f"reading back goes back from {self._persisted} to {frontier}")
         self._persisted = frontier
         self._buffer.advance_since(self._buffer.since.join(frontier))
-        # Here, not only before staging: a read-only sink stages nothing and must not grow (spec 17.5, bug 30).
+        # Consolidate here too, not only before staging: a read-only sink stages nothing and must not grow (spec 17.5, bug 30).
         self._buffer.consolidate_at_since()
         if self._pending is not None and self._pending.lower < frontier:
             return self._give_up()
@@ -105,15 +105,15 @@ class Write:
     def on_description(self, described: Describe) -> list[WriteInstruction]:
         """Mint described a batch."""
         if described.lower < (self._persisted if self._pending is None else self._pending.lower):
-            # Stale; lowers rise, so it is also the last of its lower.
+            # Stale. Lowers rise, so it is also the last description with its lower.
             return [Staged(after(described.lower))] if self._pending is None else []
         newer = self._pending is not None and self._pending.lower < described.lower
         self._pending = described
         return [*([Staged(described.lower)] if newer else []), *self._stage()]
 
     def corrections(self, stage: Stage) -> Iterator[pa.Table]:
-        """What to stage: consolidated, every time in [lower, upper). Nothing is taken out: it cancels when it is read
-        back.
+        """Return what to stage: consolidated updates with times in [lower, upper). They stay in the buffer and cancel when they
+        are read back.
         """
         return self._buffer.updates_before(stage.upper)
 

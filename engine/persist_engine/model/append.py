@@ -1,7 +1,7 @@
-"""The one command that adds data: compare-and-append (spec 9.3, 9.4).
+"""Compare-and-append, the only command that adds data (spec 9.3, 9.4).
 
-The order of the checks is part of the contract: a repetition must find its token before it is told that the upper
-moved, since it is itself what moved it.
+The order of the checks is part of the contract. A repeated call must find its token before it learns that the upper moved,
+because the call itself moved the upper.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from persist_engine.model.state import ShardState, Writer
 
 
 def compare_and_append(state: ShardState, cmd: CompareAndAppend, now_ms: int) -> Applied | Refused:
-    """Applied(Appended), or Refused with AlreadyCommitted, StagedTooEarly, ProgressMismatch, UpperMismatch or InlineBackpressure.
+    """Return Applied(Appended), or Refused with AlreadyCommitted, StagedTooEarly, ProgressMismatch, UpperMismatch or
+    InlineBackpressure.
 
-    Raises InvalidEmptyTimeInterval for data in an empty interval, InvalidUsage for a batch advanced beyond the
-    shard's since. Also commits for an empty interval: that is how an idle writer stays registered.
+    Raises InvalidEmptyTimeInterval for data in an empty interval and InvalidUsage for a batch advanced beyond the shard's
+    since. An empty interval commits too: idle writers stay registered that way.
     """
     desc = cmd.batch.desc
     if is_tombstone(state):
@@ -61,24 +62,24 @@ def compare_and_append(state: ShardState, cmd: CompareAndAppend, now_ms: int) ->
 def is_refusal_certain(
     state: ShardState, cmd: CompareAndAppend, *, earliest_ms: int, held_ms: int, now_ms: int
 ) -> bool:
-    """Whether a mismatch on `state`, after an attempt of unknown outcome, says that no attempt succeeded: a success would
-    show in the writer's registration. `earliest_ms`: by which time the first of these attempts was decided, or less.
-    `held_ms`: until when the lease held that the writer had before any success; when it is gone sooner, somebody removed
-    it, and may have removed a success with it.
+    """Whether a mismatch on `state`, after an attempt with unknown outcome, proves that no attempt succeeded: a success would
+    show in the writer's registration. `earliest_ms`: a time at or before the decision of the first of these attempts.
+    `held_ms`: the end of the lease that the writer had before any success. If the registration disappeared before that time, it
+    was removed explicitly, and the trace of a success may have been removed with it.
     """
     writer = state.writers.get(cmd.writer_id)
     if writer is not None:
         return not writer.most_recent_write_upper >= cmd.batch.desc.upper > cmd.batch.desc.lower
-    if is_tombstone(state):  # finalizing removes all writers, whatever their leases
+    if is_tombstone(state):  # finalizing removes all writers, regardless of their leases
         return False
-    # Others remove us by their own clocks, which may be far ahead of ours; no state is older than the clock of whoever
-    # committed it.
+    # Other processes expire this writer by their own clocks, which may be far ahead of this one. No state is older than the
+    # clock that committed it.
     newest_ms = max(now_ms, state.walltime_ms)
     return newest_ms - earliest_ms < cmd.lease_ms and newest_ms > held_ms
 
 
 def batch_expired(shard_id: ShardId, refusal: StagedTooEarly) -> BatchExpired:
-    """What to raise for `refusal`."""
+    """Return the error to raise for `refusal`."""
     staged = staged_ms(refusal.key)
     return BatchExpired(
         f"part {refusal.key} of shard {shard_id} was staged at {staged}, before the floor {refusal.floor_ms} that an orphan "
@@ -100,7 +101,7 @@ def _refusal(state: ShardState, writer: Writer, cmd: CompareAndAppend) -> Refuse
         raise InvalidUsage(f"batch {desc} is advanced beyond the shard's since {state.trace.since}")
     if cmd.token == writer.most_recent_write_token:
         check(desc.upper == writer.most_recent_write_upper, f"token {cmd.token} was used for another upper", desc=desc)
-        check(desc.upper <= upper, f"token {cmd.token} got through, but upper is {upper}", desc=desc)
+        check(desc.upper <= upper, f"token {cmd.token} succeeded, but upper is {upper}", desc=desc)
         return Refused(AlreadyCommitted())
     early = cmd.batch.staged_before(state.staging_floor_ms)
     if early is not None:
@@ -118,19 +119,21 @@ def _refusal(state: ShardState, writer: Writer, cmd: CompareAndAppend) -> Refuse
 
 
 def with_held_since(state: ShardState) -> ShardState:
-    """With the trace's since where readers and retention hold it. Held by nothing it stays, and it never steps back."""
+    """Advance the trace's since to what readers and retention hold. It stays if nothing holds it, and it never moves back."""
     held = held_since(state)
     return state if held is None else replace(state, trace=state.trace.downgrade_since(state.trace.since.join(held)))
 
 
 def _push_and_claim(trace: Trace, cmd: CompareAndAppend, now_ms: int) -> tuple[Trace, tuple[MergeReq, ...]]:
-    """Push and claim what fell due. When that is nothing and data came in, also take the oldest compaction that
-    nobody is at: otherwise a request that was lost with its writer would never be done. `claim_percent` says how many:
-    one for each hundred, and one more with the probability of the rest, which the token decides, so that a retry of
-    the same call claims the same.
+    """Push the batch and claim the merges that fell due. If none did and the batch has data, also take over the oldest
+    unclaimed compactions: otherwise a request lost with its writer would never be done. `claim_percent` sets how many: one per
+    full hundred, and one more with the probability of the remainder. The token decides that draw, so that a retry of the same
+    call claims the same.
     """
     trace, requests = trace.push(cmd.batch)
-    if cmd.batch.rows > 0 and not requests:  # none has empty inputs only: of two empty batches one is made at once
+    if (
+        cmd.batch.rows > 0 and not requests
+    ):  # no request has empty inputs only: the spine merges two empty batches at once
         stale = trace.fueled_requests(
             claimed_before_ms=now_ms - cmd.claim_ms,
             claimed_until_ms=now_ms + cmd.claim_ms,

@@ -13,7 +13,7 @@ from persist_engine.model.ids import RunId, staged_ms
 
 
 class RunOrder(enum.Enum):
-    """How rows lie within a run. STRUCTURED: sorted by (key fields, val fields, time) as Arrow sorts them, consolidated."""
+    """The order of rows in a run. STRUCTURED: sorted by (key fields, val fields, time) in Arrow's order, and consolidated."""
 
     UNORDERED = "unordered"
     CODEC = "codec"
@@ -22,8 +22,8 @@ class RunOrder(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ColumnStats:
-    """Bounds of one field of key or val, for skipping parts. `lower`/`upper` are the scalar's JSON text in the
-    schema codec's form, or None when unknown (trimmed, or all null). Conservative: every row lies within.
+    """Bounds of one field of key or val, for skipping parts. `lower` and `upper` are the scalar's JSON text in the schema
+    codec's form, or None if unknown (trimmed, or all null). Conservative: every row lies within the bounds.
     """
 
     null_count: int
@@ -33,7 +33,7 @@ class ColumnStats:
 
 @dataclass(frozen=True, slots=True)
 class PartStats:
-    """Statistics of one part: row bounds per field, under the names of codec.part_stats; and the bounds of time."""
+    """Statistics of one part: bounds per field, named as in rows.part_stats, and bounds of time."""
 
     columns: tuple[tuple[str, ColumnStats], ...] = ()
     time_min: int | None = None
@@ -42,11 +42,11 @@ class PartStats:
 
 @dataclass(frozen=True, slots=True)
 class HollowPart:
-    """One blob of updates. `key` is the partial key `<writer key>/<part id>` (codec.keys makes the whole one).
+    """One blob of updates. `key` is the partial key `<writer key>/<part id>`; codec.keys builds the full key.
 
-    `diffs_sum` is modulo 2**64, and `sum_wraps` says where the sum itself does not fit int64.
-    `key_lower` bounds every (key) from below in the part codec's order; b"" is always a lower bound. `checksum` is the text
-    of codec.checksum over the whole blob, verified on every read. `ts_rewrite` advances times on read.
+    `diffs_sum` is the sum of diffs modulo 2**64; `sum_wraps` is set if the true sum does not fit int64. `key_lower` bounds
+    every key from below in the order of the part codec; b"" is always a valid bound. `checksum` is the text of
+    codec.damage.checksum over the whole blob; every read verifies it. A read advances times to `ts_rewrite`.
     """
 
     key: str
@@ -73,24 +73,24 @@ class HollowPart:
 
     @property
     def part_bytes_max(self) -> int:
-        """Bytes of the largest part it stands for: itself."""
+        """Bytes of the largest part this entry represents: its own."""
         return self.size_bytes
 
     @property
     def part_count(self) -> int:
-        """Parts it stands for: itself."""
+        """Number of parts this entry represents: one."""
         return 1
 
     @property
     def blob_count(self) -> int:
-        """Blobs it stands for: itself."""
+        """Number of blobs this entry represents: one."""
         return 1
 
 
 @dataclass(frozen=True, slots=True)
 class InlinePart:
-    """Updates small enough to sit in state: the encoded part itself. `format` says how: as one Arrow record batch
-    (codec.inline_part), or as the Parquet file that a blob would hold (0.1.0, and what only Parquet makes small).
+    """Updates small enough for state: the encoded part itself. `format` names the encoding: one Arrow record batch
+    (codec.inline_part), or the Parquet file that a blob would hold (0.1.0, and data that only Parquet makes small enough).
     """
 
     data: bytes
@@ -113,29 +113,29 @@ class InlinePart:
 
     @property
     def part_bytes_max(self) -> int:
-        """Bytes of the largest part it stands for: itself."""
+        """Bytes of the largest part this entry represents: its own."""
         return len(self.data)
 
     @property
     def part_count(self) -> int:
-        """Parts it stands for: itself."""
+        """Number of parts this entry represents: one."""
         return 1
 
     @property
     def blob_count(self) -> int:
-        """Blobs it stands for: none."""
+        """Number of blobs this entry represents: none."""
         return 0
 
 
 @dataclass(frozen=True, slots=True)
 class HollowRun:
-    """A blob that lists consecutive parts of one run, so that state holds one entry for all of them (spec 2.3).
+    """A blob that lists consecutive parts of one run, so that state needs one entry for all of them (spec 2.3).
 
-    What it lists may be hollow runs again. `key`, `size_bytes` and `checksum` are the listing's own; all else sums up the
-    parts below it, however deep. `oldest_key` is that of the blob that was staged first, of itself and all below.
-    `key_lower` bounds their keys from below; `schema_id` is the newest of theirs. `ts_rewrite` holds for every part below
-    it, in the place of what they say themselves. Invariant: a blob that is listed is named by this listing and nothing
-    else, so it comes and goes with it.
+    A listing may list further hollow runs. `key`, `size_bytes` and `checksum` describe the listing itself; the other fields
+    summarize all parts below it at any depth. `oldest_key` is the key of the blob staged first among the listing and everything
+    below it. `key_lower` bounds the parts' keys from below; `schema_id` is their newest. `ts_rewrite` applies to every part
+    below and replaces the parts' own values. Invariant: only this listing references the blobs it lists, so they live and die
+    with it.
     """
 
     key: str
@@ -155,7 +155,7 @@ class HollowRun:
 
     @property
     def hollow_bytes(self) -> int:
-        """Bytes in blob: of the listing and of all below it."""
+        """Bytes in blob: of the listing and of everything below it."""
         return self.size_bytes + self.parts_bytes
 
     @property
@@ -164,15 +164,15 @@ class HollowRun:
         return 0
 
 
-#: What holds rows.
+#: An entry that holds rows.
 Part = HollowPart | InlinePart
-#: What a run in state is made of.
+#: An entry of a run in state.
 RunPart = Part | HollowRun
 
 
 @dataclass(frozen=True, slots=True)
 class RunMeta:
-    """What is known of one run. `truncated`: registered bounds are narrower than written, so diff sums count unseen rows."""
+    """Facts about one run. `truncated`: its registered bounds are narrower than written, so its diff sums include invisible rows."""
 
     order: RunOrder = RunOrder.STRUCTURED
     run_id: RunId | None = None
@@ -183,10 +183,10 @@ class RunMeta:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class HollowBatch:
-    """An ordered list of parts, or listings of them, cut into runs, under one description.
+    """An ordered list of parts or listings, divided into runs, under one description.
 
-    `rows` bounds the number of updates from above. `run_splits` are sorted indices into `parts` with a run boundary before each;
-    `run_metas` has one entry per run. No parts: no runs. Prints as `[3,7)@2 2 parts`.
+    `rows` is an upper bound on the number of updates. `run_splits` are sorted indices into `parts`, each the first part of a
+    new run. `run_metas` has one entry per run. A batch without parts has no runs. Prints as `[3,7)@2 2 parts`.
     """
 
     desc: Description
@@ -207,7 +207,7 @@ class HollowBatch:
 
     @classmethod
     def empty(cls, desc: Description) -> HollowBatch:
-        """The batch that says: nothing happened in `desc`."""
+        """Return the batch that records no updates in `desc`."""
         return cls(desc, 0)
 
     def is_empty(self) -> bool:
@@ -215,30 +215,30 @@ class HollowBatch:
         return not self.parts
 
     def runs(self) -> Iterator[tuple[RunMeta, tuple[RunPart, ...]]]:
-        """The runs in order, each with its parts."""
+        """Yield the runs in order, each with its parts."""
         bounds = (0, *self.run_splits, len(self.parts))
         for index, meta in enumerate(self.run_metas):
             yield meta, self.parts[bounds[index] : bounds[index + 1]]
 
     def part_runs(self) -> Iterator[tuple[RunMeta, tuple[Part, ...]]]:
-        """As `runs`, of a batch whose hollow runs were expanded (shard.runs); InvariantViolated when one was not."""
+        """Like `runs`, for a batch whose hollow runs were expanded (parts.listings); InvariantViolated if one was not."""
         for meta, members in self.runs():
             parts = tuple(member for member in members if not isinstance(member, HollowRun))
             check(len(parts) == len(members), f"batch {self.desc} is read before its hollow runs were expanded")
             yield meta, parts
 
     def part_list(self) -> list[Part]:
-        """The parts of all runs, as `part_runs` gives them."""
+        """Return the parts of all runs, in the order of `part_runs`."""
         return [part for _, parts in self.part_runs() for part in parts]
 
     @property
     def has_hollow_runs(self) -> bool:
-        """Whether some of its parts are known only to a listing in blob."""
+        """Whether it has parts that only a listing in blob names."""
         return any(isinstance(part, HollowRun) for part in self.parts)
 
     @classmethod
     def of_runs(cls, desc: Description, rows: int, runs: Iterable[tuple[RunMeta, Sequence[RunPart]]]) -> HollowBatch:
-        """Of runs with their parts; those without any are left out."""
+        """Build a batch from runs and their parts. Runs without parts are left out."""
         kept = [(meta, tuple(parts)) for meta, parts in runs if parts]
         ends = itertools.accumulate(len(parts) for _, parts in kept)
         splits = tuple(ends)[:-1]
@@ -248,30 +248,30 @@ class HollowBatch:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes in blob and inline together."""
+        """Bytes in blob plus bytes inline."""
         return sum(part.hollow_bytes + part.inline_bytes for part in self.parts)
 
     @property
     def inline_bytes(self) -> int:
-        """Bytes held in state."""
+        """Bytes in state."""
         return sum(part.inline_bytes for part in self.parts)
 
     def blob_keys(self) -> Iterator[str]:
-        """Partial keys of all blobs that this batch itself names; what hollow runs list is theirs (shard.runs)."""
+        """Yield the partial keys of all blobs that the batch itself names. Blobs listed by hollow runs are not included."""
         for part in self.parts:
             if not isinstance(part, InlinePart):
                 yield part.key
 
     @property
     def oldest_writer(self) -> str:
-        """The least writer key (base.version) among its own blobs; "" where one tells no version, as those of the oldest
-        writers do not; without blobs one behind all others.
+        """The least writer key (base.version) among its own blobs: "" if a key carries no version, as keys of the oldest
+        writers do; a text greater than every writer key if there are no blobs.
         """
         keys = (key.partition("/")[0] if key.startswith("n") else "" for key in self.blob_keys())
         return min(keys, default="~")
 
     def staged_before(self, floor_ms: int | None) -> str | None:
-        """The key of a part, here or below a hollow run, that was staged before `floor_ms`, if there is one."""
+        """Return the key of a part, here or below a hollow run, that was staged before `floor_ms`, or None."""
         if floor_ms is None:
             return None
         named = (part for part in self.parts if not isinstance(part, InlinePart))
@@ -279,7 +279,7 @@ class HollowBatch:
         return next((key for key in oldest if staged_ms(key) < floor_ms), None)
 
     def with_desc(self, desc: Description) -> HollowBatch:
-        """The same parts under another description."""
+        """Return the same parts under another description."""
         return replace(self, desc=desc)
 
     def __hash__(self) -> int:
@@ -295,20 +295,20 @@ class HollowBatch:
 
 @dataclass(frozen=True, slots=True)
 class HollowRollup:
-    """Pointer to a full copy of state. `key` is partial (`v<seqno>/r<uuid>`). The very first rollup does not know its own size."""
+    """Pointer to a full copy of state. `key` is partial (`v<seqno>/r<uuid>`). Only the first rollup of a log has an unknown size."""
 
     key: str
     size_bytes: int | None
 
 
 def rewritten(batch: HollowBatch, frontier: Antichain, new_upper: Antichain) -> HollowBatch:
-    """`batch` with all times advanced to `frontier` and registered up to `new_upper`. Idempotent.
+    """Return `batch` with all times advanced to `frontier` and with `new_upper` as its registered upper. Idempotent.
 
-    InvalidRewrite unless frontier < new_upper, updates may have the time `frontier`, neither steps back behind the batch's
-    own bounds nor behind an earlier rewrite, and the batch is as a user wrote it (since at the minimum).
+    InvalidRewrite unless frontier < new_upper, an update may have the time `frontier`, neither precedes the batch's own bounds
+    or an earlier rewrite, and the batch is as a user wrote it (its since is the minimum).
     """
     desc = batch.desc
-    if frontier.time is not None and frontier.time > DATA_TIME_MAX:  # read, its rows would lie before it
+    if frontier.time is not None and frontier.time > DATA_TIME_MAX:  # a read would treat its rows as earlier than this
         raise InvalidRewrite(f"batch {desc} rewritten to {frontier}: no update is later than {DATA_TIME_MAX}")
     if not frontier < new_upper:
         raise InvalidRewrite(f"batch {desc} rewritten to {frontier}, at or past its new upper {new_upper}")
@@ -326,8 +326,9 @@ def rewritten(batch: HollowBatch, frontier: Antichain, new_upper: Antichain) -> 
 
 
 def check_truncation(batch: HollowBatch, lower: Antichain, upper: Antichain, *, any_rewritten: bool) -> None:
-    """Whether `batch` may be registered under [lower, upper). With any rewrite in the call nothing is cut off above: a
-    rewritten update that is cut could not be told from one that was never there.
+    """Check that `batch` may be registered under [lower, upper); InvalidBatchBounds or InvalidRewrite otherwise. If any batch
+    of the call is rewritten, nothing may be cut off above: a rewritten update that was cut would be indistinguishable from a
+    missing one.
     """
     desc = batch.desc
     if any_rewritten:

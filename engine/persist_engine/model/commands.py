@@ -1,7 +1,6 @@
-"""Everything that may be asked of a shard's state, and everything it may answer. Plain values.
+"""All commands on a shard's state and all answers, as plain values.
 
-An answer that depends on a race (`UpperMismatch`, `OpaqueMismatch`) is a value; misuse raises InvalidUsage from the
-transition.
+An answer that depends on a race (`UpperMismatch`, `OpaqueMismatch`) is a value. For misuse, the transition raises InvalidUsage.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from persist_engine.model.state import DebugInfo, SchemaPair, ShardState, Source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareAndAppend:
-    """Append `batch` iff the upper is its lower. `token` names the call: a repetition finds that it was already done.
+    """Append `batch` iff its lower equals the upper. `token` identifies the call, so that a repetition finds its own success.
 
-    `progress` (sink id, how far its source was read) is committed with the data iff the stored token is
-    `expected_progress` (None: none is stored). `claim_ms`: a claimed compaction older than this may be claimed again;
-    `claim_percent` / 100: how many of those nobody is at an append takes over that makes no work itself;
-    `claim_min_version`: those with parts of older code too, although they are compact.
+    `progress` (sink id, how far its source was read) commits with the data iff the stored token equals `expected_progress`
+    (None: no progress is stored). `claim_ms`: a claim on a compaction lapses at this age. `claim_percent` / 100: how many
+    unclaimed compactions the append takes over if it creates no merge work itself. `claim_min_version`: it also takes over
+    compact batches whose parts older code wrote.
     """
 
     batch: HollowBatch
@@ -42,20 +41,20 @@ class CompareAndAppend:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The batch is in; `requests` are claimed for the caller."""
+    """The batch is appended. `requests` are claimed for the caller."""
 
     requests: tuple[MergeReq, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class AlreadyCommitted:
-    """An earlier attempt with this token got through."""
+    """An earlier attempt with this token succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpperMismatch:
-    """The upper is elsewhere. `writer_upper` is that of this writer's last append: decides whether an earlier attempt
-    whose end is unknown may have got through.
+    """The upper is not the expected one. `writer_upper` is the upper of this writer's last append; it shows whether an earlier
+    attempt with unknown outcome can have succeeded.
     """
 
     current: Antichain
@@ -65,7 +64,7 @@ class UpperMismatch:
 
 @dataclass(frozen=True, slots=True)
 class StagedTooEarly:
-    """A part of the batch was staged before the shard's floor: its blob may be deleted already."""
+    """A part of the batch was staged before the shard's staging floor: its blob may already be deleted."""
 
     key: str
     floor_ms: int
@@ -73,35 +72,33 @@ class StagedTooEarly:
 
 @dataclass(frozen=True, slots=True)
 class RaiseStagingFloor:
-    """From now on link no part that was staged before `floor_ms`."""
+    """From now on, link no part staged before `floor_ms`."""
 
     floor_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class StagingFloor:
-    """The floor that stands: it never sinks."""
+    """The floor in force. It never decreases."""
 
     floor_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class InlineBackpressure:
-    """State holds too much data already: flush inline parts to blob and try again."""
+    """State holds too much inline data: flush inline parts to blob and try again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressMismatch:
-    """Somebody else committed progress of this sink: `current` is what stands."""
+    """Another process committed progress of this sink. `current` is the stored progress."""
 
     current: SourceProgress | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterLeasedReader:
-    """Hold since and this very version from now on. `since_from_critical`: hold at the critical readers' meet
-    instead.
-    """
+    """Hold since and this version from now on. `since_from_critical`: hold at the meet of the critical readers instead."""
 
     reader_id: LeasedReaderId
     lease_ms: int
@@ -111,7 +108,7 @@ class RegisterLeasedReader:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What is held. On a tombstone nothing is, and `since` is empty."""
+    """What the reader holds. On a tombstone it holds nothing, and `since` is empty."""
 
     since: Antichain
     seqno: SeqNo
@@ -126,15 +123,15 @@ class HeartbeatLeasedReader:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatSeen:
-    """Whether the reader was still there."""
+    """Whether the reader still existed."""
 
     existed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DowngradeSince:
-    """Let go of times before `new_since` and of versions before `outstanding_seqno` (None: of all before the new
-    one). `is_heartbeat`: nobody asked for it; the shard's since stays unless the reader's moves.
+    """Release times before `new_since` and versions before `outstanding_seqno` (None: all versions before the new one).
+    `is_heartbeat`: an automatic call; the shard's since moves only if the reader's since does.
     """
 
     reader_id: LeasedReaderId
@@ -145,42 +142,42 @@ class DowngradeSince:
 
 @dataclass(frozen=True, slots=True)
 class SinceDowngraded:
-    """The reader's since now; empty when the reader is gone."""
+    """The reader's since after the command; empty if the reader is gone."""
 
     since: Antichain
 
 
 @dataclass(frozen=True, slots=True)
 class ExpireLeasedReader:
-    """Remove it; since stays."""
+    """Remove the reader. Since does not move."""
 
     reader_id: LeasedReaderId
 
 
 @dataclass(frozen=True, slots=True)
 class ExpireWriter:
-    """Remove it: its token is forgotten."""
+    """Remove the writer and its token."""
 
     writer_id: WriterId
 
 
 @dataclass(frozen=True, slots=True)
 class ExpireCriticalReader:
-    """Remove it; since stays."""
+    """Remove the reader. Since does not move."""
 
     reader_id: CriticalReaderId
 
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """Whether there was something to remove."""
+    """Whether the reader or writer existed."""
 
     existed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterCriticalReader:
-    """Hold since until told otherwise. An existing one keeps its since and opaque."""
+    """Hold since until the reader is downgraded or expired. An existing reader keeps its since and opaque."""
 
     reader_id: CriticalReaderId
     opaque: bytes
@@ -189,7 +186,7 @@ class RegisterCriticalReader:
 
 @dataclass(frozen=True, slots=True)
 class CriticalRegistered:
-    """What it holds, and its fencing token."""
+    """The reader's since and its fencing token."""
 
     since: Antichain
     opaque: bytes
@@ -197,9 +194,7 @@ class CriticalRegistered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareAndDowngradeSince:
-    """Move since and opaque iff the opaque is the expected one. A since that would step back stays, the opaque still
-    moves.
-    """
+    """Move since and opaque iff the opaque equals `expected_opaque`. A since that would move back stays; the opaque moves all the same."""
 
     reader_id: CriticalReaderId
     expected_opaque: bytes
@@ -209,14 +204,14 @@ class CompareAndDowngradeSince:
 
 @dataclass(frozen=True, slots=True)
 class CriticalDowngraded:
-    """The reader's since now."""
+    """The reader's since after the command."""
 
     since: Antichain
 
 
 @dataclass(frozen=True, slots=True)
 class OpaqueMismatch(Refusal):
-    """Somebody newer owns this reader."""
+    """A newer owner holds this critical reader."""
 
     opaque: bytes
     since: Antichain
@@ -229,7 +224,7 @@ class OpaqueMismatch(Refusal):
 
 @dataclass(frozen=True, slots=True)
 class AddRollup:
-    """Link a rollup that was written for `seqno`."""
+    """Link a rollup written for `seqno`."""
 
     seqno: SeqNo
     rollup: HollowRollup
@@ -237,15 +232,15 @@ class AddRollup:
 
 @dataclass(frozen=True, slots=True)
 class RollupAdded:
-    """Whether it is linked. If it was never, over all attempts, its blob is garbage."""
+    """Whether the rollup is linked. If no attempt linked it, its blob is garbage."""
 
     applied: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveRollups:
-    """Unlink these, where they still are what is named, and all that are older; ends the claim on GC. The caller owes that
-    the log begins past them.
+    """Unlink these rollups, if state still names exactly them, and all older ones. Ends the claim on GC. The caller must have
+    truncated the log past them.
     """
 
     rollups: tuple[tuple[SeqNo, HollowRollup], ...]
@@ -253,7 +248,7 @@ class RemoveRollups:
 
 @dataclass(frozen=True, slots=True)
 class RollupsRemoved:
-    """Those that were there, or older."""
+    """The seqnos of the rollups that were unlinked, older ones included."""
 
     seqnos: tuple[SeqNo, ...]
 
@@ -267,29 +262,29 @@ class ApplyMergeRes:
 
 @dataclass(frozen=True, slots=True)
 class MergeApplied:
-    """What became of it. If it was never applied, over all attempts, its blobs are garbage."""
+    """The outcome. If no attempt applied the result, its blobs are garbage."""
 
     outcome: MergeOutcome
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterSchema:
-    """Find this schema, or make it the shard's first."""
+    """Find this schema, or register it as the shard's first."""
 
     pair: SchemaPair
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaRegistered:
-    """Its id; None when the shard has others and this is none of them."""
+    """The schema's id; None if the shard has other schemas but not this one."""
 
     id: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareAndEvolveSchema:
-    """Make `pair` the newest schema iff the newest is `expected_id`. Whether it may succeed that one is the caller's to
-    know: what an id names never changes.
+    """Make `pair` the newest schema iff the newest has `expected_id`. The caller ensures that `pair` may succeed that schema.
+    The schema of an id never changes.
     """
 
     expected_id: int
@@ -298,35 +293,35 @@ class CompareAndEvolveSchema:
 
 @dataclass(frozen=True, slots=True)
 class SchemaEvolved:
-    """The schema is the newest, under this id."""
+    """The schema is the newest and has this id."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaIdMismatch:
-    """The newest schema is another; None when the shard takes none any more."""
+    """Another schema is the newest. None: the shard accepts no schemas any more."""
 
     current_id: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class SpineExert:
-    """Move merges along as if `fuel` updates had been pushed, so that a shard nobody writes ripens too."""
+    """Advance merges as if `fuel` updates had been pushed, so that merges also ripen in a shard without writes."""
 
     fuel: int
 
 
 @dataclass(frozen=True, slots=True)
 class Exerted:
-    """Requests that came of it, claimed for the caller."""
+    """The merge requests that fell due, claimed for the caller."""
 
     requests: tuple[MergeReq, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimCompactions:
-    """Take over up to `max_requests` compactions, oldest first, that nobody claimed within `claim_ms`.
+    """Take over up to `max_requests` compactions, oldest first, that have no claim younger than `claim_ms`.
     `claim_min_version`: see CompareAndAppend.
     """
 
@@ -337,21 +332,21 @@ class ClaimCompactions:
 
 @dataclass(frozen=True, slots=True)
 class CompactionsClaimed:
-    """They are the caller's now."""
+    """The compactions, claimed for the caller."""
 
     requests: tuple[MergeReq, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SetRetention:
-    """From now on keep the newest `retain_ms` of times apart, whatever readers let go of; None: only what readers hold."""
+    """Keep the newest `retain_ms` of times distinguishable from now on, whatever readers release. None: only readers hold since."""
 
     retain_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionSet:
-    """What is retained now, None without retention, and the shard's since: what it had passed does not come back."""
+    """The retention in force (None: none) and the shard's since. Times that since has passed do not come back."""
 
     retain_ms: int | None
     since: Antichain
@@ -359,12 +354,12 @@ class RetentionSet:
 
 @dataclass(frozen=True, slots=True)
 class BecomeTombstone:
-    """One bounded step towards an empty tombstone; repeat until nothing progresses."""
+    """Take one bounded step towards an empty tombstone. Repeat until a step makes no progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class TombstoneStep:
-    """`progressed`: this step changed something. `finalized`: a tombstone without data."""
+    """`progressed`: this step changed something. `finalized`: the shard is a tombstone without data."""
 
     finalized: bool
     progressed: bool
@@ -422,7 +417,7 @@ Answer = (
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """Commit `state`, then give `answer`."""
+    """Commit `state`, then return `answer`."""
 
     state: ShardState
     answer: Answer
@@ -430,6 +425,6 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Give `answer`; there is nothing to commit."""
+    """Return `answer`. There is nothing to commit."""
 
     answer: Answer

@@ -1,7 +1,7 @@
-"""Frontiers: antichains over u64 times. Totally ordered times make an antichain one time, or empty.
+"""Frontiers: antichains over u64 times. Times are totally ordered, so an antichain holds one time or none.
 
-A frontier says "progress has passed everything before these times". The empty frontier is the greatest: closed, no time ever.
-Order: A <= B iff every element of B is at or beyond A (spec 1.2). The minimum frontier is {0}.
+A frontier states that all times before it are complete. The empty frontier is the greatest: it is closed and no time follows
+it. Order: A <= B iff every element of B is at or beyond A (spec 1.2). The minimum frontier is {0}.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import SupportsIndex
 from persist_engine.base.errors import InvalidUsage
 
 TIME_MAX = 2**64 - 1
-#: Times inside parts are stored as int64: data times stay below this.
+#: Parts store times as int64, so times of data must not exceed this.
 DATA_TIME_MAX = 2**63 - 1
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
-#: Of what is no time, shown in an error.
+#: An error quotes at most this much of an invalid time.
 _SHOWN_CHARS_MAX = 60
 
 
@@ -39,17 +39,17 @@ class Antichain:
 
     @classmethod
     def of(cls, time: Instant) -> Antichain:
-        """The frontier {time}; instants as `time_of` takes them. InvalidUsage for anything else."""
+        """Return the frontier {time}; accepts what `time_of` accepts. InvalidUsage for anything else."""
         return cls(time_of(time))
 
     @classmethod
     def empty(cls) -> Antichain:
-        """The closed frontier."""
+        """Return the closed frontier."""
         return EMPTY
 
     @classmethod
     def minimum(cls) -> Antichain:
-        """The frontier {0}: nothing has passed."""
+        """Return the frontier {0}: no time is complete yet."""
         return MINIMUM
 
     @property
@@ -59,7 +59,7 @@ class Antichain:
 
     @property
     def newest_complete(self) -> int:
-        """Of an upper: the newest time at which contents are complete and can be asked for; -1: there is none yet."""
+        """For an upper: the newest time at which the contents are complete and readable, or -1 if there is none yet."""
         return DATA_TIME_MAX if self.time is None else min(self.time - 1, DATA_TIME_MAX)
 
     def is_empty(self) -> bool:
@@ -97,7 +97,7 @@ class Antichain:
         return other if self <= other else self
 
     def advance(self, time: int) -> int | None:
-        """`time` as indistinguishable from it beyond this frontier: max(time, frontier); None when the frontier is empty."""
+        """Return max(time, frontier), the time that `time` counts as beyond this frontier; None if the frontier is empty."""
         return None if self.time is None else max(time, self.time)
 
     def __repr__(self) -> str:
@@ -110,17 +110,17 @@ EMPTY = Antichain(None)
 MINIMUM = Antichain(0)
 
 Instant = SupportsIndex | datetime | str
-"""What says a time: a whole number, a datetime with its zone, or ISO 8601 text with it."""
+"""A time as an integer, a datetime with a time zone, or ISO 8601 text with a time zone."""
 TimeLike = Instant | Antichain
-"""What callers may say where a time or a frontier is wanted."""
+"""What callers may pass where a time or a frontier is expected."""
 
 
 def time_of(given: TimeLike, name: str = "time") -> int:
-    """The time that `given` says: a whole number itself, a frontier its time. A datetime or ISO 8601 text with its zone is
-    the millisecond since 1970 that it lies in, which is what the times of most shards count.
+    """Return `given` as a time: an integer as it is, a frontier as its single time. A datetime or ISO 8601 text with a time
+    zone becomes milliseconds since 1970, rounded down; most shards count their times in that unit.
 
-    InvalidUsage names `name` and what is expected: for fractions, booleans, texts of digits, datetimes without a zone, and
-    the empty frontier, which has no time.
+    InvalidUsage names `name` and the accepted forms. It is raised for fractions, booleans, texts of digits only, datetimes
+    without a time zone, and the empty frontier, which has no time.
     """
     if type(given) is int:
         return given
@@ -141,7 +141,7 @@ def time_of(given: TimeLike, name: str = "time") -> int:
 
 
 def frontier_of(given: TimeLike, name: str = "frontier") -> Antichain:
-    """`given` itself where it is a frontier, the empty one too; else the frontier of the time that it says (`time_of`)."""
+    """Return `given` if it is a frontier (the empty one too), else the frontier of its time (`time_of`)."""
     if isinstance(given, Antichain):
         return given
     time = time_of(given, name)
@@ -151,7 +151,7 @@ def frontier_of(given: TimeLike, name: str = "frontier") -> Antichain:
 
 
 def _parsed(text: str, name: str) -> datetime:
-    if not text[:1].isdigit() or text.isdigit():  # Python takes 20130102 for a date
+    if not text[:1].isdigit() or text.isdigit():  # Python would parse 20130102 as a date
         raise _no_time(text, name)
     try:
         return datetime.fromisoformat(text)
@@ -162,11 +162,11 @@ def _parsed(text: str, name: str) -> datetime:
 def _millisecond_of(at: datetime, given: object, name: str) -> int:
     try:
         has_zone = at.utcoffset() is not None
-    except ValueError:  # of pandas' NaT, which is a datetime and none
+    except ValueError:  # pandas' NaT is a datetime but has no offset
         raise _no_time(given, name) from None
     if not has_zone:
         raise InvalidUsage(
-            f"{name} is {_shown(given)}, which has no time zone and so says no instant: add one, as in "
+            f"{name} is {_shown(given)}, which has no time zone, so its instant is unknown: add one, as in "
             f"{at.isoformat()}+00:00 or {at.isoformat()}Z"
         )
     return (at - _EPOCH) // _MILLISECOND
@@ -184,7 +184,7 @@ def _shown(given: object) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Description:
-    """What times a batch covers: at or past `lower`, not past `upper`, distinguishable only from `since` on.
+    """The times a batch covers: at or past `lower` and not past `upper`, distinguishable from `since` on.
 
     Invariant: `lower` is not empty and lower <= upper. Prints as `[3,7)@2`.
     """

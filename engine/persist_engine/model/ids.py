@@ -1,4 +1,4 @@
-"""Ids with their letters: one letter (or two) and a UUID, printed and stored as text.
+"""Typed ids: a prefix of letters and a UUID, printed and stored as text.
 
 s shard, w writer, r leased reader (and, in key paths, rollup), c critical reader, p part, ri run, i idempotency token,
 store- pair of stores.
@@ -16,7 +16,7 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12
 
 
 class _Id(str):
-    """A validated id; compares, sorts and hashes as its text."""
+    """A validated id. It compares, sorts and hashes as its text."""
 
     __slots__ = ()
     letters: ClassVar[str]
@@ -24,28 +24,28 @@ class _Id(str):
 
     def __new__(cls, text: str) -> Self:
         if not isinstance(text, str):
-            raise InvalidUsage(f"a {cls.what} id is made of a text, not of a {type(text).__name__}")
+            raise InvalidUsage(f"a {cls.what} id must be text, not {type(text).__name__}")
         if not text.startswith(cls.letters) or not _UUID.fullmatch(text, len(cls.letters)):
             raise InvalidUsage(f"not a {cls.what} id: {text!r}, expected {cls.letters!r} followed by a lower-case UUID")
         return super().__new__(cls, text)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Self:
-        """The id made of 16 (random) bytes; no bit of them is changed."""
+        """Return the id of 16 bytes (usually random), which it keeps unchanged."""
         digits = raw.hex()
         if len(digits) != 32:
-            raise InvalidUsage(f"a {cls.what} id is made of 16 bytes, not {len(raw)}")
-        # Valid by the way it is made.
+            raise InvalidUsage(f"a {cls.what} id needs 16 bytes, not {len(raw)}")
+        # Skips the validation: the text is valid by construction.
         text = f"{cls.letters}{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
         return super().__new__(cls, text)
 
     def to_bytes(self) -> bytes:
-        """The 16 bytes; inverse of `from_bytes`."""
+        """Return the 16 bytes; inverse of `from_bytes`."""
         return bytes.fromhex(self[len(self.letters) :].replace("-", ""))
 
     @classmethod
     def new(cls) -> Self:
-        """A fresh random id, for users and command lines. The rooms draw from their Env instead, so that simulations repeat."""
+        """Return a fresh random id, for users and command lines. The rooms draw ids from their Env, so that simulations are repeatable."""
         return cls.from_bytes(system_random_bytes(16))
 
     def __repr__(self) -> str:
@@ -61,7 +61,7 @@ class ShardId(_Id):
 
 
 class StoreId(_Id):
-    """One blob store and one consensus store that belong together, however their addresses are spelled."""
+    """One pair of a blob store and a consensus store that belong together. Independent of how their addresses are spelled."""
 
     __slots__ = ()
     letters = "store-"
@@ -69,7 +69,7 @@ class StoreId(_Id):
 
 
 class WriterId(_Id):
-    """Somebody who may append."""
+    """A writer: it may append."""
 
     __slots__ = ()
     letters = "w"
@@ -85,7 +85,7 @@ class LeasedReaderId(_Id):
 
 
 class CriticalReaderId(_Id):
-    """A reader that holds since until told otherwise."""
+    """A reader that holds since until it is downgraded or expired explicitly."""
 
     __slots__ = ()
     letters = "c"
@@ -93,8 +93,8 @@ class CriticalReaderId(_Id):
 
 
 class PartId(_Id):
-    """One blob of updates. Its first six bytes tell when it was staged: the floor below which nothing is linked any
-    more (`ShardState.staging_floor_ms`) is compared with them and with nothing else.
+    """One blob of updates. The first six bytes record when it was staged. Only these bytes are compared with the staging floor
+    (`ShardState.staging_floor_ms`), below which no part is linked.
     """
 
     __slots__ = ()
@@ -103,21 +103,21 @@ class PartId(_Id):
 
     @classmethod
     def staged_at(cls, at_ms: int, random: bytes) -> Self:
-        """The id of a part staged at `at_ms`, told apart by 10 random bytes."""
+        """Return the id of a part staged at `at_ms`; 10 random bytes make it unique."""
         return cls.from_bytes(min(max(at_ms, 0), STAGED_MS_MAX).to_bytes(6, "big") + random)
 
     @property
     def staged_ms(self) -> int:
-        """When it was staged. Ids of 0.1.0 are random and tell any time, mostly one far ahead."""
+        """When the part was staged. Ids made by 0.1.0 are fully random, so their time is arbitrary and mostly far in the future."""
         return staged_ms(self)
 
 
-#: What six bytes hold; the year 10889.
+#: The largest six-byte time, in the year 10889.
 STAGED_MS_MAX = 2**48 - 1
 
 
 def staged_ms(part_key: str) -> int:
-    """When the part whose id or (partial) key this is was staged."""
+    """Return when a part was staged, given its id or its (partial) key."""
     at = part_key.rindex(PartId.letters) + 1
     return int(part_key[at : at + 8] + part_key[at + 9 : at + 13], 16)
 
@@ -131,7 +131,7 @@ class RollupId(_Id):
 
 
 class RunId(_Id):
-    """Parts sorted together."""
+    """A sequence of parts sorted together."""
 
     __slots__ = ()
     letters = "ri"
@@ -139,7 +139,7 @@ class RunId(_Id):
 
 
 class IdempotencyToken(_Id):
-    """Names one logical append, so that a retry finds itself."""
+    """Names one logical append, so that a retry recognizes its own earlier success."""
 
     __slots__ = ()
     letters = "i"

@@ -1,6 +1,6 @@
-"""A state told in numbers: what people, the operator and metrics ask of a shard.
+"""A state as numbers, for people, the operator and metrics.
 
-Owns the report and its JSON; must not know where it is shown. Costs O(levels), readers, writers and rollups.
+Owns the report and its JSON form; must not know where it is shown. Costs O(levels), plus readers, writers and rollups.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from persist_engine.model.state import ShardState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderInfo:
-    """Who holds since (None: closed), and for leased readers a version. Critical readers hold none and never lapse."""
+    """A reader that holds since (None: closed) and, if leased, a version. Critical readers hold no version and never lapse."""
 
     id: str
     kind: Literal["leased", "critical"]
@@ -31,7 +31,7 @@ class ReaderInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterInfo:
-    """Who has appended lately; `upper` is that of its last append (None: closed)."""
+    """A registered writer. `upper` is the upper of its last append (None: closed)."""
 
     id: str
     purpose: str
@@ -44,11 +44,11 @@ class WriterInfo:
 class Inspection:
     """One shard at one version. Frontiers are times, None when closed; seqnos are plain numbers.
 
-    `batches` are hollow batches, `spine_batches` the logical ones they make up. Debt: `compaction_requests` spine
-    batches are not compact, `uncompacted_batches` hollow batches and `compaction_bytes` lie in them, and
-    `oldest_uncompacted_ms` is when the longest waiting of them was last claimed (None: no claim stands). `gc_seqnos`
-    versions could be truncated now. `retain_ms` is the retention (None: none), it holds since at
-    `retained_since`. `key_schema` and `val_schema` are DDL, filled in by the client.
+    `batches` counts hollow batches, `spine_batches` the logical batches that they form. Compaction debt: `compaction_requests`
+    counts the spine batches that are not compact; they hold `uncompacted_batches` hollow batches and `compaction_bytes` bytes;
+    `oldest_uncompacted_ms` is the earliest time at which one of them was claimed (None: no claim). `gc_seqnos` versions can be
+    truncated now. `retain_ms` is the retention (None: none); it holds since at `retained_since`. The client fills in
+    `key_schema` and `val_schema` as DDL.
     """
 
     shard_id: str
@@ -84,14 +84,14 @@ class Inspection:
     progress: Mapping[str, int | None]
     is_tombstone: bool
     birth: str = ""
-    """Of the log, in hex."""
+    """Birth of the log, in hex."""
     tag: str = ""
-    """Of the log's newest entry, in hex."""
+    """Tag of the log's newest entry, in hex."""
     known_tag: str | None = None
-    """Of the entry at the seqno that was asked about; None when it is not live, or none was asked about."""
+    """Tag of the entry at the requested seqno; None if that entry is not live or no seqno was requested."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, keys as the fields are named."""
+        """Return plain JSON values; the keys are the field names."""
         out = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         out["readers"] = [dataclasses.asdict(reader) for reader in self.readers]
         out["writers"] = [dataclasses.asdict(writer) for writer in self.writers]
@@ -100,8 +100,8 @@ class Inspection:
 
 
 def inspection_of(state: ShardState, *, live_diffs: int, earliest_seqno: int, now_ms: int) -> Inspection:
-    """What there is to say about `state`. `live_diffs` and `earliest_seqno` come from consensus. Readers and writers
-    whose lease ended before `now_ms` are left out: the next command removes them.
+    """Return the report on `state`. `live_diffs` and `earliest_seqno` come from consensus. Readers and writers whose lease
+    ended before `now_ms` are left out: the next command removes them.
     """
     trace = state.trace
     sizes = trace.sizes

@@ -1,4 +1,4 @@
-"""The rules of a state, checked on every transition (cheap) and on decode and in tests (deep). See spec 1.7."""
+"""The rules of a state (spec 1.7): cheap checks on every transition, deep checks on decode and in tests."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from persist_engine.model.state import ShardState
 
 
 def check_invariants(before: ShardState | None, after: ShardState, *, deep: bool = False) -> None:
-    """Raises InvariantViolated unless `after` is a sound state and a legal successor of `before` (None: stands
-    alone).
+    """Raise InvariantViolated unless `after` is a sound state and a legal successor of `before` (None: checked alone).
 
-    Cheap: O(levels) plus whole maps that changed. `deep` also walks all batches, readers and rollups.
+    The cheap checks cost O(levels) plus the maps that changed. `deep` also walks all batches, readers and rollups.
     """
     _check_alone(after)
     if before is not None:
@@ -22,7 +21,7 @@ def check_invariants(before: ShardState | None, after: ShardState, *, deep: bool
 
 
 def _need(condition: bool, state: ShardState, rule: str, value: object = "") -> None:  # noqa: FBT001 - reads as the assertion it is
-    """Raise unless `condition`. `value` ends the sentence: runs on every commit, so nothing is formatted before."""
+    """Raise unless `condition`. `rule` and `value` are formatted only on failure, because this runs on every commit."""
     if not condition:
         text = f"shard {state.shard_id} at {state.seqno}: {rule} {value}".rstrip()
         raise InvariantViolated(text, shard_id=state.shard_id)
@@ -44,7 +43,7 @@ def _check_successor(before: ShardState, after: ShardState) -> None:
     _need(before.trace.since <= after.trace.since, after, "since steps back from", before.trace.since)
     _need(before.trace.upper <= after.trace.upper, after, "upper steps back from", before.trace.upper)
     _need(before.last_gc_req <= after.last_gc_req, after, "last_gc_req steps back")
-    _need((before.staging_floor_ms or 0) <= (after.staging_floor_ms or 0), after, "the staging floor sinks")
+    _need((before.staging_floor_ms or 0) <= (after.staging_floor_ms or 0), after, "the staging floor decreases")
     _need(before.codecs == after.codecs, after, "codecs changed")
     _need(before.birth == after.birth, after, "the birth of the log changed")
     _need(before.trace.structured <= after.trace.structured, after, "the trace lost its structure")

@@ -1,6 +1,6 @@
-"""Who is expired at a moment. Critical readers never are.
+"""Expiry of leases. Critical readers have no lease and never expire.
 
-SUBTLE: expiry leaves since alone: two readers lapsing at once, because a machine slept, once moved it past what the
+SUBTLE: expiry does not move since. Two readers once lapsed together because their machine slept; since moved past what the
 restarted process still needed (spec 9.9; section 20, bug 22).
 """
 
@@ -17,19 +17,19 @@ _Leased = TypeVar("_Leased", LeasedReader, Writer)
 
 
 def expires_after_ms(holder: LeasedReader | Writer) -> int:
-    """The last moment at which the lease still holds."""
+    """Return the last moment at which the lease still holds."""
     return holder.last_heartbeat_ms + holder.lease_ms
 
 
 def held_until_ms(holder: LeasedReader | Writer | None) -> int:
-    """`expires_after_ms`; before all times for nobody."""
+    """Return `expires_after_ms`, or 0 for None."""
     return 0 if holder is None else expires_after_ms(holder)
 
 
 def expire_at(state: ShardState, now_ms: int) -> ShardState:
-    """Without the leased readers and writers whose lease ended before `now_ms`; the same state when there is none.
+    """Return `state` without the leased readers and writers whose lease ended before `now_ms`; the same object if there are none.
 
-    Costs what ends, not what is held.
+    The cost grows with the number of expired leases, not with the number of leases.
     """
     readers = _unexpired(state.leased_readers, now_ms)
     writers = _unexpired(state.writers, now_ms)
@@ -43,7 +43,7 @@ def _unexpired(holders: SharedMap[_Id, _Leased], now_ms: int) -> SharedMap[_Id, 
 
 
 def is_live(claim: Claim | None, now_ms: int, claim_ms: int) -> bool:
-    """Whether somebody is believed to be at the claimed work, for less than `claim_ms`: with 0 nobody ever is. A start far
-    in the future is some broken clock, not a claim.
+    """Whether a worker is presumed to be doing the claimed work: the claim is younger than `claim_ms`. With `claim_ms` 0 no
+    claim is live. A start far in the future comes from a broken clock and does not count as a claim.
     """
     return claim is not None and abs(now_ms - claim.start_ms) < claim_ms

@@ -1,4 +1,4 @@
-"""Work that a committed command leaves for later, as a value. Whoever gets it does it, or lets it be offered again."""
+"""Maintenance: work that a committed command leaves for later, as a value. Its receiver does it, or it falls due again."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from persist_engine.model.state import ShardState
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """`rollup`: write one, for a state at or past this seqno. `gc`: collect and truncate up to at most this seqno.
-    `requests`: batches that may become one, claimed for the receiver.
+    """Work that fell due. `rollup`: write a rollup of a state at or past this seqno. `gc`: collect and truncate up to at most
+    this seqno. `requests`: compactions, claimed for the receiver.
     """
 
     rollup: SeqNo | None = None
@@ -24,12 +24,12 @@ class Maintenance:
     requests: tuple[MergeReq, ...] = ()
 
     def merge(self, other: Maintenance) -> Maintenance:
-        """Both: of rollup and gc the later, of requests all, each once."""
+        """Return both combined: the later rollup, the later gc, and all requests without duplicates."""
         new = tuple(request for request in other.requests if request not in self.requests)
         return Maintenance(_later(self.rollup, other.rollup), _later(self.gc, other.gc), self.requests + new)
 
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether no work is due."""
         return self == Maintenance()
 
 
@@ -40,9 +40,9 @@ def _later(one: SeqNo | None, other: SeqNo | None) -> SeqNo | None:
 
 
 def rollup_due(state: ShardState, settings: MaintenanceSettings, *, now_ms: int) -> SeqNo | None:
-    """The state's seqno when a rollup should be written now and nobody is believed to be at it (spec 14.1).
+    """Return the state's seqno if a rollup is due and no live claim covers it (spec 14.1), else None.
 
-    A tombstone rolls up at once, as soon as something but the last rollup's own link happened.
+    On a tombstone, a rollup is due after any change but the link of the previous rollup.
     """
     newest, _ = latest_rollup(state)
     passed = state.seqno - newest
@@ -54,16 +54,16 @@ def rollup_due(state: ShardState, settings: MaintenanceSettings, *, now_ms: int)
 
 
 def gc_due(state: ShardState, settings: MaintenanceSettings, *, now_ms: int, is_write: bool) -> SeqNo | None:
-    """Up to which seqno to collect garbage now, or None (spec 14.3).
+    """Return the seqno up to which to collect garbage now, or None (spec 14.3).
 
-    Due when `gc_versions_min` versions could be truncated, that is lie between the oldest rollup and the newest that
-    no reader holds back: a request without that would find nothing removable and leave a claim behind. Left to
-    writers while there are any, not repeated while somebody is believed to be at it, and bounded beyond the last
-    request. Always due on tombstones.
+    Due if at least `gc_versions_min` versions can be truncated, which are those between the oldest rollup and the newest rollup
+    that no reader holds back. A smaller request would find nothing removable and leave a claim behind. While writers exist,
+    only writes get the work. Not repeated while a live claim covers it, and bounded relative to the last request. Always due on
+    tombstones.
     """
     rollups = rollup_seqnos(state)
-    # At least to the next rollup: where rollups lie further apart than the bound, or others collected past it, nothing
-    # would ever be due again.
+    # Reach at least the next rollup. Otherwise nothing would ever be due again if rollups lie further apart than the bound, or
+    # if another process collected past it.
     bound = max(SeqNo(state.last_gc_req + settings.gc_versions_max), *rollups[1:2], rollups[0])
     upto = min(seqno_since(state), bound)
     if is_tombstone(state):
@@ -77,8 +77,8 @@ def gc_due(state: ShardState, settings: MaintenanceSettings, *, now_ms: int, is_
 
 
 def removable_rollups(state: ShardState, upto: SeqNo) -> tuple[tuple[SeqNo, HollowRollup], ...]:
-    """Rollups that a collection up to `upto` makes superfluous, ascending: all at or below it but the newest of
-    those.
+    """Return the rollups that a collection up to `upto` makes superfluous, ascending: those at or below it, except the newest
+    of them.
     """
     keep = rollup_at_or_below(state, upto)
     if keep is None:
@@ -87,14 +87,14 @@ def removable_rollups(state: ShardState, upto: SeqNo) -> tuple[tuple[SeqNo, Holl
 
 
 def rollup_wanted(state: ShardState, settings: MaintenanceSettings) -> bool:
-    """Whether `rollup_threshold` versions have passed since the newest; on a tombstone, anything but its own link."""
+    """Whether `rollup_threshold` versions have passed since the newest rollup; on a tombstone, whether anything but its link followed."""
     newest, _ = latest_rollup(state)
     return state.seqno - newest >= (2 if is_tombstone(state) else settings.rollup_threshold)
 
 
 def collection_target(state: ShardState) -> SeqNo | None:
-    """The version that the log may be truncated to; None when it begins there already, as far as state tells. A
-    tombstone goes on naming two rollups of its own: they tell nothing.
+    """Return the version to which the log may be truncated; None if, as far as state shows, the log already begins there. A
+    tombstone keeps two rollups of its own, which say nothing about where its log begins.
     """
     target, oldest = rollup_at_or_below(state, seqno_since(state)), rollup_seqnos(state)[0]
     if is_tombstone(state) and oldest >= state.last_gc_req and len(state.rollups) <= 2:

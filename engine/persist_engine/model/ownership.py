@@ -1,7 +1,6 @@
-"""Who owns a shard, and the answers to a wish to own one.
+"""Owners of shards, and the answers to an attempt to own one.
 
-An owner is a resource of one operator. Its name is known before its shard: the registry of a store leads from the one to
-the other.
+An owner is a resource of one operator. Its name is known before its shard; the registry of a store maps the owner to the shard.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ _FIELDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A resource: `operator_id` tells apart the operators that share a store. Prints as OPERATOR/NAMESPACE/NAME, quoted so
-    that any text comes back. InvalidUsage for an empty field, or one that is no text.
+    """A resource. `operator_id` distinguishes operators that share a store. Prints as OPERATOR/NAMESPACE/NAME, quoted so that
+    `parse` restores any text. InvalidUsage for an empty field or one that is not valid unicode.
     """
 
     operator_id: str
@@ -36,11 +35,11 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> Owner:
-        """Inverse of str(); InvalidUsage for anything else."""
+        """Inverse of str(). InvalidUsage for anything else."""
         fields = text.split("/")
         if len(fields) != _FIELDS:
             raise InvalidUsage(
-                f"not an owner: {text[:200]!r}, expected OPERATOR/NAMESPACE/NAME, a / within one written %2F"
+                f"not an owner: {text[:200]!r}, expected OPERATOR/NAMESPACE/NAME, with / inside a field written as %2F"
             )
         return cls(*map(unquote, fields))
 
@@ -50,7 +49,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """The shard is the owner's. `is_new`: it was not before the call."""
+    """The owner owns the shard. `is_new`: it did not before the call."""
 
     shard_id: ShardId
     is_new: bool
@@ -58,7 +57,7 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class OwnedElsewhere:
-    """Another owner has the shard; nothing was changed."""
+    """Another owner owns the shard. Nothing was changed."""
 
     shard_id: ShardId
     owner: Owner
@@ -66,7 +65,7 @@ class OwnedElsewhere:
 
 @dataclass(frozen=True, slots=True)
 class Unowned:
-    """The shard exists and has no owner: to adopt it takes an explicit word. Nothing was changed."""
+    """The shard exists without an owner. Adopting it requires an explicit request. Nothing was changed."""
 
     shard_id: ShardId
 

@@ -1,5 +1,5 @@
-"""Questions about a state, answered from it alone. Nothing here changes anything; every answer costs O(levels) or is
-remembered by the map it comes from.
+"""Questions about a state, answered from the state alone. Read-only; each answer costs O(levels) or is cached by the map it
+comes from.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.model.shared_map import SharedMap
 from persist_engine.model.state import CriticalReader, LeasedReader, ShardState
 
-#: A shard keeps up to one of so many parts of its retention more than that.
+#: Retention moves since in steps of this fraction of `retain_ms`; a shard keeps up to one step more than `retain_ms`.
 RETENTION_STEPS = 100
 
 _Rollups = SharedMap[SeqNo, HollowRollup]
 
 
 def sealed(state: ShardState) -> ShardState:
-    """The same state as a starting point: differences to it will cost what is edited from here on."""
+    """Return the same state as a base for edits: a later diff against it costs only what is edited from here on."""
     return replace(state, **sealed_maps(state))
 
 
 def sealed_maps(state: ShardState) -> dict[str, Any]:
-    """The state's maps as starting points, by field."""
+    """Return the state's maps, sealed as bases for edits, by field name."""
     return {
         "rollups": state.rollups.sealed(),
         "leased_readers": state.leased_readers.sealed(),
@@ -39,7 +39,7 @@ def sealed_maps(state: ShardState) -> dict[str, Any]:
 
 
 def seqno_since(state: ShardState) -> SeqNo:
-    """The lowest version that somebody may still read: the least seqno hold of leased readers, or the current seqno."""
+    """Return the lowest version that a reader may still need: the least seqno held by a leased reader, or the current seqno."""
     hold = state.leased_readers.least(_hold)
     return state.seqno if hold is None else min(hold, state.seqno)
 
@@ -49,28 +49,27 @@ def _hold(reader: LeasedReader) -> SeqNo:
 
 
 def held_since(state: ShardState) -> Antichain | None:
-    """The meet of what readers and retention hold; None when nothing is held."""
+    """Return the meet of what readers and retention hold; None if nothing holds since."""
     leased: Antichain | None = state.leased_readers.least(_since)
     return _meet(leased, durable_since(state))
 
 
 def durable_since(state: ShardState) -> Antichain | None:
-    """The meet of what holds since without a lease, critical readers and retention; None without any."""
+    """Return the meet of what holds since without a lease: critical readers and retention. None if neither does."""
     critical: Antichain | None = state.critical_readers.least(_since)
     return _meet(critical, retained_since(state))
 
 
 def retained_since(state: ShardState) -> Antichain | None:
-    """Where retention holds since: `retain_ms` before upper, rounded down so that it moves a hundred times while the window
-    passes, and few appends have to tell of it. It is where since stands when that is later, or when upper is closed. None
-    without retention.
+    """Return where retention holds since: `retain_ms` before upper, rounded down so that it moves in a hundred steps per window
+    and few appends have to record a move. If since is already later, or upper is closed, return since. None without retention.
     """
     since, upper = state.trace.since, state.trace.upper
     if state.retain_ms is None:
         return None
     if upper.time is None:
         return since
-    # At most the last time that data can have: where upper lies past it, the contents then are what is read.
+    # Capped at the last time that data can have: if upper lies past it, a read at that time gives the final contents.
     held = min(max(0, upper.time - state.retain_ms), DATA_TIME_MAX)
     return since.join(Antichain(held - held % max(1, state.retain_ms // RETENTION_STEPS)))
 
@@ -86,20 +85,20 @@ def _since(reader: LeasedReader | CriticalReader) -> Antichain:
 
 
 def is_tombstone(state: ShardState) -> bool:
-    """Whether nobody can read or write this shard, ever again (spec 1.9)."""
+    """Whether the shard can never be read or written again (spec 1.9)."""
     closed = state.trace.upper.is_empty() and state.trace.since.is_empty()
     return closed and not (state.writers or state.leased_readers or state.critical_readers)
 
 
 def is_finalized(state: ShardState) -> bool:
-    """Whether it is a tombstone that holds no data either."""
+    """Whether the shard is a tombstone without data."""
     if not is_tombstone(state) or state.trace.batch_count > 1:
         return False
     return all(batch.is_empty() for batch in state.trace.batches())
 
 
 def rollup_seqnos(state: ShardState) -> tuple[SeqNo, ...]:
-    """Where rollups exist, ascending."""
+    """Return the seqnos of all rollups, ascending."""
     return state.rollups.derived(_seqnos)
 
 
@@ -108,7 +107,7 @@ def _seqnos(rollups: _Rollups) -> tuple[SeqNo, ...]:
 
 
 def latest_rollup(state: ShardState) -> tuple[SeqNo, HollowRollup]:
-    """The newest rollup. Invariant: there always is one."""
+    """Return the newest rollup. Invariant: there is always one."""
     seqnos = rollup_seqnos(state)
     if not seqnos:
         raise InvariantViolated(f"state {state.seqno} of {state.shard_id} names no rollup")
@@ -116,7 +115,7 @@ def latest_rollup(state: ShardState) -> tuple[SeqNo, HollowRollup]:
 
 
 def rollup_at_or_below(state: ShardState, seqno: SeqNo) -> SeqNo | None:
-    """The newest rollup not past `seqno`: consensus may be truncated to it once nobody reads below `seqno`."""
+    """Return the newest rollup not past `seqno`. Consensus may be truncated to it once no reader needs versions below `seqno`."""
     seqnos = rollup_seqnos(state)
     index = bisect_right(seqnos, seqno)
     return seqnos[index - 1] if index else None

@@ -1,7 +1,7 @@
-"""The first version of a log that is begun anew from an older state, after consensus lost what came later.
+"""The first version of a log that is begun anew from an older state, after consensus lost the later versions.
 
-Owns which birth and seqno it has. A process that knows the lost log has to notice: the birth is another, and the seqno lies far
-beyond any that the lost log can have reached.
+Owns the choice of birth and seqno. A process that knows the lost log must notice: the birth differs, and the seqno lies far
+beyond any seqno that the lost log can have reached.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from persist_engine.model.invariants import check_invariants
 from persist_engine.model.shared_map import SharedMap
 from persist_engine.model.state import ShardState
 
-#: Versions left out between the last one that is known and the first of the new log: more than may have been lost unseen.
+#: Seqnos skipped between the last known version and the new log's first version: more than can have been lost unseen.
 SEQNOS_LEFT_OUT = 1_000_000
-#: Of a birth's bytes, how many are random; the others are a hash of them and of the birth before.
+#: Number of random bytes in a birth. The other bytes are a hash of them and of the previous birth.
 RANDOM_BYTES = 8
 
 
 def recovered_birth(old: bytes, random: bytes) -> bytes:
-    """The birth of a log that is begun anew in the place of the one born as `old`; `random` has RANDOM_BYTES."""
+    """Return the birth of a log that replaces the log born as `old`. `random` has RANDOM_BYTES bytes."""
     return random + hashlib.blake2b(old + random, digest_size=RANDOM_BYTES).digest()
 
 
 def is_recovered_from(birth: bytes, old: bytes) -> bool:
-    """Whether `birth` is that of a log which was begun anew, on purpose, in the place of the one born as `old`."""
+    """Whether `birth` belongs to a log that was deliberately begun anew in place of the log born as `old`."""
     return bool(old) and birth == recovered_birth(old, birth[:RANDOM_BYTES])
 
 
@@ -44,11 +44,11 @@ def reborn(
     hostname: str,
     applier_version: str,
 ) -> tuple[ShardState, StateDiff]:
-    """The contents of `state` as the first version, `seqno`, of a log of that `birth`; and the diff that says so.
+    """Return the contents of `state` as version `seqno`, the first of a log with `birth`, and the diff that records it.
 
-    Holders of leases begin anew: leased readers and writers are gone. Critical readers, retention, schemas,
-    progress and contents stay. Rollups that are not `existing` (partial keys) are named no more; that of `state`
-    itself, `base_key`, is named, so that it is collected in its time.
+    Leases end: leased readers and writers are gone. Critical readers, retention, schemas, progress and contents stay. Rollups
+    that are not `existing` (partial keys) are no longer named. The rollup of `state` itself, `base_key`, is named, so that
+    garbage collection removes it later.
     """
     kept = {at: rollup for at, rollup in state.rollups.items() if rollup.key in existing}
     kept[state.seqno] = HollowRollup(base_key, None)

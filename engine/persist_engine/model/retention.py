@@ -1,4 +1,4 @@
-"""What a shard's retention comes to, for people: in words and as a plan. The rule itself is `views.retained_since`."""
+"""The effect of a shard's retention, for people: as text and as a plan. `queries.retained_since` holds the rule itself."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from persist_engine.model.state import ShardState
 from persist_engine.model.transitions import transition
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-#: More are no retention, and Python reads no number of thousands of them.
+#: Longer numbers are no useful retention, and Python refuses to parse thousands of digits.
 _DIGITS_MAX = 20
 _WANTED = "a whole number with a unit, as in 7d, 12h, 30m, 45s or 500ms; or none"
 
 
 def retention_of(text: str) -> int | None:
-    """`7d`, `12h`, `30m`, `45s`, `500ms` in milliseconds; None for `none`. InvalidUsage for anything else, also for nothing kept."""
+    """Parse `7d`, `12h`, `30m`, `45s`, `500ms` into milliseconds; None for `none`. InvalidUsage for anything else, and for zero."""
     if text == "none":
         return None
     digits = text.rstrip("dhms")
@@ -29,7 +29,7 @@ def retention_of(text: str) -> int | None:
 
 
 def in_words(retain_ms: int | None) -> str:
-    """As `retention_of` takes it, in the largest unit that tells it exactly."""
+    """Return `retain_ms` in the form that `retention_of` parses, in the largest unit that is exact."""
     if retain_ms is None:
         return "none"
     unit, size = next((name, size) for name, size in reversed(_UNITS_MS.items()) if retain_ms % size == 0)
@@ -38,7 +38,7 @@ def in_words(retain_ms: int | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """A shard's retention, and what it comes to: since (None: closed), upper, and a remark for people."""
+    """A shard's retention and its effect: since (None: closed), upper, and a remark for people."""
 
     retain_ms: int | None
     since: int | None
@@ -46,38 +46,36 @@ class Retention:
     remark: str
 
     def to_json(self) -> dict[str, Any]:
-        """Keys as the fields are named."""
+        """Return plain JSON values; the keys are the field names."""
         return asdict(self)
 
 
-def told(state: ShardState) -> Retention:
-    """That of `state`."""
+def current(state: ShardState) -> Retention:
+    """Return the retention of `state`."""
     since, upper = state.trace.since.time, state.trace.upper.time
     return Retention(retain_ms=state.retain_ms, since=since, upper=upper, remark=remark(state.retain_ms, since, upper))
 
 
 def planned(state: ShardState, retain_ms: int | None) -> Retention:
-    """That of `state` once `retain_ms` is set; InvalidUsage as of the command."""
+    """Return the retention that `state` would have with `retain_ms`. InvalidUsage as of the command."""
     outcome = transition(state, SetRetention(retain_ms), now_ms=state.walltime_ms)
-    assert isinstance(outcome.answer, RetentionSet), "it is what the command answers"
+    assert isinstance(outcome.answer, RetentionSet), "SetRetention always answers RetentionSet"
     since, upper = outcome.answer.since.time, state.trace.upper.time
     kept_ms = outcome.answer.retain_ms
     return Retention(retain_ms=kept_ms, since=since, upper=upper, remark=remark(kept_ms, since, upper))
 
 
 def remark(retain_ms: int | None, since: int | None, upper: int | None) -> str:
-    """What follows for since, in one sentence."""
+    """Return the effect on since, in one sentence."""
     if retain_ms is None:
-        return "since moves as readers let go, and stays where nothing does"
+        return "since advances as readers release it; without readers it stays"
     if upper is None:
         return "upper is closed: since stays"
     if upper <= retain_ms and since == 0:
         return (
-            f"the whole history is kept: upper is {upper}, within {retain_ms}. Where times are no milliseconds it stays so: "
+            f"the whole history is kept: upper is {upper}, within {retain_ms}. If times are not milliseconds, it is kept for good: "
             "set another retention, or none"
         )
     if since is None or since > upper - retain_ms:
-        return (
-            f"times before {'upper' if since is None else since} are gone: what is kept grows as the shard is written"
-        )
-    return "since follows upper as far as readers let it"
+        return f"times before {'upper' if since is None else since} are gone; the kept window grows as the shard is written"
+    return "since follows upper as far as readers allow"

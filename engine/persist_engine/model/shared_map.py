@@ -1,9 +1,9 @@
-"""A persistent map that remembers what was edited since a known ancestor, so that differences cost what changed.
+"""A persistent map that records its edits since a known ancestor, so that a diff costs what changed.
 
-Built on rpds (hash array mapped trie, structural sharing). `sealed()` marks a state as committed: edits made after it
-are remembered, and `changes_since(ancestor)` looks only at those keys when `ancestor` is the sealed map they were
-made on; otherwise it falls back to walking both maps. `derived` keeps what was computed of the whole map, `least`
-carries a minimum over edits, so that a commit does not walk what it leaves alone.
+Built on rpds (hash array mapped trie, structural sharing). `sealed()` marks a state as committed and records later edits.
+`changes_since(ancestor)` inspects only the edited keys if `ancestor` is the sealed map they started from; otherwise it compares
+both maps entry by entry. `derived` caches a value computed from the whole map, and `least` maintains a minimum across edits, so
+that a commit does not walk the entries it leaves alone.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ K = TypeVar("K", bound=Any)
 V = TypeVar("V")
 R = TypeVar("R")
 
-#: Up to so many values are simply looked at.
+#: A map of at most this size is scanned instead of indexed.
 _SMALL = 64
-#: Editing a tree at one key costs as much as making it anew does for so many (5 of a thousand, 43 of 100,000).
+#: Editing a tree at one key costs as much as rebuilding it costs for this many keys (measured: 5 of a thousand, 43 of 100,000).
 _EDIT_COST = 16
 
 
 class SharedMap(Generic[K, V]):
-    """Immutable mapping. Equality is by contents; iteration order is by sorted key (`items`), so encodings are
-    stable.
-    """
+    """Immutable mapping. Equality compares contents. Iteration is in key order (`items`), so encodings are stable."""
 
     __slots__ = ("_base", "_derived", "_edited", "_map", "_trees")
 
@@ -48,18 +46,19 @@ class SharedMap(Generic[K, V]):
         return out
 
     def set(self, key: K, value: V) -> SharedMap[K, V]:
-        """With `key` -> `value`; O(log n). Returns self when nothing changes."""
+        """Return the map with `key` -> `value`; O(log n). Returns self if nothing changes."""
         if key in self._map and self._map[key] == value:
             return self
         return self._edit(self._map.insert(key, value), frozenset((key,)))
 
     def remove(self, key: K) -> SharedMap[K, V]:
-        """Without `key`; self when it was absent."""
+        """Return the map without `key`; self if it is absent."""
         return self._edit(self._map.remove(key), frozenset((key,))) if key in self._map else self
 
     def edited(self, changes: Mapping[K, V | None]) -> SharedMap[K, V]:
-        """With each key set to its value, those of None removed: as many sets and removes, but O(changes * log n), where
-        each of those copies the memory of those before. Self when nothing changes.
+        """Return the map with each key set to its value; a value of None removes the key. Equivalent to single sets and
+        removes, but in O(changes * log n), because each single edit copies the record of the edits before it. Returns self if
+        nothing changes.
         """
         new_map, keys = self._map, []
         for key, value in changes.items():
@@ -70,7 +69,7 @@ class SharedMap(Generic[K, V]):
         return self._edit(new_map, frozenset(keys)) if keys else self
 
     def sealed(self) -> SharedMap[K, V]:
-        """The same contents with the memory of edits cleared; what follows is remembered relative to this map."""
+        """Return the same contents with an empty edit record; later edits are recorded relative to this map."""
         if not self._edited:
             return self
         out: SharedMap[K, V] = SharedMap.__new__(SharedMap)
@@ -79,22 +78,22 @@ class SharedMap(Generic[K, V]):
         return out
 
     def derived(self, compute: Callable[[SharedMap[K, V]], R]) -> R:
-        """`compute(self)`, computed once for these contents. `compute` must be a pure module-level function."""
+        """Return `compute(self)`, cached for these contents. `compute` must be a pure module-level function."""
         if compute not in self._derived:
             self._derived[compute] = compute(self)
         out: R = self._derived[compute]
         return out
 
     def least(self, measure: Callable[[V], Any]) -> Any:
-        """The minimum of `measure` over all values; None for an empty map. O(n) once, then about the same for every edit,
-        however large the map. `measure` must be a pure module-level function.
+        """Return the minimum of `measure` over all values; None for an empty map. The first call is O(n); after an edit the
+        cost hardly depends on the size of the map. `measure` must be a pure module-level function.
         """
         if len(self._map) <= _SMALL:
             return min(map(measure, self._map.values()), default=None)
         return self._tree(measure).least
 
     def keys_below(self, measure: Callable[[V], Any], bound: Any) -> list[K]:
-        """The keys whose value measures less than `bound`, sorted. Costs what it finds, beyond what `least` costs."""
+        """Return the keys whose value measures less than `bound`, sorted. Costs as much as `least`, plus the size of the result."""
         if len(self._map) <= _SMALL:
             return sorted(key for key, value in self._map.items() if measure(value) < bound)
         return sorted(self._tree(measure).below(bound, self._map))
@@ -111,9 +110,7 @@ class SharedMap(Generic[K, V]):
         return tree
 
     def changes_since(self, ancestor: SharedMap[K, V]) -> list[tuple[K, V | None, V | None]]:
-        """(key, old, new) for every difference, sorted by key; None stands for absent. O(edits) for a sealed
-        ancestor.
-        """
+        """Return (key, old, new) for every difference, sorted by key; None means absent. O(edits) for a sealed ancestor."""
         if self._map is ancestor._map:
             return []
         is_direct = bool(self._edited) and self._base is ancestor._map
@@ -122,15 +119,15 @@ class SharedMap(Generic[K, V]):
         return [row for row in rows if row[1] != row[2]]
 
     def get(self, key: K) -> V | None:
-        """The value, or None."""
+        """Return the value, or None."""
         return self._map.get(key)
 
     def items(self) -> list[tuple[K, V]]:
-        """All entries, sorted by key."""
+        """Return all entries, sorted by key."""
         return sorted(self._map.items(), key=lambda item: item[0])
 
     def values(self) -> Iterator[V]:
-        """All values, in no particular order."""
+        """Return all values, in no particular order."""
         return iter(self._map.values())
 
     def __getitem__(self, key: K) -> V:
@@ -154,10 +151,10 @@ class SharedMap(Generic[K, V]):
         return f"SharedMap({self.items()!r})"
 
 
-#: Children of a node. Two levels of it: at 100,000 keys a leaf holds some 25, and an edit looks at about 150 values.
+#: Children per node. With two levels, a leaf holds about 25 of 100,000 keys, and an edit inspects about 150 values.
 _WIDTH = 64
 
-#: The least below (None: nothing there), and the children: keys in a leaf, nodes elsewhere.
+#: The least measure below the node (None: it is empty), and its children: keys in a leaf, nodes elsewhere.
 _Node = tuple[Any, tuple[Any, ...]]
 _EMPTY_LEAF: _Node = (None, ())
 
@@ -168,14 +165,14 @@ def _least(values: Iterable[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class MinTree(Generic[K]):
-    """`measure` must be a pure function to values that compare."""
+    """An index of the least measure. `measure` must be a pure function with comparable results."""
 
     measure: Callable[[Any], Any]
     root: _Node
 
     @classmethod
     def of(cls, values: Mapping[K, Any], measure: Callable[[Any], Any]) -> MinTree[K]:
-        """Of all of `values`; O(n)."""
+        """Build the tree of all `values`; O(n)."""
         buckets: list[list[K]] = [[] for _ in range(_WIDTH * _WIDTH)]
         for key in values:
             buckets[hash(key) % len(buckets)].append(key)
@@ -185,11 +182,11 @@ class MinTree(Generic[K]):
 
     @property
     def least(self) -> Any:
-        """The least measure; None when there is nothing."""
+        """The least measure; None for an empty tree."""
         return self.root[0]
 
     def edited(self, keys: Iterable[K], values: Mapping[K, Any]) -> MinTree[K]:
-        """The tree of `values`, which differ from those it was made of in `keys` at most."""
+        """Return the tree of `values`, which may differ from this tree's values in `keys` only."""
         root = self.root
         for key in keys:
             upper, lower = divmod(hash(key) % (_WIDTH * _WIDTH), _WIDTH)
@@ -200,7 +197,7 @@ class MinTree(Generic[K]):
         return replace(self, root=root)
 
     def below(self, bound: Any, values: Mapping[K, Any]) -> Iterator[K]:
-        """The keys whose measure is less than `bound`, in no particular order; costs what it finds."""
+        """Yield the keys whose measure is less than `bound`, in no particular order. Costs as much as the result is large."""
         for node in _under(self.root, bound):
             for leaf in _under(node, bound):
                 yield from (key for key in leaf[1] if self.measure(values[key]) < bound)

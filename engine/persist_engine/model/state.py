@@ -1,7 +1,7 @@
-"""ShardState: the whole metadata of one shard at one seqno, and the records in it (spec 2.1).
+"""ShardState: all metadata of one shard at one seqno, and the records in it (spec 2.1).
 
-Frozen: a transition makes a new state that shares everything it did not touch. Maps are `SharedMap`s, so a change costs what it
-changes and `StateDiff.between` looks only at what changed.
+Frozen: a transition creates a new state that shares everything it did not touch. The maps are `SharedMap`s, so a change costs
+what it changes, and `StateDiff.between` inspects only what changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from persist_engine.model.spine.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class DebugInfo:
-    """Who holds this, for people."""
+    """Describes the holder of a registration, for people."""
 
     hostname: str
     purpose: str
@@ -33,7 +33,7 @@ class DebugInfo:
 
 @dataclass(frozen=True, slots=True)
 class LeasedReader:
-    """A reader that lapses. `seqno`: oldest version whose blobs it may still fetch; `since`: oldest time it may still ask for."""
+    """A reader with a lease. `seqno`: the oldest version whose blobs it may still fetch. `since`: the oldest time it may read."""
 
     seqno: SeqNo
     since: Antichain
@@ -44,7 +44,7 @@ class LeasedReader:
 
 @dataclass(frozen=True, slots=True)
 class CriticalReader:
-    """A reader that never lapses. `opaque` fences: only who knows the current one may move `since`."""
+    """A reader without a lease. `opaque` is its fencing token: moving `since` requires the current one."""
 
     since: Antichain
     opaque: bytes
@@ -53,7 +53,7 @@ class CriticalReader:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """A writer's registration: its liveness and what makes its appends idempotent."""
+    """A writer's registration: its lease, and the token that makes its appends idempotent."""
 
     last_heartbeat_ms: int
     lease_ms: int
@@ -64,7 +64,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class SchemaPair:
-    """A registered schema: the IPC-serialized Arrow schemas of key and val (codec.schema reads them)."""
+    """A registered schema: the IPC-serialized Arrow schemas of key and val (rows.schema reads them)."""
 
     key: bytes
     val: bytes
@@ -72,7 +72,7 @@ class SchemaPair:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Maintenance somebody said they would do. `seqno` is what it was claimed for."""
+    """A claim on maintenance work. `seqno`: the version that the work is for."""
 
     seqno: SeqNo
     start_ms: int
@@ -80,7 +80,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class SourceProgress:
-    """How far a sink has read its source, committed with its data: opaque to us, compared for equality only."""
+    """How far a sink has read its source, committed with its data. The token is opaque; it is only compared for equality."""
 
     token: bytes
     upper: Antichain
@@ -88,7 +88,7 @@ class SourceProgress:
 
 @dataclass(frozen=True, slots=True)
 class CodecNames:
-    """Names of the codecs the shard was made with; a mismatch is refused on open. Kept in rollups only."""
+    """Names of the codecs that the shard was created with. Opening with others is refused. Stored in rollups only."""
 
     key: str
     val: str
@@ -98,10 +98,10 @@ class CodecNames:
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """Everything about a shard at `seqno`.
+    """All metadata of a shard at `seqno`.
 
-    Invariants (model.invariants checks them): `walltime_ms` strictly rises with seqno; `since` of the trace is never beyond a
-    registered reader's since; batches tile [0, upper); `applier_version` is the highest that ever wrote.
+    Invariants, checked by model.invariants: `walltime_ms` rises strictly with seqno; the trace's since is never beyond a
+    registered reader's since; batches tile [0, upper); `applier_version` is the highest version that ever wrote.
     """
 
     applier_version: str
@@ -111,7 +111,7 @@ class ShardState:
     walltime_ms: int
     hostname: str
     last_gc_req: SeqNo = SeqNo(0)
-    """Up to which version collection was last asked for; on a tombstone the version that made it one."""
+    """The version up to which collection was last requested; on a tombstone, the version that made it one."""
     active_rollup: Claim | None = None
     active_gc: Claim | None = None
     rollups: SharedMap[SeqNo, HollowRollup] = field(default_factory=SharedMap)
@@ -122,15 +122,15 @@ class ShardState:
     progress: SharedMap[str, SourceProgress] = field(default_factory=SharedMap)
     trace: Trace = field(default_factory=Trace)
     staging_floor_ms: int | None = None
-    """Parts whose ids tell an earlier time are never linked any more, so that the orphan scan may delete them."""
+    """Parts whose ids record an earlier time are never linked, so that the orphan scan may delete them."""
     tag: bytes = b""
-    """That of the log's entry at `seqno`; the next entry tells it. Empty until the entry is encoded."""
+    """The tag of the log entry at `seqno`, which the next entry records. Empty until the entry is encoded."""
     retain_ms: int | None = None
-    """Retention: since stays so far behind upper at least, and follows it; None: only readers hold since."""
+    """Retention: since stays at least this far behind upper, and follows it. None: only readers hold since."""
     birth: bytes = b""
-    """Random, drawn when the log began: tells this log from one that was wiped and written anew. Empty: older code made it."""
+    """Random bytes drawn when the log began. They differ after the log was wiped and written anew. Empty: older code created it."""
 
     @property
     def tip(self) -> Tip:
-        """What the log that ends with it is known by."""
+        """The tip of a log that ends with this state's entry."""
         return Tip(self.seqno, self.tag)

@@ -1,7 +1,6 @@
-"""One version to the next: everything that happens between reading a state and swapping in its successor, but the
-swap itself.
+"""Computes the next version of a state: everything between reading a state and committing its successor, except the commit.
 
-Pure: the applier in the shard room calls `step`, encodes the diff and compares-and-sets.
+Pure: the applier in the shard room calls `step`, encodes the diff and does the compare-and-set.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ __all__ = ["Refused", "Stepped", "initial_state", "step"]
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The successor and the diff to it, to be committed; then `answer` holds and `maintenance` is due."""
+    """The successor and its diff, ready to commit. After the commit, `answer` holds and `maintenance` is due."""
 
     state: ShardState
     diff: StateDiff
@@ -56,15 +55,16 @@ def step(
     settings: Settings,
     is_write: bool,
 ) -> Stepped | Refused:
-    """What `cmd` makes of `state`. Refused: nothing to commit. `is_write`: the caller may be given garbage
-    collection.
+    """Apply `cmd` to `state`. Refused: there is nothing to commit. With `is_write`, garbage collection may be assigned to the caller.
 
-    The successor carries the next seqno, a walltime that rises whatever the clock does, and the highest version that
-    ever wrote. SUBTLE: leases end after the command, not before: a reader's late heartbeat revives it, and a writer
-    that retries finds its token. Sample `now_ms` anew for every attempt.
+    The successor carries the next seqno, a walltime that rises even if the clock does not, and the highest version that ever
+    wrote.
+
+    SUBTLE: leases expire after the command, not before: a late heartbeat revives its reader, and a writer that retries finds
+    its token. Sample `now_ms` anew for every attempt.
     """
     was_tombstone = is_tombstone(state)
-    # The mark of the highest writer never steps back, or old code sneaks in after an upgrade; tombstones are inert.
+    # The highest writer version never decreases; otherwise old code could write again after an upgrade. A tombstone keeps its version.
     version = state.applier_version if was_tombstone else max(state.applier_version, applier_version, key=parse_version)
     clone = replace(
         state,
@@ -94,15 +94,15 @@ def _with_maintenance(
     settings: Settings,
     is_write: bool,  # noqa: FBT001
 ) -> tuple[ShardState, Maintenance]:
-    """What fell due, with its claims recorded in the same version."""
+    """Determine what fell due and record its claims in the same version."""
     rollup = rollup_due(state, settings.maintenance, now_ms=now_ms)
     if rollup is not None:
         state = replace(state, active_rollup=Claim(rollup, now_ms))
     gc = gc_due(state, settings.maintenance, now_ms=now_ms, is_write=is_write)
     if gc is not None:
-        # On a tombstone the last request stays that of the version which made it one: see transitions._remove_rollups.
-        asked = state.last_gc_req if is_tombstone(state) else gc
-        state = replace(state, last_gc_req=asked, active_gc=Claim(gc, now_ms))
+        # On a tombstone, last_gc_req stays at the version that made it one: see transitions._remove_rollups.
+        requested = state.last_gc_req if is_tombstone(state) else gc
+        state = replace(state, last_gc_req=requested, active_gc=Claim(gc, now_ms))
     requests = answer.requests if isinstance(answer, Appended | Exerted | CompactionsClaimed) else ()
     return state, Maintenance(rollup, gc, requests)
 
@@ -119,8 +119,8 @@ def initial_state(
     birth: bytes = b"",
     retain_ms: int | None = None,
 ) -> tuple[ShardState, StateDiff]:
-    """The first version of a shard, v1, with its rollup linked at v1 and its schema as number 0; and the diff from
-    v0. `birth` is to be drawn at random: it tells this log from any other that ever stood in its place.
+    """Return the first version of a shard, v1, with its rollup linked at v1 and its schema under id 0, and the diff from v0.
+    Draw `birth` at random: it distinguishes this log from any other log of the same shard.
     """
     nothing = ShardState(
         applier_version=applier_version,

@@ -1,6 +1,6 @@
-"""What an operator asks of a shard's stores through a process of its own, and the answers. Values only.
+"""What an operator requests of a shard's stores through a separate process, and the answers. Values only.
 
-Must not know: how they travel (codec.tending) and who carries them out (client.tend).
+Must not know: their transport (codec.tending) and their execution (client.tend).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from persist_engine.model.ownership import OwnedElsewhere, Owner, Unowned
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownLog:
-    """The newest entry of a shard's log that the operator knows, and which log it was."""
+    """The newest entry of a shard's log that the operator knows, and the birth of that log."""
 
     seqno: int
     birth: str
@@ -23,10 +23,10 @@ class KnownLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedHold:
-    """The critical reader by which the operator holds since, and how far behind upper."""
+    """The critical reader with which the operator holds since, and how far behind upper it holds it."""
 
     shard_id: ShardId
-    """Another shard, to which the owner's name leads by then, is not held."""
+    """The hold applies to this shard only. If the owner's name leads to another shard by now, nothing is held."""
     critical_id: CriticalReaderId
     purpose: str
     since_lag_ms: int
@@ -34,9 +34,10 @@ class WantedHold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """Make the shard `owner`'s (`wanted`, else the one its name leads to, else `proposed`), create it if a schema (DDL of key and
-    value) is given, move its since if a hold is, and say how it is. `known`: nothing moves while the log is another one.
-    `take_over`: the answer of before that does not stand in the way; a shard or an owner that is another one by now does.
+    """Make `owner` the owner of a shard: `wanted`, else the shard that the owner's name leads to, else `proposed`. Create the
+    shard if `schema` (DDL of key and value) is given, move its since if `hold` is given, and report its state. `known`: nothing
+    moves if the log is another one. `take_over`: the earlier answer whose owner may be replaced; a shard or owner that changed
+    since then still refuses.
     """
 
     owner: Owner
@@ -50,8 +51,8 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tended:
-    """The shard is the owner's and looks like this. Of readers it tells the owner's hold and some that stand at since; the rest, and
-    the writers, are counted. `hold_problem`: why since was not moved; empty when there was no reason.
+    """The shard belongs to the owner and has this state. The report names the owner's hold and some of the readers at since;
+    all others, and the writers, are only counted. `hold_problem`: why since did not move; empty if nothing prevented it.
     """
 
     inspection: Inspection
@@ -62,14 +63,14 @@ class Tended:
 
 @dataclass(frozen=True, slots=True)
 class NoSuchShard:
-    """The shard is the owner's and does not exist."""
+    """The shard belongs to the owner and does not exist."""
 
     shard_id: ShardId
 
 
 @dataclass(frozen=True, slots=True)
 class NotTended:
-    """It was not done. `kind`: one of `base.errors.ErrorKind`, or what stopped the answer itself."""
+    """The wish failed. `kind`: one of `base.errors.ErrorKind`, or the cause that stopped the answer itself."""
 
     kind: str
     message: str
@@ -77,20 +78,20 @@ class NotTended:
 
 Tending = Tended | NoSuchShard | OwnedElsewhere | Unowned | NotTended
 
-#: Readers that a report names beside the owner's own hold.
+#: A report names at most this many readers besides the owner's own hold.
 READERS_MAX = 5
 
 
 def since_target_ms(upper: int | None, lag_ms: int) -> int | None:
-    """Where since should be: behind upper by the lag, and always so that the newest complete time can be read. None when closed."""
+    """Return the target of since: `lag_ms` behind upper, but at most the newest complete time, which stays readable. None if closed."""
     if upper is None:
         return None
     return max(0, upper - max(1, lag_ms))
 
 
-def is_known(seen: Inspection, known: KnownLog | None) -> bool:
-    """Whether `seen` shows nothing that speaks against its log being the known one, grown."""
+def is_known(found: Inspection, known: KnownLog | None) -> bool:
+    """Whether nothing in `found` contradicts that its log continues the known one."""
     if known is None:
         return True
-    same_entry = seen.known_tag is None or not known.tag or seen.known_tag == known.tag
-    return (not known.birth or seen.birth == known.birth) and seen.seqno >= known.seqno and same_entry
+    same_entry = found.known_tag is None or not known.tag or found.known_tag == known.tag
+    return (not known.birth or found.birth == known.birth) and found.seqno >= known.seqno and same_entry

@@ -1,9 +1,8 @@
-"""What each command does to a state: one pure function per command (spec 9).
+"""The effect of each command on a state: one pure function per command (spec 9).
 
-`transition` is handed a state that already carries the new seqno and walltime (see `step`) and answers `Applied`, a
-new state to be committed, or `Refused`, an answer that needs no commit and is therefore not linearized. Misuse raises
-InvalidUsage, a broken rule InvariantViolated; either way nothing changed. Must not know: clocks, rollup and GC
-scheduling, storage.
+`transition` receives a state that already carries the new seqno and walltime (see `step`). It returns `Applied`, a new state to
+commit, or `Refused`, an answer that needs no commit and is therefore not linearized. Misuse raises InvalidUsage, a broken rule
+raises InvariantViolated; neither changes anything. Must not know: clocks, the scheduling of rollups and GC, storage.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ __all__ = ["Applied", "Refused", "transition"]
 
 
 def transition(state: ShardState, cmd: c.Command, *, now_ms: int) -> Applied | Refused:
-    """What `cmd` does to `state`."""
+    """Apply `cmd` to `state`."""
     match cmd:
         case c.CompareAndAppend():
             return compare_and_append(state, cmd, now_ms)
@@ -86,11 +85,11 @@ def transition(state: ShardState, cmd: c.Command, *, now_ms: int) -> Applied | R
 
 
 def _register_leased_reader(state: ShardState, cmd: c.RegisterLeasedReader, now_ms: int) -> Applied | Refused:
-    """Holds this very version and since; registering again starts over."""
+    """Hold this version and since. Registering again replaces the old registration."""
     if is_tombstone(state):
         return Refused(
             c.Registered(EMPTY, SeqNo(state.seqno - 1))
-        )  # nothing is committed: what stands is the version before
+        )  # nothing commits, so the current version is the one before
     durable = durable_since(state) if cmd.since_from_critical else None
     since = state.trace.since if durable is None else durable
     reader = LeasedReader(state.seqno, since, now_ms, cmd.lease_ms, cmd.debug)
@@ -99,7 +98,7 @@ def _register_leased_reader(state: ShardState, cmd: c.RegisterLeasedReader, now_
 
 
 def _heartbeat_leased_reader(state: ShardState, cmd: c.HeartbeatLeasedReader, now_ms: int) -> Applied | Refused:
-    """Commits either way, so that the answer is linearized; only a tombstone, which has no readers, takes no commit."""
+    """Commits in both cases, so that the answer is linearized. A tombstone has no readers and takes no commit."""
     reader = state.leased_readers.get(cmd.reader_id)
     if reader is None:
         answer = c.HeartbeatSeen(existed=False)
@@ -110,9 +109,10 @@ def _heartbeat_leased_reader(state: ShardState, cmd: c.HeartbeatLeasedReader, no
 
 
 def _downgrade_since(state: ShardState, cmd: c.DowngradeSince, now_ms: int) -> Applied | Refused:
-    """A reader that is gone (its machine slept) has lost its hold: its since is as good as empty, which is no error
-    here. The shard's since follows, but for a heartbeat that moves nothing: that must not make what another's expiry
-    left alone (spec 9.9, bug 22) happen a moment later, with nobody having asked for it.
+    """A reader that is gone, for example because its machine slept, no longer holds anything: the answer is an empty since, not
+    an error. The shard's since follows the readers, except after a heartbeat that does not move its reader's since. Otherwise
+    the heartbeat would move since past what the expiry of another reader left alone (spec 9.9, bug 22), although no caller
+    requested a move.
     """
     before = state.leased_readers.get(cmd.reader_id)
     if before is None:
@@ -132,13 +132,13 @@ def _downgrade_since(state: ShardState, cmd: c.DowngradeSince, now_ms: int) -> A
 
 
 def _expired(state: ShardState, after: ShardState, *, existed: bool) -> Applied | Refused:
-    """Commits either way; since stays where it is (spec 9.9)."""
+    """Commits in both cases. Since does not move (spec 9.9)."""
     answer = c.Expired(existed)
     return Refused(answer) if is_tombstone(state) else Applied(after, answer)
 
 
 def _register_critical_reader(state: ShardState, cmd: c.RegisterCriticalReader) -> Applied | Refused:
-    """An existing one keeps since and opaque, whoever asks: the opaque decides later who may move it."""
+    """An existing reader keeps since and opaque, whatever the caller passes: the opaque decides later which owner may move it."""
     if is_tombstone(state):
         return Refused(c.CriticalRegistered(EMPTY, cmd.opaque))
     existing = state.critical_readers.get(cmd.reader_id)
@@ -148,12 +148,15 @@ def _register_critical_reader(state: ShardState, cmd: c.RegisterCriticalReader) 
 
 
 def _compare_and_downgrade_since(state: ShardState, cmd: c.CompareAndDowngradeSince) -> Applied | Refused:
-    """A matching opaque is always replaced, even when since stays: whoever is answered "downgraded" owns the reader."""
+    """A matching opaque is always replaced, even if since stays: the caller that receives "downgraded" owns the reader."""
     if is_tombstone(state):
         return Refused(c.CriticalDowngraded(EMPTY))
     reader = state.critical_readers.get(cmd.reader_id)
     if reader is None:
-        raise Fenced(f"critical reader {cmd.reader_id} is not registered: somebody expired it", reader_id=cmd.reader_id)
+        raise Fenced(
+            f"critical reader {cmd.reader_id} is not registered: it was expired; register it again",
+            reader_id=cmd.reader_id,
+        )
     if reader.opaque != cmd.expected_opaque:
         return Applied(state, c.OpaqueMismatch(reader.opaque, reader.since))
     reader = replace(reader, opaque=cmd.new_opaque, since=reader.since.join(cmd.new_since))
@@ -162,11 +165,11 @@ def _compare_and_downgrade_since(state: ShardState, cmd: c.CompareAndDowngradeSi
 
 
 def _add_rollup(state: ShardState, cmd: c.AddRollup) -> Applied | Refused:
-    """Commits even when it is not linked, so that "not applied" is linearized and the blob may be deleted.
+    """Commits even if the rollup is not linked, so that "not applied" is linearized and the blob may be deleted.
 
-    Not linked: another one is there already; or it is older than all there are. Such a one begins no live version, and
-    it may be one that was linked by an earlier attempt, unlinked and collected: to link it again would name a blob
-    that is gone.
+    A rollup is not linked if its seqno already has another rollup, or if it is older than all linked rollups. Such an old
+    rollup starts no live version. An earlier attempt may also have linked it before it was unlinked and collected; linking it
+    again would name a deleted blob.
     """
     if not cmd.seqno < state.seqno:
         raise InvalidUsage(f"rollup for {cmd.seqno} cannot be linked at {state.seqno}")
@@ -180,11 +183,11 @@ def _add_rollup(state: ShardState, cmd: c.AddRollup) -> Applied | Refused:
 
 
 def _remove_rollups(state: ShardState, cmd: c.RemoveRollups) -> Applied | Refused:
-    """Never removes the newest: without a rollup a state cannot be opened.
+    """Never removes the newest rollup: a state cannot be opened without one.
 
-    SUBTLE: what is older than one that is removed goes with it, as if it was named: one that was linked meanwhile, by a
-    slow writer. It begins no live version, since the log is truncated past the removed one; and if it stayed, the removed
-    one would not be older than all there are, so that a late attempt could link it again when its blob is gone (_add_rollup).
+    SUBTLE: every rollup older than a removed one is removed too, such as one that a slow writer linked meanwhile. The log is
+    truncated past the removed rollup, so an older one starts no live version. If it stayed, the removed rollup would not be
+    older than all linked rollups, and a late attempt could link it again after its blob is deleted (_add_rollup).
     """
     if not cmd.rollups or (is_tombstone(state) and not _ends_before_a_tombstone(state, cmd)):
         return Refused(c.RollupsRemoved(()))
@@ -202,8 +205,8 @@ def _remove_rollups(state: ShardState, cmd: c.RemoveRollups) -> Applied | Refuse
 
 
 def _ends_before_a_tombstone(state: ShardState, cmd: c.RemoveRollups) -> bool:
-    """Whether a tombstone takes a commit for removing these. Rollups of before it was one hold data and must go; of its own
-    it keeps two: each removal makes another rollup due, so that removing the last but one would never end.
+    """Whether a tombstone accepts a commit that removes these rollups. Rollups from before the tombstone hold data and must go.
+    Of its own rollups it keeps two: each removal makes another rollup due, so removing the last but one would never end.
     """
     latest, _ = latest_rollup(state)
     named = [seqno for seqno, rollup in cmd.rollups if seqno < latest and state.rollups.get(seqno) == rollup]
@@ -215,14 +218,14 @@ def _apply_merge_res(state: ShardState, cmd: c.ApplyMergeRes) -> Applied | Refus
     if is_tombstone(state):
         return Refused(c.MergeApplied(MergeOutcome.NOT_APPLIED_NO_MATCH))
     if cmd.res.output.staged_before(state.staging_floor_ms) is not None:
-        # It took so long that its parts may be taken for orphans: the request is offered again when its claim lapses.
+        # The compaction took so long that an orphan scan may delete its parts. The request is offered again when its claim lapses.
         return Applied(state, c.MergeApplied(MergeOutcome.NOT_APPLIED_NO_MATCH))
     trace, outcome = state.trace.apply_merge_res(cmd.res)
     return Applied(replace(state, trace=trace), c.MergeApplied(outcome))
 
 
 def _register_schema(state: ShardState, cmd: c.RegisterSchema) -> Applied | Refused:
-    """Finds it, newest first, or adds it as the first; a second schema comes by evolution only."""
+    """Find the schema, newest first, or add it as the first. Further schemas come only from schema evolution."""
     for schema_id, pair in reversed(state.schemas.items()):
         if pair == cmd.pair:
             return Refused(c.SchemaRegistered(schema_id))
@@ -269,8 +272,8 @@ def _claim_compactions(state: ShardState, cmd: c.ClaimCompactions, now_ms: int) 
 
 
 def _raise_staging_floor(state: ShardState, cmd: c.RaiseStagingFloor) -> Applied | Refused:
-    """Commits even when the floor stands higher already: an append that was decided before then loses its race, and is
-    decided again. A tombstone takes no parts, so it needs no floor.
+    """Commits even if the floor is already higher. An append decided before this commit then loses its race and is decided
+    again. A tombstone takes no parts, so it needs no floor.
     """
     floor_ms = max(state.staging_floor_ms or 0, cmd.floor_ms)
     if is_tombstone(state):
@@ -279,8 +282,8 @@ def _raise_staging_floor(state: ShardState, cmd: c.RaiseStagingFloor) -> Applied
 
 
 def _set_retention(state: ShardState, cmd: c.SetRetention) -> Applied | Refused:
-    """Commits even when nothing changes, so that the answer is linearized. A shorter one, or none, lets since follow at once;
-    held by nothing it stays.
+    """Commits even if nothing changes, so that the answer is linearized. A shorter retention, or none, advances since at once;
+    since stays if nothing holds it.
     """
     if is_tombstone(state):
         return Refused(c.RetentionSet(None, EMPTY))
@@ -293,7 +296,7 @@ def _set_retention(state: ShardState, cmd: c.SetRetention) -> Applied | Refused:
 
 
 def _become_tombstone(state: ShardState) -> Applied | Refused:
-    """One bounded step: let go of everybody, empty one batch; at last put one empty batch in place of all."""
+    """One bounded step: remove all writers and readers and empty one batch; in the last step, replace all batches by one empty batch."""
     since, upper = state.trace.since, state.trace.upper
     if not (since.is_empty() and upper.is_empty()):
         text = f"shard {state.shard_id} has since {since} and upper {upper}; both must be empty to finalize it"
@@ -301,7 +304,7 @@ def _become_tombstone(state: ShardState) -> Applied | Refused:
         raise FinalizationError(text, since=since, upper=upper)
     was_tombstone = is_tombstone(state)
     out = replace(state, writers=SharedMap(), leased_readers=SharedMap(), critical_readers=SharedMap())
-    # The last request for collection there will be: what is older than it holds data, see _remove_rollups.
+    # The last collection request of this shard. Rollups older than it hold data; see _remove_rollups.
     out = replace(out, last_gc_req=state.seqno, retain_ms=None)
     with_data = next((batch.desc for batch in state.trace.batches() if not batch.is_empty()), None)
     if with_data is not None:

@@ -1,7 +1,7 @@
-"""Addresses of stores that are servers, as typed fields; a URL is how people write one, and how one travels in an argument.
+"""Addresses of servers as typed fields. A URL is how people write one, and how one travels in an argument.
 
-Every field is checked when an address is made, and every one is quoted when it is printed: `parse` of `url` is the address itself,
-so that no text in one field can become another field. What a resource says reaches a store through here or not at all.
+Every field is checked when an address is created and quoted when it is printed. `parse(url)` restores the address exactly, so
+text in one field can never become another field. What a resource specifies reaches a store only through these types.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from persist_engine.storage.urls import StoreUrl, parse_url
 
 S3_PARAMS = frozenset({"region", "endpoint", "path_style", "ca_file", "probe", "credentials_dir"})
 REDIS_PARAMS = frozenset({"prefix", "password_file", "credentials_dir", "ca_file", "unsafe", "ack", "push"})
-#: Files of a `credentials_dir`, as the keys of a Secret that is mounted. Each is used where it is there.
+#: Files of a `credentials_dir`, named like the keys of the mounted Secret. Each is used if it exists.
 S3_CREDENTIALS_FILE, REDIS_PASSWORD_FILE = "aws-credentials", "redis-password"
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
@@ -27,7 +27,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Address:
-    """A place in a bucket. InvalidUsage for fields that cannot be meant. Holds no credentials."""
+    """A location in a bucket. InvalidUsage for invalid fields. Holds no credentials."""
 
     bucket: str
     prefix: str = ""
@@ -52,7 +52,7 @@ class S3Address:
 
     @property
     def url(self) -> str:
-        """The address on one line; `parse` reads it back."""
+        """The address on one line; `parse` restores it."""
         path = f"/{quote(self.prefix)}" if self.prefix else ""
         return f"s3://{self.bucket}{path}" + _query(
             region=self.region,
@@ -65,12 +65,12 @@ class S3Address:
 
     @classmethod
     def parse(cls, url: str) -> S3Address:
-        """From `s3://bucket/prefix?...`. InvalidUsage."""
+        """Parse `s3://bucket/prefix?...`. InvalidUsage."""
         return cls.of(parse_url(url, allowed={"s3": S3_PARAMS}))
 
     @classmethod
     def of(cls, url: StoreUrl) -> S3Address:
-        """From a URL that was taken apart. InvalidUsage."""
+        """Build from a parsed URL. InvalidUsage."""
         if not url.host or url.port is not None or url.user or url.password:
             raise InvalidUsage(
                 f"{url.shown}: expected s3://bucket/prefix?endpoint=...; a URL holds no credentials of S3"
@@ -89,9 +89,9 @@ class S3Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAddress:
-    """A database of a Redis primary, and the prefix of our keys in it. InvalidUsage for fields that cannot be meant.
+    """A database of a Redis primary, and the prefix of this location's keys in it. InvalidUsage for invalid fields.
 
-    No repr shows the password; `url` does, so only who may know it prints that.
+    No repr shows the password. `url` does: print it only where the password may be known.
     """
 
     host: str
@@ -112,9 +112,9 @@ class RedisAddress:
     def __post_init__(self) -> None:
         _matches("host", self.host, _HOST)
         if not 0 < self.port < 65536:
-            raise InvalidUsage(f"redis: {self.port} is no port")
+            raise InvalidUsage(f"redis: {self.port} is not a port (1 to 65535)")
         if self.database < 0:
-            raise InvalidUsage(f"redis: {self.database} is no database number")
+            raise InvalidUsage(f"redis: {self.database} is not a database number (0 or more)")
         _plain("prefix", self.prefix)
         if "{" in self.prefix or "}" in self.prefix:
             raise InvalidUsage(f"redis: prefix {self.prefix!r} must not contain braces")
@@ -128,13 +128,13 @@ class RedisAddress:
         ):
             _check_path(name, path)
         if sum(one is not None for one in (self.password, self.password_file, self.credentials_dir)) > 1:
-            raise InvalidUsage("redis: give the password in the URL, in password_file or in credentials_dir, not twice")
+            raise InvalidUsage("redis: give the password in the URL, in password_file or in credentials_dir, only once")
         if self.ca_file is not None and not self.tls:
             raise InvalidUsage("redis: ca_file is for rediss://")
 
     @property
     def url(self) -> str:
-        """The address on one line, with a password if it has one; `parse` reads it back."""
+        """The address on one line, including a password; `parse` restores it."""
         user = quote(self.user or "", safe="") + ("" if self.password is None else f":{quote(self.password, safe='')}")
         return (
             f"{'rediss' if self.tls else 'redis'}://{user}{'@' if user else ''}{self.host}:{self.port}/{self.database}"
@@ -150,17 +150,17 @@ class RedisAddress:
 
     @property
     def shown(self) -> str:
-        """Where it is, for messages: without credentials and parameters."""
+        """The address for messages, without credentials and parameters."""
         return f"{'rediss' if self.tls else 'redis'}://{self.host}:{self.port}/{self.database}"
 
     @classmethod
     def parse(cls, url: str) -> RedisAddress:
-        """From `redis[s]://[user[:password]@]host[:port][/database]?...`. InvalidUsage."""
+        """Parse `redis[s]://[user[:password]@]host[:port][/database]?...`. InvalidUsage."""
         return cls.of(parse_url(url, allowed={"redis": REDIS_PARAMS, "rediss": REDIS_PARAMS}))
 
     @classmethod
     def of(cls, url: StoreUrl) -> RedisAddress:
-        """From a URL that was taken apart. InvalidUsage."""
+        """Build from a parsed URL. InvalidUsage."""
         database, ack, push = url.path.strip("/") or "0", url.params.get("ack"), url.params.get("push", "on")
         if not url.host or re.fullmatch("[0-9]{1,9}", database) is None:
             raise InvalidUsage(f"{url.shown}: expected {url.scheme}://host[:port][/database number]")
@@ -186,9 +186,10 @@ class RedisAddress:
 
 
 def with_credentials(url: str, folder: str | None) -> str:
-    """`url` of any store, reading its credentials from `folder`, and from there only. Stores without credentials stay as they are.
+    """Return `url` of any store, changed to read its credentials only from `folder` (None: unchanged). URLs of stores without
+    credentials are unchanged.
 
-    InvalidUsage for a URL that says itself where its credentials are: one of the two would be ignored.
+    InvalidUsage for a URL that already specifies credentials or their location: one of the two would be ignored.
     """
     address: S3Address | RedisAddress
     scheme = urlsplit(url).scheme
@@ -201,13 +202,13 @@ def with_credentials(url: str, folder: str | None) -> str:
     else:
         return url
     if says_where:
-        raise InvalidUsage(f"{scheme}: the URL has credentials or says where they are; name a Secret instead")
+        raise InvalidUsage(f"{scheme}: the URL has credentials or names their location; name a Secret instead")
     return replace(address, credentials_dir=folder).url if folder else url
 
 
 def _matches(name: str, text: str, pattern: re.Pattern[str]) -> None:
     if pattern.fullmatch(text) is None or ".." in text:
-        raise InvalidUsage(f"{name} {text!r} has characters that no {name} has")
+        raise InvalidUsage(f"{name} {text!r} has characters that a {name} cannot have")
 
 
 def _plain(name: str, text: str) -> None:
@@ -217,17 +218,17 @@ def _plain(name: str, text: str) -> None:
 
 def _check_path(name: str, path: str | None) -> None:
     if path is not None and (not path or _CONTROL.search(path)):
-        raise InvalidUsage(f"{name} {path!r} is no path")
+        raise InvalidUsage(f"{name} {path!r} is not a path")
 
 
 def _check_endpoint(endpoint: str) -> None:
-    """An address and nothing else: neither credentials nor a query, which the driver would send along or show in errors."""
+    """Allow only an address: no credentials and no query, which the driver would send along or show in errors."""
     if "@" in endpoint:
-        # Not shown: what stands before it may be a password.
+        # Not shown, because the text before the @ may be a password.
         raise InvalidUsage("s3: the endpoint has an @; credentials come from the environment or a credentials_dir")
     shown = f"s3: endpoint {endpoint!r}"
     if _CONTROL.search(endpoint) or re.search(r"[\s?#\\]", endpoint):
-        raise InvalidUsage(f"{shown} has a query, blanks or control characters")
+        raise InvalidUsage(f"{shown} has a query, spaces or control characters")
     try:
         split = urlsplit(endpoint)
         port = split.port

@@ -16,33 +16,33 @@ class BlobInfo:
 
 
 class Blob(Protocol):
-    """Objects named by keys such as `s<uuid>/n0000100/p<uuid>`: written once, deleted when not needed.
+    """Objects named by keys such as `s<uuid>/n0000100/p<uuid>`: written once, deleted when no longer needed.
 
-    Linearizable. Thread-safe. Every method raises Determinate or Indeterminate (persist_engine.base.errors) chained to
-    the driver's error, with the address and the key in the text and never a credential; adapters retry nothing.
-    All calls may be repeated by the caller: content under a key is fixed, and deleting what is missing succeeds.
-    A key that not every store could hold (persist_engine.storage.checks) is InvalidUsage on all of them.
+    Linearizable. Thread-safe. Every method raises Determinate or Indeterminate (persist_engine.base.errors), chained to the
+    driver's error. The message names the address and the key, and never contains a credential. Adapters retry nothing. Callers
+    may repeat every call: the content under a key is fixed, and deleting a missing object succeeds. A key that some store could
+    not hold (persist_engine.storage.checks) raises InvalidUsage on all of them.
     """
 
     def get(self, key: str) -> bytes | None:
-        """The whole object, or None when there is none. Never a part of it."""
+        """Return the whole object, or None if it does not exist. Never returns a part of it."""
 
     def set(self, key: str, value: bytes) -> None:
-        """Make `value` the object at `key`, all or nothing, replacing what was there. Durable when it returns. InvalidUsage
-        when it has more bytes than every store takes at once (persist_engine.storage.checks).
+        """Store `value` as the object at `key`, all or nothing, replacing any previous object. Durable when it returns.
+        InvalidUsage for more bytes than every store accepts in one put (persist_engine.storage.checks).
         """
 
     def delete(self, key: str) -> int | None:
-        """Remove the object; its size in bytes, or None when there was none."""
+        """Remove the object. Returns its size in bytes, or None if it did not exist."""
 
     def list_prefix(self, prefix: str) -> Iterator[BlobInfo]:
-        """All objects whose key starts with `prefix`, in no particular order; "" lists everything."""
+        """Yield all objects whose key starts with `prefix`, in no particular order. "" lists everything."""
 
     def restore(self, key: str) -> None:
-        """Make the object exist again. Succeeds iff it exists afterwards; NotKept when there is no copy to make it of."""
+        """Bring a deleted object back. Succeeds iff the object exists afterwards; NotKept if the store has no copy of it."""
 
     def address(self) -> str:
-        """URL of this store for messages, without credentials."""
+        """Return the URL of this store for messages, without credentials."""
 
     def close(self) -> None:
-        """Release connections. Idempotent. Later calls are InvalidUsage, or work; they are no failure of the store."""
+        """Release connections. Idempotent. Later calls raise InvalidUsage, or work; they never count as failures of the store."""

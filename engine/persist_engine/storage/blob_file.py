@@ -1,9 +1,8 @@
-"""Blob on a directory: one file per object, for one machine. Survives kill -9 and power loss.
+"""Blob on a directory, one file per object, for one machine. Survives kill -9 and power loss.
 
-An object is written under `.tmp/`, fsynced, renamed to its key and made durable by fsyncing the directories above it,
-so a reader sees the whole object or none. Directories that a delete leaves empty are removed; `set` copes with losing
-that race.
-SUBTLE: a key cannot be both an object and the directory of another (`a` and `a/b`); persist's keys never are.
+An object is written under `.tmp/`, fsynced, renamed to its key, and made durable by fsyncing the directories above it. A reader
+therefore sees the whole object or none. Directories that a delete leaves empty are removed; `set` tolerates losing that race.
+SUBTLE: a key cannot be both an object and the directory of another (`a` and `a/b`). persist's keys never are.
 """
 
 from __future__ import annotations
@@ -19,27 +18,27 @@ from persist_engine.storage.blob import BlobInfo
 from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix
 from persist_engine.storage.directories import make_directory, not_opened, sync_directory
 
-#: A set that keeps losing its directory to deletes gives up after this many; each loss needs another process's delete.
+#: A set gives up after losing its directory to deletes this often. Each loss takes another process's delete.
 PLACE_ATTEMPTS_MAX = 100
-#: A temporary file of this age belongs to nobody: no write takes a day.
+#: A temporary file of this age is abandoned: no write takes a day.
 STALE_TEMP_MS = 24 * 60 * 60 * 1000
-#: A directory that changed this long ago will bear another time when it changes again: no file system's clock is coarser.
+#: A directory last changed this long ago will get a different time with its next change: no file system's clock is coarser.
 SETTLED_MS = 2_000
-#: Directories remembered as durable; beyond it all are forgotten, and synced once more.
+#: Number of directories remembered as durable. Beyond it all are forgotten and synced again.
 SYNCED_MAX = 10_000
 _TEMP = ".tmp"
 
 
 class FileBlob:
-    """Opens the directory `root`. Several processes may share it. One that is not there is made, or without `create`
-    InvalidUsage. StoreRefused for a path that cannot be one.
+    """Opens the directory `root`, which several processes may share. A missing directory is created, or raises InvalidUsage
+    without `create`. StoreRefused for an impossible path.
     """
 
     def __init__(self, root: Path, *, env: Env, create: bool = True) -> None:
         self._root = root
         self._env = env
         self._synced: dict[Path, tuple[int, int]] = {}
-        """What each directory was, by inode and time of change, when all its entries were made durable."""
+        """Inode and change time of each directory when all its entries were last made durable."""
         try:
             if create:
                 make_directory(root / _TEMP)
@@ -50,15 +49,15 @@ class FileBlob:
             raise not_opened(self.address(), error) from error
 
     def _check_exists(self) -> None:
-        """InvalidUsage where no blobs were ever kept, OSError when that cannot be told. Changes nothing: it may be a directory
-        of somebody else's.
+        """InvalidUsage if no blobs were ever stored here, OSError if that cannot be determined. Changes nothing, because the
+        directory may belong to something else.
         """
         try:
             (self._root / _TEMP).stat()
         except FileNotFoundError as error:
             raise InvalidUsage(
-                f"{self.address()} holds no blobs: who writes the first makes it (a copy of one that lacks only {_TEMP}/ is "
-                "whole once that directory is made)"
+                f"{self.address()} holds no blobs: check the path; the first write creates it (if it is a copy of a store, "
+                f"create the missing directory {_TEMP}/ in it)"
             ) from error
 
     def get(self, key: str) -> bytes | None:
@@ -72,7 +71,7 @@ class FileBlob:
             raise Determinate(f"get {key} at {self.address()}: {_reason(error)}", key=key) from error
 
     def set(self, key: str, value: bytes) -> None:
-        """See Blob. A full disk is Determinate; a failed fsync of a directory Indeterminate."""
+        """See Blob. A full disk raises Determinate; a failed fsync of a directory raises Indeterminate."""
         check_blob_value(key, value)
         path = self._path(key)
         temp = self._root / _TEMP / self._env.random_bytes(16).hex()
@@ -100,7 +99,7 @@ class FileBlob:
             self._check_there("delete", key)
             return None
         except OSError as error:
-            # Some systems tell a directory apart only by refusing to unlink it: still no object under this key.
+            # Some systems reveal a directory only by refusing to unlink it. Then this key still has no object.
             if path.is_dir():
                 return None
             raise Determinate(f"delete {key} at {self.address()}: {_reason(error)}", key=key) from error
@@ -112,12 +111,12 @@ class FileBlob:
         return size
 
     def list_prefix(self, prefix: str) -> Iterator[BlobInfo]:
-        """See Blob. Objects that come or go meanwhile may or may not be listed; the others are."""
+        """See Blob. Objects created or deleted during the listing may be missing; all others are listed."""
         check_prefix(prefix)
         return self._walk(prefix.rpartition("/")[0], prefix)
 
     def restore(self, key: str) -> None:
-        """See Blob. Keeps no deleted objects."""
+        """See Blob. This store keeps no deleted objects."""
         if not self._path(key).is_file():
             self._check_there("restore", key)
             raise NotKept(f"restore {key} at {self.address()}: deleted objects are not kept", key=key)
@@ -127,14 +126,16 @@ class FileBlob:
         return f"file://{self._root}"
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Releases nothing: no file stays open."""
 
     def _check_there(self, verb: str, key: str) -> None:
-        """Determinate when the whole directory is away, as when it is not mounted: what is missing from it may well exist."""
+        """Raise Determinate if the whole directory is missing, for example unmounted: objects missing from it may well exist."""
         try:
             (self._root / _TEMP).stat()
         except OSError as error:
-            raise Determinate(f"{verb} {key} at {self.address()}: the directory is away", key=key) from error
+            raise Determinate(
+                f"{verb} {key} at {self.address()}: the directory is missing, is it mounted?", key=key
+            ) from error
 
     def _path(self, key: str) -> Path:
         check_blob_key(key)
@@ -146,7 +147,7 @@ class FileBlob:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 temp.replace(path)
             except (FileNotFoundError, FileExistsError):
-                # A delete pruned a directory between the two steps, or while the chain was being made.
+                # A delete pruned a directory between the two steps, or while the parents were being created.
                 if not temp.exists() or path.parent.is_file():
                     raise
             else:
@@ -156,21 +157,21 @@ class FileBlob:
     def _sync_above(self, path: Path) -> None:
         """Make the entries of every directory from the object's up to the root durable.
 
-        All of them, each time: whoever made a directory may not have synced it yet.
+        Every write syncs all of them: another process may have created a directory and not synced it yet.
         """
         for directory in path.parents:
-            # Not found: pruned after the object was deleted again, so there is no entry left to make durable.
+            # Not found: the object was deleted again and the directory pruned, so no entry is left to make durable.
             with contextlib.suppress(FileNotFoundError):
                 self._sync(directory)
             if directory == self._root:
                 return
 
     def _sync(self, directory: Path) -> None:
-        """Make its entries durable, unless they are those that were made so before. Even of a clean directory that would
-        wait for the disk.
+        """Make the directory's entries durable, unless it is unchanged since they were. Even an fsync of a clean directory
+        would wait for the disk.
         """
         found = directory.stat()
-        state = found.st_ino, found.st_ctime_ns  # before the sync: a change meanwhile then shows the next time
+        state = found.st_ino, found.st_ctime_ns  # before the sync: a concurrent change then shows next time
         if self._synced.get(directory) == state:
             return
         sync_directory(directory)
@@ -184,7 +185,7 @@ class FileBlob:
             try:
                 directory.rmdir()
             except OSError:
-                return  # not empty, or somebody else removed it
+                return  # not empty, or removed by another process
             directory = directory.parent
 
     def _walk(self, below: str, prefix: str) -> Iterator[BlobInfo]:

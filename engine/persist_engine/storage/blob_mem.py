@@ -1,4 +1,4 @@
-"""Blob in memory: the model of the contract, for tests and simulation. Gone with the process."""
+"""Blob in memory: the reference implementation of the contract, for tests and simulation. Its contents end with the process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from persist_engine.storage.checks import check_blob_key, check_blob_value, chec
 
 
 class MemBlob:
-    """A dict under a lock. Never fails but in `restore`."""
+    """A dict under a lock. Only `restore` can fail."""
 
     def __init__(self, name: str = "") -> None:
         self._name = name
@@ -38,14 +38,14 @@ class MemBlob:
         return None if value is None else len(value)
 
     def list_prefix(self, prefix: str) -> Iterator[BlobInfo]:
-        """See Blob. The listing is one moment's."""
+        """See Blob. The listing is a snapshot of one moment."""
         check_prefix(prefix)
         with self._lock:
             found = [BlobInfo(key, len(value)) for key, value in self._objects.items() if key.startswith(prefix)]
         return iter(found)
 
     def restore(self, key: str) -> None:
-        """See Blob. Keeps no deleted objects."""
+        """See Blob. This store keeps no deleted objects."""
         if self.get(key) is None:
             raise NotKept(f"restore {key} at {self.address()}: deleted objects are not kept", key=key)
 
@@ -54,7 +54,7 @@ class MemBlob:
         return f"mem:{self._name}"
 
     def close(self) -> None:
-        """Nothing to release; the contents stay for whoever shares the store."""
+        """Releases nothing: other users of the shared store keep its contents."""
 
 
 _shared: dict[str, MemBlob] = {}
@@ -62,7 +62,7 @@ _shared_lock = threading.Lock()
 
 
 def shared_mem_blob(name: str) -> MemBlob:
-    """The store that everybody in this process gets under `name`; a new private one for ""."""
+    """Return the store shared under `name` in this process; a new private one for ""."""
     if not name:
         return MemBlob()
     with _shared_lock:

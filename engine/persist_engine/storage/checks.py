@@ -1,4 +1,4 @@
-"""What every adapter refuses before it touches its store, so that a call that works on one store works on all."""
+"""Checks that every adapter makes before it touches its store, so that a call that works on one store works on all."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import re
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.versioned import Tip, VersionedData
 
-#: S3 takes keys of 1024 bytes; what remains is room for a location's prefix.
+#: S3 limits keys to 1024 bytes; the remainder is for a location's prefix.
 KEY_BYTES_MAX = 768
-#: The longest file name of the usual file systems.
+#: The longest file name on common file systems.
 COMPONENT_BYTES_MAX = 255
-#: S3 takes so much in one put; more would need several requests, whose sum is no single moment (ADR 2).
+#: S3's limit for one put. Larger values would need several requests, which are not atomic together (ADR 2).
 VALUE_BYTES_MAX = 5 << 30
-#: Redis takes so much in one argument (`proto-max-bulk-len`), and drops the connection of who sends more.
+#: Redis's limit for one argument (`proto-max-bulk-len`). It drops connections that send more.
 ENTRY_BYTES_MAX = 512 << 20
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def check_blob_key(key: str) -> None:
-    """InvalidUsage unless `key` is a relative path that every store can hold and no store can escape with.
+    """InvalidUsage unless `key` is a relative path that every store can hold and that cannot escape any store.
 
-    Names that start with a dot are the adapters' own (temporary files, probes).
+    Names that start with a dot are reserved for adapters (temporary files, probes).
     """
     _check_text(key)
     components = key.split("/")
@@ -42,7 +42,7 @@ def check_blob_value(key: str, value: bytes) -> None:
 
 
 def check_prefix(prefix: str) -> None:
-    """InvalidUsage unless `prefix` can be the beginning of a blob key; "" is."""
+    """InvalidUsage unless `prefix` can begin a blob key; "" can."""
     _check_text(prefix)
     components = prefix.split("/")[:-1]
     if "" in components or "." in components or ".." in components:
@@ -57,8 +57,8 @@ def check_log_key(key: str) -> None:
 
 
 def check_append(key: str, expected: Tip | None, new: VersionedData) -> None:
-    """InvalidUsage unless `new` may follow `expected` (a first entry may have any seqno, a later one the successor) and every
-    store can hold it.
+    """InvalidUsage unless `new` may follow `expected` (the first entry may have any seqno, a later one only the successor) and
+    every store can hold it.
     """
     check_log_key(key)
     if expected is not None and new.seqno != expected.seqno + 1:
@@ -66,18 +66,18 @@ def check_append(key: str, expected: Tip | None, new: VersionedData) -> None:
         raise InvalidUsage(text)
     if len(new.data) > ENTRY_BYTES_MAX:
         text = f"compare_and_set {key}: entry {new.seqno} has {len(new.data)} bytes, more than {ENTRY_BYTES_MAX}"
-        raise InvalidUsage(f"{text}: commit less at once", key=key)
+        raise InvalidUsage(f"{text}: commit less data at once", key=key)
 
 
 def check_replace(key: str, expected: Tip, new: VersionedData) -> None:
-    """InvalidUsage unless `new` comes after `expected`, next or later, and every store can hold it."""
+    """InvalidUsage unless `new` has a higher seqno than `expected`, and every store can hold it."""
     if new.seqno <= expected.seqno:
         raise InvalidUsage(f"replace {key}: new seqno {new.seqno} is not past {expected.seqno}", key=key)
     check_append(key, None, new)
 
 
 def check_scan(key: str, limit: int) -> None:
-    """InvalidUsage on a negative limit or an impossible key."""
+    """InvalidUsage for a negative limit or an invalid key."""
     check_log_key(key)
     if limit < 0:
         raise InvalidUsage(f"scan {key}: limit {limit} is negative")

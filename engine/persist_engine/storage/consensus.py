@@ -9,46 +9,45 @@ from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
 
 
 class Consensus(Protocol):
-    """Per key a list of (seqno, bytes) with consecutive seqnos. Linearizable. Thread-safe.
+    """For each key, a list of (seqno, bytes) with consecutive seqnos. Linearizable. Thread-safe.
 
-    Errors: Determinate only where it is certain that nothing happened, Indeterminate otherwise (time-outs, lost
-    connections, unknown errors); chained, with address and key, never a credential. CorruptData where the store shows
-    that it lost or mangled entries. Adapters retry nothing that is not idempotent.
+    Errors: Determinate only if certainly nothing happened, Indeterminate otherwise (time-outs, lost connections, unknown
+    errors); chained, with address and key, never a credential. CorruptData if the store shows that it lost or mangled entries.
+    Adapters retry nothing that is not idempotent.
     """
 
     def head(self, key: str) -> VersionedData | None:
-        """The latest entry, or None when the key has none."""
+        """Return the latest entry, or None if the key has none."""
 
     def compare_and_set(self, key: str, expected: Tip | None, new: VersionedData) -> CasResult:
-        """Append `new` iff the latest entry is exactly `expected`, its seqno and its tag (None: iff the key has no entries
-        at all): nothing is appended to a log that was rolled back and has grown again to the same length.
+        """Append `new` iff the latest entry is exactly `expected`, by seqno and tag (None: iff the key has no entries). A log
+        that was rolled back and has grown again to the same length therefore takes no append.
 
-        InvalidUsage when `new.seqno` is not `expected.seqno + 1` (any seqno may be the first), or `new` larger than every store
-        takes (persist_engine.storage.checks). A mismatch carries no data: callers refetch. Not idempotent.
+        InvalidUsage if `new.seqno` is not `expected.seqno + 1` (the first entry may have any seqno), or if `new` is larger than
+        every store accepts (persist_engine.storage.checks). A mismatch carries no data: callers fetch again. Not idempotent.
         """
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:
-        """Entries with seqno >= from_seqno, ascending, at most `limit`; empty past the head and for unknown keys."""
+        """Return entries with seqno >= from_seqno, ascending, at most `limit`; empty past the head and for unknown keys."""
 
     def truncate(self, key: str, keep: Tip) -> int | None:
-        """Delete the entries below `keep`, which becomes the earliest; returns how many (0 is fine: idempotent, also where
-        `keep` itself was truncated). The latest entry always stays.
+        """Delete the entries below `keep`, which becomes the earliest entry. Returns the number deleted, which may be 0
+        (idempotent, even if `keep` itself was already truncated). The latest entry always stays.
 
-        None, and nothing is deleted, when another entry stands at that seqno, or none yet: this is not the log on which
-        that was decided.
+        Returns None and deletes nothing if that seqno has another entry, or none yet: the decision to truncate was made for another log.
         """
 
     def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
-        """Make `new` the only entry iff the latest entry is exactly `expected`: the one way to give up a log, for recovery.
+        """Make `new` the only entry iff the latest entry is exactly `expected`. For recovery; the only way to discard a log.
 
-        InvalidUsage when `new.seqno` is not past `expected.seqno`, or `new` larger than every store takes. Not idempotent.
+        InvalidUsage if `new.seqno` is not past `expected.seqno`, or if `new` is larger than every store accepts. Not idempotent.
         """
 
     def list_keys(self) -> Iterator[str]:
-        """Every key that has entries, in no particular order."""
+        """Yield every key that has entries, in no particular order."""
 
     def address(self) -> str:
-        """URL of this store for messages, without credentials."""
+        """Return the URL of this store for messages, without credentials."""
 
     def close(self) -> None:
-        """Release connections. Idempotent. Later calls are InvalidUsage, or work; they are no failure of the store."""
+        """Release connections. Idempotent. Later calls raise InvalidUsage, or work; they never count as failures of the store."""

@@ -1,4 +1,4 @@
-"""Consensus in memory: the model of the contract, for tests and simulation. Gone with the process."""
+"""Consensus in memory: the reference implementation of the contract, for tests and simulation. Its contents end with the process."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class MemConsensus:
             return CasResult.COMMITTED
 
     def list_keys(self) -> Iterator[str]:
-        """See Consensus. The listing is one moment's."""
+        """See Consensus. The listing is a snapshot of one moment."""
         with self._lock:
             return iter(list(self._logs))
 
@@ -74,7 +74,7 @@ class MemConsensus:
         return f"mem:{self._name}"
 
     def close(self) -> None:
-        """Nothing to release; the contents stay for whoever shares the store."""
+        """Releases nothing: other users of the shared store keep its contents."""
 
 
 def _first_at(log: list[VersionedData], seqno: SeqNo) -> int:
@@ -86,7 +86,7 @@ _shared_lock = threading.Lock()
 
 
 def shared_mem_consensus(name: str) -> MemConsensus:
-    """The store that everybody in this process gets under `name`; a new private one for ""."""
+    """Return the store shared under `name` in this process; a new private one for ""."""
     if not name:
         return MemConsensus()
     with _shared_lock:

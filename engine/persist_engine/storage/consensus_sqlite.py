@@ -1,11 +1,13 @@
-"""Consensus in one SQLite file: for one machine, any number of processes. Survives kill -9 and power loss.
+"""Consensus in one SQLite file, for one machine and any number of processes. Survives kill -9 and power loss.
 
-Write-ahead log with synchronous=FULL: a commit is on disk when it is acknowledged. Writers take the write lock first
-(BEGIN IMMEDIATE), so what they read is what they change. Readers never wait for writers.
-A file that is deleted or replaced while it is open would go on taking commits that nobody else ever sees: every call
-looks whether the connection's file is still the one at the path. Deleted: CorruptData until it is put back; replaced:
-the new one counts, and whoever knew more than it holds finds that out by its seqnos.
-NB: not for network file systems, where SQLite's locks do not hold; and open it after a fork, not before.
+Write-ahead log with synchronous=FULL: an acknowledged commit is on disk. Writers take the write lock first (BEGIN IMMEDIATE),
+so they change exactly what they read. Readers never wait for writers.
+A file that is deleted or replaced while it is open would continue to accept commits that no other process sees.
+Every call therefore checks that the connection's file is still the file at the path. After a deletion, calls raise CorruptData
+until the file is put back. After a replacement, the new file counts, and a process that knew more than it holds notices that by
+its seqnos.
+
+NB: not for network file systems, where SQLite's locks do not work. Open it after a fork, not before.
 """
 
 from __future__ import annotations
@@ -37,10 +39,11 @@ from persist_engine.storage.directories import make_directory, not_opened
 #: How long a call waits for another process's commit. Commits take milliseconds; a longer wait means a stuck process.
 BUSY_TIMEOUT_S = 10.0
 
-#: A commit that makes the write-ahead log's file longer waits for the file system's journal too: several times as long as
-#: one that overwrites. Who commits more than this makes room for all commits up to SQLite's next checkpoint at once.
+#: A commit that extends the write-ahead log's file also waits for the file system's journal, which takes several times as long
+#: as overwriting. A process with more commits than this therefore extends the file once, for all commits up to SQLite's next
+#: checkpoint.
 LENGTHEN_EVERY = 16
-#: SQLite's checkpoint is due when the log has this many pages (its own default), and the next commit begins at the front.
+#: SQLite checkpoints when the log has this many pages (its own default), and the next commit starts at the front again.
 _CHECKPOINT_PAGES = 1_000
 _PAGE_BYTES = 4096
 LOG_BYTES = _CHECKPOINT_PAGES * _PAGE_BYTES
@@ -65,28 +68,28 @@ _TRUNCATE = "DELETE FROM consensus WHERE shard = ? AND sequence_number < ?"
 _KEYS = "SELECT DISTINCT shard FROM consensus"
 
 
-#: Which file it is, whatever its name: device and inode.
+#: Identifies a file regardless of its name: device and inode.
 _Identity = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Idle:
-    """A connection that nobody uses, and the file it has open."""
+    """An unused connection, and the file that it has open."""
 
     connection: sqlite3.Connection
     identity: _Identity
 
 
 class SqliteConsensus:
-    """Opens the file at `path`. Thread-safe: each call borrows a connection of its own. A file or table that is not there
-    is made, or without `create` InvalidUsage. StoreRefused for a path that cannot be one.
+    """Opens the file at `path`. Thread-safe: each call borrows its own connection. A missing file or table is created, or
+    raises InvalidUsage without `create`. StoreRefused for an impossible path.
     """
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
         self._path = path
         self._idle: list[_Idle] = []
         self._lock = threading.Lock()
-        # Threads queue here instead of polling for SQLite's lock, which only other processes then contend for.
+        # Threads queue here instead of polling SQLite's lock, for which only other processes then contend.
         self._write_lock = threading.Lock()
         self._closed = False
         self._commits = 0
@@ -94,7 +97,7 @@ class SqliteConsensus:
             try:
                 make_directory(path.parent)
                 _check_no_directory(path)
-                path.touch()  # made durable with the write-ahead log, whose first sync takes in their directory
+                path.touch()  # the write-ahead log's first sync, which covers the directory, makes it durable
             except OSError as error:
                 raise not_opened(self.address(), error) from error
         else:
@@ -121,7 +124,7 @@ class SqliteConsensus:
             if (None if latest is None else VersionedData(*latest).tip) != expected:
                 return CasResult.EXPECTATION_MISMATCH
             connection.execute(_INSERT, (key, int(new.seqno), new.data))
-        self._commits += 1  # a lost count does no harm
+        self._commits += 1  # a lost increment is harmless
         if self._commits % LENGTHEN_EVERY == 0:
             self._lengthen_log()
         return CasResult.COMMITTED
@@ -154,7 +157,7 @@ class SqliteConsensus:
             return CasResult.COMMITTED
 
     def list_keys(self) -> Iterator[str]:
-        """See Consensus. The listing is one moment's."""
+        """See Consensus. The listing is a snapshot of one moment."""
         with self._borrow("list_keys") as connection:
             rows = connection.execute(_KEYS).fetchall()
         return iter([key for (key,) in rows])
@@ -164,7 +167,7 @@ class SqliteConsensus:
         return f"sqlite://{self._path}"
 
     def close(self) -> None:
-        """See Consensus. Connections in use by other threads are closed when their call ends."""
+        """See Consensus. Connections in use by other threads are closed when their calls end."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -172,8 +175,8 @@ class SqliteConsensus:
             each.connection.close()
 
     def _check_exists(self) -> None:
-        """InvalidUsage where no log was ever begun, StoreRefused or Determinate when that cannot be told. Changes nothing: it may be a
-        file of somebody else's.
+        """InvalidUsage if no log was ever started here, StoreRefused or Determinate if that cannot be determined. Changes
+        nothing, because the file may belong to something else.
         """
         try:
             _check_no_directory(self._path)
@@ -186,12 +189,12 @@ class SqliteConsensus:
             with self._borrow("open") as connection:
                 is_begun = connection.execute(_TABLE).fetchone() is not None
         if not is_begun:
-            raise InvalidUsage(f"{self.address()} holds no shards: check the path; who writes the first shard makes it")
+            raise InvalidUsage(f"{self.address()} holds no shards: check the path; the first write creates it")
 
     @contextmanager
     def _borrow(self, verb: str, key: str = "") -> Iterator[sqlite3.Connection]:
-        """A connection in autocommit; errors mapped as of a call that changed nothing, until what was done with it is done:
-        from then on nothing is certain.
+        """Lend a connection in autocommit mode. Errors are mapped as for a call that changed nothing, up to the end of the
+        block; after that the outcome is uncertain.
         """
         try:
             taken = self._take(verb, key)
@@ -208,20 +211,20 @@ class SqliteConsensus:
             self._give_back(taken)
             raise
         except BaseException:
-            connection.close()  # in whatever state it was left
+            connection.close()  # its state is unknown
             raise
         else:
             self._give_back(taken)
 
     @contextmanager
     def _write(self, verb: str, key: str = "") -> Iterator[sqlite3.Connection]:
-        """A write transaction, rolled back on any error in it. Only a failed COMMIT is Indeterminate."""
+        """Lend a write transaction, which any error rolls back. Only a failed COMMIT is Indeterminate."""
         with self._write_lock, self._borrow(verb, key) as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
             except BaseException:
-                if connection.in_transaction:  # some errors have rolled back already
+                if connection.in_transaction:  # some errors have already rolled back
                     connection.execute("ROLLBACK")
                 raise
             try:
@@ -230,9 +233,9 @@ class SqliteConsensus:
                 raise self._mapped(verb, key, error, Indeterminate) from error
 
     def _lengthen_log(self) -> None:
-        """See LENGTHEN_EVERY. What a transaction does not fit in its cache goes to the log before it ends: this one is all
-        that, and rolled back, so it leaves a longer file, no frame that counts, and waits for no disk. Does nothing when
-        the log is long enough, somebody is writing, or it fails.
+        """See LENGTHEN_EVERY. SQLite writes what does not fit its cache into the log before the transaction ends. This
+        transaction is all overflow and is rolled back: it leaves a longer file without valid frames and waits for no disk. Does
+        nothing if the log is long enough, another process is writing, or an error occurs.
         """
         with contextlib.suppress(sqlite3.Error, OSError):
             if Path(f"{self._path}-wal").stat().st_size >= LOG_BYTES:
@@ -244,11 +247,11 @@ class SqliteConsensus:
                 connection.execute("ROLLBACK")
 
     def _take(self, verb: str, key: str) -> _Idle:
-        """A connection to the file that is at the path now."""
+        """Return a connection to the file that is now at the path."""
         with self._lock:
             if self._closed:
-                # Not an error of the store, which would be tried again, without end.
-                raise InvalidUsage(f"{verb} {key}".rstrip() + f" at {self.address()}: it was closed")
+                # Not a store error: retry loops would repeat it without end.
+                raise InvalidUsage(f"{verb} {key}".rstrip() + f" at {self.address()}: the store was closed")
             identity = self._identity(verb, key, Determinate)
             while self._idle:
                 idle = self._idle.pop()
@@ -260,7 +263,7 @@ class SqliteConsensus:
         return _Idle(connection, identity)
 
     def _connect(self, *, timeout_s: float) -> sqlite3.Connection:
-        """Never makes the file: a log that appears empty where one was would be taken for a shard that never existed."""
+        """Never creates the file: an empty log in place of a lost one would look like a shard that never existed."""
         return sqlite3.connect(
             f"file:{quote(str(self._path))}?mode=rw",
             uri=True,
@@ -277,7 +280,7 @@ class SqliteConsensus:
         taken.connection.close()
 
     def _identity(self, verb: str, key: str, kind: type[StorageError]) -> _Identity:
-        """Of the file at the path; `kind` when that cannot be told."""
+        """Return the identity of the file at the path; raise `kind` if that cannot be determined."""
         try:
             found = self._path.stat()
         except FileNotFoundError as error:
@@ -287,8 +290,8 @@ class SqliteConsensus:
         return found.st_dev, found.st_ino
 
     def _check_in_place(self, identity: _Identity, verb: str, key: str) -> None:
-        """Raise unless the call that just ended was on the file at the path: its commit would be gone with the file.
-        Indeterminate when that cannot be told: the commit stands.
+        """Raise unless the file that the finished call used is still at the path; otherwise its commit would be lost with the
+        file. Indeterminate if that cannot be determined: the commit stands.
         """
         if self._identity(verb, key, Indeterminate) != identity:
             raise self._lost(verb, key, "the file was replaced meanwhile")
@@ -296,7 +299,7 @@ class SqliteConsensus:
     def _lost(self, verb: str, key: str, what: str) -> CorruptData:
         text = (
             f"{verb} {key}".rstrip()
-            + f" at {self.address()}: {what}; acknowledged versions are lost unless it is put back"
+            + f" at {self.address()}: {what}; acknowledged versions are lost unless the file is put back"
         )
         return CorruptData(text, key=key or str(self._path))
 
@@ -304,12 +307,12 @@ class SqliteConsensus:
         text = f"{verb} {key}".rstrip() + f" at {self.address()}: {error}"
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return CorruptData(text, key=key or str(self._path))
-        if "no such table" in str(error):  # made at open: another file stands here now
+        if "no such table" in str(error):  # the table exists since open, so another file is here now
             return self._lost(verb, key, "the file was replaced by an empty one")
         return kind(text, key=key)
 
 
 def _check_no_directory(path: Path) -> None:
-    """SQLite's own words for one do not tell it apart from what may be over soon."""
+    """Reject a directory here, because SQLite's own error for one looks like a transient failure."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

@@ -1,4 +1,4 @@
-"""Directories that outlive a power loss: what both stores on local disk make and sync. Names no store."""
+"""Directories that survive a power loss: creation and syncing for both stores on local disk. Names no store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from persist_engine.base.errors import Determinate, PersistError, StoreRefused
 
-#: What the system says of a path that stays wrong until a person changes it, or the path. Anything else may be over soon.
+#: System errors for a path that stays wrong until a person changes it. Other errors may be transient.
 _WRONG_PATH = frozenset(
     {
         *(errno.EACCES, errno.EPERM, errno.EROFS),
@@ -18,14 +18,14 @@ _WRONG_PATH = frozenset(
 
 
 def not_opened(address: str, error: OSError) -> PersistError:
-    """What to raise for a store that the system did not open: StoreRefused when its path is wrong, else Determinate."""
+    """Return the error for a store that the system did not open: StoreRefused if its path is wrong, else Determinate."""
     kind = StoreRefused if error.errno in _WRONG_PATH else Determinate
     return kind(f"open {address}: {error.strerror or error}")
 
 
 def make_directory(path: Path) -> None:
-    """Make `path` and what is missing above it, each durable in the one above: else a power loss could take it with all that
-    was made durable within. OSError as of the system.
+    """Create `path` and its missing parents, each made durable in its parent directory. Otherwise a power loss could remove it
+    together with durable contents. OSError from the system.
     """
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(parents=True, exist_ok=True)

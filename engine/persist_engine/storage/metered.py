@@ -1,7 +1,7 @@
-"""Outermost wrappers: count calls, outcomes, bytes and seconds per verb. Change nothing else.
+"""The outermost wrappers: count calls, outcomes, bytes and seconds per verb. They change nothing else.
 
-`persist_{blob,consensus}_calls_total{verb,outcome}`, `..._bytes_total{verb}`, `..._seconds{verb}`; outcome is `ok`,
-`mismatch`, the class of the error, or `stopped` for a listing that its caller left.
+`persist_{blob,consensus}_calls_total{verb,outcome}`, `..._bytes_total{verb}`, `..._seconds{verb}`. The outcome is `ok`,
+`mismatch`, the class of the error, or `stopped` for a listing that its caller abandoned.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from persist_engine.storage.consensus import Consensus
 
 
 class MeteredBlob:
-    """Blob with its calls counted. A listing lasts, and is timed, until its caller has taken the last row or stops."""
+    """Blob with metrics. A listing lasts, and is timed, until its caller takes the last row or stops."""
 
     def __init__(self, inner: Blob, *, env: Env, metrics: Metrics) -> None:
         self._inner = inner
@@ -63,7 +63,7 @@ class MeteredBlob:
 
 
 class MeteredConsensus:
-    """Consensus with its calls counted."""
+    """Consensus with metrics."""
 
     def __init__(self, inner: Consensus, *, env: Env, metrics: Metrics) -> None:
         self._inner = inner

@@ -1,7 +1,7 @@
-"""The port for news of commits: pushed, best effort, in any order, twice or never, and an optimisation only.
+"""The port for news of commits. News is pushed on a best-effort basis, in any order, twice or never; it is only an optimisation.
 
-Whoever hears them must not believe them: a listener checks that an entry follows what it knows, and goes on polling.
-`LocalPush` tells the clients of one process about each other's commits, for stores that tell nobody themselves.
+A listener must not trust it: it checks that an entry follows what it knows, and continues polling. `LocalPush` distributes news
+among the clients of one process, for stores that publish nothing themselves.
 """
 
 from __future__ import annotations
@@ -12,52 +12,52 @@ from weakref import WeakSet, WeakValueDictionary
 
 from persist_engine.base.versioned import VersionedData
 
-#: Larger entries are announced by their seqno alone: news must not cost more than a fetch.
+#: News of a larger entry carries only its seqno: news must not cost more than a fetch.
 NEWS_BYTES_MAX = 32 * 1024
 
 
 class Listener(Protocol):
-    """Who wants to know of one key. Called from any thread; must be quick and must not raise."""
+    """Receives news of one key. Called from any thread; must be quick and must not raise."""
 
     def hear(self, news: VersionedData | None) -> None:
-        """An entry was committed (with no data: only its seqno is told). None: news may have been missed."""
+        """An entry was committed (without data: only its seqno is known). None: news may have been missed."""
 
 
 class Push(Protocol):
-    """Carries news of a location. Thread-safe; nothing here raises for a failing store."""
+    """Carries news of a location. Thread-safe; a failing store never makes it raise."""
 
     def subscribe(self, key: str, listener: Listener) -> None:
-        """Tell `listener` of commits to `key` for as long as somebody else refers to it. Idempotent."""
+        """Notify `listener` of commits to `key` for as long as another reference to it exists. Idempotent."""
 
     def publish(self, key: str, new: VersionedData) -> None:
-        """`new` was committed by us; tell others, unless the store has done so."""
+        """Publish `new`, which this process committed, unless the store already published it."""
 
     def is_live(self, key: str) -> bool:
-        """Whether commits of all processes to `key` are being heard, as far as can be told."""
+        """Whether commits of all processes to `key` are being received, as far as is known."""
 
     def close(self) -> None:
-        """Tell nobody any more; threads and connections end. Idempotent."""
+        """Stop notifying; end threads and connections. Idempotent."""
 
 
 class NoPush:
-    """Tells nobody."""
+    """Carries no news."""
 
     def subscribe(self, key: str, listener: Listener) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def publish(self, key: str, new: VersionedData) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def is_live(self, key: str) -> bool:
-        """Never."""
+        """Always False."""
         return False
 
     def close(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 class LocalPush:
-    """Tells listeners of this process, in the thread that commits. Other processes are not heard, so never live."""
+    """Notifies listeners of this process, in the committing thread. Never live, because it receives no news of other processes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -80,11 +80,11 @@ class LocalPush:
         return False
 
     def close(self) -> None:
-        """Nothing to release: it is shared by all clients of the store."""
+        """Releases nothing: all clients of the store share it."""
 
 
 def abridged(new: VersionedData) -> VersionedData:
-    """What is told of an entry: all of it, or its seqno when it is large."""
+    """Return the published form of an entry: all of it, or only its seqno if it is large."""
     return new if len(new.data) <= NEWS_BYTES_MAX else VersionedData(new.seqno, b"")
 
 
@@ -93,6 +93,6 @@ _shared_lock = threading.Lock()
 
 
 def shared_local_push(address: str) -> LocalPush:
-    """The one of this process for the store at `address`."""
+    """Return this process's instance for the store at `address`."""
     with _shared_lock:
         return _shared.setdefault(address, LocalPush())

@@ -1,4 +1,4 @@
-"""URL -> adapter -> wrappers, in the one written order. Knows all adapters; drivers load when a URL asks for them."""
+"""URL -> adapter -> wrappers, in that order. Knows all adapters; a driver is imported only when a URL needs it."""
 
 from __future__ import annotations
 
@@ -29,21 +29,20 @@ _CONSENSUS_URLS = {
     "redis": REDIS_PARAMS,
     "rediss": REDIS_PARAMS,
 }
-#: What people try, and why not. Their failover promotes a replica that lacks the newest commits: safe only once commits are
-#: acknowledged by S3 (`ack=s3`).
+#: Refused schemes. Their failover promotes a replica that lacks the newest commits, which is safe only if S3 acknowledges
+#: commits (`ack=s3`).
 _FAILING_OVER = ("redis+sentinel:", "rediss+sentinel:", "redis+cluster:", "rediss+cluster:")
 
 
 def open_blob(url: str, *, env: Env, metrics: Metrics, create: bool = True) -> Blob:
-    """Open `mem:[name]`, `file:///dir` or `s3://bucket/prefix?region=&endpoint=&path_style=&ca_file=&probe=&credentials_dir=`,
-    metered.
+    """Open `mem:[name]`, `file:///dir` or `s3://bucket/prefix?region=&endpoint=&path_style=&ca_file=&probe=&credentials_dir=`, metered.
 
-    S3 with a credentials_dir takes them from the file `aws-credentials` in there where it is there; otherwise, and without one,
-    from the process's surroundings (environment, workload identity), as boto3 does.
+    S3 credentials come from the file `aws-credentials` in credentials_dir if both exist, else from the process's environment or
+    workload identity, as in boto3.
 
-    InvalidUsage on a URL that is none of these, UnsafeStore when the store does not keep its promises, Determinate or
-    Indeterminate when it cannot be reached. Errors name the address, never a credential. A directory that is not there is
-    made, or without `create` InvalidUsage.
+    InvalidUsage for any other URL, UnsafeStore if the store lacks a required guarantee, Determinate or Indeterminate if it
+    cannot be reached. Errors name the address, never a credential. A missing directory is created, or raises InvalidUsage
+    without `create`.
     """
     parsed = parse_url(url, allowed=_BLOB_URLS)
     blob: Blob
@@ -62,16 +61,14 @@ def open_blob(url: str, *, env: Env, metrics: Metrics, create: bool = True) -> B
 def open_consensus(url: str, *, env: Env, metrics: Metrics, create: bool = True) -> Consensus:
     """Open `mem:[name]`, `sqlite:///file` or `redis[s]://[user[:password]@]host[:port][/db]`, metered.
 
-    All take push=off: tell nobody of commits, and hear of nobody's (see storage.notify).
-    Redis takes the parameters prefix, password_file, credentials_dir (the password stands in its file `redis-password`
-    where it is there), ca_file, unsafe (true accepts settings that can lose commits) and ack (redis: acknowledged when Redis
-    has it). It must be one primary on its own: UnsafeStore for replicas, nodes of
-    clusters and what fails over.
-    Errors as of open_blob.
+    All accept push=off, which disables sending and receiving news of commits (see storage.notify). Redis accepts the parameters
+    prefix, password_file, credentials_dir (the password is in its file `redis-password`, if that exists), ca_file, unsafe (true
+    accepts settings that can lose commits) and ack (redis: a commit is acknowledged when Redis has it). It must be a single
+    primary: replicas, cluster nodes and anything that fails over raise UnsafeStore. Errors as of open_blob.
     """
     if url.startswith(_FAILING_OVER):
         raise UnsafeStore(
-            f"{url.partition(':')[0]}: a failover forgets commits that Redis has acknowledged; "
+            f"{url.partition(':')[0]}: a failover loses commits that Redis has acknowledged; "
             "use redis:// or rediss:// with the address of one primary that is restarted in its place"
         )
     parsed = parse_url(url, allowed=_CONSENSUS_URLS)
@@ -89,7 +86,7 @@ def open_consensus(url: str, *, env: Env, metrics: Metrics, create: bool = True)
 
 
 def open_push(url: str, *, env: Env, metrics: Metrics) -> Push:
-    """What carries news of commits to the store at `url`, as of open_consensus; connects when somebody listens.
+    """Return the carrier of commit news for the store at `url` (as for open_consensus). It connects on the first subscription.
     InvalidUsage as of open_consensus.
     """
     parsed = parse_url(url, allowed=_CONSENSUS_URLS)

@@ -1,6 +1,6 @@
-"""Why a store could not be opened, told from the errors beneath an adapter's own, whatever its driver: those of the network.
+"""Why a store could not be opened: classifies network errors beneath an adapter's own error, for any driver.
 
-What a server says in its own words each adapter reads for itself.
+Each adapter classifies the answers of its own server.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import socket
 import ssl
 from collections.abc import Iterator
 
-#: TLS errors of a connection that broke: nothing was decided about the peer.
+#: TLS errors of a broken connection, which say nothing about the peer.
 _BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 def is_untrusted(error: BaseException | None) -> bool:
-    """Whether TLS ended it: a certificate that no known authority signed, or a peer that speaks something else."""
+    """Whether TLS failed because no known authority signed the certificate, or because the peer speaks another protocol."""
     return any(isinstance(cause, ssl.SSLError) and not isinstance(cause, _BROKEN) for cause in _chain(error))
 
 

@@ -1,8 +1,8 @@
-"""A batched map from fixed-size keys to bytes on local disk, over RocksDB: where upsert state goes when memory is not
-enough. Has never heard of upsert: keys are rows of uint64, records are bytes.
+"""A batched map from fixed-size keys to bytes on local disk, over RocksDB. Upsert state uses it when memory is not enough.
+Knows nothing of upsert: keys are rows of uint64, records are bytes.
 
-Scratch, not storage: nothing is fsynced, there is no write-ahead log, what a process left behind is thrown away by the
-next one that opens the folder, and `close` removes it.
+Scratch space, not storage: nothing is fsynced and there is no write-ahead log. The next process that opens the folder discards
+what a previous one left, and `close` removes it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _log = logging.getLogger(__name__)
 
 _WRITE_BUFFER_BYTES = 64 << 20
 _CACHE_BYTES = 64 << 20
-#: Bits of the filter per key: most keys of a first load are absent, and should be found so without reading.
+#: Bits of the filter per key. Most keys of a first load are absent; the filter finds that without reading.
 _BLOOM_BITS = 10
-#: What RocksDB takes per record besides key and value (internal key, block index), by its own documentation.
+#: RocksDB's overhead per record besides key and value (internal key, block index), according to its documentation.
 _RECORD_BYTES = 16
 
 
 class RocksStore:
-    """One RocksDB in a folder of its own. One thread at a time.
+    """One RocksDB in a folder of its own. For one thread at a time.
 
-    Opening empties the folder's database. InvalidUsage when the folder cannot be used or another process has it open.
-    Unavailable when the driver fails later: close the store and begin anew.
+    Opening empties the folder's database. InvalidUsage if the folder cannot be used or another process has it open. Unavailable
+    if the driver fails later: close the store and start over.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -54,16 +54,16 @@ class RocksStore:
 
     @property
     def driver(self) -> tuple[Rdict, WriteOptions]:
-        """What lies below, and how it is written to: for measuring what this class costs."""
+        """The driver and its write options, for measuring the overhead of this class."""
         return self._open(), self._write_options
 
     @property
     def size_bytes(self) -> int:
-        """Keys and records that were put and not deleted, before compression."""
+        """Size of the keys and records that were put and not deleted, before compression."""
         return self._size_bytes
 
     def multi_get(self, keys: npt.NDArray[np.uint64]) -> pa.LargeBinaryArray:
-        """The record of each key, null where there is none."""
+        """Return the record of each key, null for none."""
         if not len(keys):
             return pa.array([], pa.large_binary())
         found = self._answered(lambda db: db.get(_as_bytes(keys)))
@@ -72,8 +72,8 @@ class RocksStore:
     def multi_put(
         self, keys: npt.NDArray[np.uint64], records: pa.LargeBinaryArray, previous: npt.NDArray[np.int64]
     ) -> int:
-        """Put each record, delete where it is null, in one write; `previous` is the size of each key's record before, -1
-        for none. Returns how much `size_bytes` has changed.
+        """Put each record, delete the keys of null records, in one write. `previous` is the size of each key's previous record,
+        -1 for none. Returns the change of `size_bytes`.
         """
         batch = WriteBatch(raw_mode=True)
         names = _as_bytes(keys)
@@ -102,11 +102,11 @@ class RocksStore:
             db.close()
             Rdict.destroy(str(self._directory), _options())
         except Exception as error:  # noqa: BLE001 - the driver raises bare Exception
-            # Whatever is left is thrown away by the next one that opens the folder.
+            # The next process that opens the folder discards what is left.
             _log.warning("upsert state in %s was not removed: %s", self._directory, error)
 
     def _answered(self, ask: Callable[[Rdict], Any]) -> Any:
-        """The driver's answer; Unavailable when it has none: the disk is full or broken, and the state of no use."""
+        """Return the driver's answer. Unavailable if it fails: the disk is full or broken, and the state is unusable."""
         db = self._open()
         try:
             return ask(db)
@@ -120,7 +120,7 @@ class RocksStore:
 
 
 def _as_bytes(keys: npt.NDArray[np.uint64]) -> Any:
-    """Each row as one `bytes`, in a list."""
+    """Return each row as one `bytes`, in a list."""
     return np.ascontiguousarray(keys).view(f"V{8 * keys.shape[1]}").ravel().tolist()
 
 

@@ -1,6 +1,6 @@
-"""Store URLs, taken apart once and strictly: an unknown scheme, parameter or shape is InvalidUsage, never ignored.
+"""Parses store URLs strictly: an unknown scheme, parameter or shape raises InvalidUsage and is never ignored.
 
-Passwords leave this file only as the field `password`, which no repr and no message shows.
+Passwords leave this file only in the field `password`, which no repr and no message shows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StoreUrl:
     """The URL without credentials, for messages."""
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """The parameter `name` as true or false; InvalidUsage on any other word."""
+        """Return the parameter `name` as a bool. InvalidUsage for any other word."""
         word = self.params.get(name)
         if word is None:
             return default
@@ -37,17 +37,17 @@ class StoreUrl:
 
 
 def parse_url(url: str, *, allowed: dict[str, frozenset[str]]) -> StoreUrl:
-    """Split `url`, whose scheme must be a key of `allowed` and whose parameters must be among that scheme's."""
+    """Parse `url`. Its scheme must be a key of `allowed`, and its parameters must be among that scheme's."""
     try:
         split = urlsplit(url)
         port = split.port
     except ValueError:
-        # Not chained: the parser quotes what it took for the port, which may be a piece of a password.
+        # Not chained, because the parser quotes the text that it took for the port, which may be part of a password.
         raise InvalidUsage(
             "store URL does not parse: check brackets and port, and percent-encode the password"
         ) from None
     if "@" in split.query + split.fragment or (split.netloc and "@" not in split.netloc and "@" in url):
-        # A password with a raw /, ? or # ends the host early; showing what follows would show the password.
+        # An unescaped /, ? or # in a password ends the host early; showing the rest would show the password.
         raise InvalidUsage("store URL has an @ past its host: percent-encode the password (and @ elsewhere as %40)")
     shown = _without_credentials(split)
     if split.scheme not in allowed:
@@ -55,7 +55,7 @@ def parse_url(url: str, *, allowed: dict[str, frozenset[str]]) -> StoreUrl:
     if "\0" in unquote(split.path):
         raise InvalidUsage(f"{shown}: a store URL has no %00 in its path")
     if port == 0:
-        raise InvalidUsage(f"{shown}: 0 is no port")
+        raise InvalidUsage(f"{shown}: 0 is not a port (1 to 65535)")
     if split.fragment:
         raise InvalidUsage(f"{shown}: a store URL has no fragment; write # as %23")
     pairs = parse_qsl(split.query, keep_blank_values=True)
@@ -64,7 +64,7 @@ def parse_url(url: str, *, allowed: dict[str, frozenset[str]]) -> StoreUrl:
         raise InvalidUsage(f"{shown}: a parameter is given twice")
     if unknown := sorted(params.keys() - allowed[split.scheme]):
         known = ", ".join(sorted(allowed[split.scheme])) or "none"
-        raise InvalidUsage(f"{shown}: unknown parameter {', '.join(unknown)}; {split.scheme} knows {known}")
+        raise InvalidUsage(f"{shown}: unknown parameter {', '.join(unknown)}; {split.scheme} accepts {known}")
     location = split.netloc.rpartition("@")[2]
     return StoreUrl(
         scheme=split.scheme,
@@ -79,8 +79,8 @@ def parse_url(url: str, *, allowed: dict[str, frozenset[str]]) -> StoreUrl:
 
 
 def shown_url(url: str) -> str:
-    """What anybody may see of `url`, whatever its shape: neither credentials nor parameters."""
-    # Not parsed: what is no URL, as with a raw / or ? in its password, must not show it either.
+    """Return the part of `url` that is safe to show, whatever its shape: no credentials and no parameters."""
+    # Not parsed, because a malformed URL, such as one with an unescaped / or ? in its password, must not show the password either.
     scheme, colon, rest = url.partition(":")
     credentials, at, location = rest.rpartition("@")
     slashes = "//" if credentials.startswith("//") else ""
@@ -89,7 +89,7 @@ def shown_url(url: str) -> str:
 
 
 def pushes(url: StoreUrl) -> bool:
-    """Whether commits are told and heard of as they happen: but for `push=off`. InvalidUsage on any other word."""
+    """Whether news of commits is sent and received: yes, unless `push=off`. InvalidUsage for any other word."""
     word = url.params.get("push", "on")
     if word not in ("on", "off"):
         raise InvalidUsage(f"{url.shown}: parameter push must be on or off")
@@ -97,9 +97,9 @@ def pushes(url: StoreUrl) -> bool:
 
 
 def absolute_path(url: StoreUrl) -> str:
-    """The path of a `scheme:///path` URL; InvalidUsage when it names a host or is not absolute.
+    """Return the path of a `scheme:///path` URL. InvalidUsage if the URL names a host or the path is not absolute.
 
-    A fourth slash means the same, as people write it from habit: to POSIX and to SQLite a leading `//` is something else.
+    Further leading slashes are dropped, since people write a fourth one from habit, and a leading `//` is special to POSIX and SQLite.
     """
     if url.host not in ("", "localhost") or not url.path.startswith("/"):
         raise InvalidUsage(f"{url.shown}: expected {url.scheme}:///absolute/path")
@@ -109,6 +109,6 @@ def absolute_path(url: StoreUrl) -> str:
 def _without_credentials(split: SplitResult) -> str:
     host = split.netloc.rpartition("@")[2]
     slashes = "//" if split.netloc or split.path.startswith("/") else ""
-    # What looks like a path may be credentials: slashes forgotten (redis:/user:password@host), a URL pasted twice.
+    # The path may contain credentials if slashes were forgotten (redis:/user:password@host) or a URL was pasted twice.
     path = "..." + split.path[split.path.rindex("@") :] if "@" in split.path else split.path
     return f"{split.scheme}:{slashes}{host}{path}"

@@ -384,7 +384,7 @@ def test_what_changed_between_two_times_is_told(persist, shop):
         (["--from", "5", "--as-of", "7"], "does not go with --as-of"),
         (["--from", "5", "--count"], "does not go with --count"),
         (["--from", "now"], "--from takes a time, or `latest`; the time must be a whole number"),
-        (["--to", "2013-01-01", "--from", "5"], "no time zone and so says no instant: add one"),
+        (["--to", "2013-01-01", "--from", "5"], "no time zone, so its instant is unknown: add one"),
         (["--from", "9", "--to", "8"], "after 9"),
         (["--from", "5", "--to", "99"], "upper is still"),
     ):

@@ -482,7 +482,7 @@ def test_a_heartbeat_whose_client_was_closed_says_so_once_and_ends(tmp_path, cap
     reader = client.open_leased_reader(shard_id, purpose="test", lease_ms=100)
     client.close()
     assert eventually(lambda: not reader._heartbeat._thread.is_alive())
-    ends = [record for record in caplog.records if "it was closed" in record.message]
+    ends = [record for record in caplog.records if "the store was closed" in record.message]
     assert len(ends) == 1
     assert not reader._heartbeat.is_lost
 

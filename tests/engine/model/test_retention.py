@@ -12,7 +12,7 @@ from persist_engine.model import commands as c
 from persist_engine.model.diff.state_diff import apply
 from persist_engine.model.frontier import EMPTY, Antichain
 from persist_engine.model.inspection import inspection_of
-from persist_engine.model.retention import in_words, planned, retention_of, told
+from persist_engine.model.retention import current, in_words, planned, retention_of
 from persist_engine.model.state import ShardState
 from persist_kit.states import DEBUG, Stepper, append, batch, critical_id, first_state, leased_id, refused
 
@@ -116,14 +116,14 @@ def test_the_end_of_a_lease_moves_nothing_and_the_next_append_does() -> None:
 def test_a_longer_one_brings_nothing_back_and_says_so() -> None:
     made = shard(upper=1000)
     assert made.do(c.SetRetention(400)) == c.RetentionSet(400, A(900))
-    assert "times before 900 are gone" in told(made.state).remark
+    assert "times before 900 are gone" in current(made.state).remark
     reader(made, 1, 1000)
     assert since(made) == 900
     write(made, 1200)
     assert since(made) == 900
     write(made, 1400)
     assert since(made) == 1000
-    assert told(made.state).remark == "since follows upper as far as readers let it"
+    assert current(made.state).remark == "since follows upper as far as readers allow"
 
 
 def test_a_longer_one_keeps_what_others_still_held() -> None:
@@ -140,7 +140,7 @@ def test_a_shorter_one_lets_since_follow_at_once() -> None:
     made = shard(upper=1000)
     plan = planned(made.state, 10)
     assert made.do(c.SetRetention(10)) == c.RetentionSet(10, A(990))
-    assert plan == told(made.state)
+    assert plan == current(made.state)
 
 
 def test_without_one_since_stays_until_a_reader_lets_go() -> None:
@@ -211,7 +211,7 @@ def test_diffs_carry_it() -> None:
 
 def test_logical_times_keep_the_whole_history_and_it_is_told() -> None:
     made = shard(RETAIN_MS, upper=3)
-    assert told(made.state).remark.startswith("the whole history is kept: upper is 3, within 604800000.")
+    assert current(made.state).remark.startswith("the whole history is kept: upper is 3, within 604800000.")
     seen = inspection_of(made.state, live_diffs=1, earliest_seqno=1, now_ms=0)
     assert (seen.retain_ms, seen.retained_since) == (RETAIN_MS, 0)
 

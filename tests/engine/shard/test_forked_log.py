@@ -81,7 +81,7 @@ class Forked:
             lambda: gc_and_truncate(machine),
             lambda: scan_orphans(machine, older_than_ms=0, commit=True),
         ):
-            with pytest.raises(ForkedLog, match="is not the one that") as caught:
+            with pytest.raises(ForkedLog, match="is not the log that") as caught:
                 act()
             assert caught.value.kind is ErrorKind.FORKED_LOG
             assert caught.value.detail["shard_id"] == self.shard_id
@@ -218,7 +218,7 @@ def test_a_rollup_of_another_history_is_no_base_to_start_from() -> None:
     forked.world.blob.set(blob_key(forked.shard_id, linked.key), phantom)
     fresh = forked.world.process()
     for start in (fresh._versions.fetch_current_state, fresh._versions.fetch_all_live_states, fresh.machine):
-        with pytest.raises(ForkedLog, match=f"another entry stands at {whole.state.seqno}"):
+        with pytest.raises(ForkedLog, match=f"the log has another entry at {whole.state.seqno}"):
             start(forked.shard_id)
     with pytest.raises(ForkedLog):
         gc_and_truncate(fresh.machine(forked.shard_id))
@@ -228,7 +228,7 @@ def test_a_rollup_of_another_history_is_no_base_to_start_from() -> None:
     write_rollup(others)
     forked.world.blob.set(blob_key(forked.shard_id, linked.key), phantom)
     fresh._versions.fetch_current_state(forked.shard_id)
-    with pytest.raises(ForkedLog, match=f"another entry stands at {whole.state.seqno}"):
+    with pytest.raises(ForkedLog, match=f"the log has another entry at {whole.state.seqno}"):
         fresh._versions.fetch_all_live_states(forked.shard_id)
 
 
@@ -415,7 +415,7 @@ def test_a_diff_is_applied_to_the_entry_it_names_only() -> None:
         apply(dataclasses.replace(state, tag=b"\x01" * 16), first)
     with pytest.raises(ForkedLog, match="follows another entry"):
         apply(state, dataclasses.replace(first, predecessor=b""))
-    with pytest.raises(ForkedLog, match=f"another entry stands at {after.seqno}"):
+    with pytest.raises(ForkedLog, match=f"the log has another entry at {after.seqno}"):
         apply(dataclasses.replace(after, tag=b"\x01" * 16), first)
     first_entry = decode_state_diff(forked.log()[0].data, key="k")
     assert (first_entry.seqno_from, first_entry.predecessor) == (0, b"")

@@ -42,7 +42,7 @@ def retention(
     It counts in the shard's own times, as milliseconds. A shard of an operator has none: `retention.sinceLagSeconds` of its
     PersistShard is what holds since.
     """
-    from persist_engine.model.retention import in_words, planned, retention_of, told
+    from persist_engine.model.retention import current, in_words, planned, retention_of
 
     if shard is not None and value is None and shard_argument is not None and not shard_argument.startswith("s"):
         shard_argument, value = None, shard_argument  # the shard is an option: what stands alone is the value
@@ -50,13 +50,13 @@ def retention(
     wanted = None if value is None else retention_of(value)
     with connected(blob, consensus, give_up) as client:
         machine = client.machine(shard_id)
-        found = before = told(machine.refresh())
+        found = before = current(machine.refresh())
         owner = client.owner_of(shard_id)
         if value is not None:
             found = planned(machine.state, wanted)
         if value is not None and commit:
             client.set_retention(shard_id, wanted)
-            found = told(machine.state)
+            found = current(machine.state)
     shown = (
         {"shard_id": shard_id}
         | found.to_json()

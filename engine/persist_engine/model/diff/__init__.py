@@ -1,1 +1,1 @@
-"""What one version of a state changed."""
+"""The differences between two versions of a state."""

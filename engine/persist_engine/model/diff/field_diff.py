@@ -1,4 +1,4 @@
-"""One change of one keyed thing, and what to do with lists of them."""
+"""A change of one keyed value, and operations on lists of such changes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FieldDiff = Insert[K, V] | Update[K, V] | Delete[K, V]
 
 
 def field_diff(key: K, old: V | None, to: V | None) -> tuple[FieldDiff[K, V], ...]:
-    """What leads from `old` to `to`, None being absent: nothing or one diff."""
+    """Return the diff from `old` to `to`, where None means absent: no entry or one."""
     if old is None:
         return () if to is None else (Insert(key, to),)
     if to is None:
@@ -51,23 +51,23 @@ def field_diff(key: K, old: V | None, to: V | None) -> tuple[FieldDiff[K, V], ..
 
 
 def dict_diffs(before: dict[K, V], after: dict[K, V], *, order: Any = None) -> tuple[FieldDiff[K, V], ...]:
-    """What leads from one dict to the other, sorted by key (or by `order` of it)."""
-    if not before and len(after) <= 1:  # most collections of a commit
+    """Return the diff from one dict to the other, sorted by key (or by `order` of the key)."""
+    if not before and len(after) <= 1:  # true of most collections in a commit
         return tuple(Insert(key, to) for key, to in after.items())
     keys = sorted(before.keys() | after.keys(), key=order)
     return tuple(diff for key in keys for diff in field_diff(key, before.get(key), after.get(key)))
 
 
 def map_diffs(before: SharedMap[K, V], after: SharedMap[K, V]) -> tuple[FieldDiff[K, V], ...]:
-    """What leads from one map to the other, sorted by key; costs what was edited."""
-    if after is before:  # most maps of a commit
+    """Return the diff from one map to the other, sorted by key. Costs what was edited."""
+    if after is before:  # true of most maps in a commit
         return ()
     return tuple(diff for key, old, to in after.changes_since(before) for diff in field_diff(key, old, to))
 
 
 def applied_to_dict(name: str, values: dict[K, V], diffs: Iterable[FieldDiff[K, V]]) -> None:
-    """Apply in place, strictly: InvariantViolated when a diff's old value is not what stands there."""
-    # Here and below nothing is formatted unless a rule is broken: keys may be whole batches.
+    """Apply the diffs in place. Strict: InvariantViolated if an old value differs from the current one."""
+    # Format messages only on failure, here and below: keys may be whole batches.
     for diff in diffs:
         match diff:
             case Insert(key, to):
@@ -87,7 +87,7 @@ def applied_to_dict(name: str, values: dict[K, V], diffs: Iterable[FieldDiff[K, 
 
 
 def applied_to_map(name: str, values: SharedMap[K, V], diffs: Iterable[FieldDiff[K, V]]) -> SharedMap[K, V]:
-    """As `applied_to_dict`, making a new map; O(diffs)."""
+    """Like `applied_to_dict`, but returns a new map; O(diffs)."""
     changes: dict[K, V | None] = {}
     for diff in diffs:
         key = diff.key
@@ -111,17 +111,17 @@ def applied_to_map(name: str, values: SharedMap[K, V], diffs: Iterable[FieldDiff
 
 
 def updated_value(name: str, value: V, diffs: Iterable[FieldDiff[None, V]]) -> V:
-    """As `applied_to_value` for a field that always has a value, so that only updates make sense."""
+    """Like `applied_to_value`, for a field that always has a value and therefore only takes updates."""
     for diff in diffs:
         if not isinstance(diff, Update):
-            raise InvariantViolated(f"{name}: {type(diff).__name__.lower()} of what can only be updated")
+            raise InvariantViolated(f"{name}: {type(diff).__name__.lower()} of a field that can only be updated")
         check(value == diff.old, f"{name}: update from {diff.old}, but it is {value}")
         value = diff.to
     return value
 
 
 def applied_to_value(name: str, value: V | None, diffs: Iterable[FieldDiff[None, V]]) -> V | None:
-    """As `applied_to_dict` for the one value of a scalar field, None being absent."""
+    """Like `applied_to_dict`, for the single value of a scalar field; None means absent."""
     for diff in diffs:
         match diff:
             case Insert(_, to):

@@ -1,8 +1,8 @@
-"""Applying diffs to a trace whose structure was never stored (spec 8.5 c, 8.6, 8.7).
+"""Applies diffs to a trace whose structure was never stored (spec 8.5 c, 8.6, 8.7).
 
-Owns the heuristics: without structure two replicas may group empty batches differently, so a diff that names batches
-exactly may not fit, although it means something here too. Paths, each counted: fast_append, fast_empty,
-fast_compaction, lenient, slow, reconstruction.
+Owns the heuristics. Without stored structure, two replicas may group empty batches differently. A diff that names batches
+exactly may then not match, although it is meaningful for both. Each path is counted: fast_append, fast_empty, fast_compaction,
+lenient, slow, reconstruction.
 """
 
 from __future__ import annotations
@@ -23,19 +23,17 @@ _Diffs = list[FieldDiff[HollowBatch, None]]
 
 
 def apply_unstructured(trace: Trace, diff: TraceDiff, count: _Count) -> Trace:
-    """The trace after `diff`; InvariantViolated when no path fits. A diff that carries structure makes the trace
-    structured.
-    """
+    """Return the trace after `diff`; InvariantViolated if no path matches. A diff that carries structure makes the trace structured."""
     since = updated_value("since", trace.since, diff.since)
     trace = _apply_batches(trace.downgrade_since(since), list(diff.legacy_batches), count)
     if diff.has_structure():
-        # The flat batches are in place; the rest of the diff names where they sit in the spine.
+        # The flat batches are in place. The rest of the diff places them in the spine.
         trace = Trace.unflatten(apply_flat(trace.flatten(), replace(diff, since=(), legacy_batches=())))
     return trace
 
 
 def _apply_batches(trace: Trace, diffs: _Diffs, count: _Count) -> Trace:
-    diffs = [diff for diff in diffs if not isinstance(diff, Update)]  # of the unit to the unit, which changes nothing
+    diffs = [diff for diff in diffs if not isinstance(diff, Update)]  # updates from unit to unit change nothing
     if not diffs:
         return trace
     appended = next((diff for diff in diffs if isinstance(diff, Insert) and diff.key.desc.lower == trace.upper), None)
@@ -44,7 +42,7 @@ def _apply_batches(trace: Trace, diffs: _Diffs, count: _Count) -> Trace:
         if not diffs:
             count("fast_append")
             return trace.push_without_requests(appended.key)
-        # NB: a commit that appended may also have merged empties; the append goes first, as it did where it was made.
+        # NB: a commit that appended may also have merged empty batches. The append goes first, as in the original commit.
         trace = trace.push_without_requests(appended.key)
     extended = _extended_empty(diffs)
     if extended is not None and extended.lower == trace.upper:
@@ -57,7 +55,7 @@ def _apply_batches(trace: Trace, diffs: _Diffs, count: _Count) -> Trace:
 
 
 def _extended_empty(diffs: _Diffs) -> Description | None:
-    """What was appended, when the diff is an empty batch replaced by a longer empty one."""
+    """Return the appended interval if the diff replaces an empty batch by a longer empty one, else None."""
     if len(diffs) != 2:
         return None
     deletes = [diff.key for diff in diffs if isinstance(diff, Delete)]
@@ -71,7 +69,7 @@ def _extended_empty(diffs: _Diffs) -> Description | None:
 
 
 def _apply_compaction(trace: Trace, output: HollowBatch, count: _Count) -> Trace:
-    """One insert, otherwise deletes: somebody's merge result."""
+    """Apply one insert with any number of deletes: the merge result of another process."""
     trace, outcome = trace.apply_merge_res(MergeRes(output, None), checked=False)
     if outcome.applied:
         count("fast_compaction")
@@ -82,9 +80,9 @@ def _apply_compaction(trace: Trace, output: HollowBatch, count: _Count) -> Trace
 
 
 def lenient_replacement(batches: list[HollowBatch], output: HollowBatch) -> list[HollowBatch]:
-    """`batches` with everything that overlaps `output` replaced by it; empty batches that stick out are cut.
+    """Return `batches` with everything that overlaps `output` replaced by it. Empty batches that extend beyond it are cut.
 
-    InvariantViolated when a batch with data sticks out, nothing overlaps, or the rest does not tile [minimum, upper).
+    InvariantViolated if a batch with data extends beyond it, nothing overlaps, or the result does not tile [minimum, upper).
     """
     lower, upper = output.desc.lower, output.desc.upper
     overlapping = [batch for batch in batches if not (batch.desc.upper <= lower or upper <= batch.desc.lower)]
@@ -106,7 +104,7 @@ def lenient_replacement(batches: list[HollowBatch], output: HollowBatch) -> list
 
 
 def _apply_slow(trace: Trace, diffs: _Diffs, count: _Count) -> Trace:
-    """Strictly on the set of batches; failing that, on the set as a fresh trace would group it."""
+    """Apply strictly to the set of batches; if that fails, to the set as a rebuilt trace would group it."""
     batches: dict[HollowBatch, None] = dict.fromkeys(trace.batches())
     try:
         applied_to_dict("legacy_batches", batches, diffs)
@@ -120,5 +118,5 @@ def _apply_slow(trace: Trace, diffs: _Diffs, count: _Count) -> Trace:
 
 
 def _rebuilt(trace: Trace, batches: Iterable[HollowBatch]) -> Trace:
-    """A fresh trace of `batches` that keeps since and the structure flag."""
+    """Rebuild the trace from `batches`, keeping since and the structure flag."""
     return Trace(flatten.pushed(trace.since, sorted(batches, key=flatten.legacy_order)), structured=trace.structured)

@@ -1,7 +1,7 @@
-"""What changed between two states of a shard, and how to apply it (spec 8).
+"""The difference between two states of a shard, and its application (spec 8).
 
-`between(a, b)` and `apply(a, between(a, b)) == b`. Structure is diffed as flat collections; a state shares with its
-successor everything that did not change, and `between` looks only at what did.
+`apply(a, between(a, b)) == b`. Structure is diffed as flat collections. A state shares everything unchanged with its successor,
+and `between` inspects only the rest.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class StateDiff:
-    """One version of the log. Scalars use the key None and Update (optional claims: Insert, Update or Delete). Tuples
-    are sorted by key. `latest_rollup_key` is the new state's newest rollup, so that a reader of the last diff can
-    start there. `shard_id` is whose log it belongs to; None in diffs of 0.1.0, which did not say.
+    """One version of the log. Scalars use the key None and Update (optional claims: Insert, Update or Delete). Tuples are
+    sorted by key. `latest_rollup_key` is the new state's newest rollup, so that a reader of the last diff can start there.
+    `shard_id` names the shard of the log; None in diffs of 0.1.0, which did not record it.
     """
 
     applier_version: str
@@ -92,18 +92,18 @@ class StateDiff:
     staging_floor_ms: tuple[FieldDiff[None, int], ...] = ()
     retain_ms: tuple[FieldDiff[None, int], ...] = ()
     birth: bytes = b""
-    """That of the log it belongs to; empty when older code wrote it."""
+    """Birth of the log that the diff belongs to; empty if older code wrote it."""
     shard_id: ShardId | None = None
     predecessor: bytes = b""
-    """Tag of the entry before it; empty in a log's first."""
+    """Tag of the preceding entry; empty in a log's first entry."""
     tag: bytes = field(default=b"", compare=False)
-    """That of the entry it was decoded from."""
+    """Tag of the entry from which the diff was decoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlobRef:
-    """A blob that state names, by its partial key. Of a "run", a listing, only the blob itself is meant: what it lists
-    is known after a look into it (shard.runs).
+    """A blob that state names, by its partial key. A "run" is a listing; the reference covers only the listing itself. The
+    blobs it lists are known after reading it (parts.listings).
     """
 
     kind: Literal["part", "run", "rollup"]
@@ -111,9 +111,9 @@ class BlobRef:
 
 
 def between(before: ShardState, after: ShardState) -> StateDiff:
-    """What leads from `before` to `after`; costs what changed when `after` was made from the sealed state `before`.
+    """Return the diff from `before` to `after`. Costs what changed if `after` was made from the sealed state `before`.
 
-    InvariantViolated when they are not two versions of one shard in order.
+    InvariantViolated if they are not two versions of one shard in order.
     """
     if before.shard_id != after.shard_id:
         raise InvariantViolated(f"states of two shards: {before.shard_id} and {after.shard_id}")
@@ -152,17 +152,17 @@ def between(before: ShardState, after: ShardState) -> StateDiff:
 
 
 def _ignore(_path: str) -> None:
-    """The counter for callers that do not count."""
+    """The default counter: counts nothing."""
 
 
 def apply(state: ShardState, diff: StateDiff, *, count: Callable[[str], None] = _ignore) -> ShardState:
-    """The state after `diff`, sealed. Idempotent: the diff that led to the state changes nothing.
+    """Return the state after `diff`, sealed. Idempotent: the diff that produced the state changes nothing.
 
-    ForkedLog when the diff belongs to another history than the state: its predecessor is not the state's entry, or it is
-    another entry of the state's seqno. Strict: InvariantViolated when the diff starts elsewhere or an old value is not
-    what stands here; only the host name is taken as it comes, since wrong ones were written once (spec 20, bug 24).
-    `count` hears which path was taken: "hostname_mismatch", and for the trace one of "structured", "structured_full",
-    "fast_append", "fast_empty", "fast_compaction", "lenient", "slow", "reconstruction".
+    ForkedLog if the diff belongs to another history: its predecessor is not the state's entry, or it is another entry at the
+    state's seqno. Strict: InvariantViolated if the diff starts at another seqno or an old value differs from the current one.
+    Only the host name is applied without that check, because wrong ones were written once (spec 20, bug 24). `count` receives
+    the path taken: "hostname_mismatch", and for the trace one of "structured", "structured_full", "fast_append", "fast_empty",
+    "fast_compaction", "lenient", "slow", "reconstruction".
     """
     if state.seqno == diff.seqno_to:
         if diff.tag:
@@ -176,11 +176,11 @@ def apply(state: ShardState, diff: StateDiff, *, count: Callable[[str], None] = 
 
 
 def check_birth(state: ShardState, birth: bytes) -> None:
-    """ForkedLog naming both births unless `birth` is that of `state`'s log. What tells none is believed."""
+    """Raise ForkedLog, naming both births, unless `birth` is the birth of `state`'s log. An empty birth passes."""
     if state.birth and birth and state.birth != birth:
         raise forked_log(
             state,
-            f"it was wiped and written anew: this process knows the log born as {state.birth.hex()}, what it meets was "
+            f"it was wiped and written anew: this process knows the log born as {state.birth.hex()}, but found one "
             f"born as {birth.hex()}",
             known_birth=state.birth.hex(),
             found_birth=birth.hex(),
@@ -188,24 +188,24 @@ def check_birth(state: ShardState, birth: bytes) -> None:
 
 
 def check_same_entry(state: ShardState, tag: bytes) -> None:
-    """ForkedLog unless `tag` is that of the entry which made `state`: for what the log holds at its seqno."""
+    """Raise ForkedLog unless `tag` belongs to the entry that made `state`. Used for the entry found in the log at its seqno."""
     if tag != state.tag:
-        raise forked_log(state, f"another entry stands at {state.seqno}", known=state.tag.hex(), found=tag.hex())
+        raise forked_log(state, f"the log has another entry at {state.seqno}", known=state.tag.hex(), found=tag.hex())
 
 
 def check_follows(state: ShardState, diff: StateDiff) -> None:
-    """ForkedLog unless the entry that `diff` names as its predecessor is the one that made `state`."""
+    """Raise ForkedLog unless the entry that `diff` names as its predecessor made `state`."""
     if diff.predecessor != state.tag:
         what = f"{diff.seqno_to} follows another entry"
         raise forked_log(state, what, known=state.tag.hex(), found=diff.predecessor.hex())
 
 
 def forked_log(state: ShardState, what: str, **detail: Any) -> ForkedLog:
-    """The error for a log that is not the one `state` comes from."""
+    """Return the error for a log that `state` does not come from."""
     return ForkedLog(
-        f"the log of shard {state.shard_id} is not the one that {state.seqno} belongs to: {what}; consensus lost or "
-        "replaced acknowledged versions. Nothing was changed. Restore what was lost if it is kept anywhere, then restart "
-        "this process: it goes on with the log that stands",
+        f"the log of shard {state.shard_id} is not the log that {state.seqno} belongs to: {what}; consensus lost or "
+        "replaced acknowledged versions. Nothing was changed. If a copy of the lost versions exists, restore it; then restart "
+        "this process to continue with the log in the store",
         key=str(state.shard_id),
         shard_id=state.shard_id,
         seqno=state.seqno,
@@ -222,7 +222,7 @@ def _applied(state: ShardState, diff: StateDiff, count: Callable[[str], None]) -
     hostname = state.hostname
     for change in diff.hostname:
         if not isinstance(change, Update):
-            raise InvariantViolated(f"hostname: {type(change).__name__.lower()} of what can only be updated")
+            raise InvariantViolated(f"hostname: {type(change).__name__.lower()} of a field that can only be updated")
         if change.old != hostname:
             count("hostname_mismatch")
         hostname = change.to
@@ -259,7 +259,7 @@ def _applied_trace(trace: Trace, diff: StateDiff, count: Callable[[str], None]) 
 
 
 def inserted_blobs(diff: StateDiff) -> Iterator[BlobRef]:
-    """Blobs that the new state names through entries this diff added. One diff may insert and delete the same blob."""
+    """Yield the blobs named by entries that this diff adds. One diff may insert and delete the same blob."""
     for _, to in _versions_of_rollups(diff):
         if to is not None:
             yield BlobRef("rollup", to.key)
@@ -269,7 +269,7 @@ def inserted_blobs(diff: StateDiff) -> Iterator[BlobRef]:
 
 
 def deleted_blobs(diff: StateDiff) -> Iterator[BlobRef]:
-    """Blobs that entries this diff removed had named. Somebody else may still name them: subtract what is live."""
+    """Yield the blobs named by entries that this diff removes. Other entries may still name them: subtract the live blobs."""
     for old, _ in _versions_of_rollups(diff):
         if old is not None:
             yield BlobRef("rollup", old.key)
@@ -279,7 +279,7 @@ def deleted_blobs(diff: StateDiff) -> Iterator[BlobRef]:
 
 
 def live_blobs(state: ShardState) -> Iterator[BlobRef]:
-    """Every blob that `state` names."""
+    """Yield every blob that `state` names."""
     for rollup in state.rollups.values():
         yield BlobRef("rollup", rollup.key)
     for batch in state.trace.batches():
@@ -287,7 +287,7 @@ def live_blobs(state: ShardState) -> Iterator[BlobRef]:
 
 
 def blobs_of(batch: HollowBatch) -> Iterator[BlobRef]:
-    """Every blob that `batch` names itself."""
+    """Yield every blob that `batch` itself names."""
     for part in batch.parts:
         if not isinstance(part, InlinePart):
             yield BlobRef("run" if isinstance(part, HollowRun) else "part", part.key)
@@ -300,7 +300,7 @@ def _versions_of_rollups(diff: StateDiff) -> Iterator[tuple[HollowRollup | None,
 
 def _versions_of_batches(diff: StateDiff) -> Iterator[tuple[HollowBatch | None, HollowBatch | None]]:
     for change in diff.legacy_batches:
-        if not isinstance(change, Update):  # of the unit to the unit: nothing came or went (spec 7.7)
+        if not isinstance(change, Update):  # from unit to unit: no batch came or went (spec 7.7)
             yield (change.key, None) if isinstance(change, Delete) else (None, change.key)
     for hollow in diff.hollow_batches:
         yield _old(hollow), _to(hollow)

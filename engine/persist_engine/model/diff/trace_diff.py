@@ -1,8 +1,8 @@
-"""What changed between two traces, and how to apply it (spec 8.5).
+"""The difference between two traces, and its application (spec 8.5).
 
-Owns the structured path: `changes` looks only at spine batches that the two traces do not share, and
-`apply_structured` makes only those again, out of whole ones where they only moved, so both cost what changed (amortised
-as merges are). The path without structure lives in `legacy_diff`.
+Owns the structured path. `changes` inspects only spine batches that the two traces do not share. `apply_structured` rebuilds
+only those, and reuses spine batches that merely moved as a whole. Both cost what changed (amortised over merges). `legacy_diff`
+owns the path without structure.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TraceDiff:
     merges: tuple[FieldDiff[SpineId, ThinMerge], ...] = ()
 
     def has_structure(self) -> bool:
-        """Whether anything but since and flat batches changes."""
+        """Whether anything besides since and flat batches changes."""
         return bool(self.hollow_batches or self.spine_batches or self.merges)
 
     def is_empty(self) -> bool:
@@ -49,7 +49,7 @@ class TraceDiff:
 
 
 def changes(before: Trace, after: Trace) -> TraceDiff:
-    """The diff that leads from `before` to `after`. A trace once structured stays so."""
+    """Return the diff from `before` to `after`. A structured trace stays structured."""
     if before is after:
         return TraceDiff()
     since = field_diff(None, before.since, after.since)
@@ -75,8 +75,8 @@ def changes(before: Trace, after: Trace) -> TraceDiff:
 
 
 def legacy_diffs(old: list[HollowBatch], new: list[HollowBatch]) -> tuple[FieldDiff[HollowBatch, None], ...]:
-    """Deletes and inserts that lead from one set of batches to the other, sorted by batch, deletes first."""
-    if not old and len(new) <= 1:  # the usual append: nothing to compare, nothing to bring in order
+    """Return the deletes and inserts that turn one set of batches into the other, sorted by batch, deletes first."""
+    if not old and len(new) <= 1:  # the usual append: nothing to compare or sort
         return tuple(Insert(batch, None) for batch in new)
     deletes: list[FieldDiff[HollowBatch, None]] = [Delete(batch, None) for batch in set(old) - set(new)]
     inserts: list[FieldDiff[HollowBatch, None]] = [Insert(batch, None) for batch in set(new) - set(old)]
@@ -87,9 +87,9 @@ _Unshared = tuple[list[IdBatch], list[IdBatch], dict[SpineId, ThinSpineBatch], d
 
 
 def _unshared(before: Trace, after: Trace) -> _Unshared:
-    """Parts and thin forms of the spine batches that the two do not share, before and after.
+    """Return the parts and thin forms of the spine batches that the two traces do not share, before and after.
 
-    Sharing is told by identity, so equal but separately made batches are compared and cancel out later.
+    Sharing is detected by identity. Equal batches that were created separately are compared and cancel out later.
     """
     olds, news = tuple(before.spine_batches()), tuple(after.spine_batches())
     shared = {id(batch) for batch in olds} & {id(batch) for batch in news} if before.structured else set()
@@ -112,7 +112,7 @@ def _unshared(before: Trace, after: Trace) -> _Unshared:
             old_thin[spine_id] = flatten.thin(one)
         if other is not None:
             new_thin[spine_id] = flatten.thin(other)
-    # A merge moves hollow batches from two spine batches to one: what only moved is not worth a closer look.
+    # A merge moves hollow batches from two spine batches into one. Batches that only moved need no comparison.
     moved = {id(part) for part in old_parts} & {id(part) for part in new_parts}
     if moved:
         old_parts = [part for part in old_parts if id(part) not in moved]
@@ -126,10 +126,10 @@ def _split(parts: list[IdBatch]) -> tuple[list[HollowBatch], dict[SpineId, Hollo
 
 
 def apply_structured(trace: Trace, diff: TraceDiff, count: Callable[[str], None]) -> Trace:
-    """The trace after `diff`, strictly; InvariantViolated when the diff does not fit.
+    """Return the trace after `diff`, strictly; InvariantViolated if the diff does not match.
 
-    Counts "structured" when only what the diff names had to be rebuilt. When that does not fit (a writer that grouped
-    empty batches otherwise), everything is flattened and rebuilt by the book: "structured_full".
+    Counts "structured" if it was enough to rebuild what the diff names. If that fails, because the writer grouped empty batches
+    differently, the whole trace is flattened, changed and rebuilt: "structured_full".
     """
     try:
         spine = _apply_incremental(trace.spine, diff)
@@ -143,7 +143,7 @@ def apply_structured(trace: Trace, diff: TraceDiff, count: Callable[[str], None]
 
 
 def apply_flat(flat: FlatTrace, diff: TraceDiff) -> FlatTrace:
-    """The flat collections after `diff`, strictly. O(live batches)."""
+    """Return the flat collections after `diff`, strictly. O(live batches)."""
     legacy: dict[HollowBatch, None] = dict.fromkeys(flat.legacy_batches)
     applied_to_dict("legacy_batches", legacy, diff.legacy_batches)
     hollow, thins, merges = dict(flat.hollow_batches), dict(flat.spine_batches), dict(flat.merges)
@@ -155,8 +155,8 @@ def apply_flat(flat: FlatTrace, diff: TraceDiff) -> FlatTrace:
 
 
 def _apply_incremental(spine: Spine, diff: TraceDiff) -> Spine:
-    """Only spine batches that the diff names are made again, and only those of which it names hollow batches are taken
-    apart for that: what is merged or sinks moves as it is, however many hollow batches it has.
+    """Rebuild only the spine batches that the diff names, and take apart only those whose hollow batches it names. A spine
+    batch that is merged or sinks moves as a whole, however many hollow batches it has.
     """
     since = updated_value("since", spine.since, diff.since)
     batches = {batch.id: batch for batch in spine.batches()}
@@ -197,7 +197,7 @@ def _rebuild(
     by_desc: dict[Description, HollowBatch],
     hollow: dict[SpineId, HollowBatch],
 ) -> SpineBatch:
-    """One spine batch out of the others as they were and of single hollow batches, all of which lose what it took."""
+    """Build one spine batch from whole former spine batches and loose hollow batches. Removes what it uses from its arguments."""
     pieces: list[SpineBatch] = []
     loose: list[IdBatch] = []
     index = 0
@@ -213,7 +213,7 @@ def _rebuild(
             continue
         known, end = flatten.thin(moved), index + len(moved.parts)
         if stored.parts[index:end] != known.parts or stored.descs[index:end] != known.descs:
-            raise InvariantViolated(f"spine batch {moved.id} is not as it was within {spine_id}")
+            raise InvariantViolated(f"spine batch {moved.id} differs from its form within {spine_id}")
         pieces += [*_gathered(loose, stored), moved]
         loose, index = [], end
     pieces += _gathered(loose, stored)
@@ -223,7 +223,7 @@ def _rebuild(
 
 
 def _gathered(loose: list[IdBatch], stored: ThinSpineBatch) -> list[SpineBatch]:
-    """Hollow batches that follow one another as a spine batch of their own; none without any."""
+    """Return consecutive hollow batches as a spine batch of their own; nothing if there are none."""
     if not loose:
         return []
     (first_id, first), (last_id, last) = loose[0], loose[-1]
@@ -235,7 +235,7 @@ def _gathered(loose: list[IdBatch], stored: ThinSpineBatch) -> list[SpineBatch]:
 
 
 def _joined(spine_id: SpineId, stored: ThinSpineBatch, pieces: list[SpineBatch]) -> SpineBatch:
-    """One spine batch of several, each of which is tiled; InvariantViolated unless they tile it."""
+    """Join several tiled spine batches into one; InvariantViolated unless they tile it."""
     sizes = Sizes()
     next_id, upper = spine_id.lo, stored.desc.lower
     for piece in pieces:
@@ -250,14 +250,14 @@ def _joined(spine_id: SpineId, stored: ThinSpineBatch, pieces: list[SpineBatch])
 
 
 def _named(batches: dict[SpineId, SpineBatch], diff: TraceDiff) -> set[SpineId]:
-    """Spine batches that the diff changes or deletes; InvariantViolated when one is not there."""
+    """Return the spine batches that the diff changes or deletes; InvariantViolated if one does not exist."""
     named = {change.key for change in diff.spine_batches if not isinstance(change, Insert)}
     check(named <= batches.keys(), f"spine_batches: no spine batch {sorted(named - batches.keys())[:1]}")
     return named
 
 
 def _opened(batches: dict[SpineId, SpineBatch], diff: TraceDiff) -> set[SpineId]:
-    """Spine batches that hold hollow batches which the diff names, or would hold those that it inserts."""
+    """Return the spine batches that hold hollow batches named by the diff, or that would hold those it inserts."""
     times = [change.key.desc.lower for change in diff.legacy_batches]
     ids = [change.key for change in diff.hollow_batches]
     return {

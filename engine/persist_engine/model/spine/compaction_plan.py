@@ -1,12 +1,12 @@
-"""Which compactions are worth it, and how to do one within memory and so that it makes progress piece by piece: decisions
-only (spec 13.1 to 13.4, 13.10).
+"""Decides which compactions are worth doing, and how to split one into chunks that fit into memory and can be applied one by
+one (spec 13.1 to 13.4, 13.10).
 
     request 0-5    [0-1 ..][1-2 .][2-3 ........ many runs ........][3-4 .][4-5 ..]
-    fits           one chunk: all of it, answered by id range
+    fits           one chunk: all of it, applied by id range
     does not fit   [  0-2    ][ runs of 2-3 ][ runs of 2-3 ][  3-5     ]
 
-A chunk is answered as soon as it is written, so a compaction that dies keeps what it did; what is left is then smaller
-and planned again.
+Each chunk is applied as soon as it is written, so a compaction that dies keeps its finished chunks. The rest is smaller and is
+planned again.
 """
 
 from __future__ import annotations
@@ -22,30 +22,27 @@ from persist_engine.model.ids import RunId
 from persist_engine.model.spine.flat import SpineId
 from persist_engine.model.spine.spine import IdBatch, MergeReq
 
-#: Target parts' worth of memory set aside for what is being written: one in memory and its encoded bytes.
+#: Memory reserved for the output, in target parts: the part in memory and its encoded bytes.
 WRITING_PARTS = 2
-#: A part more to be written at once costs this many: the allocator keeps about half as much again.
+#: Memory for each further part written at once, in target parts: the allocator retains about half as much again.
 MORE_WRITING_PARTS = 3
-#: Share of the bound for merging and for blobs fetched ahead.
+#: This share of the bound is for merging and for blobs fetched ahead.
 MERGING_SHARE = 8
-#: What the process holds beside its data: 134 MiB before any work, and what the first table loads. Of a small bound no more
-#: than half is set aside for it, so that something is left for runs. Measured, 10M rows in 64 runs (bench compaction): a
-#: peak of 475 MiB for a bound of 512 MiB, 618 for 1 GiB, but of 6M rows 314 for 256 MiB, which is less than the process and
-#: its libraries leave room in.
+#: Memory of the process besides its data: 134 MiB before any work, plus what the first table loads. At most half of the bound
+#: is reserved for it, so that a small bound leaves something for runs. Measured, 10M rows in 64 runs (bench compaction): a peak
+#: of 475 MiB for a bound of 512 MiB, 618 MiB for 1 GiB; but 6M rows took 314 MiB for 256 MiB, which is too small for the
+#: process and its libraries.
 PROCESS_BYTES = 152 << 20
-#: A run is decoded in tables: a few of half a MiB and the pages they come from, or all of a part that is small. Measured
-#: as resident memory.
+#: A run is decoded in tables: a few of half a MiB plus their pages, or a whole small part. Measured as resident memory.
 DECODED_BYTES_MAX = 6 << 20
-#: Rows in memory, and what it takes to decode them, are about this many times as large as encoded.
+#: Decoded rows, including the memory to decode them, are about this many times as large as encoded rows.
 DECODED_FACTOR = 4
 
 _MIB = 1 << 20
 
 
 def validate_request(request: MergeReq) -> None:
-    """Raises InvalidUsage unless the inputs tile the request's description and none is advanced beyond it (spec
-    13.1).
-    """
+    """Raise InvalidUsage unless the inputs tile the request's description and no input is advanced beyond it (spec 13.1)."""
     desc, end = request.desc, request.desc.lower
     for _, batch in request.inputs:
         if batch.desc.lower != end:
@@ -58,7 +55,7 @@ def validate_request(request: MergeReq) -> None:
 
 
 def compaction_worthwhile(request: MergeReq, settings: Settings) -> bool:
-    """Whether there are enough inputs, parts or updates to bother (spec 13.2)."""
+    """Whether the request has enough inputs, parts or updates (spec 13.2)."""
     least = settings.compaction
     parts = sum(part.part_count for _, batch in request.inputs for part in batch.parts)
     updates = sum(batch.rows for _, batch in request.inputs)
@@ -66,13 +63,13 @@ def compaction_worthwhile(request: MergeReq, settings: Settings) -> bool:
 
 
 def compaction_timeout_ms(request: MergeReq, settings: CompactionSettings) -> int:
-    """After how long a compaction is given up: its claim lapses, others take it over (spec 13.3)."""
+    """Return the time after which a compaction is given up; its claim lapses, and another process takes it over (spec 13.3)."""
     size_bytes = sum(batch.size_bytes for _, batch in request.inputs)
     return max(settings.timeout_ms_min, settings.timeout_ms_per_mib * size_bytes // _MIB)
 
 
 def newest_schema_id(request: MergeReq) -> int | None:
-    """The newest schema among the inputs: output is never written in an older one (spec 13.9). None when one does not say."""
+    """Return the newest schema among the inputs, since output is never written in an older one (spec 13.9); None if an input has none."""
     found = {
         meta.schema_id if part.schema_id is None else part.schema_id
         for _, batch in request.inputs
@@ -85,7 +82,7 @@ def newest_schema_id(request: MergeReq) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class InputRun:
-    """One run of one input. `desc` is its batch's registered description: rows outside are not to be seen."""
+    """One run of one input. `desc` is its batch's registered description: rows outside it are invisible."""
 
     desc: Description
     meta: RunMeta
@@ -93,13 +90,13 @@ class InputRun:
 
     @property
     def is_sorted(self) -> bool:
-        """Whether its rows never go back; if not, each of its parts is sorted when it is fetched."""
+        """Whether its rows are in order. If not, each part is sorted when it is fetched."""
         return self.meta.order is RunOrder.STRUCTURED
 
     @property
     def memory_bytes(self) -> int:
-        """What merging it costs: one part at a time, the largest, and tables decoded of it. Of a run that is not sorted
-        all parts at once, decoded.
+        """Memory to merge it. A sorted run needs its largest part and the tables decoded from it. An unsorted run needs all
+        parts at once, decoded.
         """
         sizes = [part.hollow_bytes + part.inline_bytes for part in self.parts]
         if not self.is_sorted:
@@ -110,10 +107,10 @@ class InputRun:
 
 @dataclass(frozen=True, slots=True)
 class CompactionChunk:
-    """Runs to merge at once, into one run of a batch under `desc`.
+    """Runs to merge together, into one run of a batch under `desc`.
 
-    `input`: the id range that the output replaces, all of it or, with `run_ids`, these runs of it. `outstanding_parts`:
-    parts that leftover memory allows to be written at once. `over_budget`: two runs that do not fit were put together
+    `input`: the id range that the output replaces: all of it or, with `run_ids`, these runs of it. `outstanding_parts`: the
+    number of parts that the remaining memory allows to write at once. `over_budget`: two runs that do not fit are merged
     anyway, since a chunk of one run merges nothing.
     """
 
@@ -125,8 +122,8 @@ class CompactionChunk:
     over_budget: bool
 
     def replaced(self, request: MergeReq) -> tuple[HollowBatch, ...]:
-        """What of `request` it replaces: whole inputs, or one of only some runs. They may name parts through hollow runs
-        where the request that was planned had them expanded.
+        """Return what the chunk replaces in `request`: whole inputs, or one input with only some runs. The result may name
+        parts through hollow runs even if the planned request had them expanded.
         """
         covered = tuple(batch for spine_id, batch in request.inputs if self.input.covers(spine_id))
         if self.run_ids is None:
@@ -136,20 +133,19 @@ class CompactionChunk:
 
 
 def runs_budget_bytes(settings: Settings) -> int:
-    """What the bound leaves for runs, beside merging, the process itself, and the parts being written (spec 13.4)."""
+    """Return the memory that the bound leaves for runs, after merging, the process itself, and the parts being written (spec 13.4)."""
     bound = settings.compaction.memory_bytes_max
     reserved = bound // MERGING_SHARE + min(PROCESS_BYTES, bound // 2)
     return max(bound - reserved - WRITING_PARTS * settings.batch.target_part_bytes, 0)
 
 
 def compaction_chunks(request: MergeReq, settings: Settings) -> tuple[CompactionChunk, ...]:
-    """How to compact `request` within `compaction.memory_bytes_max` (spec 13.4): chunks of runs, in order of work.
+    """Split the compaction of `request` into chunks of runs that fit `compaction.memory_bytes_max` (spec 13.4), in order of work.
 
-    One chunk when everything fits. Else each covers whole inputs, one after the other, or some runs of one input that
-    does not fit by itself; inputs that would be alone in a chunk are left as they are until their neighbours are
-    smaller. Never a chunk of one run when another follows: two that do not fit go together. Inputs without parts cost
-    nothing. Empty when there is nothing to gain: one run alone is written anew only when code before
-    `compaction.claim_min_version` wrote it.
+    If everything fits, there is one chunk. Otherwise each chunk covers consecutive whole inputs, or some runs of one input that
+    does not fit by itself. An input that would be alone in a chunk is left until its neighbours are smaller. A chunk never has
+    one run while another follows: two runs that do not fit go together. Inputs without parts cost nothing. The result is empty
+    if nothing is gained: a single run is rewritten only if code older than `compaction.claim_min_version` wrote it.
     """
     min_version = settings.compaction.claim_min_version
     min_writer = "" if min_version is None else writer_key(min_version)
@@ -160,7 +156,7 @@ def compaction_chunks(request: MergeReq, settings: Settings) -> tuple[Compaction
 
 
 class _Plan:
-    """Scratch pad of one `compaction_chunks`."""
+    """Scratch pad of one `compaction_chunks` call."""
 
     def __init__(self, request: MergeReq, budget: int, target: int, min_writer: str) -> None:
         self._request, self._budget, self._target = request, budget, target
@@ -168,13 +164,13 @@ class _Plan:
         self.chunks: list[CompactionChunk] = []
 
     def groups(self) -> list[list[IdBatch]]:
-        """The inputs, cut where the next does not fit with those before it."""
+        """Split the inputs where the next one does not fit with those before it."""
         groups: list[list[IdBatch]] = []
         used = runs = 0
         for item in self._request.inputs:
             found = _runs_of(item[1])
             cost = sum(run.memory_bytes for run in found)
-            # Two runs go together whether they fit or not.
+            # Two runs go together even if they do not fit.
             fits = used + cost <= self._budget or runs + len(found) <= 2
             if not groups or not fits:
                 groups.append([])
@@ -184,7 +180,7 @@ class _Plan:
         return groups
 
     def close(self, inputs: list[IdBatch]) -> None:
-        """Add what is to be done for inputs that go together."""
+        """Add the chunks for inputs that go together."""
         runs = [run for _, batch in inputs for run in _runs_of(batch)]
         used = sum(run.memory_bytes for run in runs)
         if used > self._budget and len(inputs) == 1 and len(runs) > 2 and _are_named(runs):
@@ -195,7 +191,7 @@ class _Plan:
             self.chunks.append(self._chunk(SpineId(first.lo, last.hi), desc, runs, None))
 
     def _close_runs(self, item: IdBatch, runs: list[InputRun]) -> None:
-        """Chunks of the runs of one input that does not fit."""
+        """Add chunks for the runs of one input that does not fit."""
         spine_id, batch = item
         held: list[InputRun] = []
         for run in [*runs, None]:
@@ -225,6 +221,6 @@ def _runs_of(batch: HollowBatch) -> list[InputRun]:
 
 
 def _are_named(runs: list[InputRun]) -> bool:
-    """Whether each can be told by its id."""
+    """Whether every run has an id of its own."""
     ids = {run.meta.run_id for run in runs}
     return len(ids) == len(runs) and None not in ids

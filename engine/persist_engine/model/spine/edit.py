@@ -1,8 +1,7 @@
 """How the spine grows: push, fuel, roll up, tidy, exert (spec 11.2 to 11.9).
 
-Owns the rules only. A `SpineEdit` is a scratch pad that lives within one call: it takes a spine apart into a list of
-levels, works on it and hands back a new frozen spine and the merge requests that came of it. It must not outlive that
-call.
+Owns only these rules. A `SpineEdit` is a scratch pad for one call: it takes a spine apart into levels, edits them, and returns
+a new frozen spine and the resulting merge requests. It must not outlive that call.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from persist_engine.model.frontier import Description
 from persist_engine.model.spine.flat import SpineId
 from persist_engine.model.spine.spine import Fueling, Level, MergeReq, Spine, SpineBatch, level_for
 
-#: Fuel per update pushed; spec 11.3.
+#: Fuel per pushed update (spec 11.3).
 FUEL_FACTOR = 8
 
 
 class SpineEdit:
-    """Scratch pad over one spine. Calls may be chained; `finish` ends them."""
+    """A scratch pad over one spine. Calls may be chained; `finish` ends the edit."""
 
     def __init__(self, spine: Spine) -> None:
         self._since = spine.since
@@ -28,7 +27,7 @@ class SpineEdit:
         self._requests: list[MergeReq] = []
 
     def finish(self) -> tuple[Spine, tuple[MergeReq, ...]]:
-        """The edited spine and the requests that no other request covers."""
+        """Return the edited spine and the requests that no other request covers."""
         spine = Spine(self._since, self._upper, self._next_id, tuple(self._levels))
         return spine, without_covered(self._requests)
 
@@ -49,21 +48,21 @@ class SpineEdit:
                 and len(self._levels[lowest].batches) == 1
                 and self._levels[lowest].batches[0].is_empty()
             ):
-                # Without this, idle shards would pile up empty batches (spec 20, bug 11).
+                # Without this, idle shards would accumulate empty batches (spec 20, bug 11).
                 self._insert_at(lowest, new)
                 self._insert_at(lowest, self._complete(lowest))
                 return
         self._introduce(new, level_for(new.rows))
 
     def exert(self, fuel: int) -> bool:
-        """Move merges along as if `fuel` updates had been pushed; whether anything was done."""
+        """Advance merges as if `fuel` updates had been pushed. Returns whether anything changed."""
         self._tidy()
         if sum(len(batch.parts) for level in self._levels for batch in level.batches) < 2:
             return False
         if any(level.merge for level in self._levels):
             self._apply_fuel(fuel)
             return True
-        if self._upper.is_empty():  # nothing can follow a closed upper, not even a batch of no width
+        if self._upper.is_empty():  # no batch can follow a closed upper, not even one of zero width
             return False
         desc = Description(self._upper, self._upper, self._since)
         self._introduce(SpineBatch.single(self._take_id(), HollowBatch.empty(desc)), level_for(fuel))
@@ -80,8 +79,8 @@ class SpineEdit:
         self._tidy()
 
     def _apply_fuel(self, fuel: int) -> None:
-        """Every merge gets `fuel` for itself, lowest level first. A merge begun by this very pass at a level that
-        already existed gets its share too, since the walk is upward (spec 11.3 a).
+        """Give each merge `fuel` of its own, lowest level first. The walk goes upward, so a merge started by this pass at an
+        existing level gets its share too (spec 11.3 a).
         """
         for index in range(len(self._levels)):
             level = self._levels[index]
@@ -93,7 +92,7 @@ class SpineEdit:
                 self._insert_at(index + 1, self._complete(index))
 
     def _roll_up(self, index: int) -> None:
-        """Clear all levels below `index` into it, so that older batches stay above younger ones."""
+        """Move everything below `index` into that level, so that older batches stay above younger ones."""
         self._grow(index)
         if not any(level.batches for level in self._levels[:index]):
             return
@@ -105,7 +104,7 @@ class SpineEdit:
         if carried is not None:
             self._insert_at(index, carried)
         if self._levels[index].merge is not None:
-            # The only place where a merge is forced at the target level: the insertion to come must not find it full.
+            # The only place that forces a merge at the target level: the following insertion must not find it full.
             self._insert_at(index + 1, self._complete(index))
 
     def _grow(self, index: int) -> None:
@@ -113,7 +112,7 @@ class SpineEdit:
             self._levels.append(Level())
 
     def _insert_at(self, index: int, new: SpineBatch) -> None:
-        """Put `new` behind what `index` holds; a second batch starts a merge."""
+        """Append `new` to the level `index`. A second batch starts a merge."""
         self._grow(index)
         old = self._levels[index].batches
         if len(old) >= 2:
@@ -129,7 +128,7 @@ class SpineEdit:
         self._levels[index] = Level(batches, Fueling(since, first.rows + new.rows))
 
     def _complete(self, index: int) -> SpineBatch:
-        """Empty a level: its single batch, or the logical merge of its two whatever work remained."""
+        """Empty a level and return its single batch, or the logical merge of its two, regardless of remaining work."""
         level, self._levels[index] = self._levels[index], Level()
         if level.merge is None:
             return level.batches[0]
@@ -142,7 +141,7 @@ class SpineEdit:
         return merged
 
     def _tidy(self) -> None:
-        """Let a lone batch at the top sink to the level of its size (spec 11.6)."""
+        """Let a lone batch at the top sink to the level that fits its size (spec 11.6)."""
         if not self._levels or len(self._levels[-1].batches) != 1:
             return
         top = self._levels[-1].batches[0]
@@ -163,7 +162,7 @@ class SpineEdit:
 
 
 def without_covered(requests: list[MergeReq]) -> tuple[MergeReq, ...]:
-    """Requests that no other covers, last first: later ones span more (spec 11.7)."""
+    """Return the requests that no other request covers, last first: later requests span more (spec 11.7)."""
     kept: list[MergeReq] = []
     for request in reversed(requests):
         if not any(other.covers(request) for other in kept):

@@ -1,7 +1,7 @@
-"""The trace as it is diffed and stored: five flat collections instead of a tree (spec 2.6).
+"""The trace in the form that is diffed and stored: five flat collections instead of a tree (spec 2.6).
 
-Plain data; `Trace.flatten` and `Trace.unflatten` (model.trace) translate. Spine structure is stored so that every replica
-groups batches the same way; deriving it again was the source of most historical bugs (spec 11.13, bug 10).
+Plain data; `Trace.flatten` and `Trace.unflatten` (model.spine.trace) convert. The spine structure is stored so that every
+replica groups batches the same way. Deriving it on each replica caused most historical bugs (spec 11.13, bug 10).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from persist_engine.model.frontier import MINIMUM, Antichain, Description
 
 @dataclass(frozen=True, slots=True, order=True, repr=False)
 class SpineId:
-    """Half-open interval [lo, hi) of batch numbers in order of arrival; a merge spans its inputs. Prints as `0-4`."""
+    """Half-open interval [lo, hi) of batch numbers in order of arrival. A merge spans its inputs. Prints as `0-4`."""
 
     lo: int
     hi: int
@@ -26,7 +26,7 @@ class SpineId:
             raise InvariantViolated(f"spine id {self.lo}-{self.hi} is empty")
 
     def covers(self, other: SpineId) -> bool:
-        """Whether `other` lies within."""
+        """Whether `other` lies within this interval."""
         return self.lo <= other.lo and other.hi <= self.hi
 
     def __repr__(self) -> str:
@@ -37,7 +37,7 @@ class SpineId:
 
 @dataclass(frozen=True, slots=True)
 class ThinSpineBatch:
-    """A spine batch without its hollow batches: where it sits, what it covers, which parts it is made of."""
+    """A spine batch without its hollow batches: its level, the times it covers, and the ids of its parts."""
 
     level: int
     desc: Description
@@ -51,7 +51,7 @@ class ThinSpineBatch:
 
 @dataclass(frozen=True, slots=True)
 class ThinMerge:
-    """A merge in progress at a level (`remaining_work` > 0 or fueled to 0), or a claimed compaction of one spine batch."""
+    """A merge in progress at a level (`remaining_work` at least 0), or a claimed compaction of one spine batch."""
 
     since: Antichain
     remaining_work: int
@@ -60,7 +60,7 @@ class ThinMerge:
 
 @dataclass(frozen=True, slots=True)
 class FlatTrace:
-    """All of a trace. `legacy_batches` are ordered by description; without `spine_batches` they are the whole truth."""
+    """A whole trace. `legacy_batches` are ordered by description. Without `spine_batches`, they are the complete trace."""
 
     since: Antichain = MINIMUM
     legacy_batches: tuple[HollowBatch, ...] = ()

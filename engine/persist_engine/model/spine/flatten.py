@@ -1,8 +1,7 @@
-"""The spine as flat collections, and back (spec 8.8, 8.9).
+"""Converts the spine to flat collections and back (spec 8.8, 8.9).
 
-Owns both directions and `assemble`, the last step that incremental diff application shares. `unflatten(flatten(s)) ==
-s`. A flat trace without spine batches comes from before structure was stored: then the hollow batches are pushed in
-order.
+Owns both directions, and `assemble`, the last step, which incremental application of diffs shares. `unflatten(flatten(s)) ==
+s`. A flat trace without spine batches predates stored structure; its hollow batches are pushed in order.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from persist_engine.model.spine.spine import LEVELS_MAX, Fueling, Level, Sizes, 
 
 
 def is_zero_width(batch: HollowBatch) -> bool:
-    """Whether exert made it: such batches are not unique by description, so they are stored by id."""
+    """Whether `exert` made the batch. Such batches are not unique by description, so they are stored by id."""
     return batch.desc.lower == batch.desc.upper
 
 
 def thin(batch: SpineBatch) -> ThinSpineBatch:
-    """The stored form of a spine batch."""
+    """Return the stored form of a spine batch."""
     return batch.thin()
 
 
 def thin_merges(levels: Iterable[Level]) -> dict[SpineId, ThinMerge]:
-    """Claimed compactions and merges in progress at `levels`, by id."""
+    """Return claimed compactions and merges in progress at `levels`, by id."""
     merges: dict[SpineId, ThinMerge] = {}
     for level in levels:
         for batch in level.batches:
@@ -44,9 +43,7 @@ def thin_merges(levels: Iterable[Level]) -> dict[SpineId, ThinMerge]:
 
 
 def legacy_order(batch: HollowBatch) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], int, str]:
-    """Total order of hollow batches (spec 2.2), the empty frontier last; `repr` only tells twins of one description
-    apart.
-    """
+    """Total order of hollow batches (spec 2.2), with the empty frontier last. `repr` only orders batches of equal description."""
     desc = batch.desc
     return _order(desc.lower), _order(desc.upper), _order(desc.since), batch.rows, repr(batch.parts)
 
@@ -60,7 +57,7 @@ def _by_lower(batch: HollowBatch) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def flatten(spine: Spine, *, structured: bool) -> FlatTrace:
-    """All of it; O(live batches)."""
+    """Return the flat form of the whole spine; O(live batches)."""
     legacy: list[HollowBatch] = []
     hollow: dict[SpineId, HollowBatch] = {}
     thins: dict[SpineId, ThinSpineBatch] = {}
@@ -80,9 +77,7 @@ def flatten(spine: Spine, *, structured: bool) -> FlatTrace:
 
 
 def unflatten(flat: FlatTrace) -> tuple[Spine, bool]:
-    """The spine and whether its structure was stored. Raises InvariantViolated when the collections do not fit
-    together.
-    """
+    """Return the spine and whether its structure was stored. InvariantViolated if the collections are inconsistent."""
     structured = bool(flat.spine_batches) or not flat.legacy_batches
     legacy = deque(sorted(flat.legacy_batches, key=_by_lower))
     hollow = dict(flat.hollow_batches)
@@ -105,7 +100,7 @@ def unflatten(flat: FlatTrace) -> tuple[Spine, bool]:
 
 
 def pushed(since: Antichain, batches: Iterable[HollowBatch]) -> Spine:
-    """A spine made by pushing `batches` in order, as replicas without structure do."""
+    """Build a spine by pushing `batches` in order, as replicas without structure do."""
     edit = SpineEdit(Spine(since=since))
     for batch in batches:
         edit.push(batch)
@@ -113,9 +108,7 @@ def pushed(since: Antichain, batches: Iterable[HollowBatch]) -> Spine:
 
 
 def assemble(since: Antichain, batches: list[SpineBatch], merges: Mapping[SpineId, ThinMerge]) -> Spine:
-    """A spine of `batches` (oldest first) whose claims and merges are those of `merges`; O(levels). Every merge must
-    be used.
-    """
+    """Build a spine from `batches` (oldest first) with the claims and merges of `merges`; O(levels). Every merge must be used."""
     if not batches:
         check(not merges, f"merges in an empty spine: {sorted(merges)[:3]}")
         return Spine(since=since)
@@ -124,7 +117,7 @@ def assemble(since: Antichain, batches: list[SpineBatch], merges: Mapping[SpineI
     rest = dict(merges)
     held: list[tuple[SpineBatch, ...]] = [() for _ in range(top + 1)]
     for batch in batches:
-        # Runs for every diff that is applied: nothing is formatted unless a rule is broken.
+        # Runs for every applied diff, so messages are formatted only on failure.
         if not 0 <= batch.level < len(held):
             raise InvariantViolated(f"spine batch {batch.id} lies above the oldest, at level {batch.level}")
         claim = rest.pop(batch.id, None)
@@ -150,8 +143,8 @@ def assemble(since: Antichain, batches: list[SpineBatch], merges: Mapping[SpineI
 def _take(
     part_id: SpineId, desc: Description, hollow: dict[SpineId, HollowBatch], legacy: deque[HollowBatch]
 ) -> HollowBatch:
-    """The hollow batch of a part: by id, or the next in order of time. Empty ones are regrouped to `desc`, since
-    whoever stored them without ids may have grouped them otherwise.
+    """Take the hollow batch of a part: by id, or the next in order of time. Empty batches are regrouped to `desc`, because a
+    writer that stored them without ids may have grouped them differently.
     """
     if part_id in hollow:
         batch = hollow.pop(part_id)

@@ -1,9 +1,9 @@
-"""The hollow batches of a spine batch that are stored and that nobody has looked at yet.
+"""Hollow batches of a spine batch that are stored but not yet decoded.
 
-A shard of ten thousand live batches is opened without making ten thousand objects: most readers of a state look at a
-few levels only, and diffs that merge spine batches move their hollow batches without a look at them. Both kinds behave
-as the tuple they stand for; looking at an item loads all. Loading is a pure function of bytes that were verified before;
-it may still raise, then naming what does not decode.
+Opening a shard with ten thousand live batches does not create ten thousand objects: most users of a state look at a few levels
+only, and diffs that merge spine batches move their hollow batches undecoded. Both classes behave like the tuple they represent.
+Accessing an item decodes all of them. Decoding is a pure function of bytes that were verified before; it may still raise, and
+the error then names what does not decode.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from persist_engine.model.spine.flat import SpineId
     from persist_engine.model.spine.spine import IdBatch, Parts
 
-#: Ids and descriptions of hollow batches: their spine batch's stored form.
+#: Ids and descriptions of hollow batches, as the stored form of their spine batch has them.
 Outline = tuple[tuple["SpineId", ...], tuple["Description", ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedParts:
-    """Hollow batches as rollups store them: `data`, compressed unless `unpacked_bytes`, its size before, is 0."""
+    """Hollow batches as rollups store them. `data` is compressed unless `unpacked_bytes`, its uncompressed size, is 0."""
 
     data: bytes
     unpacked_bytes: int = 0
 
 
 class DeferredParts(ABC):
-    """Items that are made when first asked for. Thread-safe: two threads may both load, and get equal items."""
+    """Items decoded on first access. Thread-safe: two threads may both decode, and get equal items."""
 
     __slots__ = ("_count", "_loaded")
 
@@ -40,14 +40,14 @@ class DeferredParts(ABC):
         self._loaded: tuple[IdBatch, ...] | None = None
 
     def loaded(self) -> tuple[IdBatch, ...]:
-        """The items."""
+        """Return the items, decoding them if necessary."""
         items = self._loaded
         if items is None:
             items = self._loaded = self._load()
         return items
 
     def outline(self) -> Outline:
-        """Ids and descriptions, at a fraction of the cost of the items."""
+        """Return ids and descriptions, at a fraction of the cost of the items."""
         items = self._loaded
         return self._outline() if items is None else outline_of(items)
 
@@ -91,7 +91,7 @@ class DeferredParts(ABC):
 
 
 class LazyParts(DeferredParts):
-    """`count` items that are stored as `source`: what `load` makes of it, and `outline` their outline."""
+    """`count` items stored as `source`. `load` decodes them; `outline` decodes only their outline."""
 
     __slots__ = ("_loader", "_outliner", "source")
 
@@ -114,7 +114,7 @@ class LazyParts(DeferredParts):
 
 
 class JoinedParts(DeferredParts):
-    """The items of several, one after the other. `pieces` are stored ones and, between them, tuples."""
+    """The items of several sequences, concatenated. `pieces` are stored ones and, between them, tuples."""
 
     __slots__ = ("pieces",)
     pieces: tuple[Parts, ...]
@@ -146,14 +146,14 @@ class JoinedParts(DeferredParts):
 
 
 def joined(several: Sequence[Parts]) -> Parts:
-    """The items of all of them, in order; nothing is loaded."""
+    """Return all items in order, without decoding any."""
     if any(isinstance(parts, DeferredParts) for parts in several):
         return several[0] if len(several) == 1 else JoinedParts(several)
     return tuple(item for parts in several for item in parts)
 
 
 def outline_of(parts: Parts) -> Outline:
-    """Ids and descriptions of `parts`; nothing is loaded that need not be."""
+    """Return ids and descriptions of `parts`, decoding as little as possible."""
     if isinstance(parts, DeferredParts):
         return parts.outline()
     return tuple(part_id for part_id, _ in parts), tuple(batch.desc for _, batch in parts)

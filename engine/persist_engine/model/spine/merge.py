@@ -1,8 +1,8 @@
-"""Swapping the result of a physical compaction into the spine (spec 12).
+"""Swaps the result of a physical compaction into the spine (spec 12).
 
-Owns matching (exact, subset, by id range, by single runs) and its guards. Never changes a level or the remaining work
-of a merge in progress (spec 12.6). A false "not applied" makes the compactor delete blobs that are linked, a false "applied"
-only leaks: whatever is unclear is refused before any change.
+Owns the matching (exact, subset, by id range, by single runs) and its guards. It never changes a level or the remaining work of
+a merge in progress (spec 12.6). A false "not applied" makes the compactor delete linked blobs; a false "applied" only leaks blobs.
+Every doubtful case is therefore refused before anything changes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from persist_engine.model.spine.spine import IdBatch, MergeOutcome, MergeRes, Si
 
 
 def apply_merge_res(spine: Spine, res: MergeRes, *, checked: bool) -> tuple[Spine, MergeOutcome]:
-    """Newest matching spine batch with its parts (all, or a range of them) replaced by the output; the same spine if
-    refused.
+    """Replace parts (all, or a range) of the newest matching spine batch by the output. Returns the same spine if refused.
 
-    Refused are: no batch with this range (or, of single runs, no batch with all of them) that still holds the inputs,
-    when those are known; an output whose since is beyond the batch's; more rows than what it replaces. `checked`:
-    raises InvariantViolated when sums of diffs show that the output lost or invented updates.
+    Refused: no batch with this range (for single runs: no batch with all of them) still holds the inputs, if those are known;
+    the output's since is beyond the batch's; the output has more rows than it replaces. `checked`: raises InvariantViolated if
+    sums of diffs prove that the output lost or invented updates.
     """
     if res.runs is not None:
         return _apply_to_runs(spine, res, frozenset(res.runs), checked=checked)
@@ -44,7 +43,7 @@ def apply_merge_res(spine: Spine, res: MergeRes, *, checked: bool) -> tuple[Spin
         if checked:
             _check_diff_sums(replaced, res.output)
         if len(replaced) == len(batch.parts):
-            # SUBTLE: the description becomes the output's, so its since may step back to the output's older one.
+            # SUBTLE: the batch takes the output's description, so its since may move back to the output's older one.
             return spine.with_batch(
                 SpineBatch.single(batch.id, res.output, level=batch.level)
             ), MergeOutcome.APPLIED_EXACT
@@ -55,8 +54,8 @@ def apply_merge_res(spine: Spine, res: MergeRes, *, checked: bool) -> tuple[Spin
 def _apply_to_runs(
     spine: Spine, res: MergeRes, wanted: frozenset[RunId], *, checked: bool
 ) -> tuple[Spine, MergeOutcome]:
-    """The named runs of one hollow batch replaced by those of the output. Its description stays, so the output must
-    have been written under it.
+    """Replace the named runs of one hollow batch by the output's runs. The batch keeps its description, so the output must have
+    been written under it.
     """
     for batch in spine.batches():
         index = next((i for i, (part_id, _) in enumerate(batch.parts) if part_id == res.input), None)
@@ -75,7 +74,7 @@ def _apply_to_runs(
         if checked:
             _check_diff_sums(((batch.id, replaced),), res.output)
         joined = _of_runs(whole, [*kept, *res.output.runs()])
-        # Of a truncated batch `rows` may be less than its parts hold: it bounds what can be seen.
+        # `rows` of a truncated batch may be less than its parts hold: it bounds the visible rows.
         joined = replace(joined, rows=min(joined.rows, whole.rows))
         old = (batch.parts[index],)
         parts = (*batch.parts[:index], (old[0][0], joined), *batch.parts[index + 1 :])
@@ -85,12 +84,12 @@ def _apply_to_runs(
 
 
 def _of_runs(batch: HollowBatch, runs: Sequence[tuple[RunMeta, tuple[RunPart, ...]]]) -> HollowBatch:
-    """The batch of only `runs`, under the description of `batch`."""
+    """Return a batch of only `runs`, under the description of `batch`."""
     return HollowBatch.of_runs(batch.desc, sum(part.rows for _, parts in runs for part in parts), runs)
 
 
 def wrapped_sum(sums: Iterable[int | None]) -> int | None:
-    """Modulo 2**64, as the sums of parts are: together they may be more than int64 counts. None when one is unknown."""
+    """Sum modulo 2**64, like the sums of parts, because the true sum may exceed int64. None if any summand is unknown."""
     total = 0
     for each in sums:
         if each is None:
@@ -100,14 +99,12 @@ def wrapped_sum(sums: Iterable[int | None]) -> int | None:
 
 
 def wrapped(total: int) -> int:
-    """`total` modulo 2**64, as an int64 holds it."""
+    """Return `total` modulo 2**64, as an int64."""
     return (total + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def empty_out(spine: Spine, desc: Description) -> Spine:
-    """The hollow batch under `desc` replaced by an empty one, unchecked: for tombstones, where nobody can read it
-    anyway.
-    """
+    """Replace the hollow batch under `desc` by an empty one, unchecked. For tombstones, which have no readers."""
     for batch in spine.batches():
         span = _find(batch, desc, None)
         if span is not None:
@@ -117,7 +114,7 @@ def empty_out(spine: Spine, desc: Description) -> Spine:
 
 
 def _find(batch: SpineBatch, desc: Description, by_id: SpineId | None) -> range | None:
-    """Which parts of `batch` the output covers, exactly; None when it does not line up with their bounds."""
+    """Return the range of parts of `batch` that the output covers exactly; None if it does not align with their bounds."""
     if by_id is not None:
         if not batch.id.covers(by_id):
             return None
@@ -137,9 +134,9 @@ def _find(batch: SpineBatch, desc: Description, by_id: SpineId | None) -> range 
 
 
 def _same_parts(replaced: Sequence[HollowBatch], inputs: Sequence[HollowBatch]) -> bool:
-    """Whether what is there is what was compacted. SUBTLE: once replaced, inputs never come back, and so neither does an
-    output: an attempt that is repeated, after its first was applied, replaced by another's result and its blobs
-    collected, must not link those blobs again.
+    """Whether the current parts are the compacted ones. SUBTLE: replaced inputs never return, and neither does an output.
+    Suppose a first attempt was applied, its result replaced by another's, and its blobs collected: a repeated attempt must not
+    link those blobs again.
     """
     return [part for batch in replaced for part in batch.parts] == [part for batch in inputs for part in batch.parts]
 
@@ -152,9 +149,7 @@ def _with_span(batch: SpineBatch, span: range, output: HollowBatch) -> SpineBatc
 
 
 def _check_diff_sums(replaced: tuple[IdBatch, ...], output: HollowBatch) -> None:
-    """Compaction keeps the sum of diffs. Truncated runs count rows nobody can see, so they prove nothing (spec 20,
-    bug 20).
-    """
+    """Check that compaction kept the sum of diffs. Truncated runs include invisible rows, so their sums prove nothing (spec 20, bug 20)."""
     batches = [batch for _, batch in replaced]
     if any(meta.truncated for batch in (*batches, output) for meta in batch.run_metas):
         return

@@ -1,16 +1,17 @@
-"""The spine: live batches of a shard, layered by size so that every update takes part in O(log n) merges (spec 11).
+"""The spine: a shard's live batches, layered by size, so that every update takes part in O(log n) merges (spec 11).
 
-Owns the frozen values: a spine batch, a level, the spine, what it asks for (`MergeReq`) and takes back (`MergeRes`).
-`spine_edit` grows it; `merge_result` swaps in physical compactions; `flatten` turns it into flat collections and back.
-Must not know parts' bytes, clocks or storage.
+Owns the frozen values: a spine batch, a level, the spine, merge requests (`MergeReq`) and merge results (`MergeRes`). `edit`
+grows the spine; `merge` swaps in physical compactions; `flatten` converts it to flat collections and back. Must not know the
+bytes of parts, clocks or storage.
 
-    level 3   [0-4 ----------------]   older, larger: at most two per level; with two, a merge of them is being fueled
+    level 3   [0-4 ----------------]   older, larger: at most two per level; two are being merged, paid by fuel
     level 1                 [4-6 --]
     level 0                     [6-7]  newest
 
-Invariants (`Spine.validate`): ids run from 0 to `next_id` and times from the minimum to `upper` without a gap, older
-batches sit at higher levels, a level holds two batches iff it merges, no batch's since is beyond the spine's.
-SUBTLE: emptiness in the spine means zero rows; a hollow batch is empty when it has no parts (spec 11.14).
+Invariants (`Spine.validate`): ids run from 0 to `next_id` and times from the minimum to `upper` without gaps; older batches are
+at higher levels; a level holds two batches iff it merges; no batch's since is beyond the spine's.
+
+SUBTLE: a spine batch is empty if it has zero rows; a hollow batch is empty if it has no parts (spec 11.14).
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from persist_engine.model.ids import RunId
 from persist_engine.model.spine.flat import SpineId, ThinSpineBatch
 from persist_engine.model.spine.lazy_parts import DeferredParts, EncodedParts, outline_of
 
-#: Far above what any number of rows needs (level_for(2**64) is 64), and low enough that a damaged level costs nothing.
+#: Far above what any number of rows needs (level_for(2**64) is 64), and low enough that a damaged level costs little.
 LEVELS_MAX = 128
-#: More moves nothing further: it is enough for every merge there can be.
+#: Enough fuel for every possible merge; more has no effect.
 FUEL_MAX = 1 << 64
 
 #: A hollow batch and its place in the order of arrival.
 IdBatch = tuple[SpineId, HollowBatch]
-#: Those of one spine batch, oldest first.
+#: The hollow batches of one spine batch, oldest first.
 Parts = tuple[IdBatch, ...] | DeferredParts
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sums over hollow batches, carried along so that nobody ever walks a trace to count it.
+    """Sums over hollow batches, maintained incrementally so that counting never walks a trace.
 
-    `rows` bounds updates from above; `blob_bytes` lie in blob, `inline_bytes` in state.
+    `rows` is an upper bound on updates. `blob_bytes` lie in blob, `inline_bytes` in state.
     """
 
     rows: int = 0
@@ -52,17 +53,17 @@ class Sizes:
 
     @classmethod
     def of(cls, batch: HollowBatch) -> Sizes:
-        """Those of one hollow batch; O(its parts)."""
+        """Return the sums of one hollow batch; O(its parts)."""
         return cls._summed((batch,))
 
     @classmethod
     def total(cls, batches: Parts) -> Sizes:
-        """Those of several; O(all their parts)."""
+        """Return the sums of several hollow batches; O(all their parts)."""
         return cls._summed(batch for _, batch in batches)
 
     @classmethod
     def _summed(cls, batches: Iterable[HollowBatch]) -> Sizes:
-        # Of every spine batch that a diff touches: no sum over generators, and no values in between.
+        # Runs for every spine batch that a diff touches: a plain loop avoids generators and intermediate values.
         rows = parts = runs = blob_bytes = inline_bytes = 0
         for batch in batches:
             rows += batch.rows
@@ -94,10 +95,9 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class MergeReq:
-    """Batches that may become one: the spine merged them logically, somebody may do it physically and answer with a
-    `MergeRes`.
+    """Batches that may become one: the spine merged them logically. A worker may merge them physically and answer with a `MergeRes`.
 
-    `inputs` are oldest first and tile `desc`; `id` is the spine batch they form.
+    `inputs` are oldest first and tile `desc`. `id` is the spine batch that they form.
     """
 
     id: SpineId
@@ -105,16 +105,15 @@ class MergeReq:
     inputs: Parts
 
     def covers(self, other: MergeReq) -> bool:
-        """Whether doing this one makes `other` superfluous."""
+        """Whether doing this request makes `other` superfluous."""
         return self.id.covers(other.id) and self.desc.since == other.desc.since
 
 
 @dataclass(frozen=True, slots=True)
 class MergeRes:
-    """`output` may stand for what it was made of. `input` is the id range that was compacted; None matches by
-    description. `inputs`, where the compactor knows them, are what it read: only they may be replaced. With `runs`,
-    the output stands for these runs of the one hollow batch `input` (spec 12.4), and `inputs` is one batch of just
-    them.
+    """`output` may replace the batches it was made of. `input` is the id range that was compacted; None matches by description.
+    `inputs`, if the compactor knows them, are the batches it read: only these may be replaced. With `runs`, the output replaces
+    these runs of the one hollow batch `input` (spec 12.4), and `inputs` is one batch of just these runs.
     """
 
     output: HollowBatch
@@ -124,7 +123,7 @@ class MergeRes:
 
 
 class MergeOutcome(enum.Enum):
-    """What became of a merge result. Only the APPLIED_* link the output's blobs."""
+    """The outcome of a merge result. Only the APPLIED_* outcomes link the output's blobs."""
 
     APPLIED_EXACT = "applied exact"
     APPLIED_SUBSET = "applied subset"
@@ -135,16 +134,15 @@ class MergeOutcome(enum.Enum):
 
     @property
     def applied(self) -> bool:
-        """Whether the output is part of the state now."""
+        """Whether the output is now part of state."""
         return self in (MergeOutcome.APPLIED_EXACT, MergeOutcome.APPLIED_SUBSET, MergeOutcome.APPLIED_PARTIAL)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SpineBatch:
-    """One logical batch: hollow batches (`parts`, oldest first) that count as merged. Prints as `0-4 [0,7)@2 L3 2
-    batches`.
+    """One logical batch: hollow batches (`parts`, oldest first) that count as merged. Prints as `0-4 [0,7)@2 L3 2 batches`.
 
-    `active_compaction_start_ms` is when somebody last claimed to compact it.
+    `active_compaction_start_ms` is when its compaction was last claimed.
     """
 
     id: SpineId
@@ -159,22 +157,22 @@ class SpineBatch:
 
     @classmethod
     def single(cls, spine_id: SpineId, batch: HollowBatch, *, level: int = 0) -> SpineBatch:
-        """Made of one hollow batch."""
+        """Return a spine batch of one hollow batch."""
         return cls(spine_id, batch.desc, level, ((spine_id, batch),), Sizes.of(batch))
 
     @property
     def rows(self) -> int:
-        """Updates, an upper bound; what the spine balances by."""
+        """Upper bound on the number of updates. The spine balances by it."""
         return self.sizes.rows
 
     @property
     def is_compact(self) -> bool:
-        """Whether physical compaction could not make fewer runs of it."""
+        """Whether physical compaction could not reduce its number of runs."""
         return len(self.parts) <= 1 and self.sizes.runs <= 1
 
     @property
     def oldest_writer(self) -> str:
-        """The least of `HollowBatch.oldest_writer`; O(its parts) once."""
+        """The least `HollowBatch.oldest_writer`; computed once in O(its parts)."""
         if self._oldest_writer is None:
             oldest = min((batch.oldest_writer for _, batch in self.parts), default="~")
             object.__setattr__(self, "_oldest_writer", oldest)
@@ -186,25 +184,25 @@ class SpineBatch:
         return self.sizes.rows == 0
 
     def request(self) -> MergeReq:
-        """What would make it compact."""
+        """Return the request for the compaction that would make it compact."""
         return MergeReq(self.id, self.desc, self.parts)
 
     def at_level(self, level: int) -> SpineBatch:
-        """The same, elsewhere."""
+        """Return the same batch at `level`."""
         return self if self.level == level else self._again(level, self.active_compaction_start_ms)
 
     def claimed(self, start_ms: int | None) -> SpineBatch:
-        """The same, its compaction claimed at `start_ms` (None: not claimed)."""
+        """Return the same batch, with its compaction claimed at `start_ms` (None: unclaimed)."""
         return self._again(self.level, start_ms)
 
     def _again(self, level: int, start_ms: int | None) -> SpineBatch:
         out = SpineBatch(self.id, self.desc, level, self.parts, self.sizes, start_ms)
-        object.__setattr__(out, "_encoded", self._encoded)  # of its parts, which are the same
+        object.__setattr__(out, "_encoded", self._encoded)  # cached per parts, which are the same
         object.__setattr__(out, "_oldest_writer", self._oldest_writer)
         return out
 
     def encoded_parts(self, encode: Callable[[Parts], EncodedParts]) -> EncodedParts:
-        """`encode(parts)`, kept while this batch lives, at whatever level: the next rollup holds most of the last one's.
+        """Return `encode(parts)`, cached while this batch lives, at any level: the next rollup repeats most of the last one.
         `encode` must always be the same pure function.
         """
         if self._encoded is None:
@@ -214,7 +212,7 @@ class SpineBatch:
         return self._encoded
 
     def thin(self) -> ThinSpineBatch:
-        """Its stored form; O(its parts) once. Made again for every diff it is in, it would be most of a commit."""
+        """Return the stored form; computed once in O(its parts). Computing it for every diff would dominate a commit."""
         if self._thin is None:
             thin = ThinSpineBatch(self.level, self.desc, *outline_of(self.parts))
             object.__setattr__(self, "_thin", thin)
@@ -222,7 +220,7 @@ class SpineBatch:
         return self._thin
 
     def known_as(self, thin: ThinSpineBatch) -> SpineBatch:
-        """Itself, whose stored form the caller knows to be `thin`."""
+        """Return self, with `thin` cached as its stored form. The caller guarantees that it is."""
         object.__setattr__(self, "_thin", thin)
         return self
 
@@ -232,9 +230,7 @@ class SpineBatch:
 
 @dataclass(frozen=True, slots=True)
 class Fueling:
-    """A merge in progress. `remaining_work` is a counter, fixed at the start: it does not follow batches that shrink
-    (spec 12.6).
-    """
+    """A merge in progress. `remaining_work` is a counter fixed at the start; it does not follow batches that shrink (spec 12.6)."""
 
     since: Antichain
     remaining_work: int
@@ -242,25 +238,25 @@ class Fueling:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """0, 1 or 2 spine batches, oldest first; `merge` iff 2."""
+    """0, 1 or 2 spine batches, oldest first. `merge` is set iff there are two."""
 
     batches: tuple[SpineBatch, ...] = ()
     merge: Fueling | None = None
 
     @property
     def merge_id(self) -> SpineId:
-        """Id of what the merge will make. Only with batches."""
+        """Id of the merge's result. Requires batches."""
         return SpineId(self.batches[0].id.lo, self.batches[-1].id.hi)
 
 
 def level_for(rows: int) -> int:
-    """Smallest level whose 2**level is at least `rows`: 0 and 1 -> 0, 2 -> 1, 3 and 4 -> 2, 100 -> 7."""
+    """Return the smallest level whose 2**level is at least `rows`: 0 and 1 -> 0, 2 -> 1, 3 and 4 -> 2, 100 -> 7."""
     return max(rows - 1, 0).bit_length()
 
 
 @dataclass(frozen=True, slots=True)
 class Spine:
-    """All levels, smallest first. A value: every edit makes a new one that shares all untouched spine batches."""
+    """All levels, smallest first. A value: every edit creates a new spine that shares the untouched spine batches."""
 
     since: Antichain = MINIMUM
     upper: Antichain = MINIMUM
@@ -268,23 +264,23 @@ class Spine:
     levels: tuple[Level, ...] = ()
 
     def batches(self) -> Iterator[SpineBatch]:
-        """Spine batches, oldest first; at most two per level."""
+        """Yield the spine batches, oldest first; at most two per level."""
         for level in reversed(self.levels):
             yield from level.batches
 
     def with_batch(self, new: SpineBatch) -> Spine:
-        """`new` in the place of the spine batch of the same level and id; merges go on as they are."""
+        """Replace the spine batch with the same level and id by `new`. Merges in progress continue."""
         level = self.levels[new.level]
         batches = tuple(new if old.id == new.id else old for old in level.batches)
         levels = (*self.levels[: new.level], replace(level, batches=batches), *self.levels[new.level + 1 :])
         return replace(self, levels=levels)
 
     def validate(self, *, deep: bool = False) -> None:
-        """Raises InvariantViolated unless the invariants hold. O(log n); `deep` also looks into every hollow batch."""
+        """Raise InvariantViolated unless the invariants hold. O(log n); `deep` also checks every hollow batch."""
         next_id, upper, since = 0, MINIMUM, self.since
         check(not self.levels or bool(self.levels[-1].batches), "the spine's top level is vacant")
         check(len(self.levels) <= LEVELS_MAX, "the spine has more levels than are read back")
-        # Runs on every commit: nothing is formatted, and no frontier compared by method, unless a rule is broken.
+        # Runs on every commit, so messages are formatted, and frontiers compared by method, only on failure.
         for index in range(len(self.levels) - 1, -1, -1):
             batches, merge = self.levels[index].batches, self.levels[index].merge
             if len(batches) > 2 or (len(batches) == 2) != (merge is not None):
@@ -308,13 +304,13 @@ class Spine:
 
 
 def validate_parts(batch: SpineBatch) -> None:
-    """InvariantViolated unless the hollow batches of `batch` tile it and its sums are theirs. O(parts)."""
+    """Raise InvariantViolated unless the hollow batches of `batch` tile it and add up to its sums. O(parts)."""
     validate_tiling(batch)
     check(batch.sizes == Sizes.total(batch.parts), f"sums of spine batch {batch.id} are wrong: {batch.sizes}")
 
 
 def validate_tiling(batch: SpineBatch) -> None:
-    """InvariantViolated unless the hollow batches of `batch` tile it. O(hollow batches)."""
+    """Raise InvariantViolated unless the hollow batches of `batch` tile it. O(hollow batches)."""
     next_id, upper = batch.id.lo, batch.desc.lower
     for part_id, part in batch.parts:
         if part_id.lo != next_id:

@@ -1,8 +1,7 @@
-"""The spine as the state sees it: everything the rooms above may do with a shard's batches.
+"""The trace: the spine as seen by state, and all operations that higher rooms may do with a shard's batches.
 
-Owns the facade. A `Trace` is a value; every method that changes something returns a new trace that shares what it did
-not touch. `structured` tells whether the spine's structure is stored with the state; only shards from before that was
-done lack it.
+A `Trace` is a value. Each method that changes something returns a new trace that shares the rest. `structured` states whether
+the spine's structure is stored with the state; only shards older than that feature lack it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ __all__ = ["IdBatch", "MergeOutcome", "MergeReq", "MergeRes", "Sizes", "SpineBat
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """All live batches of a shard. Push costs O(log n) amortised; sums cost O(levels)."""
+    """All live batches of a shard. A push costs O(log n) amortised; sums cost O(levels)."""
 
     spine: Spine = field(default_factory=Spine)
     structured: bool = True
@@ -50,12 +49,12 @@ class Trace:
 
     @property
     def next_id(self) -> int:
-        """Number of batches ever pushed, those of exert included."""
+        """Number of batches ever pushed, including those of `exert`."""
         return self.spine.next_id
 
     def push(self, batch: HollowBatch) -> tuple[Trace, tuple[MergeReq, ...]]:
-        """With `batch` behind all others, and the merges that fell due. InvariantViolated unless it begins at
-        `upper`, spans some time and its since is not beyond the trace's.
+        """Append `batch` and return the new trace with the merges that fell due. InvariantViolated unless the batch begins at
+        `upper`, spans some time, and its since is not beyond the trace's.
         """
         edit = SpineEdit(self.spine)
         edit.push(batch)
@@ -63,36 +62,34 @@ class Trace:
         return Trace(spine, self.structured), requests
 
     def push_without_requests(self, batch: HollowBatch) -> Trace:
-        """For replay: whoever committed the batch owns the work that came of it."""
+        """Like `push`, for replay: the resulting work belongs to the process that committed the batch."""
         return self.push(batch)[0]
 
     def downgrade_since(self, since: Antichain) -> Trace:
-        """With `since`; batches keep theirs until they are merged. The caller sees to it that it does not step back."""
+        """Set since to `since`, which must not move back; the caller ensures that. Batches keep theirs until they are merged."""
         return self if since == self.since else replace(self, spine=replace(self.spine, since=since))
 
     def batches(self) -> Iterator[HollowBatch]:
-        """All hollow batches, oldest first."""
+        """Yield all hollow batches, oldest first."""
         for batch in self.spine.batches():
             for _, part in batch.parts:
                 yield part
 
     def spine_batches(self) -> Iterator[SpineBatch]:
-        """All logical batches, oldest first; O(log n) of them."""
+        """Yield all spine batches, oldest first; there are O(log n)."""
         return self.spine.batches()
 
     def apply_merge_res(self, res: MergeRes, *, checked: bool = True) -> tuple[Trace, MergeOutcome]:
-        """See `merge_result.apply_merge_res`. Returns self unless applied."""
+        """See `merge.apply_merge_res`. Returns self unless applied."""
         spine, outcome = merge_result.apply_merge_res(self.spine, res, checked=checked)
         return (replace(self, spine=spine) if outcome.applied else self), outcome
 
     def empty_out(self, desc: Description) -> Trace:
-        """With the hollow batch under `desc` emptied, unchecked; for tombstones."""
+        """Replace the hollow batch under `desc` by an empty one, unchecked. For tombstones."""
         return replace(self, spine=merge_result.empty_out(self.spine, desc))
 
     def claim(self, id: SpineId, start_ms: int) -> Trace:  # noqa: A002 - the contract's name
-        """With the compaction of spine batch `id` claimed at `start_ms`; self when there is no such spine batch any
-        more.
-        """
+        """Record a claim at `start_ms` on the compaction of spine batch `id`. Returns self if that spine batch no longer exists."""
         for batch in self.spine.batches():
             if batch.id == id:
                 return replace(self, spine=self.spine.with_batch(batch.claimed(start_ms)))
@@ -101,9 +98,9 @@ class Trace:
     def fueled_requests(
         self, *, claimed_before_ms: int, claimed_until_ms: int | None = None, min_version: str | None = None
     ) -> tuple[MergeReq, ...]:
-        """What is worth compacting, oldest first: spine batches that are not compact, or hold parts that code before
-        `min_version` wrote, and that nobody claimed after `claimed_before_ms`. A claim past `claimed_until_ms` is some
-        broken clock, not a claim.
+        """Return the compactions worth doing, oldest first: spine batches that are not compact, or that hold parts written by
+        code older than `min_version`, and that have no claim later than `claimed_before_ms`. A claim later than
+        `claimed_until_ms` comes from a broken clock and does not count.
         """
         min_writer = None if min_version is None else writer_key(min_version)
 
@@ -122,9 +119,9 @@ class Trace:
         )
 
     def exert(self, fuel: int) -> tuple[Trace, tuple[MergeReq, ...], bool]:
-        """Merges moved along as if `fuel` updates had been pushed; the last item tells whether anything was done.
+        """Advance merges as if `fuel` updates had been pushed. The last item returned states whether anything changed.
 
-        Without stored structure nothing is: batches of no width could not be told apart there.
+        Without stored structure nothing changes, because zero-width batches would be indistinguishable there.
         """
         if fuel <= 0 or not self.structured:
             return self, (), False
@@ -135,17 +132,17 @@ class Trace:
         return replace(self, spine=spine), requests, True
 
     def flatten(self) -> FlatTrace:
-        """As it is stored; O(live batches)."""
+        """Return the stored form; O(live batches)."""
         return flatten.flatten(self.spine, structured=self.structured)
 
     @classmethod
     def unflatten(cls, flat: FlatTrace) -> Trace:
-        """Inverse of `flatten`; InvariantViolated when the collections do not fit together."""
+        """Inverse of `flatten`. InvariantViolated if the collections are inconsistent."""
         return cls(*flatten.unflatten(flat))
 
     @property
     def sizes(self) -> Sizes:
-        """Sums over everything live; O(levels)."""
+        """Sums over all live batches; O(levels)."""
         total = Sizes()
         for batch in self.spine.batches():
             total += batch.sizes
@@ -153,22 +150,22 @@ class Trace:
 
     @property
     def inline_bytes(self) -> int:
-        """Bytes of data held in state itself."""
+        """Bytes of data inside state."""
         return sum(batch.sizes.inline_bytes for batch in self.spine.batches())
 
     @property
     def rows(self) -> int:
-        """Updates, an upper bound."""
+        """Upper bound on the number of updates."""
         return self.sizes.rows
 
     @property
     def part_count(self) -> int:
-        """Parts, in blob or inline."""
+        """Number of parts, in blob or inline."""
         return self.sizes.parts
 
     @property
     def batch_count(self) -> int:
-        """Hollow batches."""
+        """Number of hollow batches."""
         return sum(len(batch.parts) for batch in self.spine.batches())
 
     def validate(self, *, deep: bool = False) -> None:

@@ -1,7 +1,6 @@
-"""Whether a Redis can hold the log at all, and whether it keeps what it acknowledges: the settings that decide it, and what
-to change.
+"""Checks whether a Redis can hold the log at all and keeps what it acknowledges: which settings decide that, and what to change.
 
-Knows no driver: it is given a function that sends one command.
+Knows no driver: the caller supplies a function that sends one command.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from persist_engine.base.errors import PersistError, UnsafeStore
 Ask = Callable[..., Any]
 #: Completes "redis at <address> ...".
 CLUSTER_NODE = (
-    "is a node of a cluster, which holds some of the keys only, and whose failover forgets commits that were acknowledged: "
+    "is a node of a cluster, which holds only some of the keys, and whose failover loses acknowledged commits: "
     "use a Redis with cluster-enabled no"
 )
 
@@ -31,7 +30,7 @@ _RULES = (
     _Rule("appendonly", ("yes",), "without the append-only file a restart loses commits"),
     _Rule("appendfsync", ("always",), "a power loss may lose the last seconds of commits"),
     _Rule("no-appendfsync-on-rewrite", ("no",), "while the append-only file is rewritten commits are not on disk"),
-    # Keys here never have a time to live, so the volatile policies cannot touch them.
+    # Keys of the log have no time to live, so the volatile policies cannot evict them.
     _Rule(
         "maxmemory-policy",
         ("noeviction", "volatile-lru", "volatile-lfu", "volatile-random", "volatile-ttl"),
@@ -41,8 +40,8 @@ _RULES = (
 
 
 class RunWatch:
-    """Knows which Redis process was checked last, so that one that takes its place, after a restart or at the same address, is
-    checked before it is used. Thread-safe: who connects at the same time checks twice at worst.
+    """Remembers which Redis process was checked last, so that a process that replaces it, after a restart or at the same
+    address, is checked before use. Thread-safe: threads that connect at the same time at worst check twice.
     """
 
     def __init__(self, *, address: str) -> None:
@@ -50,18 +49,19 @@ class RunWatch:
         self._run_id: str | None = None
 
     def meet(self, ask: Ask) -> None:
-        """For each new connection, which `ask` sends its commands on: UnsafeStore unless its process is the one that is known,
-        or one that keeps what it acknowledges. The first is not checked: who opens the store does that. Costs one command.
+        """Call for each new connection, on which `ask` sends its commands. UnsafeStore unless its process is the known one, or
+        one that keeps what it acknowledges. The first process is not checked here, because opening the store checks it. Costs
+        one command.
         """
         known, run_id = self._run_id, _run_id(ask)
-        # Where it does not tell, each connection may lead to another one.
+        # Without a run id, each connection may lead to a different process.
         if known is not None and (run_id != known or not run_id):
             check_durability(ask, address=self._address)
         self._run_id = run_id
 
 
 def _run_id(ask: Ask) -> str:
-    """Of the process that answers; "" where INFO is forbidden."""
+    """Return the run id of the answering process; "" if INFO is forbidden."""
     try:
         lines = _text(ask("INFO", "server")).splitlines()
     except PersistError as error:
@@ -72,8 +72,8 @@ def _run_id(ask: Ask) -> str:
 
 
 def check_role(ask: Ask, *, address: str) -> list[str]:
-    """UnsafeStore unless it is a primary that holds every key by itself: no setting and no URL makes another one fit.
-    Returns what could not be verified; `ask` as of check_durability.
+    """UnsafeStore unless the server is a primary that holds every key itself: no setting and no URL makes another kind safe.
+    Returns what could not be verified; `ask` as in check_durability.
     """
     try:
         replication, cluster = (_text(ask("INFO", section)) for section in ("replication", "cluster"))
@@ -89,10 +89,10 @@ def check_role(ask: Ask, *, address: str) -> list[str]:
 
 
 def check_durability(ask: Ask, *, address: str) -> list[str]:
-    """UnsafeStore naming every unsafe setting and its safe value; returns what could not be verified.
+    """UnsafeStore, naming every unsafe setting and its safe value. Returns what could not be verified.
 
-    `ask(*command)` sends one command and returns its RESP2 reply, or raises PersistError. A Redis that forbids CONFIG
-    or INFO (managed services, ACLs) is believed; one that cannot be reached raises as the command does.
+    `ask(*command)` sends one command and returns its RESP2 reply, or raises PersistError. A Redis that forbids CONFIG or INFO
+    (managed services, ACLs) is trusted. An unreachable one raises as the command does.
     """
     faults: list[str] = []
     notes: list[str] = []
@@ -105,7 +105,7 @@ def check_durability(ask: Ask, *, address: str) -> list[str]:
     if faults:
         raise UnsafeStore(
             f"redis at {address} can lose acknowledged commits: {'; '.join(faults)}. "
-            "Change this, or accept the loss with ?unsafe=true"
+            "Change the settings, or accept the loss with ?unsafe=true"
         )
     return notes
 

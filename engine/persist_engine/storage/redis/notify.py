@@ -1,9 +1,9 @@
-"""News of commits through Redis: the script that commits also publishes, here they are heard.
+"""News of commits through Redis: the committing script publishes, and this module listens.
 
-One connection and one thread for a location, started by the first subscription. Channel of key K under prefix P:
-`P{K}:n`; message: the seqno, and for entries that are not too large a space and their bytes. What else stands on a
-channel is dropped. When the connection fails it is made again, ever more slowly, and all listeners are told that they
-may have missed something; meanwhile nothing is live and everybody polls.
+Each location has one connection and one thread, started by the first subscription. The channel of key K under prefix P is
+`P{K}:n`. A message is the seqno and, for entries that are not too large, a space and their bytes. Anything else on a channel is
+dropped. If the connection fails, it is reopened with growing pauses, and all listeners are notified that they may have missed
+news. Until then no key is live and all listeners poll.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from persist_engine.storage.notify import Listener
 
 logger = logging.getLogger(__name__)
 
-#: How long the thread waits for a message before it looks whether it is to end, or whether Redis is still there.
+#: How long the thread waits for a message before it checks whether to end, and whether Redis still responds.
 _IDLE_S = 1.0
-#: Idle rounds until Redis is asked for a sign of life; as many more without one, and the connection counts as lost.
+#: Idle rounds until Redis is pinged. After as many more without an answer, the connection counts as lost.
 _PING_ROUNDS = 5
 _RECONNECT_S, _RECONNECT_MAX_S = 0.1, 5.0
 _CLOSE_S = 2.0
 
 
 def news_channel(prefix: str, key: str) -> str:
-    """Where commits to `key` are told."""
+    """Return the channel for news of commits to `key`."""
     return f"{prefix}{{{key}}}:n"
 
 
 class RedisPush:
-    """See the module and Push. Listens only: committing publishes."""
+    """See the module and Push. Only listens: the commit script publishes."""
 
     def __init__(self, pool: redis.ConnectionPool, *, prefix: str, address: str, env: Env, metrics: Metrics) -> None:
         self._pool, self._prefix, self._address = pool, prefix, address
@@ -46,9 +46,9 @@ class RedisPush:
         self._begin()
 
     def _begin(self) -> None:
-        """Nothing is heard in this process yet."""
+        """Initialize for this process, which receives no news yet."""
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # guards what follows, and sending
+        self._lock = threading.Lock()  # guards the fields below, and sending
         self._listeners: dict[str, WeakSet[Listener]] = {}
         self._heard: set[str] = set()
         self._connection: redis.Connection | None = None
@@ -71,32 +71,30 @@ class RedisPush:
                 self._send("SUBSCRIBE", channel)
 
     def publish(self, key: str, new: VersionedData) -> None:
-        """Nothing: the script that committed it has told it."""
+        """Does nothing: the commit script has already published it."""
 
     def is_live(self, key: str) -> bool:
         """See Push."""
         return not self._is_forked and news_channel(self._prefix, key) in self._heard
 
     def close(self) -> None:
-        """See Push. Waits for the thread, shortly: it may be in the middle of connecting to a Redis that does not
-        answer, and then ends by itself.
-        """
+        """See Push. Waits briefly for the thread. If it is connecting to a Redis that does not answer, it ends by itself later."""
         self._closing.set()
         if self._is_forked:
             return
         with self._lock:
             thread = self._thread
-            self._send("PING")  # the answer wakes it
+            self._send("PING")  # the answer wakes the thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(_CLOSE_S)
 
     @property
     def _is_forked(self) -> bool:
-        """Whether a fork copied this here: the thread it did not, nobody listens, and the connection is the other side's."""
+        """Whether a fork copied this object here. The thread was not copied, and the connection belongs to the parent."""
         return self._pid != os.getpid()
 
     def _send(self, *command: str) -> None:
-        """Under the lock. A connection that fails is noticed, and made again, by the thread."""
+        """Send under the lock. The thread notices a failed connection and reopens it."""
         if self._connection is not None:
             with contextlib.suppress(redis.RedisError, OSError):
                 self._connection.send_command(*command)  # type: ignore[no-untyped-call]  # unannotated in redis-py
@@ -108,7 +106,7 @@ class RedisPush:
             try:
                 self._listen(connection)
             except (redis.RedisError, OSError, AttributeError) as error:
-                # AttributeError: when sending fails in another thread, the driver drops its buffers under this one.
+                # AttributeError: if sending fails in another thread, the driver drops its buffers under this one.
                 if self._heard:
                     pause_s = _RECONNECT_S  # it had worked
                 self._metrics.count("push_disconnected")
@@ -116,9 +114,9 @@ class RedisPush:
             finally:
                 with self._lock:
                     self._connection, self._heard = None, set()
-                    everybody = [listener for some in self._listeners.values() for listener in some]
+                    listeners = [listener for some in self._listeners.values() for listener in some]
                 connection.disconnect()
-            for listener in everybody:
+            for listener in listeners:
                 listener.hear(None)
             self._env.wait(self._closing, pause_s)
             pause_s = min(2 * pause_s, _RECONNECT_MAX_S)
@@ -150,7 +148,7 @@ class RedisPush:
                 channel = name.decode()
                 self._heard = self._heard | {channel}
                 for listener in self._listeners_of(channel):
-                    listener.hear(None)  # what was committed until now was not heard
+                    listener.hear(None)  # earlier commits were not received
 
     def _tell(self, channel: str, message: bytes) -> None:
         seqno, _, data = message.partition(b" ")

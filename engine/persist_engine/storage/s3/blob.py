@@ -1,9 +1,9 @@
-"""Blob on S3 and what speaks like it, through boto3. Credentials come from the address's folder, or else from boto3's own chain.
+"""Blob on S3 and compatible servers, through boto3. Credentials come from the address's folder, or else from boto3's own chain.
 
-Tuned against boto3's defaults, each for a reason: no `Expect: 100-continue` (it doubles the latency of a put), no
-retries of the SDK (it turns the lost answer of a conditional put that won into a refusal; callers retry), time-outs in
-seconds. As the driver's bound silence only, each call is bounded as a whole (`deadlines`). boto3's CRC32 travels with
-every put and is stored, and every get is checked against it.
+Tuned against boto3's defaults, each for a reason: no `Expect: 100-continue` (it doubles the latency of a put); no retries by
+the SDK (it turns the lost answer of a winning conditional put into a refusal; callers retry); time-outs in seconds. The
+driver's time-outs bound only silence, so `deadlines` bounds each call as a whole. boto3's CRC32 is sent with every put and
+stored, and every get is checked against it.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ if TYPE_CHECKING:
 
 #: One round trip and room for a lost SYN or two.
 CONNECT_TIMEOUT_S = 5.0
-#: Silence, not duration: S3's slowest first bytes take about 1 s; a put's answer may wait for a gateway's slow disk.
+#: Bounds silence, not duration. S3's slowest first bytes take about 1 s; a put's answer may wait for a gateway's slow disk.
 READ_TIMEOUT_S = 30.0
-#: A call as a whole: connecting, and silence before and after the bytes; and what the slowest line is that anybody has.
+#: Limit for a whole call: connecting, silence before and after the bytes, and the bytes on the slowest plausible line.
 LIMITS = CallLimits(base_s=60.0, bytes_per_s=128 << 10, threads_max=64)
-#: Refused credentials are read again at most this often: a new client takes 50 ms of a core, and connects anew.
+#: Refused credentials are read again at most this often: a new client costs 50 ms of a core and new connections.
 CREDENTIALS_S = 5.0
-#: GC deletes with 32 in flight; two parts per writer and readers' fetches come on top.
+#: GC deletes with 32 in flight; two parts per writer and the fetches of readers are added.
 CONNECTIONS_MAX = 64
-#: Racers of the probe. Servers that only look conditional showed 2 to 16 winners of 16.
+#: Concurrent puts of the probe. Servers that only pretend conditional writes showed 2 to 16 winners of 16.
 PROBE_RACERS = 16
 #: A round without a winner (all answers 409, "conflict, try again") is repeated this often.
 PROBE_ROUNDS_MAX = 5
-#: What servers without versions of objects answer when asked for them.
+#: The answer of servers without object versions to a request for versions.
 NOT_IMPLEMENTED = 501
-#: What a gateway answers that did not get the whole request in time; it may have passed on what it had.
+#: The answer of a gateway that did not receive the whole request in time. It may have forwarded what it had.
 REQUEST_TIMEOUT = 408
-#: Where probes write; not part of any listing.
+#: Where probes write; excluded from every listing.
 PROBE_FOLDER = ".persist-probe/"
 
 T = TypeVar("T")
@@ -79,11 +79,10 @@ _probed_lock = threading.Lock()
 
 
 def open_s3_blob(at: S3Address, *, env: Env, metrics: Metrics) -> S3Blob:
-    """Connect, see that the bucket answers and, once per process and location, that conditional writes exclude.
+    """Connect, check that the bucket answers and, once per process and location, that conditional writes exclude each other.
 
-    UnsafeStore when they do not; StoreRefused when bucket, credentials or endpoint are wrong; Determinate or Indeterminate
-    naming address, bucket and code when it is out of reach.
-    Without `probe` the check is skipped, for readers that may not write.
+    UnsafeStore if they do not; StoreRefused if bucket, credentials or endpoint are wrong; Determinate or Indeterminate, naming
+    address, bucket and code, if the store cannot be reached. `probe=False` skips the check, for readers that may not write.
     """
     address = f"s3://{at.bucket}/{at.prefix}" + (f" ({_host_of(at.endpoint)})" if at.endpoint else "")
     prefix = f"{at.prefix}/" if at.prefix else ""
@@ -98,7 +97,7 @@ def open_s3_blob(at: S3Address, *, env: Env, metrics: Metrics) -> S3Blob:
             next(blob.list_prefix("probe"), None)
     except RecursionError as error:
         blob.close()
-        text = "the endpoint redirects without end: is it S3, and http where it wants https?"
+        text = "the endpoint redirects without end: check that it is S3, and whether it needs https"
         raise StoreRefused(f"open blob store: {address}: {text}") from error
     except StorageError as error:
         blob.close()
@@ -112,7 +111,7 @@ def open_s3_blob(at: S3Address, *, env: Env, metrics: Metrics) -> S3Blob:
 
 
 class S3Blob:
-    """Objects under `prefix` (empty or ending in a slash) of one bucket. Thread-safe, and of use on both sides of a fork."""
+    """Objects under `prefix` (empty or ending in a slash) of one bucket. Thread-safe, and usable on both sides of a fork."""
 
     def __init__(
         self,
@@ -136,12 +135,12 @@ class S3Blob:
         self._address = address
 
     def get(self, key: str) -> bytes | None:
-        """See Blob. Bytes that do not match their checksum are fetched once more, then CorruptData."""
+        """See Blob. Bytes that fail their checksum are fetched once more; the second failure raises CorruptData."""
         check_blob_key(key)
         try:
             return self._fetch(key)
         except botocore.exceptions.FlexibleChecksumError:
-            pass  # damaged on the way or at rest: the second fetch tells
+            pass  # damaged in transit or at rest: the second fetch decides
         try:
             return self._fetch(key)
         except botocore.exceptions.FlexibleChecksumError as error:
@@ -157,7 +156,7 @@ class S3Blob:
             raise self._mapped("set", key, error) from error
 
     def delete(self, key: str) -> int | None:
-        """See Blob. The size is that of a moment before the delete, and 0 where an answer on the way lost it."""
+        """See Blob. The size is read just before the delete; it is 0 if a proxy dropped it from the answer."""
         check_blob_key(key)
         size = self._size(key, "delete")
         if size is None:
@@ -185,9 +184,9 @@ class S3Blob:
             raise self._mapped("list", prefix, error) from error
 
     def restore(self, key: str) -> None:
-        """See Blob. In a bucket that keeps versions a deleted object comes back: its delete markers are removed.
+        """See Blob. In a bucket with versions, removing its delete markers brings a deleted object back.
 
-        Which of several versions is the newest does not matter: the content under a key is fixed.
+        Any of several versions will do, because the content under a key is fixed.
         """
         check_blob_key(key)
         if self._size(key, "restore") is not None:
@@ -213,16 +212,16 @@ class S3Blob:
         return self._address
 
     def close(self) -> None:
-        """See Blob. Calls under way end as they would have."""
+        """See Blob. Calls in progress finish normally."""
         self._closed = True
         pid, client = self._opened
-        if pid in (os.getpid(), _NOBODY):
+        if pid in (os.getpid(), _NO_PROCESS):
             client.close()
 
     def probe(self) -> None:
-        """Race conditional puts for one fresh key: UnsafeStore unless exactly one wins and its bytes are what is there.
+        """Race conditional puts for one new key. UnsafeStore unless exactly one wins and the object has its bytes.
 
-        A location that passed is not asked again by this process. The object is deleted in any case.
+        A location that passed is not probed again by this process. The object is deleted in any case.
         """
         with _probed_lock:
             if self._address in _probed:
@@ -246,12 +245,13 @@ class S3Blob:
 
     @property
     def _client(self) -> S3Client:
-        """This process's own: over connections that a fork copied, each side would be given the other's answers. Made anew
-        when its credentials were refused, since it reads a file of them only once, but every CREDENTIALS_S at most.
+        """The client of this process: over connections copied by a fork, parent and child would receive each other's answers.
+        It is recreated after its credentials were refused, because it reads a credentials file only once, but at most every
+        CREDENTIALS_S.
         """
         if self._closed:
-            # Not an error of the store, which would be tried again, without end.
-            raise InvalidUsage(f"{self._address}: it was closed")
+            # Not a store error: retry loops would repeat it without end.
+            raise InvalidUsage(f"{self._address}: the store was closed")
         pid, client = self._opened
         if pid != os.getpid():
             client = self._connect()
@@ -262,7 +262,7 @@ class S3Blob:
         return {"Bucket": self._bucket, "Key": self._prefix + key}
 
     def _run(self, verb: str, call: Callable[[S3Client, Allowance], T], *, byte_count: int = 0) -> T:
-        """One request and its whole answer, in the time that its bytes may take."""
+        """Run one request, including its whole answer, in the time allowed for its bytes."""
         client = self._client
         return self._deadlines.run(verb, lambda allowance: call(client, allowance), byte_count=byte_count)
 
@@ -300,7 +300,7 @@ class S3Blob:
         try:
             self._run("probe", lambda client, _: client.delete_object(**self._at(key)))
         except _DRIVER_ERRORS:
-            return  # a few bytes stay behind; what the probe found matters more
+            return  # a few bytes remain; the result of the probe matters more
 
     def _fetch(self, key: str) -> bytes | None:
         try:
@@ -334,7 +334,7 @@ class S3Blob:
             except botocore.exceptions.ClientError as error:
                 if _status(error) != 404:
                     raise
-            # The answer to a HEAD has no body: only a GET tells a missing object from a missing bucket.
+            # The answer to HEAD has no body, so only a GET distinguishes a missing object from a missing bucket.
             return self._run(verb, looked_at)
         except _DRIVER_ERRORS as error:
             if _code(error) in _MISSING_CODES:
@@ -342,12 +342,12 @@ class S3Blob:
             raise self._mapped(verb, key, error) from error
 
     def _check_whole(self, page: Mapping[str, Any], next_page: str, verb: str, key: str) -> None:
-        """Indeterminate when there is more than the driver is going to list: it takes an answer that was cut off before its
-        first byte for an empty page, and one that does not say where the next begins for the last.
+        """Raise Indeterminate if the driver is not going to list everything. It takes an answer that was cut off before its
+        first byte for an empty page, and an answer without the start of the next page for the last page.
         """
         says_nothing = "IsTruncated" not in page and "Name" not in page
         if says_nothing or (page.get("IsTruncated") and not page.get(next_page)):
-            text = f"{verb} {key}".rstrip() + f" at {self._address}: the listing of bucket {self._bucket} is not whole"
+            text = f"{verb} {key}".rstrip() + f" at {self._address}: the listing of bucket {self._bucket} is incomplete"
             raise Indeterminate(text, key=key)
 
     def _mapped(self, verb: str, key: str, error: Exception) -> PersistError:
@@ -356,7 +356,7 @@ class S3Blob:
             now_s = self._env.monotonic_s()
             if now_s - self._renewed_s >= CREDENTIALS_S:
                 self._renewed_s = now_s
-                self._opened = _NOBODY, self._opened[1]  # in use by others, maybe
+                self._opened = _NO_PROCESS, self._opened[1]  # other threads may still use it
         if isinstance(error, botocore.exceptions.ClientError):
             status, code = _status(error), _code(error)
             text += f": bucket {self._bucket}: {code} ({status}): {error.response.get('Error', {}).get('Message', '')}"
@@ -367,16 +367,16 @@ class S3Blob:
 
 
 _WHAT_TO_CHANGE = (
-    "use a server that honours them (AWS S3, MinIO, versitygw, Ceph), with no proxy before it that drops the header"
+    "use a server that honours them (AWS S3, MinIO, versitygw, Ceph), without a proxy that drops the header"
 )
 #: No process has this id.
-_NOBODY = -1
+_NO_PROCESS = -1
 _NO_CREDENTIALS = (
     botocore.exceptions.NoCredentialsError,
     botocore.exceptions.PartialCredentialsError,
     botocore.exceptions.CredentialRetrievalError,
 )
-#: Codes that other credentials may help against; 403 where an answer has no body.
+#: Codes for which other credentials may help. "403" stands for an answer without a body.
 _REFUSED_CREDENTIALS = ("403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
 _DRIVER_ERRORS = (
     botocore.exceptions.BotoCoreError,
@@ -384,10 +384,10 @@ _DRIVER_ERRORS = (
     botocore.parsers.ResponseParserError,
     OSError,
 )
-#: 4xx answers that another attempt may not meet.
+#: 4xx answers that may not recur.
 _TRANSIENT_STATUSES = (REQUEST_TIMEOUT, 409, 412, 425, 429)
-#: Raised before a request is on its way. A failing proxy is not among them: a connection that it resets after the request
-#: is told as one that was never made.
+#: Raised before a request is sent. A failing proxy is not among them: the driver reports a connection that the proxy resets
+#: after the request as one that was never made.
 _NEVER_SENT = (
     botocore.exceptions.EndpointConnectionError,
     botocore.exceptions.ConnectTimeoutError,
@@ -395,7 +395,7 @@ _NEVER_SENT = (
     *_NO_CREDENTIALS,
 )
 _MISSING_CODES = ("NoSuchKey",)
-#: 4xx answers that do not say that nothing happened.
+#: 4xx answers after which the request may still have taken effect.
 _UNDECIDED_CODES = ("RequestTimeout", "OperationAborted")
 
 
@@ -416,18 +416,20 @@ def _client(at: S3Address) -> S3Client:
 
 
 def _session(credentials_dir: str | None) -> botocore.session.Session:
-    """Reads the location's own credentials and never, beside them, those of the process; that one's where there are no own."""
+    """Return a session that reads the location's own credentials if it has any, never mixed with those of the process; else the
+    process's.
+    """
     session = botocore.session.get_session()
     file = Path(credentials_dir or "", S3_CREDENTIALS_FILE)
     if credentials_dir and file.exists():
-        # Static keys only: what else such a file may say (a command to run, a role) is another's to decide.
+        # Static keys only: other contents of such a file (a command to run, a role) must not take effect.
         provider = botocore.credentials.SharedCredentialProvider(str(file), profile_name="default")
         session.register_component("credential_provider", botocore.credentials.CredentialResolver([provider]))
     return session
 
 
 def _race(run: Callable[[int], str], count: int) -> list[str]:
-    """`run(0)` to `run(count - 1)` at once; raises the first error after all have ended."""
+    """Run `run(0)` to `run(count - 1)` concurrently. Raises the first error after all have ended."""
     outcomes: list[str | BaseException] = [""] * count
     start = threading.Barrier(count)
 
@@ -435,7 +437,7 @@ def _race(run: Callable[[int], str], count: int) -> list[str]:
         start.wait()
         try:
             outcomes[index] = run(index)
-        except Exception as error:  # noqa: BLE001 - carried to the caller's thread and raised there
+        except Exception as error:  # noqa: BLE001 - carried to the calling thread and raised there
             outcomes[index] = error
 
     threads = [threading.Thread(target=racer, args=(index,), daemon=True) for index in range(count)]
@@ -467,13 +469,13 @@ _CLIENT_ERROR = botocore.exceptions.ClientError
 
 
 def _is_refusal(cause: BaseException | None) -> bool:
-    """Whether bucket, credentials or endpoint are wrong: to try again would not help."""
+    """Whether bucket, credentials or endpoint are wrong, so that a retry would not help."""
     match cause:
         case botocore.exceptions.ClientError():
             is_final = 300 <= _status(cause) < 500 and _status(cause) not in _TRANSIENT_STATUSES
             return is_final and _code(cause) not in _UNDECIDED_CODES
         case botocore.exceptions.NoCredentialsError() | botocore.exceptions.PartialCredentialsError():
             return True
-        case botocore.parsers.ResponseParserError():  # what answers is no S3
+        case botocore.parsers.ResponseParserError():  # the answering server is not S3
             return True
     return is_untrusted(cause)

@@ -1,7 +1,7 @@
-"""Calls of a driver that bounds silence only, bounded as a whole: each runs in a thread of its own, and one that takes longer than
-it may is left behind. A thread that hangs beats a writer that does, and is told: a warning, and two metrics.
+"""Bounds the total time of calls to a driver that itself bounds only silence. Each call runs in a thread of its own; a call
+that takes too long is left behind. A hanging thread is better than a hanging writer, and a warning and two metrics report it.
 
-Bounded: so many threads at once, those left behind among them. Where all hang no further call begins.
+The number of threads is bounded, including those left behind. If all of them hang, no further call starts.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ T = TypeVar("T")
 
 
 class NotBegun(TimeoutError):
-    """All threads were taken until the deadline: nothing was sent."""
+    """All threads were busy until the deadline. Nothing was sent."""
 
 
 class LeftBehind(TimeoutError):
-    """The call still runs: whatever it does may happen yet."""
+    """The call is still running and may still take effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """How long a call may take: `base_s`, and as long as its bytes take at `bytes_per_s`. `threads_max`: of one process."""
+    """Time limit of a call: `base_s`, plus the time its bytes take at `bytes_per_s`. `threads_max` applies per process."""
 
     base_s: float
     bytes_per_s: int
@@ -39,19 +39,19 @@ class CallLimits:
 
 
 class Allowance:
-    """How long one call may take. Thread-safe."""
+    """Time limit of one call. Thread-safe."""
 
     def __init__(self, limits: CallLimits, deadline_s: float) -> None:
         self._limits = limits
         self.deadline_s = deadline_s
 
     def add(self, byte_count: int) -> None:
-        """So many bytes more are to be moved than was known."""
+        """Extend the limit for `byte_count` more bytes than were known before."""
         self.deadline_s += byte_count / self._limits.bytes_per_s
 
 
 class Deadlines:
-    """See the module. Thread-safe, and of use on both sides of a fork."""
+    """See the module. Thread-safe, and usable on both sides of a fork."""
 
     def __init__(self, limits: CallLimits, *, address: str, env: Env, metrics: Metrics) -> None:
         self._limits, self._address = limits, address
@@ -59,21 +59,21 @@ class Deadlines:
         self._begin()
 
     def _begin(self) -> None:
-        """No thread runs in this process yet: a fork takes none along."""
+        """Initialize for this process, in which no thread runs yet: a fork copies none."""
         self._pid = os.getpid()
         self._slots = threading.BoundedSemaphore(self._limits.threads_max)
         self._lock = threading.Lock()
         self._left_behind = 0
 
     def run(self, verb: str, call: Callable[[Allowance], T], *, byte_count: int = 0) -> T:
-        """What `call` returns or raises. NotBegun, or LeftBehind, when it takes longer than `byte_count` bytes may, and those
-        that it adds to its allowance.
+        """Return or raise what `call` returns or raises. NotBegun if no thread is free. LeftBehind if the call takes longer
+        than allowed for `byte_count` bytes and the bytes it adds to its allowance.
         """
         if self._pid != os.getpid():
             self._begin()
         slots = self._slots
         if not slots.acquire(timeout=self._limits.base_s):
-            raise NotBegun(f"all {self._limits.threads_max} threads hang in calls that were left behind, or are busy")
+            raise NotBegun(f"all {self._limits.threads_max} threads are busy or hang in calls that were left behind")
         allowance = Allowance(self._limits, self._env.monotonic_s() + self._limits.base_s)
         allowance.add(byte_count)
         answer: Future[T] = Future()
@@ -81,7 +81,7 @@ class Deadlines:
         def body() -> None:
             try:
                 answer.set_result(call(allowance))
-            except BaseException as error:  # noqa: BLE001 - raised to the caller
+            except BaseException as error:  # noqa: BLE001 - raised in the calling thread
                 answer.set_exception(error)
             finally:
                 slots.release()
@@ -99,17 +99,17 @@ class Deadlines:
             try:
                 return answer.result(timeout=max(0.0, left_s))
             except TimeoutError:
-                if answer.done():  # it was the call's own, or came just now
+                if answer.done():  # the call's own TimeoutError, or its answer came just now
                     return answer.result()
                 if self._env.monotonic_s() < allowance.deadline_s:
-                    continue  # it was given more time
+                    continue  # the call extended its limit
                 self._leave(verb, answer)
                 raise LeftBehind(
-                    "no whole answer in the time that its bytes may take, the call was left behind"
+                    "no whole answer in the time allowed for its bytes, the call was left behind"
                 ) from None
 
     def _leave(self, verb: str, answer: Future[T]) -> None:
-        text = "%s at %s takes longer than it may, and was left behind"
+        text = "%s at %s exceeded its time limit and was left behind"
         _log.warning(text, verb, self._address, extra={"address": self._address})
         self._metrics.count("blob_left_behind", verb=verb)
         self._count_running(1)

@@ -85,9 +85,9 @@ def _redis_without_check(put: Put) -> None:
     script.sha1 = "0" * 40  # never loaded: always sent whole
     put(persist_engine.storage.redis.consensus, "_COMPARE_AND_SET", script)
     stores = persist_engine.storage.redis.consensus.RedisConsensus
-    original = stores._see
-    put(stores, "_see", lambda self, key, head, tip=None: original(self, key, head))
-    put(persist_engine.storage.redis.consensus, "_told", lambda tip: f"{int(tip.seqno)}:")
+    original = stores._remember
+    put(stores, "_remember", lambda self, key, head, tip=None: original(self, key, head))
+    put(persist_engine.storage.redis.consensus, "_tip_text", lambda tip: f"{int(tip.seqno)}:")
 
 
 BUGS = {

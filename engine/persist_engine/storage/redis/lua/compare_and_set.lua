@@ -1,11 +1,11 @@
--- ARGV[3]: expected head and tag of its entry, as `head:tag`, or ''. ARGV[4]: the new seqno. ARGV[5]: its data.
--- ARGV[6]: channel to tell it on, or ''. ARGV[7]: more bytes than these are not told, only the seqno.
+-- ARGV[3]: expected tip as `head:tag`, or ''. ARGV[4]: the new seqno. ARGV[5]: its data.
+-- ARGV[6]: channel for news, or ''. ARGV[7]: above this many bytes, news carries only the seqno.
 -- ARGV[8]: `seqno:tag` of the new entry.
 if (tip or '') ~= ARGV[3] then
   return {'MISMATCH', head or ''}
 end
 
--- Which process this is; '' where an ACL forbids INFO.
+-- Identifies the Redis process; '' if an ACL forbids INFO.
 local info = redis.pcall('INFO', 'server')
 local here = type(info) == 'string' and string.match(info, 'run_id:(%x+)') or ''
 
@@ -21,7 +21,7 @@ if type(noted) == 'table' and noted.err then
   return noted
 end
 if ARGV[6] ~= '' then
-  -- pcall: an ACL may forbid it, and a commit must not fail for want of news.
+  -- pcall: an ACL may forbid PUBLISH, and a commit must not fail for lack of news.
   redis.pcall('PUBLISH', ARGV[6], #ARGV[5] > tonumber(ARGV[7]) and ARGV[4] or ARGV[4] .. ' ' .. ARGV[5])
 end
 return {'OK', exists and run ~= here and 1 or 0}

@@ -1,9 +1,9 @@
--- Stands before every verb. KEYS: meta hash {e, run, h, l, t}, list of entries l..h in order.
--- ARGV[1]: epoch the caller works in. ARGV[2]: the highest head the caller has seen of this log, or ''; where it knows that
--- entry, as `head:tag`. t is the same of the newest entry.
--- Seqnos travel as decimal strings: Lua's numbers are exact only below 2^53. Replies start with a status word.
--- SUBTLE: Lua has no rollback. Every check stands before the first write. After it only an ACL can refuse one (it forbids one
--- of two commands): the first is then undone, or the log would be taken for corrupt for ever.
+-- Prepended to every verb. KEYS: meta hash {e, run, h, l, t}, list of entries l..h in order.
+-- ARGV[1]: the caller's epoch. ARGV[2]: the highest head of this log that the caller knows, or ''; as `head:tag` if the caller
+-- knows that entry. t is the `head:tag` of the newest entry.
+-- Seqnos are passed as decimal strings, because Lua's numbers are exact only below 2^53. Replies begin with a status word.
+-- SUBTLE: Lua has no rollback, so every check precedes the first write. After that, only an ACL can refuse a write (it may forbid one of
+-- two commands). The first write is then undone; otherwise the log would count as corrupt forever.
 local meta, list = KEYS[1], KEYS[2]
 
 local function halves(seqno)
@@ -11,7 +11,7 @@ local function halves(seqno)
   return tonumber(string.sub(padded, 1, 10)), tonumber(string.sub(padded, 11))
 end
 
--- a - b, exact when they are close, with the right sign and about the right size when they are not.
+-- a - b: exact if they are close; otherwise the right sign and about the right size.
 local function minus(a, b)
   local a_high, a_low = halves(a)
   local b_high, b_low = halves(b)
@@ -20,7 +20,7 @@ end
 
 local found = redis.call('HMGET', meta, 'e', 'run', 'h', 'l', 't')
 local epoch, run, head, low, tip = found[1], found[2], found[3], found[4], found[5]
-local seen = string.match(ARGV[2], '^%d*')
+local known = string.match(ARGV[2], '^%d*')
 local count = redis.call('LLEN', list)
 local exists = epoch or head or low or count > 0
 
@@ -30,9 +30,9 @@ end
 if exists and epoch ~= ARGV[1] then
   return {'EPOCH', epoch}
 end
-if seen ~= '' and (not exists or minus(head, seen) < 0) then
+if known ~= '' and (not exists or minus(head, known) < 0) then
   return {'LOST', head or 'none'}
 end
-if seen == head and seen ~= ARGV[2] and tip ~= ARGV[2] then
+if known == head and known ~= ARGV[2] and tip ~= ARGV[2] then
   return {'OTHER', head}
 end

@@ -1,5 +1,5 @@
--- ARGV[3]: first seqno wanted. ARGV[4]: most entries to return. ARGV[5]: most bytes, but always one entry.
--- The first entry returned is that of max(ARGV[3], low).
+-- ARGV[3]: first seqno wanted. ARGV[4]: maximum number of entries. ARGV[5]: maximum bytes, but at least one entry is returned.
+-- The first entry returned has the seqno max(ARGV[3], low).
 if not exists then
   return {'ABSENT'}
 end

@@ -1,4 +1,4 @@
--- ARGV[3]: the lowest seqno to keep. ARGV[4]: SHA-1 of its entry, or '' to be given that entry before anything is decided.
+-- ARGV[3]: the lowest seqno to keep. ARGV[4]: SHA-1 of its entry, or '' to fetch that entry before anything is decided.
 if not exists or minus(ARGV[3], head) > 0 then
   return {'MISMATCH'}
 end
@@ -16,8 +16,8 @@ end
 if dropped == 0 then
   return {'OK', 0}
 end
--- SUBTLE: HSET is refused where memory is full, unless another write stands before it in the same script. So the first is one
--- that takes nothing: truncating is what makes room. It also shows whether an ACL allows the trim, before anything is changed.
+-- SUBTLE: Redis refuses HSET when memory is full, unless another write precedes it in the same script. Truncating is what frees
+-- memory, so a write that removes nothing comes first. It also shows whether an ACL allows LTRIM before anything changes.
 redis.call('LTRIM', list, 0, -1)
 redis.call('HSET', meta, 'l', ARGV[3])
 redis.call('LTRIM', list, dropped, -1)
