@@ -22,7 +22,8 @@ from persist_engine.base.version import check_readable
 from persist_engine.client.arguments import expect, expect_all, expect_progress, expect_seconds
 from persist_engine.client.expiring import Expiring
 from persist_engine.client.write.batch import Batch, BatchBuilder, flush_inline_parts, without_inline_parts
-from persist_engine.client.write.joined import combined_inline_parts, joined, restaged
+from persist_engine.client.write.copies import named_keys, restaged, stale_copies
+from persist_engine.client.write.joined import combined_inline_parts, joined
 from persist_engine.client.write.outcomes import Appended, AppendOutcome, ProgressMismatch, UpperMismatch
 from persist_engine.codec.batch import decode_transmittable
 from persist_engine.model import commands
@@ -33,7 +34,6 @@ from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.state import SourceProgress
 from persist_engine.rows.ingest import Updates
 from persist_engine.rows.schema import Schema
-from persist_engine.shard.live_blobs import live_part_keys
 from persist_engine.shard.machine import Machine
 
 _log = logging.getLogger(__name__)
@@ -279,27 +279,26 @@ class WriteHandle(Expiring):
         expect_all(batches, Batch, "batches", "batches")
         self._check_batches(batches, expected_upper, new_upper)
         desc = Description(expected_upper, new_upper, MINIMUM)
-        doubtful = self._doubtful(batches, desc, progress, expected_progress)
-        if isinstance(doubtful, UpperMismatch | ProgressMismatch):
-            return doubtful
-        own: list[Batch] = []
+        stale = stale_copies(self._machine, batches, desc, progress, expected_progress)
+        if isinstance(stale, UpperMismatch | ProgressMismatch):
+            return self._noted(stale)
+        own: list[Batch] = []  # staged by this call, in the place of some of `batches`
         try:
-            if doubtful:
-                machine = self._machine
-                own.append(restaged(doubtful, desc, store=machine, schema=machine.schema, schema_id=machine.schema_id))
-            linked = [*(batch for batch in batches if batch not in doubtful), *own]
+            if stale:
+                own.append(restaged(stale, desc, self._machine))
+            linked = [*(batch for batch in batches if batch not in stale), *own]
             combined = self._combined(linked, desc)
             own += [] if combined is None else [combined]
             answer, maintenance = self._append_all(linked, combined, desc, progress, expected_progress)
             is_appended = isinstance(answer, commands.Appended)
-            # At once: who cleans up after whatever comes next must not delete what is linked.
+            # At once: a clean-up after a later failure must not delete what is linked.
             for batch in (*linked, *own) if is_appended else ():
                 batch.mark_spent("appended")
         except InvalidUsage:
             self._discard_all(own)
             raise
         except BaseException:
-            # Whatever it is, an attempt before it may have committed: who cleans up must not delete what is linked.
+            # An attempt before this error may have committed: a clean-up must not delete what is linked.
             for batch in batches:
                 batch.note_unknown_outcome(self._named_keys)
             raise
@@ -307,12 +306,10 @@ class WriteHandle(Expiring):
             self._discard_all(own)
         match answer:
             case commands.Appended():
-                self._spend(doubtful, new_upper)
-                self._upper = self._upper.join(new_upper)
-                return Appended(upper=new_upper, maintenance=maintenance)
+                self._retire(stale, new_upper)
+                return self._noted(Appended(upper=new_upper, maintenance=maintenance))
             case commands.UpperMismatch(current=current):
-                self._upper = self._upper.join(current)
-                return UpperMismatch(current=current, expected=expected_upper)
+                return self._noted(UpperMismatch(current=current, expected=expected_upper))
             case commands.ProgressMismatch(current=stored):
                 return ProgressMismatch(current=stored)
         raise InvariantViolated(f"append to {self.shard_id} answered {answer}")
@@ -335,56 +332,10 @@ class WriteHandle(Expiring):
 
     # -- private ------------------------------------------------------------------------------------------------------
 
-    def _discard_all(self, own: Sequence[Batch]) -> None:
-        for batch in own:
-            self.discard(batch)
-
-    def _spend(self, restaged_: Sequence[Batch], upper: Antichain) -> None:
-        """Their updates were appended under other keys: their own blobs go when no copy can be appended past `upper`."""
-        for batch in restaged_:
-            if batch.upper <= upper:
-                self.discard(batch)
-            batch.mark_spent("appended")
-
-    def _doubtful(
-        self,
-        batches: Sequence[Batch],
-        desc: Description,
-        progress: tuple[str, bytes] | None,
-        expected_progress: bytes | None,
-    ) -> list[Batch] | UpperMismatch | ProgressMismatch:
-        """Those of `batches` whose blobs the shard may have linked before and let go of since: they must not be linked
-        again, whatever it names now. An answer where the append would be refused anyhow: nobody stages for that.
-
-        SUBTLE: at its own lower a batch is safe, and however many copies there are: appending one would have moved the
-        upper past it. So it is while the sink's stored progress ends before that: appending one would have moved this.
-        But not one that was rewritten: who deletes a copy that was not looks for appends before its own upper only.
-        """
-        doubtful = [
-            batch for batch in batches if batch.may_have_copies and batch.lower < desc.lower and batch.has_blobs
-        ]
-        if not doubtful or desc.lower == desc.upper:  # data in an empty interval is refused as ever
-            return []
-        state = self._machine.refresh()
-        if progress is not None:
-            stored = state.progress.get(progress[0])
-            if (None if stored is None else stored.token) != expected_progress:
-                return ProgressMismatch(current=stored)
-            doubtful = [each for each in doubtful if each.is_rewritten or (stored and not stored.upper <= each.lower)]
-        if doubtful and state.trace.upper != desc.lower:
-            self._upper = self._upper.join(state.trace.upper)
-            return UpperMismatch(current=state.trace.upper, expected=desc.lower)
-        return doubtful
-
     def _combined(self, batches: Sequence[Batch], desc: Description) -> Batch | None:
         if not self._machine.settings.batch.combine_inline or desc.lower == desc.upper:
             return None
-        try:
-            return combined_inline_parts(
-                batches, desc, store=self._machine, schema=self._schema, schema_id=self._schema_id
-            )
-        except InvalidUsage:  # a sum of diffs that no single row can hold; each batch by itself is fine
-            return None
+        return combined_inline_parts(batches, desc, store=self._machine, schema=self._schema, schema_id=self._schema_id)
 
     def _append_all(
         self,
@@ -410,29 +361,6 @@ class WriteHandle(Expiring):
             flush_inline_parts(batches if combined is None else [combined])
         raise AssertionError("unreachable")
 
-    def _named_keys(self, batches: Sequence[Batch]) -> frozenset[str]:
-        """Partial keys that live versions name, where a copy of one of `batches` may have been appended.
-
-        SUBTLE: an append that somebody gave up may still be on its way, and come to pass behind our look. Whatever it was
-        decided on must no longer be the newest version.
-        """
-        upper = self._machine.refresh().trace.upper
-        if any(upper < batch.upper for batch in batches):
-            upper = self._machine.overtake().trace.upper
-        if all(upper <= batch.lower for batch in batches):  # nobody has appended anything there
-            return frozenset()
-        return live_part_keys(self._machine.versions, self.shard_id)
-
-    def _check_schemas(self, hollow: HollowBatch) -> None:
-        named = {each.schema_id for each in (*hollow.parts, *hollow.run_metas) if each.schema_id is not None}
-        if not named <= set(self._machine.state.schemas) and not named <= set(self._machine.refresh().schemas):
-            unknown = sorted(named - set(self._machine.state.schemas))
-            raise SchemaMismatch(
-                f"batch {hollow.desc} was written under schema {unknown[0]}, which shard {self.shard_id} does not have",
-                requested=unknown[0],
-                actual=tuple(self._machine.state.schemas),
-            )
-
     def _swap_in(
         self,
         hollow: HollowBatch,
@@ -451,6 +379,31 @@ class WriteHandle(Expiring):
                 progress=None if progress is None else (progress[0], SourceProgress(progress[1], new_upper)),
                 expected_progress=expected_progress,
             )
+
+    def _noted(self, outcome: AppendOutcome) -> AppendOutcome:
+        """`outcome`, after the upper that it shows became the one this handle last saw."""
+        match outcome:
+            case Appended(upper=upper) | UpperMismatch(current=upper):
+                self._upper = self._upper.join(upper)
+            case ProgressMismatch():
+                pass
+        return outcome
+
+    def _retire(self, stale: Sequence[Batch], upper: Antichain) -> None:
+        """End batches whose updates were linked under other keys. Their own blobs are deleted when no copy of them can be
+        appended past `upper`.
+        """
+        for batch in stale:
+            if batch.upper <= upper:
+                self.discard(batch)
+            batch.mark_spent("appended")
+
+    def _discard_all(self, own: Sequence[Batch]) -> None:
+        for batch in own:
+            self.discard(batch)
+
+    def _named_keys(self, batches: Sequence[Batch]) -> frozenset[str]:
+        return named_keys(self._machine, batches)
 
     def _check_open(self) -> None:
         if self._expired:
@@ -475,6 +428,16 @@ class WriteHandle(Expiring):
         rewritten = any(part.ts_rewrite is not None for batch in batches for part in batch.hollow.parts)
         for batch in batches:
             check_truncation(batch.hollow, lower, upper, any_rewritten=rewritten)
+
+    def _check_schemas(self, hollow: HollowBatch) -> None:
+        named = {each.schema_id for each in (*hollow.parts, *hollow.run_metas) if each.schema_id is not None}
+        if not named <= set(self._machine.state.schemas) and not named <= set(self._machine.refresh().schemas):
+            unknown = sorted(named - set(self._machine.state.schemas))
+            raise SchemaMismatch(
+                f"batch {hollow.desc} was written under schema {unknown[0]}, which shard {self.shard_id} does not have",
+                requested=unknown[0],
+                actual=tuple(self._machine.state.schemas),
+            )
 
 
 def _bounds(

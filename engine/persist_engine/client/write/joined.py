@@ -12,12 +12,11 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from persist_engine.base.errors import BatchExpired, InvalidUsage, MissingBlob
+from persist_engine.base.errors import InvalidUsage
 from persist_engine.client.write.batch import Batch, BatchBuilder
 from persist_engine.model.batch import HollowBatch, InlinePart, RunMeta, RunPart
-from persist_engine.model.frontier import MINIMUM, Description
-from persist_engine.parts.fetch import CompactionFilter, PartSource, read_consolidated, runs_of
-from persist_engine.parts.listings import expand
+from persist_engine.model.frontier import Description
+from persist_engine.parts.fetch import PartSource
 from persist_engine.parts.write import PartStore
 from persist_engine.rows.schema import Schema
 
@@ -58,12 +57,15 @@ def combined_inline_parts(
     if len(small) < 2 or any(part.schema_id != schema_id for part, _ in small):
         return None
     source = PartSource(store.shard_id, store.blob, schema, store.retry, store.metrics, path="builder")
-    with BatchBuilder(store, desc.lower, schema=schema, schema_id=schema_id, upper=desc.upper) as builder:
-        for part, since in small:
-            bounds = Description(desc.lower, desc.upper, since)
-            builder.add(pa.concat_tables(source.decode(part.data, part, bounds)))
-        store.metrics.count("inline_combined_parts", len(small))
-        return builder.finish(desc.upper)
+    try:
+        with BatchBuilder(store, desc.lower, schema=schema, schema_id=schema_id, upper=desc.upper) as builder:
+            for part, since in small:
+                bounds = Description(desc.lower, desc.upper, since)
+                builder.add(pa.concat_tables(source.decode(part.data, part, bounds)))
+            store.metrics.count("inline_combined_parts", len(small))
+            return builder.finish(desc.upper)
+    except InvalidUsage:  # a sum of diffs that no single row can hold; each batch by itself is fine
+        return None
 
 
 def gathered(
@@ -75,32 +77,9 @@ def gathered(
 
     Like `flush_inline_parts` it changes `batches`; every one must be usable. What is returned takes their place.
     """
-    try:
-        combined = combined_inline_parts(batches, desc, store=store, schema=schema, schema_id=schema_id)
-    except InvalidUsage:  # a sum of diffs that no single row can hold; each batch by itself is fine
-        combined = None
+    combined = combined_inline_parts(batches, desc, store=store, schema=schema, schema_id=schema_id)
     if combined is None:
         return list(batches)
     for batch in batches:
         batch.drop_inline_parts()
     return [batch for batch in (*batches, combined) if batch.hollow.parts]
-
-
-def restaged(batches: Sequence[Batch], desc: Description, *, store: PartStore, schema: Schema, schema_id: int) -> Batch:
-    """A new batch of [desc.lower, desc.upper) with the updates of `batches` there, in parts of its own; the caller's to
-    append or to delete. `schema` is as new as each of theirs, so that none loses a field.
-
-    `batches` stay untouched. Memory: a few parts. BatchExpired when a blob is gone: no live version names it any more.
-    """
-    source = PartSource(store.shard_id, store.blob, schema, store.retry, store.metrics)
-    memory_bytes = 2 * store.settings.batch.target_part_bytes
-    with BatchBuilder(store, desc.lower, schema=schema, schema_id=schema_id, upper=desc.upper) as builder:
-        try:
-            runs = runs_of(expand(source, [batch.hollow.with_desc(desc) for batch in batches]))
-            for table in read_consolidated(source, runs, CompactionFilter(MINIMUM), memory_bytes=memory_bytes):
-                builder.add(table)
-        except MissingBlob as error:
-            key = error.detail.get("key")
-            text = f"blob {key} of a batch of shard {store.shard_id} that may have been appended before is gone"
-            raise BatchExpired(f"{text}: stage the updates in {desc} again", key=key) from error
-        return builder.finish(desc.upper)
