@@ -219,7 +219,7 @@ class SinkFailed(PersistError):
 
 
 class Incompatible(PersistError):
-    """Durable bytes come from newer code. Nothing was changed; upgrade this binary."""
+    """Durable bytes come from newer code, or are in a format that this code does not read. Nothing was changed."""
 
     kind = ErrorKind.INCOMPATIBLE
 

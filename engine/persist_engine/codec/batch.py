@@ -27,9 +27,6 @@ from persist_engine.model.frontier import Antichain, Description
 from persist_engine.model.ids import RunId, ShardId
 from persist_engine.pb import batch_pb2 as pb
 
-#: How inline parts were encoded before their descriptors said so.
-PARQUET_FORMAT = "parquet/1"
-
 _ORDERS = {
     RunOrder.UNORDERED: pb.RUN_ORDER_UNORDERED,
     RunOrder.CODEC: pb.RUN_ORDER_CODEC,
@@ -165,7 +162,7 @@ def _part_to_pb(part: RunPart) -> pb.Part:
             diffs_sum=part.diffs_sum,
             ts_rewrite=rewrite,
             schema_id=part.schema_id,
-            format=None if part.format == PARQUET_FORMAT else part.format,
+            format=part.format,
             sum_wraps=part.sum_wraps,
         )
         return pb.Part(inline=inline)
@@ -235,13 +232,13 @@ def _part_from_pb(message: pb.Part) -> RunPart:
             diffs_sum=inline.diffs_sum if inline.HasField("diffs_sum") else None,
             ts_rewrite=antichain_from_pb(inline.ts_rewrite) if inline.HasField("ts_rewrite") else None,
             schema_id=inline.schema_id if inline.HasField("schema_id") else None,
-            format=inline.format if inline.HasField("format") else PARQUET_FORMAT,
+            format=inline.format,
             sum_wraps=inline.sum_wraps,
         )
     if which == "run":
         return _run_ref_from_pb(message.run)
     if which is None and message.ByteSize():  # a field that came later
-        raise Incompatible("a part of a kind that this code does not know: upgrade it")
+        raise Incompatible("a part of a kind that this code does not know: upgrade this binary")
     check(which == "hollow", "a part of no kind")
     hollow = message.hollow
     return HollowPart(

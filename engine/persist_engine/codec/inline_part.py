@@ -20,12 +20,12 @@ import pyarrow as pa
 
 from persist_engine.base.errors import CorruptData, Incompatible, SchemaMismatch, check
 from persist_engine.codec.damage import decoding
-from persist_engine.codec.part import DecodedPart, decode_part, part_schema
+from persist_engine.codec.part import DecodedPart
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.rows.evolution import adapted, needs_adapting
 from persist_engine.rows.schema import Schema
 
-#: Format of the bytes that this code writes; it reads this one and inline Parquet.
+#: Format of the bytes: this code writes it and reads no other.
 INLINE_FORMAT = 1
 #: As it stands in a part's descriptor.
 INLINE_FORMAT_NAME = f"arrow/{INLINE_FORMAT}"
@@ -81,9 +81,6 @@ def decode_inline(
     Rows are shown under `schema` as `decode_part` shows them (None: as they were written). CorruptData for any damage,
     Incompatible for a newer format, SchemaMismatch for a part of another schema.
     """
-    if format_name.startswith("parquet/"):
-        own = part_schema(data, key=key) if schema is None else schema
-        return decode_part(data, key=key, schema=own, may_be_newer=may_be_newer)
     if format_name != INLINE_FORMAT_NAME:
         raise Incompatible(f"part {key}: this code cannot read inline parts of format {format_name!r}", key=key)
     rest = _verified(data, key)
@@ -112,8 +109,8 @@ def _verified(data: bytes, key: str) -> memoryview:
     rest = memoryview(data)[_FRONT_BYTES:]
     if _CRC.unpack_from(data, _FRONT.size) != (zlib.crc32(rest, zlib.crc32(data[: _FRONT.size])),):
         raise CorruptData(f"part {key}: the bytes do not match their checksum", key=key)
-    if version > INLINE_FORMAT:
-        raise Incompatible(f"part {key} has inline format {version}, this code reads up to {INLINE_FORMAT}", key=key)
+    if version != INLINE_FORMAT:
+        raise Incompatible(f"part {key} has inline format {version}, this code reads format {INLINE_FORMAT}", key=key)
     return rest
 
 

@@ -1,7 +1,6 @@
 """Every blob key, made and parsed here and nowhere else (spec 6).
 
     part    <shard>/n<MMmmmpp>/p<uuid>      partial key: n<MMmmmpp>/p<uuid>
-    part    <shard>/w<uuid>/p<uuid>         as the oldest writers named them, by their own id; read, never made
     rollup  <shard>/v<seqno>/r<uuid>        partial key: v<seqno>/r<uuid>
     mark    <shard>/created                 an empty object: the shard's log has begun
 
@@ -17,20 +16,19 @@ from dataclasses import dataclass
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.version import writer_key
 from persist_engine.base.versioned import SeqNo
-from persist_engine.model.ids import PartId, RollupId, ShardId, WriterId
+from persist_engine.model.ids import PartId, RollupId, ShardId
 
 _WRITER_KEY = re.compile(r"n(\d{2})(\d{3})(\d{2})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class PartKey:
-    """A part's key: whose, written by which version of the code or (the other is None) by which writer."""
+    """The key of a part, and the version of the code that wrote it."""
 
     shard_id: ShardId
-    version: tuple[int, int, int] | None
+    version: tuple[int, int, int]
     part_id: PartId
     partial: str
-    writer_id: WriterId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +107,4 @@ def _parsed(shard_id: ShardId, middle: str, last: str) -> PartKey | RollupKey:
         return RollupKey(shard_id, SeqNo.parse(middle), RollupId(last), partial)
     if (found := _WRITER_KEY.fullmatch(middle)) is not None:
         return PartKey(shard_id, (int(found[1]), int(found[2]), int(found[3])), PartId(last), partial)
-    if middle.startswith(WriterId.letters):
-        return PartKey(shard_id, None, PartId(last), partial, WriterId(middle))
     raise InvalidUsage(f"{middle!r} is neither a seqno nor a writer key")

@@ -60,7 +60,7 @@ __all__ = [
     "verify_part",
 ]
 
-#: Format of the files that this code writes; it reads these and older ones.
+#: Format of the files: this code writes it and reads no other.
 PART_FORMAT = 1
 #: As it stands in a part's descriptor.
 PART_FORMAT_NAME = f"parquet/{PART_FORMAT}"
@@ -305,27 +305,24 @@ def open_part(
     *,
     key: str,
     schema: Schema,
+    format_name: str = PART_FORMAT_NAME,
     expected_checksum: str | None = None,
     may_be_newer: bool = False,
 ) -> OpenedPart:
     """As `decode_part` of all columns, but rows are decoded when they are asked for: memory is the encoded bytes until
-    then. The bytes are verified before it returns.
+    then. The bytes are verified before it returns. `format_name` is the format that the part's descriptor names.
 
     `may_be_newer`: a part of a schema that succeeded `schema` is shown without what came since; its rows then lie in any
     order.
     """
+    if format_name != PART_FORMAT_NAME:
+        raise Incompatible(f"part {key} has format {format_name!r}, this code reads {PART_FORMAT_NAME!r}", key=key)
     verify_part(data, key=key, expected_checksum=expected_checksum)
     with decoding(key):
         file, desc, written = _opened(data, key, schema, may_be_newer=may_be_newer)
     names = tuple(name for name in _COLUMNS if name != "val" or len(written.val))
     rows, groups = file.metadata.num_rows, file.num_row_groups
     return OpenedPart(desc, rows, groups, key, memoryview(data), file, names, None if written is schema else schema)
-
-
-def part_schema(data: bytes | memoryview, *, key: str) -> Schema:
-    """The schema a part was written with, by its own account; CorruptData naming `key`. Verifies nothing else."""
-    with decoding(key):
-        return schema_of(pq.read_schema(pa.BufferReader(pa.py_buffer(data))))
 
 
 def verify_part(data: bytes | memoryview, *, key: str, expected_checksum: str | None = None) -> None:
@@ -375,9 +372,9 @@ def _opened(
     metadata = {
         name.decode(): text.decode() for name, text in (stored.metadata or {}).items() if name.startswith(b"persist.")
     }
-    if int(metadata["persist.format"]) > PART_FORMAT:
+    if int(metadata["persist.format"]) != PART_FORMAT:
         raise Incompatible(
-            f"part {key} has format {metadata['persist.format']}, this code reads up to {PART_FORMAT}", key=key
+            f"part {key} has format {metadata['persist.format']}, this code reads format {PART_FORMAT}", key=key
         )
     desc = _parsed_desc(metadata["persist.desc"])
     written = schema

@@ -26,6 +26,9 @@ from persist_engine.model.state import (
 )
 from persist_engine.pb import state_pb2 as pb
 
+#: Random bytes that tell one log from another.
+BIRTH_BYTES = 16
+
 
 def need(message: Message, *names: str) -> None:
     """Raise InvariantViolated unless the (message) fields are there: absent is not empty."""
@@ -34,7 +37,7 @@ def need(message: Message, *names: str) -> None:
 
 
 def birth_from_pb(raw: bytes) -> bytes:
-    check(len(raw) in {0, 16}, f"a birth of {len(raw)} bytes")
+    check(len(raw) == BIRTH_BYTES, f"a birth of {len(raw)} bytes")
     return raw
 
 

@@ -10,14 +10,11 @@ from persist_engine.base.errors import check
 from persist_engine.base.version import check_readable
 from persist_engine.base.versioned import SeqNo, Tip, VersionedData
 from persist_engine.codec import records
-from persist_engine.codec.batch import antichain_from_pb, antichain_to_pb, batch_from_pb, batch_to_pb
-from persist_engine.codec.envelope import RETAINED_ROLLUP_VERSION, Kind, decoding, opened, sealed
+from persist_engine.codec.envelope import Kind, decoding, opened, sealed
 from persist_engine.codec.state_diff import predecessor_of
-from persist_engine.codec.stored_spine import format_version, trace_from_pb, trace_to_pb
+from persist_engine.codec.stored_spine import trace_from_pb, trace_to_pb
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId, WriterId
 from persist_engine.model.shared_map import SharedMap
-from persist_engine.model.spine.flat import FlatTrace
-from persist_engine.model.spine.trace import Trace
 from persist_engine.model.state import CodecNames, ShardState
 from persist_engine.pb import state_pb2 as pb
 
@@ -74,9 +71,7 @@ def encode_rollup(rollup: Rollup) -> bytes:
         diffs=[pb.VersionedData(seqno=diff.seqno, data=diff.data) for diff in rollup.diffs],
         lineage=rollup.lineage,
     )
-    is_plain = rollup.state.retain_ms is None
-    version = format_version(message.state.trace) if is_plain else RETAINED_ROLLUP_VERSION
-    return sealed(Kind.ROLLUP, message, format_version=version)
+    return sealed(Kind.ROLLUP, message)
 
 
 def decode_rollup(data: bytes, *, key: str, lazily: bool = False) -> Rollup:
@@ -147,7 +142,7 @@ def state_to_pb(state: ShardState) -> pb.ShardState:
             pb.ProgressEntry(sink_id=key, progress=records.progress_to_pb(progress))
             for key, progress in state.progress.items()
         ],
-        trace=trace_to_pb(state.trace) if state.trace.structured else flat_trace_to_pb(state.trace.flatten()),
+        trace=trace_to_pb(state.trace),
         staging_floor_ms=state.staging_floor_ms,
         retain_ms=state.retain_ms,
         birth=state.birth,
@@ -181,51 +176,12 @@ def state_from_pb(message: pb.ShardState, *, key: str = "state") -> ShardState:
         writers=_shared(message.writers, lambda e: WriterId.from_bytes(e.id), "writer", records.writer_from_pb),
         schemas=_shared(message.schemas, lambda each: int(each.id), "schema", records.schema_from_pb),
         progress=_shared(message.progress, lambda each: str(each.sink_id), "progress", records.progress_from_pb),
-        trace=(
-            trace_from_pb(message.trace, key=key)
-            if message.trace.stored
-            else Trace.unflatten(flat_trace_from_pb(message.trace))
-        ),
+        trace=trace_from_pb(message.trace, key=key),
         staging_floor_ms=message.staging_floor_ms if message.HasField("staging_floor_ms") else None,
         retain_ms=message.retain_ms if message.HasField("retain_ms") else None,
         birth=records.birth_from_pb(message.birth),
         tag=records.tag_from_pb(message.tag),
     )
-
-
-def flat_trace_to_pb(flat: FlatTrace) -> pb.FlatTrace:
-    spine_id = records.spine_id_to_pb
-    return pb.FlatTrace(
-        since=antichain_to_pb(flat.since),
-        legacy_batches=[batch_to_pb(batch) for batch in flat.legacy_batches],
-        hollow_batches=[
-            pb.HollowBatchEntry(id=spine_id(key), batch=batch_to_pb(flat.hollow_batches[key]))
-            for key in sorted(flat.hollow_batches)
-        ],
-        spine_batches=[
-            pb.SpineBatchEntry(id=spine_id(key), batch=records.spine_batch_to_pb(flat.spine_batches[key]))
-            for key in sorted(flat.spine_batches)
-        ],
-        merges=[
-            pb.MergeEntry(id=spine_id(key), merge=records.merge_to_pb(flat.merges[key])) for key in sorted(flat.merges)
-        ],
-    )
-
-
-def flat_trace_from_pb(message: pb.FlatTrace) -> FlatTrace:
-    records.need(message, "since")
-    return FlatTrace(
-        since=antichain_from_pb(message.since),
-        legacy_batches=tuple(batch_from_pb(batch) for batch in message.legacy_batches),
-        hollow_batches=_entries(message.hollow_batches, _spine_id, "batch", batch_from_pb),
-        spine_batches=_entries(message.spine_batches, _spine_id, "batch", records.spine_batch_from_pb),
-        merges=_entries(message.merges, _spine_id, "merge", records.merge_from_pb),
-    )
-
-
-def _spine_id(entry: Any) -> Any:
-    records.need(entry, "id")
-    return records.spine_id_from_pb(entry.id)
 
 
 def _shared(

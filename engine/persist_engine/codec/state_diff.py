@@ -18,7 +18,7 @@ from persist_engine.base.version import check_readable
 from persist_engine.base.versioned import SeqNo, VersionedData, tag_of
 from persist_engine.codec import records
 from persist_engine.codec.batch import antichain_from_pb, antichain_to_pb, batch_from_pb, batch_to_pb
-from persist_engine.codec.envelope import CHAINED_VERSION, RETAINED_DIFF_VERSION, Kind, decoding, opened, sealed
+from persist_engine.codec.envelope import Kind, decoding, opened, sealed
 from persist_engine.model.diff.state_diff import Delete, FieldDiff, Insert, StateDiff, Update
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId, WriterId
 from persist_engine.pb import batch_pb2, diff_pb2, state_pb2
@@ -191,10 +191,9 @@ def encode_state_diff(diff: StateDiff) -> bytes:
         walltime_ms=diff.walltime_ms,
         birth=diff.birth,
         predecessor=diff.predecessor,
-        shard_id=None if diff.shard_id is None else diff.shard_id.to_bytes(),
+        shard_id=diff.shard_id.to_bytes(),
     )
-    version = RETAINED_DIFF_VERSION if diff.retain_ms else CHAINED_VERSION
-    return sealed(Kind.STATE_DIFF, message, format_version=version)
+    return sealed(Kind.STATE_DIFF, message)
 
 
 def decode_state_diff(data: bytes, *, key: str) -> StateDiff:
@@ -215,7 +214,7 @@ def decode_state_diff(data: bytes, *, key: str) -> StateDiff:
             birth=records.birth_from_pb(message.birth),
             predecessor=records.tag_from_pb(message.predecessor),
             tag=tag_of(data),
-            shard_id=ShardId.from_bytes(message.shard_id) if message.HasField("shard_id") else None,
+            shard_id=ShardId.from_bytes(message.shard_id),
             **_collections(message.field_diffs),
         )
 

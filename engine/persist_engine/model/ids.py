@@ -108,7 +108,7 @@ class PartId(_Id):
 
     @property
     def staged_ms(self) -> int:
-        """When it was staged. Ids of 0.1.0 are random and tell any time, mostly one far ahead."""
+        """When it was staged."""
         return staged_ms(self)
 
 

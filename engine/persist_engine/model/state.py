@@ -106,6 +106,8 @@ class ShardState:
 
     applier_version: str
     shard_id: ShardId
+    birth: bytes
+    """Random, drawn when the log began: distinguishes this log from one that was wiped and written anew."""
     codecs: CodecNames
     seqno: SeqNo
     walltime_ms: int
@@ -127,8 +129,6 @@ class ShardState:
     """That of the log's entry at `seqno`; the next entry tells it. Empty until the entry is encoded."""
     retain_ms: int | None = None
     """Retention: since stays so far behind upper at least, and follows it; None: only readers hold since."""
-    birth: bytes = b""
-    """Random, drawn when the log began: tells this log from one that was wiped and written anew. Empty: older code made it."""
 
     @property
     def tip(self) -> Tip:

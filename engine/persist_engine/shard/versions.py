@@ -476,7 +476,7 @@ class StateVersions:
         diff = self._timed("decode", "diff", lambda: decode_state_diff(entry.data, key=key))
         if diff.seqno_to != entry.seqno:
             raise CorruptData(f"diff {key} leads to {diff.seqno_to}", key=key)
-        if diff.shard_id not in {None, shard_id}:
+        if diff.shard_id != shard_id:
             raise CorruptData(f"diff {key} belongs to shard {diff.shard_id}", key=key)
         if not is_rollup_key(diff.latest_rollup_key):
             raise CorruptData(f"diff {key} names no rollup: {diff.latest_rollup_key!r}", key=key)

@@ -147,14 +147,12 @@ def is_fenced(key: PartKey | RollupKey, state: ShardState) -> bool:
 
 def looks_leaked(key: PartKey | RollupKey, state: ShardState) -> bool:
     """Whether the blob, which nobody names, is fenced, or will hardly be named any more: the code that wrote it can no
-    longer open the shard or, for the oldest keys, its writer is gone. For reports: no reason to delete anything.
+    longer open the shard. For reports: no reason to delete anything.
     """
     if is_fenced(key, state):
         return True
     if isinstance(key, RollupKey):
         return False
-    if key.version is None:
-        return key.writer_id not in state.writers
     return not may_write(key.version, state.applier_version)
 
 
