@@ -124,7 +124,7 @@ BUGS = (
     ),
     bug(
         "7",
-        "shard/versions.py",
+        "shard/log_reader.py",
         "        live = self._scan(shard_id, SeqNo(0), limit)\n        if len(live) < limit:\n",
         "        live = self._scan(shard_id, SeqNo(0), SCAN_ALL)\n        if live or not live:\n",
         "tests/engine/shard/test_versions.py::test_regression_7_scans_are_bounded_when_a_newer_rollup_exists",

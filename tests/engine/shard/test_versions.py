@@ -24,8 +24,8 @@ from persist_engine.model.ids import ShardId
 from persist_engine.model.state import ShardState
 from persist_engine.pb import diff_pb2
 from persist_engine.rows.schema import CODECS
+from persist_engine.shard.log_reader import LiveDiffBounds
 from persist_engine.shard.machine import Machine
-from persist_engine.shard.versions import LiveDiffBounds
 from persist_engine.work.audit.walk import VersionWalk
 from persist_engine.work.gc import gc_and_truncate
 from persist_kit.world import SCHEMA, World, row
@@ -273,7 +273,7 @@ def test_a_walk_starts_at_a_rollup_that_only_diffs_still_name():
 
 def test_regression_every_walk_starts_at_a_rollup_that_only_a_later_diff_names(monkeypatch: pytest.MonkeyPatch):
     """The diff at the earliest version says nothing of the rollup there: the one that linked it comes after it."""
-    monkeypatch.setattr("persist_engine.shard.versions._SEARCHED_DIFFS", 2)
+    monkeypatch.setattr("persist_engine.shard.log_reader._SEARCHED_DIFFS", 2)
     world = World()
     shard_id = world.shard_id()
     machine = commits(world.process(), shard_id, 2)

@@ -17,8 +17,8 @@ from persist_engine.model.frontier import MINIMUM, Description
 from persist_engine.model.ids import ShardId
 from persist_engine.parts.fetch import CompactionFilter, PartSource, read_consolidated, runs_of
 from persist_engine.parts.listings import expand
+from persist_engine.shard.log_reader import LogReader
 from persist_engine.shard.machine import Machine
-from persist_engine.shard.versions import StateVersions
 
 
 def stale_copies(
@@ -87,14 +87,14 @@ def named_keys(machine: Machine, batches: Sequence[Batch]) -> frozenset[str]:
     return live_part_keys(machine.versions, machine.shard_id)
 
 
-def live_part_keys(versions: StateVersions, shard_id: ShardId) -> frozenset[str]:
+def live_part_keys(log: LogReader, shard_id: ShardId) -> frozenset[str]:
     """Partial keys of all parts, and listings of parts, that any live version names; at least of the versions that were
     acknowledged before the call.
 
     The newest version alone is not enough: a reader that holds an older one may still read its parts. Unbounded: fetches
     all live diffs and a rollup.
     """
-    walk = versions.fetch_all_live_states(shard_id)
+    walk = log.fetch_all_live_states(shard_id)
     if walk is None:
         return frozenset()
     keys = {blob.partial_key for blob in live_blobs(walk.state) if blob.kind != "rollup"}
