@@ -1,11 +1,11 @@
-"""What stands around every durable protobuf message: what it is, in which format, and that it is whole.
+"""The envelope of every durable protobuf message: its kind, its format version and a checksum.
 
     4 bytes magic "PST" + kind | 2 bytes format version | 4 bytes CRC-32 of everything else | payload
     (little-endian)
 
-Protobuf accepts much that was never written; the checksum makes a damaged message an error and the kind keeps a diff
-from being read as a rollup. This head never changes, whatever the format version says, so that newer bytes are told
-from damaged ones.
+Protobuf accepts many bytes that no encoder wrote. The checksum makes a damaged message an error, and the kind prevents
+that a diff is read as a rollup. This head is the same in every format version, so that a decoder can distinguish another
+format from damage.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, InvariantViolated
 
-#: Format of every kind of message: this code writes it and reads no other.
+#: Format version of every kind of message. This code writes it and reads no other.
 FORMAT_VERSION = 1
 
 _MAGIC = b"PST"
@@ -33,7 +33,7 @@ M = TypeVar("M", bound=Message)
 
 
 class Kind(enum.Enum):
-    """What an envelope holds; the last byte of its magic. Append-only."""
+    """The kind of message in an envelope: the last byte of its magic. Append-only."""
 
     ROLLUP = b"R"
     STATE_DIFF = b"D"
@@ -46,8 +46,8 @@ class Kind(enum.Enum):
 
 
 def sealed(kind: Kind, message: Message) -> bytes:
-    """The message in its envelope; the same bytes for the same message. InvariantViolated when a value does not fit
-    the format.
+    """The message in its envelope. Equal messages give equal bytes. InvariantViolated when a value does not fit the
+    format.
     """
     try:
         payload = message.SerializeToString(deterministic=True)
@@ -58,8 +58,8 @@ def sealed(kind: Kind, message: Message) -> bytes:
 
 
 def opened(kind: Kind, data: bytes, message: M, key: str) -> M:
-    """`message` filled from its envelope. CorruptData names `key` and what is wrong; Incompatible for another
-    format version.
+    """`message`, filled from its envelope. CorruptData with `key` and what is wrong; Incompatible with `key` for another
+    format version, newer or older.
     """
     what = kind.name.lower().replace("_", " ")
     if len(data) < _HEAD_BYTES or data[:3] != _MAGIC:
@@ -82,7 +82,7 @@ def opened(kind: Kind, data: bytes, message: M, key: str) -> M:
 
 @contextmanager
 def decoding(what: str, key: str) -> Iterator[None]:
-    """Within it, whatever rule of the model the decoded values break becomes CorruptData naming `key` and `what`."""
+    """Within it, a broken rule of the model becomes CorruptData with `key` and `what`, and Incompatible gets the key."""
     try:
         yield
     except Incompatible as error:

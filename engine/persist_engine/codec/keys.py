@@ -1,11 +1,11 @@
-"""Every blob key, made and parsed here and nowhere else (spec 6).
+"""Every blob key. No other module makes or parses one (spec 6).
 
     part    <shard>/n<MMmmmpp>/p<uuid>      partial key: n<MMmmmpp>/p<uuid>
     rollup  <shard>/v<seqno>/r<uuid>        partial key: v<seqno>/r<uuid>
     mark    <shard>/created                 an empty object: the shard's log has begun
 
-State holds partial keys. `n...` is the version of the code that wrote the part, digits padded so that keys sort by
-version. A shard's consensus key is its textual id (the others: codec.registry).
+State holds partial keys. `n...` is the version of the code that wrote the part, with padded digits, so that keys sort by
+version. A shard's consensus key is its textual id; `codec.registry` has the other consensus keys.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PartKey:
 
 @dataclass(frozen=True, slots=True)
 class RollupKey:
-    """A rollup's key: whose, of which seqno."""
+    """The key of a rollup, and the seqno of its state."""
 
     shard_id: ShardId
     seqno: SeqNo
@@ -71,12 +71,12 @@ def shard_prefix(shard_id: ShardId) -> str:
 
 
 def created_key(shard_id: ShardId) -> str:
-    """Key of the empty object that tells that the shard's log has begun. No state names it, and it is never deleted."""
+    """Key of the empty object that proves that the shard's log has begun. No state names it, and it is never deleted."""
     return f"{shard_id}/created"
 
 
 def is_first_rollup(key: str) -> bool:
-    """Whether `key` is that of a rollup of the first version: the one blob that may be there before its log is."""
+    """Whether `key` is that of a rollup of the first version: the one blob that may exist before its log."""
     return key.split("/")[1:2] == ["v1"]
 
 
@@ -91,7 +91,7 @@ def parts_prefix(shard_id: ShardId) -> str:
 
 
 def parse_blob_key(key: str) -> PartKey | RollupKey:
-    """What `key` names; inverse of `blob_key`. InvalidUsage for anything that this code would not have made."""
+    """The parsed `key`. Inverse of `blob_key`. InvalidUsage for a key that this code would not make."""
     pieces = key.split("/")
     if len(pieces) != 3:
         raise InvalidUsage(f"not a blob key: {key!r}, expected <shard>/<version or seqno>/<id>")

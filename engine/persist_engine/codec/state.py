@@ -22,9 +22,9 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-#: Of a tag in a lineage: two entries of one seqno agree in so many bytes once in 2**64.
+#: Bytes of a tag in a lineage. Two entries of one seqno agree in that many once in 2**64.
 _SHORT_BYTES = 8
-#: Entries that a lineage tells: 32 KiB. Past them a process that slept cannot be told whether its log was rolled back.
+#: Entries in a lineage: 32 KiB. A process that slept longer cannot find out whether its log was rolled back.
 LINEAGE_MAX = 4096
 
 
@@ -32,10 +32,10 @@ LINEAGE_MAX = 4096
 class Rollup:
     """A full copy of state at `state.seqno`.
 
-    `diffs` are the encoded diffs of the seqnos after the previous rollup, up to and with this one's, so that audits
-    see which blobs came and went; none in a shard's first rollup. `lineage` are short tags of the entries before them,
-    oldest first. Invariant: the diffs' seqnos follow one another and end at the state's, each names the one before it,
-    and the last is the state's entry.
+    `diffs` are the encoded diffs after the previous rollup, through the one of this state, so that audits see which blobs
+    came and went; a shard's first rollup has none. `lineage` are short tags of the entries before these diffs, oldest
+    first. Invariant: the seqnos of the diffs are consecutive and end at the state's; each diff names the entry before it;
+    the last diff is the state's entry.
     """
 
     state: ShardState
@@ -43,7 +43,7 @@ class Rollup:
     lineage: bytes = b""
 
     def knows(self, tip: Tip) -> bool | None:
-        """Whether `tip` is an entry of the log up to the state; None when it lies further back than the lineage."""
+        """Whether `tip` is an entry of the log up to the state. None when it lies further back than the lineage."""
         back = self.state.seqno - tip.seqno
         if back == 0:
             return tip.tag == self.state.tag
@@ -55,15 +55,15 @@ class Rollup:
         return self.lineage[end - _SHORT_BYTES : end] == tip.tag[:_SHORT_BYTES]
 
     def lineage_of_next(self) -> bytes:
-        """The lineage of the rollup that follows: this one's, its diffs' and its state's."""
+        """The lineage of the next rollup: this one's, then the tags of its diffs, then that of its state."""
         tags = [diff.tip.tag for diff in self.diffs[:-1]] + [self.state.tag]
-        told = self.lineage + b"".join(tag[:_SHORT_BYTES] for tag in tags)
-        return told[-LINEAGE_MAX * _SHORT_BYTES :]
+        lineage = self.lineage + b"".join(tag[:_SHORT_BYTES] for tag in tags)
+        return lineage[-LINEAGE_MAX * _SHORT_BYTES :]
 
 
 def encode_rollup(rollup: Rollup) -> bytes:
-    """The rollup's bytes; equal rollups give equal bytes. InvariantViolated when the diffs are not those that lead to
-    the state.
+    """The bytes of the rollup. Equal rollups give equal bytes. InvariantViolated when the diffs do not lead to the
+    state.
     """
     _check_diffs(rollup)
     message = pb.Rollup(
@@ -75,10 +75,10 @@ def encode_rollup(rollup: Rollup) -> bytes:
 
 
 def decode_rollup(data: bytes, *, key: str, lazily: bool = False) -> Rollup:
-    """Inverse of `encode_rollup`. CorruptData or Incompatible (format or writing code too new) naming `key`.
+    """Inverse of `encode_rollup`. CorruptData or Incompatible (also for newer code) with `key`.
 
-    `lazily`: hollow batches are decoded when somebody looks at them, and CorruptData for what is wrong with them comes
-    then; of the diffs only the last is compared with what follows it. The checksum over all of it is verified either way.
+    `lazily`: hollow batches are decoded on first use, which may then raise CorruptData, and only the last diff is compared
+    with the state's tag. The checksum of all bytes is verified either way.
     """
     message = opened(Kind.ROLLUP, data, pb.Rollup(), key)
     check_readable(message.state.applier_version, key)

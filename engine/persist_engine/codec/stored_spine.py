@@ -28,11 +28,11 @@ from persist_engine.model.spine.spine import IdBatch, Parts, Sizes, Spine, Spine
 from persist_engine.model.spine.trace import Trace
 from persist_engine.pb import state_pb2 as pb
 
-#: Fewer bytes are stored as they are.
+#: Fewer bytes are not compressed.
 PACK_BYTES_MIN = 4096
-#: The codec makes no more of one byte (128 KiB of one block that only repeats): whoever claims more is not asked for it.
+#: The codec cannot expand a byte further (128 KiB from one block of repeats): a larger claimed size is refused unread.
 _UNPACKED_PER_BYTE_MAX = 1 << 15
-#: At its first level, Arrow's default: a quarter is left of what parts are described by, at a gigabyte a second.
+#: At level 1, Arrow's default: descriptors of parts shrink to a quarter, at a gigabyte a second.
 _PACKER = "zstd"
 
 
@@ -76,8 +76,8 @@ def trace_from_pb(message: pb.Trace, *, key: str) -> Trace:
 
 
 def stored_form(batch: SpineBatch) -> EncodedParts:
-    """The hollow batches of `batch` as its next rollup holds them: equal ones are equal. Kept, and the same afterwards,
-    as the work of that rollup.
+    """The hollow batches of `batch` as its next rollup holds them. Equal batches have equal forms. The result is kept, so
+    that the rollup does not encode them again.
     """
     return batch.encoded_parts(_encode)
 
@@ -122,7 +122,7 @@ def _unpacked_message(parts: Parts) -> pb.StoredBatches:
 
 
 def _unpacked(encoded: EncodedParts) -> bytes:
-    """InvariantViolated when it is not what was packed."""
+    """The bytes before compression. InvariantViolated when they do not have the stated size."""
     data, size = encoded.data, encoded.unpacked_bytes
     if not size:
         return data
