@@ -87,15 +87,15 @@ def seeds() -> dict[str, list[bytes]]:
     split = make_split()
     schema = made.SCHEMA.to_pair()
     return {
-        "envelope": [files["diff-0.1.0.bin"], files["batch-0.1.0.bin"], encode_batch(made.batch())],
-        "state_diff": [files["diff-0.1.0.bin"][HEAD_BYTES:], *(diff[HEAD_BYTES:] for _, diff in history[::4])],
+        "envelope": [files["diff.bin"], files["batch.bin"], encode_batch(made.batch())],
+        "state_diff": [files["diff.bin"][HEAD_BYTES:], *(diff[HEAD_BYTES:] for _, diff in history[::4])],
         "rollup": [
-            files["rollup-0.1.0.bin"][HEAD_BYTES:],
+            *(files[name][HEAD_BYTES:] for name in ("rollup.bin", "rollup-packed.bin", "rollup-flat.bin")),
             *(encode_rollup(Rollup(state))[HEAD_BYTES:] for state, _ in (history[0], history[-1])),
         ],
         "apply": [_pair(encode_rollup(Rollup(state))[HEAD_BYTES:], diff[HEAD_BYTES:]) for state, diff in history[::2]],
         "batch": [encode_batch(made.batch())[HEAD_BYTES:]],
-        "transmittable": [files["batch-0.1.0.bin"][HEAD_BYTES:]],
+        "transmittable": [files["batch.bin"][HEAD_BYTES:]],
         "registry": [files[name][HEAD_BYTES:] for name in ("identity.bin", "owner.bin", "name.bin")],
         "listing": [encode_run_listing(SHARD, made.batch().parts)[HEAD_BYTES:]],
         "part": [narrow, encode_part(tables, desc=made.DESC, schema=made.SCHEMA)],

@@ -1,7 +1,7 @@
-"""Durable bytes of version 0.1.0, as examples: what they are made of, and (with --rewrite) the files themselves.
+"""Durable bytes as examples: what they are made of, and (with --rewrite) the files themselves.
 
-The files are what stores out there hold. They are rewritten only when a format version is raised, and then the old ones
-stay under another name.
+The files are rewritten only when a format changes. After the first release the files of older formats stay beside the new
+ones.
 """
 
 from __future__ import annotations
@@ -79,30 +79,20 @@ def table() -> pa.Table:
 
 
 def batch() -> HollowBatch:
-    """Two runs: a part in blob with statistics, and one inline."""
-    rows, stats = table(), part_stats(table(), SCHEMA, 10_000)
-    # 0.1.0 knew nothing of what lies within structs.
-    tops = tuple(column for column in stats.columns if not column[0].startswith("["))
+    """Two runs: a part in blob with statistics, also of fields within structs, and one inline."""
     hollow = HollowPart(
         key="n0000100/p02020202-0202-0202-0202-020202020202",
         size_bytes=1234,
         rows=3,
         diffs_sum=2,
         checksum=checksum(b"golden"),
-        key_lower=key_lower(rows),
-        stats=replace(stats, columns=tops),
+        key_lower=key_lower(table()),
+        stats=part_stats(table(), SCHEMA, 10_000),
         schema_id=0,
     )
     inline = InlinePart(b"inline", 1, -1, ts_rewrite=Antichain(5), schema_id=0)
     run = RunMeta(RunOrder.STRUCTURED, RunId.from_bytes(b"\x03" * 16), 0, 3)
     return HollowBatch(DESC, 4, (hollow, inline), (1,), (run, RunMeta(RunOrder.UNORDERED, truncated=True)))
-
-
-def nested_batch() -> HollowBatch:
-    """What came after 0.1.0: statistics of fields within structs."""
-    (part, _), (run, _) = batch().parts, batch().run_metas
-    assert isinstance(part, HollowPart)
-    return HollowBatch(DESC, 3, (replace(part, stats=part_stats(table(), SCHEMA, 10_000)),), (), (run,))
 
 
 def hollow_run() -> HollowRun:
@@ -130,13 +120,15 @@ def run_batch() -> HollowBatch:
 
 
 def state_diff() -> StateDiff:
-    """Every field, every type of change."""
+    """Every field and every type of change."""
     debug, spine_id = DebugInfo("host", "golden"), SpineId(0, 1)
     writer = Writer(7, 8, debug, IdempotencyToken.from_bytes(b"\x04" * 16), Antichain(10))
     leased = LeasedReader(SeqNo(1), Antichain(3), 7, 900_000, debug)
     rollup = HollowRollup("v1/r05050505-0505-0505-0505-050505050505", None)
     return StateDiff(
         VERSION,
+        SHARD,
+        BIRTH,
         SeqNo(1),
         SeqNo(2),
         1_700_000_000_000,
@@ -158,22 +150,20 @@ def state_diff() -> StateDiff:
         hollow_batches=(Insert(spine_id, batch()),),
         spine_batches=(Insert(spine_id, ThinSpineBatch(2, DESC, (spine_id,), (DESC,))),),
         merges=(Insert(spine_id, ThinMerge(Antichain(3), 4, 5)),),
+        staging_floor_ms=(Insert(None, 1_700_000_000_000),),
+        retain_ms=(Update(None, 86_400_000, 604_800_000),),
+        predecessor=b"\x0c" * 16,
     )
 
 
-def state_diff_of_a_shard() -> StateDiff:
-    """What came after 0.1.0: whose diff it is, and inline parts that are no Parquet."""
-    parts = (InlinePart(b"inline", 1, -1, schema_id=0, format="arrow/1"),)
-    held = HollowBatch(DESC, 1, parts, (), (RunMeta(),))
-    return StateDiff(VERSION, SeqNo(1), SeqNo(2), 1, "v1/x", legacy_batches=(Insert(held, None),), shard_id=SHARD)
-
-
 def rollup() -> Rollup:
-    """A state with one of everything and the diff that led to it."""
+    """A state with one of everything, the diff that led to it, and the tag of the entry before."""
     diff = state_diff()
+    entry = VersionedData(SeqNo(2), encode_state_diff(diff))
     state = ShardState(
         VERSION,
         SHARD,
+        BIRTH,
         CODECS,
         SeqNo(2),
         diff.walltime_ms,
@@ -193,56 +183,16 @@ def rollup() -> Rollup:
             )
         ),
         trace=Trace().push_without_requests(batch()),
+        staging_floor_ms=1_700_000_000_000,
+        tag=entry.tip.tag,
+        retain_ms=604_800_000,
     )
-    return Rollup(state, (VersionedData(SeqNo(2), encode_state_diff(diff)),))
-
-
-def born_diff() -> StateDiff:
-    """As `state_diff`, of a log that knows its birth: a field added after 0.1.0."""
-    return replace(state_diff(), birth=BIRTH)
-
-
-def born_rollup() -> Rollup:
-    """As `rollup`, of a log that knows its birth."""
-    return Rollup(replace(rollup().state, birth=BIRTH), (VersionedData(SeqNo(2), encode_state_diff(born_diff())),))
-
-
-def fenced_diff() -> StateDiff:
-    """What came after: a staging floor."""
-    return replace(born_diff(), staging_floor_ms=(Insert(None, 1_700_000_000_000),))
-
-
-def fenced_rollup() -> Rollup:
-    """As above."""
-    state = replace(born_rollup().state, staging_floor_ms=1_700_000_000_000)
-    return Rollup(state, (VersionedData(SeqNo(2), encode_state_diff(fenced_diff())),))
-
-
-def chained_diff() -> StateDiff:
-    """What came after, in format 2: the entry it follows."""
-    return replace(fenced_diff(), predecessor=b"\x0c" * 16)
-
-
-def chained_rollup() -> Rollup:
-    """As above: the tag of the state's entry, and those of entries before the diffs'."""
-    entry = VersionedData(SeqNo(2), encode_state_diff(chained_diff()))
-    return Rollup(replace(fenced_rollup().state, tag=entry.tip.tag), (entry,), b"\x0c" * 8)
-
-
-def retained_diff() -> StateDiff:
-    """What came after, in format 3: the retention."""
-    return replace(chained_diff(), retain_ms=(Update(None, 86_400_000, 604_800_000),))
-
-
-def retained_rollup() -> Rollup:
-    """As above, in format 4."""
-    entry = VersionedData(SeqNo(2), encode_state_diff(retained_diff()))
-    return Rollup(replace(chained_rollup().state, tag=entry.tip.tag, retain_ms=604_800_000), (entry,), b"\x0c" * 8)
+    return Rollup(state, (entry,), b"\x0c" * 8)
 
 
 def packed_rollup() -> Rollup:
-    """In format 3: so many live batches that some are compressed."""
-    state = fenced_rollup().state
+    """So many live batches that the rollup holds some of them compressed."""
+    state = rollup().state
     trace = state.trace
     for index in range(1, 40):
         desc = Description(Antichain(10 * index), Antichain(10 * index + 10), Antichain(0))
@@ -250,27 +200,24 @@ def packed_rollup() -> Rollup:
     return Rollup(replace(state, trace=trace))
 
 
+def flat_rollup() -> Rollup:
+    """A trace without structure."""
+    state = rollup().state
+    return Rollup(replace(state, trace=replace(state.trace, structured=False)))
+
+
 def files() -> dict[str, bytes]:
     """Name of each golden file and what this code would write there."""
     return {
-        "part-0.1.0.parquet": encode_part(table(), desc=DESC, schema=SCHEMA),
-        "inline-1.bin": encode_inline(table(), desc=DESC, schema=SCHEMA, bytes_max=1 << 20) or b"",
-        "batch-0.1.0.bin": encode_transmittable(SHARD, VERSION, batch()),
-        "run-0.1.0.bin": encode_run_listing(SHARD, run_batch().parts, version=VERSION),
-        "batch-of-runs-0.1.0.bin": encode_transmittable(SHARD, VERSION, run_batch()),
-        "batch-nested.bin": encode_transmittable(SHARD, VERSION, nested_batch()),
-        "diff-0.1.0.bin": encode_state_diff(state_diff()),
-        "diff-of-a-shard.bin": encode_state_diff(state_diff_of_a_shard()),
-        "rollup-2.bin": encode_rollup(rollup()),
-        "diff-born.bin": encode_state_diff(born_diff()),
-        "rollup-born.bin": encode_rollup(born_rollup()),
-        "diff-fenced.bin": encode_state_diff(fenced_diff()),
-        "rollup-fenced.bin": encode_rollup(fenced_rollup()),
-        "diff-chained.bin": encode_state_diff(chained_diff()),
-        "rollup-chained.bin": encode_rollup(chained_rollup()),
-        "diff-retained.bin": encode_state_diff(retained_diff()),
-        "rollup-retained.bin": encode_rollup(retained_rollup()),
-        "rollup-3.bin": encode_rollup(packed_rollup()),
+        "part.parquet": encode_part(table(), desc=DESC, schema=SCHEMA),
+        "inline.bin": encode_inline(table(), desc=DESC, schema=SCHEMA, bytes_max=1 << 20) or b"",
+        "batch.bin": encode_transmittable(SHARD, VERSION, batch()),
+        "batch-of-runs.bin": encode_transmittable(SHARD, VERSION, run_batch()),
+        "run-listing.bin": encode_run_listing(SHARD, run_batch().parts, version=VERSION),
+        "diff.bin": encode_state_diff(state_diff()),
+        "rollup.bin": encode_rollup(rollup()),
+        "rollup-packed.bin": encode_rollup(packed_rollup()),
+        "rollup-flat.bin": encode_rollup(flat_rollup()),
         "identity.bin": encode_identity(STORE),
         "owner.bin": encode_shard_owner(SHARD, OWNER),
         "name.bin": encode_name(OWNER, SHARD),

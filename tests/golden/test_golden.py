@@ -1,9 +1,10 @@
-"""What earlier releases wrote decodes to what they meant, and this code still writes the same."""
+"""The stored bytes decode to the values they were made of, and this code still writes the same."""
 
 from __future__ import annotations
 
 import importlib.util
 import io
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,7 @@ from persist_engine.codec.part import decode_part
 from persist_engine.codec.registry import decode_identity, decode_name, decode_shard_owner
 from persist_engine.codec.state import decode_rollup
 from persist_engine.codec.state_diff import decode_state_diff
+from persist_engine.pb import state_pb2
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -34,23 +36,35 @@ def stored(name: str) -> bytes:
 
 
 def test_the_stored_messages_decode_to_the_values_they_were_made_of(golden: ModuleType) -> None:
-    assert decode_transmittable(stored("batch-0.1.0.bin")) == (golden.SHARD, "0.1.0", golden.batch())
-    assert decode_transmittable(stored("batch-of-runs-0.1.0.bin")) == (golden.SHARD, "0.1.0", golden.run_batch())
-    assert decode_transmittable(stored("batch-nested.bin")) == (golden.SHARD, "0.1.0", golden.nested_batch())
-    listing = decode_run_listing(stored("run-0.1.0.bin"), key="golden", shard_id=golden.SHARD)
+    assert decode_transmittable(stored("batch.bin")) == (golden.SHARD, golden.VERSION, golden.batch())
+    assert decode_transmittable(stored("batch-of-runs.bin")) == (golden.SHARD, golden.VERSION, golden.run_batch())
+    listing = decode_run_listing(stored("run-listing.bin"), key="golden", shard_id=golden.SHARD)
     assert listing == golden.run_batch().parts
-    assert decode_state_diff(stored("diff-0.1.0.bin"), key="golden") == golden.state_diff()
-    assert decode_state_diff(stored("diff-of-a-shard.bin"), key="golden") == golden.state_diff_of_a_shard()
-    assert decode_rollup(stored("rollup-2.bin"), key="golden") == golden.rollup()
-    assert decode_rollup(stored("rollup-2.bin"), key="golden", lazily=True) == golden.rollup()
-    assert decode_state_diff(stored("diff-born.bin"), key="golden") == golden.born_diff()
-    assert decode_rollup(stored("rollup-born.bin"), key="golden") == golden.born_rollup()
-    assert decode_state_diff(stored("diff-fenced.bin"), key="golden") == golden.fenced_diff()
-    assert decode_rollup(stored("rollup-fenced.bin"), key="golden") == golden.fenced_rollup()
-    assert decode_state_diff(stored("diff-chained.bin"), key="golden") == golden.chained_diff()
-    assert decode_rollup(stored("rollup-chained.bin"), key="golden") == golden.chained_rollup()
-    assert decode_state_diff(stored("diff-retained.bin"), key="golden") == golden.retained_diff()
-    assert decode_rollup(stored("rollup-retained.bin"), key="golden") == golden.retained_rollup()
+    assert decode_state_diff(stored("diff.bin"), key="golden") == golden.state_diff()
+
+
+def test_the_stored_diff_has_a_change_in_every_collection(golden: ModuleType) -> None:
+    diff = golden.state_diff()
+    assert not [each.name for each in fields(diff) if each.name != "tag" and not getattr(diff, each.name)]
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+def test_the_stored_rollups_decode_to_their_states(golden: ModuleType, lazily: bool) -> None:  # noqa: FBT001
+    """The packed one not byte for byte: how bytes are compressed is the library's to choose."""
+    packed = stored("rollup-packed.bin")
+    assert decode_rollup(stored("rollup.bin"), key="golden", lazily=lazily) == golden.rollup()
+    assert decode_rollup(packed, key="golden", lazily=lazily) == golden.packed_rollup()
+    assert any(each.unpacked_bytes for each in state_pb2.Rollup.FromString(packed[10:]).state.trace.stored)
+    flat = decode_rollup(stored("rollup-flat.bin"), key="golden", lazily=lazily)
+    assert flat == golden.flat_rollup()
+    assert not flat.state.trace.structured
+
+
+@pytest.mark.parametrize(
+    "name", ["batch.bin", "run-listing.bin", "diff.bin", "rollup.bin", "identity.bin", "owner.bin", "name.bin"]
+)
+def test_every_stored_message_is_of_the_one_format(name: str) -> None:
+    assert stored(name)[4:6] == b"\1\0"
 
 
 def test_the_stored_identity_and_registry_decode_to_the_values_they_were_made_of(golden: ModuleType) -> None:
@@ -60,32 +74,15 @@ def test_the_stored_identity_and_registry_decode_to_the_values_they_were_made_of
     assert decode_name(stored("name.bin"), key=key) == (golden.OWNER, golden.SHARD)
 
 
-def test_the_stored_rollup_of_many_batches_decodes_to_its_state(golden: ModuleType) -> None:
-    """Not byte for byte: how bytes are compressed is the library's to choose."""
-    data = stored("rollup-3.bin")
-    assert data[4:6] == b"\3\0"
-    for lazily in (False, True):
-        assert decode_rollup(data, key="golden", lazily=lazily) == golden.packed_rollup()
-
-
 @pytest.mark.parametrize(
     "name",
     [
-        "batch-0.1.0.bin",
-        "batch-of-runs-0.1.0.bin",
-        "batch-nested.bin",
-        "run-0.1.0.bin",
-        "diff-0.1.0.bin",
-        "diff-of-a-shard.bin",
-        "rollup-2.bin",
-        "diff-born.bin",
-        "rollup-born.bin",
-        "diff-fenced.bin",
-        "rollup-fenced.bin",
-        "diff-chained.bin",
-        "rollup-chained.bin",
-        "diff-retained.bin",
-        "rollup-retained.bin",
+        "batch.bin",
+        "batch-of-runs.bin",
+        "run-listing.bin",
+        "diff.bin",
+        "rollup.bin",
+        "rollup-flat.bin",
         "identity.bin",
         "owner.bin",
         "name.bin",
@@ -97,7 +94,7 @@ def test_messages_are_still_written_byte_for_byte(golden: ModuleType, name: str)
 
 def test_the_stored_part_decodes_to_its_rows(golden: ModuleType) -> None:
     """Not byte for byte: Parquet files name the Arrow release that wrote them."""
-    part = decode_part(stored("part-0.1.0.parquet"), key="golden", schema=golden.SCHEMA)
+    part = decode_part(stored("part.parquet"), key="golden", schema=golden.SCHEMA)
     assert repr(part.table.to_pylist()) == repr(golden.table().to_pylist())
     assert part.table.schema == golden.table().schema
     assert part.desc == golden.DESC
@@ -105,13 +102,13 @@ def test_the_stored_part_decodes_to_its_rows(golden: ModuleType) -> None:
 
 def test_the_stored_inline_part_decodes_to_its_rows(golden: ModuleType) -> None:
     """Not byte for byte either: how a record batch is laid out is Arrow's to choose."""
-    part = decode_inline(stored("inline-1.bin"), format_name="arrow/1", key="golden", schema=golden.SCHEMA)
+    part = decode_inline(stored("inline.bin"), format_name="arrow/1", key="golden", schema=golden.SCHEMA)
     assert repr(part.table.to_pylist()) == repr(golden.table().to_pylist())
     assert part.table.schema == golden.table().schema
     assert part.desc == golden.DESC
 
 
 def test_any_parquet_reader_reads_the_stored_part(golden: ModuleType) -> None:
-    plain = pq.read_table(io.BytesIO(stored("part-0.1.0.parquet")))
+    plain = pq.read_table(io.BytesIO(stored("part.parquet")))
     assert plain.column_names == ["key", "val", "time", "diff"]
     assert plain.column("time").to_pylist() == [3, 4, 9]

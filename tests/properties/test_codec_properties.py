@@ -28,11 +28,12 @@ from persist_engine.codec.registry import (
     encode_shard_owner,
     name_key,
 )
-from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup, flat_trace_from_pb, flat_trace_to_pb
+from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.model.ids import ShardId, StoreId
 from persist_engine.model.ownership import Owner
+from persist_engine.model.spine.trace import Trace
 from persist_engine.rows import updates as laws
 from persist_engine.rows.order import KEY_LOWER_BYTES_MAX, key_bytes
 from persist_engine.rows.part_stats import bound, stats_path
@@ -68,9 +69,16 @@ def test_state_diffs_round_trip(diff: Any) -> None:
 
 
 @quick
-@given(strategies.flat_traces())
-def test_flat_traces_round_trip(flat: Any) -> None:
-    assert flat_trace_from_pb(flat_trace_to_pb(flat)) == flat
+@given(strategies.states())
+def test_rollups_of_a_trace_without_structure_round_trip(state: Any) -> None:
+    flat = replace(state.trace.flatten(), hollow_batches={}, spine_batches={}, merges={})
+    rollup = Rollup(replace(state, trace=Trace.unflatten(flat)))
+    assert rollup.state.trace.structured is (not flat.legacy_batches)
+    data = encode_rollup(rollup)
+    for lazily in (False, True):
+        again = decode_rollup(data, key="k", lazily=lazily)
+        assert again == rollup
+        assert encode_rollup(again) == data
 
 
 @quick

@@ -60,13 +60,18 @@ BUGS = (
         "lambda unknown, known: known,",
         FAULT + "test_regression_1c_a_rollup_that_was_linked_and_replaced_before_the_retry_counts_as_linked",
     ),
-    bug(
+    Bug(
         "1a (given up)",
-        "client/write/handle.py",
-        "        except InvalidUsage:\n            self._discard_all(own)\n            raise\n        except BaseException",
-        "        except (InvalidUsage, Unavailable):\n            self._discard_all(own)\n            raise\n"
-        "        except BaseException",
-        GIVEN_UP + "[_append_doubtful_copy]",
+        (
+            (
+                "client/write/handle.py",
+                "        except InvalidUsage:\n            self._discard_all(own)\n            raise\n        except BaseException",
+                "        except (InvalidUsage, Unavailable):\n            self._discard_all(own)\n            raise\n"
+                "        except BaseException",
+            ),
+            ("client/write/handle.py", "    SchemaMismatch,\n)", "    SchemaMismatch,\n    Unavailable,\n)"),
+        ),
+        (GIVEN_UP + "[_append_doubtful_copy]",),
     ),
     bug(
         "1b (given up)",
@@ -123,7 +128,7 @@ BUGS = (
     ),
     bug(
         "7",
-        "shard/versions.py",
+        "shard/log_reader.py",
         "        live = self._scan(shard_id, SeqNo(0), limit)\n        if len(live) < limit:\n",
         "        live = self._scan(shard_id, SeqNo(0), SCAN_ALL)\n        if live or not live:\n",
         "tests/engine/shard/test_versions.py::test_regression_7_scans_are_bounded_when_a_newer_rollup_exists",

@@ -220,7 +220,7 @@ class SinkFailed(PersistError):
 
 
 class Incompatible(PersistError):
-    """Newer code wrote the durable bytes. Nothing was changed; upgrade this binary."""
+    """Durable bytes come from newer code, or are in a format that this code does not read. Nothing was changed."""
 
     kind = ErrorKind.INCOMPATIBLE
 

@@ -1,7 +1,7 @@
-"""Hollow batches and their pieces <-> protobuf, and batches on their way between processes.
+"""Hollow batches and their parts <-> protobuf, alone, within listings and between processes.
 
-`*_to_pb` build messages; `*_from_pb` build values and raise InvariantViolated or InvalidUsage for what no encoder
-wrote: run them within `envelope.decoding`, which makes that CorruptData.
+`*_to_pb` build messages. `*_from_pb` build values, and raise InvariantViolated or InvalidUsage for bytes that no encoder
+wrote: run them within `envelope.decoding`, which turns these errors into CorruptData.
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ from persist_engine.model.frontier import Antichain, Description
 from persist_engine.model.ids import RunId, ShardId
 from persist_engine.pb import batch_pb2 as pb
 
-#: How inline parts were encoded before their descriptors said so.
-PARQUET_FORMAT = "parquet/1"
-
 _ORDERS = {
     RunOrder.UNORDERED: pb.RUN_ORDER_UNORDERED,
     RunOrder.CODEC: pb.RUN_ORDER_CODEC,
@@ -39,25 +36,25 @@ _ORDERS_BACK = {number: order for order, number in _ORDERS.items()}
 
 
 def encode_batch(batch: HollowBatch) -> bytes:
-    """A batch alone; what nothing but a shard's own messages carry."""
+    """A batch alone, without its shard."""
     return sealed(Kind.BATCH, batch_to_pb(batch))
 
 
 def decode_batch(data: bytes, *, key: str = "batch") -> HollowBatch:
-    """Inverse of `encode_batch`; CorruptData or Incompatible naming `key`."""
+    """Inverse of `encode_batch`. CorruptData or Incompatible with `key`."""
     message = opened(Kind.BATCH, data, pb.HollowBatch(), key)
     with decoding("the batch", key):
         return batch_from_pb(message)
 
 
 def encode_transmittable(shard_id: ShardId, version: str, batch: HollowBatch) -> bytes:
-    """A batch for another process: it says whose it is and which version of the code made it."""
+    """A batch for another process, with its shard and the version of the code that made it."""
     message = pb.TransmittableBatch(shard_id=shard_id.to_bytes(), applier_version=version, batch=batch_to_pb(batch))
     return sealed(Kind.TRANSMITTABLE_BATCH, message)
 
 
 def decode_transmittable(data: bytes, *, key: str = "transmittable batch") -> tuple[ShardId, str, HollowBatch]:
-    """(shard, version, batch); inverse of `encode_transmittable`. CorruptData or Incompatible (newer code) naming
+    """(shard, version, batch). Inverse of `encode_transmittable`. CorruptData or Incompatible (also for newer code) with
     `key`.
     """
     message = opened(Kind.TRANSMITTABLE_BATCH, data, pb.TransmittableBatch(), key)
@@ -67,14 +64,14 @@ def decode_transmittable(data: bytes, *, key: str = "transmittable batch") -> tu
 
 
 def encode_run_listing(shard_id: ShardId, parts: Sequence[RunPart], *, version: str = APPLIER_VERSION) -> bytes:
-    """What the blob of a hollow run holds: whose it is, which version of the code wrote it, and `parts` in order."""
+    """The blob of a hollow run: its shard, the version of the code that wrote it, and `parts` in order."""
     listing = pb.RunListing(shard_id=shard_id.to_bytes(), applier_version=version, parts=map(_part_to_pb, parts))
     return sealed(Kind.RUN_LISTING, listing)
 
 
 def decode_run_listing(data: bytes, *, key: str, shard_id: ShardId) -> tuple[RunPart, ...]:
-    """The parts listed, at least one; inverse of `encode_run_listing`. CorruptData (damage, another shard's listing) or
-    Incompatible (newer code), naming `key`.
+    """The listed parts, at least one. Inverse of `encode_run_listing`. CorruptData (also for another shard's listing) or
+    Incompatible (also for newer code) with `key`.
     """
     message = opened(Kind.RUN_LISTING, data, pb.RunListing(), key)
     check_readable(message.applier_version, key)
@@ -88,7 +85,7 @@ def decode_run_listing(data: bytes, *, key: str, shard_id: ShardId) -> tuple[Run
 
 
 def antichain_to_pb(frontier: Antichain) -> pb.Antichain:
-    """To be read or copied, never changed: equal frontiers share it."""
+    """Equal frontiers share the message: read or copy it, never change it."""
     return _antichain_to_pb(frontier.time)
 
 
@@ -98,19 +95,19 @@ def _antichain_to_pb(time: int | None) -> pb.Antichain:
 
 
 def antichain_from_pb(message: pb.Antichain) -> Antichain:
-    """At most one element; whether the message itself is there is the caller's to ask."""
+    """The frontier of a message with at most one element. The caller checks that the message is present."""
     elements = message.elements
     if len(elements) > 1:
         raise InvariantViolated(f"a frontier of {len(elements)} times")
     return _antichain(elements[0] if elements else None)
 
 
-#: Those of a state are few, and many batches share each.
+#: The frontiers of a state are few, and many batches share each.
 _antichain = lru_cache(maxsize=4096)(Antichain)
 
 
 def description_to_pb(desc: Description) -> pb.Description:
-    """To be read or copied, never changed: equal descriptions share it. A diff repeats those of its spine batches."""
+    """Equal descriptions share the message: read or copy it, never change it. A diff repeats those of its spine batches."""
     return _description_to_pb(desc.lower.time, desc.upper.time, desc.since.time)
 
 
@@ -120,13 +117,13 @@ def _description_to_pb(lower: int | None, upper: int | None, since: int | None) 
 
 
 def description_from_pb(message: pb.Description) -> Description:
-    """Equal ones share it: a diff names the same batches again and again, at every level that they merge into."""
+    """Equal messages share the value: a diff names the same batches again at every level that they merge into."""
     return _description(message.SerializeToString())
 
 
 @lru_cache(maxsize=16_384)
 def _description(raw: bytes) -> Description:
-    """From its bytes, which are looked up in a tenth of the time that its fields take to read."""
+    """From its bytes: a lookup by them takes a tenth of the time that reading the fields takes."""
     message = pb.Description()
     message.ParseFromString(raw)
     for name in ("lower", "upper", "since"):
@@ -165,7 +162,7 @@ def _part_to_pb(part: RunPart) -> pb.Part:
             diffs_sum=part.diffs_sum,
             ts_rewrite=rewrite,
             schema_id=part.schema_id,
-            format=None if part.format == PARQUET_FORMAT else part.format,
+            format=part.format,
             sum_wraps=part.sum_wraps,
         )
         return pb.Part(inline=inline)
@@ -235,13 +232,13 @@ def _part_from_pb(message: pb.Part) -> RunPart:
             diffs_sum=inline.diffs_sum if inline.HasField("diffs_sum") else None,
             ts_rewrite=antichain_from_pb(inline.ts_rewrite) if inline.HasField("ts_rewrite") else None,
             schema_id=inline.schema_id if inline.HasField("schema_id") else None,
-            format=inline.format if inline.HasField("format") else PARQUET_FORMAT,
+            format=inline.format,
             sum_wraps=inline.sum_wraps,
         )
     if which == "run":
         return _run_ref_from_pb(message.run)
-    if which is None and message.ByteSize():  # a field that came later
-        raise Incompatible("a part of a kind that this code does not know: upgrade it")
+    if which is None and message.ByteSize():  # a field of newer code
+        raise Incompatible("a part of a kind that this code does not know: upgrade this binary")
     check(which == "hollow", "a part of no kind")
     hollow = message.hollow
     return HollowPart(

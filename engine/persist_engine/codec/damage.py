@@ -1,8 +1,7 @@
-"""How damage of bytes is noticed: the checksum of blobs, and what a decoder of damaged bytes may raise.
+"""Detecting damaged bytes: the checksum of blobs, and the errors that decoding damaged bytes may raise.
 
-The checksum is CRC-32 from zlib. It guards against damage, not against forgery: an account that may write the bucket may write state.
-Measured: zlib 2.9 GB/s, SHA-256 1.3 GB/s (with the processor's SHA instructions; a third without). CRC-32C needs another C library and
-guards no better.
+The checksum is CRC-32 from zlib. It detects damage, not forgery: an account that may write the bucket may write state. Measured: zlib
+2.9 GB/s, SHA-256 1.3 GB/s (with the processor's SHA instructions; a third without). CRC-32C needs another C library and detects no more.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import pyarrow as pa
 
 from persist_engine.base.errors import CorruptData, InvalidUsage, InvariantViolated, SchemaMismatch
 
-#: What Arrow, JSON and struct raise over bytes that they did not write.
+#: Errors of Arrow, JSON and struct over bytes that they did not write.
 UNDECODABLE = (
     pa.ArrowException,
     ArithmeticError,
@@ -33,7 +32,7 @@ UNDECODABLE = (
 
 @contextmanager
 def decoding(key: str) -> Iterator[None]:
-    """What the libraries raise over damaged bytes, as CorruptData naming `key`."""
+    """Within it, errors of the libraries over damaged bytes become CorruptData with `key`."""
     try:
         yield
     except SchemaMismatch:
@@ -52,5 +51,5 @@ def checksum(data: bytes | bytearray | memoryview) -> str:
 
 
 def is_known(text: str) -> bool:
-    """Whether `text` has the form that `checksum` gives; other kinds come from newer code."""
+    """Whether `text` has the form of `checksum`. Newer code may write another."""
     return _FORM.fullmatch(text) is not None

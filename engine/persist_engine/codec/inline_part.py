@@ -4,10 +4,9 @@
     1 byte: which bounds are closed | 3 x 8 bytes: lower, upper, since | 2 x 2 bytes: lengths of the DDL texts
     key DDL | value DDL | Arrow IPC message of the batch, without its schema        (little-endian)
 
-A Parquet file is all head when it holds ten rows: 2.5 KB and 650 us to write, against 1.1 KB and 6 us for this. The DDL
-texts say what the columns are, so that the bytes explain themselves without the shard's registered schemas. Inline
-parts never lie in blobs: what is flushed becomes Parquet. Invariant: decode gives the encoded rows, bit for bit, or
-raises.
+A Parquet file of ten rows is mostly metadata: 2.5 KB and 650 us to write, against 1.1 KB and 6 us for this format. The
+DDL texts describe the columns, so that the bytes can be read without the shard's registered schemas. Inline parts never
+lie in blobs: a flush rewrites them as Parquet. Invariant: decoding gives the encoded rows, bit for bit, or raises.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ import pyarrow as pa
 
 from persist_engine.base.errors import CorruptData, Incompatible, SchemaMismatch, check
 from persist_engine.codec.damage import decoding
-from persist_engine.codec.part import DecodedPart, decode_part, part_schema
+from persist_engine.codec.part import DecodedPart
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.rows.evolution import adapted, needs_adapting
 from persist_engine.rows.schema import Schema
 
-#: Format of the bytes that this code writes; it reads this one and inline Parquet.
+#: Format version of the bytes. This code writes it and reads no other.
 INLINE_FORMAT = 1
-#: As it stands in a part's descriptor.
+#: The format in a part's descriptor.
 INLINE_FORMAT_NAME = f"arrow/{INLINE_FORMAT}"
 
-#: No row takes less: time and diff. More rows than fit by that are not even tried.
+#: Least size of a row: its time and its diff. Tables that cannot fit by this measure are not encoded.
 ROW_BYTES_MIN = 16
 
 _MAGIC = b"PSTI"
@@ -42,10 +41,10 @@ _DDL_BYTES_MAX = 0xFFFF
 
 
 def encode_inline(table: pa.Table, *, desc: Description, schema: Schema, bytes_max: int) -> bytes | None:
-    """The bytes of `table`, which has `schema.updates_schema` and at least one row; None when they would be
-    `bytes_max` or more. The same for the same input and Arrow release.
+    """The bytes of `table`, which has `schema.updates_schema` and at least one row. None when they would be `bytes_max` or
+    more. Equal inputs give equal bytes under the same Arrow release.
 
-    InvariantViolated when a column that holds updates has nulls.
+    InvariantViolated when a column of the updates has nulls.
     """
     if not table.schema.equals(schema.updates_schema):
         raise SchemaMismatch(
@@ -55,7 +54,7 @@ def encode_inline(table: pa.Table, *, desc: Description, schema: Schema, bytes_m
     if len(batches) != 1:
         return None
     batch = batches[0]
-    # To ask for the size costs what serializing does: only where that might be much, and for nothing.
+    # Computing the size costs as much as serializing: only when the buffers are large enough to matter.
     if batch.get_total_buffer_size() >= bytes_max and pa.ipc.get_record_batch_size(batch) >= bytes_max:
         return None
     for column in batch.columns:
@@ -76,14 +75,11 @@ def encode_inline(table: pa.Table, *, desc: Description, schema: Schema, bytes_m
 def decode_inline(
     data: bytes, *, format_name: str, key: str, schema: Schema | None, may_be_newer: bool = False
 ) -> DecodedPart:
-    """The rows and description of an inline part whose descriptor says `format_name`; `key` names it in errors.
+    """The rows and description of an inline part whose descriptor names the format `format_name`. Errors name it by `key`.
 
-    Rows are shown under `schema` as `decode_part` shows them (None: as they were written). CorruptData for any damage,
-    Incompatible for a newer format, SchemaMismatch for a part of another schema.
+    Rows have `schema`, as in `decode_part` (None: the schema they were written with). CorruptData for any damage,
+    Incompatible for another format, SchemaMismatch for a part of an unrelated schema.
     """
-    if format_name.startswith("parquet/"):
-        own = part_schema(data, key=key) if schema is None else schema
-        return decode_part(data, key=key, schema=own, may_be_newer=may_be_newer)
     if format_name != INLINE_FORMAT_NAME:
         raise Incompatible(f"part {key}: this code cannot read inline parts of format {format_name!r}", key=key)
     rest = _verified(data, key)
@@ -95,7 +91,7 @@ def decode_inline(
         times = [None if closed >> index & 1 else time for index, time in enumerate(bounds)]
         desc = Description(*(Antichain(time) for time in times))
         adapts = schema is not None and needs_adapting(written, schema, key=key, may_be_newer=may_be_newer)
-        # A copy of its own: Arrow wants its buffers aligned.
+        # A copy, since Arrow needs aligned buffers.
         message = pa.py_buffer(bytes(rest[at + val_bytes :]))
         batch = pa.ipc.read_record_batch(message, written.updates_schema)
         batch.validate(full=True)
@@ -105,19 +101,19 @@ def decode_inline(
 
 
 def _verified(data: bytes, key: str) -> memoryview:
-    """What follows the front, after its checks."""
+    """The bytes after the front. CorruptData or Incompatible when the front does not hold."""
     if len(data) < _FRONT_BYTES or data[:4] != _MAGIC:
         raise CorruptData(f"part {key}: {len(data)} bytes that are no inline part", key=key)
     _, version = _FRONT.unpack_from(data)
     rest = memoryview(data)[_FRONT_BYTES:]
     if _CRC.unpack_from(data, _FRONT.size) != (zlib.crc32(rest, zlib.crc32(data[: _FRONT.size])),):
         raise CorruptData(f"part {key}: the bytes do not match their checksum", key=key)
-    if version > INLINE_FORMAT:
-        raise Incompatible(f"part {key} has inline format {version}, this code reads up to {INLINE_FORMAT}", key=key)
+    if version != INLINE_FORMAT:
+        raise Incompatible(f"part {key} has inline format {version}, this code reads format {INLINE_FORMAT}", key=key)
     return rest
 
 
 @lru_cache(maxsize=64)
 def _schema_of(key_ddl: str, val_ddl: str) -> Schema:
-    """Parsing takes longer than all else, and the parts of a shard share a schema or two."""
+    """Cached: parsing dominates decoding, and the parts of a shard share a schema or two."""
     return Schema.from_ddl(key_ddl, val_ddl)

@@ -1,12 +1,11 @@
-"""Every blob key, made and parsed here and nowhere else (spec 6).
+"""Every blob key. No other module makes or parses one (spec 6).
 
     part    <shard>/n<MMmmmpp>/p<uuid>      partial key: n<MMmmmpp>/p<uuid>
-    part    <shard>/w<uuid>/p<uuid>         as the oldest writers named them, by their own id; read, never made
     rollup  <shard>/v<seqno>/r<uuid>        partial key: v<seqno>/r<uuid>
     mark    <shard>/created                 an empty object: the shard's log has begun
 
-State holds partial keys. `n...` is the version of the code that wrote the part, digits padded so that keys sort by
-version. A shard's consensus key is its textual id (the others: codec.registry).
+State holds partial keys. `n...` is the version of the code that wrote the part, with padded digits, so that keys sort by
+version. A shard's consensus key is its textual id; `codec.registry` has the other consensus keys.
 """
 
 from __future__ import annotations
@@ -17,25 +16,24 @@ from dataclasses import dataclass
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.version import writer_key
 from persist_engine.base.versioned import SeqNo
-from persist_engine.model.ids import PartId, RollupId, ShardId, WriterId
+from persist_engine.model.ids import PartId, RollupId, ShardId
 
 _WRITER_KEY = re.compile(r"n(\d{2})(\d{3})(\d{2})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class PartKey:
-    """A part's key: whose, written by which version of the code or (the other is None) by which writer."""
+    """The key of a part, and the version of the code that wrote it."""
 
     shard_id: ShardId
-    version: tuple[int, int, int] | None
+    version: tuple[int, int, int]
     part_id: PartId
     partial: str
-    writer_id: WriterId | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RollupKey:
-    """A rollup's key: whose, of which seqno."""
+    """The key of a rollup, and the seqno of its state."""
 
     shard_id: ShardId
     seqno: SeqNo
@@ -73,12 +71,12 @@ def shard_prefix(shard_id: ShardId) -> str:
 
 
 def created_key(shard_id: ShardId) -> str:
-    """Key of the empty object that tells that the shard's log has begun. No state names it, and it is never deleted."""
+    """Key of the empty object that proves that the shard's log has begun. No state names it, and it is never deleted."""
     return f"{shard_id}/created"
 
 
 def is_first_rollup(key: str) -> bool:
-    """Whether `key` is that of a rollup of the first version: the one blob that may be there before its log is."""
+    """Whether `key` is that of a rollup of the first version: the one blob that may exist before its log."""
     return key.split("/")[1:2] == ["v1"]
 
 
@@ -93,7 +91,7 @@ def parts_prefix(shard_id: ShardId) -> str:
 
 
 def parse_blob_key(key: str) -> PartKey | RollupKey:
-    """What `key` names; inverse of `blob_key`. InvalidUsage for anything that this code would not have made."""
+    """The parsed `key`. Inverse of `blob_key`. InvalidUsage for a key that this code would not make."""
     pieces = key.split("/")
     if len(pieces) != 3:
         raise InvalidUsage(f"not a blob key: {key!r}, expected <shard>/<version or seqno>/<id>")
@@ -109,6 +107,4 @@ def _parsed(shard_id: ShardId, middle: str, last: str) -> PartKey | RollupKey:
         return RollupKey(shard_id, SeqNo.parse(middle), RollupId(last), partial)
     if (found := _WRITER_KEY.fullmatch(middle)) is not None:
         return PartKey(shard_id, (int(found[1]), int(found[2]), int(found[3])), PartId(last), partial)
-    if middle.startswith(WriterId.letters):
-        return PartKey(shard_id, None, PartId(last), partial, WriterId(middle))
     raise InvalidUsage(f"{middle!r} is neither a seqno nor a writer key")

@@ -1,21 +1,21 @@
 """A part: updates as one Parquet file that any Parquet reader understands.
 
-    columns   key struct, val struct (left out when the value has no fields: Parquet cannot store it), time int64,
-    diff int64 metadata  persist.format, persist.desc, persist.codecs, persist.rows, persist.diffs_sum, persist.check
+    columns   key struct, val struct (left out when the value has no fields: Parquet cannot store it), time int64, diff int64
+    metadata  persist.format, persist.desc, persist.codecs, persist.rows, persist.diffs_sum, persist.check
 
-`persist.check` is the CRC-32 of the whole file with its own eight digits as zeros, so that an inline part, or a file
-out of its context, proves itself. Invariant: decode gives the encoded rows, bit for bit, or raises.
+`persist.check` is the CRC-32 of the whole file with its own eight digits as zeros, so that a file without its descriptor
+proves itself. Invariant: decoding gives the encoded rows, bit for bit, or raises.
 
-Options were measured on 1M sorted rows of (bigint, 32-byte string, time, diff); plain pyarrow as it comes: write 114 ms,
-22 MB:
+The options were measured on 1M sorted rows of (bigint, 32-byte string, time, diff). With the defaults of pyarrow: write
+114 ms, 22 MB.
 
     zstd 1, dictionaries everywhere    write 178 ms  read 65 ms  11.1 MB
     zstd 1, where values repeat        write 130 ms  read 60 ms   9.8 MB
       and keys as deltas               write 111 ms  read 55 ms   8.8 MB     lz4  141, 60, 18.4     none  108, 52, 36.0
 
-So zstd level 1: as fast as none and a quarter of the size, and bytes are paid for by upload. A column gets a dictionary
-when a sample of it repeats itself, whole numbers that do not are stored as deltas. Row groups are the unit of reading
-ahead and of reading a key range inside a part: 256 Ki rows, or 16 MiB of wide ones.
+So parts use zstd level 1: as fast as none, a quarter of the size, and the size decides the time of an upload. A column
+gets a dictionary when a sample of it repeats values; columns of whole numbers without repeats are stored as deltas. A row
+group is the unit of reading ahead and of reading a key range inside a part: 256 Ki rows, or 16 MiB of wide ones.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ __all__ = [
     "verify_part",
 ]
 
-#: Format of the files that this code writes; it reads these and older ones.
+#: Format version of the files. This code writes it and reads no other.
 PART_FORMAT = 1
-#: As it stands in a part's descriptor.
+#: The format in a part's descriptor.
 PART_FORMAT_NAME = f"parquet/{PART_FORMAT}"
 ROW_GROUP_ROWS = 256 * 1024
-#: Rows decoded at a time, at least: fewer cost more in calls than they save in memory.
+#: Least number of rows decoded at a time: with fewer, the calls cost more than the memory saved.
 STREAM_ROWS_MIN = 4096
 _ROW_BYTES_MIN = 24
 _GROUP_BYTES = 16 << 20
 _GROUP_ROWS_MIN = 1024
 _SAMPLE_ROWS = 1024
-#: Below this many bytes a file is decoded on the calling thread: handing columns to others costs more than it saves.
+#: Smaller files are decoded on the calling thread: distributing columns over threads costs more than it saves.
 _THREADED_BYTES_MIN = 1 << 20
 
 _MAGIC = b"PAR1"
@@ -83,7 +83,7 @@ _COLUMNS = ("key", "val", "time", "diff")
 
 
 def as_it_is(value: int) -> int:
-    """Itself."""
+    """`value`: the identity function."""
     return value
 
 
@@ -97,8 +97,8 @@ class DecodedPart:
 
 @dataclass(frozen=True, slots=True)
 class OpenedPart:
-    """A part whose bytes were verified and whose footer was read: its description and number of rows, and its rows by
-    row group. Groups may be read in any order and by several threads at once.
+    """A part with verified bytes and a decoded footer. It has its description, its number of rows, and its rows by row
+    group. Groups may be read in any order and by several threads at once.
     """
 
     desc: Description
@@ -109,22 +109,22 @@ class OpenedPart:
     _file: pq.ParquetFile
     _names: tuple[str, ...]
     _asked: Schema | None
-    """Of what schema rows are to be shown, when it is not theirs."""
+    """The schema to show rows under, when they were written with another."""
 
     def read_group(self, group: int, *, seen: Callable[[int], int] = as_it_is, use_threads: bool = False) -> pa.Table:
-        """The rows of one group, in order; when all have one time, at what `seen` makes of it. CorruptData if damaged."""
+        """The rows of one group, in order. When all have the same time, it becomes `seen(time)`. CorruptData if damaged."""
         constants = self._constants([group], seen)
         names = [name for name in self._names if name not in constants]
         metadata, file = self._file.metadata, self._file
-        if self.groups > 1:  # others may be reading other groups: files are cheap, their footer is shared
+        if self.groups > 1:  # a file object of its own for each thread: it is cheap, and shares the footer
             file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(self._data)), metadata=metadata, pre_buffer=False)
         with decoding(self._key):
             table = file.read_row_group(group, columns=names, use_threads=use_threads)
         return self._shown(table, metadata.row_group(group).num_rows, constants)
 
     def stream(self, table_bytes: int, *, seen: Callable[[int], int] = as_it_is) -> Iterator[pa.Table]:
-        """All rows in order, in tables of about `table_bytes`, but no less than a few rows; `seen` as for `read_group`.
-        Groups are decoded as far as needed only.
+        """All rows in order, in tables of about `table_bytes` and at least STREAM_ROWS_MIN rows. `seen` as in `read_group`.
+        Groups are decoded only as far as the caller reads.
         """
         rows = max(STREAM_ROWS_MIN, self.rows * table_bytes // max(1, self.decoded_bytes))
         if self.groups == 1 and self.rows <= 2 * rows:
@@ -143,8 +143,8 @@ class OpenedPart:
 
     @property
     def decoded_bytes(self) -> int:
-        """About how large all rows are in memory."""
-        # Parquet counts what is encoded before compression: dictionaries and deltas make it too small.
+        """Approximate size of all rows in memory."""
+        # Parquet counts encoded bytes before compression; dictionaries and deltas make that count too small.
         encoded: int = sum(self._file.metadata.row_group(group).total_byte_size for group in range(self.groups))
         return encoded + self.rows * _ROW_BYTES_MIN
 
@@ -153,7 +153,9 @@ class OpenedPart:
         return table if self._asked is None else adapted(table, asked=self._asked, key=self._key)
 
     def _constants(self, groups: Iterable[int], seen: Callable[[int], int]) -> dict[str, int]:
-        """Times (as `seen`) and diffs that are the same in all rows of `groups`, as the footer knows: not decoded."""
+        """The time (after `seen`) and the diff that all rows of `groups` share, by the footer's statistics. Such a column
+        need not be decoded.
+        """
         metadata = self._file.metadata
         values: dict[str, set[int | None]] = {"time": set(), "diff": set()}
         for group in groups:
@@ -169,7 +171,7 @@ class OpenedPart:
 
 @dataclass(frozen=True, slots=True)
 class PartInMemory:
-    """Rows that are decoded already, to be read as an `OpenedPart` is."""
+    """Decoded rows with the interface of an `OpenedPart`."""
 
     desc: Description
     table: pa.Table
@@ -181,12 +183,12 @@ class PartInMemory:
 
     @property
     def groups(self) -> int:
-        """All rows are one."""
+        """One group holds all rows."""
         return 1
 
     @property
     def decoded_bytes(self) -> int:
-        """How large all rows are in memory."""
+        """Size of all rows in memory."""
         return int(self.table.nbytes)
 
     def read_group(self, _group: int, *, seen: Callable[[int], int] = as_it_is, use_threads: bool = False) -> pa.Table:
@@ -194,15 +196,15 @@ class PartInMemory:
         return self.table
 
     def stream(self, _table_bytes: int, *, seen: Callable[[int], int] = as_it_is) -> Iterator[pa.Table]:
-        """All rows at once: they are in memory."""
+        """All rows as one table."""
         return iter([self.table])
 
 
 def encode_part(table: pa.Table, *, desc: Description, schema: Schema) -> bytes:
-    """The file's bytes; the same for the same input and Arrow release. `table` has `schema.updates_schema` (rows may
-    lie in any order).
+    """The bytes of the file. Equal inputs give equal bytes under the same Arrow release. `table` has
+    `schema.updates_schema`; its rows may have any order.
 
-    InvariantViolated when a column that holds updates has nulls or the sum of diffs leaves int64.
+    InvariantViolated when a column of the updates has nulls.
     """
     if table.schema != schema.updates_schema:
         raise SchemaMismatch(
@@ -221,7 +223,7 @@ def encode_part(table: pa.Table, *, desc: Description, schema: Schema) -> bytes:
     }
     fields = [pa.field(name, table.schema.field(name).type, nullable=False) for name in names]
     columns = [table.column(name) for name in names]
-    if schema.required_fields is None:  # NOT NULL within structs, which may be null themselves
+    if schema.required_fields is None:  # NOT NULL fields within structs that may be null
         columns = [storable(column) for column in columns]
     stored = pa.table(columns, schema=pa.schema(fields, metadata=metadata))
     repeating, deltas = _column_encodings(stored)
@@ -239,7 +241,7 @@ def encode_part(table: pa.Table, *, desc: Description, schema: Schema) -> bytes:
     )
     data = bytearray(sink.getvalue())
     at = _check_at(data)
-    assert at is not None, "the footer that was just written holds the mark"
+    assert at is not None, "the footer just written holds the mark"
     data[at : at + _CHECK_DIGITS] = _check_digits(data, at)
     return bytes(data)
 
@@ -250,8 +252,8 @@ def _group_rows(table: pa.Table) -> int:
 
 
 def _column_encodings(table: pa.Table) -> tuple[list[str], list[str]]:
-    """Paths of the columns whose values repeat, and of the whole numbers whose do not; by a sample, the same for the
-    same table.
+    """Paths of columns whose values repeat, and of columns of whole numbers without repeats. Decided by a sample that is
+    the same for equal tables.
     """
     repeating: list[str] = []
     deltas: list[str] = []
@@ -262,7 +264,7 @@ def _column_encodings(table: pa.Table) -> tuple[list[str], list[str]]:
             repeating.append(path)
         elif pa.types.is_integer(column.type) and column.type.bit_width >= 32:
             deltas.append(path)
-    paths = [path for path, _ in _leaves(table)]  # a dot in a name may make two columns one path: then neither
+    paths = [path for path, _ in _leaves(table)]  # a dot in a name may give two columns one path: take neither
     return repeating, [path for path in deltas if paths.count(path) == 1]
 
 
@@ -286,13 +288,13 @@ def decode_part(
     expected_checksum: str | None = None,
     may_be_newer: bool = False,
 ) -> DecodedPart:
-    """The rows and description of a part; `key` names it in errors.
+    """The rows and description of a part. Errors name it by `key`.
 
-    `columns` picks some of key, val, time, diff, or single fields of the structs as `key.<field>` (the struct then
-    holds only these); the table has them in the schema's order. The bytes are verified against `expected_checksum`
-    when it is given, else against the check in the file: one of the two, since each costs a pass. Raises CorruptData
-    for any damage, Incompatible for a newer format, SchemaMismatch for a part of another schema. Rows of an older version
-    of the schema (with `may_be_newer` of a newer one, too) are shown as `codec.evolution` says.
+    `columns` picks some of key, val, time, diff, or single fields of the structs as `key.<field>` (the struct then holds
+    only these). The table has them in the schema's order. The bytes are verified against `expected_checksum` when it is
+    given, else against the check in the file; not against both, since each costs a pass. CorruptData for any damage,
+    Incompatible for another format, SchemaMismatch for a part of an unrelated schema. Rows written under an older version of
+    the schema are adapted by `rows.evolution`; with `may_be_newer`, also those of a newer version.
     """
     verify_part(data, key=key, expected_checksum=expected_checksum)
     picked = _picked(schema, columns)
@@ -305,15 +307,18 @@ def open_part(
     *,
     key: str,
     schema: Schema,
+    format_name: str = PART_FORMAT_NAME,
     expected_checksum: str | None = None,
     may_be_newer: bool = False,
 ) -> OpenedPart:
-    """As `decode_part` of all columns, but rows are decoded when they are asked for: memory is the encoded bytes until
-    then. The bytes are verified before it returns.
+    """As `decode_part` of all columns, but rows are decoded on demand: until then memory holds the encoded bytes. The bytes
+    are verified before this returns. `format_name` is the format in the part's descriptor.
 
-    `may_be_newer`: a part of a schema that succeeded `schema` is shown without what came since; its rows then lie in any
-    order.
+    `may_be_newer`: a part of a schema that succeeded `schema` is shown without the fields added since. Its rows then have
+    any order.
     """
+    if format_name != PART_FORMAT_NAME:
+        raise Incompatible(f"part {key} has format {format_name!r}, this code reads {PART_FORMAT_NAME!r}", key=key)
     verify_part(data, key=key, expected_checksum=expected_checksum)
     with decoding(key):
         file, desc, written = _opened(data, key, schema, may_be_newer=may_be_newer)
@@ -322,15 +327,9 @@ def open_part(
     return OpenedPart(desc, rows, groups, key, memoryview(data), file, names, None if written is schema else schema)
 
 
-def part_schema(data: bytes | memoryview, *, key: str) -> Schema:
-    """The schema a part was written with, by its own account; CorruptData naming `key`. Verifies nothing else."""
-    with decoding(key):
-        return schema_of(pq.read_schema(pa.BufferReader(pa.py_buffer(data))))
-
-
 def verify_part(data: bytes | memoryview, *, key: str, expected_checksum: str | None = None) -> None:
-    """Returns when the bytes are those that were written; CorruptData otherwise, Incompatible when the expected
-    checksum is of a kind that this code does not know.
+    """Returns when the bytes are those that were written. CorruptData otherwise; Incompatible when the expected checksum
+    has a form that this code does not know.
     """
     if expected_checksum is not None:
         if not is_known(expected_checksum):
@@ -346,9 +345,7 @@ def verify_part(data: bytes | memoryview, *, key: str, expected_checksum: str | 
 
 
 def _check_at(data: bytes | bytearray | memoryview) -> int | None:
-    """Where the digits of the check stand: after the last mark in the footer (nothing of the user's follows it);
-    None: not a part.
-    """
+    """Offset of the check's digits: after the last mark in the footer, which no user data follows. None: not a part."""
     if len(data) < 12 or bytes(data[:4]) != _MAGIC or bytes(data[-4:]) != _MAGIC:
         return None
     footer_bytes = int.from_bytes(bytes(data[-8:-4]), "little")
@@ -369,15 +366,17 @@ def _check_digits(data: bytes | bytearray | memoryview, at: int) -> bytes:
 def _opened(
     data: bytes | memoryview, key: str, schema: Schema, *, may_be_newer: bool
 ) -> tuple[pq.ParquetFile, Description, Schema]:
-    """The file, of a format and schema that fit, what its metadata promises, and its schema: `schema` itself when equal."""
+    """The file, its description, and the schema it was written with: `schema` itself when equal. The format and the schema
+    were checked.
+    """
     file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)), pre_buffer=False)
     stored = file.schema_arrow
     metadata = {
         name.decode(): text.decode() for name, text in (stored.metadata or {}).items() if name.startswith(b"persist.")
     }
-    if int(metadata["persist.format"]) > PART_FORMAT:
+    if int(metadata["persist.format"]) != PART_FORMAT:
         raise Incompatible(
-            f"part {key} has format {metadata['persist.format']}, this code reads up to {PART_FORMAT}", key=key
+            f"part {key} has format {metadata['persist.format']}, this code reads format {PART_FORMAT}", key=key
         )
     desc = _parsed_desc(metadata["persist.desc"])
     written = schema
@@ -412,8 +411,8 @@ def _decoded(
 
 
 def _with_columns(table: pa.Table, tops: Sequence[str], rows: int, constants: Mapping[str, int]) -> pa.Table:
-    """`table` with the columns `tops`: those of `constants` made up, and structs that are not stored for want of
-    fields.
+    """`table` with the columns `tops`. Adds the columns of `constants`, and structs that are not stored because they have
+    no fields.
     """
     arrays = []
     for name in tops:
@@ -428,7 +427,7 @@ def _with_columns(table: pa.Table, tops: Sequence[str], rows: int, constants: Ma
 
 
 def _picked(schema: Schema, columns: Sequence[str] | None) -> list[str] | None:
-    """The columns to read, checked; None for all."""
+    """The columns to read; None for all. InvalidUsage for an unknown one."""
     if columns is None:
         return None
     known = {*_COLUMNS, *(f"key.{name}" for name in schema.key.names), *(f"val.{name}" for name in schema.val.names)}
@@ -459,13 +458,13 @@ def _with_picked(table: pa.Table, picked: list[str]) -> pa.Table:
 
 
 def _is_of(stored: pa.Schema, schema: Schema) -> bool:
-    """Whether columns are plainly those of `schema`: much cheaper than to make the schema that they are of."""
+    """Whether the columns are exactly those of `schema`: much cheaper than building the schema of the columns."""
     key = stored.field("key").type
     return bool(key == schema.key_type and "val" in stored.names and stored.field("val").type == schema.val_type)
 
 
 def schema_of(stored: pa.Schema) -> Schema:
-    """The schema of updates in columns `key` and `val`, the latter left out when it has no fields."""
+    """The schema of updates in columns `key` and `val`. `val` is absent when it has no fields."""
     sides = {name: stored.field(name).type if name in stored.names else pa.struct([]) for name in ("key", "val")}
     return Schema(pa.schema(list(sides["key"])), pa.schema(list(sides["val"])))
 

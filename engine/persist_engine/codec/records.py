@@ -1,6 +1,6 @@
 """The records in a shard's state <-> protobuf: readers, writers, schemas, claims, rollups, the flat trace's entries.
 
-As in `codec.batch`: `*_from_pb` raise for what no encoder wrote; run them within `envelope.decoding`.
+As in `codec.batch`, `*_from_pb` raise for bytes that no encoder wrote: run them within `envelope.decoding`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ from persist_engine.model.state import (
 )
 from persist_engine.pb import state_pb2 as pb
 
+#: Random bytes that distinguish a log from any other in its place.
+BIRTH_BYTES = 16
+
 
 def need(message: Message, *names: str) -> None:
-    """Raise InvariantViolated unless the (message) fields are there: absent is not empty."""
+    """InvariantViolated unless the message fields `names` are present. Absent is not empty."""
     for name in names:
         check(message.HasField(name), f"{message.DESCRIPTOR.name} without {name}")
 
 
 def birth_from_pb(raw: bytes) -> bytes:
-    check(len(raw) in {0, 16}, f"a birth of {len(raw)} bytes")
+    check(len(raw) == BIRTH_BYTES, f"a birth of {len(raw)} bytes")
     return raw
 
 
@@ -44,7 +47,7 @@ def tag_from_pb(raw: bytes) -> bytes:
 
 
 def debug_to_pb(debug: DebugInfo) -> pb.DebugInfo:
-    """To be read or copied, never changed: equal ones share it. A writer's is in every diff of its."""
+    """Equal values share the message: read or copy it, never change it. Every diff of a writer has that of the writer."""
     return _debug_to_pb(debug.hostname, debug.purpose)
 
 
@@ -142,7 +145,7 @@ def rollup_from_pb(message: pb.HollowRollup) -> HollowRollup:
 
 
 def spine_id_to_pb(spine_id: SpineId) -> pb.SpineId:
-    """To be read or copied, never changed: equal ids share it."""
+    """Equal ids share the message: read or copy it, never change it."""
     return _spine_id_to_pb(spine_id.lo, spine_id.hi)
 
 
@@ -152,7 +155,7 @@ def _spine_id_to_pb(lo: int, hi: int) -> pb.SpineId:
 
 
 def spine_id_from_pb(message: pb.SpineId) -> SpineId:
-    """Equal ones share it, as descriptions do."""
+    """Equal messages share the value."""
     return _spine_id(message.lo, message.hi)
 
 

@@ -1,10 +1,10 @@
-"""A pair of stores' identity, and the registry of owners <-> bytes; and the consensus keys of the registry.
+"""The identity of a pair of stores and the registry of owners <-> bytes, and their consensus keys.
 
-    store-identity                               the pair's id; in blob under the same key
-    owner/<shard>                                who owns the shard
-    name/<operator>/<namespace>/<name>           which shard an owner has, each field quoted
+    store-identity                               the id of the pair; in blob under the same key
+    owner/<shard>                                the owner of the shard
+    name/<operator>/<namespace>/<name>           the shard of the owner; each field is quoted
 
-None of them is a shard id, so that a listing of shards leaves them out.
+None of these keys is a shard id, so a listing of shards leaves them out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMES_PREFIX = "name/"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a store says of its pair. `is_bound`, told by consensus: the blob store was seen to say the same."""
+    """The id of the pair, as one store holds it. `is_bound` counts in consensus: the blob store was seen to hold the same."""
 
     store_id: StoreId
     is_bound: bool = True
@@ -41,34 +41,34 @@ def name_key(owner: Owner) -> str:
 
 
 def encode_identity(identity: Identity) -> bytes:
-    """For both stores."""
+    """The bytes, the same for both stores."""
     message = pb.StoreIdentity(store_id=identity.store_id.to_bytes(), bound=identity.is_bound)
     return sealed(Kind.STORE_IDENTITY, message)
 
 
 def decode_identity(data: bytes, *, key: str) -> Identity:
-    """Inverse of `encode_identity`."""
+    """Inverse of `encode_identity`. CorruptData or Incompatible with `key`."""
     message = opened(Kind.STORE_IDENTITY, data, pb.StoreIdentity(), key)
     with decoding("the store's identity", key):
         return Identity(StoreId.from_bytes(message.store_id), message.bound)
 
 
 def encode_shard_owner(shard_id: ShardId, owner: Owner | None) -> bytes:
-    """One entry of the shard's log of owners; None: let go."""
+    """One entry of the shard's log of owners. None: the shard has no owner any more."""
     return sealed(Kind.SHARD_OWNER, pb.ShardOwner(shard_id=shard_id.to_bytes(), owner=_owner_to_pb(owner)))
 
 
 def decode_shard_owner(data: bytes, *, key: str, shard_id: ShardId) -> Owner | None:
-    """Inverse of `encode_shard_owner`, for the same shard."""
+    """Inverse of `encode_shard_owner`. CorruptData (also for the owner of another shard) or Incompatible with `key`."""
     message = opened(Kind.SHARD_OWNER, data, pb.ShardOwner(), key)
     with decoding("the shard's owner", key):
         found = ShardId.from_bytes(message.shard_id)
-        check(found == shard_id, f"it is that of shard {found}")
+        check(found == shard_id, f"it is the owner of shard {found}")
         return _owner_from_pb(message.owner) if message.HasField("owner") else None
 
 
 def encode_name(owner: Owner, shard_id: ShardId | None) -> bytes:
-    """One entry of the log of the owner's name; None: let go."""
+    """One entry of the log of the owner's name. None: the name has no shard any more."""
     message = pb.RegisteredName(owner=_owner_to_pb(owner))
     if shard_id is not None:
         message.shard_id = shard_id.to_bytes()
@@ -76,12 +76,12 @@ def encode_name(owner: Owner, shard_id: ShardId | None) -> bytes:
 
 
 def decode_name(data: bytes, *, key: str) -> tuple[Owner, ShardId | None]:
-    """Inverse of `encode_name`, for the owner that `key` names."""
+    """Inverse of `encode_name`, for the owner in `key`. CorruptData (also for another owner) or Incompatible with `key`."""
     message = opened(Kind.REGISTERED_NAME, data, pb.RegisteredName(), key)
     with decoding("the registered name", key):
         need(message, "owner")
         owner = _owner_from_pb(message.owner)
-        check(name_key(owner) == key, f"it is that of {owner}")
+        check(name_key(owner) == key, f"it is the name of {owner}")
         return owner, ShardId.from_bytes(message.shard_id) if message.HasField("shard_id") else None
 
 

@@ -10,14 +10,11 @@ from persist_engine.base.errors import check
 from persist_engine.base.version import check_readable
 from persist_engine.base.versioned import SeqNo, Tip, VersionedData
 from persist_engine.codec import records
-from persist_engine.codec.batch import antichain_from_pb, antichain_to_pb, batch_from_pb, batch_to_pb
-from persist_engine.codec.envelope import RETAINED_ROLLUP_VERSION, Kind, decoding, opened, sealed
+from persist_engine.codec.envelope import Kind, decoding, opened, sealed
 from persist_engine.codec.state_diff import predecessor_of
-from persist_engine.codec.stored_spine import format_version, trace_from_pb, trace_to_pb
+from persist_engine.codec.stored_spine import trace_from_pb, trace_to_pb
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId, WriterId
 from persist_engine.model.shared_map import SharedMap
-from persist_engine.model.spine.flat import FlatTrace
-from persist_engine.model.spine.trace import Trace
 from persist_engine.model.state import CodecNames, ShardState
 from persist_engine.pb import state_pb2 as pb
 
@@ -25,9 +22,9 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-#: Of a tag in a lineage: two entries of one seqno agree in so many bytes once in 2**64.
+#: Bytes of a tag in a lineage. Two entries of one seqno agree in that many once in 2**64.
 _SHORT_BYTES = 8
-#: Entries that a lineage tells: 32 KiB. Past them a process that slept cannot be told whether its log was rolled back.
+#: Entries in a lineage: 32 KiB. A process that slept longer cannot find out whether its log was rolled back.
 LINEAGE_MAX = 4096
 
 
@@ -35,10 +32,10 @@ LINEAGE_MAX = 4096
 class Rollup:
     """A full copy of state at `state.seqno`.
 
-    `diffs` are the encoded diffs of the seqnos after the previous rollup, up to and with this one's, so that audits
-    see which blobs came and went; none in a shard's first rollup. `lineage` are short tags of the entries before them,
-    oldest first. Invariant: the diffs' seqnos follow one another and end at the state's, each names the one before it,
-    and the last is the state's entry.
+    `diffs` are the encoded diffs after the previous rollup, through the one of this state, so that audits see which blobs
+    came and went; a shard's first rollup has none. `lineage` are short tags of the entries before these diffs, oldest
+    first. Invariant: the seqnos of the diffs are consecutive and end at the state's; each diff names the entry before it;
+    the last diff is the state's entry.
     """
 
     state: ShardState
@@ -46,7 +43,7 @@ class Rollup:
     lineage: bytes = b""
 
     def knows(self, tip: Tip) -> bool | None:
-        """Whether `tip` is an entry of the log up to the state; None when it lies further back than the lineage."""
+        """Whether `tip` is an entry of the log up to the state. None when it lies further back than the lineage."""
         back = self.state.seqno - tip.seqno
         if back == 0:
             return tip.tag == self.state.tag
@@ -58,15 +55,15 @@ class Rollup:
         return self.lineage[end - _SHORT_BYTES : end] == tip.tag[:_SHORT_BYTES]
 
     def lineage_of_next(self) -> bytes:
-        """The lineage of the rollup that follows: this one's, its diffs' and its state's."""
+        """The lineage of the next rollup: this one's, then the tags of its diffs, then that of its state."""
         tags = [diff.tip.tag for diff in self.diffs[:-1]] + [self.state.tag]
-        told = self.lineage + b"".join(tag[:_SHORT_BYTES] for tag in tags)
-        return told[-LINEAGE_MAX * _SHORT_BYTES :]
+        lineage = self.lineage + b"".join(tag[:_SHORT_BYTES] for tag in tags)
+        return lineage[-LINEAGE_MAX * _SHORT_BYTES :]
 
 
 def encode_rollup(rollup: Rollup) -> bytes:
-    """The rollup's bytes; equal rollups give equal bytes. InvariantViolated when the diffs are not those that lead to
-    the state.
+    """The bytes of the rollup. Equal rollups give equal bytes. InvariantViolated when the diffs do not lead to the
+    state.
     """
     _check_diffs(rollup)
     message = pb.Rollup(
@@ -74,16 +71,14 @@ def encode_rollup(rollup: Rollup) -> bytes:
         diffs=[pb.VersionedData(seqno=diff.seqno, data=diff.data) for diff in rollup.diffs],
         lineage=rollup.lineage,
     )
-    is_plain = rollup.state.retain_ms is None
-    version = format_version(message.state.trace) if is_plain else RETAINED_ROLLUP_VERSION
-    return sealed(Kind.ROLLUP, message, format_version=version)
+    return sealed(Kind.ROLLUP, message)
 
 
 def decode_rollup(data: bytes, *, key: str, lazily: bool = False) -> Rollup:
-    """Inverse of `encode_rollup`. CorruptData or Incompatible (format or writing code too new) naming `key`.
+    """Inverse of `encode_rollup`. CorruptData or Incompatible (also for newer code) with `key`.
 
-    `lazily`: hollow batches are decoded when somebody looks at them, and CorruptData for what is wrong with them comes
-    then; of the diffs only the last is compared with what follows it. The checksum over all of it is verified either way.
+    `lazily`: hollow batches are decoded on first use, which may then raise CorruptData, and only the last diff is compared
+    with the state's tag. The checksum of all bytes is verified either way.
     """
     message = opened(Kind.ROLLUP, data, pb.Rollup(), key)
     check_readable(message.state.applier_version, key)
@@ -147,7 +142,7 @@ def state_to_pb(state: ShardState) -> pb.ShardState:
             pb.ProgressEntry(sink_id=key, progress=records.progress_to_pb(progress))
             for key, progress in state.progress.items()
         ],
-        trace=trace_to_pb(state.trace) if state.trace.structured else flat_trace_to_pb(state.trace.flatten()),
+        trace=trace_to_pb(state.trace),
         staging_floor_ms=state.staging_floor_ms,
         retain_ms=state.retain_ms,
         birth=state.birth,
@@ -181,51 +176,12 @@ def state_from_pb(message: pb.ShardState, *, key: str = "state") -> ShardState:
         writers=_shared(message.writers, lambda e: WriterId.from_bytes(e.id), "writer", records.writer_from_pb),
         schemas=_shared(message.schemas, lambda each: int(each.id), "schema", records.schema_from_pb),
         progress=_shared(message.progress, lambda each: str(each.sink_id), "progress", records.progress_from_pb),
-        trace=(
-            trace_from_pb(message.trace, key=key)
-            if message.trace.stored
-            else Trace.unflatten(flat_trace_from_pb(message.trace))
-        ),
+        trace=trace_from_pb(message.trace, key=key),
         staging_floor_ms=message.staging_floor_ms if message.HasField("staging_floor_ms") else None,
         retain_ms=message.retain_ms if message.HasField("retain_ms") else None,
         birth=records.birth_from_pb(message.birth),
         tag=records.tag_from_pb(message.tag),
     )
-
-
-def flat_trace_to_pb(flat: FlatTrace) -> pb.FlatTrace:
-    spine_id = records.spine_id_to_pb
-    return pb.FlatTrace(
-        since=antichain_to_pb(flat.since),
-        legacy_batches=[batch_to_pb(batch) for batch in flat.legacy_batches],
-        hollow_batches=[
-            pb.HollowBatchEntry(id=spine_id(key), batch=batch_to_pb(flat.hollow_batches[key]))
-            for key in sorted(flat.hollow_batches)
-        ],
-        spine_batches=[
-            pb.SpineBatchEntry(id=spine_id(key), batch=records.spine_batch_to_pb(flat.spine_batches[key]))
-            for key in sorted(flat.spine_batches)
-        ],
-        merges=[
-            pb.MergeEntry(id=spine_id(key), merge=records.merge_to_pb(flat.merges[key])) for key in sorted(flat.merges)
-        ],
-    )
-
-
-def flat_trace_from_pb(message: pb.FlatTrace) -> FlatTrace:
-    records.need(message, "since")
-    return FlatTrace(
-        since=antichain_from_pb(message.since),
-        legacy_batches=tuple(batch_from_pb(batch) for batch in message.legacy_batches),
-        hollow_batches=_entries(message.hollow_batches, _spine_id, "batch", batch_from_pb),
-        spine_batches=_entries(message.spine_batches, _spine_id, "batch", records.spine_batch_from_pb),
-        merges=_entries(message.merges, _spine_id, "merge", records.merge_from_pb),
-    )
-
-
-def _spine_id(entry: Any) -> Any:
-    records.need(entry, "id")
-    return records.spine_id_from_pb(entry.id)
 
 
 def _shared(

@@ -1,7 +1,7 @@
 """State diffs <-> bytes, in columns (spec 8.3): fields, types, slice lengths and one buffer of slices.
 
-A reader that looks for one field walks three small arrays and touches only the slices it wants. Each slice is itself
-a protobuf message; a unit key (or value) is zero bytes.
+A reader of one field walks three small arrays and touches only the slices it needs. Each slice is a protobuf message of
+its own; a unit key or value takes zero bytes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from persist_engine.base.version import check_readable
 from persist_engine.base.versioned import SeqNo, VersionedData, tag_of
 from persist_engine.codec import records
 from persist_engine.codec.batch import antichain_from_pb, antichain_to_pb, batch_from_pb, batch_to_pb
-from persist_engine.codec.envelope import CHAINED_VERSION, RETAINED_DIFF_VERSION, Kind, decoding, opened, sealed
+from persist_engine.codec.envelope import Kind, decoding, opened, sealed
 from persist_engine.model.diff.state_diff import Delete, FieldDiff, Insert, StateDiff, Update
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId, WriterId
 from persist_engine.pb import batch_pb2, diff_pb2, state_pb2
 
-#: Encodings kept per kind of value. Grows with it: memory of the process; a spine batch takes some 30 bytes a batch in it.
+#: Encoded bytes kept for each kind of value: a bound on memory. A spine batch takes some 30 bytes for each batch in it.
 _KEPT_BYTES_MAX = 1 << 20
 
 #: Slices that follow the key: to; from and to; from.
@@ -31,8 +31,8 @@ _SLICES = {diff_pb2.DIFF_TYPE_INSERT: 2, diff_pb2.DIFF_TYPE_UPDATE: 3, diff_pb2.
 
 
 class Kept:
-    """Encodes immutable values of one kind and keeps what it encoded, by identity: what one diff or rollup holds, the
-    next one often holds again, as the same object. Thread-safe; holds `bytes_max` of encodings at most.
+    """Encodes immutable values of one kind and keeps the encodings by identity, since the next diff often holds the same
+    objects again. Thread-safe. Keeps at most `bytes_max` of encodings.
     """
 
     def __init__(self, encode: Callable[[Any], bytes], *, bytes_max: int) -> None:
@@ -56,7 +56,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """How one key or value becomes a slice and back."""
+    """The encoding of a key or value as a slice, and its inverse."""
 
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
@@ -68,7 +68,7 @@ def _message(make: type[Message], to_pb: Callable[[Any], Message], from_pb: Call
         message.ParseFromString(raw)
         return from_pb(message)
 
-    # Without maps, which none of ours has, every encoding is deterministic.
+    # Deterministic, since no message has a map.
     return _Slice(lambda value: to_pb(value).SerializeToString(), decode)
 
 
@@ -80,7 +80,7 @@ def _id(kind: Any) -> _Slice:
     slices = _message(
         diff_pb2.Id, lambda value: diff_pb2.Id(value=value.to_bytes()), lambda message: kind.from_bytes(message.value)
     )
-    return _Slice(lru_cache(maxsize=1024)(slices.encode), slices.decode)  # a writer's is in every diff of its
+    return _Slice(lru_cache(maxsize=1024)(slices.encode), slices.decode)  # every diff of a writer has its id
 
 
 def _u64(kind: Callable[[int], Any]) -> _Slice:
@@ -98,8 +98,7 @@ _CLAIM = _message(state_pb2.Claim, records.claim_to_pb, records.claim_from_pb)
 _SPINE_ID = _message(state_pb2.SpineId, records.spine_id_to_pb, records.spine_id_from_pb)
 _BATCH = _message(batch_pb2.HollowBatch, batch_to_pb, batch_from_pb)
 
-#: Every collection of StateDiff: its name there, its number, how its keys and its values are sliced. In the order
-#: they are written.
+#: Every collection of StateDiff, in the order of writing: its name there, its number, the slices of its keys and values.
 _FIELDS: tuple[tuple[str, diff_pb2.StateField, _Slice, _Slice], ...] = (
     ("hostname", diff_pb2.STATE_FIELD_HOSTNAME, _UNIT, _TEXT),
     ("last_gc_req", diff_pb2.STATE_FIELD_LAST_GC_REQ, _UNIT, _SEQNO),
@@ -163,7 +162,7 @@ _BY_NUMBER = {number: (name, key, value) for name, number, key, value in _FIELDS
 
 
 def encode_state_diff(diff: StateDiff) -> bytes:
-    """The diff's bytes; equal diffs give equal bytes."""
+    """The bytes of the diff. Equal diffs give equal bytes."""
     fields: list[diff_pb2.StateField] = []
     types: list[diff_pb2.DiffType] = []
     slices: list[bytes] = []
@@ -191,14 +190,13 @@ def encode_state_diff(diff: StateDiff) -> bytes:
         walltime_ms=diff.walltime_ms,
         birth=diff.birth,
         predecessor=diff.predecessor,
-        shard_id=None if diff.shard_id is None else diff.shard_id.to_bytes(),
+        shard_id=diff.shard_id.to_bytes(),
     )
-    version = RETAINED_DIFF_VERSION if diff.retain_ms else CHAINED_VERSION
-    return sealed(Kind.STATE_DIFF, message, format_version=version)
+    return sealed(Kind.STATE_DIFF, message)
 
 
 def decode_state_diff(data: bytes, *, key: str) -> StateDiff:
-    """Inverse of `encode_state_diff`. CorruptData (also for columns that do not fit together) or Incompatible, naming
+    """Inverse of `encode_state_diff`. CorruptData (also for columns that do not fit together) or Incompatible with
     `key`.
     """
     message = opened(Kind.STATE_DIFF, data, diff_pb2.StateDiff(), key)
@@ -215,21 +213,23 @@ def decode_state_diff(data: bytes, *, key: str) -> StateDiff:
             birth=records.birth_from_pb(message.birth),
             predecessor=records.tag_from_pb(message.predecessor),
             tag=tag_of(data),
-            shard_id=ShardId.from_bytes(message.shard_id) if message.HasField("shard_id") else None,
+            shard_id=ShardId.from_bytes(message.shard_id),
             **_collections(message.field_diffs),
         )
 
 
 def predecessor_of(entry: VersionedData, *, key: str) -> bytes:
-    """The tag that the encoded diff `entry` gives the entry before it; errors as of `decode_state_diff`, changes aside."""
+    """The tag of the entry before the encoded diff `entry`, as that diff has it. Errors as in `decode_state_diff`, but
+    changes are not decoded.
+    """
     message = opened(Kind.STATE_DIFF, entry.data, diff_pb2.StateDiff(), key)
     with decoding("the state diff", key):
         return records.tag_from_pb(message.predecessor)
 
 
 def validate(columns: diff_pb2.FieldDiffs) -> None:
-    """InvariantViolated unless the columns fit together: as many types as fields, all known, as many slices as the
-    types need, as many bytes as the slices have.
+    """InvariantViolated unless the columns fit together: as many types as fields, all of them known, as many slices as
+    the types need, as many bytes as the slices have.
     """
     check(
         len(columns.fields) == len(columns.types),

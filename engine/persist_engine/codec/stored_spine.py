@@ -1,9 +1,9 @@
-"""A trace with structure <-> protobuf as rollups hold it since format 2: a head per spine batch, its hollow batches as
-bytes beside it, compressed since format 3 when they are many.
+"""A trace <-> protobuf: a head for each spine batch, and its hollow batches as bytes beside it, compressed when they are
+many. A trace without structure is stored as its hollow batches alone.
 
-Opening a shard reads the heads, of which there are O(log n); what lies in a spine batch is decoded when somebody looks
-(`LazyParts`), and written again as the bytes it came from while nobody changes it. So opening a shard, and its next
-rollup, cost what changed and not what lives.
+Opening a shard reads the heads, of which there are O(log n). The hollow batches of a spine batch are decoded on first use
+(`LazyParts`), and written again as the bytes they came from while they stay unchanged. So an opening, and the next rollup,
+cost what changed and not what lives.
 """
 
 from __future__ import annotations
@@ -20,33 +20,31 @@ from persist_engine.codec.batch import (
     description_from_pb,
     description_to_pb,
 )
-from persist_engine.codec.envelope import PACKED_SPINE_VERSION, STORED_SPINE_VERSION, decoding
-from persist_engine.model.spine.flat import SpineId, ThinMerge
+from persist_engine.codec.envelope import decoding
+from persist_engine.model.spine.flat import FlatTrace, SpineId, ThinMerge
 from persist_engine.model.spine.flatten import assemble, thin_merges
 from persist_engine.model.spine.lazy_parts import EncodedParts, JoinedParts, LazyParts, Outline
 from persist_engine.model.spine.spine import IdBatch, Parts, Sizes, Spine, SpineBatch, validate_parts
 from persist_engine.model.spine.trace import Trace
 from persist_engine.pb import state_pb2 as pb
 
-#: Fewer bytes are stored as they are.
+#: Fewer bytes are not compressed.
 PACK_BYTES_MIN = 4096
-#: The codec makes no more of one byte (128 KiB of one block that only repeats): whoever claims more is not asked for it.
+#: The codec cannot expand a byte further (128 KiB from one block of repeats): a larger claimed size is refused unread.
 _UNPACKED_PER_BYTE_MAX = 1 << 15
-#: At its first level, Arrow's default: a quarter is left of what parts are described by, at a gigabyte a second.
+#: At level 1, Arrow's default: descriptors of parts shrink to a quarter, at a gigabyte a second.
 _PACKER = "zstd"
 
 
-def format_version(trace: pb.FlatTrace) -> int | None:
-    """The oldest format of rollups that explains `trace`; None for the first."""
-    if not trace.stored:
-        return None
-    return PACKED_SPINE_VERSION if any(each.unpacked_bytes for each in trace.stored) else STORED_SPINE_VERSION
-
-
-def trace_to_pb(trace: Trace) -> pb.FlatTrace:
-    """A trace with structure. Costs the spine batches that changed since this process last wrote them."""
+def trace_to_pb(trace: Trace) -> pb.Trace:
+    """Costs the spine batches that changed since this process last wrote them; without structure, all hollow batches."""
+    if not trace.structured:
+        flat = trace.flatten()
+        return pb.Trace(
+            since=antichain_to_pb(flat.since), legacy_batches=[batch_to_pb(batch) for batch in flat.legacy_batches]
+        )
     merges = thin_merges(trace.spine.levels)
-    return pb.FlatTrace(
+    return pb.Trace(
         since=antichain_to_pb(trace.since),
         merges=[
             pb.MergeEntry(id=records.spine_id_to_pb(key), merge=records.merge_to_pb(merges[key]))
@@ -56,13 +54,15 @@ def trace_to_pb(trace: Trace) -> pb.FlatTrace:
     )
 
 
-def trace_from_pb(message: pb.FlatTrace, *, key: str) -> Trace:
-    """Inverse of `trace_to_pb`; `key` names the rollup in errors, then and when hollow batches are loaded."""
+def trace_from_pb(message: pb.Trace, *, key: str) -> Trace:
+    """Inverse of `trace_to_pb`; `key` names the rollup in errors, now and when hollow batches are loaded. A trace without
+    batches has structure.
+    """
     records.need(message, "since")
-    check(
-        not (message.legacy_batches or message.hollow_batches or message.spine_batches),
-        "spine batches are stored in two ways",
-    )
+    if message.legacy_batches:
+        check(not (message.stored or message.merges), "batches are stored in two ways")
+        legacy = tuple(batch_from_pb(batch) for batch in message.legacy_batches)
+        return Trace.unflatten(FlatTrace(antichain_from_pb(message.since), legacy))
     merges: dict[SpineId, ThinMerge] = {}
     for entry in message.merges:
         records.need(entry, "id", "merge")
@@ -76,8 +76,8 @@ def trace_from_pb(message: pb.FlatTrace, *, key: str) -> Trace:
 
 
 def stored_form(batch: SpineBatch) -> EncodedParts:
-    """The hollow batches of `batch` as its next rollup holds them: equal ones are equal. Kept, and the same afterwards,
-    as the work of that rollup.
+    """The hollow batches of `batch` as its next rollup holds them. Equal batches have equal forms. The result is kept, so
+    that the rollup does not encode them again.
     """
     return batch.encoded_parts(_encode)
 
@@ -122,7 +122,7 @@ def _unpacked_message(parts: Parts) -> pb.StoredBatches:
 
 
 def _unpacked(encoded: EncodedParts) -> bytes:
-    """InvariantViolated when it is not what was packed."""
+    """The bytes before compression. InvariantViolated when they do not have the stated size."""
     data, size = encoded.data, encoded.unpacked_bytes
     if not size:
         return data

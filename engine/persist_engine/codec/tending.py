@@ -1,8 +1,8 @@
-"""Wishes and answers of model.tending as texts: a wish is one argument of a command line, an answer fits into the last words of a
-container (4096 bytes, as Kubernetes has it).
+"""Wishes and answers of `model.tending` as JSON texts. A wish is one argument of a command line. An answer fits into the termination
+message of a container (4096 bytes, a limit of Kubernetes).
 
-Invariant: whatever an answer says, it parses to a value within the limits named here, or InvalidUsage says why not. It comes from a
-process that others may stand in for.
+Invariant: any text parses to a value within the limits named here, or InvalidUsage says why not. Another process may have forged
+the answer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LEFT_OUT_MAX = 1_000_000_000
 _HEX = re.compile(r"[0-9a-f]{0,128}")
 _KIND = re.compile(r"[A-Z][A-Za-z0-9]{0,62}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]+")
-#: Told as counts, or not at all.
+#: Fields of an inspection that a report holds as counts, or not at all.
 _LEFT_OUT = frozenset({"readers", "writers", "progress"})
 _TIMES, _HEXES, _DDLS = (
     frozenset({"since", "upper", "retained_since"}),
@@ -52,7 +52,7 @@ _TIMES, _HEXES, _DDLS = (
 
 
 def encode_wish(wish: Wish) -> str:
-    """One line of JSON; inverse of `decode_wish`. It has no dollar sign: in arguments of a container `$(NAME)` is replaced."""
+    """One line of JSON; inverse of `decode_wish`. Without dollar signs: Kubernetes replaces `$(NAME)` in arguments of containers."""
     document = {"format": FORMAT, **dataclasses.asdict(wish), "owner": str(wish.owner)}
     if wish.take_over is not None:
         document["take_over"] = {"shard_id": wish.take_over.shard_id, "owner": str(wish.take_over.owner)}
@@ -60,7 +60,7 @@ def encode_wish(wish: Wish) -> str:
 
 
 def decode_wish(text: str) -> Wish:
-    """InvalidUsage for whatever `encode_wish` does not write."""
+    """Inverse of `encode_wish`. InvalidUsage for any other text."""
     found = _Fields(_loaded(text), "the wish")
     found.expect("format", lambda one: one == FORMAT, f"{FORMAT}: another release of persist wrote it")
     wanted, take_over, known, schema, hold = (
@@ -80,7 +80,7 @@ def decode_wish(text: str) -> Wish:
 
 
 def encode_report(answer: Tending) -> str:
-    """One line of at most 4096 bytes: packed when it is long, and NotTended (ReportTooLong) when that does not help."""
+    """One line of at most 4096 bytes: compressed when it is long, and NotTended (ReportTooLong) when it is too long even so."""
     document = json.dumps({"format": FORMAT, **_document(answer)}, separators=(",", ":"))
     if len(document) <= REPORT_BYTES_MAX:
         return document
@@ -88,14 +88,14 @@ def encode_report(answer: Tending) -> str:
     line = json.dumps({"format": FORMAT, "packed": packed}, separators=(",", ":"))
     if len(line) <= REPORT_BYTES_MAX:
         return line
-    if isinstance(answer, NotTended):  # its kind is what counts: less of its words
+    if isinstance(answer, NotTended):  # its kind matters more than its message
         return encode_report(dataclasses.replace(answer, message=answer.message[: len(answer.message) // 2]))
-    text = f"the shard's schema and readers take {len(packed)} bytes, more than the last words of a pod hold: use a storage profile"
+    text = f"schema and readers of the shard take {len(packed)} bytes, more than a termination message holds: use a storage profile"
     return encode_report(NotTended("ReportTooLong", text))
 
 
 def decode_report(document: object) -> Tending:
-    """The answer in a report that was taken for JSON. InvalidUsage for whatever `encode_report` does not write."""
+    """The answer in a report that was parsed as JSON. InvalidUsage for any document that `encode_report` does not write."""
     found = _Fields(document, "the report")
     found.expect("format", lambda one: one == FORMAT, f"{FORMAT}: is the engine's image of the operator's release?")
     if "packed" in found.left:
@@ -111,7 +111,7 @@ def decode_report(document: object) -> Tending:
 def _document(answer: Tending) -> dict[str, Any]:
     match answer:
         case Tended(inspection=seen, readers_left_out=readers, writers_left_out=writers, hold_problem=problem):
-            told = {
+            fields = {
                 one.name: getattr(seen, one.name) for one in dataclasses.fields(Inspection) if one.name not in _LEFT_OUT
             }
             named = [
@@ -124,7 +124,7 @@ def _document(answer: Tending) -> dict[str, Any]:
             ]
             return {
                 "answer": "Tended",
-                **told,
+                **fields,
                 "applier_version": _words(seen.applier_version, _WORDS_MAX),
                 "readers": named,
                 "readers_left_out": readers,
@@ -146,7 +146,7 @@ def _words(text: str, characters: int) -> str:
 
 
 class _Fields:
-    """The fields of one JSON object, each taken once; `end` refuses what is left."""
+    """The fields of one JSON object. Each is taken once; `end` refuses any that are left."""
 
     def __init__(self, document: object, what: str) -> None:
         if not isinstance(document, Mapping):

@@ -89,16 +89,14 @@ class HollowPart:
 
 @dataclass(frozen=True, slots=True)
 class InlinePart:
-    """Updates small enough for state: the encoded part itself. `format` names the encoding: one Arrow record batch
-    (codec.inline_part), or the Parquet file that a blob would hold (0.1.0, and data that only Parquet makes small enough).
-    """
+    """Updates small enough for state: the encoded part itself. `format` names the encoding (codec.inline_part)."""
 
     data: bytes
     rows: int
     diffs_sum: int | None
     ts_rewrite: Antichain | None = None
     schema_id: int | None = None
-    format: str = "parquet/1"
+    format: str = "arrow/1"
     sum_wraps: bool = False
 
     @property

@@ -108,7 +108,7 @@ class PartId(_Id):
 
     @property
     def staged_ms(self) -> int:
-        """When the part was staged. Ids made by 0.1.0 are fully random, so their time is arbitrary and mostly far in the future."""
+        """When the part was staged."""
         return staged_ms(self)
 
 

@@ -106,6 +106,8 @@ class ShardState:
 
     applier_version: str
     shard_id: ShardId
+    birth: bytes
+    """Random, drawn when the log began: distinguishes this log from one that was wiped and written anew."""
     codecs: CodecNames
     seqno: SeqNo
     walltime_ms: int
@@ -127,8 +129,6 @@ class ShardState:
     """The tag of the log entry at `seqno`, which the next entry records. Empty until the entry is encoded."""
     retain_ms: int | None = None
     """Retention: since stays at least this far behind upper, and follows it. None: only readers hold since."""
-    birth: bytes = b""
-    """Random bytes drawn when the log began. They differ after the log was wiped and written anew. Empty: older code created it."""
 
     @property
     def tip(self) -> Tip:

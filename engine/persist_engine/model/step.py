@@ -116,7 +116,7 @@ def initial_state(
     hostname: str,
     applier_version: str,
     rollup: HollowRollup,
-    birth: bytes = b"",
+    birth: bytes,
     retain_ms: int | None = None,
 ) -> tuple[ShardState, StateDiff]:
     """Return the first version of a shard, v1, with its rollup linked at v1 and its schema under id 0, and the diff from v0.
@@ -125,6 +125,7 @@ def initial_state(
     nothing = ShardState(
         applier_version=applier_version,
         shard_id=shard_id,
+        birth=birth,
         codecs=codecs,
         seqno=SeqNo(0),
         walltime_ms=0,
@@ -137,7 +138,6 @@ def initial_state(
         hostname=hostname,
         rollups=SharedMap({SeqNo(1): rollup}),
         schemas=SharedMap({0: schema}),
-        birth=birth,
         retain_ms=retain_ms,
     )
     check_invariants(None, first, deep=True)

@@ -71,6 +71,7 @@ class PartSource:
                 data,
                 key=key,
                 schema=self.schema,
+                format_name=part.format,
                 expected_checksum=part.checksum,
                 may_be_newer=self.is_newer(part),
             )

@@ -43,22 +43,23 @@ def write_part(
 ) -> Part:
     """Encodes `table` (at least one row) under `desc`. The part is durable when this returns.
 
-    The part is inline when it encodes to fewer than `inline_bytes_max` bytes (0: never), else a blob under a fresh key.
+    The part is inline when its record batch is smaller than `inline_bytes_max` (0: never), else a blob under a fresh key.
     """
     started_s = store.env.monotonic_s()
-    data, name = None, INLINE_FORMAT_NAME
+    inline = None
     if table.num_rows * ROW_BYTES_MIN < inline_bytes_max:
-        data = encode_inline(table, desc=desc, schema=schema, bytes_max=inline_bytes_max)
-    if data is None:  # too large for the quick form, which does not compress
-        data, name = encode_part(table, desc=desc, schema=schema), PART_FORMAT_NAME
-    what = "inline" if name == INLINE_FORMAT_NAME else "part"
+        inline = encode_inline(table, desc=desc, schema=schema, bytes_max=inline_bytes_max)
+    data = encode_part(table, desc=desc, schema=schema) if inline is None else inline
+    what = "part" if inline is None else "inline"
     store.metrics.observe_s("codec", store.env.monotonic_s() - started_s, op="encode", what=what)
-    store.metrics.count("part_written", kind="inline" if len(data) < inline_bytes_max else "blob")
+    store.metrics.count("part_written", kind="blob" if inline is None else "inline")
     store.metrics.count("part_written_bytes", len(data))
     store.metrics.count("part_written_good_bytes", table.nbytes)
-    if len(data) < inline_bytes_max:
+    if inline is not None:
         total, wraps = _diffs_sum(table)
-        return InlinePart(data, table.num_rows, total, schema_id=schema_id, format=name, sum_wraps=wraps)
+        return InlinePart(
+            inline, table.num_rows, total, schema_id=schema_id, format=INLINE_FORMAT_NAME, sum_wraps=wraps
+        )
     part = _set_blob(store, data, table, schema=schema, schema_id=schema_id)
     store.metrics.observe_s("part_write", store.env.monotonic_s() - started_s)
     return part
@@ -105,6 +106,7 @@ def _set_blob(store: PartStore, data: bytes, table: pa.Table, *, schema: Schema,
         key_lower=lower,
         stats=part_stats(table, schema, store.settings.batch.stats_bytes_max),
         schema_id=schema_id,
+        format=PART_FORMAT_NAME,
     )
 
 

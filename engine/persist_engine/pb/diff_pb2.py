@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpersist_engine/pb/diff.proto\x12\x11persist_engine.pb\"\x14\n\x03U64\x12\r\n\x05value\x18\x01 \x01(\x04\"\x15\n\x04Text\x12\r\n\x05value\x18\x01 \x01(\t\"\x13\n\x02Id\x12\r\n\x05value\x18\x01 \x01(\x0c\"\x83\x01\n\nFieldDiffs\x12-\n\x06\x66ields\x18\x01 \x03(\x0e\x32\x1d.persist_engine.pb.StateField\x12*\n\x05types\x18\x02 \x03(\x0e\x32\x1b.persist_engine.pb.DiffType\x12\x0c\n\x04lens\x18\x03 \x03(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\xf6\x01\n\tStateDiff\x12\x17\n\x0f\x61pplier_version\x18\x01 \x01(\t\x12\x12\n\nseqno_from\x18\x02 \x01(\x04\x12\x10\n\x08seqno_to\x18\x03 \x01(\x04\x12\x19\n\x11latest_rollup_key\x18\x04 \x01(\t\x12\x32\n\x0b\x66ield_diffs\x18\x05 \x01(\x0b\x32\x1d.persist_engine.pb.FieldDiffs\x12\x13\n\x0bwalltime_ms\x18\x06 \x01(\x04\x12\x15\n\x08shard_id\x18\x07 \x01(\x0cH\x00\x88\x01\x01\x12\x13\n\x0bpredecessor\x18\t \x01(\x0c\x12\r\n\x05\x62irth\x18\x08 \x01(\x0c\x42\x0b\n\t_shard_id*\x8c\x04\n\nStateField\x12\x1b\n\x17STATE_FIELD_UNSPECIFIED\x10\x00\x12\x18\n\x14STATE_FIELD_HOSTNAME\x10\x01\x12\x1b\n\x17STATE_FIELD_LAST_GC_REQ\x10\x02\x12\x1d\n\x19STATE_FIELD_ACTIVE_ROLLUP\x10\x03\x12\x19\n\x15STATE_FIELD_ACTIVE_GC\x10\x04\x12\x17\n\x13STATE_FIELD_ROLLUPS\x10\x05\x12\x1e\n\x1aSTATE_FIELD_LEASED_READERS\x10\x06\x12 \n\x1cSTATE_FIELD_CRITICAL_READERS\x10\x07\x12\x17\n\x13STATE_FIELD_WRITERS\x10\x08\x12\x17\n\x13STATE_FIELD_SCHEMAS\x10\t\x12\x18\n\x14STATE_FIELD_PROGRESS\x10\n\x12\x15\n\x11STATE_FIELD_SINCE\x10\x0b\x12\x1e\n\x1aSTATE_FIELD_LEGACY_BATCHES\x10\x0c\x12\x1e\n\x1aSTATE_FIELD_HOLLOW_BATCHES\x10\r\x12\x1d\n\x19STATE_FIELD_SPINE_BATCHES\x10\x0e\x12\x16\n\x12STATE_FIELD_MERGES\x10\x0f\x12 \n\x1cSTATE_FIELD_STAGING_FLOOR_MS\x10\x10\x12\x19\n\x15STATE_FIELD_RETAIN_MS\x10\x11*L\n\x08\x44iffType\x12\x14\n\x10\x44IFF_TYPE_INSERT\x10\x00\x12\x14\n\x10\x44IFF_TYPE_UPDATE\x10\x01\x12\x14\n\x10\x44IFF_TYPE_DELETE\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpersist_engine/pb/diff.proto\x12\x11persist_engine.pb\"\x14\n\x03U64\x12\r\n\x05value\x18\x01 \x01(\x04\"\x15\n\x04Text\x12\r\n\x05value\x18\x01 \x01(\t\"\x13\n\x02Id\x12\r\n\x05value\x18\x01 \x01(\x0c\"\x83\x01\n\nFieldDiffs\x12-\n\x06\x66ields\x18\x01 \x03(\x0e\x32\x1d.persist_engine.pb.StateField\x12*\n\x05types\x18\x02 \x03(\x0e\x32\x1b.persist_engine.pb.DiffType\x12\x0c\n\x04lens\x18\x03 \x03(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\xe4\x01\n\tStateDiff\x12\x17\n\x0f\x61pplier_version\x18\x01 \x01(\t\x12\x12\n\nseqno_from\x18\x02 \x01(\x04\x12\x10\n\x08seqno_to\x18\x03 \x01(\x04\x12\x19\n\x11latest_rollup_key\x18\x04 \x01(\t\x12\x32\n\x0b\x66ield_diffs\x18\x05 \x01(\x0b\x32\x1d.persist_engine.pb.FieldDiffs\x12\x13\n\x0bwalltime_ms\x18\x06 \x01(\x04\x12\x10\n\x08shard_id\x18\x07 \x01(\x0c\x12\r\n\x05\x62irth\x18\x08 \x01(\x0c\x12\x13\n\x0bpredecessor\x18\t \x01(\x0c*\x8c\x04\n\nStateField\x12\x1b\n\x17STATE_FIELD_UNSPECIFIED\x10\x00\x12\x18\n\x14STATE_FIELD_HOSTNAME\x10\x01\x12\x1b\n\x17STATE_FIELD_LAST_GC_REQ\x10\x02\x12\x1d\n\x19STATE_FIELD_ACTIVE_ROLLUP\x10\x03\x12\x19\n\x15STATE_FIELD_ACTIVE_GC\x10\x04\x12\x17\n\x13STATE_FIELD_ROLLUPS\x10\x05\x12\x1e\n\x1aSTATE_FIELD_LEASED_READERS\x10\x06\x12 \n\x1cSTATE_FIELD_CRITICAL_READERS\x10\x07\x12\x17\n\x13STATE_FIELD_WRITERS\x10\x08\x12\x17\n\x13STATE_FIELD_SCHEMAS\x10\t\x12\x18\n\x14STATE_FIELD_PROGRESS\x10\n\x12\x15\n\x11STATE_FIELD_SINCE\x10\x0b\x12\x1e\n\x1aSTATE_FIELD_LEGACY_BATCHES\x10\x0c\x12\x1e\n\x1aSTATE_FIELD_HOLLOW_BATCHES\x10\r\x12\x1d\n\x19STATE_FIELD_SPINE_BATCHES\x10\x0e\x12\x16\n\x12STATE_FIELD_MERGES\x10\x0f\x12 \n\x1cSTATE_FIELD_STAGING_FLOOR_MS\x10\x10\x12\x19\n\x15STATE_FIELD_RETAIN_MS\x10\x11*L\n\x08\x44iffType\x12\x14\n\x10\x44IFF_TYPE_INSERT\x10\x00\x12\x14\n\x10\x44IFF_TYPE_UPDATE\x10\x01\x12\x14\n\x10\x44IFF_TYPE_DELETE\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'persist_engine.pb.diff_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STATEFIELD']._serialized_start=501
-  _globals['_STATEFIELD']._serialized_end=1025
-  _globals['_DIFFTYPE']._serialized_start=1027
-  _globals['_DIFFTYPE']._serialized_end=1103
+  _globals['_STATEFIELD']._serialized_start=483
+  _globals['_STATEFIELD']._serialized_end=1007
+  _globals['_DIFFTYPE']._serialized_start=1009
+  _globals['_DIFFTYPE']._serialized_end=1085
   _globals['_U64']._serialized_start=51
   _globals['_U64']._serialized_end=71
   _globals['_TEXT']._serialized_start=73
@@ -44,5 +44,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FIELDDIFFS']._serialized_start=118
   _globals['_FIELDDIFFS']._serialized_end=249
   _globals['_STATEDIFF']._serialized_start=252
-  _globals['_STATEDIFF']._serialized_end=498
+  _globals['_STATEDIFF']._serialized_end=480
 # @@protoc_insertion_point(module_scope)

@@ -86,7 +86,7 @@ class FieldDiffs(_message.Message):
     def __init__(self, fields: _Optional[_Iterable[_Union[StateField, str]]] = ..., types: _Optional[_Iterable[_Union[DiffType, str]]] = ..., lens: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class StateDiff(_message.Message):
-    __slots__ = ("applier_version", "seqno_from", "seqno_to", "latest_rollup_key", "field_diffs", "walltime_ms", "shard_id", "predecessor", "birth")
+    __slots__ = ("applier_version", "seqno_from", "seqno_to", "latest_rollup_key", "field_diffs", "walltime_ms", "shard_id", "birth", "predecessor")
     APPLIER_VERSION_FIELD_NUMBER: _ClassVar[int]
     SEQNO_FROM_FIELD_NUMBER: _ClassVar[int]
     SEQNO_TO_FIELD_NUMBER: _ClassVar[int]
@@ -94,8 +94,8 @@ class StateDiff(_message.Message):
     FIELD_DIFFS_FIELD_NUMBER: _ClassVar[int]
     WALLTIME_MS_FIELD_NUMBER: _ClassVar[int]
     SHARD_ID_FIELD_NUMBER: _ClassVar[int]
-    PREDECESSOR_FIELD_NUMBER: _ClassVar[int]
     BIRTH_FIELD_NUMBER: _ClassVar[int]
+    PREDECESSOR_FIELD_NUMBER: _ClassVar[int]
     applier_version: str
     seqno_from: int
     seqno_to: int
@@ -103,6 +103,6 @@ class StateDiff(_message.Message):
     field_diffs: FieldDiffs
     walltime_ms: int
     shard_id: bytes
-    predecessor: bytes
     birth: bytes
-    def __init__(self, applier_version: _Optional[str] = ..., seqno_from: _Optional[int] = ..., seqno_to: _Optional[int] = ..., latest_rollup_key: _Optional[str] = ..., field_diffs: _Optional[_Union[FieldDiffs, _Mapping]] = ..., walltime_ms: _Optional[int] = ..., shard_id: _Optional[bytes] = ..., predecessor: _Optional[bytes] = ..., birth: _Optional[bytes] = ...) -> None: ...
+    predecessor: bytes
+    def __init__(self, applier_version: _Optional[str] = ..., seqno_from: _Optional[int] = ..., seqno_to: _Optional[int] = ..., latest_rollup_key: _Optional[str] = ..., field_diffs: _Optional[_Union[FieldDiffs, _Mapping]] = ..., walltime_ms: _Optional[int] = ..., shard_id: _Optional[bytes] = ..., birth: _Optional[bytes] = ..., predecessor: _Optional[bytes] = ...) -> None: ...

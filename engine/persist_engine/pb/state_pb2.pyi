@@ -127,22 +127,6 @@ class ThinMerge(_message.Message):
     active_compaction_start_ms: int
     def __init__(self, since: _Optional[_Union[_batch_pb2.Antichain, _Mapping]] = ..., remaining_work: _Optional[int] = ..., active_compaction_start_ms: _Optional[int] = ...) -> None: ...
 
-class HollowBatchEntry(_message.Message):
-    __slots__ = ("id", "batch")
-    ID_FIELD_NUMBER: _ClassVar[int]
-    BATCH_FIELD_NUMBER: _ClassVar[int]
-    id: SpineId
-    batch: _batch_pb2.HollowBatch
-    def __init__(self, id: _Optional[_Union[SpineId, _Mapping]] = ..., batch: _Optional[_Union[_batch_pb2.HollowBatch, _Mapping]] = ...) -> None: ...
-
-class SpineBatchEntry(_message.Message):
-    __slots__ = ("id", "batch")
-    ID_FIELD_NUMBER: _ClassVar[int]
-    BATCH_FIELD_NUMBER: _ClassVar[int]
-    id: SpineId
-    batch: ThinSpineBatch
-    def __init__(self, id: _Optional[_Union[SpineId, _Mapping]] = ..., batch: _Optional[_Union[ThinSpineBatch, _Mapping]] = ...) -> None: ...
-
 class MergeEntry(_message.Message):
     __slots__ = ("id", "merge")
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -151,21 +135,17 @@ class MergeEntry(_message.Message):
     merge: ThinMerge
     def __init__(self, id: _Optional[_Union[SpineId, _Mapping]] = ..., merge: _Optional[_Union[ThinMerge, _Mapping]] = ...) -> None: ...
 
-class FlatTrace(_message.Message):
-    __slots__ = ("since", "legacy_batches", "hollow_batches", "spine_batches", "merges", "stored")
+class Trace(_message.Message):
+    __slots__ = ("since", "stored", "merges", "legacy_batches")
     SINCE_FIELD_NUMBER: _ClassVar[int]
-    LEGACY_BATCHES_FIELD_NUMBER: _ClassVar[int]
-    HOLLOW_BATCHES_FIELD_NUMBER: _ClassVar[int]
-    SPINE_BATCHES_FIELD_NUMBER: _ClassVar[int]
-    MERGES_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
+    MERGES_FIELD_NUMBER: _ClassVar[int]
+    LEGACY_BATCHES_FIELD_NUMBER: _ClassVar[int]
     since: _batch_pb2.Antichain
-    legacy_batches: _containers.RepeatedCompositeFieldContainer[_batch_pb2.HollowBatch]
-    hollow_batches: _containers.RepeatedCompositeFieldContainer[HollowBatchEntry]
-    spine_batches: _containers.RepeatedCompositeFieldContainer[SpineBatchEntry]
-    merges: _containers.RepeatedCompositeFieldContainer[MergeEntry]
     stored: _containers.RepeatedCompositeFieldContainer[StoredSpineBatch]
-    def __init__(self, since: _Optional[_Union[_batch_pb2.Antichain, _Mapping]] = ..., legacy_batches: _Optional[_Iterable[_Union[_batch_pb2.HollowBatch, _Mapping]]] = ..., hollow_batches: _Optional[_Iterable[_Union[HollowBatchEntry, _Mapping]]] = ..., spine_batches: _Optional[_Iterable[_Union[SpineBatchEntry, _Mapping]]] = ..., merges: _Optional[_Iterable[_Union[MergeEntry, _Mapping]]] = ..., stored: _Optional[_Iterable[_Union[StoredSpineBatch, _Mapping]]] = ...) -> None: ...
+    merges: _containers.RepeatedCompositeFieldContainer[MergeEntry]
+    legacy_batches: _containers.RepeatedCompositeFieldContainer[_batch_pb2.HollowBatch]
+    def __init__(self, since: _Optional[_Union[_batch_pb2.Antichain, _Mapping]] = ..., stored: _Optional[_Iterable[_Union[StoredSpineBatch, _Mapping]]] = ..., merges: _Optional[_Iterable[_Union[MergeEntry, _Mapping]]] = ..., legacy_batches: _Optional[_Iterable[_Union[_batch_pb2.HollowBatch, _Mapping]]] = ...) -> None: ...
 
 class StoredSpineBatch(_message.Message):
     __slots__ = ("id", "level", "desc", "rows", "parts", "runs", "blob_bytes", "inline_bytes", "count", "batches", "unpacked_bytes")
@@ -250,7 +230,7 @@ class ProgressEntry(_message.Message):
     def __init__(self, sink_id: _Optional[str] = ..., progress: _Optional[_Union[SourceProgress, _Mapping]] = ...) -> None: ...
 
 class ShardState(_message.Message):
-    __slots__ = ("applier_version", "shard_id", "codecs", "seqno", "walltime_ms", "hostname", "last_gc_req", "active_rollup", "active_gc", "rollups", "leased_readers", "critical_readers", "writers", "schemas", "progress", "trace", "staging_floor_ms", "tag", "retain_ms", "birth")
+    __slots__ = ("applier_version", "shard_id", "codecs", "seqno", "walltime_ms", "hostname", "last_gc_req", "active_rollup", "active_gc", "rollups", "leased_readers", "critical_readers", "writers", "schemas", "progress", "trace", "birth", "staging_floor_ms", "tag", "retain_ms")
     APPLIER_VERSION_FIELD_NUMBER: _ClassVar[int]
     SHARD_ID_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
@@ -267,10 +247,10 @@ class ShardState(_message.Message):
     SCHEMAS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    BIRTH_FIELD_NUMBER: _ClassVar[int]
     STAGING_FLOOR_MS_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     RETAIN_MS_FIELD_NUMBER: _ClassVar[int]
-    BIRTH_FIELD_NUMBER: _ClassVar[int]
     applier_version: str
     shard_id: bytes
     codecs: CodecNames
@@ -286,12 +266,12 @@ class ShardState(_message.Message):
     writers: _containers.RepeatedCompositeFieldContainer[WriterEntry]
     schemas: _containers.RepeatedCompositeFieldContainer[SchemaEntry]
     progress: _containers.RepeatedCompositeFieldContainer[ProgressEntry]
-    trace: FlatTrace
+    trace: Trace
+    birth: bytes
     staging_floor_ms: int
     tag: bytes
     retain_ms: int
-    birth: bytes
-    def __init__(self, applier_version: _Optional[str] = ..., shard_id: _Optional[bytes] = ..., codecs: _Optional[_Union[CodecNames, _Mapping]] = ..., seqno: _Optional[int] = ..., walltime_ms: _Optional[int] = ..., hostname: _Optional[str] = ..., last_gc_req: _Optional[int] = ..., active_rollup: _Optional[_Union[Claim, _Mapping]] = ..., active_gc: _Optional[_Union[Claim, _Mapping]] = ..., rollups: _Optional[_Iterable[_Union[RollupEntry, _Mapping]]] = ..., leased_readers: _Optional[_Iterable[_Union[LeasedReaderEntry, _Mapping]]] = ..., critical_readers: _Optional[_Iterable[_Union[CriticalReaderEntry, _Mapping]]] = ..., writers: _Optional[_Iterable[_Union[WriterEntry, _Mapping]]] = ..., schemas: _Optional[_Iterable[_Union[SchemaEntry, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[ProgressEntry, _Mapping]]] = ..., trace: _Optional[_Union[FlatTrace, _Mapping]] = ..., staging_floor_ms: _Optional[int] = ..., tag: _Optional[bytes] = ..., retain_ms: _Optional[int] = ..., birth: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, applier_version: _Optional[str] = ..., shard_id: _Optional[bytes] = ..., codecs: _Optional[_Union[CodecNames, _Mapping]] = ..., seqno: _Optional[int] = ..., walltime_ms: _Optional[int] = ..., hostname: _Optional[str] = ..., last_gc_req: _Optional[int] = ..., active_rollup: _Optional[_Union[Claim, _Mapping]] = ..., active_gc: _Optional[_Union[Claim, _Mapping]] = ..., rollups: _Optional[_Iterable[_Union[RollupEntry, _Mapping]]] = ..., leased_readers: _Optional[_Iterable[_Union[LeasedReaderEntry, _Mapping]]] = ..., critical_readers: _Optional[_Iterable[_Union[CriticalReaderEntry, _Mapping]]] = ..., writers: _Optional[_Iterable[_Union[WriterEntry, _Mapping]]] = ..., schemas: _Optional[_Iterable[_Union[SchemaEntry, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[ProgressEntry, _Mapping]]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., birth: _Optional[bytes] = ..., staging_floor_ms: _Optional[int] = ..., tag: _Optional[bytes] = ..., retain_ms: _Optional[int] = ...) -> None: ...
 
 class VersionedData(_message.Message):
     __slots__ = ("seqno", "data")

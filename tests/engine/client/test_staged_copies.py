@@ -208,7 +208,7 @@ def test_regression_an_append_is_told_although_what_it_needs_no_more_cannot_be_d
     def damaged(*_: Any) -> frozenset[str]:
         raise CorruptData("an older version cannot be read", key="k")
 
-    monkeypatch.setattr("persist_engine.client.write.handle.live_part_keys", damaged)
+    monkeypatch.setattr("persist_engine.client.write.copies.live_part_keys", damaged)
     assert writer.append_batch(second, A(1), A(20)).upper == A(20)
     assert contents(world.process(), writer.shard_id, 19) == upto(19)
 
@@ -305,7 +305,7 @@ def test_regression_an_append_stands_whatever_becomes_of_blobs_that_it_leaves_be
     def damaged(*_: Any) -> frozenset[str]:
         raise CorruptData("a diff does not decode", key="k")
 
-    monkeypatch.setattr("persist_engine.client.write.handle.live_part_keys", damaged)
+    monkeypatch.setattr("persist_engine.client.write.copies.live_part_keys", damaged)
     outcome = writer.compare_and_append_batch([copy, own], expected_upper=A(5), new_upper=A(20))
     monkeypatch.undo()
     assert isinstance(outcome, Appended)

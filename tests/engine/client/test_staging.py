@@ -277,8 +277,8 @@ def test_small_batches_whose_diffs_no_single_row_can_hold_together_are_appended_
     assert part_kinds(writer) == [InlinePart] * 2
 
 
-def test_a_part_whose_parquet_form_is_as_large_as_the_limit_is_no_longer_inline():
-    """The limit is exclusive (spec 10.11); as an Arrow batch this one would be larger still."""
+def test_a_part_as_large_as_the_limit_is_no_longer_inline_however_small_its_blob_is():
+    """The limit is exclusive (spec 10.11) and counts the record batch, which is not compressed."""
     updates = [row(1, "x" * 100_000, 0)]
 
     def part(limit: int) -> object:
@@ -286,11 +286,13 @@ def test_a_part_whose_parquet_form_is_as_large_as_the_limit_is_no_longer_inline(
         (part,) = writer.batch(updates, lower=A(0), upper=A(1)).hollow.parts
         return part
 
-    inline = part(50_000)
+    inline = part(200_000)
     assert isinstance(inline, InlinePart)
     size = len(inline.data)
     assert isinstance(part(size + 1), InlinePart)
-    assert isinstance(part(size), HollowPart)
+    blob = part(size)
+    assert isinstance(blob, HollowPart)
+    assert blob.size_bytes < size
 
 
 def test_joining_can_be_switched_off():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, SchemaMismatch
 from persist_engine.codec.inline_part import INLINE_FORMAT_NAME, decode_inline, encode_inline
-from persist_engine.codec.part import PART_FORMAT_NAME, DecodedPart, encode_part
+from persist_engine.codec.part import DecodedPart
 from persist_engine.model.frontier import EMPTY, Antichain, Description
 from persist_engine.rows.schema import Schema
 from persist_engine.rows.updates import normalise
@@ -72,15 +72,6 @@ def test_the_limit_is_exclusive_and_counts_every_byte() -> None:
     assert encode_inline(TABLE, desc=DESC, schema=SCHEMA, bytes_max=size + 1) == encoded()
 
 
-def test_a_part_that_is_inline_as_parquet_is_still_read() -> None:
-    data = encode_part(TABLE, desc=DESC, schema=SCHEMA)
-    assert repr(decoded(data, format_name=PART_FORMAT_NAME)) == repr(decoded(encoded()))
-    with pytest.raises(CorruptData, match="the-key"):
-        decoded(data)
-    with pytest.raises(CorruptData, match="the-key"):
-        decoded(encoded(), format_name=PART_FORMAT_NAME)
-
-
 @given(st.integers(0, len(encoded()) - 1), st.integers(1, 255))
 @settings(max_examples=200, deadline=None)
 def test_any_changed_byte_is_found(at: int, change: int) -> None:
@@ -111,13 +102,18 @@ def test_what_is_no_inline_part_is_named(data: bytes) -> None:
         decoded(data)
 
 
-def test_newer_formats_are_refused() -> None:
+@pytest.mark.parametrize("version", [0, 2])
+def test_other_formats_are_refused(version: int) -> None:
     data = bytearray(encoded())
-    data[4:6] = struct.pack("<H", 2)
-    with pytest.raises(Incompatible, match="the-key has inline format 2, this code reads up to 1"):
+    data[4:6] = struct.pack("<H", version)
+    with pytest.raises(Incompatible, match=f"the-key has inline format {version}, this code reads format 1"):
         decoded(sealed(data))
-    with pytest.raises(Incompatible, match="the-key.*'arrow/2'"):
-        decoded(encoded(), format_name="arrow/2")
+
+
+@pytest.mark.parametrize("name", ["", "arrow/0", "arrow/2", "parquet/1"])
+def test_a_descriptor_that_names_another_format_is_refused(name: str) -> None:
+    with pytest.raises(Incompatible, match=f"the-key.*'{name}'"):
+        decoded(encoded(), format_name=name)
 
 
 def test_another_schema_and_nulls_are_refused() -> None:

@@ -46,6 +46,7 @@ def test_keys_sort_by_the_version_that_wrote_them() -> None:
         f"{SHARD}/n0102203/{ROLLUP}",
         f"{SHARD}/n010220/{PART}",
         f"{SHARD}/x1/{PART}",
+        f"{SHARD}/w{SHARD[1:]}/{PART}",
         f"{SHARD}/n0102203/{PART}/more",
         f"w{SHARD[1:]}/n0102203/{PART}",
         f"{SHARD}/v{2**63}/{ROLLUP}",

@@ -18,18 +18,30 @@ from persist_engine.codec import envelope
 from persist_engine.codec.batch import (
     batch_to_pb,
     decode_batch,
+    decode_run_listing,
     decode_transmittable,
     encode_batch,
+    encode_run_listing,
     encode_transmittable,
 )
 from persist_engine.codec.envelope import Kind, sealed
+from persist_engine.codec.registry import (
+    Identity,
+    decode_identity,
+    decode_name,
+    decode_shard_owner,
+    encode_identity,
+    encode_name,
+    encode_shard_owner,
+)
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup, state_to_pb
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model.batch import HollowBatch, HollowPart, HollowRollup, InlinePart, PartStats, RunMeta
 from persist_engine.model.diff.state_diff import Delete, Insert, StateDiff, Update
 from persist_engine.model.frontier import Antichain, Description
-from persist_engine.model.ids import ShardId
-from persist_engine.model.spine.flat import FlatTrace, ThinMerge, ThinSpineBatch
+from persist_engine.model.ids import ShardId, StoreId
+from persist_engine.model.ownership import Owner
+from persist_engine.model.spine.flat import ThinMerge, ThinSpineBatch
 from persist_engine.model.spine.trace import Trace
 from persist_engine.model.state import (
     Claim,
@@ -48,9 +60,14 @@ from persist_engine.rows.schema import CODECS
 SHARD = ShardId.from_bytes(b"s" * 16)
 DESC = Description(Antichain(0), Antichain(5), Antichain(0))
 BATCH = HollowBatch(DESC, 2, (InlinePart(b"data", 2, None),), (), (RunMeta(),))
-STATE = ShardState(APPLIER_VERSION, SHARD, CODECS, SeqNo(3), 1000, "host", trace=Trace().push_without_requests(BATCH))
+BIRTH = b"b" * 16
+STATE = ShardState(
+    APPLIER_VERSION, SHARD, BIRTH, CODECS, SeqNo(3), 1000, "host", trace=Trace().push_without_requests(BATCH)
+)
 DIFF = StateDiff(
     APPLIER_VERSION,
+    SHARD,
+    BIRTH,
     SeqNo(2),
     SeqNo(3),
     1000,
@@ -175,31 +192,63 @@ def test_one_kind_is_not_read_as_another() -> None:
         decode_rollup(b"abc", key="the-key")
 
 
-def test_a_newer_format_is_incompatible_and_a_damaged_one_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(envelope._NEWEST, envelope.Kind.STATE_DIFF, 1)
-    with pytest.raises(Incompatible, match="the-key: state diff in format 2, this code reads up to 1"):
-        decode_state_diff(encode_state_diff(DIFF), key="the-key")
-    monkeypatch.undo()
-    damaged = bytearray(encode_state_diff(DIFF))
-    damaged[4] = 3
-    with pytest.raises(CorruptData, match="checksum"):
-        decode_state_diff(bytes(damaged), key="the-key")
+DECODERS: dict[Kind, tuple[Callable[[], bytes], Callable[[bytes], object]]] = {
+    Kind.ROLLUP: (lambda: encode_rollup(Rollup(STATE)), lambda data: decode_rollup(data, key="the-key")),
+    Kind.STATE_DIFF: (lambda: encode_state_diff(DIFF), lambda data: decode_state_diff(data, key="the-key")),
+    Kind.BATCH: (lambda: encode_batch(BATCH), lambda data: decode_batch(data, key="the-key")),
+    Kind.TRANSMITTABLE_BATCH: (
+        lambda: encode_transmittable(SHARD, APPLIER_VERSION, BATCH),
+        lambda data: decode_transmittable(data, key="the-key"),
+    ),
+    Kind.RUN_LISTING: (
+        lambda: encode_run_listing(SHARD, BATCH.parts),
+        lambda data: decode_run_listing(data, key="the-key", shard_id=SHARD),
+    ),
+    Kind.STORE_IDENTITY: (
+        lambda: encode_identity(Identity(StoreId.from_bytes(b"i" * 16))),
+        lambda data: decode_identity(data, key="the-key"),
+    ),
+    Kind.SHARD_OWNER: (
+        lambda: encode_shard_owner(SHARD, None),
+        lambda data: decode_shard_owner(data, key="the-key", shard_id=SHARD),
+    ),
+    Kind.REGISTERED_NAME: (
+        lambda: encode_name(Owner("operator", "namespace", "name"), SHARD),
+        lambda data: decode_name(data, key="the-key"),
+    ),
+}
 
 
-def test_code_that_knows_no_retention_refuses_a_shard_that_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would drop the field with its next rollup, and since would pass what is retained."""
-    told = replace(DIFF, retain_ms=(Insert(None, 7),))
-    kept = Rollup(replace(STATE, retain_ms=7))
-    assert decode_state_diff(encode_state_diff(told), key="the-key") == told
-    assert decode_rollup(encode_rollup(kept), key="the-key") == kept
-    monkeypatch.setitem(envelope._NEWEST, envelope.Kind.STATE_DIFF, envelope.CHAINED_VERSION)
-    monkeypatch.setitem(envelope._NEWEST, envelope.Kind.ROLLUP, envelope.PACKED_SPINE_VERSION)
-    with pytest.raises(Incompatible, match="the-key: state diff in format 3"):
-        decode_state_diff(encode_state_diff(told), key="the-key")
-    with pytest.raises(Incompatible, match="the-key: rollup in format 4"):
-        decode_rollup(encode_rollup(kept), key="the-key")
-    decode_state_diff(encode_state_diff(replace(DIFF, retain_ms=())), key="the-key")  # all others it still reads
-    decode_rollup(encode_rollup(Rollup(replace(STATE, retain_ms=None))), key="the-key")
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("version", [0, 2, 3, 0xFFFF])
+def test_another_format_is_incompatible_and_a_damaged_one_corrupt(
+    monkeypatch: pytest.MonkeyPatch, kind: Kind, version: int
+) -> None:
+    encode, decode = DECODERS[kind]
+    what = kind.name.lower().replace("_", " ")
+    with monkeypatch.context() as other_code:
+        other_code.setattr(envelope, "FORMAT_VERSION", version)
+        data = encode()
+    with pytest.raises(
+        Incompatible, match=f"the-key: the {what} has format {version}, this code reads format 1"
+    ) as caught:
+        decode(data)
+    assert caught.value.detail["key"] == "the-key"
+    damaged = bytearray(encode())
+    damaged[4:6] = version.to_bytes(2, "little")
+    with pytest.raises(CorruptData, match="the-key.*checksum"):
+        decode(bytes(damaged))
+
+
+def test_batches_stored_in_both_forms_are_corrupt() -> None:
+    for add in (
+        lambda trace: trace.legacy_batches.append(batch_to_pb(BATCH)),
+        lambda trace: (trace.ClearField("stored"), trace.legacy_batches.append(batch_to_pb(BATCH)), trace.merges.add()),
+    ):
+        message = rollup_message()
+        add(message.state.trace)
+        with pytest.raises(CorruptData, match="the-key.*stored in two ways"):
+            decode_rollup(sealed(Kind.ROLLUP, message), key="the-key")
 
 
 def test_bytes_of_newer_code_are_incompatible() -> None:
@@ -232,7 +281,6 @@ def test_protobuf_garbage_in_a_whole_envelope_is_corrupt() -> None:
         (Claim, state_pb2.Claim),
         (SourceProgress, state_pb2.SourceProgress),
         (HollowRollup, state_pb2.HollowRollup),
-        (FlatTrace, state_pb2.FlatTrace),
         (ThinSpineBatch, state_pb2.ThinSpineBatch),
         (ThinMerge, state_pb2.ThinMerge),
         (HollowBatch, batch_pb2.HollowBatch),
@@ -245,7 +293,6 @@ def test_protobuf_garbage_in_a_whole_envelope_is_corrupt() -> None:
 def test_no_field_of_a_durable_value_is_forgotten(value: type, message: type[Message]) -> None:
     """A new field of the model without one in its message would be lost in silence (spec 2.1)."""
     durable = {field.name for field in fields(value) if not field.name.startswith("_")}
-    durable |= {"stored"} if value is FlatTrace else set()  # the other form of a trace: codec.stored_spine
     assert durable == {field.name for field in message.DESCRIPTOR.fields}
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, InvariantViolated, SchemaMismatch
 from persist_engine.codec import part as part_codec
-from persist_engine.codec.part import checksum, decode_part, encode_part, verify_part
+from persist_engine.codec.part import checksum, decode_part, encode_part, open_part, verify_part
 from persist_engine.model.frontier import Antichain, Description
 from persist_engine.rows.schema import Schema
 from persist_engine.rows.updates import consolidate, normalise
@@ -127,12 +127,18 @@ def test_user_data_that_looks_like_the_check_does_not_mislead_it() -> None:
     assert decode_part(data, key="k", schema=schema).table.equals(table)
 
 
-def test_a_newer_format_is_incompatible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part_codec, "PART_FORMAT", 2)
-    newer = encode_part(TABLE, desc=DESC, schema=SCHEMA)
+@pytest.mark.parametrize("version", [0, 2])
+def test_another_format_is_incompatible(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+    monkeypatch.setattr(part_codec, "PART_FORMAT", version)
+    other = encode_part(TABLE, desc=DESC, schema=SCHEMA)
     monkeypatch.undo()
-    with pytest.raises(Incompatible, match="part the-key has format 2"):
-        decode_part(newer, key="the-key", schema=SCHEMA)
+    with pytest.raises(Incompatible, match=f"part the-key has format {version}, this code reads format 1"):
+        decode_part(other, key="the-key", schema=SCHEMA)
+
+
+def test_a_descriptor_that_names_another_format_is_incompatible() -> None:
+    with pytest.raises(Incompatible, match="part the-key has format 'parquet/2', this code reads 'parquet/1'"):
+        open_part(DATA, key="the-key", schema=SCHEMA, format_name="parquet/2", expected_checksum="sha9:00")
 
 
 def test_a_part_of_another_schema_is_refused_by_column() -> None:

@@ -1,4 +1,4 @@
-"""Rollups of format 2: hollow batches are decoded when somebody looks, and not before; and all damage is named."""
+"""Rollups: hollow batches are decoded when somebody looks, and not before; and all damage is named."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import reduce
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from persist_engine.base.errors import CorruptData, Incompatible
-from persist_engine.codec import envelope, stored_spine
-from persist_engine.codec.envelope import PACKED_SPINE_VERSION, STORED_SPINE_VERSION, Kind, sealed
+from persist_engine.base.errors import CorruptData
+from persist_engine.codec import stored_spine
+from persist_engine.codec.envelope import Kind, sealed
 from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
 from persist_engine.model.diff.state_diff import apply
 from persist_engine.model.spine.lazy_parts import EncodedParts, JoinedParts, LazyParts, joined, outline_of
@@ -118,7 +118,7 @@ def test_a_diff_does_not_move_what_is_not_as_it_says(damage: str) -> None:
     for index in range(3):
         shard.do(append(batch(37 + index, 38 + index, 1), token_number=1 + index))
 
-    def change(trace: state_pb2.FlatTrace) -> None:
+    def change(trace: state_pb2.Trace) -> None:
         held = state_pb2.StoredBatches()
         held.ParseFromString(trace.stored[-1].batches)
         if damage == "ids":
@@ -161,12 +161,11 @@ def test_many_hollow_batches_are_stored_compressed_and_come_back_as_they_were(mo
     assert encode_rollup(lazy) == PACKED
     monkeypatch.setattr(stored_spine, "PACK_BYTES_MIN", 1 << 30)
     plain = encode_rollup(Rollup(state_of(300)))
-    assert (plain[4], PACKED[4]) == (STORED_SPINE_VERSION, PACKED_SPINE_VERSION)
     assert len(PACKED) * 2 < len(plain)
     monkeypatch.undo()
     loads = Loads(monkeypatch)
     assert encode_rollup(decode_rollup(plain, key="k", lazily=True)) == PACKED, (
-        "what format 2 wrote is packed with the next"
+        "what was stored as it was is packed by the next rollup"
     )
     assert loads.decoded == 0
 
@@ -182,7 +181,7 @@ def test_many_hollow_batches_are_stored_compressed_and_come_back_as_they_were(mo
 def test_compressed_bytes_of_another_size_are_refused_when_they_are_looked_at(
     claim: Callable[[int], int], message: str
 ) -> None:
-    def change(trace: state_pb2.FlatTrace) -> None:
+    def change(trace: state_pb2.Trace) -> None:
         assert trace.stored[0].unpacked_bytes
         trace.stored[0].unpacked_bytes = claim(trace.stored[0].unpacked_bytes)
 
@@ -191,25 +190,25 @@ def test_compressed_bytes_of_another_size_are_refused_when_they_are_looked_at(
         list(state.trace.batches())
 
 
-def damaged(change: Callable[[state_pb2.FlatTrace], None], data: bytes = DATA) -> bytes:
+def damaged(change: Callable[[state_pb2.Trace], None], data: bytes = DATA) -> bytes:
     message = state_pb2.Rollup()
     message.ParseFromString(data[10:])
     change(message.state.trace)
-    return sealed(Kind.ROLLUP, message, format_version=data[4])
+    return sealed(Kind.ROLLUP, message)
 
 
-def _other_batches(trace: state_pb2.FlatTrace) -> None:
+def _other_batches(trace: state_pb2.Trace) -> None:
     trace.stored[0].batches = trace.stored[1].batches
 
 
-def _fewer(trace: state_pb2.FlatTrace) -> None:
+def _fewer(trace: state_pb2.Trace) -> None:
     held = state_pb2.StoredBatches()
     held.ParseFromString(trace.stored[0].batches)
     del held.batches[0]
     trace.stored[0].batches = held.SerializeToString()
 
 
-def _a_merge_twice(trace: state_pb2.FlatTrace) -> None:
+def _a_merge_twice(trace: state_pb2.Trace) -> None:
     for _ in range(2):
         entry = trace.merges.add(id=trace.stored[0].id)
         entry.merge.since.elements.append(0)
@@ -227,7 +226,7 @@ def _a_merge_twice(trace: state_pb2.FlatTrace) -> None:
     ],
 )
 def test_heads_that_break_a_rule_are_refused_on_opening(
-    change: Callable[[state_pb2.FlatTrace], None], message: str
+    change: Callable[[state_pb2.Trace], None], message: str
 ) -> None:
     data = damaged(change)
     with pytest.raises(CorruptData, match=f"the-key.*({message})"):
@@ -245,7 +244,7 @@ def test_heads_that_break_a_rule_are_refused_on_opening(
     ],
 )
 def test_hollow_batches_that_break_a_rule_are_refused_when_they_are_looked_at(
-    change: Callable[[state_pb2.FlatTrace], None], message: str
+    change: Callable[[state_pb2.Trace], None], message: str
 ) -> None:
     data = damaged(change)
     with pytest.raises(CorruptData, match=f"the-key.*({message})"):
@@ -254,12 +253,3 @@ def test_hollow_batches_that_break_a_rule_are_refused_when_they_are_looked_at(
     for _ in range(2):
         with pytest.raises(CorruptData, match=f"the-key.*({message})"):
             list(state.trace.batches())
-
-
-@pytest.mark.parametrize(("data", "version"), [(DATA, 2), (PACKED, 3)])
-def test_code_that_knows_only_older_formats_refuses_such_a_rollup(
-    monkeypatch: pytest.MonkeyPatch, data: bytes, version: int
-) -> None:
-    monkeypatch.setitem(envelope._NEWEST, envelope.Kind.ROLLUP, version - 1)
-    with pytest.raises(Incompatible, match=f"the-key: rollup in format {version}, this code reads up to {version - 1}"):
-        decode_rollup(data, key="the-key")

@@ -146,6 +146,8 @@ def test_regression_10_empties_that_were_grouped_otherwise_are_regrouped_by_the_
     state = replace(first_state()[0], trace=trace)
     full = StateDiff(
         "0.1.0",
+        state.shard_id,
+        state.birth,
         SeqNo(1),
         SeqNo(2),
         1,

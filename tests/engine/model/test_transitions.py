@@ -212,7 +212,6 @@ def test_how_many_abandoned_compactions_an_append_takes_over_is_decided_by_perce
     [
         ("n0000009/pa", "0.1.0", True),
         ("n0000100/pa", "0.1.0", False),
-        ("w00000000-0000-0000-0000-000000000000/pa", "0.1.0", True),
         ("n0000009/pa", None, False),
     ],
 )

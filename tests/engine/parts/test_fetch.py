@@ -7,11 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from persist_engine.base.env import SeededEnv
-from persist_engine.base.errors import CorruptData, MissingBlob
+from persist_engine.base.errors import CorruptData, Incompatible, MissingBlob
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.retry import Retry
 from persist_engine.base.settings import RetrySettings
 from persist_engine.codec import part as part_codec
+from persist_engine.codec.inline_part import encode_inline
 from persist_engine.codec.keys import blob_key, part_key
 from persist_engine.codec.part import checksum, encode_part
 from persist_engine.model.batch import HollowBatch, HollowPart, InlinePart, RunMeta, RunOrder
@@ -49,8 +50,8 @@ def source():
     return PartSource(ShardId.from_bytes(ENV.random_bytes(16)), MemBlob(), SCHEMA, retry, NoMetrics())
 
 
-def encoded(rows, written):
-    table = pa.table(
+def table_of(rows):
+    return pa.table(
         [
             pa.array([{"id": r[0]} for r in rows], SCHEMA.key_type),
             pa.array([{}] * len(rows), pa.struct([])),
@@ -59,7 +60,10 @@ def encoded(rows, written):
         ],
         schema=SCHEMA.updates_schema,
     )
-    return encode_part(table, desc=written, schema=SCHEMA)
+
+
+def encoded(rows, written):
+    return encode_part(table_of(rows), desc=written, schema=SCHEMA)
 
 
 def stored(source, rows, written):
@@ -129,6 +133,13 @@ def test_a_row_count_or_checksum_that_state_does_not_know_is_corruption(source):
             read(source, batch_of(desc(0, 10), wrong))
 
 
+def test_a_part_of_another_format_is_incompatible_whatever_its_bytes_are(source):
+    part = dataclasses.replace(set_part(source, b"columns of some later release", 1), format="columns/1")
+    with pytest.raises(Incompatible, match=f"{part.key} has format 'columns/1', this code reads 'parquet/1'") as caught:
+        read(source, batch_of(desc(0, 10), part))
+    assert caught.value.detail["key"] == blob_key(source.shard_id, part.key)
+
+
 def test_a_missing_blob_is_named_and_truncated_bytes_are_corruption(source):
     part = stored(source, ROWS, desc(0, 10))
     key = blob_key(source.shard_id, part.key)
@@ -142,7 +153,7 @@ def test_a_missing_blob_is_named_and_truncated_bytes_are_corruption(source):
 
 
 def test_inline_parts_read_like_blobs_and_damage_is_found(source):
-    data = encoded(ROWS, desc(0, 10))
+    data = encode_inline(table_of(ROWS), desc=desc(0, 10), schema=SCHEMA, bytes_max=1 << 20)
     inline = InlinePart(data=data, rows=4, diffs_sum=4)
     assert read(source, batch_of(desc(0, 10), inline)) == ROWS
     damaged = data[:40] + bytes([data[40] ^ 0xFF]) + data[41:]

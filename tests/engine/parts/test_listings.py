@@ -168,7 +168,9 @@ def test_foreign_newer_and_empty_listings_are_refused(machine):
         expand(machine, [relisted(machine, run, encode_batch(made_up(2)))])
     unknown = pb.RunListing(shard_id=machine.shard_id.to_bytes(), applier_version="0.1.0", parts=[pb.Part()])
     unknown.parts[0].MergeFromString(b"\x7a\x00")  # a field 15 of some later release
-    with pytest.raises(Incompatible, match="does not know"):
+    with pytest.raises(
+        Incompatible, match=f"{key}: the run listing holds a part of a kind that this code does not know"
+    ):
         expand(machine, [relisted(machine, run, sealed(Kind.RUN_LISTING, unknown))])
     with pytest.raises(Incompatible, match="cannot verify"):
         expand(machine, [HollowBatch(DESC, 2, (dataclasses.replace(run, checksum="sha9:00"),), (), (RunMeta(),))])

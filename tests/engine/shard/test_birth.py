@@ -6,8 +6,10 @@ import dataclasses
 
 import pytest
 from persist_engine import Antichain, PersistClient, ShardId
-from persist_engine.base.errors import ForkedLog
-from persist_engine.model.diff.state_diff import apply, between
+from persist_engine.base.errors import CorruptData, ForkedLog
+from persist_engine.codec.state import Rollup, decode_rollup, encode_rollup
+from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
+from persist_engine.model.diff.state_diff import between
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_kit.states import Stepper, append, batch
 from persist_kit.world import SCHEMA, CountedConsensus, World, row
@@ -55,17 +57,15 @@ def test_a_process_that_knows_the_wiped_log_is_stopped_and_told_both_births(vers
     appended(fresh, shard_id, 20)  # those who know the new log go on
 
 
-def test_what_older_code_wrote_tells_no_birth_and_is_believed() -> None:
+def test_a_diff_or_a_rollup_without_a_birth_is_damaged() -> None:
     shard = Stepper()
-    before = dataclasses.replace(shard.state, birth=b"\x0b" * 16)
     shard.do(append(batch(0, 1, 1), token_number=1))
     (diff,) = shard.diffs
-    assert diff.birth == b""
-    after = apply(before, diff)
-    assert after.birth == before.birth
-    # A rollup of older code lost the birth; the next diff of newer code tells it again.
-    assert apply(shard_before := Stepper().state, dataclasses.replace(diff, birth=before.birth)).birth == before.birth
-    assert shard_before.birth == b""
+    assert diff.birth == shard.state.birth
+    with pytest.raises(CorruptData, match="the-key: the state diff breaks a rule: a birth of 0 bytes"):
+        decode_state_diff(encode_state_diff(dataclasses.replace(diff, birth=b"")), key="the-key")
+    with pytest.raises(CorruptData, match="the-key: the rollup breaks a rule: a birth of 0 bytes"):
+        decode_rollup(encode_rollup(Rollup(dataclasses.replace(shard.state, birth=b""))), key="the-key")
 
 
 def test_the_birth_stands_in_every_diff() -> None:

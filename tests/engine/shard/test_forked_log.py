@@ -466,7 +466,7 @@ def follow_whatever(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_any_entry(patch: pytest.MonkeyPatch) -> None:
-    for module in ("model.diff.state_diff", "shard.versions", "shard.live_states", "shard.applier"):
+    for module in ("model.diff.state_diff", "shard.versions", "shard.log_reader", "shard.applier"):
         patch.setattr(f"persist_engine.{module}.check_same_entry", lambda state, tag: None)
 
 

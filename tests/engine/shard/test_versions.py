@@ -16,14 +16,16 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.settings import MaintenanceSettings, Settings
 from persist_engine.base.versioned import SCAN_ALL, SeqNo, VersionedData
+from persist_engine.codec.envelope import Kind, sealed
 from persist_engine.codec.state_diff import decode_state_diff, encode_state_diff
 from persist_engine.model.batch import HollowRollup
 from persist_engine.model.diff.state_diff import apply
 from persist_engine.model.ids import ShardId
 from persist_engine.model.state import ShardState
+from persist_engine.pb import diff_pb2
 from persist_engine.rows.schema import CODECS
+from persist_engine.shard.log_reader import LiveDiffBounds
 from persist_engine.shard.machine import Machine
-from persist_engine.shard.versions import LiveDiffBounds
 from persist_engine.work.audit.walk import VersionWalk
 from persist_engine.work.gc import gc_and_truncate
 from persist_kit.world import SCHEMA, World, row
@@ -276,7 +278,7 @@ def test_a_walk_starts_at_a_rollup_that_only_diffs_still_name():
 
 def test_regression_every_walk_starts_at_a_rollup_that_only_a_later_diff_names(monkeypatch: pytest.MonkeyPatch):
     """The diff at the earliest version says nothing of the rollup there: the one that linked it comes after it."""
-    monkeypatch.setattr("persist_engine.shard.versions._SEARCHED_DIFFS", 2)
+    monkeypatch.setattr("persist_engine.shard.log_reader._SEARCHED_DIFFS", 2)
     world = World()
     shard_id = world.shard_id()
     machine = commits(world.process(), shard_id, 2)
@@ -323,8 +325,10 @@ def test_a_diff_of_another_shard_is_refused():
     diff = decode_state_diff(successor.data, key="foreign")
     with pytest.raises(InvariantViolated, match=f"belongs to shard {other}"):
         apply(state, dataclasses.replace(diff, seqno_from=state.seqno, seqno_to=state.seqno.next()))
-    unnamed = dataclasses.replace(diff, shard_id=None)
-    assert decode_state_diff(encode_state_diff(unnamed), key="0.1.0") == unnamed
+    unnamed = diff_pb2.StateDiff.FromString(successor.data[10:])
+    unnamed.ClearField("shard_id")
+    with pytest.raises(CorruptData, match="the-key: the state diff breaks a rule"):
+        decode_state_diff(sealed(Kind.STATE_DIFF, unnamed), key="the-key")
 
 
 def test_regression_a_head_that_names_a_rollup_beyond_it_is_not_fetched_for_ever(monkeypatch):

@@ -58,7 +58,6 @@ def test_each_blob_lies_in_the_bucket_that_the_states_give_it(shard):
     [
         ("n0000100/p{}", Bucket.NOT_LEAKED_NOT_REFERENCED),
         ("n9999999/p{}", Bucket.NOT_LEAKED_NOT_REFERENCED),
-        ("w{}/p{}", Bucket.LEAKED),
         ("v1/r{}", Bucket.LEAKED),
         ("v99999/r{}", Bucket.NOT_LEAKED_NOT_REFERENCED),
     ],

@@ -138,6 +138,7 @@ def flat_shard(world):
         seqno_to=seqno,
         walltime_ms=state.walltime_ms,
         latest_rollup_key=key,
+        shard_id=shard_id,
         birth=state.birth,
     )
     entry = VersionedData(seqno, encode_state_diff(diff))

@@ -17,6 +17,7 @@ from persist_engine.model.state import CodecNames, DebugInfo, SchemaPair, ShardS
 from persist_engine.model.step import Refused, initial_state, step
 
 SHARD = ShardId.from_bytes(b"\x01" * 16)
+BIRTH = b"\x0b" * 16
 DEBUG = DebugInfo("host", "test")
 SCHEMA = SchemaPair(b"key schema", b"val schema")
 
@@ -92,6 +93,7 @@ def first_state(now_ms: int = 0) -> tuple[ShardState, StateDiff]:
         hostname="host",
         applier_version="0.1.0",
         rollup=HollowRollup("v1/first", None),
+        birth=BIRTH,
     )
 
 

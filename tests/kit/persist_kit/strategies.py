@@ -115,7 +115,7 @@ def parts() -> st.SearchStrategy[HollowPart | InlinePart]:
         diffs_sum=diffs_sum,
         ts_rewrite=rewrite,
         schema_id=schema_id,
-        format=st.sampled_from(["parquet/1", "arrow/1"]),
+        format=_TEXT,
         sum_wraps=st.booleans(),
     )
     return st.one_of(hollow, inline)
@@ -220,7 +220,7 @@ _CRITICAL = st.builds(CriticalReader, frontiers(), _BYTES, _DEBUG)
 _WRITER = st.builds(Writer, _COUNT, _COUNT, _DEBUG, ids(IdempotencyToken), frontiers())
 _SCHEMA_PAIR = st.builds(SchemaPair, _BYTES, _BYTES)
 _PROGRESS = st.builds(SourceProgress, _BYTES, frontiers())
-_BIRTH = st.just(b"") | st.binary(min_size=16, max_size=16)
+_BIRTH = st.binary(min_size=16, max_size=16)
 
 
 def _maps(keys: st.SearchStrategy[Any], values: st.SearchStrategy[Any]) -> st.SearchStrategy[SharedMap[Any, Any]]:
@@ -288,8 +288,8 @@ def state_diffs() -> st.SearchStrategy[StateDiff]:
         staging_floor_ms=_changes(unit, _COUNT),
         retain_ms=_changes(unit, _COUNT),
         birth=_BIRTH,
-        predecessor=_BIRTH,
-        shard_id=st.none() | ids(ShardId),
+        predecessor=st.just(b"") | _BIRTH,
+        shard_id=ids(ShardId),
     )
 
 

@@ -1,7 +1,7 @@
-"""Batch and BatchBuilder: updates staged as parts before anybody appends them (spec 10).
+"""Batch and BatchBuilder: updates staged as parts before an append (spec 10).
 
 Owns how updates are cut into parts and how many uploads are in flight. Touches no shard state: a batch that is never
-appended is only blobs, deleted by `Batch.delete` or found by an audit.
+appended is only blobs, which `Batch.delete` deletes or an audit finds.
 """
 
 from __future__ import annotations
@@ -37,14 +37,13 @@ from persist_engine.rows.ingest import Updates, normalise, time_bounds
 from persist_engine.rows.schema import Schema
 from persist_engine.rows.updates import consolidate, diffs_sum
 
-#: Inline parts that are flushed at once, over all batches of an append. They are small: what counts is to wait for the
-#: store's answers together.
+#: Inline parts flushed at once, over all batches of an append. They are small, so waiting for the store dominates.
 FLUSH_THREADS = 16
 
-#: How a batch ends whose deletion breaks off.
+#: The end of a batch whose deletion broke off.
 _IN_PART = "deleted in part"
 
-#: Of tables below this nobody asks how much of their buffers they use.
+#: Below this the buffers of a table count in full, whatever share of them its rows use.
 _SMALL_BYTES = 16 * 1024
 
 _log = logging.getLogger(__name__)
@@ -53,7 +52,7 @@ _log = logging.getLogger(__name__)
 class Batch:
     """Updates with times in [lower, upper), staged and durable, not yet part of the shard. Not thread-safe.
 
-    Ends in one of three ways: appended, sent elsewhere (`to_transmittable`), or deleted. Using it after that is
+    It ends in one of three ways: appended, sent elsewhere (`to_transmittable`), or deleted. Any use after that is
     InvalidUsage.
     """
 
@@ -79,17 +78,17 @@ class Batch:
 
     @property
     def lower(self) -> Antichain:
-        """No update's time is before it."""
+        """No update is at a time before it."""
         return self._hollow.desc.lower
 
     @property
     def upper(self) -> Antichain:
-        """Every update's time is before it."""
+        """Every update is at a time before it."""
         return self._hollow.desc.upper
 
     @property
     def rows(self) -> int:
-        """How many updates, consolidated within each part."""
+        """Number of updates, consolidated within each part."""
         return self._hollow.rows
 
     @property
@@ -103,8 +102,8 @@ class Batch:
         return self._hollow
 
     def to_transmittable(self) -> bytes:
-        """Bytes from which `WriteHandle.batch_from_transmittable` makes this batch again, in any process. Spends
-        this one.
+        """Bytes from which `WriteHandle.batch_from_transmittable` makes this batch again, in any process. This one is then
+        spent.
         """
         self.check_usable()
         data = encode_transmittable(self.shard_id, self.version, self._hollow)
@@ -112,12 +111,12 @@ class Batch:
         return data
 
     def delete(self) -> None:
-        """Delete the blobs; only for a batch that nobody appends, now or later. Idempotent.
+        """Delete the blobs. Only for a batch that is not appended, now or later. Idempotent.
 
-        A batch that came from elsewhere may have been appended before, from a copy of its bytes: blobs that a live
-        version of the shard names are left to garbage collection, and an append of it that was given up and is still on
-        its way is made to fail, by a commit that changes nothing.
-        Once it has begun it can only be brought to its end, by another call.
+        A batch that came from elsewhere may have been appended before, from a copy of its bytes. Blobs that a live version
+        of the shard names then stay, for garbage collection. An append of it that its caller gave up and that is still under
+        way is made to fail, by a commit that changes nothing. A deletion that broke off can only be completed, by another
+        call.
         """
         if self.is_deleted:
             return
@@ -126,49 +125,51 @@ class Batch:
         self.delete_but(named)
 
     def delete_but(self, named: Collection[str]) -> None:
-        """Delete the blobs whose partial keys are not among `named`. See `delete`, which knows which these are."""
-        self.mark_spent(_IN_PART)  # before the first is gone: what is left must not be appended
+        """Delete the blobs whose partial keys are not among `named`. `delete` finds out which these are."""
+        self.mark_spent(_IN_PART)  # before the first blob goes: the rest must not be appended
         delete_parts(self._store, [part for part in self._hollow.parts if not _names_any(part, named)])
         self.mark_spent("deleted")
 
     def flush_inline_parts(self) -> None:
-        """See the function."""
+        """See `flush_inline_parts`, the function."""
         flush_inline_parts([self])
 
     def drop_inline_parts(self) -> None:
-        """Forget the inline parts: their updates are part of another batch now. The batch may be left without any."""
+        """Drop the inline parts: another batch holds their updates now. The batch may then have no parts."""
         self.check_usable()
         self._hollow = without_inline_parts(self._hollow)
 
     def rewrite_times(self, frontier: TimeLike, new_upper: TimeLike) -> None:
-        """Advance all times to `frontier` and register the batch up to `new_upper`, without touching its data: for a
-        batch that was staged before its time was known. Idempotent. InvalidRewrite as of `model.rewrite`.
+        """Advance all times to `frontier` and register the batch up to `new_upper`, without a change of its data. For a
+        batch that was staged before its time was known. Idempotent. InvalidRewrite as in `model.batch.rewritten`.
         """
         self.check_usable()
         self._hollow = rewritten(self._hollow, frontier_of(frontier), frontier_of(new_upper, "new_upper"))
 
     @property
     def is_deleted(self) -> bool:
-        """Whether `delete` was called."""
+        """Whether a deletion was completed."""
         return self._spent == "deleted"
 
     @property
     def may_have_copies(self) -> bool:
-        """Whether it was made from bytes, from which others may have made it too, or may have been appended."""
+        """Whether it may be, or may become, part of the shard without this object's knowledge: it was made from bytes, of which
+        there may be copies, or an append of it had an unknown outcome.
+        """
         return self._named_keys is not None
 
     @property
     def is_rewritten(self) -> bool:
-        """Whether its times were rewritten, here or before it was sent: copies of it may end elsewhere."""
+        """Whether its times were rewritten, here or before it was sent: copies of it may have another upper."""
         return any(part.ts_rewrite is not None for part in self._hollow.parts)
 
     @property
     def has_blobs(self) -> bool:
-        """Whether not all of it is inline."""
+        """Whether some of it is in blob."""
         return any(True for _ in self._hollow.blob_keys())
 
     def note_unknown_outcome(self, named_keys: NamedKeys) -> None:
-        """It may have been appended: from here on it is as careful as one that has copies, by `named_keys`."""
+        """From now on the batch may have been appended: it behaves as one with copies, and asks `named_keys`."""
         self._named_keys = named_keys
 
     def check_usable(self) -> None:
@@ -177,16 +178,16 @@ class Batch:
             raise InvalidUsage(f"batch {self._hollow.desc} of shard {self.shard_id} was already {self._spent}")
 
     def check_deletable(self) -> None:
-        """As `check_usable`, but what was deleted in part may be deleted to its end."""
+        """As `check_usable`, but a deletion that broke off may be completed."""
         if self._spent != _IN_PART:
             self.check_usable()
 
     def mark_spent(self, how: str) -> None:
-        """The batch has come to its end: `how` completes "was already ..."."""
+        """End the batch. `how` completes "was already ..."."""
         self._spent = how
 
     def __del__(self) -> None:
-        # A batch whose making failed has no `_spent`.
+        # A batch whose constructor failed has no `_spent`.
         keys = [] if getattr(self, "_spent", "never made") not in (None, _IN_PART) else list(self._hollow.blob_keys())
         if keys:
             text = "a batch of shard %s was dropped, neither appended nor deleted; its blobs stay: %s"
@@ -197,12 +198,12 @@ class Batch:
 
 
 NamedKeys: TypeAlias = Callable[[Sequence[Batch]], Collection[str]]
-"""Partial keys that the shard names, where some of the batches may have been appended."""
+"""Partial keys that the shard names, when some of the batches may have been appended."""
 
 
 def flush_inline_parts(batches: Sequence[Batch]) -> None:
-    """Rewrite every inline part of every batch as a blob, in place and all at once: the order of parts, their rewrites
-    and their schemas stay (spec 10.10). Every batch must be usable.
+    """Rewrite every inline part of every batch as a blob, in place and all at once. The order of parts, their rewrites and
+    their schemas stay (spec 10.10). Every batch must be usable.
     """
     inline: list[tuple[Batch, InlinePart]] = []
     for batch in batches:
@@ -214,7 +215,7 @@ def flush_inline_parts(batches: Sequence[Batch]) -> None:
     def flush(item: tuple[Batch, InlinePart]) -> Part:
         return flush_inline(item[0]._store, item[1])
 
-    if len(inline) == 1:  # the usual case is not worth a thread
+    if len(inline) == 1:  # the usual case needs no thread
         flushed = iter([flush(inline[0])])
     else:
         with ThreadPoolExecutor(min(FLUSH_THREADS, len(inline)), thread_name_prefix="persist-flush") as pool:
@@ -228,7 +229,7 @@ def flush_inline_parts(batches: Sequence[Batch]) -> None:
 
 
 def without_inline_parts(batch: HollowBatch) -> HollowBatch:
-    """`batch` with its parts in blob only; a run that has none is left out."""
+    """`batch` with only its parts in blob. A run without any is left out."""
     parts: list[RunPart] = []
     splits: list[int] = []
     metas: list[RunMeta] = []
@@ -247,18 +248,18 @@ def without_inline_parts(batch: HollowBatch) -> HollowBatch:
 
 
 class BatchBuilder:
-    """Takes updates in any order, cuts and uploads parts in the background. Not thread-safe.
+    """Takes updates in any order, cuts them into parts and uploads these in the background. Not thread-safe.
 
-    Memory: one part being filled and `batch.outstanding_parts_max` on their way, each about
-    `batch.target_part_bytes`, times what sorting needs; two more while runs are merged. Every part is consolidated
-    and sorted by itself and is a run of its own; with `batch.runs_max` runs are merged meanwhile, and those longer than
-    `batch.run_parts_max` end behind listings. As a context manager it abandons what was not finished.
+    Memory: one part being filled and `batch.outstanding_parts_max` under way, each about `batch.target_part_bytes`, times
+    what sorting needs; two more while runs are merged. Every part is consolidated and sorted by itself and is a run of its
+    own. With `batch.runs_max` the builder merges runs as it goes; runs longer than `batch.run_parts_max` end behind
+    listings. As a context manager it abandons what was not finished.
     """
 
     def __init__(
         self, store: PartStore, lower: Antichain, *, schema: Schema, schema_id: int, upper: Antichain = EMPTY
     ) -> None:
-        # The description inside each part: what the writer promised. `finish` registers the batch under a narrower one.
+        # The description inside each part: the promise of the writer. `finish` registers the batch under a narrower one.
         self._desc = Description(lower, upper, MINIMUM)
         self._store = store
         self._schema, self._schema_id = schema, schema_id
@@ -276,7 +277,7 @@ class BatchBuilder:
     def add(self, updates: Updates) -> None:
         """Stage more updates. Waits while too many uploads are in flight.
 
-        UpdateNotBeyondLower, UpdateBeyondUpper, SchemaMismatch: the builder is then abandoned, as after any error.
+        UpdateNotBeyondLower, UpdateBeyondUpper, SchemaMismatch. Any error abandons the builder.
         """
         self._check_open()
         try:
@@ -288,9 +289,9 @@ class BatchBuilder:
             raise
 
     def finish(self, upper: TimeLike) -> Batch:
-        """The batch of all that was added, under [lower, upper); every part is durable. Ends the builder.
+        """The batch of all added updates, under [lower, upper). Every part is durable. Ends the builder.
 
-        InvalidBounds, InvalidEmptyTimeInterval, UpdateBeyondUpper: the parts written so far are deleted.
+        InvalidBounds, InvalidEmptyTimeInterval, UpdateBeyondUpper. Any error deletes the parts written so far.
         """
         self._check_open()
         lower = self._desc.lower
@@ -315,7 +316,7 @@ class BatchBuilder:
         return Batch(self._store, hollow, schema=self._schema, shard_id=self._store.shard_id)
 
     def abandon(self) -> None:
-        """Give up: delete the parts written so far. Idempotent; nothing happens after `finish`."""
+        """Delete the parts written so far and end the builder. Idempotent; does nothing after `finish`."""
         if self._ended:
             return
         self._end()
@@ -348,10 +349,10 @@ class BatchBuilder:
         self._time_max = greatest if self._time_max is None else max(self._time_max, greatest)
 
     def _cut(self, table: pa.Table) -> None:
-        """Fill parts up to the target size, slicing tables that reach over it."""
+        """Fill parts up to the target size. Slices a table that would exceed it."""
         target = self._settings.target_part_bytes
         while table.num_rows:
-            # The buffers that a table shares may be far larger than its rows, but when even they are small it is settled.
+            # A table may share buffers far larger than its rows. Small buffers bound its size well enough.
             size_bytes = table.get_total_buffer_size()
             if self._pending or size_bytes > _SMALL_BYTES:
                 size_bytes = table.nbytes
@@ -366,7 +367,7 @@ class BatchBuilder:
             table = table.slice(rows)
 
     def _flush(self, *, last: bool) -> None:
-        """Write what is pending as one part: in the background, but for the last, which would only be waited for."""
+        """Write the pending rows as one part: in the background, except for the last, which `finish` would wait for."""
         if not self._pending:
             return
         tables, self._pending, self._pending_bytes = self._pending, [], 0
@@ -382,12 +383,12 @@ class BatchBuilder:
         self._in_flight.append(self._pool.submit(self._write, tables))
 
     def _write(self, tables: list[pa.Table]) -> Part | None:
-        """`tables` is empty afterwards: the pool keeps the list until the part is uploaded."""
+        """Empties `tables`: the pool keeps the list until the part is uploaded."""
         try:
             consolidated = consolidate(_put_together(tables))
             if (total := diffs_sum(consolidated)) != wrapped(total):
                 raise InvariantViolated("diffs sum to more than int64 holds")
-        except InvariantViolated as error:  # a rule for what is stored; this was only handed over
+        except InvariantViolated as error:  # the rule is for stored rows; these come from the caller
             raise InvalidUsage(f"updates cannot be stored as one part: {error}") from error
         if consolidated.num_rows == 0:
             return None
@@ -401,7 +402,7 @@ class BatchBuilder:
         )
 
     def _collect(self) -> None:
-        """Wait for the oldest upload."""
+        """Wait for the oldest upload and take up its part."""
         part = self._in_flight[0].result()
         self._in_flight.popleft()
         if part is not None:
@@ -430,7 +431,7 @@ class BatchBuilder:
 
 
 def _put_together(tables: list[pa.Table]) -> pa.Table:
-    """`tables` as one, and no more in their list: nothing but the answer holds on to their memory."""
+    """`tables` as one. Empties their list, so that only the result holds their memory."""
     table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
     tables.clear()
     return table

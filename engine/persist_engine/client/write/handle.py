@@ -1,7 +1,7 @@
 """WriteHandle: appends to one shard (spec 9.3 to 9.6, 10.6).
 
-Owns what an append may be made of: bounds, shard, version, which parts become which runs, and what happens to the
-blobs of batches that were not appended. Performs no maintenance: it is handed back in `Appended`.
+Owns the way of an append: check the batches, stage stale copies again, join all parts under one description, swap them
+in, and settle what becomes of every batch. Performs no maintenance: `Appended` hands it back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from persist_engine.base.version import check_readable
 from persist_engine.client.arguments import expect, expect_all, expect_progress, expect_seconds
 from persist_engine.client.expiring import Expiring
 from persist_engine.client.write.batch import Batch, BatchBuilder, flush_inline_parts, without_inline_parts
-from persist_engine.client.write.joined import combined_inline_parts, joined, restaged
+from persist_engine.client.write.copies import named_keys, restaged, stale_copies
+from persist_engine.client.write.joined import combined_inline_parts, joined
 from persist_engine.client.write.outcomes import Appended, AppendOutcome, ProgressMismatch, UpperMismatch
 from persist_engine.codec.batch import decode_transmittable
 from persist_engine.model import commands
@@ -33,7 +34,6 @@ from persist_engine.model.maintenance import Maintenance
 from persist_engine.model.state import SourceProgress
 from persist_engine.rows.ingest import Updates
 from persist_engine.rows.schema import Schema
-from persist_engine.shard.live_blobs import live_part_keys
 from persist_engine.shard.machine import Machine
 
 _log = logging.getLogger(__name__)
@@ -43,9 +43,9 @@ class WriteHandle(Expiring):
     """Appends to one shard. Thread-safe: appends of one handle take turns. A context manager: leaving it expires the
     handle.
 
-    The writer shows in the shard's state from its first append until `expire`, or until its lease lapses.
-    InvalidUsage is raised before anything is committed. Unavailable, only with `settings.retry.give_up_ms` or when the
-    client was closed meanwhile, and any other error: the outcome is unknown, and the blobs are left alone.
+    The shard's state lists the writer from its first append until `expire`, or until its lease lapses. InvalidUsage is
+    raised before anything is committed. After any other error the outcome is unknown and the blobs stay; Unavailable
+    occurs only with `settings.retry.give_up_ms`, or when the client was closed meanwhile.
     """
 
     def __init__(self, machine: Machine, schema: Schema, schema_id: int, *, purpose: str) -> None:
@@ -57,7 +57,7 @@ class WriteHandle(Expiring):
         self._registered = False
         self._expired = False
         self.writer_id = WriterId.from_bytes(machine.env.random_bytes(16))
-        """Who this is in the shard's state."""
+        """The id of this writer in the shard's state."""
 
     # -- what it knows ------------------------------------------------------------------------------------------------
 
@@ -68,7 +68,7 @@ class WriteHandle(Expiring):
 
     @property
     def schema(self) -> Schema:
-        """What keys and values look like."""
+        """The types of keys and values."""
         return self._schema
 
     @property
@@ -78,7 +78,7 @@ class WriteHandle(Expiring):
 
     @property
     def machine(self) -> Machine:
-        """The shard's machine, for those who perform the maintenance that appends hand back."""
+        """The shard's machine, for code that performs the maintenance which appends hand back."""
         return self._machine
 
     @property
@@ -87,17 +87,17 @@ class WriteHandle(Expiring):
         return self._upper
 
     def check_newest_schema(self) -> None:
-        """For who retracts what it reads. Under an older schema rows show without the fields they have since got, and a
-        retraction of what shows meets nothing: a row would stay that nobody sees, and one be taken away that was never
-        there. SchemaMismatch when the shard, as far as this process knows, has a newer schema than this handle.
+        """SchemaMismatch when the shard, as far as this process knows, has a newer schema than this handle. For a caller
+        that retracts the rows it reads.
 
-        Checked after the upper was seen up to which rows were read, it holds for all of them: a schema is registered
-        before anything is appended under it.
+        Under an older schema rows show without the fields that they got since. A retraction of such a row meets no row: the
+        real one would stay, and one that never existed would be taken away. Rows are read up to some upper; a check after
+        that upper was seen covers all of them, since a schema is registered before anything is appended under it.
         """
         newest = self._machine.schema_id
         if newest != self._schema_id:
             raise SchemaMismatch(
-                f"shard {self.shard_id} has evolved to schema {newest}, this handle has {self._schema_id}: who retracts rows "
+                f"shard {self.shard_id} has evolved to schema {newest}, this handle has {self._schema_id}: retracting rows "
                 "needs the newest, open a new handle with it",
                 requested=repr(self._schema),
                 actual=repr(self._machine.schema),
@@ -114,7 +114,7 @@ class WriteHandle(Expiring):
         return self._upper
 
     def wait_for_upper_past(self, frontier: TimeLike, timeout: float | None = None) -> bool:
-        """Wait until `frontier` is strictly before the shard's upper; see Machine.wait_for_upper_past."""
+        """Wait until `frontier` is strictly before the shard's upper. See Machine.wait_for_upper_past."""
         expect_seconds(timeout, "timeout")
         past = self._machine.wait_for_upper_past(frontier_of(frontier), timeout)
         self.shared_upper()
@@ -123,13 +123,13 @@ class WriteHandle(Expiring):
     # -- staging ------------------------------------------------------------------------------------------------------
 
     def builder(self, lower: TimeLike) -> BatchBuilder:
-        """Stage updates at or beyond `lower` bit by bit; `BatchBuilder.finish(upper)` makes the batch."""
+        """A builder that stages updates at or beyond `lower`. `BatchBuilder.finish(upper)` makes the batch."""
         self._check_open()
         lower = frontier_of(lower, "lower")
         return BatchBuilder(self._machine, lower, schema=self._schema, schema_id=self._schema_id)
 
     def batch(self, updates: Updates, *, lower: TimeLike, upper: TimeLike) -> Batch:
-        """Stage `updates` as a batch of [lower, upper), durable when this returns. Nothing is appended."""
+        """Stage `updates` as a batch of [lower, upper). It is durable when this returns, and not appended."""
         self._check_open()
         lower, upper = _bounds(lower, upper)
         builder = BatchBuilder(self._machine, lower, schema=self._schema, schema_id=self._schema_id, upper=upper)
@@ -140,11 +140,11 @@ class WriteHandle(Expiring):
         """The batch that `Batch.to_transmittable` sent. BatchNotFromThisShard, Incompatible, CorruptData; SchemaMismatch
         for a schema that the shard does not know.
 
-        With `is_only_copy` the caller vouches that nothing else was or will be made of these bytes, in any process, and
-        that none of the batch's blobs was appended or deleted. The batch is then as one that this handle staged: it is
-        linked as it lies wherever it is appended, rewritten and past its lower too, and deleting it does not ask what the
-        shard names. Where the word is false data are lost: the blobs of a copy that was appended are deleted, or blobs
-        that the shard has let go of are linked again and found missing when they are read.
+        With `is_only_copy` the caller guarantees that no other batch was or will be made of these bytes, in any process,
+        and that none of the batch's blobs was appended or deleted. The batch then counts as one that this handle staged:
+        every append links it as it is, also rewritten and past its lower, and a deletion does not check what the shard
+        names. A false guarantee loses data: the blobs of an appended copy are deleted, or blobs that the shard no longer
+        names are linked again and are missing when they are read.
         """
         expect(is_only_copy, bool, "is_only_copy", "True or False")
         shard_id, version, hollow = decode_transmittable(expect(data, bytes, "data", "bytes"))
@@ -166,7 +166,9 @@ class WriteHandle(Expiring):
         )
 
     def delete_batches(self, batches: Sequence[Batch]) -> None:
-        """`Batch.delete` of each, with one look at the shard for all. For batches that nobody appends, now or later."""
+        """`Batch.delete` of each, with one check of the shard for all. Only for batches that are not appended, now or
+        later.
+        """
         left = [batch for batch in expect_all(batches, Batch, "batches", "batches") if not batch.is_deleted]
         for batch in left:
             batch.check_deletable()
@@ -176,7 +178,7 @@ class WriteHandle(Expiring):
             batch.delete_but(named)
 
     def discard(self, batch: Batch) -> None:
-        """`Batch.delete`, without hiding the answer that is known behind a failure to delete: the blobs are then left."""
+        """`Batch.delete`, but a failure to delete is logged, and the blobs stay: it must not hide the answer of an append."""
         expect(batch, Batch, "batch", "a Batch")
         try:
             batch.delete()
@@ -197,10 +199,10 @@ class WriteHandle(Expiring):
         expected_progress: bytes | None = None,
     ) -> AppendOutcome:
         """Append `updates` with times in [expected_upper, new_upper) iff the shard's upper is `expected_upper`.
-        Exactly once or not at all; what was staged and not appended is deleted.
+        Exactly once or not at all; parts that were staged and not appended are deleted.
 
-        UpperMismatch is a value that says that nothing was appended: look at what comes back. `progress` (sink id, token)
-        is stored with the data, iff the token stored so far is `expected_progress`; else ProgressMismatch.
+        UpperMismatch is a value, and says that nothing was appended: check what this returns. `progress` (sink id, token)
+        is stored with the data, iff the stored token is `expected_progress`; else ProgressMismatch.
         """
         expected_upper, new_upper = _bounds(expected_upper, new_upper, "expected_upper", "new_upper")
         expect_progress(progress, expected_progress)
@@ -221,9 +223,7 @@ class WriteHandle(Expiring):
         return outcome
 
     def append(self, updates: Updates, *, lower: TimeLike, upper: TimeLike) -> Appended | UpperMismatch:
-        """Append those of `updates` that are not yet written: for many writers of identical data. See
-        `append_batch`.
-        """
+        """Append those of `updates` that are not yet written. For many writers of identical data. See `append_batch`."""
         lower, upper = _bounds(lower, upper)
         batch = self.batch(updates, lower=lower, upper=upper)
         try:
@@ -233,10 +233,10 @@ class WriteHandle(Expiring):
             raise
 
     def append_batch(self, batch: Batch, lower: TimeLike, upper: TimeLike) -> Appended | UpperMismatch:
-        """Append the part of `batch` that lies past the shard's upper, whatever others have written of [lower, upper).
+        """Append the part of `batch` that lies past the shard's upper, however much of [lower, upper) other writers wrote.
 
-        Appended also when all of it was there already. UpperMismatch only when there is a gap before `lower`. Either
-        way the batch has come to its end: it is part of the shard or deleted.
+        Appended also when they wrote all of it. UpperMismatch only when there is a gap before `lower`. Either way the batch
+        is spent: it is part of the shard, or deleted.
         """
         lower, upper = _bounds(lower, upper)
         expect(batch, Batch, "batch", "a Batch")
@@ -262,16 +262,16 @@ class WriteHandle(Expiring):
         progress: tuple[str, bytes] | None = None,
         expected_progress: bytes | None = None,
     ) -> AppendOutcome:
-        """Append all of `batches`, staged by anybody, in one step iff the shard's upper is `expected_upper`.
+        """Append all of `batches`, staged by any process, in one step iff the shard's upper is `expected_upper`.
 
         Every batch must cover [expected_upper, new_upper); its updates outside are left out. On Appended the batches
         are spent, otherwise they stay as they are and belong to the caller. `progress` as in `compare_and_append`.
 
-        What a batch holds is linked as it lies, but for one that may have been appended before, from a copy of its bytes
-        (see `batch_from_transmittable`) or by a call whose end is unknown, where `expected_upper` is past its lower: its
-        updates are then staged anew, since the shard may have let go of its blobs (BatchExpired when they are gone). With
-        `progress` that is not needed as long as this sink stored none past the batch's lower, and its times were not
-        rewritten: copies of such a batch are to be appended with it only.
+        The append links the blobs of a batch as they are, with one exception: a batch that may have been appended before,
+        from a copy of its bytes (see `batch_from_transmittable`) or by a call of unknown outcome, while `expected_upper`
+        is past its lower. Its updates are staged again, since the shard may have unlinked its blobs; BatchExpired when they
+        are gone. With `progress` they are not staged again as long as this sink stored no progress past the batch's lower
+        and the batch's times were not rewritten: append copies of such a batch only with `progress`.
         """
         self._check_open()
         expected_upper, new_upper = _bounds(expected_upper, new_upper, "expected_upper", "new_upper")
@@ -279,27 +279,26 @@ class WriteHandle(Expiring):
         expect_all(batches, Batch, "batches", "batches")
         self._check_batches(batches, expected_upper, new_upper)
         desc = Description(expected_upper, new_upper, MINIMUM)
-        doubtful = self._doubtful(batches, desc, progress, expected_progress)
-        if isinstance(doubtful, UpperMismatch | ProgressMismatch):
-            return doubtful
-        own: list[Batch] = []
+        stale = stale_copies(self._machine, batches, desc, progress, expected_progress)
+        if isinstance(stale, UpperMismatch | ProgressMismatch):
+            return self._noted(stale)
+        own: list[Batch] = []  # staged by this call, to replace some of `batches`
         try:
-            if doubtful:
-                machine = self._machine
-                own.append(restaged(doubtful, desc, store=machine, schema=machine.schema, schema_id=machine.schema_id))
-            linked = [*(batch for batch in batches if batch not in doubtful), *own]
+            if stale:
+                own.append(restaged(stale, desc, self._machine))
+            linked = [*(batch for batch in batches if batch not in stale), *own]
             combined = self._combined(linked, desc)
             own += [] if combined is None else [combined]
             answer, maintenance = self._append_all(linked, combined, desc, progress, expected_progress)
             is_appended = isinstance(answer, commands.Appended)
-            # At once: who cleans up after whatever comes next must not delete what is linked.
+            # At once: a clean-up after a later failure must not delete what is linked.
             for batch in (*linked, *own) if is_appended else ():
                 batch.mark_spent("appended")
         except InvalidUsage:
             self._discard_all(own)
             raise
         except BaseException:
-            # Whatever it is, an attempt before it may have committed: who cleans up must not delete what is linked.
+            # An attempt before this error may have committed: a clean-up must not delete what is linked.
             for batch in batches:
                 batch.note_unknown_outcome(self._named_keys)
             raise
@@ -307,12 +306,10 @@ class WriteHandle(Expiring):
             self._discard_all(own)
         match answer:
             case commands.Appended():
-                self._spend(doubtful, new_upper)
-                self._upper = self._upper.join(new_upper)
-                return Appended(upper=new_upper, maintenance=maintenance)
+                self._retire(stale, new_upper)
+                return self._noted(Appended(upper=new_upper, maintenance=maintenance))
             case commands.UpperMismatch(current=current):
-                self._upper = self._upper.join(current)
-                return UpperMismatch(current=current, expected=expected_upper)
+                return self._noted(UpperMismatch(current=current, expected=expected_upper))
             case commands.ProgressMismatch(current=stored):
                 return ProgressMismatch(current=stored)
         raise InvariantViolated(f"append to {self.shard_id} answered {answer}")
@@ -320,11 +317,11 @@ class WriteHandle(Expiring):
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def expire(self) -> None:
-        """Take the writer out of the shard's state, if it ever appended, when the appends under way have ended. Idempotent;
-        the handle is of no use afterwards.
+        """Wait for the appends under way, then remove the writer from the shard's state if it ever appended. Idempotent;
+        the handle refuses all work afterwards.
         """
         self._expired = True
-        # Never beside an append: what it would find of itself, should its outcome be unknown, is what is removed here.
+        # Never beside an append: the record removed here is what an append of unknown outcome finds itself by.
         with self._append_lock:
             if self._registered:
                 self._machine.expire_writer(self.writer_id)
@@ -335,56 +332,10 @@ class WriteHandle(Expiring):
 
     # -- private ------------------------------------------------------------------------------------------------------
 
-    def _discard_all(self, own: Sequence[Batch]) -> None:
-        for batch in own:
-            self.discard(batch)
-
-    def _spend(self, restaged_: Sequence[Batch], upper: Antichain) -> None:
-        """Their updates were appended under other keys: their own blobs go when no copy can be appended past `upper`."""
-        for batch in restaged_:
-            if batch.upper <= upper:
-                self.discard(batch)
-            batch.mark_spent("appended")
-
-    def _doubtful(
-        self,
-        batches: Sequence[Batch],
-        desc: Description,
-        progress: tuple[str, bytes] | None,
-        expected_progress: bytes | None,
-    ) -> list[Batch] | UpperMismatch | ProgressMismatch:
-        """Those of `batches` whose blobs the shard may have linked before and let go of since: they must not be linked
-        again, whatever it names now. An answer where the append would be refused anyhow: nobody stages for that.
-
-        SUBTLE: at its own lower a batch is safe, and however many copies there are: appending one would have moved the
-        upper past it. So it is while the sink's stored progress ends before that: appending one would have moved this.
-        But not one that was rewritten: who deletes a copy that was not looks for appends before its own upper only.
-        """
-        doubtful = [
-            batch for batch in batches if batch.may_have_copies and batch.lower < desc.lower and batch.has_blobs
-        ]
-        if not doubtful or desc.lower == desc.upper:  # data in an empty interval is refused as ever
-            return []
-        state = self._machine.refresh()
-        if progress is not None:
-            stored = state.progress.get(progress[0])
-            if (None if stored is None else stored.token) != expected_progress:
-                return ProgressMismatch(current=stored)
-            doubtful = [each for each in doubtful if each.is_rewritten or (stored and not stored.upper <= each.lower)]
-        if doubtful and state.trace.upper != desc.lower:
-            self._upper = self._upper.join(state.trace.upper)
-            return UpperMismatch(current=state.trace.upper, expected=desc.lower)
-        return doubtful
-
     def _combined(self, batches: Sequence[Batch], desc: Description) -> Batch | None:
         if not self._machine.settings.batch.combine_inline or desc.lower == desc.upper:
             return None
-        try:
-            return combined_inline_parts(
-                batches, desc, store=self._machine, schema=self._schema, schema_id=self._schema_id
-            )
-        except InvalidUsage:  # a sum of diffs that no single row can hold; each batch by itself is fine
-            return None
+        return combined_inline_parts(batches, desc, store=self._machine, schema=self._schema, schema_id=self._schema_id)
 
     def _append_all(
         self,
@@ -394,8 +345,8 @@ class WriteHandle(Expiring):
         progress: tuple[str, bytes] | None,
         expected_progress: bytes | None,
     ) -> tuple[commands.Answer, Maintenance]:
-        """Swap in the parts of all batches, `combined` in the place of inline ones. When the shard takes no more inline
-        data they are flushed, and the one retry has none.
+        """Swap in the parts of all batches, with `combined` in place of their inline parts. When the shard takes no more
+        inline data, flush all inline parts and try once more.
         """
         for last_try in (False, True):
             hollows = [batch.hollow for batch in batches]
@@ -409,29 +360,6 @@ class WriteHandle(Expiring):
             self._machine.metrics.count("inline_backpressure")
             flush_inline_parts(batches if combined is None else [combined])
         raise AssertionError("unreachable")
-
-    def _named_keys(self, batches: Sequence[Batch]) -> frozenset[str]:
-        """Partial keys that live versions name, where a copy of one of `batches` may have been appended.
-
-        SUBTLE: an append that somebody gave up may still be on its way, and come to pass behind our look. Whatever it was
-        decided on must no longer be the newest version.
-        """
-        upper = self._machine.refresh().trace.upper
-        if any(upper < batch.upper for batch in batches):
-            upper = self._machine.overtake().trace.upper
-        if all(upper <= batch.lower for batch in batches):  # nobody has appended anything there
-            return frozenset()
-        return live_part_keys(self._machine.versions, self.shard_id)
-
-    def _check_schemas(self, hollow: HollowBatch) -> None:
-        named = {each.schema_id for each in (*hollow.parts, *hollow.run_metas) if each.schema_id is not None}
-        if not named <= set(self._machine.state.schemas) and not named <= set(self._machine.refresh().schemas):
-            unknown = sorted(named - set(self._machine.state.schemas))
-            raise SchemaMismatch(
-                f"batch {hollow.desc} was written under schema {unknown[0]}, which shard {self.shard_id} does not have",
-                requested=unknown[0],
-                actual=tuple(self._machine.state.schemas),
-            )
 
     def _swap_in(
         self,
@@ -451,6 +379,31 @@ class WriteHandle(Expiring):
                 progress=None if progress is None else (progress[0], SourceProgress(progress[1], new_upper)),
                 expected_progress=expected_progress,
             )
+
+    def _noted(self, outcome: AppendOutcome) -> AppendOutcome:
+        """`outcome`; the upper that it shows becomes the one this handle last saw."""
+        match outcome:
+            case Appended(upper=upper) | UpperMismatch(current=upper):
+                self._upper = self._upper.join(upper)
+            case ProgressMismatch():
+                pass
+        return outcome
+
+    def _retire(self, stale: Sequence[Batch], upper: Antichain) -> None:
+        """End batches whose updates were linked under other keys. Their own blobs are deleted when no copy of them can be
+        appended past `upper`.
+        """
+        for batch in stale:
+            if batch.upper <= upper:
+                self.discard(batch)
+            batch.mark_spent("appended")
+
+    def _discard_all(self, own: Sequence[Batch]) -> None:
+        for batch in own:
+            self.discard(batch)
+
+    def _named_keys(self, batches: Sequence[Batch]) -> frozenset[str]:
+        return named_keys(self._machine, batches)
 
     def _check_open(self) -> None:
         if self._expired:
@@ -476,11 +429,21 @@ class WriteHandle(Expiring):
         for batch in batches:
             check_truncation(batch.hollow, lower, upper, any_rewritten=rewritten)
 
+    def _check_schemas(self, hollow: HollowBatch) -> None:
+        named = {each.schema_id for each in (*hollow.parts, *hollow.run_metas) if each.schema_id is not None}
+        if not named <= set(self._machine.state.schemas) and not named <= set(self._machine.refresh().schemas):
+            unknown = sorted(named - set(self._machine.state.schemas))
+            raise SchemaMismatch(
+                f"batch {hollow.desc} was written under schema {unknown[0]}, which shard {self.shard_id} does not have",
+                requested=unknown[0],
+                actual=tuple(self._machine.state.schemas),
+            )
+
 
 def _bounds(
     lower: TimeLike, upper: TimeLike, lower_name: str = "lower", upper_name: str = "upper"
 ) -> tuple[Antichain, Antichain]:
-    """The two as frontiers. InvalidBounds when nothing can lie between them."""
+    """Both as frontiers. InvalidBounds when no time can lie between them."""
     lower, upper = frontier_of(lower, lower_name), frontier_of(upper, upper_name)
     if lower.is_empty() or not lower <= upper:
         raise InvalidBounds(f"upper {upper} is before lower {lower}", lower=lower, upper=upper)

@@ -1,7 +1,6 @@
 """Many staged batches as the one that an append puts into state (spec 9.5, 10.9).
 
-Owns which parts become which runs, the joining of small inline parts, and the staging anew of what must not be linked as
-it lies. Decides nothing about whether the append may
+Owns which parts become which runs, and the joining of small inline parts. Decides nothing about whether the append may
 happen.
 """
 
@@ -12,18 +11,17 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from persist_engine.base.errors import BatchExpired, InvalidUsage, MissingBlob
+from persist_engine.base.errors import InvalidUsage
 from persist_engine.client.write.batch import Batch, BatchBuilder
 from persist_engine.model.batch import HollowBatch, InlinePart, RunMeta, RunPart
-from persist_engine.model.frontier import MINIMUM, Description
-from persist_engine.parts.fetch import CompactionFilter, PartSource, read_consolidated, runs_of
-from persist_engine.parts.listings import expand
+from persist_engine.model.frontier import Description
+from persist_engine.parts.fetch import PartSource
 from persist_engine.parts.write import PartStore
 from persist_engine.rows.schema import Schema
 
 
 def joined(batches: Sequence[HollowBatch], desc: Description) -> HollowBatch:
-    """The runs of all batches, in their order, under one description; those cut short by it are marked (spec 10.9)."""
+    """The runs of all batches, in their order, under one description. A run that it cuts is marked (spec 10.9)."""
     if len(batches) == 1 and batches[0].desc == desc:  # the usual append
         return batches[0]
     parts: list[RunPart] = []
@@ -43,11 +41,12 @@ def joined(batches: Sequence[HollowBatch], desc: Description) -> HollowBatch:
 def combined_inline_parts(
     batches: Sequence[Batch], desc: Description, *, store: PartStore, schema: Schema, schema_id: int
 ) -> Batch | None:
-    """A new batch of [desc.lower, desc.upper) with the rows of all inline parts of `batches`: appended in their place
-    it leaves one part in state, or one in blob, where they would leave many.
+    """A new batch of [desc.lower, desc.upper) with the rows of all inline parts of `batches`. An append of it in place of
+    these parts leaves one part, in state or in blob, instead of many.
 
-    `batches` stay untouched, and the new one is the caller's to append or to delete. None when there are fewer than
-    two inline parts, or some of another schema. Rows are cut to `desc`, after their times were rewritten.
+    `batches` stay untouched; the caller appends or deletes the new one. None when there are fewer than two inline parts,
+    when some have another schema, or when the joined rows cannot be stored as one part. Rows are cut to `desc` after their
+    times were rewritten.
     """
     small = [
         (part, batch.hollow.desc.since)
@@ -58,49 +57,30 @@ def combined_inline_parts(
     if len(small) < 2 or any(part.schema_id != schema_id for part, _ in small):
         return None
     source = PartSource(store.shard_id, store.blob, schema, store.retry, store.metrics, path="builder")
-    with BatchBuilder(store, desc.lower, schema=schema, schema_id=schema_id, upper=desc.upper) as builder:
-        for part, since in small:
-            bounds = Description(desc.lower, desc.upper, since)
-            builder.add(pa.concat_tables(source.decode(part.data, part, bounds)))
-        store.metrics.count("inline_combined_parts", len(small))
-        return builder.finish(desc.upper)
+    try:
+        with BatchBuilder(store, desc.lower, schema=schema, schema_id=schema_id, upper=desc.upper) as builder:
+            for part, since in small:
+                bounds = Description(desc.lower, desc.upper, since)
+                builder.add(pa.concat_tables(source.decode(part.data, part, bounds)))
+            store.metrics.count("inline_combined_parts", len(small))
+            return builder.finish(desc.upper)
+    except InvalidUsage:  # one row cannot hold the sum of the diffs; each batch by itself is fine
+        return None
 
 
 def gathered(
     batches: Sequence[Batch], desc: Description, *, store: PartStore, schema: Schema, schema_id: int
 ) -> list[Batch]:
-    """`batches`, of which none holds an update outside `desc`, for appends of all of them that may be refused and tried
-    again: the updates of their inline parts are moved to one batch more, so that no try has to join them
-    (`batch.combine_inline`). Just `batches` where there is nothing to join. Idempotent: at most one inline part is left.
+    """`batches`, none of which holds an update outside `desc`, prepared for appends of all of them that may be refused and
+    tried again. The updates of their inline parts move into one more batch, so that no attempt has to join them
+    (`batch.combine_inline`). `batches` as they are when there is nothing to join. Idempotent: at most one inline part is
+    left.
 
-    Like `flush_inline_parts` it changes `batches`; every one must be usable. What is returned takes their place.
+    Like `flush_inline_parts` this changes `batches`; each must be usable. Append the result in their place.
     """
-    try:
-        combined = combined_inline_parts(batches, desc, store=store, schema=schema, schema_id=schema_id)
-    except InvalidUsage:  # a sum of diffs that no single row can hold; each batch by itself is fine
-        combined = None
+    combined = combined_inline_parts(batches, desc, store=store, schema=schema, schema_id=schema_id)
     if combined is None:
         return list(batches)
     for batch in batches:
         batch.drop_inline_parts()
     return [batch for batch in (*batches, combined) if batch.hollow.parts]
-
-
-def restaged(batches: Sequence[Batch], desc: Description, *, store: PartStore, schema: Schema, schema_id: int) -> Batch:
-    """A new batch of [desc.lower, desc.upper) with the updates of `batches` there, in parts of its own; the caller's to
-    append or to delete. `schema` is as new as each of theirs, so that none loses a field.
-
-    `batches` stay untouched. Memory: a few parts. BatchExpired when a blob is gone: no live version names it any more.
-    """
-    source = PartSource(store.shard_id, store.blob, schema, store.retry, store.metrics)
-    memory_bytes = 2 * store.settings.batch.target_part_bytes
-    with BatchBuilder(store, desc.lower, schema=schema, schema_id=schema_id, upper=desc.upper) as builder:
-        try:
-            runs = runs_of(expand(source, [batch.hollow.with_desc(desc) for batch in batches]))
-            for table in read_consolidated(source, runs, CompactionFilter(MINIMUM), memory_bytes=memory_bytes):
-                builder.add(table)
-        except MissingBlob as error:
-            key = error.detail.get("key")
-            text = f"blob {key} of a batch of shard {store.shard_id} that may have been appended before is gone"
-            raise BatchExpired(f"{text}: stage the updates in {desc} again", key=key) from error
-        return builder.finish(desc.upper)

@@ -1,4 +1,4 @@
-"""What appends come to."""
+"""The outcomes of an append."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from persist_engine.shard.applier import NO_MAINTENANCE
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The updates are part of the shard, whose upper was then `upper`. `maintenance`: what should be done soon."""
+    """The updates are part of the shard, whose upper was then `upper`. `maintenance` is the work that fell due."""
 
     upper: Antichain
     maintenance: Maintenance = NO_MAINTENANCE
@@ -31,8 +31,8 @@ class UpperMismatch(Refusal):
         """See Refusal."""
         text = f"nothing was appended, the upper of the shard is {self.current}, not {self.expected}"
         if self.current.is_empty():
-            return f"{text}; it is closed, and nothing is appended any more"
-        return f"{text}; another writer was faster: read what it wrote, and append at {self.current}"
+            return f"{text}; the shard is closed and takes no more appends"
+        return f"{text}; another writer appended first: read what it wrote, then append at {self.current}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class ProgressMismatch(Refusal):
     def meaning(self) -> str:
         """See Refusal."""
         stored = "none" if self.current is None else f"another one, of upper {self.current.upper}"
-        return f"nothing was appended, the stored progress is {stored}; go on from there"
+        return f"nothing was appended, the stored progress is {stored}; continue from there"
 
 
 AppendOutcome = Appended | UpperMismatch | ProgressMismatch

@@ -3,7 +3,7 @@
     level 1   [merged of 2, sorted ---]  [merged of 2 ---]        two of a level become one of the next,
     level 0   [part]                                              so that every row is merged log2(parts) times
 
-Owns how many runs there are and the blobs of those that were merged away. Every part that it is given is a sorted run.
+Owns how many runs there are, and the blobs of runs that were merged away. Every part given to it is a sorted run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Run = tuple[Part, ...]
 
 
 class RunGroups:
-    """The runs of one builder, at most `runs_max` of them at the end; 1 (or less) leaves them as they are. Not
+    """The runs of one builder: at most `runs_max` at the end, or all of them when `runs_max` is 1 or less. Not
     thread-safe.
     """
 
@@ -35,7 +35,7 @@ class RunGroups:
         self._levels: list[list[Run]] = [[]]
 
     def add(self, part: Part) -> None:
-        """One more run. Merges, and waits for it, when a level has more than `runs_max` runs."""
+        """Add one run. When a level has more than `runs_max` runs, merges them before it returns."""
         self._levels[0].append((part,))
         if self._runs_max < 2:
             return
@@ -63,8 +63,8 @@ class RunGroups:
         return self.runs()
 
     def _merged(self, group: Sequence[Run]) -> list[Run]:
-        """The runs of `group` as one (or none, when all cancels), whose own parts are deleted. On an error they are all
-        part of `runs` again, and what was written is deleted. BatchExpired when an orphan scan has taken one of their blobs.
+        """The runs of `group` as one, or none when all rows cancel. Deletes the parts of `group`. After an error they are
+        part of `runs` again, and the new parts are deleted. BatchExpired when an orphan scan deleted one of their blobs.
         """
         store = self._store
         source = PartSource(store.shard_id, store.blob, self._schema, store.retry, store.metrics, path="builder")
@@ -78,7 +78,7 @@ class RunGroups:
         except BaseException as error:
             self._levels[0] += group
             delete_parts(store, written)
-            if isinstance(error, MissingBlob):  # no state names it yet, so it was an orphan scan's to take
+            if isinstance(error, MissingBlob):  # no state names it yet, so an orphan scan may delete it
                 raise _swept(store.shard_id, error) from error
             raise
         delete_parts(store, [part for run in group for part in run])
@@ -111,8 +111,8 @@ class RunGroups:
 def _swept(shard_id: ShardId, error: MissingBlob) -> BatchExpired:
     key = error.detail.get("key")
     return BatchExpired(
-        f"blob {key} of a batch that shard {shard_id} was not given yet is gone, as after an orphan scan: stage the batch "
-        f"again (or set the clock of the machine that staged it)",
+        f"blob {key} of a batch that was not yet appended to shard {shard_id} is gone, as after an orphan scan: stage the "
+        f"batch again (or set the clock of the machine that staged it)",
         key=key,
     )
 

@@ -66,10 +66,12 @@ V = TypeVar("V")
 class StateDiff:
     """One version of the log. Scalars use the key None and Update (optional claims: Insert, Update or Delete). Tuples are
     sorted by key. `latest_rollup_key` is the new state's newest rollup, so that a reader of the last diff can start there.
-    `shard_id` names the shard of the log; None in diffs of 0.1.0, which did not record it.
+    `shard_id` and `birth` name the log that the diff belongs to.
     """
 
     applier_version: str
+    shard_id: ShardId
+    birth: bytes
     seqno_from: SeqNo
     seqno_to: SeqNo
     walltime_ms: int
@@ -91,9 +93,6 @@ class StateDiff:
     merges: tuple[FieldDiff[SpineId, ThinMerge], ...] = ()
     staging_floor_ms: tuple[FieldDiff[None, int], ...] = ()
     retain_ms: tuple[FieldDiff[None, int], ...] = ()
-    birth: bytes = b""
-    """Birth of the log that the diff belongs to; empty if older code wrote it."""
-    shard_id: ShardId | None = None
     predecessor: bytes = b""
     """Tag of the preceding entry; empty in a log's first entry."""
     tag: bytes = field(default=b"", compare=False)
@@ -176,8 +175,8 @@ def apply(state: ShardState, diff: StateDiff, *, count: Callable[[str], None] = 
 
 
 def check_birth(state: ShardState, birth: bytes) -> None:
-    """Raise ForkedLog, naming both births, unless `birth` is the birth of `state`'s log. An empty birth passes."""
-    if state.birth and birth and state.birth != birth:
+    """Raise ForkedLog, naming both births, unless `birth` is the birth of `state`'s log."""
+    if state.birth != birth:
         raise forked_log(
             state,
             f"it was wiped and written anew: this process knows the log born as {state.birth.hex()}, but found one "
@@ -214,7 +213,7 @@ def forked_log(state: ShardState, what: str, **detail: Any) -> ForkedLog:
 
 
 def _applied(state: ShardState, diff: StateDiff, count: Callable[[str], None]) -> ShardState:
-    check(diff.shard_id in {None, state.shard_id}, f"the diff belongs to shard {diff.shard_id}")
+    check(diff.shard_id == state.shard_id, f"the diff belongs to shard {diff.shard_id}")
     check(state.seqno == diff.seqno_from, f"diff {diff.seqno_from} to {diff.seqno_to} applied to {state.seqno}")
     check(diff.seqno_from < diff.seqno_to, f"diff from {diff.seqno_from} to {diff.seqno_to} goes back")
     check_birth(state, diff.birth)
@@ -246,7 +245,6 @@ def _applied(state: ShardState, diff: StateDiff, count: Callable[[str], None]) -
             staging_floor_ms=applied_to_value("staging_floor_ms", state.staging_floor_ms, diff.staging_floor_ms),
             retain_ms=applied_to_value("retain_ms", state.retain_ms, diff.retain_ms),
             tag=diff.tag,
-            birth=state.birth or diff.birth,
         )
     )
 

@@ -145,15 +145,13 @@ def is_fenced(key: PartKey | RollupKey, state: ShardState) -> bool:
 
 
 def looks_leaked(key: PartKey | RollupKey, state: ShardState) -> bool:
-    """Whether an unnamed blob is fenced or unlikely to be named: the code that wrote it can no longer open the shard or, for the oldest
-    keys, its writer is gone. For reports only: not sufficient for deletion.
+    """Whether an unnamed blob is fenced or unlikely to be named: the code that wrote it can no longer open the shard. For reports only:
+    not sufficient for deletion.
     """
     if is_fenced(key, state):
         return True
     if isinstance(key, RollupKey):
         return False
-    if key.version is None:
-        return key.writer_id not in state.writers
     return not may_write(key.version, state.applier_version)
 
 

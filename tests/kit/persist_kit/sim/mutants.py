@@ -38,6 +38,7 @@ from persist_engine.parts.fetch import ListenFilter
 from persist_engine.parts.write import delete_parts
 from persist_engine.shard.applier import NO_MAINTENANCE, Applier, UnknownOutcome
 from persist_engine.shard.creation import Creation
+from persist_engine.shard.log_reader import LogReader
 from persist_engine.shard.machine import Machine
 from persist_engine.shard.versions import StateVersions
 from persist_engine.storage.consensus_mem import MemConsensus
@@ -378,11 +379,11 @@ def _order_is_not_asked(put: Callable[[object, str, object], None]) -> None:
 def _own_entry_is_not_looked_at(put: Callable[[object, str, object], None]) -> None:
     """A refresh asks for what comes after its version, and takes the version itself for granted."""
 
-    def fetch_diffs_from(self: StateVersions, known: ShardState, *, limit: int) -> Any:
+    def fetch_diffs_from(self: LogReader, known: ShardState, *, limit: int) -> Any:
         live = self.fetch_diffs_after(known.shard_id, known.seqno, limit=limit)
         return None if live and live[0].seqno != known.seqno + 1 else live
 
-    put(StateVersions, "fetch_diffs_from", fetch_diffs_from)
+    put(LogReader, "fetch_diffs_from", fetch_diffs_from)
 
 
 def _seqnos_are_compared_only(put: Callable[[object, str, object], None]) -> None:

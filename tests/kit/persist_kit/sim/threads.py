@@ -31,8 +31,8 @@ import persist_engine.parts.listings
 import persist_engine.parts.read_ahead
 import persist_engine.parts.source
 import persist_engine.shard.applier
+import persist_engine.shard.log_reader
 import persist_engine.shard.news
-import persist_engine.shard.versions
 import persist_engine.shard.watch
 import persist_engine.work.audit.orphans
 import persist_engine.work.audit.verify
@@ -70,8 +70,8 @@ _WITH_THREADING: tuple[ModuleType, ...] = (
 _WITH_WEAK_OWNERS: tuple[ModuleType, ...] = (persist_engine.client.read.handle, persist_engine.work.heartbeat)
 #: Pure functions of immutable bytes: every simulated process decodes what all others decode too, and need not.
 _REMEMBERED: tuple[tuple[ModuleType, str], ...] = (
-    (persist_engine.shard.versions, "decode_state_diff"),
-    (persist_engine.shard.versions, "decode_rollup"),
+    (persist_engine.shard.log_reader, "decode_state_diff"),
+    (persist_engine.shard.log_reader, "decode_rollup"),
     (persist_kit.sim.witness, "decode_state_diff"),
     (persist_kit.sim.witness, "decode_rollup"),
 )
