@@ -56,9 +56,13 @@ class FileBlob:
         try:
             (self._root / _TEMP).stat()
         except FileNotFoundError as error:
+            if not self._root.exists():
+                raise InvalidUsage(
+                    f"there is no directory {self.address()}: check the path; the first write makes it"
+                ) from error
             raise InvalidUsage(
-                f"{self.address()} holds no blobs: who writes the first makes it (a copy of one that lacks only {_TEMP}/ is "
-                "whole once that directory is made)"
+                f"{self.address()} is no blob store: it has no {_TEMP}/ in it; check the path (a copy of a store that lacks only "
+                f"{_TEMP}/ is whole once that directory is made)"
             ) from error
 
     def get(self, key: str) -> bytes | None:
