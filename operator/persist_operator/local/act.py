@@ -253,8 +253,8 @@ def _remember_stop(objects: Objects, child: Child, *, ended_ms: int) -> None:
     }
     history = [item, *status.get("history", ())][: document["spec"]["cleanup"]["historyLimit"]]
     status = {**status, "driver": {**driver, "phase": "Deleted", "endTime": end}, "history": history}
-    told = [Condition("Ready", "False", "Stopped", STOPPED), Condition("Reconciling", "True", "Stopped", STOPPED)]
+    found = [Condition("Ready", "False", "Stopped", STOPPED), Condition("Reconciling", "True", "Stopped", STOPPED)]
     generation = document["metadata"]["generation"]
     before = document["status"].get("conditions", ())
-    status = conditions.with_outcome(status, told, before, generation=generation, now_ms=ended_ms)
+    status = conditions.with_outcome(status, found, before, generation=generation, now_ms=ended_ms)
     objects.set_status(kind, name, status)

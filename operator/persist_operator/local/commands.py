@@ -172,7 +172,8 @@ def run(
     config: Config = None,
     credentials: Credentials = None,
 ) -> None:
-    """Run a sink now, due or not, done or failed, and end when it has ended. Its resource was applied before, by `up`.
+    """Run a sink now, due or not, done or failed, and end when it has ended. Its resource was applied before, by `up`; maintenance
+    that the run makes due is left to the next `up`.
 
     A runner that works in the state folder, such as `up --watch`, carries it out instead.
 

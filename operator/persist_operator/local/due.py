@@ -29,9 +29,9 @@ def ask(objects: Objects, document: Mapping[str, Any], *, now_ms: int) -> None:
 
 
 def has_failed(document: Mapping[str, Any]) -> bool:
-    """Whether the sink's run ended in a failure that nothing repeats by itself."""
-    status = document.get("status") or {}
-    return (status.get("run") or {}).get("state") == "Failed"
+    """Whether the run of the sink's spec ended in a failure that nothing repeats by itself; another spec is another run."""
+    run = (document.get("status") or {}).get("run") or {}
+    return run.get("state") == "Failed" and run.get("revision") in {None, SinkSpec.of(document["spec"]).revision}
 
 
 def is_mended(document: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ import fcntl
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from persist_operator.local.objects import Document, Objects
 from persist_operator.local.observe import runs_of
 from persist_operator.local.processes import Child, Processes
 from persist_operator.plan import maintenance
-from persist_operator.plan.actions import Note, Plan, action_key, done_note
+from persist_operator.plan.actions import Note, Plan, StartMaintenance, action_key, done_note
 from persist_operator.plan.observed import (
     ActionFailure,
     Inspected,
@@ -189,7 +189,7 @@ class LocalRunner:
         tell: Told,
         sinks: Collection[str] | None = None,
     ) -> None:
-        """`sinks`: the names of those that run; None: all."""
+        """`sinks`: the names of those that run, and nothing else: maintenance waits, as for room, for a runner of everything (None)."""
         self._objects, self._processes, self._bridge, self._actor = objects, processes, bridge, actor
         self._settings, self._env, self._tell = settings, env, tell
         self._failures: dict[str, dict[str, ActionFailure]] = {}
@@ -219,30 +219,45 @@ class LocalRunner:
         """Observe, plan, write status and act for every shard, then for every sink."""
         children = self._processes.every()
         settled, failed, self._changed = True, [], False
-        shards = {one["metadata"]["name"]: one for one in self._objects.every("PersistShard")}
-        for document in shards.values():
-            shard = Shard.of(_without_pods(document))
-            owner = f"PersistShard/{shard.meta.name}"
-            seen = self._inspect(shard)
-            observed = ShardObserved(
-                inspected=seen.inspected,
-                shard_id=seen.shard_id,
-                runs=runs_of(children, owner),
-                failures=self._failures.get(owner, {}),
-            )
-            plan = plan_shard(shard, observed, now_ms=self._env.now_ms(), settings=self._settings)
-            self._carry_out(owner, document, plan)
-            stalled = conditions.is_true(plan.status, "Stalled")
-            quiet = self._is_quiet(plan, observed.runs) and not self._is_due_soon(shard, observed.inspected, plan)
-            settled = settled and (quiet or stalled)
-            failing = any(block.get("consecutiveFailures") for block in plan.status.get("maintenance", {}).values())
-            failed += [owner] if stalled or failing else []
-        for document in self._objects.every("SparkSink"):
-            if self._sinks is None or document["metadata"]["name"] in self._sinks:
-                is_settled, has_failed = self._one_sink(document, children)
+        sinks = [
+            one
+            for one in self._objects.every("SparkSink")
+            if self._sinks is None or one["metadata"]["name"] in self._sinks
+        ]
+        written = {one["spec"]["shardRef"]["name"] for one in sinks}
+        for document in self._objects.every("PersistShard"):
+            name = document["metadata"]["name"]
+            if self._sinks is None:
+                is_settled, has_failed = self._one_shard(document, children)
                 settled = settled and is_settled
-                failed += [f"SparkSink/{document['metadata']['name']}"] if has_failed else []
+                failed += [f"PersistShard/{name}"] if has_failed else []
+            elif name in written:
+                self._one_shard(document, children, maintains=False)
+        for document in sinks:
+            is_settled, has_failed = self._one_sink(document, children)
+            settled = settled and is_settled
+            failed += [f"SparkSink/{document['metadata']['name']}"] if has_failed else []
         return Pass(settled, self._changed, failed)
+
+    def _one_shard(self, document: Document, children: Sequence[Child], *, maintains: bool = True) -> tuple[bool, bool]:
+        """Whether nothing goes and nothing is due soon of it, and whether it failed."""
+        shard = Shard.of(_without_pods(document))
+        owner = f"PersistShard/{shard.meta.name}"
+        seen = self._inspect(shard)
+        observed = ShardObserved(
+            inspected=seen.inspected,
+            shard_id=seen.shard_id,
+            runs=runs_of(children, owner),
+            failures=self._failures.get(owner, {}),
+        )
+        plan = plan_shard(shard, observed, now_ms=self._env.now_ms(), settings=self._settings)
+        if not maintains:
+            plan = replace(plan, actions=tuple(one for one in plan.actions if not isinstance(one, StartMaintenance)))
+        self._carry_out(owner, document, plan)
+        stalled = conditions.is_true(plan.status, "Stalled")
+        quiet = self._is_quiet(plan, observed.runs) and not self._is_due_soon(shard, observed.inspected, plan)
+        failing = any(block.get("consecutiveFailures") for block in plan.status.get("maintenance", {}).values())
+        return quiet or stalled, stalled or failing
 
     def _one_sink(self, document: Document, children: Sequence[Child]) -> tuple[bool, bool]:
         """Whether nothing goes and nothing is due of it, and whether it failed."""

@@ -215,4 +215,5 @@ def test_the_engines_commands_by_name(house):
     for order in (["verify", "things"], ["things", "verify"]):
         assert json.loads(house.local("admin", *order, "--json").stdout)["shard_id"] == shard_id
     assert "--as-of takes a time" in house.local("read", "things", "--as-of", "soon", code=64).stderr
+    assert house.local("read", "things", "--from", "-1h").stdout == "_time\t_change\tid\n"
     assert house.local("read", "things", "--nonsense", code=64).stdout == ""
