@@ -5,6 +5,7 @@ Looks into files and changes nothing. Inputs that are elsewhere, and formats tha
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import glob
 import re
@@ -53,8 +54,12 @@ def changed_ms(sink: Mapping[str, Any]) -> int | None:
     """When the input's files changed last, or were put where they are; None when that cannot be seen."""
     files = _files(SinkSpec.of(sink["spec"]))
     # The time of the inode's change, too: a file that was moved into place is older than its contents are here.
-    stats = [path.stat() for path in _within(files) if path.exists()]
-    return max((max(one.st_mtime_ns, one.st_ctime_ns) for one in stats), default=0) // 1_000_000 or None
+    newest_ns = 0
+    for path in _within(files):
+        with contextlib.suppress(OSError):  # gone by now, or not ours to see
+            seen = path.stat()
+            newest_ns = max(newest_ns, seen.st_mtime_ns, seen.st_ctime_ns)
+    return newest_ns // 1_000_000 or None
 
 
 def _schedule_problems(spec: SinkSpec) -> Iterator[str]:
@@ -76,7 +81,8 @@ def _pattern(spec: SinkSpec) -> str | None:
         return None
     if scheme is not None:
         path = unquote("/" + path[len(scheme[0]) :].lstrip("/"))
-    return None if "{" in path else str(path)  # alternatives: Hadoop knows them, this machine's glob does not
+    # Alternatives in braces: Hadoop knows them, this machine's glob does not.
+    return None if "{" in path or "\0" in path else str(path)
 
 
 def _files(spec: SinkSpec) -> list[Path]:
@@ -104,7 +110,7 @@ def _within(paths: Iterable[Path]) -> Iterator[Path]:
 def _columns(spec: SinkSpec, files: Sequence[Path]) -> Sequence[str] | None:
     """The names of the input's columns; None when only Spark can say."""
     source = spec.input.get("format") or {}
-    is_partitioned = any("=" in below.name for path in files if path.is_dir() for below in path.iterdir())
+    is_partitioned = any("=" in below.name for below in _within(files))
     if source.get("sql") or is_partitioned:  # names of folders are columns, too
         return None
     if source.get("schema"):
