@@ -14,12 +14,15 @@ help: ## this list
 setup: ## all that demo and tests need: uv, Python packages, Java 17, redis-server, versitygw, the histories' checker, kstatus, helm; says what it could not get
 	@bash .ci/tools.sh uv java redis versitygw checker kstatus helm
 	@uv sync --frozen --quiet
+setup-demo: ## what `make demo` needs: uv, Java 17, the Python packages without those of the tests
+	@bash .ci/tools.sh uv java
+	@uv sync --frozen --quiet --inexact --no-default-groups --group demo
 clean: ## remove what the targets below leave in the tree
 	rm -rf .persist build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis examples/flights/data
 
 ##@ Use
-demo: setup ## the product's main job on this machine: 336,776 flights through sinks, maintenance, and back
-	@$(RUN) python examples/flights/demo.py
+demo: setup-demo ## the product's main job on this machine: 336,776 flights through sinks, maintenance, and back; an edit, the past, a crash
+	@uv run --no-sync python examples/flights/demo.py
 
 ##@ Code
 fmt: ## format
@@ -69,4 +72,4 @@ cluster-down: ## remove it
 
 ##@ Gates
 check: setup lint types rooms tidy proto-check crds-check ## all that reads the code
-.PHONY: help setup clean demo fmt lint types rooms tidy proto proto-check crds crds-check test sim linearizability fuzz e2e bench images cluster-up cluster-down check
+.PHONY: help setup setup-demo clean demo fmt lint types rooms tidy proto proto-check crds crds-check test sim linearizability fuzz e2e bench images cluster-up cluster-down check

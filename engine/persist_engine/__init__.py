@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from persist_engine.base.version import APPLIER_VERSION
+
 if TYPE_CHECKING:
     from persist_engine.base.env import Env as Env
     from persist_engine.base.env import SeededEnv as SeededEnv
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from persist_engine.model.inspection import Inspection as Inspection
     from persist_engine.rows.schema import Schema as Schema
     from persist_engine.shard.schemas import SchemaIncompatible as SchemaIncompatible
+
+__version__ = APPLIER_VERSION
 
 _MODULES = {
     "Antichain": "model.frontier",

@@ -1,7 +1,8 @@
 """The product's main job on this machine, without cluster or container: sinks, maintenance, and everything read back.
 
 Runs `persist local up -f examples/flights/` in a fresh state folder, shows what maintenance did, then compares each shard with its
-source by an order-free hash of the contents. Ends with an error when anything differs.
+source by an order-free hash of the contents. Then edits an input, reads the past, and kills a writer (`special.py`). Ends with an
+error when anything differs.
 """
 
 from __future__ import annotations
@@ -22,11 +23,29 @@ from rich.table import Table
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from hashing import content_hash  # noqa: E402 - a neighbour of this script, not a package
+import special  # noqa: E402 - a neighbour of this script, not a package
+from hashing import content_hash  # noqa: E402
 from persist_engine import Antichain, Location, PersistClient, ShardId  # noqa: E402
 from persist_engine.base.env import SystemEnv  # noqa: E402
 from persist_engine.base.wording import sized  # noqa: E402
 from persist_operator.local.objects import Objects  # noqa: E402
+
+#: What to try on what the demo leaves. The README has them, too, and a test runs them.
+LOOK_AROUND = (
+    "persist local get",
+    "persist local get runs",
+    "persist local describe pshard flights",
+    "persist local read airlines --from start",
+    "persist local read flights --limit 5 --where \"carrier = 'UA' AND dep_delay > 300\"",
+    "persist local inspect flights",
+    "persist local admin verify airports",
+)
+
+
+def location_of(state: Path) -> Location:
+    """Where the local runner keeps the shards of a state folder."""
+    store = state.resolve() / "store"
+    return Location(blob=f"file://{store}/blobs", consensus=f"sqlite://{store}/consensus.db")
 
 
 def source_of(name: str) -> pa.Table:
@@ -53,11 +72,9 @@ def read_back(client: PersistClient, shard_id: ShardId) -> pa.Table:
 
 def compare(state: Path, console: Console) -> bool:
     """Every shard against its source; prints a table, returns whether all are equal."""
-    store = state.resolve() / "store"
-    location = Location(blob=f"file://{store}/blobs", consensus=f"sqlite://{store}/consensus.db")
     table = Table("shard", "rows", "source rows", "content hash", "source hash", "equal")
     equal = True
-    with PersistClient.open(location) as client:
+    with PersistClient.open(location_of(state)) as client:
         for document in Objects(state, SystemEnv()).every("PersistShard"):
             name, shard_id = document["metadata"]["name"], ShardId(document["status"]["shardId"])
             ours, source = read_back(client, shard_id), source_of(name)
@@ -110,6 +127,7 @@ def main() -> None:
     if state.exists():
         local("down", "--purge", state=state)
     console.rule("the input")
+    (HERE / "data" / "airlines.csv").unlink(missing_ok=True)  # an earlier demo edited it
     subprocess.run([sys.executable, str(HERE / "prepare.py")], check=True)
     console.rule("persist local up -f examples/flights/")
     local("up", "-f", "examples/flights/", state=state)
@@ -120,9 +138,16 @@ def main() -> None:
     if not compare(state, console):
         raise SystemExit("error: a shard differs from its source")
     shown = os.path.relpath(state)
-    console.print(
-        f"everything is equal; {time.monotonic() - began:.0f} s. Look around: persist local get --state {shown}"
-    )
+    console.rule("an input edited, and the past")
+    airlines = Objects(state, SystemEnv()).get("PersistShard", "airlines")
+    assert airlines is not None, "it was compared"
+    special.corrected(console, location_of(state), ShardId(airlines["status"]["shardId"]), state=shown)
+    console.rule("a writer killed with -9")
+    special.survived(console, state / "store" / "writer")
+    console.rule(f"everything is as it should be; {time.monotonic() - began:.0f} s")
+    console.print("Look around:  . .venv/bin/activate", highlight=False)
+    for command in LOOK_AROUND:
+        console.print(f"  {command} --state {shown}", highlight=False, markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

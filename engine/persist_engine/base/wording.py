@@ -1,6 +1,12 @@
-"""Counts and sizes as text for messages."""
+"""Counts, sizes and times as text for messages."""
 
 from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+#: Times below this (in 1973, as milliseconds) are counters, not instants.
+_INSTANTS_FROM_MS = 100_000_000_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def counted(count: int, noun: str) -> str:
@@ -22,3 +28,25 @@ def sized(byte_count: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+def dated(time: int | None) -> str:
+    """`1388548800001 (2014-01-01T04:00:00.001Z)`: a frontier's time as it is, with its date beside it where it can be milliseconds
+    since 1970. A counter stays a number; None, the empty frontier, is `closed`.
+    """
+    if time is None:
+        return "closed"
+    text = iso_text(time)
+    return str(time) if text is None else f"{time} ({text})"
+
+
+def iso_text(time: int) -> str | None:
+    """`2014-01-01T04:00:00.001Z`; None for a counter, and for a year that has more than four digits."""
+    if time < _INSTANTS_FROM_MS:
+        return None
+    try:
+        at = _EPOCH + timedelta(milliseconds=time)
+    except OverflowError:
+        return None
+    text = at.replace(tzinfo=None).isoformat(timespec="milliseconds" if time % 1000 else "seconds")
+    return f"{text}Z"

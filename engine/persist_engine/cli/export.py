@@ -131,7 +131,7 @@ def _writer(format_name: str, file: IO[bytes], schema: pa.Schema) -> Iterator[Wr
             yield held.append
             rows = _cells(pa.Table.from_batches(held, schema=schema))
             # What the user's numbers are, only the user knows.
-            print_rows(schema.names, rows, counts=lambda _name: False)
+            print_rows(schema.names, rows, counts=lambda _name: False, times=lambda name: name == "_time")
         case _:
             file.write(tab_separated(schema.names).encode())
             yield lambda batch: file.writelines(tab_separated(row).encode() for row in _cells(batch))

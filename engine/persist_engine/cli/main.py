@@ -15,6 +15,7 @@ from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 
+from persist_engine import __version__
 from persist_engine.base.errors import PersistError
 from persist_engine.cli import maintain, read
 from persist_engine.cli.admin import group as admin
@@ -70,8 +71,15 @@ app.add_typer(admin.app, name="admin")
 app.command(name="read", epilog=read.EPILOG)(read.read)
 
 
+def _show_version(value: bool) -> None:  # noqa: FBT001 - how the parser calls it
+    if value:
+        typer.echo(f"persist {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def persist(
+    *,
     metrics: Annotated[
         Path | None,
         typer.Option(
@@ -80,6 +88,9 @@ def persist(
             help="Write what was counted to this file, in Prometheus' text format.",
         ),
     ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
 ) -> None:
     """Durable, versioned, time-varying collections: look into shards, maintain, administer and read them."""
     METRICS_FILE.set(metrics)

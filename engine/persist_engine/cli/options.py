@@ -21,6 +21,8 @@ from persist_engine.base.errors import (
     InvariantViolated,
     PersistError,
     ShardNotFound,
+    StoreRefused,
+    Unavailable,
 )
 from persist_engine.cli.exit_codes import exit_code
 from persist_engine.cli.waiting import Waiting, opening
@@ -73,11 +75,6 @@ ShardOption = Annotated[
 ]
 ReportFile = Annotated[Path | None, typer.Option("--report", help="Also write the report, as JSON, to this file.")]
 
-AsOf = Annotated[
-    str,
-    typer.Option(metavar="TIME", help="A number, ISO 8601 with its zone, or `latest`: the newest that is complete."),
-]
-
 Commit = Annotated[bool, typer.Option("--commit", help="Do it. Without this nothing is changed: it is only told.")]
 
 #: Where `persist --metrics` wants what the command counts; None: nowhere.
@@ -89,8 +86,6 @@ GIVE_UP_S = 60.0
 MEMORY_MIB = 1024
 #: What makes one shard unreadable and says nothing of the others.
 UNREADABLE = (CorruptData, InvariantViolated, Incompatible)
-#: Those of 2**64.
-_TIME_DIGITS_MAX = 20
 #: Who presses Tab does not wait longer.
 COMPLETION_GIVE_UP_S = 1.0
 
@@ -109,20 +104,6 @@ ClaimAge = Annotated[
     float,
     typer.Option(min=0, max=1e9, help="Leave compactions that others claimed less than this many seconds ago."),
 ]
-
-
-def one_time(text: str, option: str) -> int | None:
-    """What `option` says: a time, as a number or as ISO 8601 with its zone, None for `latest`; else InvalidUsage."""
-    from persist_engine.model.frontier import time_of
-
-    if text == "latest":
-        return None
-    if text.isascii() and text.isdecimal() and len(text) <= _TIME_DIGITS_MAX:
-        return int(text)
-    try:
-        return time_of(text, "the time")
-    except InvalidUsage as error:
-        raise InvalidUsage(f"{option} takes a time, or `latest`; {error}") from None
 
 
 def check_can_write(path: Path | None, option: str) -> None:
@@ -152,7 +133,11 @@ def one_shard(argument: str | None, option: str | None) -> ShardId:
     text = argument or option
     if text is None:
         raise InvalidUsage("no shard given: name one (`persist inspect shards` lists them)")
-    return ShardId(text)
+    try:
+        return ShardId(text)
+    except InvalidUsage as error:
+        by_name = "for the name of a resource on this machine: `persist local inspect NAME`"
+        raise InvalidUsage(f"{error}; `persist inspect shards` lists the ids; {by_name}") from error
 
 
 @contextmanager
@@ -197,7 +182,12 @@ def connected(
     waiting = Waiting(f"{shown_url(blob)} and {shown_url(consensus)}", give_up_s)
     on_wait = waiting.told if sys.stderr.isatty() else None
     with opening(waiting) if on_wait else nullcontext():
-        client = PersistClient.open(location, settings=settings, metrics=counting, create=create, on_wait=on_wait)
+        try:
+            client = PersistClient.open(location, settings=settings, metrics=counting, create=create, on_wait=on_wait)
+        except StoreRefused:
+            raise
+        except Unavailable as error:
+            raise Unavailable(f"{error}; check the address, and that the store runs", **error.detail) from error
     with client:
         try:
             yield client

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from persist_engine.base.wording import dated
+
 #: What would end a cell or a row of tab-separated text.
 _IN_ONE_CELL = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
 #: What a terminal would obey, and what turns text around: shown, not done. Ends of lines and tabs stay.
@@ -20,6 +22,8 @@ _SHOWN = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) 
 }
 #: Names that say of a number that it counts, beside those that end in "bytes".
 _COUNTS = frozenset({"rows", "updates", "batches", "parts", "parts_read"})
+#: Names that say of a number that it is a time.
+_TIMES = frozenset({"since", "upper", "retained_since", "walltime_ms", "oldest_uncompacted_ms"})
 
 
 def plain(value: Any) -> Any:
@@ -58,15 +62,26 @@ def is_count(name: str) -> bool:
     return name.endswith("bytes") or name in _COUNTS
 
 
+def is_time(name: str) -> bool:
+    """Whether a column or field of ours is a time: people see its date beside it."""
+    return name in _TIMES
+
+
 def tab_separated(cells: Sequence[object]) -> str:
     """One line of plain text."""
     return "\t".join("" if cell is None else str(cell).translate(_IN_ONE_CELL) for cell in cells) + "\n"
 
 
 def print_rows(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], *, counts: Callable[[str], bool] = is_count
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    counts: Callable[[str], bool] = is_count,
+    times: Callable[[str], bool] = is_time,
 ) -> None:
-    """A table. For people numbers are aligned, and grouped where `counts` says so of the column; bare in pipes."""
+    """A table. For people numbers are aligned, grouped where `counts` says so of the column, and with their dates beside them
+    where `times` says so; bare in pipes.
+    """
     if not sys.stdout.isatty():
         sys.stdout.write(tab_separated(columns))
         sys.stdout.writelines(map(tab_separated, rows))
@@ -77,14 +92,14 @@ def print_rows(
     from rich.text import Text
 
     held = [tuple(row) for row in rows]
-    grouped = [counts(column) for column in columns]
+    shown = [_shown_by(column, counts, times) for column in columns]
     table = Table()
     for index, column in enumerate(columns):
         is_number = any(isinstance(row[index], int) for row in held)
         table.add_column(Text(column), justify="right" if is_number else "left", overflow="fold")
     for row in held:
         # A bare string would be read as markup.
-        table.add_row(*(Text(_cell(cell, grouped=group)) for cell, group in zip(row, grouped, strict=True)))
+        table.add_row(*(Text(show(cell)) for show, cell in zip(shown, row, strict=True)))
     Console().print(table)
 
 
@@ -93,16 +108,22 @@ def print_pairs(value: Mapping[str, Any]) -> None:
     is_tty = sys.stdout.isatty()
     print_rows(
         ("field", "value"),
-        [(name, _cell(item, grouped=is_count(name)) if is_tty else item) for name, item in value.items()],
+        [(name, _shown_by(name, is_count, is_time)(item) if is_tty else item) for name, item in value.items()],
     )
 
 
-def _cell(cell: object, *, grouped: bool) -> str:
-    if cell is None:
-        return "-"
-    if grouped and isinstance(cell, int) and not isinstance(cell, bool):
-        return f"{cell:,}"
-    return str(cell).translate(_SHOWN)
+def _shown_by(name: str, counts: Callable[[str], bool], times: Callable[[str], bool]) -> Callable[[object], str]:
+    """How a cell of the column or field `name` reads on a terminal."""
+    number = "{:,}".format if counts(name) else dated if times(name) else str
+
+    def show(cell: object) -> str:
+        if cell is None:
+            return "-"
+        if isinstance(cell, int) and not isinstance(cell, bool):
+            return number(cell)
+        return str(cell).translate(_SHOWN)
+
+    return show
 
 
 class Bar(Protocol):

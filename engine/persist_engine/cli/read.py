@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.wording import dated
 from persist_engine.cli.options import (
     GIVE_UP_S,
     AsJson,
-    AsOf,
     BlobUrl,
     ConsensusUrl,
     GiveUp,
@@ -22,19 +22,17 @@ from persist_engine.cli.options import (
     ShardOption,
     connected,
     one_shard,
-    one_time,
 )
 from persist_engine.cli.output import Bar, print_json, print_rows, progress_bar
+from persist_engine.cli.times import TIME_HELP, AsOf, one_time, written_time
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from persist_engine.client.client import PersistClient
     from persist_engine.client.read.changes import Changes
     from persist_engine.client.read.changes import Shape as ChangesShape
     from persist_engine.client.read.handle import ReadHandle
     from persist_engine.client.read.snapshot import Snapshot
-    from persist_engine.model.ids import ShardId
 
 EPILOG = """Examples:
 
@@ -45,6 +43,8 @@ persist read SHARD --as-of 1357016400000 --format csv --output flights.csv
 persist read SHARD --where "carrier IN ('AA', 'UA') AND delay >= 30" --columns carrier,flight,delay
 
 persist read SHARD --where "delay IS NULL" --count
+
+persist read SHARD --from -1h
 
 persist read SHARD --from 2013-01-01T05:00:00Z --to latest
 
@@ -61,7 +61,7 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="TIME",
-        help="What changed after this time, row by row, instead of contents. `start`: from the shard's since on.",
+        help=f"What changed after this time, row by row, instead of contents: {TIME_HELP}. `start`: from the shard's since on.",
     ),
 ]
 
@@ -130,10 +130,11 @@ def read(
     ):
         answer: Snapshot | Changes
         if since is not None:
-            after = None if since == "start" else _time(client, shard_id, since, "--from")
-            answer = shape.changes(reader, after, _time(client, shard_id, upto, "--to"), wait)
+            last = written_time(client, shard_id, upto, "--to", wait_s=wait)
+            answer = shape.changes(reader, _after(since, last, upto), last, wait)
         else:
-            answer = snapshot = shape.snapshot(reader, _time(client, shard_id, as_of, "--as-of"), wait)
+            time = written_time(client, shard_id, as_of, "--as-of", wait_s=wait)
+            answer = snapshot = shape.snapshot(reader, time, wait)
             if count:
                 _tell_count(snapshot.count(), as_json=as_json)
                 return
@@ -163,7 +164,7 @@ class _Shape:
 
         answer = reader.snapshot(time, where=self._where, columns=self._columns, timeout_s=wait_s)
         if isinstance(answer, SinceAhead):
-            text = f"cannot read at {time}: the earliest time that can be told is {answer.since}"
+            text = f"cannot read at {dated(time)}: the earliest time that can be told is {dated(answer.since.time)}"
             raise InvalidUsage(text, as_of=time, since=answer.since)
         return answer
 
@@ -174,8 +175,8 @@ class _Shape:
         shape: ChangesShape = "rows" if self._flat else "updates"
         answer = reader.changes(after, upto, shape=shape, where=self._where, columns=self._columns, timeout_s=wait_s)
         if isinstance(answer, SinceAhead):
-            text = "the start" if after is None else str(after)
-            said = f"cannot tell what changed after {text}: the earliest time that can be told is {answer.since}"
+            text = "the start" if after is None else dated(after)
+            said = f"cannot tell what changed after {text}: the earliest time that can be told is {dated(answer.since.time)}"
             raise InvalidUsage(said, since=answer.since)
         return answer
 
@@ -222,15 +223,12 @@ def _tell_count(rows: int, *, as_json: bool) -> None:
         print_rows(("rows",), [(rows,)])
 
 
-def _time(client: PersistClient, shard_id: ShardId, text: str, option: str) -> int:
-    """What an option says, as a time."""
-    time = one_time(text, option)
-    if time is not None:
-        return time
-    upper = client.recent_upper(shard_id)
-    if upper.time == 0:
-        raise InvalidUsage(f"shard {shard_id} has no complete time yet: nothing was appended (its upper is 0)")
-    return upper.newest_complete
+def _after(since: str, last: int, upto: str) -> int | None:
+    """After which time changes are wanted; None: from the shard's since on. Up to `latest` nothing came after a later one."""
+    after = None if since == "start" else one_time(since, "--from")
+    if since == "latest" or (after is not None and upto == "latest" and after > last):
+        return last
+    return after
 
 
 def _fetched(contents: Snapshot | Changes, bar: Bar) -> Iterator[pa.RecordBatch]:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.wording import dated
 from persist_engine.model.commands import RetentionSet, SetRetention
 from persist_engine.model.state import ShardState
 from persist_engine.model.transitions import transition
@@ -77,5 +78,5 @@ def remark(retain_ms: int | None, since: int | None, upper: int | None) -> str:
             "set another retention, or none"
         )
     if since is None or since > upper - retain_ms:
-        return f"times before {'upper' if since is None else since} are gone; the kept window grows as the shard is written"
+        return f"times before {'upper' if since is None else dated(since)} are gone; the kept window grows as the shard is written"
     return "since follows upper as far as readers allow"

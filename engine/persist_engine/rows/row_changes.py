@@ -15,8 +15,8 @@ from persist_engine.rows.columns import compare_adjacent, flatten_columns
 from persist_engine.rows.schema import Schema
 
 INSERT, DELETE, UPDATE_BEFORE, UPDATE_AFTER = "insert", "delete", "update_before", "update_after"
-#: Codes of the names in the column `change`: 2 x (part of an update) + (an addition).
-_WORDS = pa.array([DELETE, INSERT, UPDATE_BEFORE, UPDATE_AFTER])
+#: Names by their codes in the column `change`: 2 x (part of an update) + (an addition).
+_WORDS = (DELETE, INSERT, UPDATE_BEFORE, UPDATE_AFTER)
 #: The greatest number of changes that one table of updates may expand to. The multiplicity of a row is not bounded otherwise.
 ROWS_MAX = 1 << 31
 CHANGE_TYPE = pa.dictionary(pa.int8(), pa.string())
@@ -101,4 +101,4 @@ def _row_changes(table: pa.Table) -> pa.Table:
     if (copies != 1).any():
         order, codes = np.repeat(order, copies), np.repeat(codes, copies)
     picked = table.select(["key", "val", "time"]).combine_chunks().take(pa.array(order))
-    return picked.append_column("change", pa.DictionaryArray.from_arrays(pa.array(codes), _WORDS))
+    return picked.append_column("change", pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(_WORDS)))

@@ -25,7 +25,7 @@ WORD_BYTES = 8
 #: Rows are decoded in chunks of this size: a column of strings holds twice as much, and one row may be large.
 _CHUNK_BYTES = 1 << 30
 
-_PADDING = pa.array([b"\0" * count for count in range(WORD_BYTES)], pa.large_binary())
+_PADDING = tuple(b"\0" * count for count in range(WORD_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class RowCodec:
         if not strings:
             return head
         lengths = sum(pc.binary_length(text).to_numpy() for text in strings)
-        padding = _PADDING.take(pa.array(-np.asarray(lengths) % WORD_BYTES))
+        padding = pa.array(_PADDING, pa.large_binary()).take(pa.array(-np.asarray(lengths) % WORD_BYTES))
         return pc.binary_join_element_wise(head, *strings, padding, pa.scalar(b"", pa.large_binary()))
 
     def decode(self, rows: pa.LargeBinaryArray) -> pa.ChunkedArray:

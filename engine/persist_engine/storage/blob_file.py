@@ -55,9 +55,13 @@ class FileBlob:
         try:
             (self._root / _TEMP).stat()
         except FileNotFoundError as error:
+            if not self._root.exists():
+                raise InvalidUsage(
+                    f"there is no directory {self.address()}: check the path; the first write creates it"
+                ) from error
             raise InvalidUsage(
-                f"{self.address()} holds no blobs: check the path; the first write creates it (if it is a copy of a store, "
-                f"create the missing directory {_TEMP}/ in it)"
+                f"{self.address()} is no blob store: it has no {_TEMP}/ in it; check the path (if it is a copy of a store, create the "
+                f"missing directory {_TEMP}/ in it)"
             ) from error
 
     def get(self, key: str) -> bytes | None:

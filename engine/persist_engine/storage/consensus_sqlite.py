@@ -189,7 +189,8 @@ class SqliteConsensus:
             with self._borrow("open") as connection:
                 is_begun = connection.execute(_TABLE).fetchone() is not None
         if not is_begun:
-            raise InvalidUsage(f"{self.address()} holds no shards: check the path; the first write creates it")
+            what = "holds no shards" if self._path.exists() else "is not there"
+            raise InvalidUsage(f"{self.address()} {what}: check the path; the first write creates the file")
 
     @contextmanager
     def _borrow(self, verb: str, key: str = "") -> Iterator[sqlite3.Connection]:

@@ -50,6 +50,10 @@ def parse_url(url: str, *, allowed: dict[str, frozenset[str]]) -> StoreUrl:
         # An unescaped /, ? or # in a password ends the host early; showing the rest would show the password.
         raise InvalidUsage("store URL has an @ past its host: percent-encode the password (and @ elsewhere as %40)")
     shown = _without_credentials(split)
+    if not split.scheme:
+        example = "file:///folder" if "file" in allowed else "sqlite:///folder/file.db"
+        schemes = ", ".join(f"{scheme}:" for scheme in sorted(allowed))
+        raise InvalidUsage(f"{shown.removeprefix(':')} is no URL: it begins with one of {schemes}, as in {example}")
     if split.scheme not in allowed:
         raise InvalidUsage(f"{shown}: unknown scheme {split.scheme!r}, expected one of {', '.join(sorted(allowed))}")
     if "\0" in unquote(split.path):

@@ -15,11 +15,14 @@ from typing import assert_never
 
 from persist_engine.base.errors import InvalidUsage
 
+from persist_operator.api import conditions, times
+from persist_operator.api.conditions import Condition
 from persist_operator.api.resource import Meta
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR
 from persist_operator.api.sink import SinkSpec
 from persist_operator.bridge import Bridge
-from persist_operator.local.processes import Processes
+from persist_operator.local.objects import Objects
+from persist_operator.local.processes import Child, Processes
 from persist_operator.manifests import maintenance, sink_files, sink_memory
 from persist_operator.plan.actions import (
     Action,
@@ -32,6 +35,8 @@ from persist_operator.plan.actions import (
 )
 
 _MAINTENANCE_MAX = 4
+#: What became of a run that a person ended with `down` or Ctrl-C.
+STOPPED = "`persist local` was interrupted or taken down; the next `persist local up` goes on"
 #: In a driver's labels: what it may take.
 _MEMORY_LABEL = "memory_mib"
 
@@ -208,10 +213,11 @@ def java_problem(environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def stop_everything(processes: Processes, *, grace_s: float) -> list[str]:
+def stop_everything(processes: Processes, *, grace_s: float, objects: Objects | None = None) -> list[str]:
     """Stop what runs; the names. Idempotent. The next `up` repeats what did not end well, and nothing is doubled:
 
-    a driver's next attempt finds what its run has appended, maintenance starts again under the same name.
+    a driver's next attempt finds what its run has appended, maintenance starts again under the same name. The statuses in `objects`
+    then say of the attempts that they were stopped.
     """
     running = [child for child in processes.every() if child.running]
     processes.stop([child.name for child in running], grace_s=grace_s)
@@ -220,7 +226,35 @@ def stop_everything(processes: Processes, *, grace_s: float) -> list[str]:
         if ended is None or ended.exit_code == 0:
             continue
         if child.labels["kind"] == "driver":
-            processes.retire(child.name, grace_s=0)  # lost, as the plan sees it: no fault of the sink's
+            if objects is not None:
+                _remember_stop(objects, child, ended_ms=ended.ended_ms or child.started_ms)
+            processes.retire(child.name, grace_s=0)
         else:
             processes.discard(child.name, grace_s=0)
     return [child.name for child in running]
+
+
+def _remember_stop(objects: Objects, child: Child, *, ended_ms: int) -> None:
+    """Enter the attempt as stopped, so that the planner starts the next one and takes this one neither for lost nor for failed."""
+    kind, _, name = child.owner.partition("/")
+    document = objects.get(kind, name)
+    driver = ((document or {}).get("status") or {}).get("driver") or {}
+    if document is None or driver.get("podName") != child.name:
+        return
+    status, end = document["status"], times.to_text(ended_ms)
+    item = {
+        "attempt": status.get("attempt", 0),
+        "run": str(status.get("run", {}).get("id", "")),
+        "revision": str(status.get("run", {}).get("revision", "")),
+        "startTime": driver.get("startTime", end),
+        "endTime": end,
+        "outcome": "Stopped",
+        "message": f"stopped: {STOPPED}",
+    }
+    history = [item, *status.get("history", ())][: document["spec"]["cleanup"]["historyLimit"]]
+    status = {**status, "driver": {**driver, "phase": "Deleted", "endTime": end}, "history": history}
+    found = [Condition("Ready", "False", "Stopped", STOPPED), Condition("Reconciling", "True", "Stopped", STOPPED)]
+    generation = document["metadata"]["generation"]
+    before = document["status"].get("conditions", ())
+    status = conditions.with_outcome(status, found, before, generation=generation, now_ms=ended_ms)
+    objects.set_status(kind, name, status)

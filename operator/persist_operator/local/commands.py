@@ -1,4 +1,6 @@
-"""`persist local up|get|describe|logs|request|down`: the command line of the local runner, added to `persist` by an entry point."""
+"""`persist local up|run|get|describe|logs|request|down`: the command line of the local runner, added to `persist` by an entry point.
+`read|inspect|admin` are in `engine_commands.py`.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,22 @@ from persist_operator.api import names
 from persist_operator.api.schema_check import crd_dir, load_schemas
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR
 from persist_operator.bridge import Bridge
-from persist_operator.local import story, view
+from persist_operator.local import due, engine_commands, inputs, story, view
 from persist_operator.local.act import LocalActor, Room, child_environ, java_problem, stop_everything
-from persist_operator.local.objects import NAMESPACE, Document, Objects
+from persist_operator.local.engine_commands import runner_settings
+from persist_operator.local.objects import Document, Objects
 from persist_operator.local.processes import Processes
-from persist_operator.local.runner import LocalRunner, Refused, checked, read_documents, runner_lock
+from persist_operator.local.runner import Busy, LocalRunner, Refused, checked, read_documents, runner_lock
 from persist_operator.plan.actions import Note
-from persist_operator.settings import AllowedNamespaces, OperatorSettings, StorageProfile
+from persist_operator.settings import OperatorSettings
 
 app = typer.Typer(
     help="Run PersistShards and SparkSinks on this machine: same YAML, same planner, no cluster.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+for _name, _command in engine_commands.COMMANDS.items():
+    app.command(_name, context_settings=engine_commands.PASSED_ON)(_command)
 KINDS = {"PersistShard": ("pshard", "persistshard", "persistshards"), "SparkSink": ("ssink", "sparksink", "sparksinks")}
 REQUESTS = {
     **dict.fromkeys(("rollup", "compact", "gc", "accept-log"), "PersistShard"),
@@ -48,6 +53,20 @@ State = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
 Wide = Annotated[bool, typer.Option("--wide", "-w", help="All columns, and messages in full.")]
+Config = Annotated[
+    Path | None, typer.Option(help="Operator configuration (storage profiles); default: files below --state.")
+]
+Credentials = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        file_okay=False,
+        help="With --config: a folder for each profile that has a secretName, with the keys of that Secret as files.",
+    ),
+]
+Drivers = Annotated[
+    int | None, typer.Option(min=1, help="Sinks that run at once; default: what cores and memory allow.")
+]
 _STATE = Path(".persist")
 _GRACE_S = 10.0
 _INTERRUPTED = 130
@@ -58,27 +77,21 @@ def up(
     files: Annotated[list[Path], typer.Option("--filename", "-f", help="YAML file, or folder of them. Repeatable.")],
     state: State = _STATE,
     *,
-    config: Annotated[
-        Path | None, typer.Option(help="Operator configuration (storage profiles); default: files below --state.")
-    ] = None,
-    credentials: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            file_okay=False,
-            help="With --config: a folder for each profile that has a secretName, with the keys of that Secret as files.",
-        ),
-    ] = None,
-    drivers: Annotated[
-        int | None, typer.Option(min=1, help="Sinks that run at once; default: what cores and memory allow.")
+    config: Config = None,
+    credentials: Credentials = None,
+    drivers: Drivers = None,
+    retry: Annotated[
+        list[str] | None,
+        typer.Option("--retry", metavar="NAME", help="Run this sink again although it failed, or is done. Repeatable."),
     ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Go on until interrupted: schedules, retries, maintenance.")
     ] = False,
 ) -> None:
-    """Apply resources and run what they ask for, until every sink is done and no maintenance is due.
+    """Apply resources, run what is due once, and end when every sink is done and no maintenance is due.
 
-    Paths of inputs are relative to the current folder. Scheduled sinks run at their times while --watch goes on.
+    Paths of inputs are relative to the current folder. A Scheduled sink runs when it never ran, or a time of its schedule
+    came since; with --watch at its times. A sink that failed runs again when files of its input changed, or with --retry.
 
     Interrupted (Ctrl-C, SIGTERM), it stops the runs it started, within ten seconds; killed, it leaves them running.
 
@@ -91,43 +104,105 @@ def up(
     env, console = SystemEnv(), Console(stderr=True)
     objects, processes = Objects(state, env), Processes(state, env)
     try:
-        documents = checked(read_documents(files), load_schemas(), objects)
+        documents = checked(read_documents(files), load_schemas(), objects, watch=watch)
     except Refused as error:
         for problem in error.problems:
             typer.echo(f"refused: {problem}", err=True)
         raise InvalidUsage(
             f"nothing was applied: {len(error.problems)} to correct in {', '.join(map(str, files))}"
         ) from error
-    settings = _settings(state, config)
-    java = java_problem(os.environ) if any(one["kind"] == "SparkSink" for one in documents) else None
-    if java is not None:
-        raise InvalidUsage(java)
+    again = set(retry or ())
+    known = {one["metadata"]["name"] for one in (*documents, *objects.every("SparkSink")) if one["kind"] == "SparkSink"}
+    if again - known:
+        raise InvalidUsage(f"--retry: no sink called {', '.join(sorted(again - known))}; there are: {_listed(known)}")
+    settings = runner_settings(state, config)
+    if any(one["kind"] == "SparkSink" for one in documents):
+        _check_java()
     with runner_lock(state):
         for document in documents:
             applied, outcome = objects.apply(document)
             console.print(f"{applied['kind'].lower()}/{applied['metadata']['name']} {outcome}", highlight=False)
+        for document in objects.every("SparkSink"):
+            _ask_again(objects, document, env, console, again)
         failed = _run(objects, processes, settings, env, console, watch=watch, drivers=drivers, credentials=credentials)
-    for kind in KINDS:
+    _end(objects, failed, list(KINDS), state)
+
+
+def _ask_again(objects: Objects, document: Document, env: SystemEnv, console: Console, names_asked: set[str]) -> None:
+    """Another run of a sink that was named, or that failed and whose input changed since."""
+    name = document["metadata"]["name"]
+    if name in names_asked:
+        due.ask(objects, document, now_ms=env.now_ms())
+    elif due.is_mended(document):
+        console.print(f"sparksink/{name} failed, and its input changed since: it runs again", highlight=False)
+        due.ask(objects, document, now_ms=env.now_ms())
+    elif due.has_failed(document):
+        console.print(
+            f"sparksink/{name} failed, and its input did not change: --retry {name} runs it again", highlight=False
+        )
+
+
+def _end(objects: Objects, failed: list[str], kinds: list[str], state: Path) -> None:
+    """Show how the resources are, and end with 1 when some failed."""
+    for kind in kinds:
         _print_resources(list(objects.every(kind)), kind, wide=False)
     if failed:
-        typer.echo(
-            f"error: {', '.join(failed)} failed; see `persist local describe` and `persist local logs`", err=True
-        )
+        where = "" if state == _STATE else f" --state {state}"
+        sinks = [one.partition("/")[2] for one in failed if one.startswith("SparkSink/")]
+        looks = [f"`persist local logs {name}{where}`" for name in sinks]
+        looks += [
+            f"`persist local describe pshard {one.partition('/')[2]}{where}`" for one in failed if "Shard/" in one
+        ]
+        again = f"; once mended: `persist local run {sinks[0]}{where}`" if sinks else ""
+        typer.echo(f"error: {', '.join(failed)} failed; see {', '.join(looks)}{again}", err=True)
         raise typer.Exit(1)
 
 
-def _settings(state: Path, config: Path | None) -> OperatorSettings:
-    """The operator's own configuration file, or one profile on files below `state`."""
-    if config is not None:
-        return OperatorSettings.load(config)
-    store = state.resolve() / "store"
-    profile = StorageProfile(
-        blob=f"file://{store}/blobs",
-        consensus=f"sqlite://{store}/consensus.db",
-        take_over="Any",
-        allowed_namespaces=AllowedNamespaces(names=(NAMESPACE,)),
-    )
-    return OperatorSettings(operator_id="local", storage_profiles={"default": profile})
+def _check_java() -> None:
+    java = java_problem(os.environ)
+    if java is not None:
+        raise InvalidUsage(java)
+
+
+@app.command()
+def run(
+    name: Annotated[str, typer.Argument(help="Name of the sink.")],
+    state: State = _STATE,
+    *,
+    config: Config = None,
+    credentials: Credentials = None,
+) -> None:
+    """Run a sink now, due or not, done or failed, and end when it has ended. Its resource was applied before, by `up`; maintenance
+    that the run makes due is left to the next `up`.
+
+    A runner that works in the state folder, such as `up --watch`, carries it out instead.
+
+    Exit codes: as of `up`.
+
+    Example: persist local run airlines
+    """
+    env, console = SystemEnv(), Console(stderr=True)
+    objects = Objects(state, env)
+    document = _one(objects, "SparkSink", name)
+    if document["spec"].get("suspend"):
+        raise InvalidUsage(f"sparksink/{name} is suspended: set spec.suspend to false, and `persist local up -f FILE`")
+    shard = objects.get("PersistShard", document["spec"]["shardRef"]["name"])
+    problems = inputs.problems(document, shard, waits=False)
+    if problems:
+        raise InvalidUsage(f"sparksink/{name} was not run: {'; '.join(problems)}")
+    _check_java()
+    settings = runner_settings(state, config)
+    try:
+        with runner_lock(state):
+            due.ask(objects, document, now_ms=env.now_ms())
+            failed = _run(
+                objects, Processes(state, env), settings, env, console, credentials=credentials, sinks=frozenset({name})
+            )
+    except Busy as error:
+        due.ask(objects, document, now_ms=env.now_ms())
+        console.print(f"sparksink/{name} is asked to run: {error}".partition(";")[0], highlight=False, soft_wrap=True)
+        return
+    _end(objects, [one for one in failed if one == f"SparkSink/{name}"], ["SparkSink"], state)
 
 
 def _run(
@@ -137,9 +212,10 @@ def _run(
     env: SystemEnv,
     console: Console,
     *,
-    watch: bool,
-    drivers: int | None,
     credentials: Path | None,
+    watch: bool = False,
+    drivers: int | None = None,
+    sinks: frozenset[str] | None = None,
 ) -> list[str]:
     began_s = env.monotonic_s()
     memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
@@ -161,7 +237,7 @@ def _run(
     with contextlib.closing(Bridge(settings, env=env, credentials_dir=secrets)) as bridge:
         environ = child_environ(os.environ)
         actor = LocalActor(processes, bridge, environ=environ, room=room, credentials_dir=secrets)
-        runner = LocalRunner(objects, processes, bridge, actor, settings=settings, env=env, tell=tell)
+        runner = LocalRunner(objects, processes, bridge, actor, settings=settings, env=env, tell=tell, sinks=sinks)
         try:
             if not console.is_terminal:
                 return runner.run(watch=watch, seen=lambda: None)
@@ -169,7 +245,7 @@ def _run(
                 return runner.run(watch=watch, seen=lambda: look(live))
         except KeyboardInterrupt:
             console.print("interrupted: stopping what runs (once more to leave it running)", style="yellow")
-            stopped = stop_everything(processes, grace_s=_GRACE_S)
+            stopped = stop_everything(processes, grace_s=_GRACE_S, objects=objects)
             told = f"stopped {', '.join(stopped)}; " if stopped else ""
             console.print(f"{told}the next `persist local up` goes on from here", soft_wrap=True, highlight=False)
             raise typer.Exit(_INTERRUPTED) from None
@@ -311,8 +387,9 @@ def down(
     """Stop everything that runs. Data and resources stay unless --purge."""
     if not state.is_dir():
         raise InvalidUsage(f"there is no state folder {state}; name it with --state")
+    env = SystemEnv()
     with runner_lock(state):
-        stopped = stop_everything(Processes(state, SystemEnv()), grace_s=_GRACE_S)
+        stopped = stop_everything(Processes(state, env), grace_s=_GRACE_S, objects=Objects(state, env))
         for name in stopped:
             typer.echo(f"stopped {name}")
         if not stopped:
@@ -333,6 +410,10 @@ def _kind(text: str) -> str:
 def _one(objects: Objects, kind: str, name: str) -> Document:
     found = objects.get(kind, name)
     if found is None:
-        known = ", ".join(one["metadata"]["name"] for one in objects.every(kind)) or "none"
+        known = _listed(one["metadata"]["name"] for one in objects.every(kind))
         raise InvalidUsage(f"no {kind} called {name!r}; there are: {known}")
     return found
+
+
+def _listed(found: Iterable[str]) -> str:
+    return ", ".join(sorted(found)) or "none"

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,14 @@ from persist_operator.api.schema_check import ResourceSchemas
 from persist_operator.api.shard import Shard
 from persist_operator.api.sink import Sink
 from persist_operator.bridge import Bridge
+from persist_operator.local import hints, inputs
 from persist_operator.local.act import LocalActor
+from persist_operator.local.due import Ticks
 from persist_operator.local.objects import Document, Objects
 from persist_operator.local.observe import runs_of
-from persist_operator.local.processes import Processes
+from persist_operator.local.processes import Child, Processes
 from persist_operator.plan import maintenance
-from persist_operator.plan.actions import Note, Plan, action_key, done_note
+from persist_operator.plan.actions import Note, Plan, StartMaintenance, action_key, done_note
 from persist_operator.plan.observed import (
     ActionFailure,
     Inspected,
@@ -89,8 +91,12 @@ class Refused(InvalidUsage):
         self.problems = tuple(problems)
 
 
-def checked(documents: Sequence[Mapping[str, Any]], schemas: ResourceSchemas, objects: Objects) -> list[Document]:
-    """The documents with defaults filled in, shards before sinks. Refused lists everything that is wrong."""
+def checked(
+    documents: Sequence[Mapping[str, Any]], schemas: ResourceSchemas, objects: Objects, *, watch: bool = False
+) -> list[Document]:
+    """The documents with defaults filled in, shards before sinks. Refused lists everything that is wrong, also with schedules and
+    with inputs that are files: what would fail once Spark runs. With `watch` Scheduled sinks may get their input later.
+    """
     out: dict[tuple[str, str], Document] = {}
     problems = []
     for document in documents:
@@ -101,6 +107,11 @@ def checked(documents: Sequence[Mapping[str, Any]], schemas: ResourceSchemas, ob
             problems.append(f"{kind}/{name}: is there twice; remove one of the two")
         if not errors:
             out[kind, name] = schemas.default(document)
+    for (kind, name), document in out.items():
+        if kind == "SparkSink":
+            shard_name = document["spec"]["shardRef"]["name"]
+            shard = out.get(("PersistShard", shard_name)) or objects.get("PersistShard", shard_name)
+            problems += [f"{kind}/{name}: {one}" for one in inputs.problems(document, shard, waits=watch)]
     if problems:
         raise Refused(problems)
     return sorted(out.values(), key=lambda one: str(one["kind"]))
@@ -115,9 +126,13 @@ def _names(document: Any) -> tuple[str, str]:
     return str(document.get("kind", "?")), str(name)
 
 
+class Busy(InvalidUsage):
+    """Another runner holds the state folder."""
+
+
 @contextmanager
 def runner_lock(state: Path) -> Iterator[None]:
-    """Hold the state folder, or raise InvalidUsage when another runner does, or when nothing can be written there."""
+    """Hold the state folder, or raise Busy when another runner does, InvalidUsage when nothing can be written there."""
     try:
         state.mkdir(parents=True, exist_ok=True)
         file = (state / "lock").open("a+", encoding="ascii")
@@ -131,7 +146,7 @@ def runner_lock(state: Path) -> Iterator[None]:
         except BlockingIOError as error:
             file.seek(0)
             holder = f"another `persist local` (process {file.read().strip() or '?'}) works in {state}"
-            raise InvalidUsage(f"{holder}; interrupt it, or choose another --state") from error
+            raise Busy(f"{holder}; interrupt it, or choose another --state") from error
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -172,18 +187,23 @@ class LocalRunner:
         settings: OperatorSettings,
         env: Env,
         tell: Told,
+        sinks: Collection[str] | None = None,
     ) -> None:
+        """`sinks`: the names of those that run, and nothing else: maintenance waits, as for room, for a runner of everything (None)."""
         self._objects, self._processes, self._bridge, self._actor = objects, processes, bridge, actor
         self._settings, self._env, self._tell = settings, env, tell
         self._failures: dict[str, dict[str, ActionFailure]] = {}
         self._told: dict[str, set[Note]] = {}
         self._changed = False
+        self._sinks = sinks
+        self._ticks = Ticks(watch=True)
 
     def run(self, *, watch: bool, seen: Callable[[], None]) -> list[str]:
         """Pass after pass until everything has settled (for ever with `watch`); the resources that failed.
 
-        `seen` is called after each pass.
+        `seen` is called after each pass. Without `watch` a Scheduled sink runs once at most.
         """
+        self._ticks = Ticks(watch=watch)
         quiet, look_s = 0, _LOOK_FIRST_S
         while True:
             result = self.one_pass()
@@ -199,45 +219,71 @@ class LocalRunner:
         """Observe, plan, write status and act for every shard, then for every sink."""
         children = self._processes.every()
         settled, failed, self._changed = True, [], False
-        shards = {one["metadata"]["name"]: one for one in self._objects.every("PersistShard")}
-        for document in shards.values():
-            shard = Shard.of(_without_pods(document))
-            owner = f"PersistShard/{shard.meta.name}"
-            seen = self._inspect(shard)
-            observed = ShardObserved(
-                inspected=seen.inspected,
-                shard_id=seen.shard_id,
-                runs=runs_of(children, owner),
-                failures=self._failures.get(owner, {}),
-            )
-            plan = plan_shard(shard, observed, now_ms=self._env.now_ms(), settings=self._settings)
-            self._carry_out(owner, document, plan)
-            stalled = conditions.is_true(plan.status, "Stalled")
-            quiet = self._is_quiet(plan, observed.runs) and not self._is_due_soon(shard, observed.inspected, plan)
-            settled = settled and (quiet or stalled)
-            failing = any(block.get("consecutiveFailures") for block in plan.status.get("maintenance", {}).values())
-            failed += [owner] if stalled or failing else []
-        for document in self._objects.every("SparkSink"):
-            sink = Sink.of(_without_pods(document))
-            owner = f"SparkSink/{sink.meta.name}"
-            found = self._objects.get("PersistShard", sink.spec.shard_name)
-            view = ShardView.of(sink.spec.shard_name, Shard.of(found) if found else None, self._settings)
-            runs = runs_of(children, owner)
-            plan = plan_sink(
-                sink,
-                SinkObserved(shard=view, runs=runs, failures=self._failures.get(owner, {})),
-                now_ms=self._env.now_ms(),
-                settings=self._settings,
-            )
-            self._carry_out(owner, document, plan)
-            hopeless = view.reason in _HOPELESS and not any(not run.phase.finished for run in runs)
-            stalled = conditions.is_true(plan.status, "Stalled") or (hopeless and not self._is_done(plan))
-            settled = settled and (stalled or self._is_quiet(plan, runs))
-            failed += [owner] if stalled else []
+        sinks = [
+            one
+            for one in self._objects.every("SparkSink")
+            if self._sinks is None or one["metadata"]["name"] in self._sinks
+        ]
+        written = {one["spec"]["shardRef"]["name"] for one in sinks}
+        for document in self._objects.every("PersistShard"):
+            name = document["metadata"]["name"]
+            if self._sinks is None:
+                is_settled, has_failed = self._one_shard(document, children)
+                settled = settled and is_settled
+                failed += [f"PersistShard/{name}"] if has_failed else []
+            elif name in written:
+                self._one_shard(document, children, maintains=False)
+        for document in sinks:
+            is_settled, has_failed = self._one_sink(document, children)
+            settled = settled and is_settled
+            failed += [f"SparkSink/{document['metadata']['name']}"] if has_failed else []
         return Pass(settled, self._changed, failed)
+
+    def _one_shard(self, document: Document, children: Sequence[Child], *, maintains: bool = True) -> tuple[bool, bool]:
+        """Whether nothing goes and nothing is due soon of it, and whether it failed."""
+        shard = Shard.of(_without_pods(document))
+        owner = f"PersistShard/{shard.meta.name}"
+        seen = self._inspect(shard)
+        observed = ShardObserved(
+            inspected=seen.inspected,
+            shard_id=seen.shard_id,
+            runs=runs_of(children, owner),
+            failures=self._failures.get(owner, {}),
+        )
+        plan = plan_shard(shard, observed, now_ms=self._env.now_ms(), settings=self._settings)
+        if not maintains:
+            plan = replace(plan, actions=tuple(one for one in plan.actions if not isinstance(one, StartMaintenance)))
+        self._carry_out(owner, document, plan)
+        stalled = conditions.is_true(plan.status, "Stalled")
+        quiet = self._is_quiet(plan, observed.runs) and not self._is_due_soon(shard, observed.inspected, plan)
+        failing = any(block.get("consecutiveFailures") for block in plan.status.get("maintenance", {}).values())
+        return quiet or stalled, stalled or failing
+
+    def _one_sink(self, document: Document, children: Sequence[Child]) -> tuple[bool, bool]:
+        """Whether nothing goes and nothing is due of it, and whether it failed."""
+        if self._ticks.is_over(document):
+            return True, conditions.is_true(document["status"], "Stalled")
+        shown = self._ticks.shown(document, now_ms=self._env.now_ms())
+        sink = Sink.of(_without_pods(shown))
+        owner = f"SparkSink/{sink.meta.name}"
+        found = self._objects.get("PersistShard", sink.spec.shard_name)
+        view = ShardView.of(sink.spec.shard_name, Shard.of(found) if found else None, self._settings)
+        runs = runs_of(children, owner)
+        plan = plan_sink(
+            sink,
+            SinkObserved(shard=view, runs=runs, failures=self._failures.get(owner, {})),
+            now_ms=self._env.now_ms(),
+            settings=self._settings,
+        )
+        plan = self._ticks.kept(plan, document, shown)
+        self._carry_out(owner, document, plan)
+        hopeless = view.reason in _HOPELESS and not any(not run.phase.finished for run in runs)
+        stalled = conditions.is_true(plan.status, "Stalled") or (hopeless and not self._is_done(plan))
+        return stalled or self._is_quiet(plan, runs), stalled
 
     def _carry_out(self, owner: str, document: Document, plan: Plan) -> None:
         kind, name = document["kind"], document["metadata"]["name"]
+        plan = hints.for_this_machine(plan, name)
         self._changed = self._changed or plan.status != (document.get("status") or {})
         self._objects.set_status(kind, name, plan.status)  # the intent stands before anything is done
         notes = list(plan.notes)

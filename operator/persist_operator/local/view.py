@@ -8,20 +8,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
-from persist_engine.base.wording import sized
+from persist_engine.base.wording import dated, iso_text, sized
 
 from persist_operator.api import conditions, names, times
 from persist_operator.local.processes import Child
 
 _CONDITION = re.compile(r"\.status\.conditions\[\?\(@\.type=='(\w+)'\)\]\.(\w+)")
-#: Times below this (in 1973, as ms) are no wall-clock times but counters.
-_WALL_CLOCK_FROM_MS = 100_000_000_000
 _GAP = "   "
 #: What the cluster's table does not show by default and a laptop's should, and the other way round: all is one process here.
 _SHOWN, _HIDDEN = {"Written"}, {"Executors"}
+#: Numbers that count nothing: never grouped.
+_IDS = {"Seqno"}
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None) -> list[str]:
@@ -60,28 +59,25 @@ def duration(length_ms: int) -> str:
     return f"{seconds}s"
 
 
-def instant(time: str | int) -> str:
-    """A frontier's time: as a date when it is one, as it is otherwise (counters, `closed`)."""
+def instant(time: str | int, *, with_number: bool = True) -> str:
+    """A frontier's time: the number, with its date beside it or instead of it when it is one; as it is otherwise (`closed`)."""
     try:
-        ms = int(time)
-        if ms < _WALL_CLOCK_FROM_MS:
-            return str(time)
-        text = datetime.fromtimestamp(ms // 1000, tz=UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    except (ValueError, OverflowError, OSError):
+        number = int(time)
+    except ValueError:
         return str(time)
-    return f"{text}.{ms % 1000:03}Z" if ms % 1000 else f"{text}Z"
+    return dated(number) if with_number else iso_text(number) or str(number)
 
 
-def _shown(column: Mapping[str, Any], value: Any, now_ms: int) -> str:
+def _shown(column: Mapping[str, Any], value: Any, now_ms: int, *, wide: bool) -> str:
     if value is None:
         return ""
     if column["type"] == "date":
         return age(times.to_ms(value), now_ms)
     if column["name"] in {"Upper", "Since"}:
-        return instant(value)
+        return instant(value, with_number=wide)
     if column["name"] == "Bytes":
         return sized(value)
-    return f"{value:,}" if column["type"] == "integer" else str(value)
+    return f"{value:,}" if column["type"] == "integer" and column["name"] not in _IDS else str(value)
 
 
 def resources_table(
@@ -97,7 +93,7 @@ def resources_table(
     chosen = [one for one in chosen if wide or not one.get("priority") or one["name"] in _SHOWN]
     rows = []
     for document in documents:
-        cells = [_shown(column, lookup(document, column["jsonPath"]), now_ms) for column in chosen]
+        cells = [_shown(column, lookup(document, column["jsonPath"]), now_ms, wide=wide) for column in chosen]
         ready = conditions.find(document.get("status") or {}, "Ready") or {}
         message = "" if ready.get("status") == "True" and not wide else str(ready.get("message", ""))
         rows.append([document["metadata"]["name"], *cells, message])

@@ -22,7 +22,7 @@ from persist_operator.local.processes import Processes
 from persist_operator.local.runner import LocalRunner, checked
 from persist_operator.settings import AllowedNamespaces, OperatorSettings, StorageProfile
 
-PATIENCE_S = 60.0
+PATIENCE_S = 200.0
 
 
 def wait_for(true, what):

@@ -69,7 +69,7 @@ def test_up_with_stores_that_ask_for_a_password(house):
 def test_up_that_fails_says_what_and_where_to_look(house):
     (house.told / "refuse").touch()
     said = house.local("up", "-f", house.write(house.shard(), house.sink()), code=1)
-    assert "error: SparkSink/load failed; see `persist local describe` and `persist local logs`" in said.stderr
+    assert f"error: SparkSink/load failed; see `persist local logs load --state {house.state}`" in said.stderr
     assert re.search(r"^load .*input is missing", said.stdout, re.MULTILINE)
 
 
@@ -124,7 +124,9 @@ def test_a_state_folder_that_cannot_be_written(house):
     assert "cannot be written" in str(result.exception)
 
 
-@pytest.mark.parametrize("command", ["up", "get", "describe", "logs", "request", "down"])
+@pytest.mark.parametrize(
+    "command", ["up", "run", "get", "describe", "logs", "request", "down", "read", "inspect", "admin"]
+)
 def test_every_command_has_help(command):
     result = CliRunner().invoke(app, [command, "--help"])
     assert result.exit_code == 0

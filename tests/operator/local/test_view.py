@@ -117,7 +117,8 @@ def test_age_of_what_never_was():
     ],
 )
 def test_instant(time, text):
-    assert view.instant(time) == text
+    assert view.instant(time, with_number=False) == text
+    assert view.instant(time) == (str(time) if text == str(time) else f"{time} ({text})")
 
 
 def test_a_table_leaves_out_empty_columns_and_is_cut_to_the_width():

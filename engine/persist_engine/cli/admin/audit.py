@@ -15,13 +15,12 @@ from persist_engine.base.errors import (
     PersistError,
     ShardNotFound,
 )
-from persist_engine.base.wording import counted, sized
+from persist_engine.base.wording import counted, dated, sized
 from persist_engine.cli.exit_codes import EXIT_CORRUPT
 from persist_engine.cli.options import (
     GIVE_UP_S,
     UNREADABLE,
     AsJson,
-    AsOf,
     BlobUrl,
     Commit,
     ConsensusUrl,
@@ -31,9 +30,9 @@ from persist_engine.cli.options import (
     connected,
     ended_with,
     one_shard,
-    one_time,
 )
 from persist_engine.cli.output import ago, print_json, print_rows, progress_bar
+from persist_engine.cli.times import AsOf, one_time, written_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +87,7 @@ def holds(
             lease = "never lapses"
         else:
             lease = "lapsed" if hold.has_lapsed else f"ends in {ago(hold.lease_ends_ms - found.now_ms)}"
-        held = f"upper {_time(hold.upper)}" if hold.kind == "writer" else f"since {_time(hold.since)}"
+        held = f"upper {dated(hold.upper)}" if hold.kind == "writer" else f"since {dated(hold.since)}"
         held += "" if hold.seqno is None else f", v{hold.seqno}"
         when = f"{age} or more" if hold.is_older else age
         rows.append((hold.kind, hold.purpose, hold.hostname, held, when, " ".join(blocks), lease, hold.id))
@@ -284,6 +283,8 @@ def export(
     shard_id = one_shard(shard_argument, shard)
     time = one_time(as_of, "--as-of")
     with connected(blob, consensus, give_up) as client, progress_bar("export", quiet=as_json) as bar:
+        if time is not None and not history:
+            written_time(client, shard_id, as_of, "--as-of")
         manifest = export_shard(
             client,
             shard_id,
@@ -296,7 +297,3 @@ def export(
         return
     rows = [(file.name, file.rows, file.size_bytes, file.sha256) for file in manifest.files]
     print_rows(("file", "rows", "bytes", "sha256"), [*rows, (MANIFEST, manifest.rows, manifest.size_bytes, None)])
-
-
-def _time(time: int | None) -> str:
-    return "closed" if time is None else str(time)

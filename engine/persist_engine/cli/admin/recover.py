@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from persist_engine.base.wording import counted
+from persist_engine.base.wording import counted, dated
 from persist_engine.cli.exit_codes import EXIT_CORRUPT
 from persist_engine.cli.options import (
     GIVE_UP_S,
@@ -90,7 +90,7 @@ def _show(found: Recovered, *, is_wanted: bool) -> None:
     rows = [
         ("log in consensus", held),
         ("rollup", f"{base.key}: v{base.seqno}, {counted(base.updates, 'update')} in {counted(base.parts, 'part')}"),
-        ("since, upper", f"{_time(base.since)}, {_time(base.upper)}"),
+        ("since, upper", f"{dated(base.since)}, {dated(base.upper)}"),
     ]
     if is_wanted:
         rows.append(("gone for good", f"versions from v{found.gone_from} {through}"))
@@ -107,10 +107,6 @@ def _show(found: Recovered, *, is_wanted: bool) -> None:
     elif found.seqno is None:
         more = "" if log is None else " --replace-log"
         typer.echo(f"nothing was changed: say --commit{more} to begin the log anew from that rollup", err=True)
-
-
-def _time(time: int | None) -> str:
-    return "closed" if time is None else str(time)
 
 
 def recover_store(

@@ -1,0 +1,66 @@
+"""Times on the command line: what options take, and whether the shard has them yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.wording import dated
+
+if TYPE_CHECKING:
+    from persist_engine.client.client import PersistClient
+    from persist_engine.model.frontier import Antichain
+    from persist_engine.model.ids import ShardId
+
+TIME_HELP = "a number, ISO 8601 with its zone, a time ago such as -1h (ms, s, m, h, d)"
+AsOf = Annotated[
+    str, typer.Option(metavar="TIME", help=f"{TIME_HELP.capitalize()}, or `latest`: the newest that is complete.")
+]
+#: Those of 2**64.
+_TIME_DIGITS_MAX = 20
+
+
+def one_time(text: str, option: str) -> int | None:
+    """The time that `option` asks for: a number, ISO 8601 with its zone, or `-1h` for an hour before now. None for `latest`.
+    InvalidUsage for anything else.
+    """
+    from persist_engine.model.frontier import time_of
+    from persist_engine.model.retention import retention_of
+
+    if text == "latest":
+        return None
+    if text.isascii() and text.isdecimal() and len(text) <= _TIME_DIGITS_MAX:
+        return int(text)
+    try:
+        if text.startswith("-"):
+            return max(0, SystemEnv().now_ms() - (retention_of(text[1:]) or 0))
+        return time_of(text, "the time")
+    except InvalidUsage as error:
+        why = f"{text[:40]!r} is no time ago such as -1h, -30m or -7d" if text.startswith("-") else str(error)
+        raise InvalidUsage(f"{option} takes a time, or `latest`; {why}") from None
+
+
+def written_time(client: PersistClient, shard_id: ShardId, text: str, option: str, *, wait_s: float = 0.0) -> int:
+    """The time that `option` asks for, of the shard's complete ones. InvalidUsage names the upper when the time is not written
+    yet, unless the caller waits for it.
+    """
+    time = one_time(text, option)
+    if time is not None and wait_s > 0:
+        return time
+    upper = client.recent_upper(shard_id)
+    if upper.time == 0:
+        raise InvalidUsage(f"shard {shard_id} has no complete time yet: nothing was appended (its upper is 0)")
+    if time is None:
+        return upper.newest_complete
+    if upper.less_equal(time):
+        raise _not_written(shard_id, time, upper, option)
+    return time
+
+
+def _not_written(shard_id: ShardId, time: int, upper: Antichain, option: str) -> InvalidUsage:
+    newest = dated(upper.newest_complete)
+    text = f"{option}: shard {shard_id} is not written up to {dated(time)} yet, its upper is {dated(upper.time)}"
+    return InvalidUsage(f"{text}; the newest complete time is {newest}: say `latest`", time=time, upper=upper.time)

@@ -1,0 +1,113 @@
+"""What a person asks of sinks beside their specs: another run, now. The planner decides; this puts the question to it.
+
+Pure but for `ask`, which writes the annotation that a cluster takes, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from persist_engine.base.errors import InvalidUsage
+
+from persist_operator.api import names, times
+from persist_operator.api.sink import SinkSpec
+from persist_operator.local import inputs
+from persist_operator.local.objects import Document, Objects
+from persist_operator.plan import schedule
+from persist_operator.plan.actions import Plan
+from persist_operator.plan.sink import is_under_way
+
+_RESTART = f"{names.REQUEST_PREFIX}restart"
+
+
+def ask(objects: Objects, document: Mapping[str, Any], *, now_ms: int) -> None:
+    """Another run of the sink, due or not. An attempt that the status still knows goes on instead: nothing is asked then."""
+    if not is_under_way(document.get("status") or {}):
+        objects.annotate("SparkSink", document["metadata"]["name"], _RESTART, str(now_ms))
+
+
+def has_failed(document: Mapping[str, Any]) -> bool:
+    """Whether the run of the sink's spec ended in a failure that nothing repeats by itself; another spec is another run."""
+    run = (document.get("status") or {}).get("run") or {}
+    return run.get("state") == "Failed" and run.get("revision") in {None, SinkSpec.of(document["spec"]).revision}
+
+
+def is_mended(document: Mapping[str, Any]) -> bool:
+    """Whether the files of a failed sink's input changed since its last attempt began."""
+    began_ms = times.to_ms(((document.get("status") or {}).get("driver") or {}).get("startTime"))
+    changed_ms = inputs.changed_ms(document) if has_failed(document) and began_ms is not None else None
+    return changed_ms is not None and began_ms is not None and changed_ms > began_ms
+
+
+@dataclass(slots=True)
+class Ticks:
+    """What one `up` makes of schedules. With `watch` ticks come as in a cluster. Without it each Scheduled sink runs once at most:
+    when a tick came since its last run, when it never ran, and when somebody asks.
+    """
+
+    watch: bool
+    _numbers: dict[str, int] = field(default_factory=dict)
+    """Of each sink, the number of the last run that was over when this began."""
+
+    def is_over(self, document: Mapping[str, Any]) -> bool:
+        """Whether the sink has had its run."""
+        run = (document.get("status") or {}).get("run") or {}
+        return self._has_run(document) and run.get("state") != "Running"
+
+    def shown(self, document: Document, *, now_ms: int) -> Document:
+        """The sink as the planner is to see it: with a tick that is due, or with none."""
+        if document["spec"]["mode"] != "Scheduled":
+            return document
+        if self._has_run(document):
+            return _with_last_tick(document, now_ms)
+        return _with_due_tick(document, now_ms) if self._is_wanted(document) else document
+
+    def kept(self, plan: Plan, document: Mapping[str, Any], shown: Mapping[str, Any]) -> Plan:
+        """`plan` of the sink as it was `shown`, with the last tick as `document` has it where the planner opened no run for one."""
+        run, before = plan.status.get("run"), (document.get("status") or {}).get("run")
+        if shown is document or (run or {}).get("number") != (before or {}).get("number"):
+            return plan
+        ticks = dict(plan.status.get("schedule") or {})
+        last = ((document.get("status") or {}).get("schedule") or {}).get("lastTime")
+        ticks = ticks | {"lastTime": last} if last else {name: at for name, at in ticks.items() if name != "lastTime"}
+        return replace(plan, status={**plan.status, "schedule": ticks})
+
+    def _has_run(self, document: Mapping[str, Any]) -> bool:
+        if self.watch or document["spec"]["mode"] != "Scheduled":
+            return False
+        run = (document.get("status") or {}).get("run") or {}
+        number = run.get("number", 0)
+        before = self._numbers.setdefault(document["metadata"]["name"], number - (run.get("state") == "Running"))
+        return bool(number > before)
+
+    def _is_wanted(self, document: Mapping[str, Any]) -> bool:
+        status = document.get("status") or {}
+        run = status.get("run") or {}
+        if run.get("state") in {"Running", "Failed"} or is_under_way(status):
+            return False  # a failed run that somebody asks for is opened again, by the planner
+        token = (document["metadata"].get("annotations") or {}).get(_RESTART, "")[:64]
+        is_asked = bool(token) and (status.get("lastHandledRequests") or {}).get("restart") != token
+        return is_asked or (not self.watch and not run)
+
+
+def _with_due_tick(document: Document, now_ms: int) -> Document:
+    """The newest tick that came is the next to run, however late it is."""
+    spec = SinkSpec.of(document["spec"])
+    if spec.schedule is None or spec.suspend:
+        return document
+    try:
+        tick_ms = schedule.last_tick_ms(spec.schedule, after_ms=0, until_ms=now_ms)
+    except InvalidUsage:
+        return document  # the planner says what is wrong with it
+    if tick_ms is None:
+        return document
+    on_time = {name: one for name, one in document["spec"]["schedule"].items() if name != "startingDeadlineSeconds"}
+    return {**_with_last_tick(document, tick_ms - 1000), "spec": {**document["spec"], "schedule": on_time}}
+
+
+def _with_last_tick(document: Document, at_ms: int) -> Document:
+    status = document.get("status") or {}
+    ticks = {**(status.get("schedule") or {}), "lastTime": times.to_text(at_ms)}
+    return {**document, "status": {**status, "schedule": ticks}}

@@ -1,0 +1,129 @@
+"""`persist local read|inspect|admin NAME`: the engine's commands on a shard of this machine, by the name of its resource.
+
+Owns which shard and which stores are meant. Everything else is the engine's: options, output, exit codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import InvalidUsage
+from typer.core import TyperGroup
+
+from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR, Shard
+from persist_operator.local.objects import NAMESPACE, Document, Objects
+from persist_operator.settings import AllowedNamespaces, OperatorSettings, StorageProfile
+
+#: The engine parses what follows the name.
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]}
+State = Annotated[
+    Path, typer.Option("--state", envvar="PERSIST_LOCAL_STATE", help="Folder of resources, logs, stores.")
+]
+Config = Annotated[Path | None, typer.Option(help="As of `up`: where the stores are, if not below --state.")]
+Credentials = Annotated[Path | None, typer.Option(exists=True, file_okay=False, help="As of `up`.")]
+_STATE = Path(".persist")
+#: What the engine also does, or only, for all shards of the stores.
+_OF_ALL_SHARDS = {"shards", "names", "usage", "verify", "orphans", "recover-store"}
+
+
+def read(ctx: typer.Context, state: State = _STATE, *, config: Config = None, credentials: Credentials = None) -> None:
+    """Read a shard: `persist local read NAME [OPTIONS]`, with the options of `persist read`.
+
+    Example: persist local read airlines --from -1h
+    """
+    _passed_on(_with_shard(["read"], ctx.args, state), state, config, credentials)
+
+
+def inspect(
+    ctx: typer.Context, state: State = _STATE, *, config: Config = None, credentials: Credentials = None
+) -> None:
+    """Look into a shard: `persist local inspect [WHAT] NAME [OPTIONS]`; WHAT as of `persist inspect`, by itself `shard`.
+
+    Example: persist local inspect airlines; persist local inspect batches airlines
+    """
+    what, *rest = _with_what(ctx.args, "inspect", "shard")
+    _passed_on(_with_shard(["inspect", what], rest, state), state, config, credentials)
+
+
+def admin(ctx: typer.Context, state: State = _STATE, *, config: Config = None, credentials: Credentials = None) -> None:
+    """Administer a shard: `persist local admin [WHAT] NAME [OPTIONS]`; WHAT as of `persist admin`, by itself `holds`.
+
+    Example: persist local admin airlines; persist local admin verify airlines
+    """
+    what, *rest = _with_what(ctx.args, "admin", "holds")
+    _passed_on(_with_shard(["admin", what], rest, state), state, config, credentials)
+
+
+COMMANDS = {"read": read, "inspect": inspect, "admin": admin}
+
+
+def runner_settings(state: Path, config: Path | None) -> OperatorSettings:
+    """The operator's own configuration file, or one profile on files below `state`."""
+    if config is not None:
+        return OperatorSettings.load(config)
+    store = state.resolve() / "store"
+    profile = StorageProfile(
+        blob=f"file://{store}/blobs",
+        consensus=f"sqlite://{store}/consensus.db",
+        take_over="Any",
+        allowed_namespaces=AllowedNamespaces(names=(NAMESPACE,)),
+    )
+    return OperatorSettings(operator_id="local", storage_profiles={"default": profile})
+
+
+def _with_what(arguments: Sequence[str], group: str, usual: str) -> list[str]:
+    """The arguments with what to do first; `usual` where a name stands first."""
+    from persist_engine.cli.main import app
+
+    root = typer.main.get_command(app)
+    assert isinstance(root, TyperGroup), "it has sub-commands"
+    found = root.commands[group]
+    assert isinstance(found, TyperGroup), "so has each of these"
+    if not arguments:
+        raise InvalidUsage(f"name a shard: `persist local {group} NAME`; `persist local get pshard` lists them")
+    if arguments[0] in found.commands:
+        return list(arguments)
+    if len(arguments) > 1 and arguments[1] in found.commands:  # NAME WHAT is as clear
+        return [arguments[1], arguments[0], *arguments[2:]]
+    return [usual, *arguments]
+
+
+def _with_shard(command: Sequence[str], arguments: Sequence[str], state: Path) -> list[str]:
+    """`command` and `arguments`, with the id of a shard in place of its name: the first argument that is one."""
+    shards = {one["metadata"]["name"]: one for one in Objects(state, SystemEnv()).every("PersistShard")}
+    if not shards:
+        raise InvalidUsage(f"no shards in {state}; start with `persist local up -f FILE`, or name another --state")
+    at = next((index for index, one in enumerate(arguments) if one in shards), None)
+    if at is not None:
+        return [*command, *arguments[:at], _id_of(shards[arguments[at]]), *arguments[at + 1 :]]
+    if command[-1] in _OF_ALL_SHARDS:
+        return [*command, *arguments]
+    given = next((repr(one) for one in arguments if not one.startswith("-")), "nothing")
+    raise InvalidUsage(f"no PersistShard is called {given}; there are: {', '.join(sorted(shards))}")
+
+
+def _id_of(shard: Document) -> str:
+    shard_id = (shard.get("status") or {}).get("shardId")
+    if shard_id is None:
+        raise InvalidUsage(f"{shard['metadata']['name']} was never made: `persist local up` makes it")
+    return str(shard_id)
+
+
+def _passed_on(arguments: list[str], state: Path, config: Path | None, credentials: Path | None) -> None:
+    """Run the engine's command on the stores of the shard that it names."""
+    from persist_engine.cli.main import app
+
+    settings = runner_settings(state, config)
+    secrets = OPERATOR_CREDENTIALS_DIR if credentials is None else str(credentials.resolve())
+    documents = list(Objects(state, SystemEnv()).every("PersistShard"))
+    document = next((one for one in documents if (one.get("status") or {}).get("shardId") in arguments), documents[0])
+    location = Shard.of(document).location(settings)
+    blob, consensus = location.urls(f"{secrets}/{location.profile}")
+    stores = ["--blob", blob] if arguments[1:2] == ["rollup"] else ["--blob", blob, "--consensus", consensus]
+    code = typer.main.get_command(app).main([*arguments, *stores], prog_name="persist", standalone_mode=False)
+    if code:
+        raise typer.Exit(code)

@@ -1,0 +1,159 @@
+"""What a sink reads from this machine's files: whether it is there, has the columns of the shard, and changed since a run.
+
+Looks into files and changes nothing. Inputs that are elsewhere, and formats that are no files, are left to the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import glob
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.rows.schema import Schema
+
+from persist_operator.api.sink import SinkSpec
+from persist_operator.plan import schedule
+
+_FILE_FORMATS = frozenset({"avro", "csv", "json", "orc", "parquet", "text", "xml"})
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):")
+_DEFAULT_STORE = "spark.hadoop.fs.defaultFS"
+#: Of a folder: looking at more would take longer than the run that fails.
+_FILES_MAX = 10_000
+#: Of a header.
+_LINE_CHARS_MAX = 1 << 20
+
+
+def problems(sink: Mapping[str, Any], shard: Mapping[str, Any] | None, *, waits: bool) -> list[str]:
+    """What would fail the run once Spark runs, one line each: the schedule, the input's path, its columns. `shard` is the resource
+    that the sink writes, if it is known. With `waits` a Scheduled sink's input may come later.
+    """
+    spec = SinkSpec.of(sink["spec"])
+    found = list(_schedule_problems(spec))
+    if spec.suspend or (waits and spec.schedule is not None):
+        return found
+    pattern, files = _pattern(spec), _files(spec)
+    if pattern is not None and not files:
+        found.append(
+            f"spec.input.format.options.path: no such file or folder: {pattern} (looked for from {Path.cwd()}); correct the path, or "
+            "run the command in the folder that it is relative to"
+        )
+        return found
+    columns = _columns(spec, files)
+    return found if columns is None or shard is None else [*found, *_column_problems(spec, shard["spec"], columns)]
+
+
+def changed_ms(sink: Mapping[str, Any]) -> int | None:
+    """When the input's files changed last, or were put where they are; None when that cannot be seen."""
+    files = _files(SinkSpec.of(sink["spec"]))
+    # The time of the inode's change, too: a file that was moved into place is older than its contents are here.
+    newest_ns = 0
+    for path in _within(files):
+        with contextlib.suppress(OSError):  # gone by now, or not ours to see
+            seen = path.stat()
+            newest_ns = max(newest_ns, seen.st_mtime_ns, seen.st_ctime_ns)
+    return newest_ns // 1_000_000 or None
+
+
+def _schedule_problems(spec: SinkSpec) -> Iterator[str]:
+    if spec.schedule is not None:
+        try:
+            schedule.next_tick_ms(spec.schedule, 0)
+        except InvalidUsage as error:
+            yield f"spec.{error}"
+
+
+def _pattern(spec: SinkSpec) -> str | None:
+    """The path of files on this machine, possibly with wildcards; None for any other input."""
+    source = spec.input.get("format") or {}
+    path = (source.get("options") or {}).get("path")
+    if source.get("name") not in _FILE_FORMATS or not path or _DEFAULT_STORE in spec.spark.conf:
+        return None
+    scheme = _SCHEME.match(path)
+    if scheme is not None and scheme[1].lower() != "file":
+        return None
+    if scheme is not None:
+        path = unquote("/" + path[len(scheme[0]) :].lstrip("/"))
+    # Alternatives in braces: Hadoop knows them, this machine's glob does not.
+    return None if "{" in path or "\0" in path else str(path)
+
+
+def _files(spec: SinkSpec) -> list[Path]:
+    pattern = _pattern(spec)
+    if pattern is None:
+        return []
+    if Path(pattern).exists():
+        return [Path(pattern)]
+    return sorted(Path(one) for one in glob.glob(pattern))  # noqa: PTH207 - the pattern may be absolute
+
+
+def _within(paths: Iterable[Path]) -> Iterator[Path]:
+    """Each path, and what lies below it: a folder changes when an entry comes or goes."""
+    left = _FILES_MAX
+    for path in paths:
+        yield path
+        if path.is_dir():
+            for below in path.rglob("*"):
+                left -= 1
+                if left < 0:
+                    return
+                yield below
+
+
+def _columns(spec: SinkSpec, files: Sequence[Path]) -> Sequence[str] | None:
+    """The names of the input's columns; None when only Spark can say."""
+    source = spec.input.get("format") or {}
+    is_partitioned = any("=" in below.name for below in _within(files))
+    if source.get("sql") or is_partitioned:  # names of folders are columns, too
+        return None
+    if source.get("schema"):
+        try:
+            return list(Schema.from_ddl(source["schema"], "").key.names)
+        except InvalidUsage:
+            return None  # a type that no shard has: the query or the run says what becomes of it
+    first = files[0] if files and files[0].is_file() else None
+    if first is None:
+        return None
+    try:
+        if source["name"] == "parquet":
+            return list(pq.read_schema(first).names)
+        if source["name"] == "csv":
+            return _header(first, source.get("options") or {})
+    except (OSError, UnicodeDecodeError, csv.Error, pa.ArrowException):
+        return None  # the run says what is wrong with the file
+    return None
+
+
+def _header(path: Path, options: Mapping[str, str]) -> Sequence[str] | None:
+    lowered = {name.lower(): value for name, value in options.items()}
+    separator = lowered.get("sep", lowered.get("delimiter", ","))
+    is_plain = not {"encoding", "charset", "compression", "comment", "linesep"} & lowered.keys() and len(separator) == 1
+    if lowered.get("header") != "true" or not is_plain or path.suffix in {".gz", ".bz2", ".zst", ".xz"}:
+        return None
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        line = file.readline(_LINE_CHARS_MAX)
+    return next(csv.reader([line], delimiter=separator, quotechar=lowered.get("quote") or '"'), None)
+
+
+def _column_problems(spec: SinkSpec, shard: Mapping[str, Any], columns: Sequence[str]) -> Iterator[str]:
+    """The columns that are missing, or surplus, in the words of the run."""
+    try:
+        schema = Schema.from_ddl(shard["schema"]["key"], shard["schema"].get("value") or "")
+    except InvalidUsage:
+        return  # the shard's own refusal says it
+    wanted = dict.fromkeys(schema.key.names, "key field") | dict.fromkeys(schema.val.names, "value field")
+    at = spec.envelope.get("timestampColumn")
+    wanted |= {at: wanted.get(at, "timestampColumn")} if at else {}
+    missing = [f"{name} ({role})" for name, role in wanted.items() if name not in columns]
+    surplus = sorted(set(columns) - wanted.keys())
+    if missing:
+        yield f"spec.input: the input lacks columns of the shard: {', '.join(missing)}; it has: {', '.join(columns)}"
+    if surplus:
+        yield f"spec.input: columns that the shard does not have: {', '.join(surplus)}; leave them out with input.format.sql"

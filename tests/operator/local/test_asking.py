@@ -1,0 +1,219 @@
+"""What a person asks for by hand: another run, a schedule run once, a read by name; and what is noticed before Spark starts."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from persist_operator.api.schema_check import load_schemas
+from persist_operator.api.times import to_text
+from persist_operator.local import due, inputs
+from persist_operator.local.hints import for_this_machine
+from persist_operator.plan.actions import Note, Plan
+
+
+def attempts_of(house, name="load"):
+    return [one["outcome"] for one in house.status("SparkSink", name)["history"]]
+
+
+def scheduled(house, cron="0 3 1 1 *", **schedule):
+    """By itself a schedule that is not due for months."""
+    return house.sink(mode="Scheduled", schedule={"cron": cron, **schedule})
+
+
+def test_up_runs_a_scheduled_sink_once_and_ends(house):
+    file = house.write(house.shard(), scheduled(house, cron="* * * * *", startingDeadlineSeconds=10))
+    said = house.local("up", "-f", file)
+    assert said.stderr.count("DriverStarted") == 1
+    assert house.attempts() == 1
+    house.local("up", "-f", house.write(house.shard(), scheduled(house)))
+    assert house.attempts() == 1  # done, and not due again
+
+
+def test_a_tick_that_comes_while_up_works_is_left_to_the_next_up(house):
+    """Or a schedule of every minute would never let it end."""
+    assert house.run(house.shard(), scheduled(house, cron="* * * * *")) == []
+    ticks, document = due.Ticks(watch=False), house.objects.get("SparkSink", "load")
+    now_ms = house.env.now_ms() + 600_000
+    assert ticks.shown(document, now_ms=now_ms) is document  # due since: it runs
+    newer = {**document, "status": {**document["status"], "run": {**document["status"]["run"], "number": 2}}}
+    assert ticks.is_over(newer)
+    going = {**newer, "status": {**newer["status"], "run": {**newer["status"]["run"], "state": "Running"}}}
+    shown = ticks.shown(going, now_ms=now_ms)
+    assert shown["status"]["schedule"]["lastTime"] > going["status"]["schedule"]["lastTime"]
+    plan = ticks.kept(Plan(status=shown["status"]), going, shown)
+    assert plan.status["schedule"]["lastTime"] == going["status"]["schedule"]["lastTime"]
+
+
+def test_run_runs_a_sink_that_is_done_or_not_due(house):
+    assert house.run(house.shard(), scheduled(house)) == []
+    assert house.attempts() == 1
+    said = house.local("run", "load")
+    assert "RunSucceeded  SparkSink/load" in said.stderr
+    assert (house.attempts(), house.rows()) == (2, 2)
+    assert house.run(house.sink("other")) == []
+    house.local("run", "other")
+    assert house.rows() == 4
+
+
+def test_run_of_one_sink_leaves_the_others(house):
+    (house.told / "refuse").touch()
+    assert house.run(house.shard(), house.sink(), house.sink("other")) == ["SparkSink/load", "SparkSink/other"]
+    (house.told / "refuse").unlink()
+    house.local("run", "load")
+    assert attempts_of(house) == ["Succeeded", "Failed"]
+    assert attempts_of(house, "other") == ["Failed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", "none"], "no SparkSink called 'none'; there are: load"),
+        (["run", "load"], "sparksink/load is suspended"),
+        (["up", "-f", "all.yaml", "--retry", "lode"], "--retry: no sink called lode; there are: load"),
+        (["read", "thing"], "no PersistShard is called 'thing'; there are: things"),
+        (["inspect"], "name a shard: `persist local inspect NAME`"),
+        (["admin", "holds", "nothing"], "no PersistShard is called 'nothing'; there are: things"),
+    ],
+)
+def test_wrong_names_are_refused_with_those_that_are_there(house, arguments, told):
+    assert house.run(house.shard()) == []
+    house.apply(house.sink(suspend=True))
+    house.write(house.shard(), house.sink(suspend=True))
+    assert told in house.local(*arguments, code=64).stderr
+
+
+def test_run_beside_a_runner_is_carried_out_by_it(house):
+    (house.told / "hold").touch()
+    assert house.run(house.shard()) == []
+    from persist_operator.local.runner import runner_lock
+
+    house.apply(house.sink())
+    with runner_lock(house.state):
+        said = house.local("run", "load")
+    assert "sparksink/load is asked to run: another `persist local` (process" in said.stderr
+    assert "persistshard.io/request-restart" in house.objects.get("SparkSink", "load")["metadata"]["annotations"]
+
+
+def test_a_mended_input_is_noticed_and_an_unchanged_one_named(house):
+    data = house.folder / "in.csv"
+    data.write_text("id\nx\n")
+    house.apply(house.shard(), csv_sink(house))
+    document = house.objects.get("SparkSink", "load")
+    began = inputs.changed_ms(document)
+    failed = {"run": {"state": "Failed"}, "driver": {"startTime": to_text(began + 60_000)}}
+    assert due.has_failed({**document, "status": failed})
+    assert not due.is_mended({**document, "status": failed})
+    data.write_text("id\n1\n")
+    failed["driver"]["startTime"] = to_text(began - 60_000)
+    assert due.is_mended({**document, "status": failed})
+    assert not due.is_mended({**document, "status": {**failed, "run": {"state": "Succeeded"}}})
+
+
+def test_up_runs_a_failed_sink_again_when_its_input_changed_or_when_asked(house):
+    (house.told / "refuse").touch()
+    file = house.write(house.shard(), house.sink())
+    said = house.local("up", "-f", file, code=1)
+    assert "see `persist local logs load --state" in said.stderr
+    assert "once mended: `persist local run load --state" in said.stderr
+    assert "mend the input, then `persist local run load`" in said.stdout
+    (house.told / "refuse").unlink()  # the folder is the sink's input: it changed
+    again = house.local("up", "-f", file)
+    assert "sparksink/load failed, and its input changed since: it runs again" in again.stderr
+    assert attempts_of(house) == ["Succeeded", "Failed"]
+    house.local("up", "-f", file, "--retry", "load")
+    assert attempts_of(house) == ["Succeeded", "Succeeded", "Failed"]
+
+
+def csv_sink(house, **options):
+    options = {"path": str(house.folder / "in.csv"), "header": "true", **options}
+    return house.sink(input={"type": "Format", "format": {"name": "csv", "options": options}})
+
+
+def found(house, sink, waits=False):
+    house.apply(house.shard(schema={"key": "id STRING", "value": "name STRING"}))
+    schemas = load_schemas()
+    return inputs.problems(schemas.default(sink), house.objects.get("PersistShard", "things"), waits=waits)
+
+
+def test_paths_columns_and_schedules_are_checked_before_spark_starts(house, monkeypatch):
+    monkeypatch.chdir(house.folder)
+    (missing,) = found(house, csv_sink(house, path="nowhere/*.csv"))
+    assert f"no such file or folder: nowhere/*.csv (looked for from {house.folder})" in missing
+    (house.folder / "in.csv").write_text("id;nam\n1;a\n")
+    lacks, surplus = found(house, csv_sink(house, sep=";", path="file:" + str(house.folder / "in.csv")))
+    assert "lacks columns of the shard: name (value field); it has: id, nam" in lacks
+    assert "columns that the shard does not have: nam" in surplus
+    (house.folder / "in.csv").write_text("id,name\n1,a\n")
+    assert found(house, csv_sink(house)) == []
+    pq.write_table(pa.table({"id": ["a"], "at": [1]}), house.folder / "in.parquet")
+    parquet = house.sink(
+        input={"type": "Format", "format": {"name": "parquet", "options": {"path": "in.parquet"}}},
+        envelope={"type": "Append", "timestampColumn": "at"},
+    )
+    assert [one for one in found(house, parquet) if "name (value field); it has: id, at" in one]
+    (wrong,) = found(house, scheduled(house, cron="99 * * * *"))
+    assert "schedule.cron '99 * * * *' is not five cron fields" in wrong
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"name": "csv", "options": {"path": "s3a://raw/airlines.csv"}},
+        {"name": "jdbc", "options": {"path": "nowhere"}},
+        {"name": "csv", "options": {"path": "{a,b}.csv"}},
+        {"name": "csv", "options": {"path": "."}, "sql": "SELECT 1 AS id"},
+        {"name": "csv", "options": {"path": "."}, "schema": "id STRING, name STRING"},
+    ],
+)
+def test_what_only_the_run_can_know_is_left_to_it(house, source):
+    assert found(house, house.sink(input={"type": "Format", "format": source})) == []
+
+
+def test_an_input_that_comes_later_is_no_problem_while_watching(house):
+    sink = scheduled(house) | {}
+    sink["spec"]["input"] = csv_sink(house)["spec"]["input"]
+    assert found(house, sink)
+    assert found(house, sink, waits=True) == []
+
+
+def test_an_attempt_that_was_stopped_says_so(house):
+    from persist_operator.local.act import stop_everything
+
+    house.apply(house.shard(), house.sink())
+    house.processes.start("load-x-1", ["sleep", "600"], owner="SparkSink/load", labels={"kind": "driver"}, environ={})
+    run = {"id": "r", "revision": "x", "number": 1, "state": "Running"}
+    driver = {"podName": "load-x-1", "phase": "Running", "startTime": to_text(house.env.now_ms())}
+    house.objects.set_status("SparkSink", "load", {"attempt": 1, "run": run, "driver": driver})
+    assert stop_everything(house.processes, grace_s=5, objects=house.objects) == ["load-x-1"]
+    status = house.status("SparkSink", "load")
+    assert (status["driver"]["phase"], attempts_of(house)) == ("Deleted", ["Stopped"])
+    ready = next(one for one in status["conditions"] if one["type"] == "Ready")
+    assert (ready["reason"], "the next `persist local up` goes on" in ready["message"]) == ("Stopped", True)
+    assert house.run() == []
+    assert attempts_of(house) == ["Succeeded", "Stopped"]
+    assert "lost" not in json.dumps(house.status("SparkSink", "load"))
+
+
+def test_hints_name_commands_of_this_machine():
+    status = {"conditions": [{"message": "x; change the spec, or set the annotation persistshard.io/request-restart"}]}
+    note = Note("Warning", "Stuck", "`kubectl describe pod -l batch.kubernetes.io/job-name=a-gc-8` tells")
+    plan = for_this_machine(Plan(status=status, notes=(note,)), "load")
+    assert plan.status["conditions"][0]["message"].endswith("or mend the input, then `persist local run load`")
+    assert plan.notes[0].message == "`persist local logs a-gc-8` tells"
+
+
+def test_the_engines_commands_by_name(house):
+    assert house.run(house.shard(), house.sink()) == []
+    assert house.local("read", "things", "--format", "jsonl").stdout == '{"id": "a"}\n'
+    assert json.loads(house.local("read", "--count", "things", "--json").stdout) == {"rows": 1}
+    shard_id = house.status("PersistShard", "things")["shardId"]
+    assert json.loads(house.local("inspect", "things", "--json").stdout)["shard_id"] == shard_id
+    assert "rollup" in house.local("inspect", "blobs", "things").stdout
+    assert shard_id in house.local("inspect", "shards").stdout
+    assert house.local("admin", "things").returncode == 0
+    for order in (["verify", "things"], ["things", "verify"]):
+        assert json.loads(house.local("admin", *order, "--json").stdout)["shard_id"] == shard_id
+    assert "--as-of takes a time" in house.local("read", "things", "--as-of", "soon", code=64).stderr
+    assert house.local("read", "things", "--from", "-1h").stdout == "_time\t_change\tid\n"
+    assert house.local("read", "things", "--nonsense", code=64).stdout == ""
