@@ -39,16 +39,11 @@ class AdvanceSince:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartMaintenance:
-    """Start one maintenance run; one of this name that exists is the same one."""
+class StartJob:
+    """Start one Job of a shard. A Job of this name that exists is the same one."""
 
-    kind: MaintenanceKind
     name: str
-    shard_id: str
     location: StoreLocation
-    seqno: int
-    reason: str
-    memory: str | None
     ttl_seconds: int
     priority_class_name: str | None
     service_account_name: str | None
@@ -56,19 +51,25 @@ class StartMaintenance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartInspection:
-    """Start one pod that looks after a shard on stores which its resource names itself; one of this name that exists is the same one."""
+class StartMaintenance(StartJob):
+    """Start one maintenance run."""
 
-    name: str
+    kind: MaintenanceKind
+    shard_id: str
+    seqno: int
+    reason: str
+    memory: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartInspection(StartJob):
+    """Start one pod that looks after a shard on stores which its resource names itself."""
+
     location: InlineLocation
     wish: str
     """As persist_engine.codec.tending writes it."""
     known_seqno: int
     revision: str
-    ttl_seconds: int
-    priority_class_name: str | None
-    service_account_name: str | None
-    template: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
