@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from persist_engine.model.inspection import Inspection
+from persist_engine.model.maintenance import is_collection_due, is_compaction_due, is_rollup_due
 
 from persist_operator.api import names, times
 from persist_operator.api.names import MAINTENANCE_KINDS, MaintenanceKind
@@ -64,15 +65,16 @@ def debt_reason(
     """
     spec = shard.spec
     if kind == "rollup":
-        behind = inspection.seqno - inspection.latest_rollup_seqno
-        if behind >= spec.rollup_every_seqnos:
-            return f"{behind} versions since the last rollup"
+        seqno, rollup_seqno = inspection.seqno, inspection.latest_rollup_seqno
+        if is_rollup_due(seqno=seqno, rollup_seqno=rollup_seqno, every=spec.rollup_every_seqnos):
+            return f"{seqno - rollup_seqno} versions since the last rollup"
         return (
             "inputs of a compaction wait for a rollup to be collected" if _compacted_since_rollup(maintenance) else None
         )
     if kind == "gc":
-        return f"{inspection.gc_seqnos} versions can be truncated" if inspection.gc_seqnos > 0 else None
-    if inspection.uncompacted_batches >= spec.max_uncompacted_batches:
+        is_due = is_collection_due(inspection.gc_seqnos, at_least=1)
+        return f"{inspection.gc_seqnos} versions can be truncated" if is_due else None
+    if is_compaction_due(inspection.uncompacted_batches, at_least=spec.max_uncompacted_batches):
         return f"{inspection.uncompacted_batches} uncompacted batches"
     return None
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from persist_engine.model.inspection import Inspection
-from persist_engine.model.rebirth import is_recovered_from
 
 from persist_operator.api import names
 from persist_operator.api.shard import Shard
@@ -39,7 +38,7 @@ def accept_token(shard: Shard) -> str | None:
 def was_recovered(shard: Shard, inspection: Inspection) -> bool:
     """Whether `persist admin recover` began this log anew in the place of the one that the status tells of."""
     known = str(shard.status.get("log", {}).get("birth", ""))
-    return is_recovered_from(_bytes(inspection.birth), _bytes(known))
+    return inspection.is_recovered_from(known)
 
 
 def loss(shard: Shard, inspection: Inspection) -> str | None:
@@ -63,10 +62,3 @@ def loss(shard: Shard, inspection: Inspection) -> str | None:
         f"what blobs hold with `persist admin recover {inspection.shard_id}`; or go on with the log as it is: annotate the "
         f"resource with {names.REQUEST_PREFIX}{ACCEPT}=<any new value>"
     )
-
-
-def _bytes(text: str) -> bytes:
-    try:
-        return bytes.fromhex(text)
-    except ValueError:
-        return b""
