@@ -9,6 +9,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from persist_engine.codec.sink_run import SinkRun, encode_sink_run
+from persist_engine.model.ids import ShardId
+
 from persist_operator.api import names, quantity, sink_pods
 from persist_operator.api.resource import Meta
 from persist_operator.api.sink import SinkSpec
@@ -38,17 +41,21 @@ def sink_document(action: StartDriver, meta: Meta, *, credentials_dir: str) -> d
     """
     spec, schema = action.spec, action.schema
     blob, consensus = action.location.urls(credentials_dir)
-    return {
-        "sink_id": meta.key,
-        "run_id": action.run_id,
-        "shard_id": action.shard_id,
-        "schema": {"key": schema.key, "value": schema.value},
-        "location": {"blob": blob, "consensus": consensus},
-        "input": dict(spec.input),
-        "envelope": dict(spec.envelope),
-        "write": dict(spec.write),
-        "purpose": f"sink {meta.key}",
-    }
+    return encode_sink_run(
+        SinkRun(
+            sink_id=meta.key,
+            run_id=action.run_id,
+            shard_id=ShardId(action.shard_id),
+            key_schema=schema.key,
+            val_schema=schema.value,
+            blob=blob,
+            consensus=consensus,
+            input=spec.input,
+            envelope=spec.envelope,
+            write=spec.write,
+            purpose=f"sink {meta.key}",
+        )
+    )
 
 
 def spark_conf(action: StartDriver, meta: Meta, *, image: str, settings: OperatorSettings) -> dict[str, str]:
