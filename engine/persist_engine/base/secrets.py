@@ -35,6 +35,16 @@ def without_secrets(text: str, *, secrets: Iterable[str] = ()) -> str:
     return _AWS_KEY.sub(HIDDEN, _without_assigned(_without_userinfo(text)))
 
 
+def shown_url(url: str) -> str:
+    """What anybody may see of `url`, whatever its shape: neither credentials nor parameters."""
+    # Not parsed: what is no URL, as with a raw / or ? in its password, must not show it either.
+    scheme, colon, rest = url.partition(":")
+    credentials, at, location = rest.rpartition("@")
+    slashes = "//" if credentials.startswith("//") else ""
+    shown = f"{scheme}{colon}{slashes}{HIDDEN}@{location}" if at else url
+    return shown.partition("?")[0].partition("#")[0]
+
+
 def _without_userinfo(text: str) -> str:
     """What stands before the last `@` of a URL is hidden: a password may hold others, and slashes."""
     begins = [match.end() for match in _SCHEME.finditer(text)]

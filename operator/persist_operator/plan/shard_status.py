@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from persist_engine.base.secrets import shown_url
 from persist_engine.model.inspection import Inspection, ReaderInfo
-from persist_engine.storage.urls import shown_url
 
 from persist_operator.api import times
 from persist_operator.api.redact import redact
