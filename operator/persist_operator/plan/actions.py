@@ -16,6 +16,8 @@ from persist_operator.api.shard import InlineLocation, ShardSchema, StoreLocatio
 from persist_operator.api.sink import SinkSpec
 from persist_operator.plan.observed import RunKind
 
+StopEvent = Literal["", "DriverStopped", "DriverForcedOut"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialiseShard:
@@ -99,7 +101,7 @@ class StopRun:
     name: str
     reason: str
     grace_seconds: int
-    event: Literal["", "DriverStopped", "DriverForcedOut"] = ""
+    event: StopEvent = ""
 
 
 Action = InitialiseShard | AdvanceSince | StartMaintenance | StartInspection | StartDriver | StopRun
@@ -162,8 +164,3 @@ def done_note(action: Action) -> Note | None:
             return Note(kind, action.event, f"{action.name}: {action.reason}")
         case _:
             return None
-
-
-def drop_none(block: Mapping[str, Any]) -> dict[str, Any]:
-    """A status block without what is not known."""
-    return {name: value for name, value in block.items() if value is not None}
