@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from types import UnionType
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ def _camel(name: str) -> str:
 
 
 def _reader(hint: Any) -> Callable[[Any], Any]:
-    if isinstance(hint, UnionType):
+    if get_origin(hint) in {Union, UnionType}:
         (hint,) = (one for one in get_args(hint) if one is not type(None))
     if isinstance(hint, type) and issubclass(hint, Block):
         return hint.of

@@ -177,7 +177,9 @@ def _force_out(draft: Draft) -> Draft:
 
 
 def _with_start_limit(draft: Draft) -> tuple[Draft, int]:
-    """Until when the driver has to run. It counts from the intent: what is refused takes up the time as what is not scheduled."""
+    """The draft with the time of the intent, and until when the driver has to run. The time counts from the intent, so that a refusal
+    takes it up as waiting for a node does.
+    """
     intended_ms = times.to_ms(draft.status.driver.start_time)
     if intended_ms is None or intended_ms > draft.now_ms:
         # Written by a clock that has gone back since.
