@@ -21,11 +21,16 @@ if TYPE_CHECKING:
     from persist_engine.client.read.handle import ReadHandle as ReadHandle
     from persist_engine.client.read.leased import LeasedPart as LeasedPart
     from persist_engine.client.read.snapshot import SinceAhead as SinceAhead
+    from persist_engine.client.read.snapshot import Snapshot as Snapshot
+    from persist_engine.client.read.splits import SnapshotSplit as SnapshotSplit
     from persist_engine.client.since import SinceHandle as SinceHandle
+    from persist_engine.client.tend import hold_since as hold_since
     from persist_engine.client.write.batch import Batch as Batch
     from persist_engine.client.write.batch import BatchBuilder as BatchBuilder
     from persist_engine.client.write.handle import WriteHandle as WriteHandle
+    from persist_engine.client.write.joined import gathered as gathered
     from persist_engine.client.write.outcomes import Appended as Appended
+    from persist_engine.client.write.outcomes import AppendOutcome as AppendOutcome
     from persist_engine.client.write.outcomes import ProgressMismatch as ProgressMismatch
     from persist_engine.client.write.outcomes import UpperMismatch as UpperMismatch
     from persist_engine.dataflow.open import open_sink as open_sink
@@ -36,31 +41,45 @@ if TYPE_CHECKING:
     from persist_engine.dataflow.upsert.handle import Upserted as Upserted
     from persist_engine.dataflow.upsert.handle import UpsertHandle as UpsertHandle
     from persist_engine.flow.refresh import Refresh as Refresh
+    from persist_engine.model.batch import InlinePart as InlinePart
     from persist_engine.model.commands import RetentionSet as RetentionSet
     from persist_engine.model.commands import SchemaEvolved as SchemaEvolved
     from persist_engine.model.frontier import Antichain as Antichain
     from persist_engine.model.ids import CriticalReaderId as CriticalReaderId
     from persist_engine.model.ids import ShardId as ShardId
     from persist_engine.model.inspection import Inspection as Inspection
+    from persist_engine.model.state import SourceProgress as SourceProgress
+    from persist_engine.rows.columns import empty_struct as empty_struct
+    from persist_engine.rows.filter import Filter as Filter
+    from persist_engine.rows.predicate_text import predicate_of as predicate_of
+    from persist_engine.rows.projection import Projection as Projection
     from persist_engine.rows.schema import Schema as Schema
+    from persist_engine.rows.updates import consolidate as consolidate
     from persist_engine.shard.schemas import SchemaIncompatible as SchemaIncompatible
+    from persist_engine.storage.blob import Blob as Blob
+    from persist_engine.storage.open import open_blob as open_blob
 
 __version__ = APPLIER_VERSION
 
 _MODULES = {
     "Antichain": "model.frontier",
+    "AppendOutcome": "client.write.outcomes",
     "Appended": "client.write.outcomes",
     "Batch": "client.write.batch",
     "BatchBuilder": "client.write.batch",
+    "Blob": "storage.blob",
     "Changes": "client.read.changes",
     "CriticalReaderId": "model.ids",
     "Env": "base.env",
+    "Filter": "rows.filter",
     "Hydration": "dataflow.upsert.follow",
+    "InlinePart": "model.batch",
     "Inspection": "model.inspection",
     "LeasedPart": "client.read.leased",
     "Location": "client.location",
     "PersistClient": "client.client",
     "ProgressMismatch": "client.write.outcomes",
+    "Projection": "rows.projection",
     "ReadHandle": "client.read.handle",
     "Refresh": "flow.refresh",
     "RetentionSet": "model.commands",
@@ -74,13 +93,22 @@ _MODULES = {
     "SinceHandle": "client.since",
     "Sink": "dataflow.sink.handle",
     "SinkStatus": "dataflow.sink.handle",
+    "Snapshot": "client.read.snapshot",
+    "SnapshotSplit": "client.read.splits",
+    "SourceProgress": "model.state",
     "SystemEnv": "base.env",
     "UpperMismatch": "client.write.outcomes",
     "UpsertHandle": "dataflow.upsert.handle",
     "Upserted": "dataflow.upsert.handle",
     "WriteHandle": "client.write.handle",
+    "consolidate": "rows.updates",
+    "empty_struct": "rows.columns",
+    "gathered": "client.write.joined",
+    "hold_since": "client.tend",
+    "open_blob": "storage.open",
     "open_sink": "dataflow.open",
     "open_upsert": "dataflow.open",
+    "predicate_of": "rows.predicate_text",
 }
 
 __all__ = sorted(_MODULES)  # noqa: PLE0605 - the table is the list

@@ -15,6 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from persist_engine import Location, PersistClient, hold_since
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import (
     CorruptData,
@@ -32,9 +33,6 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.metrics import Metrics, NoMetrics
 from persist_engine.base.settings import RetrySettings, Settings
-from persist_engine.client.client import PersistClient
-from persist_engine.client.location import Location
-from persist_engine.client.tend import hold_since
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.ownership import Adopted, OwnedElsewhere, Unowned
 from persist_engine.rows.schema import Schema

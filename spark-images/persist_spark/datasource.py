@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pyarrow as pa
+from persist_engine import SnapshotSplit
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import InvalidUsage, MissingBlob
-from persist_engine.client.read.splits import SnapshotSplit
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition

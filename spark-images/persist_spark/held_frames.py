@@ -15,17 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from persist_engine import Filter, Location, PersistClient, ReadHandle, SinceAhead, Snapshot, predicate_of
 from persist_engine.base.env import Env
 from persist_engine.base.errors import Fenced, InvalidUsage, PersistError
 from persist_engine.base.settings import Settings
-from persist_engine.client.client import PersistClient
-from persist_engine.client.location import Location
-from persist_engine.client.read.handle import ReadHandle
-from persist_engine.client.read.snapshot import SinceAhead, Snapshot
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
-from persist_engine.rows.filter import Filter
-from persist_engine.rows.predicate_text import predicate_of
 from persist_engine.rows.schema import Schema
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 

@@ -12,15 +12,22 @@ from typing import assert_never
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from persist_engine import (
+    Appended,
+    AppendOutcome,
+    Batch,
+    InlinePart,
+    ProgressMismatch,
+    ReadHandle,
+    SinceAhead,
+    SourceProgress,
+    UpperMismatch,
+    WriteHandle,
+    gathered,
+)
 from persist_engine.base.env import Env
 from persist_engine.base.errors import Fenced, InvalidUsage, MissingBlob, SchemaMismatch, Unavailable
 from persist_engine.base.settings import MIB, Settings
-from persist_engine.client.read.handle import ReadHandle
-from persist_engine.client.read.snapshot import SinceAhead
-from persist_engine.client.write.batch import Batch
-from persist_engine.client.write.handle import WriteHandle
-from persist_engine.client.write.joined import gathered
-from persist_engine.client.write.outcomes import Appended, AppendOutcome, ProgressMismatch, UpperMismatch
 from persist_engine.flow.append_run import (
     AfterMismatch,
     AppendAgain,
@@ -33,9 +40,7 @@ from persist_engine.flow.append_run import (
     after_upper_mismatch,
 )
 from persist_engine.flow.mint_run import AlreadyDone, Superseded
-from persist_engine.model.batch import InlinePart
 from persist_engine.model.frontier import MINIMUM, Antichain, Description
-from persist_engine.model.state import SourceProgress
 
 from persist_spark.report import Log
 from persist_spark.spec import ConfigurationError

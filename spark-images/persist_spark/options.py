@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from persist_engine import Location
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.client.location import Location
 from persist_engine.model.frontier import DATA_TIME_MAX, time_of
 from persist_engine.model.ids import ShardId
 

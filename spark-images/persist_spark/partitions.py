@@ -16,19 +16,15 @@ from itertools import accumulate
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from persist_engine import BatchBuilder, Blob, LeasedPart, consolidate, open_blob
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import PersistError, UpdateBeyondUpper, UpdateNotBeyondLower
 from persist_engine.base.metrics import Metrics, NoMetrics
 from persist_engine.base.retry import Retry
 from persist_engine.base.settings import MIB, BatchSettings, RetrySettings, Settings
-from persist_engine.client.read.leased import LeasedPart
-from persist_engine.client.write.batch import BatchBuilder
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
-from persist_engine.rows import updates
 from persist_engine.rows.schema import Schema
-from persist_engine.storage.blob import Blob
-from persist_engine.storage.open import open_blob
 
 from persist_spark.columns import RECORD_ROWS, hash_chunks, negated_flat, struct_column
 from persist_spark.failures import carried
@@ -122,7 +118,7 @@ class StageCorrections:
             counted = _Counted()
             rows = (counted.saw(batch) for batch in batches)
             chunks = hash_chunks(rows, chunk_rows=CHUNK_ROWS, chunk_bytes=CHUNK_BYTES)
-            yield _stage(self.task, (updates.consolidate(updates_of(chunk, self.task)) for chunk in chunks), counted)
+            yield _stage(self.task, (consolidate(updates_of(chunk, self.task)) for chunk in chunks), counted)
 
 
 def grouped(parts: Sequence[LeasedPart], *, cores: int) -> tuple[tuple[bytes, ...], ...]:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
 import pyarrow as pa
+from persist_engine import Projection
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.ids import ShardId
-from persist_engine.rows.projection import Projection
 from persist_engine.rows.schema import Schema
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 

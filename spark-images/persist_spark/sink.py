@@ -15,18 +15,12 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import assert_never
 
+from persist_engine import Batch, Location, PersistClient, ReadHandle, SinceAhead, SourceProgress, WriteHandle
 from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import Fenced, InvalidUsage, Unavailable
-from persist_engine.client.client import PersistClient
-from persist_engine.client.location import Location
-from persist_engine.client.read.handle import ReadHandle
-from persist_engine.client.read.snapshot import SinceAhead
-from persist_engine.client.write.batch import Batch
-from persist_engine.client.write.handle import WriteHandle
 from persist_engine.flow.append_run import Late, Recompute, Staged
 from persist_engine.flow.mint_run import AlreadyDone, Minted, RaiseUpper, ShardView, Superseded, mint
 from persist_engine.model.frontier import Antichain
-from persist_engine.model.state import SourceProgress
 from persist_engine.rows.schema import Schema
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it

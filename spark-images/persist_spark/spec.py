@@ -1,5 +1,5 @@
-"""What one sink run is asked to do: `sink.json`, parsed and checked. Owns: the names and bounds of its fields. Knows
-no Spark, no store.
+"""What one sink run is asked to do: `sink.json`, parsed and checked. Owns what the blocks `input`, `envelope` and `write` may hold;
+`persist_engine.codec.sink_run` owns the document. Knows no Spark, no store.
 
 Every refusal is a ConfigurationError that names the field as the user wrote it (`input.format.name`), what stands
 there and what may.
@@ -18,6 +18,7 @@ from typing import Any
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.settings import MIB
+from persist_engine.codec.sink_run import Fields, decode_sink_run
 from persist_engine.model.ids import ShardId
 from persist_engine.rows.schema import Schema
 
@@ -134,32 +135,28 @@ class SinkSpec:
     @classmethod
     def parse(cls, document: Any) -> SinkSpec:
         """Check a decoded `sink.json`. Raises ConfigurationError."""
-        top = _Fields(document, "")
-        schema, location = top.group("schema"), top.group("location")
-        shard_text = top.text("shard_id")
         try:
-            shard_id = ShardId(shard_text)
+            run = decode_sink_run(document)
+            return cls(
+                sink_id=run.sink_id,
+                run_id=run.run_id,
+                shard_id=run.shard_id,
+                key_ddl=run.key_schema,
+                value_ddl=run.val_schema,
+                blob=run.blob,
+                consensus=run.consensus,
+                input=_parse_input(Fields(run.input, "input")),
+                envelope=_parse_envelope(Fields(run.envelope, "envelope")),
+                write=_parse_write(Fields(run.write, "write")),
+                purpose=run.purpose,
+            )
+        except ConfigurationError:
+            raise
         except InvalidUsage as error:
-            raise ConfigurationError(f"shard_id: {error}") from error
-        spec = cls(
-            sink_id=top.text("sink_id"),
-            run_id=top.text("run_id"),
-            shard_id=shard_id,
-            key_ddl=schema.text("key"),
-            value_ddl=schema.optional_text("value") or "",
-            blob=location.text("blob"),
-            consensus=location.text("consensus"),
-            input=_parse_input(top.group("input")),
-            envelope=_parse_envelope(top.group("envelope")),
-            write=_parse_write(top.group("write", required=False)),
-            purpose=top.optional_text("purpose") or f"sink {top.text('sink_id')}",
-        )
-        for fields in (schema, location, top):
-            fields.finish()
-        return spec
+            raise ConfigurationError(str(error)) from error
 
 
-def _parse_input(fields: _Fields) -> Input:
+def _parse_input(fields: Fields) -> Input:
     kind = fields.optional_text("type") or "Format"
     if kind != "Format":
         raise ConfigurationError(f"input.type: {kind!r} is not supported, must be 'Format'")
@@ -176,7 +173,7 @@ def _parse_input(fields: _Fields) -> Input:
     return parsed
 
 
-def _parse_envelope(fields: _Fields) -> Envelope:
+def _parse_envelope(fields: Fields) -> Envelope:
     name = fields.text("type")
     if name not in set(EnvelopeType):
         raise ConfigurationError(f"envelope.type: {name!r} is not supported, must be one of {', '.join(EnvelopeType)}")
@@ -187,7 +184,7 @@ def _parse_envelope(fields: _Fields) -> Envelope:
     return envelope
 
 
-def _parse_write(fields: _Fields) -> Write:
+def _parse_write(fields: Fields) -> Write:
     parallelism = fields.take("parallelism", int)
     if parallelism is not None and not 1 <= parallelism <= PARALLELISM_MAX:
         raise ConfigurationError(f"write.parallelism: {parallelism} is outside [1, {PARALLELISM_MAX}]")
@@ -204,67 +201,3 @@ def _bytes_of(quantity: int | str, name: str) -> int:
     if match is None:
         raise ConfigurationError(f"{name}: {quantity!r} is not a quantity of bytes such as 128Mi")
     return int(Decimal(match[1]) * _UNITS[match[2] or ""])
-
-
-class _Fields:
-    """One JSON object being taken apart: every field is taken once, `finish` refuses what nobody took."""
-
-    def __init__(self, document: Any, path: str) -> None:
-        if not isinstance(document, Mapping):
-            raise ConfigurationError(f"{path or 'the sink specification'} must be an object, not {_kind(document)}")
-        self._rest = dict(document)
-        self._seen: dict[str, Any] = dict(document)
-        self._path = path
-
-    def name(self, key: str) -> str:
-        return f"{self._path}.{key}" if self._path else key
-
-    def take(self, key: str, kind: type | tuple[type, ...]) -> Any:
-        """The value or None; null counts as absent."""
-        self._rest.pop(key, None)
-        value = self._seen.get(key)
-        wrong = value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool))
-        if wrong:
-            kinds = kind if isinstance(kind, tuple) else (kind,)
-            raise ConfigurationError(
-                f"{self.name(key)} must be {' or '.join(_KINDS[k] for k in kinds)}, not {_kind(value)}"
-            )
-        return value
-
-    def text(self, key: str) -> str:
-        value = self.take(key, str)
-        if not value:
-            raise ConfigurationError(f"{self.name(key)} is required")
-        return str(value)
-
-    def optional_text(self, key: str) -> str | None:
-        value: str | None = self.take(key, str)
-        return value or None
-
-    def flag(self, key: str) -> bool:
-        return bool(self.take(key, bool))
-
-    def text_map(self, key: str) -> dict[str, str]:
-        value: dict[str, Any] = self.take(key, dict) or {}
-        for option, text in value.items():
-            if not isinstance(text, str):
-                raise ConfigurationError(f"{self.name(key)}.{option} must be text, not {_kind(text)}; put it in quotes")
-        return dict(value)
-
-    def group(self, key: str, *, required: bool = True) -> _Fields:
-        value = self.take(key, dict)
-        if value is None and required:
-            raise ConfigurationError(f"{self.name(key)} is required")
-        return _Fields(value or {}, self.name(key))
-
-    def finish(self) -> None:
-        if self._rest:
-            names = ", ".join(sorted(self.name(key) for key in self._rest))
-            raise ConfigurationError(f"unknown field: {names}")
-
-
-_KINDS: dict[type, str] = {str: "text", int: "a whole number", bool: "true or false", dict: "an object"}
-
-
-def _kind(value: Any) -> str:
-    return "null" if value is None else _KINDS.get(type(value), type(value).__name__)

@@ -8,6 +8,7 @@ from persist_operator.api import names
 from persist_operator.api.shard import ShardSchema, StoreLocation
 from persist_operator.manifests.driver import driver_manifests
 from persist_operator.manifests.maintenance import maintenance_job
+from persist_operator.plan.actions import StartDriver, StartMaintenance
 
 RPC_SECRET = bytes(range(32))
 LOCATION = StoreLocation(blob="s3://b/p", consensus="redis://r:6379/0", secret_name="persist-store")
@@ -19,9 +20,9 @@ def job(make_shard, settings):
         values = {
             "kind": "compaction", "name": "flights-compact-7", "shard_id": names.shard_id_of("u"), "location": LOCATION,
             "seqno": 7, "reason": "because", "memory": "2Gi", "ttl_seconds": 60, "priority_class_name": None,
-            "service_account_name": None, "template": {}, "settings": settings, **changes,
+            "service_account_name": None, "template": {}, **changes,
         }  # fmt: skip
-        return maintenance_job(make_shard().meta, **values)
+        return maintenance_job(StartMaintenance(**values), make_shard().meta, settings)
 
     return make
 
@@ -30,12 +31,12 @@ def job(make_shard, settings):
 def driver(make_sink, settings):
     def make(spec=None, location=LOCATION, name="load"):
         sink = make_sink(spec, name=name)
-        manifests = driver_manifests(
-            sink.meta, spec=sink.spec, name=names.driver_name(name, sink.spec.revision, 3), attempt=3, run_number=2,
-            run_id="uid-sink-2", scheduled_time=None, executor_prefix=names.executor_prefix(name, "uid-sink", 3),
+        action = StartDriver(
+            spec=sink.spec, name=names.driver_name(name, sink.spec.revision, 3), attempt=3, run_number=2,
+            run_id="uid-sink-2", scheduled_ms=None, executor_prefix=names.executor_prefix(name, "uid-sink", 3),
             shard_id=names.shard_id_of("u"), schema=ShardSchema(key="id BIGINT", value=""), location=location,
-            rpc_secret=RPC_SECRET, settings=settings,
         )  # fmt: skip
+        manifests = driver_manifests(action, sink.meta, settings, rpc_secret=RPC_SECRET)
         return {one["kind"]: one for one in manifests}
 
     return make

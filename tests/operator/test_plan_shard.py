@@ -19,7 +19,7 @@ from persist_operator.plan.observed import (
     StoreFailure,
 )
 from persist_operator.plan.shard import plan_shard
-from persist_operator.plan.shard_status import store_block
+from persist_operator.plan.shard_status import stores
 
 SHARD_ID = names.shard_id_of("uid-shard")
 ASSIGNED = {"shardId": SHARD_ID}
@@ -465,9 +465,9 @@ def test_a_deleted_resource_is_left_alone(plan, make_inspection):
 
 def test_credentials_do_not_reach_the_status():
     told = "redis://user:hunter2@redis:6379/0?password_file=/x&prefix=p"
-    store = store_block(StoreLocation(blob="s3://b", consensus=told))
-    assert "hunter2" not in store["consensus"]
-    assert store["consensus"].endswith("@redis:6379/0")
+    shown = stores(StoreLocation(blob="s3://b", consensus=told)).wire()
+    assert "hunter2" not in shown["consensus"]
+    assert shown["consensus"].endswith("@redis:6379/0")
 
 
 def test_sinks_see_a_shard_only_when_all_they_need_is_known(plan, make_inspection, shard_resource, settings):

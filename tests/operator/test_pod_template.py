@@ -12,6 +12,7 @@ from persist_operator.api.shard import ShardSchema, StoreLocation
 from persist_operator.api.sink import Sink
 from persist_operator.manifests.driver import driver_manifests
 from persist_operator.manifests.maintenance import maintenance_job
+from persist_operator.plan.actions import StartDriver, StartMaintenance
 from persist_operator.settings import OperatorSettings, WorkloadAllow, WorkloadSettings
 
 LOCATION = StoreLocation(blob="s3://b/p", consensus="redis://r:6379/0", secret_name="persist-store")
@@ -35,11 +36,12 @@ def sink_of(spark):
 def pods_of(spark, operator_settings=RESTRICTED):
     """Driver pod and executor template."""
     sink = sink_of(spark)
-    manifests = driver_manifests(
-        sink.meta, spec=sink.spec, name="load-00000000-3", attempt=3, run_number=2, run_id="r-2", scheduled_time=None,
+    action = StartDriver(
+        spec=sink.spec, name="load-00000000-3", attempt=3, run_number=2, run_id="r-2", scheduled_ms=None,
         executor_prefix="load-x", shard_id=names.shard_id_of("u"), schema=ShardSchema(key="id BIGINT", value=""),
-        location=LOCATION, rpc_secret=RPC_SECRET, settings=operator_settings,
+        location=LOCATION,
     )  # fmt: skip
+    manifests = driver_manifests(action, sink.meta, operator_settings, rpc_secret=RPC_SECRET)
     by_kind = {one["kind"]: one for one in manifests}
     return by_kind["Pod"], json.loads(by_kind["ConfigMap"]["data"]["executor.yaml"])
 
@@ -49,11 +51,12 @@ def both(template, operator_settings=RESTRICTED):
 
 
 def job_of(shard, template, operator_settings=RESTRICTED, account=None):
-    return maintenance_job(
-        shard.meta, kind="gc", name="flights-gc-7", shard_id=names.shard_id_of("u"), location=LOCATION, seqno=7,
+    action = StartMaintenance(
+        kind="gc", name="flights-gc-7", shard_id=names.shard_id_of("u"), location=LOCATION, seqno=7,
         reason="because", memory=None, ttl_seconds=60, priority_class_name=None, service_account_name=account,
-        template=template, settings=operator_settings,
-    )["spec"]["template"]  # fmt: skip
+        template=template,
+    )  # fmt: skip
+    return maintenance_job(action, shard.meta, operator_settings)["spec"]["template"]
 
 
 def violations(pod, allowed_secrets=frozenset(OURS)):

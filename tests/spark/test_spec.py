@@ -2,9 +2,17 @@
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
-from persist_spark.spec import ConfigurationError, EnvelopeType, SinkSpec
+import yaml
+from persist_operator.api.resource import Meta
+from persist_operator.api.schema_check import load_schemas
+from persist_operator.api.shard import ShardSchema, StoreLocation
+from persist_operator.api.sink import SinkSpec as DeclaredSink
+from persist_operator.manifests.sink_files import json_text, sink_document
+from persist_operator.plan.actions import StartDriver
+from persist_spark.spec import PARALLELISM_MAX, ConfigurationError, EnvelopeType, SinkSpec
 
 DOCUMENT = {
     "sink_id": "ns/flights",
@@ -107,3 +115,72 @@ def test_a_missing_or_broken_file_is_configuration(tmp_path):
     broken.write_text("{")
     with pytest.raises(ConfigurationError, match="is not JSON"):
         SinkSpec.load(broken)
+
+
+#: Every field that the definition of a SparkSink has in the blocks which the driver reads, and the least that it may have.
+DECLARED = {
+    "all of it": {
+        "input": {
+            "type": "Format",
+            "allowEmpty": True,
+            "format": {
+                "name": "csv",
+                "options": {"path": "/p", "header": "true"},
+                "schema": "id BIGINT",
+                "sql": "select 1",
+            },
+        },
+        "envelope": {"type": "Append", "timestampColumn": "t"},
+        "write": {"parallelism": PARALLELISM_MAX, "targetBatchBytes": "128Mi"},
+    },
+    "the least": {"input": {"type": "Format", "format": {"name": "csv"}}, "envelope": {"type": "Mirror"}},
+}
+
+
+def properties(schema, *path):
+    for name in path:
+        schema = schema["properties"][name]
+    return set(schema["properties"])
+
+
+@pytest.mark.parametrize("blocks", DECLARED.values(), ids=list(DECLARED))
+def test_the_driver_reads_what_the_operator_writes(blocks):
+    resource = {
+        "apiVersion": "persistshard.io/v1alpha1",
+        "kind": "SparkSink",
+        "metadata": {"name": "load", "namespace": "team"},
+        "spec": {"shardRef": {"name": "flights"}, **blocks},
+    }
+    assert load_schemas().check(resource) == []
+    defaulted = load_schemas().default(resource)
+    action = StartDriver(
+        name="load-00000000-3", attempt=3, run_number=2, run_id="uid-2", scheduled_ms=None, executor_prefix="load-x",
+        shard_id=DOCUMENT["shard_id"], schema=ShardSchema(key="id BIGINT", value="name STRING"),
+        location=StoreLocation(blob="s3://b/p", consensus="redis://r:6379/0", secret_name="persist-store"),
+        spec=DeclaredSink.of(defaulted["spec"]),
+    )  # fmt: skip
+    written = json.loads(json_text(sink_document(action, Meta.of(resource), credentials_dir="/c")))
+    read = SinkSpec.parse(written)
+    assert (read.sink_id, read.run_id, read.shard_id) == ("team/load", "uid-2", DOCUMENT["shard_id"])
+    assert (read.key_ddl, read.value_ddl, read.purpose) == ("id BIGINT", "name STRING", "sink team/load")
+    assert (read.blob, read.consensus) == ("s3://b/p?credentials_dir=/c", "redis://r:6379/0?credentials_dir=/c")
+    source = blocks["input"]["format"]
+    assert (read.input.format, read.input.options) == (source["name"], source.get("options", {}))
+    assert (read.input.schema, read.input.sql) == (source.get("schema"), source.get("sql"))
+    assert read.input.allow_empty == blocks["input"].get("allowEmpty", False)
+    assert (read.envelope.type, read.envelope.timestamp_column) == tuple(
+        blocks["envelope"].get(name) for name in ("type", "timestampColumn")
+    )
+    assert read.write.parallelism == blocks.get("write", {}).get("parallelism")
+    assert read.write.target_part_bytes == (128 if "write" in blocks else 64) << 20
+
+
+def test_the_widest_sink_of_these_tests_has_every_field_of_the_definition():
+    path = Path(__file__).parents[2] / "crds" / "sparksinks.yaml"
+    (version,) = yaml.safe_load(path.read_text())["spec"]["versions"]
+    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    widest = DECLARED["all of it"]
+    assert properties(spec, "input") == set(widest["input"])
+    assert properties(spec, "input", "format") == set(widest["input"]["format"])
+    assert properties(spec, "envelope") == set(widest["envelope"])
+    assert properties(spec, "write") == set(widest["write"])

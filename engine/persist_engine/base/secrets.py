@@ -35,6 +35,16 @@ def without_secrets(text: str, *, secrets: Iterable[str] = ()) -> str:
     return _AWS_KEY.sub(HIDDEN, _without_assigned(_without_userinfo(text)))
 
 
+def shown_url(url: str) -> str:
+    """Return the part of `url` that is safe to show, whatever its shape: no credentials and no parameters."""
+    # Not parsed, because a malformed URL, such as one with an unescaped / or ? in its password, must not show the password either.
+    scheme, colon, rest = url.partition(":")
+    credentials, at, location = rest.rpartition("@")
+    slashes = "//" if credentials.startswith("//") else ""
+    shown = f"{scheme}{colon}{slashes}{HIDDEN}@{location}" if at else url
+    return shown.partition("?")[0].partition("#")[0]
+
+
 def _without_userinfo(text: str) -> str:
     """Hide everything before the last `@` of a URL: a password may itself contain `@` and slashes."""
     begins = [match.end() for match in _SCHEME.finditer(text)]

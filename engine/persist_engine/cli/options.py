@@ -161,10 +161,10 @@ def connected(
     from prometheus_client import CollectorRegistry, write_to_textfile
 
     from persist_engine.base.metrics import NoMetrics, PrometheusMetrics
+    from persist_engine.base.secrets import shown_url
     from persist_engine.base.settings import RetrySettings, Settings, with_environ, within_memory
     from persist_engine.client.client import PersistClient
     from persist_engine.client.location import Location
-    from persist_engine.storage.urls import shown_url
 
     blob = _given(blob, "--blob", "PERSIST_BLOB")
     consensus = _given(consensus, "--consensus", "PERSIST_CONSENSUS")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from persist_engine.base.secrets import shown_url
 from persist_engine.client.arguments import expect
-from persist_engine.storage.urls import shown_url
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

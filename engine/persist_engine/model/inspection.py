@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from persist_engine.base.versioned import SeqNo
 from persist_engine.model.leases import expires_after_ms
+from persist_engine.model.maintenance import collectable_versions
 from persist_engine.model.queries import is_tombstone, latest_rollup, retained_since, rollup_at_or_below, seqno_since
+from persist_engine.model.rebirth import is_recovered_from
 from persist_engine.model.state import ShardState
 
 
@@ -90,6 +91,10 @@ class Inspection:
     known_tag: str | None = None
     """Tag of the entry at the requested seqno; None if that entry is not live or no seqno was requested."""
 
+    def is_recovered_from(self, birth: str) -> bool:
+        """Whether the log was begun anew, on purpose, in the place of the one born as `birth` (hex)."""
+        return is_recovered_from(_bytes(self.birth), _bytes(birth))
+
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; the keys are the field names."""
         out = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -97,6 +102,13 @@ class Inspection:
         out["writers"] = [dataclasses.asdict(writer) for writer in self.writers]
         out["progress"] = dict(self.progress)
         return out
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return b""
 
 
 def inspection_of(state: ShardState, *, live_diffs: int, earliest_seqno: int, now_ms: int) -> Inspection:
@@ -134,7 +146,7 @@ def inspection_of(state: ShardState, *, live_diffs: int, earliest_seqno: int, no
         latest_rollup_bytes=rollup.size_bytes,
         live_diffs=live_diffs,
         earliest_seqno=earliest_seqno,
-        gc_seqnos=_gc_seqnos(state, earliest_seqno),
+        gc_seqnos=collectable_versions(rollup_at_or_below(state, seqno_since(state)), earliest=earliest_seqno),
         compaction_requests=len(due),
         compaction_bytes=sum(batch.sizes.blob_bytes + batch.sizes.inline_bytes for batch in due),
         oldest_uncompacted_ms=min(claims, default=None),
@@ -145,11 +157,6 @@ def inspection_of(state: ShardState, *, live_diffs: int, earliest_seqno: int, no
         birth=state.birth.hex(),
         tag=state.tag.hex(),
     )
-
-
-def _gc_seqnos(state: ShardState, earliest_seqno: int) -> int:
-    keep: SeqNo | None = rollup_at_or_below(state, seqno_since(state))
-    return 0 if keep is None else max(keep - earliest_seqno, 0)
 
 
 def _readers(state: ShardState, now_ms: int) -> tuple[ReaderInfo, ...]:

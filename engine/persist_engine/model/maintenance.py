@@ -1,4 +1,9 @@
-"""Maintenance: work that a committed command leaves for later, as a value. Its receiver does it, or it falls due again."""
+"""Work that a committed command leaves for later, as a value, and the rules by which work is due.
+
+The rules (`is_rollup_due`, `collectable_versions`, `is_collection_due`, `is_compaction_due`) take numbers and thresholds. The functions
+below them apply the rules to a state. The operator applies the same rules to an inspection.
+The component that receives a `Maintenance` does the work or drops it. Dropped work is offered again.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +44,43 @@ def _later(one: SeqNo | None, other: SeqNo | None) -> SeqNo | None:
     return max(one, other)
 
 
+#: A tombstone gets a rollup when something other than the link of its last rollup happened.
+_TOMBSTONE_EVERY = 2
+
+
+def is_rollup_due(*, seqno: int, rollup_seqno: int, every: int) -> bool:
+    """Whether at least `every` versions have passed since the newest rollup."""
+    return seqno - rollup_seqno >= every
+
+
+def collectable_versions(keep: int | None, *, earliest: int) -> int:
+    """How many versions a collection truncates from a log that begins at `earliest`. `keep`: the newest rollup that no reader holds
+    back; None: there is none.
+    """
+    return 0 if keep is None else max(keep - earliest, 0)
+
+
+def is_collection_due(versions: int, *, at_least: int) -> bool:
+    """Whether a collection that would truncate so many versions is worth a run."""
+    return versions >= at_least
+
+
+def is_compaction_due(uncompacted_batches: int, *, at_least: int) -> bool:
+    """Whether so many hollow batches that no compaction has merged are worth a run."""
+    return uncompacted_batches >= at_least
+
+
 def rollup_due(state: ShardState, settings: MaintenanceSettings, *, now_ms: int) -> SeqNo | None:
     """Return the state's seqno if a rollup is due and no live claim covers it (spec 14.1), else None.
 
     On a tombstone, a rollup is due after any change but the link of the previous rollup.
     """
     newest, _ = latest_rollup(state)
-    passed = state.seqno - newest
-    if is_tombstone(state):
-        return state.seqno if passed > 1 else None
-    if passed <= settings.rollup_threshold or is_live(state.active_rollup, now_ms, settings.rollup_claim_ms):
+    every = _TOMBSTONE_EVERY if is_tombstone(state) else settings.rollup_threshold + 1
+    if not is_rollup_due(seqno=state.seqno, rollup_seqno=newest, every=every):
         return None
-    return state.seqno
+    is_claimed = is_live(state.active_rollup, now_ms, settings.rollup_claim_ms)
+    return state.seqno if is_tombstone(state) or not is_claimed else None
 
 
 def gc_due(state: ShardState, settings: MaintenanceSettings, *, now_ms: int, is_write: bool) -> SeqNo | None:
@@ -71,7 +101,8 @@ def gc_due(state: ShardState, settings: MaintenanceSettings, *, now_ms: int, is_
     if (state.writers and not is_write) or is_live(state.active_gc, now_ms, settings.gc_claim_ms):
         return None
     keep = rollup_at_or_below(state, upto)
-    if keep is None or keep - rollups[0] < settings.gc_versions_min:
+    versions = collectable_versions(keep, earliest=rollups[0])
+    if keep is None or not is_collection_due(versions, at_least=settings.gc_versions_min):
         return None
     return max(upto, state.last_gc_req)
 
@@ -89,7 +120,8 @@ def removable_rollups(state: ShardState, upto: SeqNo) -> tuple[tuple[SeqNo, Holl
 def rollup_wanted(state: ShardState, settings: MaintenanceSettings) -> bool:
     """Whether `rollup_threshold` versions have passed since the newest rollup; on a tombstone, whether anything but its link followed."""
     newest, _ = latest_rollup(state)
-    return state.seqno - newest >= (2 if is_tombstone(state) else settings.rollup_threshold)
+    every = _TOMBSTONE_EVERY if is_tombstone(state) else settings.rollup_threshold
+    return is_rollup_due(seqno=state.seqno, rollup_seqno=newest, every=every)
 
 
 def collection_target(state: ShardState) -> SeqNo | None:
@@ -99,4 +131,4 @@ def collection_target(state: ShardState) -> SeqNo | None:
     target, oldest = rollup_at_or_below(state, seqno_since(state)), rollup_seqnos(state)[0]
     if is_tombstone(state) and oldest >= state.last_gc_req and len(state.rollups) <= 2:
         return None
-    return target if target is not None and target > oldest else None
+    return target if is_collection_due(collectable_versions(target, earliest=oldest), at_least=1) else None

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from persist_engine.base.errors import InvalidUsage
-from persist_engine.base.secrets import HIDDEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +79,6 @@ def parse_url(url: str, *, allowed: dict[str, frozenset[str]]) -> StoreUrl:
         params=params,
         shown=shown,
     )
-
-
-def shown_url(url: str) -> str:
-    """Return the part of `url` that is safe to show, whatever its shape: no credentials and no parameters."""
-    # Not parsed, because a malformed URL, such as one with an unescaped / or ? in its password, must not show the password either.
-    scheme, colon, rest = url.partition(":")
-    credentials, at, location = rest.rpartition("@")
-    slashes = "//" if credentials.startswith("//") else ""
-    shown = f"{scheme}{colon}{slashes}{HIDDEN}@{location}" if at else url
-    return shown.partition("?")[0].partition("#")[0]
 
 
 def pushes(url: StoreUrl) -> bool:

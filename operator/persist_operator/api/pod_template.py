@@ -1,6 +1,6 @@
 """What the pod template of a resource may say: a closed list of fields. What is not on it is refused by its path. Pure.
 
-Must not know: manifests. Invariant: a template that passes, merged into a pod of ours (`build.strategic_merge`), leaves it within
+Must not know: manifests. Invariant: a template that passes, merged into a pod of ours (`manifests.strategic_merge`), leaves it within
 the restricted Pod Security Standard and gives it no Secret and no token that the installation did not name, whatever it says,
 unless `WorkloadAllow` says otherwise.
 """

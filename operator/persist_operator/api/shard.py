@@ -16,6 +16,7 @@ from persist_engine.storage.addresses import with_credentials
 
 from persist_operator.api.inline_storage import InlineRefused, inline_addresses
 from persist_operator.api.resource import Meta
+from persist_operator.api.shard_status import ShardStatus
 from persist_operator.settings import OperatorSettings
 
 #: Where the Secret of a pod's one profile is mounted in it.
@@ -123,6 +124,11 @@ class Shard:
     def of(cls, resource: Mapping[str, Any]) -> Shard:
         """From the dictionary form."""
         return cls(meta=Meta.of(resource), spec=ShardSpec.of(resource["spec"]), status=resource.get("status") or {})
+
+    @property
+    def known(self) -> ShardStatus:
+        """The status as a value."""
+        return ShardStatus.of(self.status)
 
     def profile_name(self, settings: OperatorSettings) -> str:
         """The profile that it names, or the default one."""

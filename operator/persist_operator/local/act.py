@@ -150,16 +150,8 @@ class LocalActor:
         if not self._has_room(action.name, driver_mib=memory_mib):
             return False
         folder = self._processes.folder(action.name)
-        document = sink_files.sink_document(
-            meta,
-            spec=spec,
-            run_id=action.run_id,
-            shard_id=action.shard_id,
-            schema=action.schema,
-            location=action.location,
-        )
-        blob, consensus = action.location.urls(f"{self._credentials_dir}/{action.location.profile}")
-        document["location"] = {"blob": blob, "consensus": consensus}
+        credentials = f"{self._credentials_dir}/{action.location.profile}"
+        document = sink_files.sink_document(action, meta, credentials_dir=credentials)
         (folder / "sink.json").write_text(sink_files.json_text(document), encoding="utf-8")
         conf = {
             "spark.ui.enabled": "false",

@@ -13,18 +13,18 @@ from persist_engine.base.errors import InvalidUsage
 
 from persist_operator.api import names, times
 from persist_operator.api.sink import SinkSpec
+from persist_operator.api.sink_status import SinkStatus
 from persist_operator.local import inputs
 from persist_operator.local.objects import Document, Objects
 from persist_operator.plan import schedule
 from persist_operator.plan.actions import Plan
-from persist_operator.plan.sink import is_under_way
 
 _RESTART = f"{names.REQUEST_PREFIX}restart"
 
 
 def ask(objects: Objects, document: Mapping[str, Any], *, now_ms: int) -> None:
     """Another run of the sink, due or not. An attempt that the status still knows goes on instead: nothing is asked then."""
-    if not is_under_way(document.get("status") or {}):
+    if not SinkStatus.of(document.get("status") or {}).is_under_way:
         objects.annotate("SparkSink", document["metadata"]["name"], _RESTART, str(now_ms))
 
 
@@ -85,7 +85,7 @@ class Ticks:
     def _is_wanted(self, document: Mapping[str, Any]) -> bool:
         status = document.get("status") or {}
         run = status.get("run") or {}
-        if run.get("state") in {"Running", "Failed"} or is_under_way(status):
+        if run.get("state") in {"Running", "Failed"} or SinkStatus.of(status).is_under_way:
             return False  # a failed run that somebody asks for is opened again, by the planner
         token = (document["metadata"].get("annotations") or {}).get(_RESTART, "")[:64]
         is_asked = bool(token) and (status.get("lastHandledRequests") or {}).get("restart") != token

@@ -19,9 +19,10 @@ from persist_engine.base.errors import InvalidUsage, PersistError
 from persist_engine.model.inspection import Inspection
 
 from persist_operator.api import conditions
-from persist_operator.api.names import MAINTENANCE_KINDS
+from persist_operator.api.names import MAINTENANCE_KINDS, MaintenanceKind
 from persist_operator.api.schema_check import ResourceSchemas
 from persist_operator.api.shard import Shard
+from persist_operator.api.shard_status import ShardStatus, Upkeep
 from persist_operator.api.sink import Sink
 from persist_operator.bridge import Bridge
 from persist_operator.local import hints, inputs
@@ -174,6 +175,10 @@ def _without_pods(document: Document) -> Document:
     return {**document, "spec": spec}
 
 
+def _upkeep(plan: Plan) -> Mapping[MaintenanceKind, Upkeep]:
+    return ShardStatus.of(plan.status).maintenance or {}
+
+
 class LocalRunner:
     """Reconciles every resource of one state folder, one after the other."""
 
@@ -256,7 +261,7 @@ class LocalRunner:
         self._carry_out(owner, document, plan)
         stalled = conditions.is_true(plan.status, "Stalled")
         quiet = self._is_quiet(plan, observed.runs) and not self._is_due_soon(shard, observed.inspected, plan)
-        failing = any(block.get("consecutiveFailures") for block in plan.status.get("maintenance", {}).values())
+        failing = any(block.consecutive_failures for block in _upkeep(plan).values())
         return quiet or stalled, stalled or failing
 
     def _one_sink(self, document: Document, children: Sequence[Child]) -> tuple[bool, bool]:
@@ -333,9 +338,9 @@ class LocalRunner:
             "compaction": shard.spec.compaction_mode == "Automatic",
         }
         until_ms = self._env.now_ms() + _PATIENCE_MS
-        blocks = plan.status.get("maintenance", {})
+        blocks = _upkeep(plan)
         kinds = [kind for kind in MAINTENANCE_KINDS if automatic[kind]]
-        soon = [kind for kind in kinds if maintenance.not_before_ms(blocks.get(kind, {})) <= until_ms]
+        soon = [kind for kind in kinds if maintenance.not_before_ms(blocks.get(kind, Upkeep())) <= until_ms]
         return any(maintenance.debt_reason(shard, inspected, blocks, kind) for kind in soon)
 
     @staticmethod

@@ -5,11 +5,12 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import Any
 
-from persist_operator.api import names, quantity, sink_pods
+from persist_operator.api import names, quantity, sink_pods, times
 from persist_operator.api.resource import Meta
-from persist_operator.api.shard import ShardSchema, StoreLocation
+from persist_operator.api.shard import CREDENTIALS_DIR, StoreLocation
 from persist_operator.api.sink import SinkSpec
 from persist_operator.manifests import pods, sink_files, sink_memory
+from persist_operator.plan.actions import StartDriver
 from persist_operator.settings import OperatorSettings
 
 COMPONENT = "sink"
@@ -17,53 +18,34 @@ CONTAINER = "driver"
 
 
 def driver_manifests(
-    meta: Meta,
-    *,
-    spec: SinkSpec,
-    name: str,
-    attempt: int,
-    run_number: int,
-    run_id: str,
-    scheduled_time: str | None,
-    executor_prefix: str,
-    shard_id: str,
-    schema: ShardSchema,
-    location: StoreLocation,
-    rpc_secret: bytes,
-    settings: OperatorSettings,
+    action: StartDriver, meta: Meta, settings: OperatorSettings, *, rpc_secret: bytes
 ) -> list[dict[str, Any]]:
     """In the order in which they are created: the ConfigMap first, by which leftovers are found, the pod last, when all it needs is
     there. `rpc_secret`: random bytes, drawn for this attempt; nothing but its Secret holds them. PodRefused for what a resource may not
     ask of a pod.
     """
+    spec, location = action.spec, action.location
     sink_pods.check(spec, settings.workload)
     image = spec.spark.image or settings.images.spark
     labels = {
         **pods.base_labels(meta, COMPONENT),
         names.LABEL_SINK: meta.name,
         names.LABEL_ROLE: "driver",
-        names.LABEL_ATTEMPT: str(attempt),
-        names.LABEL_RUN: str(run_number),
+        names.LABEL_ATTEMPT: str(action.attempt),
+        names.LABEL_RUN: str(action.run_number),
         names.LABEL_REVISION: spec.revision,
     }
-    annotations = {
-        names.ANNOTATION_RUN_ID: run_id,
-        **({} if scheduled_time is None else {names.ANNOTATION_SCHEDULED_TIME: scheduled_time}),
-    }
-    head = pods.metadata("SparkSink", meta, name, labels, annotations)
-    document = sink_files.sink_document(
-        meta, spec=spec, run_id=run_id, shard_id=shard_id, schema=schema, location=location
-    )
-    conf = sink_files.spark_conf(
-        meta, spec=spec, name=name, executor_prefix=executor_prefix, image=image, settings=settings
-    )
-    executor = sink_files.executor_template(
-        meta, spec=spec, name=name, attempt=attempt, location=location, allow=settings.workload.allow
-    )
+    annotations = {names.ANNOTATION_RUN_ID: action.run_id}
+    if action.scheduled_ms is not None:
+        annotations[names.ANNOTATION_SCHEDULED_TIME] = times.to_text(action.scheduled_ms)
+    head = pods.metadata("SparkSink", meta, action.name, labels, annotations)
+    document = sink_files.sink_document(action, meta, credentials_dir=CREDENTIALS_DIR)
+    conf = sink_files.spark_conf(action, meta, image=image, settings=settings)
+    executor = sink_files.executor_template(action, meta, allow=settings.workload.allow)
     secret = {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {**head, "name": names.rpc_secret_name(name, meta.uid)},
+        "metadata": {**head, "name": names.rpc_secret_name(action.name, meta.uid)},
         "immutable": True,
         "type": "Opaque",
         "data": {pods.RPC_KEY: b64encode(rpc_secret).decode()},

@@ -9,11 +9,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from persist_engine.codec.sink_run import SinkRun, encode_sink_run
+from persist_engine.model.ids import ShardId
+
 from persist_operator.api import names, quantity, sink_pods
 from persist_operator.api.resource import Meta
-from persist_operator.api.shard import CREDENTIALS_DIR, ShardSchema, StoreLocation
 from persist_operator.api.sink import SinkSpec
 from persist_operator.manifests import pods, sink_memory
+from persist_operator.plan.actions import StartDriver
 from persist_operator.settings import OperatorSettings, WorkloadAllow
 
 CONFIG_DIR = "/etc/persist"
@@ -32,28 +35,32 @@ _AUTHENTICATED = {
 }
 
 
-def sink_document(
-    meta: Meta, *, spec: SinkSpec, run_id: str, shard_id: str, schema: ShardSchema, location: StoreLocation
-) -> dict[str, Any]:
-    """What the driver is told; input, envelope and write as the user wrote them."""
-    blob, consensus = location.urls(CREDENTIALS_DIR)
-    return {
-        "sink_id": meta.key,
-        "run_id": run_id,
-        "shard_id": shard_id,
-        "schema": {"key": schema.key, "value": schema.value},
-        "location": {"blob": blob, "consensus": consensus},
-        "input": dict(spec.input),
-        "envelope": dict(spec.envelope),
-        "write": dict(spec.write),
-        "purpose": f"sink {meta.key}",
-    }
+def sink_document(action: StartDriver, meta: Meta, *, credentials_dir: str) -> dict[str, Any]:
+    """What the driver is told; input, envelope and write as the user wrote them. Its process finds the stores' Secret, if there is
+    one, at `credentials_dir`.
+    """
+    spec, schema = action.spec, action.schema
+    blob, consensus = action.location.urls(credentials_dir)
+    return encode_sink_run(
+        SinkRun(
+            sink_id=meta.key,
+            run_id=action.run_id,
+            shard_id=ShardId(action.shard_id),
+            key_schema=schema.key,
+            val_schema=schema.value,
+            blob=blob,
+            consensus=consensus,
+            input=spec.input,
+            envelope=spec.envelope,
+            write=spec.write,
+            purpose=f"sink {meta.key}",
+        )
+    )
 
 
-def spark_conf(
-    meta: Meta, *, spec: SinkSpec, name: str, executor_prefix: str, image: str, settings: OperatorSettings
-) -> dict[str, str]:
+def spark_conf(action: StartDriver, meta: Meta, *, image: str, settings: OperatorSettings) -> dict[str, str]:
     """Spark's configuration for a driver in client mode inside a pod. The user's keys first, ours over them."""
+    spec, name = action.spec, action.name
     driver, executor = spec.spark.driver, spec.spark.executor
     cpu = settings.workload.executor_cpu_request
     return {
@@ -83,7 +90,7 @@ def spark_conf(
         **_pull_secrets(spec, settings),
         # With its name Spark makes the driver pod the owner of the executors: they die with it.
         "spark.kubernetes.driver.pod.name": name,
-        "spark.kubernetes.executor.podNamePrefix": executor_prefix,
+        "spark.kubernetes.executor.podNamePrefix": action.executor_prefix,
         "spark.kubernetes.executor.podTemplateFile": f"{CONFIG_DIR}/executor.yaml",
         "spark.kubernetes.executor.podTemplateContainerName": EXECUTOR_CONTAINER,
         "spark.kubernetes.executor.disableConfigMap": "true",
@@ -96,17 +103,16 @@ def spark_conf(
     }
 
 
-def executor_template(
-    meta: Meta, *, spec: SinkSpec, name: str, attempt: int, location: StoreLocation, allow: WorkloadAllow
-) -> dict[str, Any]:
-    """Pod template of the executors of driver `name`: the restricted profile, our labels, credentials, and what the user adds. Spark
-    fills in the rest.
+def executor_template(action: StartDriver, meta: Meta, *, allow: WorkloadAllow) -> dict[str, Any]:
+    """Pod template of the executors of a driver: the restricted profile, our labels, credentials, and what the user adds. Spark fills
+    in the rest.
     """
+    location = action.location
     labels = {
         **pods.base_labels(meta, "sink"),
         names.LABEL_SINK: meta.name,
         names.LABEL_ROLE: "executor",
-        names.LABEL_ATTEMPT: str(attempt),
+        names.LABEL_ATTEMPT: str(action.attempt),
     }
     container = {
         "name": EXECUTOR_CONTAINER,
@@ -124,10 +130,10 @@ def executor_template(
             "enableServiceLinks": False,
             "securityContext": pods.pod_security(),
             "containers": [container],
-            "volumes": [pods.empty_dir("tmp"), pods.rpc_volume(name, meta), *pods.credential_volumes(location)],
+            "volumes": [pods.empty_dir("tmp"), pods.rpc_volume(action.name, meta), *pods.credential_volumes(location)],
         },
     }
-    template = spec.spark.executor.template
+    template = action.spec.spark.executor.template
     return pods.with_template(pod, template, where=sink_pods.EXECUTOR_TEMPLATE, role="executor", allow=allow)
 
 

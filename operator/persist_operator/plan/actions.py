@@ -16,6 +16,8 @@ from persist_operator.api.shard import InlineLocation, ShardSchema, StoreLocatio
 from persist_operator.api.sink import SinkSpec
 from persist_operator.plan.observed import RunKind
 
+StopEvent = Literal["", "DriverStopped", "DriverForcedOut"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialiseShard:
@@ -39,16 +41,11 @@ class AdvanceSince:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartMaintenance:
-    """Start one maintenance run; one of this name that exists is the same one."""
+class StartJob:
+    """Start one Job of a shard. A Job of this name that exists is the same one."""
 
-    kind: MaintenanceKind
     name: str
-    shard_id: str
     location: StoreLocation
-    seqno: int
-    reason: str
-    memory: str | None
     ttl_seconds: int
     priority_class_name: str | None
     service_account_name: str | None
@@ -56,19 +53,25 @@ class StartMaintenance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartInspection:
-    """Start one pod that looks after a shard on stores which its resource names itself; one of this name that exists is the same one."""
+class StartMaintenance(StartJob):
+    """Start one maintenance run."""
 
-    name: str
+    kind: MaintenanceKind
+    shard_id: str
+    seqno: int
+    reason: str
+    memory: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartInspection(StartJob):
+    """Start one pod that looks after a shard on stores which its resource names itself."""
+
     location: InlineLocation
     wish: str
     """As persist_engine.codec.tending writes it."""
     known_seqno: int
     revision: str
-    ttl_seconds: int
-    priority_class_name: str | None
-    service_account_name: str | None
-    template: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +101,7 @@ class StopRun:
     name: str
     reason: str
     grace_seconds: int
-    event: Literal["", "DriverStopped", "DriverForcedOut"] = ""
+    event: StopEvent = ""
 
 
 Action = InitialiseShard | AdvanceSince | StartMaintenance | StartInspection | StartDriver | StopRun
@@ -161,8 +164,3 @@ def done_note(action: Action) -> Note | None:
             return Note(kind, action.event, f"{action.name}: {action.reason}")
         case _:
             return None
-
-
-def drop_none(block: Mapping[str, Any]) -> dict[str, Any]:
-    """A status block without what is not known."""
-    return {name: value for name, value in block.items() if value is not None}

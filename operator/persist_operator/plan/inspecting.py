@@ -11,7 +11,6 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.codec.tending import decode_report, encode_wish
@@ -21,10 +20,12 @@ from persist_engine.model.tending import KnownLog, NoSuchShard, NotTended, Tende
 from persist_engine.rows.schema import Schema
 
 from persist_operator.api import conditions, names, times
+from persist_operator.api.names import MaintenanceKind
 from persist_operator.api.redact import clip, redact
 from persist_operator.api.shard import InlineLocation, Shard
+from persist_operator.api.shard_status import Looks, ShardStatus, Upkeep
 from persist_operator.plan import maintenance, ownership, refusals, shard_log
-from persist_operator.plan.actions import Plan, StartInspection, StopRun, drop_none
+from persist_operator.plan.actions import Plan, StartInspection, StopRun
 from persist_operator.plan.observed import (
     ActionFailure,
     Awaited,
@@ -106,8 +107,8 @@ def _ended(shard: Shard, runs: Sequence[Run], location: InlineLocation) -> list[
     """Those that count, oldest first: of these very stores, and none older than one that was believed before. The one that was intended
     last is the newest, whatever the clocks say: times of one that went back would have it ignored, and another made at once.
     """
-    block, stores = shard.status.get("inspection", {}), _stores(location)
-    believed_ms, newest = times.to_ms(block.get("settledTime")) or 0, block.get("jobName")
+    looks, stores = shard.known.inspection or Looks(), _stores(location)
+    believed_ms, newest = times.to_ms(looks.settled_time) or 0, looks.job_name
     found = [
         one
         for one in runs
@@ -158,12 +159,12 @@ def _meant(shard: Shard, run: Run, tending: Tending, location: InlineLocation) -
             return Answer(inspected=failed, at_ms=run.created_ms)
 
 
-def is_behind(observed: ShardObserved, blocks: Mapping[str, Any]) -> bool:
+def is_behind(observed: ShardObserved, blocks: Mapping[MaintenanceKind, Upkeep]) -> bool:
     """Whether maintenance ended after the look that is known: what is due is not known before the next one."""
     if observed.inspected_ms is None:
         return False
     ends = [_end_ms(one) for one in observed.runs if one.phase.finished]
-    ends += [times.to_ms(block.get("lastSuccessTime")) or 0 for block in blocks.values()]
+    ends += [times.to_ms(block.last_success_time) or 0 for block in blocks.values()]
     return observed.inspected_ms <= max(ends, default=0)
 
 
@@ -179,11 +180,11 @@ def with_next(
     """`plan` with the next look, if it is due, its intent on the status, and what is left of looks before removed."""
     runs, inline = observed.inspections, settings.inline_storage
     ended = _ended(shard, runs, location)
-    block = _settled(shard.status.get("inspection", {}), ended)
+    planned, looks = ShardStatus.of(plan.status), _settled(shard.known.inspection or Looks(), ended)
     # Of the shard as the plan left it: one that it had before, and what was known of that, are gone from there.
     wish = _wish(replace(shard, status=plan.status), settings, take_over=_overruled(observed))
     revision = _stores(location) + _revision(wish)
-    left_s = _left_s(plan, observed, ended, block, revision, now_ms=now_ms, inline=inline)
+    left_s = _left_s(plan, observed, ended, looks, revision, now_ms=now_ms, inline=inline)
     stale = [one for one in runs if one.phase.finished and one not in ended[-1:] and not one.deleting]
     actions = [
         StopRun(kind="inspection", name=one.name, reason="a newer one has ended", grace_seconds=0)
@@ -191,11 +192,11 @@ def with_next(
     ]
     wanted: tuple[StartInspection, ...] = ()
     if left_s <= 0 and not any(not one.phase.finished for one in runs):
-        block, start = _intended(block, shard, wish, revision, location, runs=runs, now_ms=now_ms, inline=inline)
+        looks, start = _intended(looks, shard, wish, revision, location, runs=runs, now_ms=now_ms, inline=inline)
         wanted = (start,)
     looked = replace(
         plan,
-        status={**plan.status, "inspection": block},
+        status=replace(planned, inspection=looks).wire(),
         actions=(*plan.actions, *actions, *wanted),
         requeue_after_s=_again_s(plan, left_s, wanted),
     )
@@ -216,19 +217,16 @@ def _again_s(plan: Plan, left_s: float, wanted: tuple[StartInspection, ...]) -> 
     return max(1.0, min(own_s, 30.0 if wanted or left_s <= 0 else left_s))
 
 
-def _settled(block: Mapping[str, Any], ended: Sequence[Run]) -> dict[str, Any]:
+def _settled(looks: Looks, ended: Sequence[Run]) -> Looks:
     """status.inspection with the newest end entered, once."""
-    if not ended or block.get("settledJob") == ended[-1].name:
-        return dict(block)
+    if not ended or looks.settled_job == ended[-1].name:
+        return looks
     last, said = ended[-1], _said(ended[-1])
-    is_failure = isinstance(said, str)
-    return drop_none(
-        {
-            **block,
-            "settledJob": last.name,
-            "settledTime": times.to_text(last.created_ms),
-            "consecutiveFailures": int(block.get("consecutiveFailures", 0)) + 1 if is_failure else 0,
-        }
+    return replace(
+        looks,
+        settled_job=last.name,
+        settled_time=times.to_text(last.created_ms),
+        consecutive_failures=(looks.consecutive_failures or 0) + 1 if isinstance(said, str) else 0,
     )
 
 
@@ -236,7 +234,7 @@ def _left_s(
     plan: Plan,
     observed: ShardObserved,
     ended: Sequence[Run],
-    block: Mapping[str, Any],
+    looks: Looks,
     revision: str,
     *,
     now_ms: int,
@@ -245,13 +243,13 @@ def _left_s(
     """Seconds until the next look is due. A clock that went back does not prolong it, and one that differs from the cluster's does not
     make every look due at once: the operator's own time of the intent counts as well.
     """
-    attempt_ms = times.to_ms(block.get("lastAttemptTime")) or 0
+    attempt_ms = times.to_ms(looks.last_attempt_time) or 0
     if not ended:
         # One that ended may be removed by others, as often as it is made.
-        is_removed = block.get("settledJob") is not None and block.get("settledJob") == block.get("jobName")
+        is_removed = looks.settled_job is not None and looks.settled_job == looks.job_name
         return max(0.0, _APART_S - abs(now_ms - attempt_ms) / 1000) if is_removed else 0.0
-    failures = int(block.get("consecutiveFailures", 0))
-    is_news = ended[-1].revision != revision or is_behind(observed, plan.status.get("maintenance", {}))
+    failures = looks.consecutive_failures or 0
+    is_news = ended[-1].revision != revision or is_behind(observed, ShardStatus.of(plan.status).maintenance or {})
     whole_s = inline.inspect_seconds
     if failures:
         whole_s = min(_MAX_S, _FIRST_S * 2 ** min(failures - 1, 10))
@@ -260,13 +258,13 @@ def _left_s(
     elif conditions.is_true(plan.status, "Stalled"):
         whole_s = max(whole_s, min(_MAX_S, plan.requeue_after_s or 0.0))
     ages_ms = [abs(now_ms - ended[-1].created_ms)]
-    if block.get("jobName") == ended[-1].name:
+    if looks.job_name == ended[-1].name:
         ages_ms.append(abs(now_ms - attempt_ms))
     return max(0.0, whole_s - min(ages_ms) / 1000)
 
 
 def _intended(
-    block: Mapping[str, Any],
+    looks: Looks,
     shard: Shard,
     wish: Wish,
     revision: str,
@@ -275,13 +273,13 @@ def _intended(
     runs: Sequence[Run],
     now_ms: int,
     inline: InlineStorage,
-) -> tuple[dict[str, Any], StartInspection]:
+) -> tuple[Looks, StartInspection]:
     """The same name again for one that was intended, and of which nothing is to be seen."""
-    name, intent = str(block.get("jobName", "")), dict(block)
-    if not name or name == block.get("settledJob") or any(one.name == name for one in runs):
+    name = looks.job_name or ""
+    if not name or name == looks.settled_job or any(one.name == name for one in runs):
         # SUBTLE: the time goes with the name. Told anew at each look, it would wake the next look.
         name = names.inspection_name(shard.meta.name, now_ms // 1000)
-        intent |= {"jobName": name, "lastAttemptTime": times.to_text(now_ms)}
+        looks = replace(looks, job_name=name, last_attempt_time=times.to_text(now_ms))
     start = StartInspection(
         name=name,
         location=location,
@@ -294,7 +292,7 @@ def _intended(
         service_account_name=shard.spec.service_account_name,
         template=shard.spec.maintenance_template,
     )
-    return intent, start
+    return looks, start
 
 
 def _overruled(observed: ShardObserved) -> OwnedElsewhere | None:
@@ -309,10 +307,10 @@ def _overruled(observed: ShardObserved) -> OwnedElsewhere | None:
 
 def _wish(shard: Shard, settings: OperatorSettings, *, take_over: OwnedElsewhere | None) -> Wish:
     claim = ownership.claim_of(shard, settings)
-    shard_id, log = shard.status.get("shardId"), shard.status.get("log", {})
+    shard_id, log = shard.known.shard_id, shard.known.log
     known = None
     if claim.known_seqno is not None:
-        known = KnownLog(seqno=claim.known_seqno, birth=str(log.get("birth", "")), tag=str(log.get("tag", "")))
+        known = KnownLog(seqno=claim.known_seqno, birth=log.birth or "", tag=log.tag or "")
     hold = None
     if shard_id and not shard.spec.suspend:
         critical_id = CriticalReaderId(names.critical_id_of(shard_id))

@@ -6,23 +6,29 @@ Invariant: one run of a kind at a time; after n failures in a row the next waits
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 from persist_engine.model.inspection import Inspection
+from persist_engine.model.maintenance import is_collection_due, is_compaction_due, is_rollup_due
 
 from persist_operator.api import names, times
 from persist_operator.api.names import MAINTENANCE_KINDS, MaintenanceKind
 from persist_operator.api.redact import clip, redact
 from persist_operator.api.shard import Shard
-from persist_operator.plan.actions import Note, drop_none
-from persist_operator.plan.observed import Phase, Run, RunKind
+from persist_operator.api.shard_status import Outcome, Upkeep, UpkeepRun
+from persist_operator.plan.actions import Note
+from persist_operator.plan.observed import Phase, Run
 
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 10, 600
 _AFTER_CONFLICT_S, _AFTER_SKIPPED_S = 5, 60
 #: What is not told of a report that others may have written: the API server would refuse the whole status.
 _COUNT_MAX = (1 << 63) - 1
-_TYPE: Mapping[RunKind, str] = {"compaction": "Compaction", "rollup": "Rollup", "gc": "GC"}
+_TYPE: Mapping[MaintenanceKind, Literal["Compaction", "Rollup", "GC"]] = {
+    "compaction": "Compaction",
+    "rollup": "Rollup",
+    "gc": "GC",
+}
 #: Failures in a row after which a condition tells of it.
 FAILURES_WORTH_TELLING = 3
 #: The status names a run that does not run by then: pulling an image and finding a node take less.
@@ -42,8 +48,8 @@ class Due:
 class Folded:
     """The status blocks after every finished run was entered."""
 
-    maintenance: Mapping[str, Any]
-    history: Sequence[Mapping[str, Any]]
+    maintenance: Mapping[MaintenanceKind, Upkeep]
+    history: tuple[UpkeepRun, ...]
     notes: tuple[Note, ...]
 
 
@@ -51,12 +57,11 @@ def request_token(shard: Shard, kind: MaintenanceKind) -> str | None:
     """The token of a request annotation that was not handled yet."""
     verb = names.VERB[kind]
     token = shard.meta.annotations.get(f"{names.REQUEST_PREFIX}{verb}", "")[:64]
-    handled = shard.status.get("lastHandledRequests", {}).get(verb)
-    return token if token and token != handled else None
+    return token if token and token != shard.known.handled(verb) else None
 
 
 def debt_reason(
-    shard: Shard, inspection: Inspection, maintenance: Mapping[str, Any], kind: MaintenanceKind
+    shard: Shard, inspection: Inspection, maintenance: Mapping[MaintenanceKind, Upkeep], kind: MaintenanceKind
 ) -> str | None:
     """Why a run of this kind would have something to do now, whatever is allowed; None when there is nothing.
 
@@ -64,34 +69,39 @@ def debt_reason(
     """
     spec = shard.spec
     if kind == "rollup":
-        behind = inspection.seqno - inspection.latest_rollup_seqno
-        if behind >= spec.rollup_every_seqnos:
-            return f"{behind} versions since the last rollup"
+        seqno, rollup_seqno = inspection.seqno, inspection.latest_rollup_seqno
+        if is_rollup_due(seqno=seqno, rollup_seqno=rollup_seqno, every=spec.rollup_every_seqnos):
+            return f"{seqno - rollup_seqno} versions since the last rollup"
         return (
             "inputs of a compaction wait for a rollup to be collected" if _compacted_since_rollup(maintenance) else None
         )
     if kind == "gc":
-        return f"{inspection.gc_seqnos} versions can be truncated" if inspection.gc_seqnos > 0 else None
-    if inspection.uncompacted_batches >= spec.max_uncompacted_batches:
+        is_due = is_collection_due(inspection.gc_seqnos, at_least=1)
+        return f"{inspection.gc_seqnos} versions can be truncated" if is_due else None
+    if is_compaction_due(inspection.uncompacted_batches, at_least=spec.max_uncompacted_batches):
         return f"{inspection.uncompacted_batches} uncompacted batches"
     return None
 
 
-def _compacted_since_rollup(maintenance: Mapping[str, Any]) -> bool:
+def _compacted_since_rollup(maintenance: Mapping[MaintenanceKind, Upkeep]) -> bool:
     """Whether a compaction was applied that no rollup is past yet: only one that is lets GC delete what was replaced."""
-    compaction, rollup = maintenance.get("compaction", {}), maintenance.get("rollup", {})
-    compacted_ms = times.to_ms(compaction.get("lastSuccessTime"))
-    if compacted_ms is None or compaction.get("lastResult") != "Succeeded":
+    compaction, rollup = maintenance.get("compaction", Upkeep()), maintenance.get("rollup", Upkeep())
+    compacted_ms = times.to_ms(compaction.last_success_time)
+    if compacted_ms is None or compaction.last_result != "Succeeded":
         return False
-    if rollup.get("lastResult") not in {"Succeeded", "Skipped"}:
+    if rollup.last_result not in {"Succeeded", "Skipped"}:
         return True
     # What counts is when it was begun: one that was under way meanwhile may hold the state from before.
     # Equal times (whole seconds) may be either order: one rollup too many is harmless, one too few is not.
-    return (times.to_ms(rollup.get("lastAttemptTime")) or 0) <= compacted_ms
+    return (times.to_ms(rollup.last_attempt_time) or 0) <= compacted_ms
 
 
 def due(
-    shard: Shard, inspection: Inspection, maintenance: Mapping[str, Any], runs: Sequence[Run], now_ms: int
+    shard: Shard,
+    inspection: Inspection,
+    maintenance: Mapping[MaintenanceKind, Upkeep],
+    runs: Sequence[Run],
+    now_ms: int,
 ) -> list[Due]:
     """What to start now. Nothing while suspended, nothing of a kind that still goes, nothing before its backoff is
     over.
@@ -104,7 +114,7 @@ def due(
     for kind in MAINTENANCE_KINDS:
         if kind in going:
             continue
-        block = maintenance.get(kind, {})
+        block = maintenance.get(kind, Upkeep())
         token = request_token(shard, kind)
         # Further ahead than any wait could be it was written by a clock that has gone back since. Twice the longest: ends of
         # runs are told by other clocks.
@@ -114,7 +124,7 @@ def due(
         reason = debt_reason(shard, inspection, maintenance, kind) if automatic[kind] else None
         if _is_unfinished(block):
             # Intended, or begun and removed by somebody: nothing of it is to be seen, so it is started again.
-            reason = str(block.get("lastReason", ""))
+            reason = block.last_reason or ""
         if token is not None:
             found.append(Due(kind, f"requested by annotation: {token}", token))
         elif reason is not None:
@@ -122,15 +132,15 @@ def due(
     return found
 
 
-def _is_unfinished(block: Mapping[str, Any]) -> bool:
-    return block.get("jobName") is not None and block.get("jobName") != block.get("settledJob")
+def _is_unfinished(block: Upkeep) -> bool:
+    return block.job_name is not None and block.job_name != block.settled_job
 
 
-def not_before_ms(block: Mapping[str, Any], *, requested: bool = False) -> int:
+def not_before_ms(block: Upkeep, *, requested: bool = False) -> int:
     """The next run's earliest time; a request passes the interval of a success, never the backoff of failures."""
-    if requested and not block.get("consecutiveFailures"):
+    if requested and not block.consecutive_failures:
         return 0
-    return times.to_ms(block.get("nextRunTime")) or 0
+    return times.to_ms(block.next_run_time) or 0
 
 
 def is_stuck(run: Run, now_ms: int) -> bool:
@@ -146,54 +156,57 @@ def why_stuck(run: Run) -> str:
     return run.message or f"its pod waits for a node, or for what it mounts, such as a Secret that is missing; {asks}"
 
 
-def retry_number(block: Mapping[str, Any], seqno: int) -> int:
+def retry_number(block: Upkeep, seqno: int) -> int:
     """0 for the first run at this version, the same again for a run that was only intended; one more after each
     that ended.
     """
-    if block.get("lastSeqno") != seqno:
+    if block.last_seqno != seqno:
         return 0
-    ended = block.get("settledJob") is not None and block.get("settledJob") == block.get("jobName")
-    return int(block.get("retry", 0)) + (1 if ended else 0)
+    ended = block.settled_job is not None and block.settled_job == block.job_name
+    return (block.retry or 0) + (1 if ended else 0)
 
 
 def fold(shard: Shard, runs: Sequence[Run], now_ms: int) -> Folded:
     """Enter every run into status.maintenance and, once it is finished, into status.history. Idempotent: a run is
     entered once.
     """
-    maintenance = {kind: dict(block) for kind, block in shard.status.get("maintenance", {}).items()}
-    history = [dict(item) for item in shard.status.get("history", ())]
-    notes: list[Note] = []
+    known = shard.known
+    folded = Folded(known.maintenance or {}, known.history or (), ())
     for run in sorted(runs, key=lambda one: one.created_ms):
-        if run.kind not in _TYPE:
-            continue
-        block = maintenance.setdefault(run.kind, {})
-        started = times.to_text(run.started_ms or run.created_ms)
-        entered = run.name in {item["id"] for item in history} or _is_older(run, block)
-        if not entered and block.get("jobName") != run.name:
-            # A child newer than the status: the operator died between starting it and telling. Adopt it.
-            block.update(
-                jobName=run.name, lastAttemptTime=started, lastSeqno=run.seqno, lastReason=run.planned_reason[:256]
-            )
-        if not run.phase.finished or entered or block.get("settledJob") == run.name:
-            continue
-        item = _history_item(run, now_ms)
-        history.insert(0, item)
-        maintenance[run.kind] = _settle(block, shard, run, item, now_ms)
-        notes.append(_note(item))
-    kept = max(shard.spec.history_limit, 0)
-    return Folded(
-        {kind: drop_none(block) for kind, block in maintenance.items() if block}, history[:kept], tuple(notes)
-    )
+        kind = next((one for one in MAINTENANCE_KINDS if one == run.kind), None)
+        if kind is not None:
+            folded = _entered(folded, shard, run, kind, now_ms)
+    blocks = {kind: block for kind, block in folded.maintenance.items() if block != Upkeep()}
+    return Folded(blocks, folded.history[: max(shard.spec.history_limit, 0)], folded.notes)
 
 
-def _is_older(run: Run, block: Mapping[str, Any]) -> bool:
-    last_ms = times.to_ms(block.get("lastAttemptTime"))
-    return block.get("jobName") not in {None, run.name} and last_ms is not None and run.created_ms < last_ms
+def _entered(folded: Folded, shard: Shard, run: Run, kind: MaintenanceKind, now_ms: int) -> Folded:
+    block = folded.maintenance.get(kind, Upkeep())
+    entered = run.name in {item.id for item in folded.history} or _is_older(run, block)
+    if not entered and block.job_name != run.name:
+        # A child newer than the status: the operator died between starting it and telling. Adopt it.
+        block = replace(
+            block,
+            job_name=run.name,
+            last_attempt_time=times.to_text(run.started_ms or run.created_ms),
+            last_seqno=run.seqno,
+            last_reason=run.planned_reason[:256],
+        )
+    if not run.phase.finished or entered or block.settled_job == run.name:
+        return replace(folded, maintenance={**folded.maintenance, kind: block})
+    item = _history_item(run, kind, now_ms)
+    block = _settled(block, shard, run, item, now_ms)
+    return Folded({**folded.maintenance, kind: block}, (item, *folded.history), (*folded.notes, _note(item)))
 
 
-def _history_item(run: Run, now_ms: int) -> dict[str, Any]:
+def _is_older(run: Run, block: Upkeep) -> bool:
+    last_ms = times.to_ms(block.last_attempt_time)
+    return block.job_name not in {None, run.name} and last_ms is not None and run.created_ms < last_ms
+
+
+def _history_item(run: Run, kind: MaintenanceKind, now_ms: int) -> UpkeepRun:
     report = run.report or {}
-    outcome = report.get("outcome") if report.get("outcome") in {"Succeeded", "Failed", "Skipped", "Conflict"} else None
+    outcome: Outcome | None = next((one for one in get_args(Outcome) if one == report.get("outcome")), None)
     if outcome is None or (run.phase is Phase.FAILED and outcome == "Succeeded"):
         outcome = "Succeeded" if run.phase is Phase.SUCCEEDED else "Failed"
     message = str(report.get("message") or run.message or run.reason or "")
@@ -203,34 +216,29 @@ def _history_item(run: Run, now_ms: int) -> dict[str, Any]:
         raised = "compaction.memoryLimit" if run.kind == "compaction" else "the operator's workload.maintenanceMemory"
         message = f"the pod ran out of memory: raise {raised}. {message}"
     end_ms = run.finished_ms or now_ms
-    numbers = {
-        "bytesRead": report.get("bytes_read"),
-        "bytesWritten": report.get("bytes_written"),
-        "blobsDeleted": report.get("blobs_deleted"),
-        "diffsTruncated": report.get("diffs_truncated"),
-    }
-    return drop_none(
-        {
-            "id": run.name,
-            "type": _TYPE.get(run.kind),
-            "reason": run.planned_reason[:256],
-            "startTime": times.to_text(run.started_ms or run.created_ms),
-            "endTime": times.to_text(end_ms),
-            "outcome": outcome,
-            **{
-                name: int(value)
-                for name, value in numbers.items()
-                if isinstance(value, int) and 0 <= value <= _COUNT_MAX
-            },
-            "message": clip(redact(message), 512),
-        }
+    return UpkeepRun(
+        id=run.name,
+        type=_TYPE[kind],
+        reason=run.planned_reason[:256],
+        start_time=times.to_text(run.started_ms or run.created_ms),
+        end_time=times.to_text(end_ms),
+        outcome=outcome,
+        bytes_read=_count(report, "bytes_read"),
+        bytes_written=_count(report, "bytes_written"),
+        blobs_deleted=_count(report, "blobs_deleted"),
+        diffs_truncated=_count(report, "diffs_truncated"),
+        message=clip(redact(message), 512),
     )
 
 
-def _settle(block: Mapping[str, Any], shard: Shard, run: Run, item: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
-    end_ms = run.finished_ms or now_ms
-    outcome = item["outcome"]
-    failures = int(block.get("consecutiveFailures", 0)) + 1 if outcome == "Failed" else 0
+def _count(report: Mapping[str, Any], name: str) -> int | None:
+    value = report.get(name)
+    return int(value) if isinstance(value, int) and 0 <= value <= _COUNT_MAX else None
+
+
+def _settled(block: Upkeep, shard: Shard, run: Run, item: UpkeepRun, now_ms: int) -> Upkeep:
+    end_ms, outcome = run.finished_ms or now_ms, item.outcome
+    failures = (block.consecutive_failures or 0) + 1 if outcome == "Failed" else 0
     next_ms: int | None = None
     if outcome == "Failed":
         next_ms = now_ms + 1000 * min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2 ** min(failures - 1, 10))
@@ -240,20 +248,19 @@ def _settle(block: Mapping[str, Any], shard: Shard, run: Run, item: Mapping[str,
         next_ms = end_ms + 1000 * shard.spec.gc_interval_seconds
     elif outcome == "Skipped":
         next_ms = now_ms + 1000 * _AFTER_SKIPPED_S
-    return {
-        **block,
-        "lastResult": outcome,
-        "lastDurationSeconds": max(0, (end_ms - (run.started_ms or run.created_ms)) // 1000),
-        "consecutiveFailures": failures,
-        "lastSuccessTime": times.to_text(end_ms)
-        if outcome in {"Succeeded", "Skipped"}
-        else block.get("lastSuccessTime"),
-        "nextRunTime": None if next_ms is None else times.to_text(next_ms),
-        "settledJob": run.name,
-        "message": item.get("message", ""),
-    }
+    has_succeeded = outcome in {"Succeeded", "Skipped"}
+    return replace(
+        block,
+        last_result=outcome,
+        last_duration_seconds=max(0, (end_ms - (run.started_ms or run.created_ms)) // 1000),
+        consecutive_failures=failures,
+        last_success_time=times.to_text(end_ms) if has_succeeded else block.last_success_time,
+        next_run_time=None if next_ms is None else times.to_text(next_ms),
+        settled_job=run.name,
+        message=item.message or "",
+    )
 
 
-def _note(item: Mapping[str, Any]) -> Note:
-    text = f"{item['type']} {item['id']}: {item['outcome']}. {item.get('message', '')}".rstrip()
-    return Note("Warning" if item["outcome"] == "Failed" else "Normal", f"{item['type']}{item['outcome']}", text)
+def _note(item: UpkeepRun) -> Note:
+    text = f"{item.type} {item.id}: {item.outcome}. {item.message or ''}".rstrip()
+    return Note("Warning" if item.outcome == "Failed" else "Normal", f"{item.type}{item.outcome}", text)

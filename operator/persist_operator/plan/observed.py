@@ -14,6 +14,7 @@ from persist_engine.model.ownership import Owner
 
 from persist_operator.api import conditions
 from persist_operator.api.shard import NO_LABELS, Shard, ShardSchema, StorageRefused, StoreLocation
+from persist_operator.api.shard_status import Ddl
 from persist_operator.settings import OperatorSettings
 
 #: Reason of a condition: the API server refused what the operator asked for; the message has its words.
@@ -216,8 +217,8 @@ class ShardView:
         reachable = conditions.find(shard.status, "StorageReachable")
         if reachable is not None and reachable.get("status") == "False":
             return cls(found=True, reason="StorageUnreachable", message=str(reachable.get("message", "")))
-        schema = shard.status.get("schema")
-        if not shard.status.get("shardId") or not schema:
+        known = shard.known
+        if not known.shard_id or known.schema == Ddl():
             return cls(found=True, reason="ShardNotReady", message=f"PersistShard {name} is not initialised yet")
         try:
             location = shard.location(settings, namespace_labels)
@@ -226,9 +227,9 @@ class ShardView:
         return cls(
             found=True,
             reason="Resolved",
-            message=f"writes {shard.status['shardId']}",
-            shard_id=shard.status["shardId"],
-            schema=ShardSchema(key=schema.get("key", ""), value=schema.get("value", "")),
+            message=f"writes {known.shard_id}",
+            shard_id=known.shard_id,
+            schema=ShardSchema(key=known.schema.key or "", value=known.schema.value or ""),
             location=location,
         )
 

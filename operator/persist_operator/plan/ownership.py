@@ -28,7 +28,7 @@ def claim_of(shard: Shard, settings: OperatorSettings) -> Claim:
     return Claim(
         owner=owner_of(shard, settings),
         wanted=shard.spec.shard_id,
-        proposed=str(shard.status.get("shardId") or names.shard_id_of(shard.meta.uid)),
+        proposed=str(shard.known.shard_id or names.shard_id_of(shard.meta.uid)),
         known_seqno=shard_log.known_seqno(shard),
     )
 

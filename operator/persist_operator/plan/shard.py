@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.model.inspection import Inspection
@@ -19,9 +18,11 @@ from persist_engine.rows.schema import Schema
 
 from persist_operator.api import conditions, names, sink_pods, times
 from persist_operator.api.conditions import Condition
+from persist_operator.api.names import MaintenanceKind
 from persist_operator.api.pod_template import PodRefused
 from persist_operator.api.redact import redact
 from persist_operator.api.shard import InlineLocation, Shard, ShardSchema, StorageRefused, StoreLocation
+from persist_operator.api.shard_status import Ddl, ShardStatus, Upkeep
 from persist_operator.plan import inspecting, maintenance, ownership, podless, refusals, shard_log, shard_status
 from persist_operator.plan.actions import (
     Action,
@@ -53,7 +54,7 @@ class _Case:
     """A shard that exists and may be maintained, with all that its plan depends on. `base`: the status so far."""
 
     shard: Shard
-    base: Mapping[str, Any]
+    base: ShardStatus
     location: StoreLocation
     observed: ShardObserved
     now_ms: int
@@ -72,11 +73,11 @@ def plan_shard(shard: Shard, observed: ShardObserved, *, now_ms: int, settings: 
     try:
         location = shard.location(settings, observed.namespace_labels)
     except StorageRefused as error:
-        return _stalled(shard, shard.status, error.reason, str(error), now_ms)
+        return _stalled(shard, shard.known, error.reason, str(error), now_ms)
     try:
         sink_pods.check_maintenance(shard.spec, settings.workload)
     except PodRefused as error:
-        return _stalled(shard, shard.status, error.reason, str(error), now_ms)
+        return _stalled(shard, shard.known, error.reason, str(error), now_ms)
     plan = _planned(shard, location, observed, now_ms, settings)
     if isinstance(location, InlineLocation) and is_to_be_asked(shard):
         plan = inspecting.with_next(plan, shard, observed, location, now_ms=now_ms, settings=settings)
@@ -87,7 +88,7 @@ def _planned(
     shard: Shard, location: StoreLocation, observed: ShardObserved, now_ms: int, settings: OperatorSettings
 ) -> Plan:
     """What follows from what the stores say."""
-    base = {**shard.status, "store": shard_status.store_block(location)}
+    base = replace(shard.known, store=shard_status.stores(location))
     match observed.inspected:
         case Awaited(reason=reason, message=message):
             return _conditioned(shard, base, _waiting("Unknown", reason, message), now_ms, requeue_after_s=1)
@@ -109,13 +110,13 @@ def _planned(
             return _healthy(case, inspection)
 
 
-def _owning(shard: Shard, base: Mapping[str, Any], observed: ShardObserved) -> tuple[Shard, Mapping[str, Any]]:
+def _owning(shard: Shard, base: ShardStatus, observed: ShardObserved) -> tuple[Shard, ShardStatus]:
     """The resource with the shard that is its own on its status. Of one that it had before, nothing is kept."""
-    shard_id = observed.shard_id
-    if shard.status.get("shardId") not in {None, shard_id}:
-        kept = {name: value for name, value in shard.status.items() if name in {"conditions", "lastHandledRequests"}}
-        return replace(shard, status=kept), {**kept, "store": base["store"], "shardId": shard_id}
-    return shard, {**base, "shardId": shard_id}
+    shard_id, known = observed.shard_id, shard.known
+    if known.shard_id in {None, shard_id}:
+        return shard, replace(base, shard_id=shard_id)
+    kept = ShardStatus(conditions=known.conditions, last_handled_requests=known.last_handled_requests)
+    return replace(shard, status=kept.wire()), replace(kept, store=base.store, shard_id=shard_id)
 
 
 def _waiting(status: conditions.Status, reason: str, message: str) -> list[Condition]:
@@ -124,7 +125,7 @@ def _waiting(status: conditions.Status, reason: str, message: str) -> list[Condi
 
 def _conditioned(
     shard: Shard,
-    status: Mapping[str, Any],
+    status: ShardStatus,
     found: list[Condition],
     now_ms: int,
     *,
@@ -146,7 +147,7 @@ def _conditioned(
         found, shard.status.get("conditions", ()), generation=shard.meta.generation, now_ms=now_ms
     )
     return Plan(
-        status={**status, "observedGeneration": shard.meta.generation, "conditions": rendered},
+        status=replace(status, observed_generation=shard.meta.generation, conditions=tuple(rendered)).wire(),
         actions=actions,
         requeue_after_s=requeue_after_s,
         notes=notes,
@@ -156,7 +157,7 @@ def _conditioned(
 
 def _stalled(
     shard: Shard,
-    status: Mapping[str, Any],
+    status: ShardStatus,
     reason: str,
     message: str,
     now_ms: int,
@@ -176,15 +177,13 @@ def _has_reason(shard: Shard, condition_type: str, reason: str) -> bool:
     return found is not None and found.get("reason") == reason
 
 
-def _reachable(status: Mapping[str, Any]) -> Condition:
-    store = status.get("store", {})
-    return Condition(
-        "StorageReachable", "True", "Reachable", f"{store.get('blob')} and {store.get('consensus')} answer"
-    )
+def _reachable(status: ShardStatus) -> Condition:
+    stores = status.store
+    return Condition("StorageReachable", "True", "Reachable", f"{stores.blob} and {stores.consensus} answer")
 
 
 def _store_failed(
-    shard: Shard, base: Mapping[str, Any], failure: StoreFailure, now_ms: int, settings: OperatorSettings
+    shard: Shard, base: ShardStatus, failure: StoreFailure, now_ms: int, settings: OperatorSettings
 ) -> Plan:
     """Numbers stay as they were; the resource recovers by itself when the store is back."""
     if failure.permanent:
@@ -204,17 +203,17 @@ def _store_failed(
 
 def _missing(case: _Case) -> Plan:
     shard, base, now_ms = case.shard, case.base, case.now_ms
-    shard_id, seqno = base["shardId"], shard_log.known_seqno(shard)
+    shard_id, seqno = _id(base), shard_log.known_seqno(shard)
     if seqno is not None:
         message = (
-            f"shard {shard_id} was at v{seqno} and is gone from {base['store']['consensus']}: "
+            f"shard {shard_id} was at v{seqno} and is gone from {base.store.consensus}: "
             "the store was emptied, restored or exchanged; bring its data back, or see what blobs hold with "
             f"`persist admin recover {shard_id}`"
         )
         return _stalled(shard, base, "ShardLost", message, now_ms, reachable=True)
     if shard.spec.schema is None:
         message = (
-            f"there is no shard {shard_id} in {base['store']['consensus']}; "
+            f"there is no shard {shard_id} in {base.store.consensus}; "
             "add spec.schema to create it, or correct spec.shardId"
         )
         return _stalled(shard, base, "ShardNotFound", message, now_ms, reachable=True)
@@ -237,7 +236,7 @@ def _missing(case: _Case) -> Plan:
 
 
 def _initialise_failed(
-    shard: Shard, base: Mapping[str, Any], action: InitialiseShard, failure: ActionFailure, now_ms: int
+    shard: Shard, base: ShardStatus, action: InitialiseShard, failure: ActionFailure, now_ms: int
 ) -> Plan:
     wait_s = (_RETRY_PERMANENT_S if failure.permanent else _RETRY_S) - abs(now_ms - failure.at_ms) / 1000
     if failure.permanent and wait_s > 0:
@@ -279,25 +278,23 @@ def _schema_problem(wanted: ShardSchema, actual: ShardSchema | None) -> str | No
 def _healthy(case: _Case, inspection: Inspection) -> Plan:
     shard, now_ms = case.shard, case.now_ms
     folded = maintenance.fold(shard, case.observed.runs, now_ms)
-    blocks: dict[str, Any] = {kind: dict(block) for kind, block in folded.maintenance.items()}
     advance = _advance_since(case, inspection)
-    started, handled = _start_due(case, inspection, blocks)
+    started, blocks, handled = _start_due(case, inspection, folded.maintenance)
     accepted, recovered = shard_log.accept_token(shard), shard_log.was_recovered(shard, inspection)
     if accepted is not None:
-        handled[shard_log.ACCEPT] = accepted
+        handled = {**handled, shard_log.ACCEPT: accepted}
     told = (Note("Warning", "LogRecovered", f"the log was begun anew at v{inspection.seqno}"),) if recovered else ()
-    status = {
-        **case.base,
-        "engineVersion": shard_status.engine_version(inspection),
-        "schema": {"key": inspection.key_schema, "value": inspection.val_schema},
-        **_numbers(case, inspection, forced=bool(folded.notes or told or accepted), advanced=advance is not None),
-        "maintenance": blocks,
-        "lastHandledRequests": {**shard.status.get("lastHandledRequests", {}), **handled},
-        "history": list(folded.history),
-    }
+    status = replace(
+        _with_numbers(case, inspection, forced=bool(folded.notes or told or accepted), advanced=advance is not None),
+        engine_version=shard_status.engine_version(inspection),
+        schema=Ddl(key=inspection.key_schema, value=inspection.val_schema),
+        maintenance=blocks,
+        last_handled_requests={**(shard.known.last_handled_requests or {}), **handled},
+        history=folded.history,
+    )
     ready = "Suspended" if shard.spec.suspend else "Healthy"
     found = [
-        Condition("Ready", "True", ready, f"shard {case.base['shardId']} is initialised and its stores answer"),
+        Condition("Ready", "True", ready, f"shard {case.base.shard_id} is initialised and its stores answer"),
         _reachable(case.base),
         *_upkeep_conditions(case, inspection, blocks, started),
         _since_condition(case, inspection),
@@ -322,27 +319,33 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
     )
 
 
-def _numbers(case: _Case, inspection: Inspection, *, forced: bool, advanced: bool) -> dict[str, Any]:
-    """The reporting blocks: new ones, or none (the status keeps its own) while those are young or nothing changed.
+def _with_numbers(case: _Case, inspection: Inspection, *, forced: bool, advanced: bool) -> ShardStatus:
+    """The status so far, with new reporting blocks; with its own while those are young or nothing changed.
 
     So a busy shard writes its status every `numbers_seconds`, and an idle one not at all.
     """
-    frontiers = case.shard.status.get("frontiers", {})
-    seen_ms = times.to_ms(frontiers.get("observedTime"))
-    same_generation = case.shard.status.get("observedGeneration") == case.shard.meta.generation
+    known = case.shard.known
+    frontiers = known.frontiers
+    seen_ms = times.to_ms(frontiers.observed_time)
+    same_generation = known.observed_generation == case.shard.meta.generation
     if seen_ms is not None and same_generation and not forced and not advanced:
         # Times ahead of now were written by a clock that has gone back since: they hold nothing up.
         young = 0 <= case.now_ms - seen_ms < case.settings.loop.numbers_seconds * 1000
-        if young or (frontiers.get("seqno") == inspection.seqno and inspection.oldest_uncompacted_ms is None):
-            return {}
-    numbers = shard_status.numbers(
+        if young or (frontiers.seqno == inspection.seqno and inspection.oldest_uncompacted_ms is None):
+            return case.base
+    return shard_status.with_numbers(
+        case.base,
         inspection,
         now_ms=case.observed.inspected_ms or case.now_ms,
         left_out=(case.observed.readers_left_out, case.observed.writers_left_out),
-        critical_id=names.critical_id_of(case.base["shardId"]),
-        since_advanced=times.to_text(case.now_ms) if advanced else frontiers.get("sinceAdvancedTime"),
+        critical_id=names.critical_id_of(_id(case.base)),
+        since_advanced=times.to_text(case.now_ms) if advanced else frontiers.since_advanced_time,
     )
-    return {**numbers, "log": shard_log.block(inspection)}
+
+
+def _id(status: ShardStatus) -> str:
+    """The shard, which is the resource's by now."""
+    return str(status.shard_id)
 
 
 def _advance_since(case: _Case, inspection: Inspection) -> AdvanceSince | None:
@@ -350,15 +353,15 @@ def _advance_since(case: _Case, inspection: Inspection) -> AdvanceSince | None:
     target = since_target_ms(inspection.upper, shard.spec.since_lag_seconds * 1000)
     if shard.spec.suspend or inspection.is_tombstone or target is None or isinstance(case.location, InlineLocation):
         return None
-    critical_id = names.critical_id_of(case.base["shardId"])
+    critical_id = names.critical_id_of(_id(case.base))
     held = shard_status.own_since_ms(inspection, critical_id)
-    last_ms = times.to_ms(shard.status.get("frontiers", {}).get("sinceAdvancedTime"))
+    last_ms = times.to_ms(shard.known.frontiers.since_advanced_time)
     too_soon = last_ms is not None and 0 <= case.now_ms - last_ms < case.settings.loop.since_seconds * 1000
     if too_soon or (held is not None and target <= held):
         return None
     return AdvanceSince(
         owner=ownership.owner_of(shard, case.settings),
-        shard_id=case.base["shardId"],
+        shard_id=_id(case.base),
         location=case.location,
         critical_id=critical_id,
         since_ms=max(target, held or 0),
@@ -366,33 +369,37 @@ def _advance_since(case: _Case, inspection: Inspection) -> AdvanceSince | None:
 
 
 def _start_due(
-    case: _Case, inspection: Inspection, blocks: dict[str, Any]
-) -> tuple[tuple[StartMaintenance, ...], dict[str, str]]:
-    """Start what is due and enter the intent into `blocks`; that of what was refused stands there until it is tried again."""
-    shard, spec, started, handled = case.shard, case.shard.spec, [], {}
+    case: _Case, inspection: Inspection, blocks: Mapping[MaintenanceKind, Upkeep]
+) -> tuple[tuple[StartMaintenance, ...], Mapping[MaintenanceKind, Upkeep], Mapping[str, str]]:
+    """What is due, `blocks` with the intent of it, and the requests that it handles. The intent of what was refused stands in `blocks`
+    until it is tried again.
+    """
     if inspecting.is_behind(case.observed, blocks):
-        return (), {}
+        return (), blocks, {}
+    shard, spec = case.shard, case.shard.spec
+    started, intended, handled = [], dict(blocks), {}
     for due in maintenance.due(shard, inspection, blocks, case.observed.runs, case.now_ms):
-        seqno, block = int(inspection.seqno), blocks.get(due.kind, {})
+        seqno, block = int(inspection.seqno), blocks.get(due.kind, Upkeep())
         retry = maintenance.retry_number(block, seqno)
         name = names.maintenance_name(shard.meta.name, due.kind, seqno, retry=retry)
         refusal = _refusal(case, due.kind)
         if refusal is None or refusals.wait_s(refusal, generation=shard.meta.generation, now_ms=case.now_ms) <= 0:
-            blocks[due.kind] = {
-                **{key: value for key, value in block.items() if key != "nextRunTime"},
-                "jobName": name,
-                "lastAttemptTime": times.to_text(case.now_ms),
-                "lastSeqno": seqno,
-                "lastReason": due.reason[:256],
-                "retry": retry,
-            }
+            intended[due.kind] = replace(
+                block,
+                next_run_time=None,
+                job_name=name,
+                last_attempt_time=times.to_text(case.now_ms),
+                last_seqno=seqno,
+                last_reason=due.reason[:256],
+                retry=retry,
+            )
             if due.request_token is not None:
                 handled[names.VERB[due.kind]] = due.request_token
         started.append(
             StartMaintenance(
                 kind=due.kind,
                 name=name,
-                shard_id=case.base["shardId"],
+                shard_id=_id(case.base),
                 location=case.location,
                 seqno=seqno,
                 reason=due.reason,
@@ -403,27 +410,27 @@ def _start_due(
                 template=spec.maintenance_template,
             )
         )
-    return tuple(started), handled
+    return tuple(started), intended, handled
 
 
-def _refusal(case: _Case, kind: names.MaintenanceKind) -> ActionFailure | None:
+def _refusal(case: _Case, kind: MaintenanceKind) -> ActionFailure | None:
     return case.observed.failures.get(maintenance_key(kind))
 
 
-_UPKEEP: tuple[tuple[str, names.MaintenanceKind], ...] = (
+_UPKEEP: tuple[tuple[str, MaintenanceKind], ...] = (
     ("CompactionCurrent", "compaction"),
     ("GarbageCollected", "gc"),
 )
 
 
 def _upkeep_conditions(
-    case: _Case, inspection: Inspection, blocks: Mapping[str, Any], wanted: Iterable[StartMaintenance]
+    case: _Case, inspection: Inspection, blocks: Mapping[MaintenanceKind, Upkeep], wanted: Iterable[StartMaintenance]
 ) -> list[Condition]:
     shard, found = case.shard, []
     for condition_type, kind in _UPKEEP:
-        block, refusal = blocks.get(kind, {}), _refusal(case, kind)
-        failures = int(block.get("consecutiveFailures", 0))
-        run = next((one for one in case.observed.runs if one.name == block.get("jobName")), None)
+        block, refusal = blocks.get(kind, Upkeep()), _refusal(case, kind)
+        failures = block.consecutive_failures or 0
+        run = next((one for one in case.observed.runs if one.name == block.job_name), None)
         if refusal is not None and any(one.kind == kind for one in wanted):
             found.append(Condition(condition_type, "False", refusal.reason, refusal.message))
         elif run is not None and run.refused and not run.phase.finished:
@@ -433,19 +440,17 @@ def _upkeep_conditions(
             found.append(Condition(condition_type, "False", "Pending", f"{run.name} does not start: {why}"))
         elif failures >= maintenance.FAILURES_WORTH_TELLING:
             found.append(
-                Condition(
-                    condition_type, "False", "Failing", f"{failures} runs failed in a row: {block.get('message', '')}"
-                )
+                Condition(condition_type, "False", "Failing", f"{failures} runs failed in a row: {block.message or ''}")
             )
         elif kind == "compaction" and maintenance.debt_reason(shard, inspection, blocks, "compaction") is not None:
-            found.append(_compaction_debt(shard, block, run))
+            found.append(_compaction_debt(shard, run))
         else:
             found.append(Condition(condition_type, "True", "Current", ""))
     return found
 
 
 def _since_condition(case: _Case, inspection: Inspection) -> Condition:
-    critical_id = names.critical_id_of(case.base["shardId"])
+    critical_id = names.critical_id_of(_id(case.base))
     target = since_target_ms(inspection.upper, case.shard.spec.since_lag_seconds * 1000)
     own, failure = shard_status.own_since_ms(inspection, critical_id), case.observed.failures.get("AdvanceSince")
     if failure is not None and target is not None and (own is None or own < target):
@@ -457,7 +462,7 @@ def _since_condition(case: _Case, inspection: Inspection) -> Condition:
     return Condition("SinceAdvancing", "True", "Advancing", "")
 
 
-def _compaction_debt(shard: Shard, block: Mapping[str, Any], run: Run | None) -> Condition:
+def _compaction_debt(shard: Shard, run: Run | None) -> Condition:
     if shard.spec.suspend or shard.spec.compaction_mode != "Automatic":
         why = "spec.suspend is true" if shard.spec.suspend else f"compaction.mode is {shard.spec.compaction_mode}"
         return Condition(

@@ -4,14 +4,11 @@ accept another one. A store that lost versions and has grown since looks sound t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from persist_engine.model.inspection import Inspection
-from persist_engine.model.rebirth import is_recovered_from
 
 from persist_operator.api import names
 from persist_operator.api.shard import Shard
+from persist_operator.api.shard_status import LogEntry
 
 #: The request that accepts a log which lost versions, after `persistshard.io/request-`.
 ACCEPT = "accept-log"
@@ -19,27 +16,24 @@ ACCEPT = "accept-log"
 
 def known_seqno(shard: Shard) -> int | None:
     """The newest version that the status tells of."""
-    log = shard.status.get("log", {})
-    seqno = log.get("seqno", shard.status.get("frontiers", {}).get("seqno"))
-    return None if seqno is None else int(seqno)
+    known = shard.known
+    return known.frontiers.seqno if known.log.seqno is None else known.log.seqno
 
 
-def block(inspection: Inspection) -> dict[str, Any]:
+def entry(inspection: Inspection) -> LogEntry:
     """status.log: which log this is, and its newest entry."""
-    return {"birth": inspection.birth, "seqno": inspection.seqno, "tag": inspection.tag}
+    return LogEntry(birth=inspection.birth, seqno=inspection.seqno, tag=inspection.tag)
 
 
 def accept_token(shard: Shard) -> str | None:
     """The token of an annotation that accepts whatever log there is, when it was not handled yet."""
     token = shard.meta.annotations.get(f"{names.REQUEST_PREFIX}{ACCEPT}", "")[:64]
-    handled = shard.status.get("lastHandledRequests", {}).get(ACCEPT)
-    return token if token and token != handled else None
+    return token if token and token != shard.known.handled(ACCEPT) else None
 
 
 def was_recovered(shard: Shard, inspection: Inspection) -> bool:
     """Whether `persist admin recover` began this log anew in the place of the one that the status tells of."""
-    known = str(shard.status.get("log", {}).get("birth", ""))
-    return is_recovered_from(_bytes(inspection.birth), _bytes(known))
+    return inspection.is_recovered_from(shard.known.log.birth or "")
 
 
 def loss(shard: Shard, inspection: Inspection) -> str | None:
@@ -48,8 +42,7 @@ def loss(shard: Shard, inspection: Inspection) -> str | None:
     """
     if accept_token(shard) is not None or was_recovered(shard, inspection):
         return None
-    log: Mapping[str, Any] = shard.status.get("log", {})
-    birth, tag, seqno = log.get("birth"), log.get("tag"), known_seqno(shard)
+    birth, tag, seqno = shard.known.log.birth, shard.known.log.tag, known_seqno(shard)
     if birth and inspection.birth != birth:
         what = f"the log that was known, born as {birth}, was replaced by one born as {inspection.birth}"
     elif seqno is not None and inspection.seqno < seqno:
@@ -63,10 +56,3 @@ def loss(shard: Shard, inspection: Inspection) -> str | None:
         f"what blobs hold with `persist admin recover {inspection.shard_id}`; or go on with the log as it is: annotate the "
         f"resource with {names.REQUEST_PREFIX}{ACCEPT}=<any new value>"
     )
-
-
-def _bytes(text: str) -> bytes:
-    try:
-        return bytes.fromhex(text)
-    except ValueError:
-        return b""

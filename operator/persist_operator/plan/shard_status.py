@@ -2,67 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
+from persist_engine.base.secrets import shown_url
 from persist_engine.model.inspection import Inspection, ReaderInfo
-from persist_engine.storage.urls import shown_url
 
 from persist_operator.api import times
 from persist_operator.api.redact import redact
 from persist_operator.api.shard import StoreLocation
-from persist_operator.plan.actions import drop_none
+from persist_operator.api.shard_status import Debt, Frontiers, Holder, Holds, ShardStatus, Storage, Stores
+from persist_operator.plan import shard_log
 
 _BLOCKING_MAX = 5
 #: Times below this (in 1973, as ms) are no wall-clock times: lags mean nothing.
 _WALL_CLOCK_FROM_MS = 100_000_000_000
 
 
-def store_block(location: StoreLocation) -> dict[str, str]:
+def stores(location: StoreLocation) -> Stores:
     """The stores for people: neither credentials nor parameters."""
-    return {"blob": shown_url(location.blob)[:1024], "consensus": shown_url(location.consensus)[:1024]}
+    return Stores(blob=shown_url(location.blob)[:1024], consensus=shown_url(location.consensus)[:1024])
 
 
-def numbers(
+def with_numbers(
+    status: ShardStatus,
     inspection: Inspection,
     *,
     now_ms: int,
     critical_id: str,
     since_advanced: str | None,
     left_out: tuple[int, int] = (0, 0),
-) -> dict[str, Any]:
-    """frontiers, storage, holds and debt as they stand in the state. `left_out`: readers and writers that are counted only."""
-    return {
-        "frontiers": _frontiers(inspection, now_ms, since_advanced),
-        "storage": {
-            "batches": inspection.batches,
-            "uncompactedBatches": inspection.uncompacted_batches,
-            "runs": inspection.runs,
-            "parts": inspection.parts,
-            "updates": inspection.updates,
-            "liveBytes": inspection.live_bytes,
-            "inlineBytes": inspection.inline_bytes,
-            "rollups": inspection.rollups,
-            "latestRollupSeqno": int(inspection.latest_rollup_seqno),
-            "liveDiffs": inspection.live_diffs,
-        },
-        "holds": drop_none(
-            {
-                "readers": len(inspection.readers) + left_out[0],
-                "writers": len(inspection.writers) + left_out[1],
-                "blocking": [_reader(one) for one in blocking_readers(inspection, critical_id)] or None,
-            }
+) -> ShardStatus:
+    """`status` with frontiers, storage, holds, debt and log of `inspection`. `left_out`: readers and writers that are counted only."""
+    oldest_ms = inspection.oldest_uncompacted_ms
+    return replace(
+        status,
+        frontiers=_frontiers(inspection, now_ms, since_advanced),
+        storage=Storage(
+            batches=inspection.batches,
+            uncompacted_batches=inspection.uncompacted_batches,
+            runs=inspection.runs,
+            parts=inspection.parts,
+            updates=inspection.updates,
+            live_bytes=inspection.live_bytes,
+            inline_bytes=inspection.inline_bytes,
+            rollups=inspection.rollups,
+            latest_rollup_seqno=int(inspection.latest_rollup_seqno),
+            live_diffs=inspection.live_diffs,
         ),
-        "debt": drop_none(
-            {
-                "compactionBytes": inspection.compaction_bytes,
-                "gcSeqnos": inspection.gc_seqnos,
-                "oldestUncompactedSeconds": None
-                if inspection.oldest_uncompacted_ms is None
-                else max(0, (now_ms - inspection.oldest_uncompacted_ms) // 1000),
-            }
+        holds=Holds(
+            readers=len(inspection.readers) + left_out[0],
+            writers=len(inspection.writers) + left_out[1],
+            blocking=tuple(_holder(one) for one in blocking_readers(inspection, critical_id)) or None,
         ),
-    }
+        debt=Debt(
+            compaction_bytes=inspection.compaction_bytes,
+            gc_seqnos=inspection.gc_seqnos,
+            oldest_uncompacted_seconds=None if oldest_ms is None else max(0, (now_ms - oldest_ms) // 1000),
+        ),
+        log=shard_log.entry(inspection),
+    )
 
 
 def blocking_readers(inspection: Inspection, critical_id: str) -> list[ReaderInfo]:
@@ -85,32 +83,28 @@ def frontier_text(time: int | None) -> str:
     return "" if time is None else str(time)
 
 
-def _frontiers(inspection: Inspection, now_ms: int, since_advanced: str | None) -> dict[str, Any]:
+def _frontiers(inspection: Inspection, now_ms: int, since_advanced: str | None) -> Frontiers:
     upper, since = inspection.upper, inspection.since
     wall_clock = upper is not None and upper >= _WALL_CLOCK_FROM_MS
-    return drop_none(
-        {
-            "since": frontier_text(since),
-            "upper": frontier_text(upper),
-            "seqno": int(inspection.seqno),
-            "upperLagSeconds": (now_ms - upper) // 1000 if upper is not None and wall_clock else None,
-            "sinceLagSeconds": (upper - since) // 1000
-            if upper is not None and since is not None and wall_clock
-            else None,
-            "observedTime": times.to_text(now_ms),
-            "sinceAdvancedTime": since_advanced,
-        }
+    return Frontiers(
+        since=frontier_text(since),
+        upper=frontier_text(upper),
+        seqno=int(inspection.seqno),
+        upper_lag_seconds=(now_ms - upper) // 1000 if upper is not None and wall_clock else None,
+        since_lag_seconds=(upper - since) // 1000 if upper is not None and since is not None and wall_clock else None,
+        observed_time=times.to_text(now_ms),
+        since_advanced_time=since_advanced,
     )
 
 
-def _reader(reader: ReaderInfo) -> Mapping[str, Any]:
-    return {
-        "id": reader.id,
-        "purpose": redact(reader.purpose)[:256],
-        "kind": reader.kind,
-        "hostname": reader.hostname[:253],
-        "since": frontier_text(reader.since),
-    }
+def _holder(reader: ReaderInfo) -> Holder:
+    return Holder(
+        id=reader.id,
+        purpose=redact(reader.purpose)[:256],
+        kind=reader.kind,
+        hostname=reader.hostname[:253],
+        since=frontier_text(reader.since),
+    )
 
 
 def engine_version(inspection: Inspection) -> str:

@@ -8,9 +8,8 @@ before it starts.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from persist_engine.base.errors import InvalidUsage
@@ -18,85 +17,103 @@ from persist_engine.base.errors import InvalidUsage
 from persist_operator.api import names, sink_pods, times
 from persist_operator.api.redact import redact
 from persist_operator.api.sink import Sink
+from persist_operator.api.sink_status import (
+    Attempt,
+    AttemptOutcome,
+    DriverPhase,
+    DriverState,
+    LastFailure,
+    Progress,
+    RunState,
+    SinkStatus,
+)
 from persist_operator.plan import failures, refusals, schedule, sink_status
-from persist_operator.plan.actions import Action, Note, Plan, StartDriver, StopRun
+from persist_operator.plan.actions import Action, Note, Plan, StartDriver, StopEvent, StopRun
 from persist_operator.plan.failures import Failure
 from persist_operator.plan.observed import Phase, Run, SinkObserved
 from persist_operator.settings import OperatorSettings
 
-_OPEN = {"Creating", "Pending", "Running"}
 #: How long after its grace period a driver that is being deleted is waited for. One on a node that is cut off never
 #: goes by itself; that two may run then costs no data, since the shard takes one of them.
 _GONE_AFTER_MS = 60_000
 _RESTART_REQUEST = "restart"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Draft:
-    """The plan while it is made. `status` is a private copy."""
+    """The plan as far as it is made."""
 
     sink: Sink
     observed: SinkObserved
     now_ms: int
-    status: dict[str, Any]
-    actions: list[Action] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
-    wake_ms: list[int] = field(default_factory=list)
+    status: SinkStatus
+    actions: tuple[Action, ...] = ()
+    notes: tuple[Note, ...] = ()
+    wake_ms: tuple[int, ...] = ()
 
     @property
-    def run(self) -> dict[str, Any]:
-        """status.run, made when absent."""
-        block: dict[str, Any] = self.status.setdefault("run", {})
-        return block
-
-    @property
-    def driver(self) -> dict[str, Any]:
-        """status.driver, made when absent."""
-        block: dict[str, Any] = self.status.setdefault("driver", {})
-        return block
-
-    @property
-    def is_open(self) -> bool:
-        """Whether an attempt is going, as far as the status knows."""
-        return is_under_way(self.status)
+    def now(self) -> str:
+        """The time as a status has it."""
+        return times.to_text(self.now_ms)
 
     def child(self) -> Run | None:
         """The newest attempt as observed."""
-        return next((one for one in self.observed.runs if one.name == self.driver.get("podName")), None)
+        return next((one for one in self.observed.runs if one.name == self.status.driver.pod_name), None)
 
+    def having(self, **changes: Any) -> Draft:
+        """With these fields of the status changed."""
+        return replace(self, status=replace(self.status, **changes))
 
-def is_under_way(status: Mapping[str, Any]) -> bool:
-    """Whether the status knows of an attempt that has not ended."""
-    return status.get("driver", {}).get("phase") in _OPEN
+    def having_run(self, **changes: Any) -> Draft:
+        """With these fields of status.run changed."""
+        return self.having(run=replace(self.status.run, **changes))
+
+    def having_driver(self, **changes: Any) -> Draft:
+        """With these fields of status.driver changed."""
+        return self.having(driver=replace(self.status.driver, **changes))
+
+    def acting(self, action: Action) -> Draft:
+        """With one action more."""
+        return replace(self, actions=(*self.actions, action))
+
+    def stopping(self, name: str | None, reason: str, *, grace_seconds: int = 0, event: StopEvent = "") -> Draft:
+        """With the stop of one driver more."""
+        stop = StopRun(kind="driver", name=str(name), reason=reason, grace_seconds=grace_seconds, event=event)
+        return self.acting(stop)
+
+    def noting(self, note: Note) -> Draft:
+        """With one Event more."""
+        return replace(self, notes=(*self.notes, note))
+
+    def waking(self, at_ms: int) -> Draft:
+        """With another look at `at_ms`."""
+        return replace(self, wake_ms=(*self.wake_ms, at_ms))
 
 
 def plan_sink(sink: Sink, observed: SinkObserved, *, now_ms: int, settings: OperatorSettings) -> Plan:
     """The next steps for `sink`. Deterministic; the same inputs give the same plan."""
     if sink.meta.deleting:
         return Plan(status=sink.status)
-    draft = Draft(sink, observed, now_ms, copy.deepcopy(dict(sink.status)))
-    draft.status["activeRevision"] = sink.spec.revision
+    before = SinkStatus.of(sink.status)
+    draft = Draft(sink, observed, now_ms, replace(before, active_revision=sink.spec.revision))
     problem: InvalidUsage | None = None
-    _adopt(draft)
-    _follow(draft)
-    _force_out(draft)
-    _handle_requests(draft)
+    draft = _handle_requests(_force_out(_follow(_adopt(draft))))
     try:
         sink_pods.check(sink.spec, settings.workload)
-        _choose_run(draft)
+        draft = _choose_run(draft)
     except InvalidUsage as error:
         problem = error
-    _stop_strays(draft)
+    draft = _stop_strays(draft)
     if problem is None:
-        _start_attempt(draft)
-    _clear_away(draft)
-    sink_status.finish(draft.status, sink, observed, problem=problem, now_ms=now_ms)
+        draft = _start_attempt(draft)
+    draft = _clear_away(draft)
+    status = sink_status.finished(draft.status, sink, observed, problem=problem, now_ms=now_ms)
     requeue_s = min(((at - now_ms) / 1000 for at in draft.wake_ms), default=settings.loop.resync_seconds)
     plan = Plan(
-        status={name: value for name, value in draft.status.items() if value not in ({}, None)},
-        actions=tuple(draft.actions),
+        status=status.wire(),
+        actions=draft.actions,
         requeue_after_s=max(0.5, requeue_s),
-        notes=tuple(draft.notes),
+        notes=draft.notes,
         is_periodic=not draft.wake_ms,
     )
     return refusals.told(
@@ -104,325 +121,296 @@ def plan_sink(sink: Sink, observed: SinkObserved, *, now_ms: int, settings: Oper
     )
 
 
-def _adopt(draft: Draft) -> None:
+def _adopt(draft: Draft) -> Draft:
     """A child newer than the status: the intent was lost with the status, or never seen. Go on from the child."""
     newest = max(draft.observed.runs, key=lambda one: one.attempt, default=None)
-    if newest is None or newest.attempt <= draft.status.get("attempt", 0):
-        return
-    draft.status["attempt"] = newest.attempt
-    draft.status["run"] = {
-        "number": newest.run_number,
-        "id": newest.run_id,
-        "revision": newest.revision,
-        **({"shardId": draft.observed.shard.shard_id} if draft.observed.shard.usable else {}),
-        "firstAttempt": newest.attempt,
-        "state": "Running",
-        **({} if newest.scheduled_ms is None else {"scheduledTime": times.to_text(newest.scheduled_ms)}),
-    }
-    draft.status["driver"] = {
-        "podName": newest.name,
-        "phase": "Pending",
-        "startTime": times.to_text(newest.started_ms or newest.created_ms),
-    }
+    if newest is None or newest.attempt <= (draft.status.attempt or 0):
+        return draft
+    run = RunState(
+        number=newest.run_number,
+        id=newest.run_id,
+        revision=newest.revision,
+        shard_id=draft.observed.shard.shard_id if draft.observed.shard.usable else None,
+        first_attempt=newest.attempt,
+        state="Running",
+        scheduled_time=None if newest.scheduled_ms is None else times.to_text(newest.scheduled_ms),
+    )
+    start_time = times.to_text(newest.started_ms or newest.created_ms)
+    driver = DriverState(pod_name=newest.name, phase="Pending", start_time=start_time)
+    return draft.having(attempt=newest.attempt, run=run, driver=driver)
 
 
-def _follow(draft: Draft) -> None:
+def _follow(draft: Draft) -> Draft:
     """Bring the open attempt's block up to what was observed, and settle it when it is over."""
-    if not draft.is_open:
-        return
-    child, spec = draft.child(), draft.sink.spec
+    if not draft.status.is_under_way:
+        return draft
+    child, spec, driver = draft.child(), draft.sink.spec, draft.status.driver
     if child is None:
-        if draft.driver["phase"] == "Creating":
-            _watch_creation(draft)
-        else:
-            name = str(draft.driver.get("podName"))
-            # The pod is gone, its Service and ConfigMap are not.
-            draft.actions.append(StopRun(kind="driver", name=name, reason="the driver is lost", grace_seconds=0))
-            _fail(draft, failures.lost(name), phase="Lost", end_ms=draft.now_ms)
-        return
+        if driver.phase == "Creating":
+            return _watch_creation(draft)
+        # The pod is gone, its Service and ConfigMap are not.
+        draft = draft.stopping(driver.pod_name, "the driver is lost")
+        return _fail(draft, failures.lost(str(driver.pod_name)), phase="Lost", end_ms=draft.now_ms)
     if child.phase is Phase.SUCCEEDED and (child.report or {}).get("outcome", "Succeeded") == "Succeeded":
-        _succeed(draft, child)
-    elif child.phase.finished:
-        _fail(draft, failures.classify(child), phase="Failed", end_ms=child.finished_ms or draft.now_ms)
-    elif child.deleting:
+        return _succeed(draft, child)
+    if child.phase.finished:
+        return _fail(draft, failures.classify(child), phase="Failed", end_ms=child.finished_ms or draft.now_ms)
+    if child.deleting:
         # Somebody is deleting it: wait for its end (see `_force_out`), which is then its failure.
-        draft.driver["phase"] = child.phase.value
-    elif spec.suspend or _outdated(draft):
-        _stop(draft, child, "suspended" if spec.suspend else _outdated(draft))
-    else:
-        _watch_limits(draft, child)
+        return draft.having_driver(phase=child.phase.value)
+    if spec.suspend or _outdated(draft):
+        return _stop(draft, child, "suspended" if spec.suspend else _outdated(draft))
+    return _watch_limits(draft, child)
 
 
-def _force_out(draft: Draft) -> None:
+def _force_out(draft: Draft) -> Draft:
     """Remove drivers whose deletion does not come to an end: nothing else starts while they are there."""
     for run in draft.observed.runs:
         if run.phase.finished or not run.deleting or run.deleted_ms is None:
             continue
         limit_ms = run.deleted_ms + _GONE_AFTER_MS
         if draft.now_ms < limit_ms:
-            draft.wake_ms.append(limit_ms)
+            draft = draft.waking(limit_ms)
         else:
-            reason = "its node does not say that it ended"
-            draft.actions.append(
-                StopRun(kind="driver", name=run.name, reason=reason, grace_seconds=0, event="DriverForcedOut")
-            )
+            draft = draft.stopping(run.name, "its node does not say that it ended", event="DriverForcedOut")
+    return draft
 
 
-def _start_limit_ms(draft: Draft) -> int:
-    """Until when the driver has to run. It counts from the intent: what is refused takes up the time as what is not scheduled."""
-    intended_ms = times.to_ms(draft.driver.get("startTime"))
+def _with_start_limit(draft: Draft) -> tuple[Draft, int]:
+    """The draft with the time of the intent, and until when the driver has to run. The time counts from the intent, so that a refusal
+    takes it up as waiting for a node does.
+    """
+    intended_ms = times.to_ms(draft.status.driver.start_time)
     if intended_ms is None or intended_ms > draft.now_ms:
         # Written by a clock that has gone back since.
         intended_ms = draft.now_ms
-        draft.driver["startTime"] = times.to_text(intended_ms)
-    return intended_ms + 1000 * draft.sink.spec.driver_start_seconds
+        draft = draft.having_driver(start_time=draft.now)
+    return draft, intended_ms + 1000 * draft.sink.spec.driver_start_seconds
 
 
-def _watch_creation(draft: Draft) -> None:
+def _watch_creation(draft: Draft) -> Draft:
     """End an attempt that is refused for too long. One that was never asked for (no operator ran, or there is no room) begins
     anew: its time-out tells of refusals only.
     """
-    limit_ms, refusal = _start_limit_ms(draft), draft.observed.failures.get("StartDriver")
+    draft, limit_ms = _with_start_limit(draft)
+    refusal = draft.observed.failures.get("StartDriver")
     if draft.now_ms < limit_ms:
-        draft.wake_ms.append(limit_ms)
-    elif refusal is None:
-        draft.driver["startTime"] = times.to_text(draft.now_ms)
-    else:
-        # What was made of it goes as a leftover: what it was refused for may be another's of the same name.
-        name, seconds = str(draft.driver["podName"]), draft.sink.spec.driver_start_seconds
-        _fail(draft, failures.not_created(name, seconds, refusal), phase="Failed", end_ms=draft.now_ms)
+        return draft.waking(limit_ms)
+    if refusal is None:
+        return draft.having_driver(start_time=draft.now)
+    # What was made of it goes as a leftover: what it was refused for may be another's of the same name.
+    name, seconds = str(draft.status.driver.pod_name), draft.sink.spec.driver_start_seconds
+    return _fail(draft, failures.not_created(name, seconds, refusal), phase="Failed", end_ms=draft.now_ms)
 
 
-def _watch_limits(draft: Draft, child: Run) -> None:
+def _watch_limits(draft: Draft, child: Run) -> Draft:
     spec = draft.sink.spec
-    draft.driver["phase"] = child.phase.value
+    draft = draft.having_driver(phase=child.phase.value)
     if child.phase is Phase.PENDING:
-        limit_ms, failure = _start_limit_ms(draft), failures.not_started(child, spec.driver_start_seconds)
+        draft, limit_ms = _with_start_limit(draft)
+        failure = failures.not_started(child, spec.driver_start_seconds)
     elif spec.active_deadline_seconds is not None:
         limit_ms = (child.started_ms or child.created_ms) + 1000 * spec.active_deadline_seconds
         failure = failures.too_long(child, spec.active_deadline_seconds)
     else:
-        return
+        return draft
     if draft.now_ms < limit_ms:
-        draft.wake_ms.append(limit_ms)
-        return
-    draft.actions.append(
-        StopRun(kind="driver", name=child.name, reason=failure.reason, grace_seconds=spec.termination_grace_seconds)
-    )
-    _fail(draft, failure, phase="Failed", end_ms=draft.now_ms)
+        return draft.waking(limit_ms)
+    draft = draft.stopping(child.name, failure.reason, grace_seconds=spec.termination_grace_seconds)
+    return _fail(draft, failure, phase="Failed", end_ms=draft.now_ms)
 
 
-def _stop(draft: Draft, child: Run, why: str) -> None:
+def _stop(draft: Draft, child: Run, why: str) -> Draft:
     grace = draft.sink.spec.termination_grace_seconds
-    draft.actions.append(
-        StopRun(kind="driver", name=child.name, reason=why, grace_seconds=grace, event="DriverStopped")
-    )
-    draft.driver.update(phase="Deleted", endTime=times.to_text(draft.now_ms))
-    _remember(draft, "Stopped", None, f"stopped: {why}")
+    draft = draft.stopping(child.name, why, grace_seconds=grace, event="DriverStopped")
+    draft = draft.having_driver(phase="Deleted", end_time=draft.now)
+    return _remember(draft, "Stopped", None, f"stopped: {why}")
 
 
-def _succeed(draft: Draft, child: Run) -> None:
+def _succeed(draft: Draft, child: Run) -> Draft:
     report, end = child.report or {}, times.to_text(child.finished_ms or draft.now_ms)
-    draft.driver.update(phase="Succeeded", endTime=end)
-    draft.run["state"] = "Succeeded"
-    draft.status["consecutiveFailures"] = 0
-    draft.status.pop("nextAttemptTime", None)
     upper = report.get("upper")
-    progress = {"rowsRead": report.get("rows_read"), "updatesWritten": report.get("updates_written")}
     # An attempt that was lost had committed: its numbers are lost with it, those of the run before are not this one's.
     done = bool(report.get("already_done"))
-    draft.status["progress"] = {
-        **({"upper": str(upper)} if upper is not None else {}),
-        **{name: value for name, value in progress.items() if isinstance(value, int) and not done},
-        "lastCommitTime": end,
-    }
-    if draft.sink.spec.mode == "Scheduled":
-        draft.status.setdefault("schedule", {})["lastSuccessTime"] = end
-    message = "the data was already there" if done else redact(str(report.get("message") or ""))
-    _remember(draft, "Succeeded", None, message)
-    numbers = f"{report.get('rows_read', 0)} rows read, {report.get('updates_written', 0)} updates written"
-    draft.notes.append(Note("Normal", "RunSucceeded", f"{child.name}: {message if done else numbers}"))
-
-
-def _fail(draft: Draft, failure: Failure, *, phase: str, end_ms: int) -> None:
-    """Enter a failure and decide whether and when there is another attempt."""
-    spec, status, end = draft.sink.spec, draft.status, times.to_text(end_ms)
-    draft.driver.update(phase=phase, endTime=end)
-    if failure.counts:
-        status["consecutiveFailures"] = status.get("consecutiveFailures", 0) + 1
-    status["lastFailure"] = {
-        "class": failure.failure_class,
-        "reason": failure.reason,
-        **({} if failure.exit_code is None else {"exitCode": failure.exit_code}),
-        "podName": str(draft.driver.get("podName")),
-        "time": end,
-        "message": failure.message,
-    }
-    _remember(draft, "Failed", failure.failure_class, failure.message)
-    draft.notes.append(
-        Note(
-            "Warning",
-            f"Driver{failure.failure_class}Failure",
-            f"{draft.driver.get('podName')}: {failure.message[:500]}",
-        )
+    progress = Progress(
+        upper=None if upper is None else str(upper),
+        rows_read=None if done else _number(report, "rows_read"),
+        updates_written=None if done else _number(report, "updates_written"),
+        last_commit_time=end,
     )
-    exhausted = failure.counts and status["consecutiveFailures"] >= spec.max_consecutive_failures
+    draft = draft.having(consecutive_failures=0, next_attempt_time=None, progress=progress)
+    draft = draft.having_run(state="Succeeded").having_driver(phase="Succeeded", end_time=end)
+    if draft.sink.spec.mode == "Scheduled":
+        draft = draft.having(schedule=replace(draft.status.schedule, last_success_time=end))
+    message = "the data was already there" if done else redact(str(report.get("message") or ""))
+    draft = _remember(draft, "Succeeded", None, message)
+    numbers = f"{report.get('rows_read', 0)} rows read, {report.get('updates_written', 0)} updates written"
+    return draft.noting(Note("Normal", "RunSucceeded", f"{child.name}: {message if done else numbers}"))
+
+
+def _number(report: Mapping[str, Any], name: str) -> int | None:
+    value = report.get(name)
+    return value if isinstance(value, int) else None
+
+
+def _fail(draft: Draft, failure: Failure, *, phase: DriverPhase, end_ms: int) -> Draft:
+    """Enter a failure and decide whether and when there is another attempt."""
+    spec, end, name = draft.sink.spec, times.to_text(end_ms), str(draft.status.driver.pod_name)
+    draft = draft.having_driver(phase=phase, end_time=end)
+    if failure.counts:
+        draft = draft.having(consecutive_failures=(draft.status.consecutive_failures or 0) + 1)
+    last = LastFailure(
+        failure_class=failure.failure_class,
+        reason=failure.reason,
+        exit_code=failure.exit_code,
+        pod_name=name,
+        time=end,
+        message=failure.message,
+    )
+    draft = _remember(draft.having(last_failure=last), "Failed", failure.failure_class, failure.message)
+    draft = draft.noting(Note("Warning", f"Driver{failure.failure_class}Failure", f"{name}: {failure.message[:500]}"))
+    status = draft.status
+    exhausted = failure.counts and (status.consecutive_failures or 0) >= spec.max_consecutive_failures
     if spec.restart_policy == "Never" or failure.is_final or exhausted:
-        draft.run["state"] = "Failed"
-        status.pop("nextAttemptTime", None)
-        return
-    exponent = min(20, max(0, status.get("attempt", 1) - draft.run.get("firstAttempt", 1)))
+        return draft.having_run(state="Failed").having(next_attempt_time=None)
+    exponent = min(20, max(0, _or(status.attempt, 1) - _or(status.run.first_attempt, 1)))
     delay_s = min(spec.max_backoff_seconds, spec.backoff_seconds * 2**exponent)
-    status["nextAttemptTime"] = times.to_text(draft.now_ms + 1000 * delay_s)
+    return draft.having(next_attempt_time=times.to_text(draft.now_ms + 1000 * delay_s))
 
 
-def _remember(draft: Draft, outcome: str, failure_class: str | None, message: str) -> None:
-    item = {
-        "attempt": draft.status.get("attempt", 0),
-        "run": str(draft.run.get("id", ""))[:128],
-        "revision": str(draft.run.get("revision", "")),
-        "startTime": draft.driver.get("startTime") or times.to_text(draft.now_ms),
-        "endTime": draft.driver["endTime"],
-        "outcome": outcome,
-        **({} if failure_class is None else {"class": failure_class}),
-        "message": message[:512],
-    }
-    draft.status["history"] = [item, *draft.status.get("history", ())][: draft.sink.spec.history_limit]
+def _or(number: int | None, default: int) -> int:
+    return default if number is None else number
 
 
-def _handle_requests(draft: Draft) -> None:
+def _remember(draft: Draft, outcome: AttemptOutcome, failure_class: str | None, message: str) -> Draft:
+    status = draft.status
+    item = Attempt(
+        attempt=status.attempt or 0,
+        run=(status.run.id or "")[:128],
+        revision=status.run.revision or "",
+        start_time=status.driver.start_time or draft.now,
+        end_time=status.driver.end_time,
+        outcome=outcome,
+        failure_class=failure_class,
+        message=message[:512],
+    )
+    return draft.having(history=(item, *(status.history or ()))[: draft.sink.spec.history_limit])
+
+
+def _handle_requests(draft: Draft) -> Draft:
     """`request-restart`: a failed run is opened again, with its id; a Once sink that completed gets another run."""
     token = draft.sink.meta.annotations.get(f"{names.REQUEST_PREFIX}{_RESTART_REQUEST}", "")[:64]
-    handled = draft.status.setdefault("lastHandledRequests", {})
-    if not token or handled.get(_RESTART_REQUEST) == token or draft.is_open:
-        return
-    handled[_RESTART_REQUEST] = token
-    draft.status["consecutiveFailures"] = 0
-    draft.status.pop("nextAttemptTime", None)
-    if draft.run.get("state") == "Failed":
-        draft.run["state"] = "Running"
-    elif draft.run.get("state") == "Succeeded" and draft.sink.spec.mode == "Once":
-        _open_run(draft, None)
+    handled = draft.status.last_handled_requests or {}
+    if not token or handled.get(_RESTART_REQUEST) == token or draft.status.is_under_way:
+        return draft
+    handled = {**handled, _RESTART_REQUEST: token}
+    draft = draft.having(last_handled_requests=handled, consecutive_failures=0, next_attempt_time=None)
+    if draft.status.run.state == "Failed":
+        return draft.having_run(state="Running")
+    if draft.status.run.state == "Succeeded" and draft.sink.spec.mode == "Once":
+        return _open_run(draft, None)
+    return draft
 
 
-def _choose_run(draft: Draft) -> None:
+def _choose_run(draft: Draft) -> Draft:
     """Open a run when one is due. InvalidUsage when the schedule cannot be read."""
-    spec, run = draft.sink.spec, draft.run
+    spec = draft.sink.spec
     if spec.mode == "Once":
-        if not draft.is_open and _outdated(draft) and not spec.suspend:
-            _open_run(draft, None)
-        return
+        is_due = not draft.status.is_under_way and _outdated(draft) and not spec.suspend
+        return _open_run(draft, None) if is_due else draft
     if spec.schedule is None:
         raise InvalidUsage("schedule is missing although mode is Scheduled")
-    ticks = draft.status.setdefault("schedule", {})
     following_ms = schedule.next_tick_ms(spec.schedule, draft.now_ms)
-    ticks["nextTime"] = times.to_text(following_ms)
-    draft.wake_ms.append(following_ms)
-    if run.get("state") == "Running" and run.get("revision") != spec.revision and not draft.is_open:
-        run["revision"] = spec.revision
-    if run.get("state") == "Running" or spec.suspend:
-        return
-    after_ms = times.to_ms(ticks.get("lastTime")) or draft.sink.meta.created_ms
+    ticks = replace(draft.status.schedule, next_time=times.to_text(following_ms))
+    draft = draft.having(schedule=ticks).waking(following_ms)
+    run = draft.status.run
+    if run.state == "Running" and run.revision != spec.revision and not draft.status.is_under_way:
+        draft = draft.having_run(revision=spec.revision)
+    if run.state == "Running" or spec.suspend:
+        return draft
+    after_ms = times.to_ms(ticks.last_time) or draft.sink.meta.created_ms
     if after_ms > following_ms:
         # The clock was ahead by more than a tick when that one ran. It does not stop the schedule until it is due again.
-        after_ms = draft.now_ms
-        ticks["lastTime"] = times.to_text(after_ms)
+        after_ms, ticks = draft.now_ms, replace(ticks, last_time=draft.now)
+        draft = draft.having(schedule=ticks)
     tick_ms = schedule.last_tick_ms(spec.schedule, after_ms=after_ms, until_ms=draft.now_ms)
     if tick_ms is None:
-        return
-    ticks["lastTime"] = times.to_text(tick_ms)
+        return draft
+    draft = draft.having(schedule=replace(ticks, last_time=times.to_text(tick_ms)))
     deadline_s = spec.schedule.starting_deadline_seconds
     if deadline_s is not None and draft.now_ms - tick_ms > 1000 * deadline_s:
-        draft.notes.append(
-            Note(
-                "Warning",
-                "ScheduleMissed",
-                f"the tick of {times.to_text(tick_ms)} is older than {deadline_s} s and is skipped",
-            )
-        )
-        return
-    _open_run(draft, tick_ms)
+        text = f"the tick of {times.to_text(tick_ms)} is older than {deadline_s} s and is skipped"
+        return draft.noting(Note("Warning", "ScheduleMissed", text))
+    return _open_run(draft, tick_ms)
 
 
 def _outdated(draft: Draft) -> str:
     """Why the run is no more what the sink asks for, "" when it is: another shard is as good as another spec."""
-    run, shard = draft.run, draft.observed.shard
-    if run.get("revision") != draft.sink.spec.revision:
+    run, shard = draft.status.run, draft.observed.shard
+    if run.revision != draft.sink.spec.revision:
         return "the spec changed"
-    moved = shard.usable and run.get("shardId") not in {None, shard.shard_id}
+    moved = shard.usable and run.shard_id not in {None, shard.shard_id}
     return "the shard is another one" if moved else ""
 
 
-def _open_run(draft: Draft, scheduled_ms: int | None) -> None:
+def _open_run(draft: Draft, scheduled_ms: int | None) -> Draft:
     """The next run, of a tick or not. Ids of a sink end in a number that only rises, whatever the clock does: a driver that
     comes back after a newer run knows by it that it is over (persist_engine.flow.mint_run).
     """
-    number = draft.run.get("number", 0) + 1
-    least = names.run_order(str(draft.run.get("id", ""))) + 1
-    draft.status["run"] = {
-        "number": number,
-        "id": names.run_id(draft.sink.meta.uid, max(scheduled_ms or number, least)),
-        "revision": draft.sink.spec.revision,
-        "firstAttempt": draft.status.get("attempt", 0) + 1,
-        "state": "Running",
-        **({} if scheduled_ms is None else {"scheduledTime": times.to_text(scheduled_ms)}),
-    }
-    draft.status["consecutiveFailures"] = 0
-    draft.status.pop("nextAttemptTime", None)
+    number = (draft.status.run.number or 0) + 1
+    least = names.run_order(draft.status.run.id or "") + 1
+    run = RunState(
+        number=number,
+        id=names.run_id(draft.sink.meta.uid, max(scheduled_ms or number, least)),
+        revision=draft.sink.spec.revision,
+        first_attempt=(draft.status.attempt or 0) + 1,
+        state="Running",
+        scheduled_time=None if scheduled_ms is None else times.to_text(scheduled_ms),
+    )
+    return draft.having(run=run, consecutive_failures=0, next_attempt_time=None)
 
 
-def _stop_strays(draft: Draft) -> None:
+def _stop_strays(draft: Draft) -> Draft:
     """Stop every driver that goes and is not the attempt under way: one that came back, or one whose stop was decided but
     never done, since the operator was ended in between. It would hold up the next attempt for as long as it likes.
     """
     stopped = {action.name for action in draft.actions if isinstance(action, StopRun)}
+    grace = draft.sink.spec.termination_grace_seconds
     for run in draft.observed.runs:
-        current = draft.is_open and run.name == draft.driver.get("podName")
-        if current or run.phase.finished or run.deleting or run.name in stopped:
-            continue
-        grace = draft.sink.spec.termination_grace_seconds
-        reason = "it is not the attempt under way"
-        draft.actions.append(StopRun(kind="driver", name=run.name, reason=reason, grace_seconds=grace))
+        current = draft.status.is_under_way and run.name == draft.status.driver.pod_name
+        if not (current or run.phase.finished or run.deleting or run.name in stopped):
+            draft = draft.stopping(run.name, "it is not the attempt under way", grace_seconds=grace)
+    return draft
 
 
-def _start_attempt(draft: Draft) -> None:
+def _start_attempt(draft: Draft) -> Draft:
     """Start the next attempt of an open run: recorded first, one at a time, after its backoff, on a shard that can
     be written.
     """
     spec, shard, status = draft.sink.spec, draft.observed.shard, draft.status
-    creating = draft.driver.get("phase") == "Creating" and draft.child() is None
-    if draft.run.get("state") != "Running" or (draft.is_open and not creating):
-        return
+    creating = status.driver.phase == "Creating" and draft.child() is None
+    if status.run.state != "Running" or (status.is_under_way and not creating):
+        return draft
     if spec.suspend:
-        if creating:
-            _forgo(draft, "suspended")
-            draft.driver.update(phase="Deleted", endTime=times.to_text(draft.now_ms))
-        return
-    next_ms = times.to_ms(status.get("nextAttemptTime")) or 0
+        return _forgo(draft, "suspended").having_driver(phase="Deleted", end_time=draft.now) if creating else draft
+    next_ms = times.to_ms(status.next_attempt_time) or 0
     # Further ahead than any backoff could be it was written by a clock that has gone back since.
     if draft.now_ms < next_ms <= draft.now_ms + 2000 * spec.max_backoff_seconds:
-        draft.wake_ms.append(next_ms)
-        return
+        return draft.waking(next_ms)
     leaving = [one for one in draft.observed.runs if not one.phase.finished]
     if leaving or not shard.usable or shard.schema is None or shard.location is None:
-        draft.wake_ms.append(draft.now_ms + 5000)
-        return
+        return draft.waking(draft.now_ms + 5000)
     if not creating or _outdated(draft):
-        if creating:
-            _forgo(draft, _outdated(draft))
-        status["attempt"] = status.get("attempt", 0) + 1
-        draft.run.update(revision=spec.revision, shardId=shard.shard_id)
-        name = names.driver_name(draft.sink.meta.name, spec.revision, status["attempt"])
-        status["driver"] = {"podName": name, "phase": "Creating", "startTime": times.to_text(draft.now_ms)}
-        status.pop("nextAttemptTime", None)
-    attempt = int(status["attempt"])
-    draft.actions.append(
+        draft = _next_attempt(_forgo(draft, _outdated(draft)) if creating else draft)
+    status = draft.status
+    attempt = status.attempt or 0
+    return draft.acting(
         StartDriver(
-            name=str(draft.driver["podName"]),
+            name=str(status.driver.pod_name),
             attempt=attempt,
-            run_number=int(draft.run["number"]),
-            run_id=str(draft.run["id"]),
-            scheduled_ms=times.to_ms(draft.run.get("scheduledTime")),
+            run_number=status.run.number or 0,
+            run_id=str(status.run.id),
+            scheduled_ms=times.to_ms(status.run.scheduled_time),
             executor_prefix=names.executor_prefix(draft.sink.meta.name, draft.sink.meta.uid, attempt),
             shard_id=shard.shard_id,
             schema=shard.schema,
@@ -432,28 +420,34 @@ def _start_attempt(draft: Draft) -> None:
     )
 
 
-def _forgo(draft: Draft, why: str) -> None:
+def _next_attempt(draft: Draft) -> Draft:
+    revision, attempt = draft.sink.spec.revision, (draft.status.attempt or 0) + 1
+    name = names.driver_name(draft.sink.meta.name, revision, attempt)
+    driver = DriverState(pod_name=name, phase="Creating", start_time=draft.now)
+    draft = draft.having_run(revision=revision, shard_id=draft.observed.shard.shard_id)
+    return draft.having(attempt=attempt, driver=driver, next_attempt_time=None)
+
+
+def _forgo(draft: Draft, why: str) -> Draft:
     """The intended attempt is not to be: some of it may be there."""
-    name = str(draft.driver["podName"])
-    draft.actions.append(StopRun(kind="driver", name=name, reason=why, grace_seconds=0))
+    return draft.stopping(draft.status.driver.pod_name, why)
 
 
-def _clear_away(draft: Draft) -> None:
+def _clear_away(draft: Draft) -> Draft:
     """Remove finished drivers, at once or after their time, as spec.cleanup says, and what is left of drivers that others
     removed.
     """
-    spec = draft.sink.spec
+    spec, status = draft.sink.spec, draft.status
     for name in draft.observed.leftovers:
-        if not draft.is_open or name != draft.driver.get("podName"):
-            draft.actions.append(StopRun(kind="driver", name=name, reason="its driver is gone", grace_seconds=0))
+        if not status.is_under_way or name != status.driver.pod_name:
+            draft = draft.stopping(name, "its driver is gone")
     for run in draft.observed.runs:
-        current = run.name == draft.driver.get("podName")
-        if not run.phase.finished or run.deleting or (current and draft.is_open):
+        current = run.name == status.driver.pod_name
+        if not run.phase.finished or run.deleting or (current and status.is_under_way):
             continue
         failed = run.phase is Phase.FAILED
         retained = spec.retain_driver == "Always" or (spec.retain_driver == "OnFailure" and failed)
         expires_ms = (run.finished_ms or run.created_ms) + 1000 * spec.ttl_seconds_after_finished
-        if retained and draft.now_ms < expires_ms:
-            draft.wake_ms.append(expires_ms)
-            continue
-        draft.actions.append(StopRun(kind="driver", name=run.name, reason="finished", grace_seconds=0))
+        stays = retained and draft.now_ms < expires_ms
+        draft = draft.waking(expires_ms) if stays else draft.stopping(run.name, "finished")
+    return draft

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from persist_engine.base.errors import InvalidUsage
 
@@ -12,31 +11,26 @@ from persist_operator.api.conditions import Condition
 from persist_operator.api.pod_template import PodRefused
 from persist_operator.api.redact import clip, redact
 from persist_operator.api.sink import Sink
-from persist_operator.plan.observed import Phase, SinkObserved
+from persist_operator.api.sink_status import ExecutorCounts, LastFailure, Progress, RunState, SinkStatus
+from persist_operator.plan.observed import Executors, Phase, SinkObserved
 
-_GOING = {"Creating", "Pending", "Running"}
 
-
-def finish(
-    status: dict[str, Any], sink: Sink, observed: SinkObserved, *, problem: InvalidUsage | None, now_ms: int
-) -> None:
-    """Complete `status` in place: executors, conditions, observedGeneration. `problem`: why the spec cannot be
-    followed.
-    """
-    going = status.get("driver", {}).get("phase") in _GOING
-    status["executors"] = {
-        "running": observed.executors.running if going else 0,
-        "pending": observed.executors.pending if going else 0,
-        "failed": observed.executors.failed if going else 0,
-        "selector": f"{names.LABEL_SINK}={sink.meta.name},{names.LABEL_ROLE}=executor",
-    }
+def finished(
+    status: SinkStatus, sink: Sink, observed: SinkObserved, *, problem: InvalidUsage | None, now_ms: int
+) -> SinkStatus:
+    """`status` with executors, conditions and observedGeneration. `problem`: why the spec cannot be followed."""
+    counts = observed.executors if status.is_under_way else Executors()
+    executors = ExecutorCounts(
+        running=counts.running,
+        pending=counts.pending,
+        failed=counts.failed,
+        selector=f"{names.LABEL_SINK}={sink.meta.name},{names.LABEL_ROLE}=executor",
+    )
     found = [*_ready(status, sink, observed, problem), _shard_resolved(observed), _running(status, observed)]
     if sink.spec.suspend:
         found.append(Condition("Suspended", "True", "Suspended", "spec.suspend is true: no driver is started"))
-    status["conditions"] = conditions.render(
-        found, sink.status.get("conditions", ()), generation=sink.meta.generation, now_ms=now_ms
-    )
-    status["observedGeneration"] = sink.meta.generation
+    rendered = conditions.render(found, status.conditions or (), generation=sink.meta.generation, now_ms=now_ms)
+    return replace(status, executors=executors, conditions=tuple(rendered), observed_generation=sink.meta.generation)
 
 
 def _shard_resolved(observed: SinkObserved) -> Condition:
@@ -47,38 +41,36 @@ def _shard_resolved(observed: SinkObserved) -> Condition:
     return Condition("ShardResolved", resolved, shard.reason, shard.message)
 
 
-def _running(status: Mapping[str, Any], observed: SinkObserved) -> Condition:
-    driver = status.get("driver", {})
-    if driver.get("phase") == "Running":
-        return Condition("Running", "True", "DriverRunning", f"{driver.get('podName')} runs")
-    if driver.get("phase") in {"Creating", "Pending"}:
-        child = next((one for one in observed.runs if one.name == driver.get("podName")), None)
+def _running(status: SinkStatus, observed: SinkObserved) -> Condition:
+    driver = status.driver
+    if driver.phase == "Running":
+        return Condition("Running", "True", "DriverRunning", f"{driver.pod_name} runs")
+    if driver.phase in {"Creating", "Pending"}:
+        child = next((one for one in observed.runs if one.name == driver.pod_name), None)
         why = redact(f": {child.reason} {child.message}".rstrip()) if child is not None and child.reason else ""
-        return Condition("Running", "False", "DriverPending", f"{driver.get('podName')} is starting{why}")
+        return Condition("Running", "False", "DriverPending", f"{driver.pod_name} is starting{why}")
     return Condition("Running", "False", "NoDriver", "")
 
 
-def _ready(
-    status: Mapping[str, Any], sink: Sink, observed: SinkObserved, problem: InvalidUsage | None
-) -> list[Condition]:
+def _ready(status: SinkStatus, sink: Sink, observed: SinkObserved, problem: InvalidUsage | None) -> list[Condition]:
     """Ready=True, or Reconciling or Stalled beside Ready=False: exactly one of the three, so that who waits by kstatus gets an
     answer. Suspended is Ready: nothing is to go, and nothing goes.
     """
     if problem is not None:
         return _stalled(problem.reason if isinstance(problem, PodRefused) else "InvalidSchedule", str(problem))
-    run, last = status.get("run", {}), status.get("lastFailure", {})
-    scheduled, state = sink.spec.mode == "Scheduled", run.get("state")
+    run, last = status.run, status.last_failure
+    scheduled, state = sink.spec.mode == "Scheduled", run.state
     if state == "Failed":
         reason = (
             "FailuresExceeded"
-            if sink.spec.restart_policy != "Never" and last.get("class") != "Configuration"
-            else f"{last.get('class', 'Run')}Failed"
+            if sink.spec.restart_policy != "Never" and last.failure_class != "Configuration"
+            else f"{last.failure_class or 'Run'}Failed"
         )
         hint = "change the spec, or set the annotation " + names.REQUEST_PREFIX + "restart"
         # A Scheduled sink's next tick opens another run by itself. Until then nothing goes on that could be waited for.
-        later = f"; the next run is at {status.get('schedule', {}).get('nextTime')}" if scheduled else ""
-        return _stalled(reason, f"{last.get('reason', '')}: {_first_line(last)}{later}; {hint}")
-    is_done = not scheduled and state == "Succeeded" and run.get("revision") == sink.spec.revision
+        later = f"; the next run is at {status.schedule.next_time}" if scheduled else ""
+        return _stalled(reason, f"{last.reason or ''}: {_first_line(last)}{later}; {hint}")
+    is_done = not scheduled and state == "Succeeded" and run.revision == sink.spec.revision
     if sink.spec.suspend and not is_done:
         return _suspended(observed)
     if not scheduled and state == "Succeeded":
@@ -87,12 +79,12 @@ def _ready(
                 "Ready",
                 "True",
                 "Completed",
-                _wrote(run, status.get("progress", {})),
+                _wrote(run, status.progress),
             )
         ]
     if scheduled and state != "Running":
         reason = "Scheduled" if state is None else "Succeeded"
-        return [Condition("Ready", "True", reason, f"the next run is at {status.get('schedule', {}).get('nextTime')}")]
+        return [Condition("Ready", "True", reason, f"the next run is at {status.schedule.next_time}")]
     return _under_way(status, observed, scheduled=scheduled, was_ready=conditions.is_true(sink.status, "Ready"))
 
 
@@ -104,24 +96,22 @@ def _suspended(observed: SinkObserved) -> list[Condition]:
     return [Condition("Ready", "True", "Suspended", "spec.suspend is true: no driver is started")]
 
 
-def _under_way(
-    status: Mapping[str, Any], observed: SinkObserved, *, scheduled: bool, was_ready: bool
-) -> list[Condition]:
-    run, last = status.get("run", {}), status.get("lastFailure", {})
-    phase = status.get("driver", {}).get("phase")
-    held_up = not observed.shard.usable and (phase not in _GOING or (phase == "Creating" and not observed.runs))
-    if phase in _GOING and not held_up:
-        reason, text = "Running", f"run {run.get('number')}, attempt {status.get('attempt')}"
-    elif "nextAttemptTime" in status:
+def _under_way(status: SinkStatus, observed: SinkObserved, *, scheduled: bool, was_ready: bool) -> list[Condition]:
+    run, last, phase = status.run, status.last_failure, status.driver.phase
+    is_going = status.is_under_way
+    held_up = not observed.shard.usable and (not is_going or (phase == "Creating" and not observed.runs))
+    if is_going and not held_up:
+        reason, text = "Running", f"run {run.number}, attempt {status.attempt}"
+    elif status.next_attempt_time is not None:
         reason, text = (
             "BackingOff",
-            f"the next attempt is at {status['nextAttemptTime']}, after {last.get('reason')}: {_first_line(last)}",
+            f"the next attempt is at {status.next_attempt_time}, after {last.reason}: {_first_line(last)}",
         )
     elif held_up:
         reason, text = observed.shard.reason, observed.shard.message
     else:
         reason, text = "Starting", "waiting for the driver of the former attempt to be gone"
-    retried = run.get("firstAttempt", 0) < status.get("attempt", 0)
+    retried = (run.first_attempt or 0) < (status.attempt or 0)
     if (
         scheduled
         and not retried
@@ -138,20 +128,16 @@ def _starts_well(observed: SinkObserved) -> bool:
     return not any(one.reason for one in observed.runs if one.phase is Phase.PENDING)
 
 
-def _wrote(run: Mapping[str, Any], progress: Mapping[str, Any]) -> str:
-    """Nobody knows how much when the attempt that committed was lost before it could report."""
-    written = progress.get("updatesWritten")
-    return (
-        f"run {run.get('number')} is committed"
-        if written is None
-        else f"run {run.get('number')} wrote {written} updates"
-    )
+def _wrote(run: RunState, progress: Progress) -> str:
+    """How much is not known when the attempt that committed was lost before it could report."""
+    written = progress.updates_written
+    return f"run {run.number} is committed" if written is None else f"run {run.number} wrote {written} updates"
 
 
 def _stalled(reason: str, message: str) -> list[Condition]:
     return [Condition("Ready", "False", reason, message), Condition("Stalled", "True", reason, message)]
 
 
-def _first_line(failure: Mapping[str, Any]) -> str:
+def _first_line(failure: LastFailure) -> str:
     # Cut in the middle: the innermost cause stands at its end.
-    return clip(str(failure["message"]).splitlines()[0], 1000) if failure.get("message") else "no message"
+    return clip(failure.message.splitlines()[0], 1000) if failure.message else "no message"

@@ -6,12 +6,12 @@ from typing import Any, assert_never
 
 from persist_engine.base.env import Env
 
-from persist_operator.api import names, times
+from persist_operator.api import names
 from persist_operator.api.resource import Meta
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.port import BY_KIND, CONFIG_MAP, JOB, POD, SECRET, SERVICE, ApiError, Cluster, Resource
 from persist_operator.manifests.driver import driver_manifests
-from persist_operator.manifests.maintenance import inspection_job, maintenance_job
+from persist_operator.manifests.maintenance import maintenance_job
 from persist_operator.plan.actions import (
     Action,
     AdvanceSince,
@@ -45,10 +45,8 @@ class Actor:
                 self._bridge.initialise(action)
             case AdvanceSince():
                 self._bridge.advance_since(action)
-            case StartMaintenance():
-                return self._start_maintenance(action, meta)
-            case StartInspection():
-                return self._start_inspection(action, meta)
+            case StartMaintenance() | StartInspection():
+                return self._start_job(action, meta)
             case StartDriver():
                 return self._start_driver(action, meta)
             case StopRun():
@@ -57,44 +55,12 @@ class Actor:
                 assert_never(action)
         return False
 
-    def _start_maintenance(self, action: StartMaintenance, meta: Meta) -> bool:
-        job = maintenance_job(
-            meta,
-            kind=action.kind,
-            name=action.name,
-            shard_id=action.shard_id,
-            location=action.location,
-            seqno=action.seqno,
-            reason=action.reason,
-            memory=action.memory,
-            ttl_seconds=action.ttl_seconds,
-            priority_class_name=action.priority_class_name,
-            service_account_name=action.service_account_name,
-            template=action.template,
-            settings=self._settings,
-        )
-        return self._start_job(job, meta, action.kind)
-
-    def _start_inspection(self, action: StartInspection, meta: Meta) -> bool:
-        job = inspection_job(
-            meta,
-            name=action.name,
-            location=action.location,
-            wish=action.wish,
-            known_seqno=action.known_seqno,
-            revision=action.revision,
-            ttl_seconds=action.ttl_seconds,
-            priority_class_name=action.priority_class_name,
-            service_account_name=action.service_account_name,
-            template=action.template,
-            settings=self._settings,
-        )
-        return self._start_job(job, meta, "inspection")
-
-    def _start_job(self, job: Resource, meta: Meta, kind: str) -> bool:
+    def _start_job(self, action: StartMaintenance | StartInspection, meta: Meta) -> bool:
+        job = maintenance_job(action, meta, self._settings)
         self._try_pod(job)
         started = self._create(job, meta)
         if started:
+            kind = action.kind if isinstance(action, StartMaintenance) else "inspection"
             self._metrics.jobs_started.labels(type=kind).inc()
         return started
 
@@ -120,21 +86,8 @@ class Actor:
                 raise
 
     def _start_driver(self, action: StartDriver, meta: Meta) -> bool:
-        manifests = driver_manifests(
-            meta,
-            spec=action.spec,
-            name=action.name,
-            attempt=action.attempt,
-            run_number=action.run_number,
-            run_id=action.run_id,
-            scheduled_time=None if action.scheduled_ms is None else times.to_text(action.scheduled_ms),
-            executor_prefix=action.executor_prefix,
-            shard_id=action.shard_id,
-            schema=action.schema,
-            location=action.location,
-            rpc_secret=self._env.random_bytes(_RPC_SECRET_BYTES),
-            settings=self._settings,
-        )
+        secret = self._env.random_bytes(_RPC_SECRET_BYTES)
+        manifests = driver_manifests(action, meta, self._settings, rpc_secret=secret)
         started = False
         for manifest in manifests:
             created = self._create(manifest, meta)

@@ -8,6 +8,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from persist_operator.api import conditions, times
+from persist_operator.api.shard_status import Debt, Frontiers, ShardStatus
+from persist_operator.api.sink_status import SinkStatus
 
 _OF_RESOURCE = ("namespace", "name")
 
@@ -88,38 +90,38 @@ class OperatorMetrics:
 
     def set_shard(self, namespace: str, name: str, status: Mapping[str, Any], *, now_ms: int) -> None:
         """Export a PersistShard's status. What is not known any more has no series: a last value would pass for the present."""
-        frontiers, storage = status.get("frontiers", {}), status.get("storage", {})
-        debt, holds = status.get("debt", {}), status.get("holds", {})
+        known = ShardStatus.of(status)
+        frontiers, storage, debt = known.frontiers, known.storage, known.debt
         values = {
             "ready": 1 if conditions.is_true(status, "Ready") else 0,
             "upper_lag_seconds": _upper_lag_s(frontiers, now_ms),
-            "since_lag_seconds": frontiers.get("sinceLagSeconds"),
-            "batches": storage.get("batches"),
-            "live_bytes": storage.get("liveBytes"),
-            "debt_bytes": debt.get("compactionBytes"),
-            "oldest_uncompacted_seconds": debt.get("oldestUncompactedSeconds", 0) if debt else None,
-            "live_diffs": storage.get("liveDiffs"),
-            "last_rollup_seqno": storage.get("latestRollupSeqno"),
-            "seqno": frontiers.get("seqno"),
-            "readers": holds.get("readers"),
+            "since_lag_seconds": frontiers.since_lag_seconds,
+            "batches": storage.batches,
+            "live_bytes": storage.live_bytes,
+            "debt_bytes": debt.compaction_bytes,
+            "oldest_uncompacted_seconds": None if debt == Debt() else debt.oldest_uncompacted_seconds or 0,
+            "live_diffs": storage.live_diffs,
+            "last_rollup_seqno": storage.latest_rollup_seqno,
+            "seqno": frontiers.seqno,
+            "readers": known.holds.readers,
         }
         _set(self._shard, namespace, name, values)
-        for task, block in status.get("maintenance", {}).items():
-            self._failures.labels(namespace, name, task).set(block.get("consecutiveFailures", 0))
-            success_ms = times.to_ms(block.get("lastSuccessTime"))
+        for task, block in (known.maintenance or {}).items():
+            self._failures.labels(namespace, name, task).set(block.consecutive_failures or 0)
+            success_ms = times.to_ms(block.last_success_time)
             if success_ms is not None:
                 self._success.labels(namespace, name, task).set(success_ms / 1000)
 
     def set_sink(self, namespace: str, name: str, status: Mapping[str, Any]) -> None:
         """Export a SparkSink's status."""
-        progress = status.get("progress", {})
+        known = SinkStatus.of(status)
         values = {
             "ready": 1 if conditions.is_true(status, "Ready") else 0,
-            "attempts": status.get("attempt", 0),
-            "consecutive_failures": status.get("consecutiveFailures", 0),
-            "executors": status.get("executors", {}).get("running", 0),
-            "rows_read": progress.get("rowsRead"),
-            "updates_written": progress.get("updatesWritten"),
+            "attempts": known.attempt or 0,
+            "consecutive_failures": known.consecutive_failures or 0,
+            "executors": known.executors.running or 0,
+            "rows_read": known.progress.rows_read,
+            "updates_written": known.progress.updates_written,
         }
         _set(self._sink, namespace, name, values)
 
@@ -133,11 +135,11 @@ class OperatorMetrics:
                 gauge.remove_by_labels({"namespace": namespace, "name": name})
 
 
-def _upper_lag_s(frontiers: Mapping[str, Any], now_ms: int) -> float | None:
+def _upper_lag_s(frontiers: Frontiers, now_ms: int) -> float | None:
     """By now, not as of the status: that of a shard nobody writes, or nobody can ask, is as old as its last change."""
-    if "upperLagSeconds" not in frontiers:
+    if frontiers.upper_lag_seconds is None or frontiers.upper is None:
         return None
-    return (now_ms - int(frontiers["upper"])) // 1000
+    return (now_ms - int(frontiers.upper)) // 1000
 
 
 def _set(gauges: Mapping[str, Gauge], namespace: str, name: str, values: Mapping[str, float | None]) -> None:

@@ -12,6 +12,7 @@ from persist_operator.api.redact import redact
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import InlineLocation, Shard, StorageRefused
 from persist_operator.api.sink import Sink
+from persist_operator.api.sink_status import SinkStatus
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, ApiError, Cluster
 from persist_operator.manifests.driver import COMPONENT as SINK_COMPONENT
@@ -29,7 +30,6 @@ from persist_operator.plan.observed import (
     SinkObserved,
 )
 from persist_operator.plan.shard import is_to_be_asked
-from persist_operator.plan.sink import is_under_way
 from persist_operator.settings import OperatorSettings
 from persist_operator.steps import children
 from persist_operator.steps.namespaces import NamespaceLabels
@@ -159,7 +159,7 @@ class Observer:
 
     def _leftovers(self, sink: Sink, owned: Mapping[str, str], runs: list[Run]) -> tuple[str, ...]:
         """Attempts of which only the ConfigMap is left (it is made first, and removed last)."""
-        if is_under_way(sink.status):
+        if SinkStatus.of(sink.status).is_under_way:
             return ()
         found = self._cluster.find(CONFIG_MAP, sink.meta.namespace, {**owned, names.LABEL_ROLE: "driver"})
         return tuple(sorted({one["metadata"]["name"] for one in found} - {run.name for run in runs}))
@@ -178,6 +178,6 @@ def _owned(uid: str) -> dict[str, str]:
 
 def _is_news(sink: Sink, run: Run) -> bool:
     """Whether the plan will enter the failure of `run`: those of attempts before are told, their pods are only retained."""
-    status = sink.status
-    newest = run.name == status.get("driver", {}).get("podName") or run.attempt > status.get("attempt", 0)
-    return bool(newest and status.get("lastFailure", {}).get("podName") != run.name)
+    status = SinkStatus.of(sink.status)
+    newest = run.name == status.driver.pod_name or run.attempt > (status.attempt or 0)
+    return newest and status.last_failure.pod_name != run.name

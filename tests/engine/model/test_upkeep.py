@@ -7,7 +7,16 @@ from persist_engine.base.settings import MaintenanceSettings
 from persist_engine.base.versioned import SeqNo
 from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import EMPTY, MINIMUM, Description
-from persist_engine.model.maintenance import collection_target, gc_due, rollup_wanted
+from persist_engine.model.maintenance import (
+    collectable_versions,
+    collection_target,
+    gc_due,
+    is_collection_due,
+    is_compaction_due,
+    is_rollup_due,
+    rollup_due,
+    rollup_wanted,
+)
 from persist_engine.model.shared_map import SharedMap
 from persist_engine.model.spine.trace import Trace
 from persist_kit.states import first_state, rollup
@@ -66,3 +75,15 @@ def test_the_log_may_be_truncated_to_the_newest_rollup_that_nobody_holds_back():
     assert collection_target(state_at(20, 1)) is None
     assert collection_target(state_at(20, 1, 7, 15)) == 15
     assert collection_target(state_at(20, 15)) is None
+
+
+def test_the_rules_that_engine_and_operator_share_are_due_exactly_at_their_thresholds():
+    assert [is_rollup_due(seqno=seqno, rollup_seqno=10, every=3) for seqno in (12, 13)] == [False, True]
+    assert [is_collection_due(versions, at_least=4) for versions in (3, 4)] == [False, True]
+    assert [is_compaction_due(batches, at_least=64) for batches in (63, 64)] == [False, True]
+    assert [collectable_versions(keep, earliest=5) for keep in (None, 4, 5, 9)] == [0, 0, 0, 4]
+
+
+def test_a_commit_offers_a_rollup_one_version_later_than_a_closing_writer_writes_one():
+    assert [rollup_due(state_at(seqno, 1), SETTINGS, now_ms=0) for seqno in (9, 10)] == [None, 10]
+    assert [rollup_wanted(state_at(seqno, 1), SETTINGS) for seqno in (8, 9)] == [False, True]

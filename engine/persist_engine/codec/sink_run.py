@@ -1,0 +1,151 @@
+"""sink.json: one run of one sink, as the operator writes it and the driver on Spark reads it. The one place that names its fields.
+
+`input`, `envelope` and `write` are the blocks of the resource as the user wrote them. The resource definition says what they hold, and
+the driver's `persist_spark.spec` parses them, with the same `Fields`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.model.ids import ShardId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkRun:
+    """What one attempt of a run is asked to do. `key_schema` and `val_schema` are DDL; `blob` and `consensus` are URLs."""
+
+    sink_id: str
+    run_id: str
+    shard_id: ShardId
+    key_schema: str
+    val_schema: str
+    blob: str
+    consensus: str
+    input: Mapping[str, Any]
+    envelope: Mapping[str, Any]
+    write: Mapping[str, Any]
+    purpose: str
+
+
+def encode_sink_run(run: SinkRun) -> dict[str, Any]:
+    """The JSON document. Inverse of `decode_sink_run`."""
+    return {
+        "sink_id": run.sink_id,
+        "run_id": run.run_id,
+        "shard_id": run.shard_id,
+        "schema": {"key": run.key_schema, "value": run.val_schema},
+        "location": {"blob": run.blob, "consensus": run.consensus},
+        "input": dict(run.input),
+        "envelope": dict(run.envelope),
+        "write": dict(run.write),
+        "purpose": run.purpose,
+    }
+
+
+def decode_sink_run(document: object) -> SinkRun:
+    """The run in a document that was taken for JSON. InvalidUsage names the field that is missing, wrong or unknown. A person may
+    write the document by hand: `schema.value`, `write` and `purpose` may be absent.
+    """
+    top = Fields(document, "")
+    schema, location = top.group("schema"), top.group("location")
+    shard_text = top.text("shard_id")
+    try:
+        shard_id = ShardId(shard_text)
+    except InvalidUsage as error:
+        raise InvalidUsage(f"shard_id: {error}") from error
+    run = SinkRun(
+        sink_id=top.text("sink_id"),
+        run_id=top.text("run_id"),
+        shard_id=shard_id,
+        key_schema=schema.text("key"),
+        val_schema=schema.optional_text("value") or "",
+        blob=location.text("blob"),
+        consensus=location.text("consensus"),
+        input=top.block("input"),
+        envelope=top.block("envelope"),
+        write=top.block("write", required=False),
+        purpose=top.optional_text("purpose") or f"sink {top.text('sink_id')}",
+    )
+    for fields in (schema, location, top):
+        fields.finish()
+    return run
+
+
+class Fields:
+    """One JSON object being taken apart. `finish` refuses the fields that were not taken.
+
+    Every refusal is InvalidUsage and names the field by its path (`input.format.name`).
+    """
+
+    def __init__(self, document: Any, path: str) -> None:
+        if not isinstance(document, Mapping):
+            raise InvalidUsage(f"{path or 'the sink specification'} must be an object, not {_kind(document)}")
+        self._rest = dict(document)
+        self._seen: dict[str, Any] = dict(document)
+        self._path = path
+
+    def name(self, key: str) -> str:
+        """The path of the field `key`."""
+        return f"{self._path}.{key}" if self._path else key
+
+    def take(self, key: str, kind: type | tuple[type, ...]) -> Any:
+        """The value or None; null counts as absent."""
+        self._rest.pop(key, None)
+        value = self._seen.get(key)
+        wrong = value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool))
+        if wrong:
+            kinds = kind if isinstance(kind, tuple) else (kind,)
+            raise InvalidUsage(f"{self.name(key)} must be {' or '.join(_KINDS[k] for k in kinds)}, not {_kind(value)}")
+        return value
+
+    def text(self, key: str) -> str:
+        """A text that is there and not empty."""
+        value = self.take(key, str)
+        if not value:
+            raise InvalidUsage(f"{self.name(key)} is required")
+        return str(value)
+
+    def optional_text(self, key: str) -> str | None:
+        """A text; None when it is absent or empty."""
+        value: str | None = self.take(key, str)
+        return value or None
+
+    def flag(self, key: str) -> bool:
+        """True or false; false when it is absent."""
+        return bool(self.take(key, bool))
+
+    def text_map(self, key: str) -> dict[str, str]:
+        """An object of texts; empty when it is absent."""
+        value: dict[str, Any] = self.take(key, dict) or {}
+        for option, text in value.items():
+            if not isinstance(text, str):
+                raise InvalidUsage(f"{self.name(key)}.{option} must be text, not {_kind(text)}; put it in quotes")
+        return dict(value)
+
+    def block(self, key: str, *, required: bool = True) -> dict[str, Any]:
+        """An object inside this one, as it stands."""
+        value: dict[str, Any] | None = self.take(key, dict)
+        if value is None and required:
+            raise InvalidUsage(f"{self.name(key)} is required")
+        return value or {}
+
+    def group(self, key: str, *, required: bool = True) -> Fields:
+        """An object inside this one."""
+        return Fields(self.block(key, required=required), self.name(key))
+
+    def finish(self) -> None:
+        """Refuse the fields that were not taken."""
+        if self._rest:
+            names = ", ".join(sorted(self.name(key) for key in self._rest))
+            raise InvalidUsage(f"unknown field: {names}")
+
+
+_KINDS: dict[type, str] = {str: "text", int: "a whole number", bool: "true or false", dict: "an object"}
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else _KINDS.get(type(value), type(value).__name__)

@@ -1,0 +1,173 @@
+"""The status of a PersistShard as a value.
+
+Fields are named as `kubectl explain persistshard.status` names them. Times are texts, as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from persist_operator.api.blocks import Block
+from persist_operator.api.names import MaintenanceKind
+
+Outcome = Literal["Succeeded", "Failed", "Skipped", "Conflict"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEntry(Block):
+    """Which log this is, and its newest entry."""
+
+    birth: str | None = None
+    seqno: int | None = None
+    tag: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stores(Block):
+    """The stores for people: neither credentials nor parameters."""
+
+    blob: str | None = None
+    consensus: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ddl(Block):
+    """The schema of the stored shard."""
+
+    key: str | None = None
+    value: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frontiers(Block):
+    """since and upper as texts, empty when closed."""
+
+    since: str | None = None
+    upper: str | None = None
+    seqno: int | None = None
+    upper_lag_seconds: int | None = None
+    since_lag_seconds: int | None = None
+    observed_time: str | None = None
+    since_advanced_time: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage(Block):
+    """What the shard's state names."""
+
+    batches: int | None = None
+    uncompacted_batches: int | None = None
+    runs: int | None = None
+    parts: int | None = None
+    updates: int | None = None
+    live_bytes: int | None = None
+    inline_bytes: int | None = None
+    rollups: int | None = None
+    latest_rollup_seqno: int | None = None
+    live_diffs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder(Block):
+    """A reader that holds since where it is."""
+
+    id: str | None = None
+    purpose: str | None = None
+    kind: str | None = None
+    hostname: str | None = None
+    since: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holds(Block):
+    """Readers and writers, counted."""
+
+    readers: int | None = None
+    writers: int | None = None
+    blocking: tuple[Holder, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Debt(Block):
+    """Work that maintenance has not done yet."""
+
+    compaction_bytes: int | None = None
+    gc_seqnos: int | None = None
+    oldest_uncompacted_seconds: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upkeep(Block):
+    """Maintenance of one kind. `job_name`: the newest run; `settled_job`: the newest run that ended."""
+
+    last_attempt_time: str | None = None
+    last_success_time: str | None = None
+    last_result: Outcome | None = None
+    last_reason: str | None = None
+    last_duration_seconds: int | None = None
+    next_run_time: str | None = None
+    consecutive_failures: int | None = None
+    last_seqno: int | None = None
+    retry: int | None = None
+    job_name: str | None = None
+    settled_job: str | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looks(Block):
+    """Pods that look at stores which the resource names itself."""
+
+    job_name: str | None = None
+    last_attempt_time: str | None = None
+    settled_job: str | None = None
+    settled_time: str | None = None
+    consecutive_failures: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpkeepRun(Block):
+    """One maintenance run that ended."""
+
+    id: str | None = None
+    type: Literal["Compaction", "Rollup", "GC"] | None = None
+    reason: str | None = None
+    start_time: str | None = None
+    end_time: str | None = None
+    outcome: Outcome | None = None
+    bytes_read: int | None = None
+    bytes_written: int | None = None
+    blobs_deleted: int | None = None
+    diffs_truncated: int | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardStatus(Block):
+    """All of it. `conditions` as `api.conditions` renders them."""
+
+    observed_generation: int | None = None
+    shard_id: str | None = None
+    engine_version: str | None = None
+    log: LogEntry = LogEntry()
+    store: Stores = Stores()
+    schema: Ddl = Ddl()
+    frontiers: Frontiers = Frontiers()
+    storage: Storage = Storage()
+    holds: Holds = Holds()
+    debt: Debt = Debt()
+    maintenance: Mapping[MaintenanceKind, Upkeep] | None = None
+    inspection: Looks | None = None
+    last_handled_requests: Mapping[str, str] | None = None
+    history: tuple[UpkeepRun, ...] | None = None
+    conditions: tuple[Mapping[str, Any], ...] | None = None
+
+    def upkeep(self, kind: MaintenanceKind) -> Upkeep:
+        """Maintenance of this kind; an empty block when there was none."""
+        return (self.maintenance or {}).get(kind, Upkeep())
+
+    def handled(self, request: str) -> str | None:
+        """The token of this request that was handled last."""
+        return (self.last_handled_requests or {}).get(request)
