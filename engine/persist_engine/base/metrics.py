@@ -1,4 +1,5 @@
-"""The port through which every room counts. `NoMetrics` counts nothing; `PrometheusMetrics` feeds prometheus-client.
+"""The port through which every room counts. `NoMetrics` counts nothing; `PrometheusMetrics` feeds prometheus-client,
+which only that loads: it brings an HTTP server.
 
 Names are given without the `persist_` prefix and stand, with help and labels, in `base.metric_names`.
 """
@@ -9,13 +10,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from persist_engine.base.metric_names import CATALOGUE, PREFIX, Kind
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
 
 O = TypeVar("O")  # noqa: E741 - the owner of a shard's state
 
@@ -73,7 +75,7 @@ class NoMetrics:
         """Nothing."""
 
 
-class PrometheusMetrics(Collector):
+class PrometheusMetrics:
     """Metrics on a prometheus-client registry; one collector per name, made at first use.
 
     A name that the catalogue does not know is counted all the same: a missing line in a table must not stop a write.
@@ -89,7 +91,7 @@ class PrometheusMetrics(Collector):
         #: What a call site found the last time: saves prometheus-client's own look-up, which costs more than counting.
         self._children: dict[tuple[Any, ...], Any] = {}
         self._watched: dict[str, list[tuple[weakref.ref[Any], Callable[[Any], ShardGauges]]]] = {}
-        registry.register(self)
+        registry.register(cast("Collector", self))  # one by its `collect`
 
     def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
         """See Metrics."""
@@ -116,6 +118,8 @@ class PrometheusMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The gauges of watched shards, for the registry. Forgets shards that nobody owns any more."""
+        from prometheus_client.metrics_core import GaugeMetricFamily
+
         families: dict[str, GaugeMetricFamily] = {}
         # SUBTLE: swept here and not by weakref callbacks, which may run anywhere, under our own lock too.
         for shard, (owner, read) in self._swept().items():
@@ -171,6 +175,8 @@ class PrometheusMetrics(Collector):
         return child
 
     def _made(self, kind: Kind, name: str, text: str, labels: tuple[str, ...]) -> Counter | Gauge | Histogram:
+        from prometheus_client import Counter, Gauge, Histogram
+
         match kind:
             case "counter":
                 return Counter(name, text, labels, registry=self._registry)

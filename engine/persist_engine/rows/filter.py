@@ -28,7 +28,7 @@ from persist_engine.rows.part_stats import stats_name
 from persist_engine.rows.predicate import And, Compare, In, IsNull, Not, Or, Predicate
 from persist_engine.rows.schema import Schema
 
-_NULL = pa.scalar(None, pa.bool_())
+_NULL = pa.nulls(1, pa.bool_())[0]  # not `pa.scalar`, which imports pandas where there is one
 
 
 class Outcomes(NamedTuple):

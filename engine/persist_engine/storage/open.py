@@ -6,6 +6,7 @@ from pathlib import Path
 
 from persist_engine.base.env import Env
 from persist_engine.base.errors import UnsafeStore
+from persist_engine.base.extras import needs_extra
 from persist_engine.base.metrics import Metrics
 from persist_engine.storage.addresses import REDIS_PARAMS, S3_PARAMS, RedisAddress, S3Address
 from persist_engine.storage.blob import Blob
@@ -41,9 +42,9 @@ def open_blob(url: str, *, env: Env, metrics: Metrics, create: bool = True) -> B
     S3 with a credentials_dir takes them from the file `aws-credentials` in there where it is there; otherwise, and without one,
     from the process's surroundings (environment, workload identity), as boto3 does.
 
-    InvalidUsage on a URL that is none of these, UnsafeStore when the store does not keep its promises, Determinate or
-    Indeterminate when it cannot be reached. Errors name the address, never a credential. A directory that is not there is
-    made, or without `create` InvalidUsage.
+    InvalidUsage on a URL that is none of these, or whose driver is not installed; UnsafeStore when the store does not keep its
+    promises, Determinate or Indeterminate when it cannot be reached. Errors name the address, never a credential. A
+    directory that is not there is made, or without `create` InvalidUsage.
     """
     parsed = parse_url(url, allowed=_BLOB_URLS)
     blob: Blob
@@ -53,7 +54,8 @@ def open_blob(url: str, *, env: Env, metrics: Metrics, create: bool = True) -> B
         case "file":
             blob = FileBlob(Path(absolute_path(parsed)), env=env, create=create)
         case _:
-            from persist_engine.storage.s3.blob import open_s3_blob
+            with needs_extra("s3", "a blob store on S3"):
+                from persist_engine.storage.s3.blob import open_s3_blob
 
             blob = open_s3_blob(S3Address.of(parsed), env=env, metrics=metrics)
     return MeteredBlob(blob, env=env, metrics=metrics)
@@ -82,7 +84,8 @@ def open_consensus(url: str, *, env: Env, metrics: Metrics, create: bool = True)
         case "sqlite":
             consensus = SqliteConsensus(Path(absolute_path(parsed)), create=create)
         case _:
-            from persist_engine.storage.redis.consensus import open_redis_consensus
+            with needs_extra("redis", "a log in Redis"):
+                from persist_engine.storage.redis.consensus import open_redis_consensus
 
             consensus = open_redis_consensus(RedisAddress.of(parsed))
     return MeteredConsensus(consensus, env=env, metrics=metrics)
@@ -101,8 +104,9 @@ def open_push(url: str, *, env: Env, metrics: Metrics) -> Push:
         case "sqlite":
             return shared_local_push(absolute_path(parsed))
         case _:
-            from persist_engine.storage.redis.consensus import redis_pool
-            from persist_engine.storage.redis.notify import RedisPush
+            with needs_extra("redis", "a log in Redis"):
+                from persist_engine.storage.redis.consensus import redis_pool
+                from persist_engine.storage.redis.notify import RedisPush
 
             address = RedisAddress.of(parsed)
             pool = redis_pool(address)
