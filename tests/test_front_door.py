@@ -27,7 +27,7 @@ PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "C
 
 def made(command: str) -> set[str]:
     """Targets of a call of make, without what it sets."""
-    program, *words = command.split()
+    program, *words = shlex.split(command)
     assert program == "make", command
     return {word for word in words if "=" not in word}
 
