@@ -28,7 +28,8 @@ from persist_engine.rows.part_stats import stats_name
 from persist_engine.rows.predicate import And, Compare, In, IsNull, Not, Or, Predicate
 from persist_engine.rows.schema import Schema
 
-_NULL = pa.nulls(1, pa.bool_())[0]  # not `pa.scalar`, which imports pandas where there is one
+#: `pa.scalar(None, ...)` and `pa.array(...)` import pandas, which takes a second, so no module calls them when it is imported.
+_NULL = pa.nulls(1, pa.bool_())[0]
 
 
 class Outcomes(NamedTuple):

@@ -6,7 +6,6 @@ Owns the words. Pure, and vectorised over the rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -16,18 +15,11 @@ from persist_engine.rows.columns import compare_adjacent, flatten_columns
 from persist_engine.rows.schema import Schema
 
 INSERT, DELETE, UPDATE_BEFORE, UPDATE_AFTER = "insert", "delete", "update_before", "update_after"
+#: By their codes, as the column `change` holds them: 2 x (part of an update) + (an addition).
+_WORDS = (DELETE, INSERT, UPDATE_BEFORE, UPDATE_AFTER)
 #: Rows that one table of updates may become: a row may be there any number of times.
 ROWS_MAX = 1 << 31
 CHANGE_TYPE = pa.dictionary(pa.int8(), pa.string())
-
-
-@cache
-def _words() -> pa.StringArray:
-    """The words by code, as the column `change` holds them: 2 x (part of an update) + (an addition).
-
-    Made at first use: `pa.array` imports pandas where there is one.
-    """
-    return pa.array([DELETE, INSERT, UPDATE_BEFORE, UPDATE_AFTER])
 
 
 def changes_schema(schema: Schema) -> pa.Schema:
@@ -109,4 +101,4 @@ def _told(table: pa.Table) -> pa.Table:
     if (copies != 1).any():
         order, codes = np.repeat(order, copies), np.repeat(codes, copies)
     picked = table.select(["key", "val", "time"]).combine_chunks().take(pa.array(order))
-    return picked.append_column("change", pa.DictionaryArray.from_arrays(pa.array(codes), _words()))
+    return picked.append_column("change", pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(_WORDS)))

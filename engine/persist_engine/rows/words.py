@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,11 +25,7 @@ WORD_BYTES = 8
 #: Rows decoded at once: a column of strings holds twice this, and a row may be large.
 _CHUNK_BYTES = 1 << 30
 
-
-@cache
-def _padding() -> pa.LargeBinaryArray:
-    """0 to 7 zero bytes. Made at first use: `pa.array` imports pandas where there is one."""
-    return pa.array([b"\0" * count for count in range(WORD_BYTES)], pa.large_binary())
+_PADDING = tuple(b"\0" * count for count in range(WORD_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +88,7 @@ class RowCodec:
         if not strings:
             return head
         lengths = sum(pc.binary_length(text).to_numpy() for text in strings)
-        padding = _padding().take(pa.array(-np.asarray(lengths) % WORD_BYTES))
+        padding = pa.array(_PADDING, pa.large_binary()).take(pa.array(-np.asarray(lengths) % WORD_BYTES))
         return pc.binary_join_element_wise(head, *strings, padding, pa.scalar(b"", pa.large_binary()))
 
     def decode(self, rows: pa.LargeBinaryArray) -> pa.ChunkedArray:
