@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 CACHE ?= $(or $(PERSIST_CACHE),$(HOME)/.cache/persist-operator)
 export PATH := $(CACHE)/bin:$(HOME)/.local/bin:$(PATH)
-PYTHON_DIRS := engine operator spark-images tests bench examples proto
+PYTHON_DIRS := engine operator spark-images tests bench examples proto .ci
 RUN := uv run --frozen
 PYTEST := $(RUN) pytest
 ARGS ?=
@@ -36,6 +36,8 @@ rooms: ## import-linter: who may import whom
 	@$(RUN) lint-imports --no-cache
 tidy: ## house rules as a test
 	@$(PYTEST) -q tests/test_tidy.py
+docs: ## the documentation site into build/site; fails on any warning
+	@NO_MKDOCS_2_WARNING=1 $(RUN) --group docs mkdocs build --strict --quiet
 
 ##@ Formats
 proto: ## regenerate engine/persist_engine/pb from proto/
@@ -65,6 +67,8 @@ bench: setup ## hot paths as ratios against a baseline of the same run
 ##@ Ship
 images: ## build persist-engine, persist-operator and persist-spark (docker, else buildah)
 	@bash spark-images/build.sh
+release: ## wheels, chart, bills of materials and images into dist/; REGISTRY=host/path pushes images and chart, IMAGES=no leaves images out
+	@bash .ci/tools.sh uv helm && bash .ci/release.sh
 cluster-up: ## a kind cluster: docker and the official node image, else podman and one built here
 	@bash .ci/tools.sh kind helm && bash tests/e2e/cluster/cluster.sh up
 cluster-down: ## remove it
@@ -72,4 +76,4 @@ cluster-down: ## remove it
 
 ##@ Gates
 check: setup lint types rooms tidy proto-check crds-check ## all that reads the code
-.PHONY: help setup setup-demo clean demo fmt lint types rooms tidy proto proto-check crds crds-check test sim linearizability fuzz e2e bench images cluster-up cluster-down check
+.PHONY: help setup setup-demo clean demo fmt lint types rooms tidy docs proto proto-check crds crds-check test sim linearizability fuzz e2e bench images release cluster-up cluster-down check

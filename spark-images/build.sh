@@ -37,7 +37,10 @@ stage_python() {
   rm -rf "$CONTEXT/wheels"
   for package in engine operator spark; do
     extra=()
-    [ $package = spark ] && extra=(--extra spark)
+    case $package in
+      engine) extra=(--extra s3 --extra redis --extra cli) ;;
+      spark) extra=(--extra spark) ;;
+    esac
     (cd "$ROOT" && uv export --frozen --quiet --no-dev --no-emit-workspace --no-header --no-annotate --package "persist-$package" "${extra[@]}") \
       > "$CONTEXT/requirements/$package.txt"
     (cd "$ROOT" && SOURCE_DATE_EPOCH=315532800 uv build --quiet --wheel --package "persist-$package" --out-dir "$CONTEXT/wheels")

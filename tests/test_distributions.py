@@ -11,6 +11,11 @@ ROOT = Path(__file__).resolve().parents[1]
 CRDS = {f"persist_operator/crds/{path.name}" for path in (ROOT / "crds").glob("*.yaml")}
 
 
+def direct_packages(names) -> set[str]:
+    """Top folders of a wheel with code in them."""
+    return {name.partition("/")[0] for name in names if name.endswith(".py")}
+
+
 @pytest.mark.parametrize("folder", ["engine", "operator", "spark-images"])
 def test_a_wheel_built_from_the_sdist_is_the_one_built_from_the_checkout(tmp_path, folder):
     """With what `make setup` has fetched: nothing is asked of a network."""
@@ -22,6 +27,9 @@ def test_a_wheel_built_from_the_sdist_is_the_one_built_from_the_checkout(tmp_pat
     by_sdist, direct = ({info.filename: info.CRC for info in wheel.infolist()} for wheel in wheels)
     assert by_sdist == direct
     assert any(name.endswith(".py") for name in direct)
+    assert {f"{package}/py.typed" for package in direct_packages(direct)} <= set(direct)
+    (licence,) = (name for name in direct if name.endswith("/licenses/LICENSE"))
+    assert wheels[0].read(licence) == (ROOT / "LICENSE").read_bytes()
     if folder == "operator":
         with tarfile.open(sdist) as archive:
             members = {member.name.partition("/")[2]: member for member in archive}

@@ -1,5 +1,7 @@
 """The metrics port. `NoMetrics` records nothing; `PrometheusMetrics` feeds prometheus-client.
 
+Only `PrometheusMetrics` loads prometheus-client, which brings an HTTP server.
+
 Callers pass names without the `persist_` prefix. `base.metric_names` lists every name with its help and labels.
 """
 
@@ -9,13 +11,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from persist_engine.base.metric_names import CATALOGUE, PREFIX, Kind
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
 
 O = TypeVar("O")  # noqa: E741 - the owner of a shard's state
 
@@ -73,7 +76,7 @@ class NoMetrics:
         """Does nothing."""
 
 
-class PrometheusMetrics(Collector):
+class PrometheusMetrics:
     """Metrics on a prometheus-client registry; one collector per name, created at first use.
 
     A name missing from the catalogue is recorded all the same: a missing line in a table must not stop a write.
@@ -89,7 +92,7 @@ class PrometheusMetrics(Collector):
         #: Series by call key. Skips prometheus-client's own look-up, which costs more than the increment.
         self._children: dict[tuple[Any, ...], Any] = {}
         self._watched: dict[str, list[tuple[weakref.ref[Any], Callable[[Any], ShardGauges]]]] = {}
-        registry.register(self)
+        registry.register(cast("Collector", self))  # one by its `collect`
 
     def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
         """See Metrics."""
@@ -116,6 +119,8 @@ class PrometheusMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges of watched shards to the registry. Drops shards whose owners are gone."""
+        from prometheus_client.metrics_core import GaugeMetricFamily
+
         families: dict[str, GaugeMetricFamily] = {}
         # SUBTLE: sweep here rather than in weakref callbacks, which may run anywhere, even while this thread holds the lock.
         for shard, (owner, read) in self._swept().items():
@@ -171,6 +176,8 @@ class PrometheusMetrics(Collector):
         return child
 
     def _made(self, kind: Kind, name: str, text: str, labels: tuple[str, ...]) -> Counter | Gauge | Histogram:
+        from prometheus_client import Counter, Gauge, Histogram
+
         match kind:
             case "counter":
                 return Counter(name, text, labels, registry=self._registry)

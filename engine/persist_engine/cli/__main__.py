@@ -1,6 +1,25 @@
-"""`python -m persist_engine.cli`."""
+"""`persist` and `python -m persist_engine.cli`: starts the command line, or says which extra brings it."""
 
-from persist_engine.cli.main import main
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.extras import needs_extra
+from persist_engine.cli.exit_codes import EXIT_USAGE
+
+
+def main() -> NoReturn:
+    """Run the command line of this process and exit. Without its packages: one line on stderr, and the exit code of usage."""
+    try:
+        with needs_extra("cli", "the command line"):
+            from persist_engine.cli.main import main as run
+    except InvalidUsage as error:
+        sys.stderr.write(f"error: {error.kind.value}: {error}\n")
+        sys.exit(EXIT_USAGE)
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -279,11 +279,11 @@ def columns_of(updates: pa.Table) -> tuple[UInt64s, Words, Int64s]:
 
 _NO_UPDATES = pa.table(
     {
-        "hash": pa.array([], pa.binary(KEY_WORDS * 8)),
-        "key": pa.array([], pa.null()),
-        "value": pa.array([], pa.large_binary()),
-        "time": pa.array([], pa.int64()),
-        "diff": pa.array([], pa.int64()),
+        "hash": pa.nulls(0, pa.binary(KEY_WORDS * 8)),
+        "key": pa.nulls(0, pa.null()),
+        "value": pa.nulls(0, pa.large_binary()),
+        "time": pa.nulls(0, pa.int64()),
+        "diff": pa.nulls(0, pa.int64()),
     }
 )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from persist_engine.base.env import Env
 from persist_engine.base.errors import UnsafeStore
+from persist_engine.base.extras import needs_extra
 from persist_engine.base.metrics import Metrics
 from persist_engine.storage.addresses import REDIS_PARAMS, S3_PARAMS, RedisAddress, S3Address
 from persist_engine.storage.blob import Blob
@@ -40,9 +41,9 @@ def open_blob(url: str, *, env: Env, metrics: Metrics, create: bool = True) -> B
     S3 credentials come from the file `aws-credentials` in credentials_dir if both exist, else from the process's environment or
     workload identity, as in boto3.
 
-    InvalidUsage for any other URL, UnsafeStore if the store lacks a required guarantee, Determinate or Indeterminate if it
-    cannot be reached. Errors name the address, never a credential. A missing directory is created, or raises InvalidUsage
-    without `create`.
+    InvalidUsage for any other URL, or one whose driver is not installed; UnsafeStore if the store lacks a required guarantee,
+    Determinate or Indeterminate if it cannot be reached. Errors name the address, never a credential. A missing directory is
+    created, or raises InvalidUsage without `create`.
     """
     parsed = parse_url(url, allowed=_BLOB_URLS)
     blob: Blob
@@ -52,7 +53,8 @@ def open_blob(url: str, *, env: Env, metrics: Metrics, create: bool = True) -> B
         case "file":
             blob = FileBlob(Path(absolute_path(parsed)), env=env, create=create)
         case _:
-            from persist_engine.storage.s3.blob import open_s3_blob
+            with needs_extra("s3", "a blob store on S3"):
+                from persist_engine.storage.s3.blob import open_s3_blob
 
             blob = open_s3_blob(S3Address.of(parsed), env=env, metrics=metrics)
     return MeteredBlob(blob, env=env, metrics=metrics)
@@ -79,7 +81,8 @@ def open_consensus(url: str, *, env: Env, metrics: Metrics, create: bool = True)
         case "sqlite":
             consensus = SqliteConsensus(Path(absolute_path(parsed)), create=create)
         case _:
-            from persist_engine.storage.redis.consensus import open_redis_consensus
+            with needs_extra("redis", "a log in Redis"):
+                from persist_engine.storage.redis.consensus import open_redis_consensus
 
             consensus = open_redis_consensus(RedisAddress.of(parsed))
     return MeteredConsensus(consensus, env=env, metrics=metrics)
@@ -98,8 +101,9 @@ def open_push(url: str, *, env: Env, metrics: Metrics) -> Push:
         case "sqlite":
             return shared_local_push(absolute_path(parsed))
         case _:
-            from persist_engine.storage.redis.consensus import redis_pool
-            from persist_engine.storage.redis.notify import RedisPush
+            with needs_extra("redis", "a log in Redis"):
+                from persist_engine.storage.redis.consensus import redis_pool
+                from persist_engine.storage.redis.notify import RedisPush
 
             address = RedisAddress.of(parsed)
             pool = redis_pool(address)

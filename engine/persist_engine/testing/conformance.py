@@ -16,13 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-import pytest
-
 from persist_engine.base.errors import Determinate, InvalidUsage, NotKept
+from persist_engine.base.extras import needs_extra
 from persist_engine.base.versioned import SCAN_ALL, SEQNO_MAX, CasResult, SeqNo, Tip, VersionedData
 from persist_engine.storage.blob import Blob
 from persist_engine.storage.checks import ENTRY_BYTES_MAX, VALUE_BYTES_MAX
 from persist_engine.storage.consensus import Consensus
+
+with needs_extra("testing", "a conformance suite"):
+    import pytest
 
 T = TypeVar("T")
 

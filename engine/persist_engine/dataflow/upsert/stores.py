@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from persist_engine.base.env import Env
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.extras import needs_extra
 from persist_engine.base.metrics import Metrics
 from persist_engine.base.settings import MIB
 from persist_engine.flow.upsert_memory import MemoryStore
@@ -26,7 +27,9 @@ SPILL_BYTES = 64 * MIB
 def store_opener(
     backend: str, directory: Path | str | None, *, spill_bytes: int, env: Env, metrics: Metrics
 ) -> OpenStore:
-    """A function that opens the stores of one handle. InvalidUsage for an unknown backend, or a disk backend without a directory."""
+    """A function that opens the stores of one handle. InvalidUsage for an unknown backend, or a disk backend without a directory or
+    without RocksDB.
+    """
     if backend not in ("memory", "rocksdb", "auto"):
         raise InvalidUsage(f"unknown upsert backend {backend!r}: use memory, rocksdb or auto")
     if backend == "memory":
@@ -34,10 +37,11 @@ def store_opener(
     if directory is None:
         raise InvalidUsage(f"the upsert backend {backend} needs a directory of its own on a local disk")
     folder = Path(directory)
-
-    def on_disk(name: str) -> KeyValues:
+    # Also for `auto`: a handle that has to spill must not find out then that it cannot.
+    with needs_extra("rocksdb", f"the upsert backend {backend}"):
         from persist_engine.storage.upsert_rocks import RocksStore
 
+    def on_disk(name: str) -> KeyValues:
         return RocksStore(folder / name)
 
     def spilling(name: str) -> KeyValues:

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Everything that a release consists of, into dist/: wheels and source distributions, the chart, bills of materials (CycloneDX), images as
+# OCI archives where there is a container engine, and the checksums of all of it.
+#   REGISTRY=host/path   also pushes images and chart there; without it nothing leaves the machine
+#   IMAGES=no            leaves the images out
+#   OUT=folder           another folder than dist/; it must not exist
+. "$(dirname "$(readlink -f "$0")")/../tests/e2e/cluster/settings.sh"
+
+ROOT=$(cd "$(dirname "$(readlink -f "$0")")/.." && pwd)
+DIST=${OUT:-$ROOT/dist}
+REGISTRY=${REGISTRY:-}
+cd "$ROOT"
+VERSION=$(uv run --frozen python .ci/version.py --check)
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || echo 315532800)
+export SOURCE_DATE_EPOCH
+
+# Distribution -> the extras that its image, or a user of all of it, installs.
+declare -A EXTRAS=([engine]="--extra s3 --extra redis --extra rocksdb --extra cli" [operator]="" [spark]="--extra spark")
+
+wheels() {
+  local name
+  for name in engine operator spark; do uv build --quiet --package "persist-$name" --out-dir "$DIST/python"; done
+  rm -f "$DIST/python/.gitignore"
+  say "python: $(ls "$DIST/python" | wc -l) files"
+}
+
+bills_of_materials() {
+  local name
+  mkdir -p "$DIST/sbom"
+  for name in engine operator spark; do
+    # shellcheck disable=SC2086 # a list of words
+    uv export --quiet --frozen --no-dev --preview-features sbom-export --format cyclonedx1.5 --package "persist-$name" ${EXTRAS[$name]} \
+      --output-file "$DIST/sbom/persist-$name-$VERSION.cdx.json" >/dev/null
+  done
+  say "sbom: $(ls "$DIST/sbom" | wc -l) files"
+}
+
+chart() {
+  mkdir -p "$DIST/charts"
+  helm package charts/persist-operator --version "$VERSION" --app-version "$VERSION" --destination "$DIST/charts" >/dev/null
+  [ -z "$REGISTRY" ] || helm push "$DIST/charts/persist-operator-$VERSION.tgz" "oci://$REGISTRY/charts"
+  say "charts: persist-operator-$VERSION.tgz"
+}
+
+images() {
+  local name
+  if [ "${IMAGES:-}" = no ]; then return 0; fi
+  if ! command -v "$ENGINE" >/dev/null; then say "no container engine: no images"; return 0; fi
+  mkdir -p "$DIST/images"
+  PERSIST_TAG=$VERSION bash spark-images/build.sh
+  for name in engine operator spark; do
+    "$ENGINE" save --output "$DIST/images/persist-$name-$VERSION.tar" "localhost/persist-$name:$VERSION"
+    [ -n "$REGISTRY" ] || continue
+    "$ENGINE" tag "localhost/persist-$name:$VERSION" "$REGISTRY/persist-$name:$VERSION"
+    "$ENGINE" push "$REGISTRY/persist-$name:$VERSION"
+  done
+  say "images: engine operator spark"
+}
+
+if [ -z "${OUT:-}" ]; then rm -rf "$DIST"; elif [ -e "$DIST" ]; then die "$DIST exists"; fi
+wheels
+bills_of_materials
+chart
+images
+(cd "$DIST" && find . -type f ! -name SHA256SUMS -printf '%P\n' | LC_ALL=C sort | xargs sha256sum > SHA256SUMS)
+say "version $VERSION in $DIST$([ -n "$REGISTRY" ] && echo ", pushed to $REGISTRY" || true)"

@@ -1,0 +1,136 @@
+"""Files that tools and strangers read first: they name only what there is, and CI runs only what a laptop runs."""
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import tarfile
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+import typer.core
+import typer.main
+import yaml
+from persist_engine.cli.main import app as persist_app
+from persist_operator.local.commands import app as local_app
+
+ROOT = Path(__file__).resolve().parents[1]
+TARGETS = set(re.findall(r"^([a-z0-9-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yaml"))
+MANUAL = sorted(f"docs/{path.relative_to(ROOT / 'docs')}" for path in (ROOT / "docs").glob("howto/*.md"))
+MANUAL += ["docs/tutorial.md", "docs/faq.md", "docs/concepts.md", "docs/comparison.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "CHANGELOG.md", "ARCHITECTURE.md"]
+
+
+def made(command: str) -> set[str]:
+    """Targets of a call of make, without what it sets."""
+    program, *words = shlex.split(command)
+    assert program == "make", command
+    return {word for word in words if "=" not in word}
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_call_make_alone(path):
+    (job,) = yaml.safe_load(path.read_text())["jobs"].values()
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    assert commands
+    for command in commands:
+        assert made(command) <= TARGETS
+
+
+def test_the_four_workflows():
+    assert {path.stem for path in WORKFLOWS} == {"check", "test", "e2e", "release"}
+
+
+def test_hooks_call_make_alone():
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert local["repo"] == "local"
+    for hook in local["hooks"]:
+        assert made(hook["entry"]) <= TARGETS
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".github/dependabot.yml",
+        *sorted(f".github/ISSUE_TEMPLATE/{n}" for n in ("bug.yaml", "feature.yaml", "config.yml")),
+    ],
+)
+def test_forms_are_yaml(name):
+    assert yaml.safe_load((ROOT / name).read_text())
+
+
+def test_folders_that_are_kept_up_to_date_exist():
+    for update in yaml.safe_load((ROOT / ".github/dependabot.yml").read_text())["updates"]:
+        for folder in update.get("directories", [update.get("directory")]):
+            assert (ROOT / folder.lstrip("/")).is_dir()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_of_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", (ROOT / page).read_text()):
+        assert target.startswith("https://") or (ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_targets_named_in_pages_exist(page):
+    for line in re.findall(r"^(?:make .*)|`make [^`]*`", (ROOT / page).read_text(), re.MULTILINE):
+        assert made(line.strip("`").partition("#")[0]) <= TARGETS, line
+
+
+def commands(page: str) -> list[list[str]]:
+    """Calls of `persist` in the code blocks of a page, in words; of several in a line the first."""
+    blocks = re.findall(r"^```[a-z ]*\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("persist ")]
+    lines += re.findall(r"`(persist [^`]*)`", (ROOT / page).read_text())
+    words = [shlex.split(line, comments=True) for line in lines if "..." not in line]
+    return [list(takewhile(lambda word: word not in {";", "|", ">"}, line)) for line in words]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *MANUAL])
+def test_commands_in_pages_exist_with_their_options(page):
+    """Those that are alternatives in one (`holds|usage`) are not looked at."""
+    for words in commands(page):
+        if words[1].startswith("-") or any("|" in word for word in words[:3]):
+            continue
+        command = typer.main.get_command(local_app if words[1] == "local" else persist_app)
+        rest = words[2:] if words[1] == "local" else words[1:]
+        while rest and isinstance(command, typer.core.TyperGroup) and rest[0] in command.commands:
+            command, rest = command.commands[rest[0]], rest[1:]
+        if command.ignore_unknown_options:  # passed on to a command of the engine, which stands in pages by itself
+            continue
+        known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
+        assert not isinstance(command, typer.core.TyperGroup) or not rest, words
+        assert {word for word in rest if word.startswith("-")} <= known | {"--help"}, words
+
+
+def test_the_changelog_is_in_sections():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    sections = set(re.findall(r"^### (.*)$", text, re.MULTILINE))
+    assert sections
+    assert sections <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def test_a_release_without_images(tmp_path):
+    out = tmp_path / "out"
+    command = ["bash", str(ROOT / ".ci" / "release.sh")]
+    env = {**os.environ, "IMAGES": "no", "OUT": str(out), "REGISTRY": "", "UV_OFFLINE": "1"}
+    subprocess.run(command, env=env, check=True, capture_output=True, timeout=240)
+    version = subprocess.run(
+        ["python3", ROOT / ".ci" / "version.py"], check=True, capture_output=True, text=True, timeout=60
+    ).stdout.strip()
+    names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    stems = [f"persist_{name}-{version}" for name in ("engine", "operator", "spark")]
+    expected = {f"python/{stem}{end}" for stem in stems for end in ("-py3-none-any.whl", ".tar.gz")}
+    expected |= {f"sbom/persist-{name}-{version}.cdx.json" for name in ("engine", "operator", "spark")}
+    assert names == expected | {f"charts/persist-operator-{version}.tgz", "SHA256SUMS"}
+    sums = dict(reversed(line.split()) for line in (out / "SHA256SUMS").read_text().splitlines())
+    assert sums == {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in names - {"SHA256SUMS"}}
+    bill = json.loads((out / f"sbom/persist-operator-{version}.cdx.json").read_text())
+    assert bill["bomFormat"] == "CycloneDX"
+    assert {"kopf", "boto3", "redis", "pyarrow"} <= {part["name"] for part in bill["components"]}
+    with tarfile.open(out / f"charts/persist-operator-{version}.tgz") as chart:
+        assert yaml.safe_load(chart.extractfile("persist-operator/Chart.yaml"))["appVersion"] == version

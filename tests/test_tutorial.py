@@ -1,0 +1,54 @@
+"""Every command of the tutorial's part on a laptop runs, in order, in a fresh folder."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TUTORIAL = (Path(__file__).resolve().parents[1] / "docs" / "tutorial.md").read_text()
+LAPTOP = TUTORIAL.partition("## On a laptop")[2].partition("## On a cluster")[0]
+
+
+def blocks(language: str) -> str:
+    return "\n".join(re.findall(rf"^```{language}\n(.*?)^```$", LAPTOP, re.DOTALL | re.MULTILINE))
+
+
+def run(script: str, folder: Path, timeout_s: int) -> str:
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PERSIST_")}
+    command = ["bash", "-euo", "pipefail", "-c", script]
+    ended = subprocess.run(
+        command, cwd=folder, env={**kept, "PATH": path}, check=False, capture_output=True, text=True, timeout=timeout_s
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def test_each_block_is_run_by_a_test():
+    assert set(re.findall(r"^```(.+)$", LAPTOP, re.MULTILINE)) == {"sh", "sh spark"}
+
+
+def test_writing_reading_and_looking(tmp_path):
+    out = run(blocks("sh"), tmp_path, 240)
+    first, then = out.split("complete before")[1:]
+    assert "1\tapple\t120\n2\tpear\t150\n3\tplum\t90\n" in first
+    assert '"name":"plum"' in first.replace(" ", "")
+    assert "1\tapple\t110\n3\tplum\t90\n" in then
+    assert "\tdelete\t2\tpear\t150" in then
+    assert then.index("update_before\t1\tapple\t120") < then.index("update_after\t1\tapple\t110")
+    assert "\tname\tprice\n1\tapple\t120\n2\tpear\t150\n3\tplum\t90\nshard\n" in then.replace("id\tname", "\tname"), (
+        then
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_resources(tmp_path):
+    out = run(f"exec 2>&1\n{blocks('sh spark')}", tmp_path, 850)
+    first, second = out.split("RunSucceeded")[1:]
+    assert "3 rows read, 3 updates written" in first
+    assert "3 rows read, 2 updates written" in second
