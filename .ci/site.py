@@ -161,8 +161,7 @@ def public_names() -> str:
         "Every name that `persist_engine` exports. What stands elsewhere may change with any release.",
     ]
     for name in persist_engine.__all__:
-        value = getattr(persist_engine, name)
-        lines += ["", f"::: {value.__module__}.{name}"]
+        lines += ["", f"::: {persist_engine.__name__}.{persist_engine.MODULES[name]}.{name}"]
     return "\n".join(lines) + "\n"
 
 

@@ -61,7 +61,8 @@ if TYPE_CHECKING:
 
 __version__ = APPLIER_VERSION
 
-_MODULES = {
+#: The module of each public name.
+MODULES = {
     "Antichain": "model.frontier",
     "AppendOutcome": "client.write.outcomes",
     "Appended": "client.write.outcomes",
@@ -111,11 +112,11 @@ _MODULES = {
     "predicate_of": "rows.predicate_text",
 }
 
-__all__ = sorted(_MODULES)  # noqa: PLE0605 - the table is the list
+__all__ = sorted(MODULES)  # noqa: PLE0605 - the table is the list
 
 
 def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
+    module = MODULES.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
