@@ -42,7 +42,7 @@ def test_a_time_is_said_as_everywhere(said):
         ({"splits": "0"}, "option splits: '0' is not a whole number"),
         ({"updates": "yes"}, "option updates: 'yes' is not true or false"),
         ({"asof": "1"}, "option asof: not known to format persist"),
-        ({"columns": "a,,b"}, "option columns: 'a,,b' is no list of names"),
+        ({"columns": "a,,b"}, "option columns: 'a,,b' is not a list of names"),
     ],
 )
 def test_wrong_options_are_refused(change, message):
