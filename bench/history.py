@@ -33,8 +33,8 @@ T = TypeVar("T")
 def run(folder: Path, quick: bool) -> list[Row]:
     """Rollups and garbage collection run between the measured commits. Compactions do not, so that the live batches stay.
 
-    The measurements of an old shard and a young one alternate, so that both run under the same load. An open follows every second commit, so
-    that it sees rollups of every age.
+    The measurements of an old shard and a young one alternate, so that both run under the same load. An open follows every second commit,
+    so that it sees rollups of every age.
     """
     versions, live = (2_000, 500) if quick else (100_000, 10_000)
     with redis_server(appendonly=True) as redis:

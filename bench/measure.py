@@ -59,8 +59,8 @@ def timings_s(
 def interleaved_s(
     ours: Callable[[int], object], baseline: Callable[[int], object], *, repeat: int
 ) -> tuple[list[float], list[float]]:
-    """The seconds of `repeat` calls of each. The calls alternate, so that both sides run under the same load. One call of each runs first and
-    is not measured.
+    """The seconds of `repeat` calls of each. The calls alternate, so that both sides run under the same load. One call of each runs first
+    and is not measured.
     """
     ours(-1)
     baseline(-1)

@@ -3,8 +3,8 @@
 Needs `uv sync --group bench`. Every system gets the same Arrow tables. The calls alternate, so that all systems run under the same load. A
 read returns all rows as a table in memory. Compaction merges the twenty appends.
 
-Our appends are durable when they return; the peers do not wait for the disk. So each peer has a second row with an fsync of its files added,
-and one row compares with the bare system calls of a durable append.
+Our appends are durable when they return; the peers do not wait for the disk. So each peer has a second row with an fsync of its files
+added, and one row compares with the bare system calls of a durable append.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ _Job = tuple[str, str, str, int, int]
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
-    """10 rows per commit, without maintenance, which runs elsewhere in production. The number of commits is limited to those that fit inline
-    into state; otherwise the bench would mostly measure uploads. Ours and the baseline alternate, and the ratio compares the medians of
-    three rounds.
+    """10 rows per commit, without maintenance, which runs elsewhere in production. The number of commits is limited to those that fit
+    inline into state; otherwise the bench would mostly measure uploads. Ours and the baseline alternate, and the ratio compares the medians
+    of three rounds.
     """
     commits = 100 if quick else 600
     rows = []
