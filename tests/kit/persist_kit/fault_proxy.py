@@ -2,8 +2,8 @@
 
 The proxy decides the fate of each exchange (a request with its answer). It may reset the connection before the request is delivered,
 deliver the request and lose the answer, or delay the exchange. While `partitioned`, nothing passes; while `trickling`, a few bytes per
-second pass. The client sees a lost answer as a reset connection. Decisions are drawn from a seed in the order in which exchanges begin. Real
-threads determine that order, so a run is not repeatable.
+second pass. The client sees a lost answer as a reset connection. Decisions are drawn from a seed in the order in which exchanges begin.
+Real threads determine that order, so a run is not repeatable.
 """
 
 from __future__ import annotations
