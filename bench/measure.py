@@ -39,8 +39,8 @@ def timings_s(
     between: Callable[[], object] | None = None,
     collect: bool = True,
 ) -> list[float]:
-    """The seconds of each of `repeat` calls, after `warm` unmeasured ones. `between` runs between the calls and is not measured; with few
-    calls (`collect`) neither is the garbage collector.
+    """The seconds of each of `repeat` calls, after `warm` unmeasured ones. `between` runs after each call, unmeasured. With `collect` and
+    at most 50 calls, the garbage collector runs before each call, unmeasured.
     """
     for index in range(warm):
         call(-1 - index)

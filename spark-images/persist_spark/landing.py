@@ -152,15 +152,15 @@ class Landing:
     def _move(self, lower: Antichain, time: int) -> None:
         """Moves the batches to `lower`, with all their updates at `time`. Changes metadata only.
 
-        SUBTLE: this includes batches that have this time already. Batches that are appended together must either all be marked as having
-        rewritten times, or none; an unmarked batch must have been staged at `lower` or later.
+        SUBTLE: this includes batches that have this time already. Of the batches of one append, all or none must be marked as having
+        rewritten times. In a mixed append, the engine requires unmarked batches to be staged at `lower` or later.
         """
         upper = Antichain.of(time + 1)
         for batch in self.batches:
             batch.rewrite_times(Antichain.of(time), upper)
         self.staged = replace(self.staged, lower=lower, upper=upper, time=time)
 
-    # -- taking back what others wrote -------------------------------------------------------------------------------
+    # -- retracting what others wrote --------------------------------------------------------------------------------
 
     def _correct(self, decision: Correct) -> Recompute | None:
         """Stages the correction that the decision describes. The batches together then retract all of the shard's contents at its newest

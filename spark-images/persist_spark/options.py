@@ -72,7 +72,7 @@ def _time(given: Mapping[str, str], name: str) -> int | None:
         return _number(given, name, 0, DATA_TIME_MAX)
     time = time_of(text, f"option {name}")
     if time < 0:
-        raise InvalidUsage(f"option {name}: {text[:64]!r} is before 1970, but a shard's times are not")
+        raise InvalidUsage(f"option {name}: {text[:64]!r} is before 1970, where a shard's times begin")
     return time
 
 

@@ -268,9 +268,7 @@ class Writer(Actor):
                     batches, expected_upper=Antichain.of(lower), new_upper=Antichain.of(upper)
                 )
             except (Unavailable, AmbiguousAppend):
-                self.handle.delete_batches(
-                    batches
-                )  # after giving up, clean up, even while the append may still be under way
+                self.handle.delete_batches(batches)  # clean up, even while the append may still be under way
                 raise
 
         if not self._conclude(append, attempt):

@@ -155,7 +155,7 @@ def _initial_rollup_deleted(put: Callable[[object, str, object], None]) -> None:
 
 
 def _gc_takes_live_parts(put: Callable[[object, str, object], None]) -> None:
-    """Every part that a diff removes and adds again counts as garbage, live or not (6)."""
+    """Every part that a diff adds or removes counts as garbage, live or not (6)."""
     gc = persist_engine.work.gc
     put(gc, "deleted_blobs", lambda diff: [*deleted_blobs(diff), *inserted_blobs(diff)])
     put(gc, "live_keys", lambda _: set())
