@@ -1,4 +1,4 @@
-"""`python -m bench [NAME...] [--quick] [--json]`: hot paths as ratios. Prints what it measured; asserts nothing."""
+"""`python -m bench [NAME...] [--quick] [--json]`: measures hot paths as ratios. Prints the results and asserts nothing."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ BENCHES: dict[str, Callable[[Path, bool], list[Row]]] = {
 
 
 def main() -> None:
-    """Command line."""
+    """The command line."""
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("names", nargs="*", help=f"which of {', '.join(BENCHES)} (default: all but peers)")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the size: to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the size, as a smoke test")
     parser.add_argument("--json", action="store_true", help="rows as JSON on standard output")
     options = parser.parse_args()
     unknown = set(options.names) - set(BENCHES)
@@ -57,7 +57,7 @@ def main() -> None:
     rows: list[Row] = []
     for name in options.names or [
         name for name in BENCHES if name != "peers"
-    ]:  # its packages come by a group of their own
+    ]:  # its packages are in a dependency group of their own
         print(f"bench {name} ...", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="persist-bench-") as folder:
             found = BENCHES[name](Path(folder), options.quick)

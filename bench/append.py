@@ -12,7 +12,7 @@ from bench.measure import Row, median, ms, timings_s
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
-    """Times include building the batch, writing it and the compare-and-set; the baseline syncs nothing."""
+    """Times include building the batch, writing it and the compare-and-set. The baseline does not sync."""
     rows, repeat = (5_000, 5) if quick else (50_000, 20)
     tables = {index: updates(rows, time=index + 1, seed=index + 1) for index in range(-1, repeat)}
     with (

@@ -22,10 +22,10 @@ WARM = 100
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
-    """10 rows a commit, inline in the state diff; the baseline appends as many bytes with the adapter's script, turn and
-    turn about, so that both see the same machine.
+    """10 rows per commit, inline in the state diff. The baseline appends as many bytes with the adapter's script. The two alternate, so
+    that both run under the same load.
 
-    Maintenance is performed between the measured commits, as the operator does beside a writer.
+    Maintenance runs between the measured commits, as the operator does beside a writer.
     """
     commits = 200 if quick else 2_000
     with redis_server(appendonly=True) as redis:
@@ -73,6 +73,6 @@ def run(folder: Path, quick: bool) -> list[Row]:
 
 
 def at_times(batch: pa.Table, times: int, *, first: int = 0) -> list[pa.Table]:
-    """`batch` at each of `times` times from `first` on."""
+    """One copy of `batch` per time, at `times` consecutive times from `first` on."""
     columns = [pa.array(np.full(batch.num_rows, time, dtype=np.int64)) for time in range(first, first + times)]
     return [batch.set_column(2, "time", column) for column in columns]

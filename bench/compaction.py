@@ -1,6 +1,6 @@
-"""Compaction of 64 runs whose keys lie between one another's, against plain pyarrow; and its peak of memory.
+"""Compaction of 64 runs with interleaved keys against plain pyarrow, and its peak memory.
 
-Each side works in a process of its own, so that the peak is its own. More rows than the baseline has memory for:
+Each side runs in its own process, so that the peaks are separate. To compact more rows than fit into the baseline's memory:
 
     python -m bench.compaction write FOLDER --rows 100000000 && python -m bench.compaction ours FOLDER
 """
@@ -27,12 +27,12 @@ from bench.data import SCHEMA, flat, interleaved
 from bench.measure import Row, median, memory_bytes
 
 RUNS = 64
-#: Memory given, as a compaction pod is: the default, and a half of it, which is the least there may be.
+#: The memory limits, as for a compaction pod: the default, and half of it, which is the minimum.
 MEMORY_MIB = {"1 GiB": 1024, "512 MiB": 512}
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
-    """Seconds (median of the repetitions) and peak resident memory against the memory given."""
+    """Seconds (the median of the repetitions), and peak resident memory against the limit."""
     rows, repeat = (200_000, 1) if quick else (10_000_000, 3)
     out: list[Row] = []
     _write(folder / "written", rows)
@@ -70,11 +70,11 @@ def _location(folder: Path) -> Location:
 
 
 def _write(folder: Path, rows: int, *, plain: bool = True) -> None:
-    """The same runs as a shard and as plain files (if `plain`)."""
+    """Writes the same runs as a shard and, if `plain`, as plain files."""
     folder.mkdir()
     shard = ShardId.new()
     (folder / "shard").write_text(shard)
-    # Without retention, so that the last time is the only one left to tell.
+    # Without retention, so that only the last time stays readable.
     with (
         PersistClient.open(_location(folder), settings=Settings(retain_ms=None)) as client,
         client.open_writer(shard, SCHEMA, purpose="bench") as writer,
@@ -105,7 +105,7 @@ def _ours(folder: Path, memory: str) -> None:
 
 
 def whole_request(machine: Machine) -> MergeReq:
-    """All that the shard holds, to be made one run: as the spine asks for when much more has been written."""
+    """The request that merges the whole shard into one run, as the spine would make it after many more writes."""
     machine.refresh()
     for _ in range(8):
         held = [batch for batch in machine.state.trace.spine_batches() if batch.rows]
@@ -124,7 +124,7 @@ def _baseline(folder: Path) -> None:
 
 
 def main() -> None:
-    """One side in this process: seconds and resident bytes, idle and at the peak, as JSON."""
+    """Runs one side in this process. Prints seconds and resident bytes, idle and at the peak, as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("side", choices=("write", "ours", "baseline"))
     parser.add_argument("folder", type=Path)

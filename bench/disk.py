@@ -1,4 +1,4 @@
-"""What the disk takes by itself: peers do not wait for it, so their figures are also given with that wait added."""
+"""The cost of the disk alone. Peers do not wait for the disk, so their figures are also shown with that wait added."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 class NewFiles:
-    """Makes durable what was written below `folder` since it was last asked to: new files and the folders they are in."""
+    """Makes the files below `folder` durable that were written since the last call, with the folders that contain them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: set[Path] = set()
 
     def sync_s(self) -> float:
-        """Every new file, then every folder that got one; the seconds that took, without looking for them."""
+        """Syncs every new file, then every folder that contains one. Returns the seconds of the syncs, without the search for the files."""
         new = {path for path in self._folder.rglob("*") if path.is_file()} - self._known
         self._known |= new
         began = time.perf_counter()
@@ -26,8 +26,8 @@ class NewFiles:
 
 
 class BareDisk:
-    """The least that a durable append has to do on files and SQLite: bytes in a file of their own, fsynced with its folder,
-    when there are any; and one SQLite commit, as durable as ours.
+    """The least that a durable append must do on files and SQLite: one new file, fsynced with its folder, if there is data, and one SQLite
+    commit that is as durable as ours.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -48,7 +48,7 @@ class BareDisk:
         self._log.execute("INSERT INTO log (data) VALUES (?)", (log_bytes,))
 
     def close(self) -> None:
-        """Let go."""
+        """Closes the database."""
         self._log.close()
 
 

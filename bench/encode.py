@@ -1,4 +1,4 @@
-"""A batch built and uploaded, never appended, against a plain pyarrow sort and Parquet write of the same rows."""
+"""Building and uploading a batch, without an append, against a plain pyarrow sort and Parquet write of the same rows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bench.measure import Row, interleaved_s, median, ms
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
-    """Ours sorts by key, value and time, adds up, describes and checks what it writes, and syncs it; the baseline sorts
-    by the key.
+    """Ours sorts by key, value and time, consolidates, computes statistics, verifies the encoded part, and syncs it. The baseline sorts by
+    the key.
     """
     rows = 100_000 if quick else 1_000_000
     table = updates(rows, time=1)

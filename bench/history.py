@@ -1,6 +1,6 @@
-"""What history costs: a commit and an opening at 100 versions and live batches, and at 100,000 and 10,000.
+"""The cost of history: a commit and an open with 100 versions and live batches, against 100,000 versions and 10,000 live batches.
 
-And what a diff and a state cost by themselves: nothing may grow with what did not change.
+Also the cost of a diff and a state alone: no cost may grow with the parts of the state that did not change.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
-    """Rollups and garbage collection are performed between the measured commits, compactions are not: live batches stay.
+    """Rollups and garbage collection run between the measured commits. Compactions do not, so that the live batches stay.
 
-    An old shard and a young one are measured turn by turn, so that both meet the same machine; an opening after every
-    second commit, so that it meets rollups of every age.
+    The measurements of an old shard and a young one alternate, so that both run under the same load. An open follows every second commit,
+    so that it sees rollups of every age.
     """
     versions, live = (2_000, 500) if quick else (100_000, 10_000)
     with redis_server(appendonly=True) as redis:
@@ -57,7 +57,7 @@ def run(folder: Path, quick: bool) -> list[Row]:
 
 
 class _Shard:
-    """A shard, its one writer that commits inline, and one that stages in blob, since state takes no 10,000 inline."""
+    """A shard with one writer that commits inline, and one that stages in blob, because state cannot hold 10,000 inline parts."""
 
     def __init__(self, location: Location) -> None:
         self._location, self._id = location, ShardId.new()
@@ -70,14 +70,14 @@ class _Shard:
         self.seconds: dict[str, list[float]] = {}
 
     def write(self, versions: int, *, with_data: bool) -> None:
-        """`versions` more of them: 10 rows each, in blob, or the news that nothing happened."""
+        """Commits `versions` more versions: each appends 10 rows in blob, or only advances the upper."""
         for first in range(0, versions, 1_000):
             count = min(1_000, versions - first)
             for each in at_times(updates(10, time=0), count, first=self._time):
                 self._append(self._in_blob, each if with_data else [])
 
     def sample(self, *, opens: bool) -> None:
-        """A commit of 10 rows inline and, with `opens`, an opening."""
+        """Measures a commit of 10 inline rows and, with `opens`, an open."""
         self._inline.fetch_recent_upper()
         self._append(self._inline, at_times(updates(10, time=0), 1, first=self._time)[0], measured=True)
         if opens:
@@ -88,7 +88,7 @@ class _Shard:
         self._stager.close()
 
     def _append(self, writer: WriteHandle, rows: pa.Table | list[Any], *, measured: bool = False) -> None:
-        """One commit and what fell due after it."""
+        """One commit and the maintenance that it returns."""
         lower, upper = Antichain.of(self._time), Antichain.of(self._time + 1)
 
         def commit() -> Appended:
@@ -113,7 +113,7 @@ class _Shard:
 
 
 def _pure(live: int) -> list[Row]:
-    """Diffs and states alone, without stores: at `live` batches against at 100."""
+    """Diffs and states alone, without stores: with `live` batches against 100."""
     few, many = _figures(EARLY), _figures(live)
     return [
         Row(f"{what}, {live:,} live batches against 100", ms(after), ms(before), after / before, "lower")
@@ -148,6 +148,6 @@ def _figures(live: int) -> dict[str, float]:
 
 
 def _each_s(call: Callable[[Any], object], items: Iterable[Any]) -> float:
-    """Median seconds of `call` on each item."""
+    """The median seconds of `call` over the items."""
     values = list(items)
     return median(timings_s(lambda index: call(values[index]), repeat=len(values), warm=0, collect=False))

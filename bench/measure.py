@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the report. `ratio` is ours over the baseline, in the direction that `better` names."""
+    """One line of the report. `ratio` compares ours with the baseline; `better` says which direction is better."""
 
     what: str
     ours: str
@@ -21,7 +21,7 @@ class Row:
     better: str
 
     def as_json(self) -> dict[str, object]:
-        """For `--json`."""
+        """The row for `--json`."""
         return {
             "what": self.what,
             "ours": self.ours,
@@ -39,8 +39,8 @@ def timings_s(
     between: Callable[[], object] | None = None,
     collect: bool = True,
 ) -> list[float]:
-    """Seconds of each of `repeat` calls after `warm` unmeasured ones; `between` runs between, not within, and so does the
-    garbage collector when there are few calls (`collect`).
+    """The seconds of each of `repeat` calls, after `warm` unmeasured ones. `between` runs after each call, unmeasured. With `collect` and
+    at most 50 calls, the garbage collector runs before each call, unmeasured.
     """
     for index in range(warm):
         call(-1 - index)
@@ -59,8 +59,8 @@ def timings_s(
 def interleaved_s(
     ours: Callable[[int], object], baseline: Callable[[int], object], *, repeat: int
 ) -> tuple[list[float], list[float]]:
-    """Seconds of `repeat` calls of each, one after the other, so that both meet the same machine; one of each unmeasured
-    before.
+    """The seconds of `repeat` calls of each. The calls alternate, so that both sides run under the same load. One call of each runs first
+    and is not measured.
     """
     ours(-1)
     baseline(-1)
@@ -72,25 +72,25 @@ def interleaved_s(
 
 
 def memory_bytes() -> tuple[int, int]:
-    """Resident memory of this process, now and at its peak: all of it, code and data alike. From Linux itself: getrusage
-    counts the peak of whoever started the process too.
+    """The resident memory of this process, code and data, now and at its peak. Read from /proc, because the peak that getrusage reports
+    includes the parent process.
     """
     lines = Path("/proc/self/status").read_text().splitlines()
-    told = {name: value for name, _, value in (line.partition(":") for line in lines)}
-    now, peak = (int(told[name].split()[0]) << 10 for name in ("VmRSS", "VmHWM"))
+    fields = {name: value for name, _, value in (line.partition(":") for line in lines)}
+    now, peak = (int(fields[name].split()[0]) << 10 for name in ("VmRSS", "VmHWM"))
     return now, peak
 
 
 def median(values: list[float]) -> float:
-    """The middle."""
+    """The median."""
     return statistics.median(values)
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Nearest rank."""
+    """The percentile, by nearest rank."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def ms(seconds: float) -> str:
-    """For people."""
+    """The time in milliseconds, as text."""
     return f"{seconds * 1000:.3g} ms"

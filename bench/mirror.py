@@ -18,7 +18,7 @@ from bench.measure import Row
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
-    """A whole sink process on local[2] over a Parquet input; the peak is the sum of resident sets, sampled."""
+    """Runs a whole sink process on local[2] over a Parquet input. The peak is the sampled sum of resident sets."""
     rows = 500_000 if quick else 10_000_000
     source = folder / "input.parquet"
     arrow_bytes = 0
@@ -65,7 +65,7 @@ def run(folder: Path, quick: bool) -> list[Row]:
 
 
 def _peak(process: subprocess.Popen[bytes]) -> int:
-    """Largest sum of resident bytes over the process and its descendants, until it ends."""
+    """The largest sum of resident bytes of the process and its descendants. Returns when the process ends."""
     peak, done = 0, threading.Event()
     while process.poll() is None:
         peak = max(peak, sum(_resident(pid) for pid in _tree(process.pid)))

@@ -1,10 +1,10 @@
-"""Side by side with table formats over Parquet files, through their ordinary API: same rows, same disk, one run.
+"""Compares shards with table formats over Parquet files, through their public APIs: same rows, same disk, same run.
 
-Needs `uv sync --group bench`. Every system gets the same Arrow tables; calls take turns, so that all meet the same
-machine. What is asked of a read is a table of all rows in memory. Compaction is of the twenty appends.
+Needs `uv sync --group bench`. Every system gets the same Arrow tables. The calls alternate, so that all systems run under the same load. A
+read returns all rows as a table in memory. Compaction merges the twenty appends.
 
-Ours is durable when an append returns, the peers do not wait for the disk. So there is a row against each with an fsync of
-what it wrote added, and one against the bare calls that such an append is made of here.
+Our appends are durable when they return; the peers do not wait for the disk. So each peer has a second row with an fsync of its files
+added, and one row compares with the bare system calls of a durable append.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from bench.data import SCHEMA, flat, updates
 from bench.disk import BareDisk, NewFiles
 from bench.measure import Row, median, ms, timings_s
 
-#: Ours over theirs, at most: what the issue asks for. Figures against the second peer are for information.
+#: The largest ratios of ours to theirs that are acceptable. Figures against the second peer are for information.
 APPEND_MAX, SMALL_MAX, READ_MAX, COMPACT_MAX = 1.0, 0.1, 1.0, 1.0
-#: About what 10 rows take in a diff, and a row in a part.
+#: About the bytes of 10 rows in a diff, and of one row in a part.
 DIFF_BYTES, PART_ROW_BYTES = 2_500, 9
 
 
 class System(ABC):
-    """One table in one system. Tables come as updates and as plain columns; each takes the form that is its own."""
+    """One table in one system. A table is given as updates and as plain columns, and each system uses its own form."""
 
     name: str
 
@@ -41,19 +41,19 @@ class System(ABC):
 
     @abstractmethod
     def begin_reading(self) -> None:
-        """Open what reads go through, at what is there now. Not measured."""
+        """Opens a reader of the current contents. Not measured."""
 
     @abstractmethod
     def read(self) -> int:
-        """All rows in memory; their number."""
+        """Reads all rows into memory. Returns their number."""
 
     @abstractmethod
     def compact(self) -> None:
-        """Few files out of many."""
+        """Merges many files into few."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go."""
+        """Closes the table."""
 
 
 class Ours(System):
@@ -119,7 +119,7 @@ class Delta(System):
 
 
 class Iceberg(System):
-    """The Python implementation, with its SQLite catalog. It has no compaction; a rewrite of everything stands for it."""
+    """The Python implementation, with its SQLite catalog. It has no compaction, so the bench rewrites the whole table."""
 
     name = "pyiceberg"
 
@@ -154,8 +154,8 @@ SYSTEMS: tuple[type[System], ...] = (Ours, Delta, Iceberg)
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
-    """20 appends of 50,000 rows, read, compaction; 200 commits of 10 rows."""
-    warnings.filterwarnings("ignore")  # of pyiceberg, about every append
+    """20 appends of 50,000 rows, a read and a compaction; 200 commits of 10 rows."""
+    warnings.filterwarnings("ignore")  # pyiceberg warns at every append
     appends, rows, commits = (4, 5_000, 20) if quick else (20, 50_000, 200)
     out = []
     large = [updates(rows, time=index, seed=index, first=index * rows) for index in range(appends)]
@@ -173,7 +173,7 @@ def run(folder: Path, quick: bool) -> list[Row]:
 
 
 def _appended(what: str, systems: list[System], tables: list[pa.Table], folder: Path, most: float) -> list[Row]:
-    """Medians; the first of each, which makes the table, is not counted."""
+    """The medians. The first append of each system creates the table and is not counted."""
     taken: dict[str, list[float]] = {system.name: [] for system in systems}
     synced: dict[str, list[float]] = {system.name: [] for system in systems if system.name != Ours.name}
     files = {name: NewFiles(folder / name) for name in synced}

@@ -16,12 +16,12 @@ from persist_engine.model.frontier import EMPTY
 from bench.data import SCHEMA, flat, updates
 from bench.measure import Row, median, timings_s
 
-#: As rows come from a reader.
+#: The rows of one batch from a reader.
 PIECE_ROWS = 65_536
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
-    """Of the same rows: a tenth of what is persisted differs from what is desired."""
+    """Both sides use the same rows. A tenth of the persisted rows differs from the desired ones."""
     rows, repeat = (50_000, 3) if quick else (1_000_000, 5)
     desired = updates(rows, time=0, seed=1)
     persisted = pa.concat_tables(

@@ -15,9 +15,7 @@ from bench.measure import Row, interleaved_s, median, ms
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
-    """One run, made by compaction where an append leaves more, and 64 runs, as before it: with keys of their own, and with
-    keys between one another's.
-    """
+    """Snapshots of one run (compacted, where an append leaves several) and of 64 runs, with disjoint keys and with interleaved keys."""
     sizes = (100_000,) if quick else (1_000_000, 10_000_000)
     return [
         _one(folder / f"{rows}-{runs}-{mixed}", rows, runs, mixed=mixed)
@@ -43,7 +41,7 @@ def _one(folder: Path, rows: int, runs: int, *, mixed: bool) -> Row:
         del tables
         machine = client.machine(shard)
         if runs == 1 and sum(len(batch.run_metas) for batch in machine.refresh().trace.batches()) > 1:
-            compact(machine, whole_request(machine))  # rows in any order come as a run for each part
+            compact(machine, whole_request(machine))  # unsorted rows make one run per part
         with client.open_leased_reader(shard, SCHEMA, purpose="bench") as reader:
 
             def ours(_: int) -> None:
@@ -52,7 +50,7 @@ def _one(folder: Path, rows: int, runs: int, *, mixed: bool) -> Row:
                     raise SystemExit(f"read {read} rows, wrote {each * runs}")
 
             measured, base = interleaved_s(ours, lambda _: pq.read_table(folder / "plain.parquet"), repeat=9)
-    kind = "" if runs == 1 else " of keys between one another's" if mixed else " of keys of their own"
+    kind = "" if runs == 1 else " with interleaved keys" if mixed else " with disjoint keys"
     return Row(
         f"snapshot of {rows:,} rows, {runs} run{'s' if runs > 1 else ''}{kind}",
         ms(median(measured)),

@@ -1,6 +1,4 @@
-"""Commits per second against what the bare script does in the same set-up: one writer of one shard, and eight processes
-with a shard each.
-"""
+"""Commits per second against the bare script in the same set-up: one writer of one shard, and eight processes with one shard each."""
 
 from __future__ import annotations
 
@@ -23,20 +21,20 @@ from bench.measure import Row, median
 
 WARM = 50
 
-#: Redis, folder, "ours" or "bare", commits, bytes of a bare one.
+#: (URL of Redis, folder, "ours" or "bare", commits, bytes of a bare commit).
 _Job = tuple[str, str, str, int, int]
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
-    """10 rows a commit; no maintenance meanwhile, which would be done elsewhere: so no more commits than state takes
-    inline, or most of what is measured would be parts on their way to blob. Ours and the baseline take turns, and the
-    medians of three rounds are compared.
+    """10 rows per commit, without maintenance, which runs elsewhere in production. The number of commits is limited to those that fit
+    inline into state; otherwise the bench would mostly measure uploads. Ours and the baseline alternate, and the ratio compares the medians
+    of three rounds.
     """
     commits = 100 if quick else 600
     rows = []
     with redis_server(appendonly=True) as redis:
         for writers in (1, 8):
-            size = 2_500  # about what a commit of 10 rows writes; `bench commit` says exactly
+            size = 2_500  # about the bytes of a commit of 10 rows; `bench commit` prints the exact number
             rates: dict[str, list[float]] = {"ours": [], "bare": []}
             for turn in range(3):
                 for kind, found in rates.items():
@@ -49,8 +47,8 @@ def run(folder: Path, quick: bool) -> list[Row]:
 
 
 def _slowest_s(job: _Job, writers: int) -> float:
-    """Seconds from the common start to the end of the last of `writers` processes that do `job`."""
-    # A fork server that has imported what the workers need: they begin at once, and inherit neither threads nor sockets.
+    """The seconds from the common start of `writers` processes that run `job` to the end of the last one."""
+    # The fork server has imported the modules that the workers need. Workers start at once, and inherit no threads and no sockets.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["bench.throughput"])
     barrier = context.Barrier(writers)

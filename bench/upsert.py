@@ -26,19 +26,19 @@ from bench.measure import Row, median, ms, timings_s
 
 SEED = np.array([1, 2, 3, 4], np.uint64)
 CHUNK_ROWS = 65_536
-#: What the state in memory should reach.
+#: The target for state in memory.
 ROWS_PER_SECOND = 1_000_000
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
-    """A tenth of the rows when quick."""
+    """All benches of upserts; `quick` uses a tenth of the rows."""
     scale = 10 if quick else 1
     rows = memory(1_000_000 // scale) + rocks(folder, 400_000 // scale)
     return rows + peer(folder, keys=500_000 // scale, rows=20_000 // scale, repeat=3 if quick else 10)
 
 
 def memory(rows: int) -> list[Row]:
-    """Rows per second of processor time, in chunks as a reader gives them; hashing and encoding counted by themselves."""
+    """Rows per second of processor time, in chunks of a reader's size. Hashing and encoding have rows of their own."""
     table = updates(rows, time=0)
     encoder = UpsertRows(SCHEMA, SEED)
     encoded = encoder.updates(table)
@@ -86,7 +86,7 @@ def memory(rows: int) -> list[Row]:
 
 
 def _cpu_s(call: Callable[[], object]) -> float:
-    """Processor seconds of this process, the least of three: what one core needs, however busy the others are."""
+    """The processor seconds of this process, the least of three: the need of one core, however busy the others are."""
     best = float("inf")
     for _ in range(3):
         began = time.process_time()
@@ -96,9 +96,7 @@ def _cpu_s(call: Callable[[], object]) -> float:
 
 
 def rocks(folder: Path, rows: int) -> list[Row]:
-    """The adapter over arrays against the driver over lists of bytes that are there already: the same options, the same
-    records, turn by turn.
-    """
+    """The adapter over arrays against the driver over prepared lists of bytes: the same options, the same records, in alternation."""
     encoded = UpsertRows(SCHEMA, SEED).updates(updates(rows, time=0))
     state = UpsertState(MemoryStore(), seed=SEED)
     keys, values, diffs = columns_of(encoded)
@@ -147,8 +145,8 @@ def _raw_put(driver: Rdict, options: object, names: list[bytes], texts: list[byt
 
 
 def peer(folder: Path, *, keys: int, rows: int, repeat: int) -> list[Row]:
-    """Upserts of random keys, each durable when it returns, against a merge of the same rows into a table of the peer. Turn
-    by turn on the same disk; maintenance between the measured calls.
+    """Upserts of random keys, each durable on return, against a merge of the same rows into a table of the peer. The calls alternate on the
+    same disk. Maintenance runs between the measured calls.
     """
     from deltalake import DeltaTable, write_deltalake
 

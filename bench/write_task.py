@@ -1,7 +1,7 @@
-"""Peak of memory of one write task of a Spark sink against what an executor's pod leaves it.
+"""The peak memory of one write task of a Spark sink against its share of an executor's pod.
 
-`python -m bench.write_task append FOLDER --rows ...` (or `corrections`) does one in its process, as a Python worker of Spark does, and
-prints what it took as JSON; tests/spark/test_memory.py asserts on it.
+`python -m bench.write_task append FOLDER --rows ...` (or `corrections`) runs one task in its process, as a Python worker of Spark does, and
+prints the measurements as JSON. tests/spark/test_memory.py asserts on them.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from bench.measure import Row, memory_bytes
 
 SCHEMA = Schema.from_ddl("id BIGINT", "name STRING, score DOUBLE")
 KINDS = ("append", "corrections")
-#: Of Arrow records from the JVM, as `persist_spark.session` bounds them.
+#: The limits of Arrow records from the JVM, as in `persist_spark.session`.
 _RECORD_ROWS, _RECORD_BYTES = 65_536, 4 << 20
 _SEED = 7
 
 
 def run(folder: Path, quick: bool) -> list[Row]:
-    """Five parts or more of the size that is the default, and of a quarter of it; keys in no order, which takes most."""
+    """Five or more parts of the default size, and of a quarter of it. Keys are unordered, which needs the most memory."""
     found = []
     for kind in KINDS:
         for width in (32, 1024):
             for part_mib in (16,) if quick else (64, 16):
                 given = PROCESS_MIB + PARTS_HELD * part_mib
-                told = measured(folder, kind, width=width, part_mib=part_mib, parts=5)
+                result = measured(folder, kind, width=width, part_mib=part_mib, parts=5)
                 what = f"peak of a write task, {kind}, {width} characters a row, parts of {part_mib} MiB"
-                ours = f"{told['peak_mib']} MiB ({told['idle_mib']} idle), {told['seconds']:.1f} s"
-                found.append(Row(what, ours, f"{given} MiB given", told["peak_mib"] / given, "lower"))
+                ours = f"{result['peak_mib']} MiB ({result['idle_mib']} idle), {result['seconds']:.1f} s"
+                found.append(Row(what, ours, f"{given} MiB given", result["peak_mib"] / given, "lower"))
     return found
 
 
 def measured(folder: Path, kind: str, *, width: int, part_mib: int, parts: int) -> dict[str, float]:
-    """One task in a process of its own: `idle_mib` and `peak_mib` (resident, all of it), `parts` and `seconds`."""
+    """Runs one task in its own process. Returns `idle_mib` and `peak_mib` (all resident memory), `parts` and `seconds`."""
     rows = parts * (part_mib << 20) // (width + 36)  # a number, an offset, a double, a time, a diff
     options = ["--width", str(width), "--part-mib", str(part_mib), "--rows", str(rows)]
     command = [sys.executable, "-m", "bench.write_task", kind, str(folder), *options]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    told: dict[str, float] = json.loads(done.stdout)
-    return told
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
 
 
 def records(kind: str, *, rows: int, width: int) -> Iterator[pa.RecordBatch]:
-    """What Spark hands to a task: flat columns, each record in bytes that Python read from a pipe."""
+    """The input of a task as Spark passes it: flat columns, each record in bytes that Python read from a pipe."""
     source = np.random.default_rng(_SEED)
     size = max(1, min(_RECORD_ROWS, _RECORD_BYTES // (width + 20)))
     for first in range(0, rows, size):
@@ -79,13 +79,13 @@ def records(kind: str, *, rows: int, width: int) -> Iterator[pa.RecordBatch]:
 
 def _main() -> None:
     import pyspark.daemon
-    import pyspark.worker  # noqa: F401 - what a worker has loaded before its first task
+    import pyspark.worker  # noqa: F401 - a worker has loaded this before its first task
     from persist_engine.base.env import SystemEnv
     from persist_spark.partitions import StageCorrections, StageRows, StageTask
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("folder", type=Path, help="where the parts go")
+    parser.add_argument("folder", type=Path, help="folder for the parts")
     for name in ("width", "part-mib", "rows"):
         parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args()
@@ -107,8 +107,8 @@ def _main() -> None:
     seconds = env.monotonic_s() - began_s
     assert staged.column("updates")[0].as_py() == options.rows
     parts = sum(1 for path in options.folder.rglob("*") if path.is_file() and str(task.shard_id) in str(path))
-    told = {"idle_mib": idle >> 20, "peak_mib": memory_bytes()[1] >> 20, "parts": parts, "seconds": seconds}
-    print(json.dumps(told))
+    result = {"idle_mib": idle >> 20, "peak_mib": memory_bytes()[1] >> 20, "parts": parts, "seconds": seconds}
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

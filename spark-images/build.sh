@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds the project's images from the Dockerfiles beside this file: with docker where a daemon runs, with buildah elsewhere.
+# Builds the project's images from the Dockerfiles beside this file: with docker if its daemon runs, otherwise with buildah.
 #   build.sh                  persist-engine, persist-operator, persist-spark
 #   build.sh NAME...          some of: engine operator spark examples redis s3
-# Tags: localhost/persist-NAME:$PERSIST_TAG (dev). A change of our own code rebuilds one small layer; of uv.lock, the dependencies.
-# pip inside the build uses this machine's index, proxy and certificates through build secrets: none of it stays in an image.
+# Tags: localhost/persist-NAME:$PERSIST_TAG (dev). A change of the project's code rebuilds one small layer; a change of uv.lock rebuilds
+# the dependencies. pip uses this machine's index, proxy and certificates through build secrets, none of which stays in an image.
 . "$(dirname "$(readlink -f "$0")")/../tests/e2e/cluster/settings.sh"
 
 ROOT=$(cd "$CLUSTER_SCRIPTS/../../.." && pwd)
@@ -12,7 +12,7 @@ CONTEXT=$ROOT/build/images
 SECRETS=$(mktemp -d)
 trap 'rm -rf "$SECRETS"' EXIT
 
-pip_configuration() { # what pip on this machine is told, as a pip.conf for the build
+pip_configuration() { # the configuration of this machine's pip, as a pip.conf for the build
   local option variable value
   echo "[global]"
   for option in index-url extra-index-url trusted-host proxy timeout; do
@@ -30,7 +30,7 @@ prepare_secrets() {
   pip_configuration > "$SECRETS/pip-conf"
 }
 
-# Locked dependencies and wheels, the same bytes for the same sources, so that unchanged layers come from the cache.
+# Locked dependencies and wheels. Equal sources give equal bytes, so that unchanged layers come from the cache.
 stage_python() {
   local package extra
   mkdir -p "$CONTEXT/requirements"
@@ -69,7 +69,7 @@ build() { # NAME DOCKERFILE [OPTION...]
   say "persist-$name:$TAG built in $((SECONDS - start)) s"
 }
 
-# Where no registry answers, the Debian base is made from Debian packages under the public name.
+# Without a registry, the Debian base image is made from Debian packages, under its public name.
 ensure_base() {
   [ "$ENGINE" = podman ] || return 0
   podman image exists "$BASE_IMAGE" && return 0

@@ -100,7 +100,9 @@ def test_commands_in_pages_exist_with_their_options(page):
         rest = words[2:] if words[1] == "local" else words[1:]
         while rest and isinstance(command, typer.core.TyperGroup) and rest[0] in command.commands:
             command, rest = command.commands[rest[0]], rest[1:]
-        if command.context_settings.get("ignore_unknown_options"):  # passed on to a command of the engine, which stands in pages by itself
+        if command.context_settings.get(
+            "ignore_unknown_options"
+        ):  # passed on to a command of the engine, which stands in pages by itself
             continue
         known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
         assert not isinstance(command, typer.core.TyperGroup) or not rest, words

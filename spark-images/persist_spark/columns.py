@@ -1,7 +1,7 @@
-"""Updates as flat Arrow columns and back: the shape in which they travel between Spark and the engine. Pure,
-vectorised; knows no Spark, no store.
+"""Converts updates between structs, as the engine has them, and flat Arrow columns, as Spark has them. Pure and vectorised. Knows no Spark
+and no store.
 
-Flat: k0, k1, ... the key's fields, v0, v1, ... the value's, by position. Structs: `key` and `val`, as in parts.
+Flat: k0, k1, ... are the fields of the key and v0, v1, ... those of the value, by position. Structs: `key` and `val`, as in parts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _COPIES_MAX = 1 << 62
 
 
 def struct_column(table: pa.Table, letter: str, struct: pa.StructType) -> pa.Array:
-    """The flat columns of one side as one struct array without nulls at its top."""
+    """The flat columns of the key or the value as one struct array without nulls at the top level."""
     if struct.num_fields == 0:
         return empty_struct(table.num_rows)
     children = [table.column(f"{letter}{i}").combine_chunks() for i in range(struct.num_fields)]
@@ -31,7 +31,7 @@ def struct_column(table: pa.Table, letter: str, struct: pa.StructType) -> pa.Arr
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """NB: to Arrow's own cast a null struct is a null in each NOT NULL field of it. Real ones are the door's to refuse."""
+    """NB: Arrow's own cast treats a null struct as a null in each of its NOT NULL fields. The batch builder refuses real nulls there."""
     if array.type == kind:
         return array
     if not pa.types.is_struct(kind):
@@ -41,24 +41,24 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def flat_columns(key: pa.StructArray, val: pa.StructArray) -> dict[str, pa.Array]:
-    """Inverse of `struct_column` for both sides: k0, k1, ..., v0, ..."""
+    """The inverse of `struct_column`, for key and value: k0, k1, ..., v0, ..."""
     return {
         f"{letter}{i}": child for letter, side in (("k", key), ("v", val)) for i, child in enumerate(side.flatten())
     }
 
 
 def negated_flat(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Consolidated updates -> flat columns and the negated diff."""
+    """Consolidated updates as flat columns, with the negated diff."""
     columns = flat_columns(rows.column("key"), rows.column("val"))
     columns["diff"] = pc.negate_checked(rows.column("diff"))
     return pa.RecordBatch.from_pydict(columns)
 
 
 def hash_chunks(batches: Iterator[pa.RecordBatch], *, chunk_rows: int, chunk_bytes: int) -> Iterator[pa.Table]:
-    """Cut a stream sorted by `h` into tables of about `chunk_rows` rows or `chunk_bytes`, whichever is less, never
-    between two rows of one hash. Only non-empty tables.
+    """Splits a stream sorted by `h` into non-empty tables of about `chunk_rows` rows or `chunk_bytes`, whichever is less. Rows with the
+    same hash are in the same table.
 
-    One hash in more than that (copies of one row, in practice) is one larger table.
+    When more rows than that have the same hash (copies of one row, in practice), their table is larger.
     """
     held: list[pa.RecordBatch] = []
     rows = size_bytes = 0
@@ -66,8 +66,7 @@ def hash_chunks(batches: Iterator[pa.RecordBatch], *, chunk_rows: int, chunk_byt
         if batch.num_rows == 0:
             continue
         if rows >= chunk_rows or size_bytes >= chunk_bytes:
-            # Rows of the hash that ended the held ones may go on in this batch: the cut is where the hash changes
-            # first.
+            # The last hash of the held rows may continue in this batch: split where the hash first changes.
             cut = _first_change(batch, held[-1].column("h")[-1])
             if cut < batch.num_rows:
                 yield pa.Table.from_batches([*held, batch.slice(0, cut)])
@@ -85,8 +84,8 @@ def _first_change(batch: pa.RecordBatch, last: pa.Scalar) -> int:
 
 
 def rows_of(batch: pa.RecordBatch, wanted: pa.Schema, *, shard: str) -> Iterator[pa.RecordBatch]:
-    """Flat rows of `shard`, each as often as its diff says. Raises InvariantViolated for a negative diff: a collection has
-    no such rows.
+    """The flat rows of `shard`, each repeated as often as its diff. InvariantViolated for a negative diff, which a collection cannot
+    have.
     """
     columns = [child for side in ("key", "val") for child in batch.column(side).flatten()]
     rows = pa.RecordBatch.from_arrays(columns, schema=wanted)
@@ -99,7 +98,7 @@ def rows_of(batch: pa.RecordBatch, wanted: pa.Schema, *, shard: str) -> Iterator
         first = batch.slice(pc.index(pc.less(diffs, 0), True).as_py(), 1)
         raise InvariantViolated(
             f"shard {shard} holds {first.column('diff')[0]} copies of key {str(first.column('key')[0])[:_SHOWN_CHARS]} "
-            f"at time {first.column('time')[0]}: it is no collection; read it with option updates=true"
+            f"at time {first.column('time')[0]}, so it is not a collection of rows; read it with option updates=true"
         )
     yield from records_of(rows) if most == 1 else _repeated(rows, diffs.to_numpy())
 
@@ -111,10 +110,8 @@ def records_of(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _repeated(rows: pa.RecordBatch, diffs: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Iterator[pa.RecordBatch]:
-    """Row i `diffs[i]` times, in records of RECORD_ROWS: a diff of a billion must not become a billion rows in
-    memory.
-    """
-    if len(diffs) > 1 and diffs.sum(dtype=np.float64) > _COPIES_MAX:  # more than an int64 counts, all told
+    """Row i `diffs[i]` times, in records of RECORD_ROWS. A diff of a billion does not become a billion rows in memory."""
+    if len(diffs) > 1 and diffs.sum(dtype=np.float64) > _COPIES_MAX:  # the sum could overflow an int64
         half = len(diffs) // 2
         yield from _repeated(rows.slice(0, half), diffs[:half])
         yield from _repeated(rows.slice(half), diffs[half:])

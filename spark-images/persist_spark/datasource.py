@@ -1,11 +1,10 @@
 """The Spark data source `persist`: `register(spark)`, then `spark.read.format("persist").option("shard", ...).load()`.
-Batch reading of a shard at a time, which is chosen when the frame is loaded and never changes.
+It reads a shard at one time in batch mode. The time is chosen when the frame is loaded and never changes.
 
-Spark loads and plans in Python workers that end afterwards, so neither opens a shard: both ask the session's keeper (`keeper`),
-which lives in the driver's process and holds what the frame reads as long as the frame can be read. Where the format was
-registered without a keeper (Spark Connect: the client is no driver), a plan registers a reader of its own, whose lease of
-LEASE_MS runs out by itself; a read that takes longer may then fail naming the blob.
-Whatever happens, no read returns other contents.
+Spark loads and plans in Python workers that end afterwards, so neither step opens the shard. Both send requests to the session's keeper
+(`keeper`), which lives in the driver's process and keeps a frame's data as long as the frame can be read. Without a keeper (Spark Connect,
+where the client is not the driver), each plan registers its own reader with a lease that expires after LEASE_MS. A read that takes longer
+may then fail with an error that names the blob. No read ever returns other contents.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from persist_spark.partitions import blob_at, reading_retry, sink_settings
 from persist_spark.row_shape import arrow_schema
 from persist_spark.session_frames import FORMAT, FRAME_OPTION, keeper_of, new_name
 
-#: How long blobs are kept for a read that was planned without a keeper.
+#: The lease of a read that was planned without a keeper.
 LEASE_MS = 6 * 60 * 60 * 1000
 _PART_BYTES = 128 << 20
 
@@ -39,26 +38,26 @@ _PART_BYTES = 128 << 20
 class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no types here: its classes are Any
     """Format `persist`. Options: docs/spark.md.
 
-    SUBTLE: no reader of it may have `pushFilters`. Spark keeps what the last planned scan pushed in an object that all
-    scans of one frame share, so that each of them would read the rows of the last (docs/upstream).
+    SUBTLE: its reader must not have `pushFilters`. Spark stores the filters of the scan planned last in an object that all scans of one
+    frame share, so every scan would read the rows of the last one (docs/upstream).
     """
 
     keeper: ClassVar[str | None] = None
-    """Address of the session's keeper; None: there is none."""
+    """The address of the session's keeper. None: the session has no keeper."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        """Spark makes one for each load, and for each attempt to write; then it travels by pickling."""
+        """Spark creates one object for each load and each attempt to write, and then pickles it."""
         self.options = options
         self.name_of_frame = options.pop(FRAME_OPTION, "") or new_name()
         self.loaded: LoadedFrame | None = None
 
     @classmethod
     def name(cls) -> str:
-        """What `format` is given."""
+        """The name for `spark.read.format`."""
         return FORMAT
 
     def schema(self) -> T.StructType:
-        """The columns of the frame. Chooses what it shows: it stays so, for Spark keeps this object as it is afterwards."""
+        """The columns of the frame. Also chooses the frame's contents; they are fixed from here on, because Spark keeps this object."""
         if self.keeper is None:
             self.loaded = _look_alone(Options.parse(self.options))
         else:
@@ -66,26 +65,28 @@ class PersistDataSource(DataSource):  # type: ignore[misc]  # pyspark has no typ
         return self.loaded.row_type
 
     def reader(self, schema: T.StructType) -> PersistReader:
-        """Plans and reads. Where the user gave a schema Spark did not ask for ours, and what the frame shows is chosen here."""
+        """The reader of the frame. With a user's schema Spark does not call `schema`, so the frame's contents are chosen here."""
         options = Options.parse(self.options)
         if self.loaded is None:
             if self.keeper is None and options.as_of is None:
-                # Each plan would choose anew, and scans of one frame could differ.
+                # Otherwise each plan would choose a time, and scans of one frame could differ.
                 raise InvalidUsage("format persist with a schema of your own needs the option as_of in this session")
             self.schema()
         assert self.loaded is not None
         return PersistReader(options, schema, self.name_of_frame, self.loaded, self.keeper)
 
     def writer(self, schema: T.StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
-        """Raises InvalidUsage: this format reads."""
-        raise InvalidUsage("format persist only reads: a SparkSink writes a shard, and the engine's handles do")
+        """Always InvalidUsage: the format only reads."""
+        raise InvalidUsage("format persist only reads: write with a SparkSink, or with the handles of persist_engine")
 
 
 def register(spark: SparkSession) -> None:
-    """Make format `persist` known to the session, and keep what its frames read as long as they can be read. Idempotent."""
+    """Registers the format `persist` with the session, and from then on keeps the data of its frames as long as they can be read.
+    Idempotent.
+    """
     source: type[PersistDataSource] = PersistDataSource
     if not type(spark).__module__.startswith("pyspark.sql.connect"):
-        # A class of its own, pickled by value: so the address comes to Spark's Python workers.
+        # A class created here is pickled by value, and so carries the address to Spark's Python workers.
         address = keeper_of(spark.sparkContext).address
         source = type(PersistDataSource.__name__, (PersistDataSource,), {"keeper": address})
     spark.dataSource.register(source)
@@ -93,7 +94,7 @@ def register(spark: SparkSession) -> None:
 
 @dataclass
 class SplitPartition(InputPartition):  # type: ignore[misc]  # as above
-    """One split of the snapshot, as bytes: it can be read with the blob store alone."""
+    """One split of the snapshot, as bytes. Reading it needs the blob store alone."""
 
     split: bytes
 
@@ -111,7 +112,7 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
         self.address = address
 
     def partitions(self) -> Sequence[SplitPartition]:
-        """The pieces of the frame. Raises InvalidUsage when it cannot be shown as the schema that the user gave."""
+        """The splits of the frame. InvalidUsage when the frame's columns do not fit the user's schema."""
         if self.address is not None:
             splits = keeper.splits(self.address, self.frame, self.row_type)
         else:
@@ -119,18 +120,18 @@ class PersistReader(DataSourceReader):  # type: ignore[misc]  # as above
         return [SplitPartition(split) for split in splits]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one split, as Arrow; bounded memory."""
+        """The rows of one split, as Arrow. Uses bounded memory."""
         if not isinstance(partition, SplitPartition):
-            return  # Spark makes one partition of its own when a plan has none.
+            return  # when a plan has no partition, Spark creates one of its own class
         wanted = arrow_schema(self.row_type)
         split = SnapshotSplit.from_bytes(partition.split)
-        with _telling_of_the_lease():
+        with _explaining_lost_blobs():
             for batch in split.to_batches(blob_at(self.options.location.blob), retry=reading_retry()):
                 yield from (records_of(batch) if self.options.updates else rows_of(batch, wanted, shard=split.shard_id))
 
 
 def _look_alone(options: Options) -> LoadedFrame:
-    """A load without a keeper: what it shows is chosen, and nothing held."""
+    """A load without a keeper: chooses the contents, and holds nothing."""
     held = HeldFrames(settings=sink_settings(_PART_BYTES), env=SystemEnv())
     try:
         return held.look(options)
@@ -139,7 +140,7 @@ def _look_alone(options: Options) -> LoadedFrame:
 
 
 def _splits_alone(frame: str, options: Options, loaded: LoadedFrame, asked: T.StructType) -> list[bytes]:
-    """A plan without a keeper: its lease is left behind for the executors."""
+    """A plan without a keeper. It leaves a lease behind for the executors."""
     if loaded.as_of is None:
         return []
     held = HeldFrames(settings=sink_settings(_PART_BYTES), env=SystemEnv(), lease_ms=LEASE_MS)
@@ -148,19 +149,19 @@ def _splits_alone(frame: str, options: Options, loaded: LoadedFrame, asked: T.St
         splits = held.splits(frame, asked)
         held.abandon()
     except BaseException:
-        held.close()  # nothing reads under its lease, which would hold the shard back all the same
+        held.close()  # an unused lease would keep the shard's since back
         raise
     return splits
 
 
 @contextmanager
-def _telling_of_the_lease() -> Iterator[None]:
-    """A blob that is gone says why it may be, and what to do."""
+def _explaining_lost_blobs() -> Iterator[None]:
+    """Adds to MissingBlob why the blob may be missing, and what to do."""
     try:
         yield
     except MissingBlob as error:
         raise MissingBlob(
-            f"{error}: what a frame reads is kept while its session lives; if the driver stood still for longer than its "
-            "lease, load the frame anew",
+            f"{error}: a frame's data is kept while its session lives; if the driver was suspended for longer than its "
+            "lease, load the frame again",
             **error.detail,
         ) from error

@@ -1,8 +1,7 @@
-"""From an exception to what the operator is told: a failure class, an exit code and one message without secrets.
+"""Turns an exception into the failure that the operator reads: a failure class, an exit code and one message without secrets.
 
-An engine error raised on an executor reaches the driver only as text inside a Spark exception. `carried` therefore
-writes it as one marked JSON line, and `classify` finds that line again: the class does not depend on where the error
-happened.
+An engine error on an executor reaches the driver only as text inside a Spark exception. `carried` therefore writes it as one marked JSON
+line, and `classify` finds that line again, so that the class does not depend on where the error was raised.
 """
 
 from __future__ import annotations
@@ -29,10 +28,9 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.secrets import without_secrets
 
-#: A condition's message is read by people; the API server and the kubelet cut longer ones (the termination log at 4
-#: KiB).
+#: A message becomes the text of a condition. The API server and the kubelet truncate longer ones (the termination log at 4 KiB).
 MESSAGE_CHARS_MAX = 1800
-#: Beside it the report has some hundred bytes; cut by the kubelet it would be no JSON any more.
+#: The rest of the report takes some hundred bytes. A report that the kubelet truncates is not valid JSON.
 MESSAGE_BYTES_MAX = 3000
 _MARK = "PERSIST-FAILURE"
 _CARRIED = re.compile(_MARK + r" (\{.*?\}) " + _MARK, re.DOTALL)
@@ -45,9 +43,9 @@ _SPARK_CONFIGURATION = (
 )
 
 
-#: Data exceptions (22), mistakes in SQL (42) and what SQL raises on purpose (P0001): the same input fails the same way again.
+#: Data exceptions (22), errors in SQL (42) and errors that SQL raises on purpose (P0001). The same input fails again in the same way.
 _SQLSTATE = re.compile(r"SQLSTATE: (?:22|42|P0001)")
-#: Files that are not what input.format says, as their readers put it.
+#: Messages of file readers for files that are not of the format in input.format.
 _MALFORMED_FILE = re.compile(
     r"is not a Parquet file|PARQUET_COLUMN_DATA_TYPE_MISMATCH|Malformed ORC file|Not an Avro data file"
 )
@@ -57,8 +55,8 @@ _PACKAGE = re.compile(r"^(?:[a-z]\w*\.)+(?=[A-Z])")
 
 
 class FailureClass(enum.StrEnum):
-    """Who must act, in the words of the SparkSink's status: look at the job's log, at the store, nowhere (another run
-    won), at the object.
+    """The cause of a failure, as the SparkSink's status names it. It says what to check: the job's log (Application), the store (Storage),
+    nothing because another run won (Fenced), or the object (Configuration).
     """
 
     APPLICATION = "Application"
@@ -68,7 +66,7 @@ class FailureClass(enum.StrEnum):
 
 
 class ExitCode(enum.IntEnum):
-    """What the driver process exits with."""
+    """The exit codes of the driver process."""
 
     SUCCEEDED = 0
     APPLICATION = 1
@@ -76,9 +74,7 @@ class ExitCode(enum.IntEnum):
     FENCED = 71
     CONFIGURATION = 72
     DIVERGENCE = 73
-    """Durable bytes are damaged or break a rule: repeating will not help, a person must look. Reported as class
-    Storage.
-    """
+    """Durable bytes are damaged or violate an invariant. A retry does not help; a person must investigate. Reported as class Storage."""
 
     @property
     def failure_class(self) -> FailureClass | None:
@@ -97,7 +93,7 @@ _CLASSES = {
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What is reported."""
+    """A failure to report."""
 
     exit_code: ExitCode
     message: str
@@ -113,17 +109,17 @@ class TaskFailure(Exception):
 
 
 class Terminated(Exception):
-    """The run was asked to stop (SIGTERM). Nothing was appended by it after that."""
+    """The process got SIGTERM. The run appended nothing after that."""
 
 
 def carried(error: PersistError) -> TaskFailure:
-    """`error` as text that survives the way through Spark."""
+    """`error` as text that Spark passes on unchanged."""
     payload = json.dumps({"exit_code": int(_exit_code_of(error)), "message": str(error)})
     return TaskFailure(f"{_MARK} {payload} {_MARK}")
 
 
 def classify(error: BaseException, *, secrets: Iterable[str] = ()) -> Failure:
-    """The failure that `error` is. Total: what is not known is the application's."""
+    """The failure for `error`. Total: an unknown error has the class Application."""
     if isinstance(error, PersistError):
         return Failure(_exit_code_of(error), redact(str(error), secrets=secrets))
     text = str(error)
@@ -134,12 +130,12 @@ def classify(error: BaseException, *, secrets: Iterable[str] = ()) -> Failure:
     causes = _causes(text)
     is_given = _is_spark_configuration(name, text) or _is_malformed_input(causes)
     exit_code = ExitCode.CONFIGURATION if is_given else ExitCode.APPLICATION
-    return Failure(exit_code, redact(_told(name, text, causes), secrets=secrets))
+    return Failure(exit_code, redact(_summary(name, text, causes), secrets=secrets))
 
 
 def redact(text: str, *, secrets: Iterable[str] = ()) -> str:
-    """`text` as `without_secrets` leaves it, cut in the middle to a message's length: the beginning says what failed, and the
-    end why, as a Python traceback does.
+    """`text` without secrets (`without_secrets`), shortened in the middle to the length of a message. As in a Python traceback, the
+    beginning says what failed and the end says why.
     """
     text = without_secrets(text, secrets=secrets).encode(errors="replace").decode()
     room = MESSAGE_CHARS_MAX
@@ -163,7 +159,7 @@ def _exit_code_of(error: PersistError) -> ExitCode:
             return ExitCode.STORAGE
         case InvariantViolated() | CorruptData():
             return ExitCode.DIVERGENCE
-        # The input changed while it was read, or an orphan scan took what was staged too long ago: another attempt may do.
+        # The input changed while it was read, or an orphan scan deleted a batch that was staged too long ago: a retry may succeed.
         case UpdateBeyondUpper() | UpdateNotBeyondLower() | BatchExpired():
             return ExitCode.APPLICATION
         case InvalidUsage() | Incompatible():
@@ -173,8 +169,8 @@ def _exit_code_of(error: PersistError) -> ExitCode:
 
 
 def _carried_in(text: str) -> tuple[ExitCode, str] | None:
-    """What `carried` wrote, if it stands whole in `text`: the JVM prints the Python traceback verbatim, but a log
-    line may cut it.
+    """The failure that `carried` wrote into `text`. None when it is missing or truncated: the JVM prints the Python traceback verbatim, but
+    a log line may be cut.
     """
     found = _CARRIED.search(text)
     if found is None:
@@ -197,9 +193,9 @@ def _is_malformed_input(causes: list[str]) -> bool:
     return any(_SQLSTATE.search(one) or _MALFORMED_FILE.search(one) for one in causes)
 
 
-def _told(name: str, text: str, causes: list[str]) -> str:
-    """What went wrong, without Java's frames. A chain of causes becomes one line, innermost last: which file, which record, which
-    value.
+def _summary(name: str, text: str, causes: list[str]) -> str:
+    """The error without Java's stack frames. A chain of causes becomes one line, with the innermost last, which names the file, record
+    or value.
     """
     if len(causes) > 1:
         return "; caused by ".join(" ".join(one.split()) for one in causes)
@@ -207,17 +203,19 @@ def _told(name: str, text: str, causes: list[str]) -> str:
 
 
 def _causes(text: str) -> list[str]:
-    """What a Java stack trace says before its first frame, and after each `Caused by`; each once, the last ones if there are many."""
+    """The messages of a Java stack trace: before its first frame, and after each `Caused by`. Each appears once. Of more than _CAUSES_MAX,
+    the last ones.
+    """
     found: list[list[str]] = [[]]
-    is_told = True
+    is_message = True
     for line in text.splitlines():
         if line.startswith(_CAUSED_BY):
             found.append([_PACKAGE.sub("", line.removeprefix(_CAUSED_BY))])
-            is_told = True
+            is_message = True
         elif line.startswith(_JAVA_FRAMES):
-            is_told = False
-        elif is_told and not line.startswith("An error occurred while calling "):
-            # py4j puts a colon before the exception that it met.
+            is_message = False
+        elif is_message and not line.startswith("An error occurred while calling "):
+            # py4j writes a colon before the Java exception.
             found[-1].append(_PACKAGE.sub("", line.removeprefix(": ")) if line.startswith(": ") else line)
     causes = dict.fromkeys("\n".join(lines).strip() for lines in found)
     return [one for one in causes if one][-_CAUSES_MAX:]

@@ -1,9 +1,7 @@
-"""DataFrame -> DataFrame: from the user's input to the columns that write tasks take. Plans only: nothing here
-starts a Spark job.
+"""DataFrame -> DataFrame: turns the user's input into the columns that write tasks read. It only plans and starts no Spark job.
 
-Keys and values travel flat and by position (k0, k1, ..., v0, ...), so that neither two fields of one name, nor a
-value without fields, nor Spark's case-insensitive resolution can mix anything up. `partitions.py` puts the structs
-together again.
+Keys and values are flat columns, named by position (k0, k1, ..., v0, ...). So fields with equal names, values without fields and Spark's
+case-insensitive resolution cannot cause mix-ups. `partitions.py` rebuilds the structs.
 """
 
 from __future__ import annotations
@@ -22,10 +20,10 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from persist_spark.spec import ConfigurationError, Input
 
-#: The name under which `input.format.sql` sees the input.
+#: The name of the input in `input.format.sql`.
 INPUT_VIEW = "input"
 TIME, DIFF, DESIRED, HASH = "time", "diff", "desired", "h"
-#: Integers by width, and how many decimal digits each needs.
+#: Integer types by width, with the number of decimal digits that each needs.
 _INTEGERS: tuple[tuple[type, int], ...] = ((T.ByteType, 3), (T.ShortType, 5), (T.IntegerType, 10), (T.LongType, 19))
 
 
@@ -61,16 +59,14 @@ def flat_type(schema: Schema) -> T.StructType:
 
 
 def read_input(spark: SparkSession, source: Input) -> DataFrame:
-    """The input as the user declared it, the SQL applied. Raises ConfigurationError when it does not exist or the SQL
-    is wrong.
-    """
+    """The input that the user declared, with its SQL applied. ConfigurationError when it does not exist or the SQL is invalid."""
     reader = spark.read.format(source.format).options(**source.options)
     try:
         if source.schema is not None:
             reader = reader.schema(source.schema)
         frame = reader.load()
     except (AnalysisException, Py4JJavaError) as error:
-        # A format that does not exist comes as a bare Java error.
+        # For a format that does not exist, Spark raises a plain Java error.
         raise ConfigurationError(f"input.format: {_first_line(error)}") from error
     if source.sql is None:
         return frame
@@ -84,14 +80,14 @@ def read_input(spark: SparkSession, source: Input) -> DataFrame:
 
 
 def to_flat(frame: DataFrame, schema: Schema, *, timestamp_column: str | None = None) -> DataFrame:
-    """`frame` as k*, v* in the shard's types, and `time` (bigint ms, nullable) when a column carries it.
+    """`frame` as columns k*, v* in the shard's types, and `time` (bigint ms, nullable) when `timestamp_column` is given.
 
-    Raises ConfigurationError that names every missing, surplus, doubled or unfit column. Names are compared exactly.
+    ConfigurationError names every missing, surplus, duplicate or unfit column. Names are compared exactly.
     """
     fields = fields_of(schema)
     found = {field.name: (index, field.dataType) for index, field in enumerate(frame.schema.fields)}
     _check_names(frame, fields, timestamp_column)
-    # SUBTLE: by position, since Spark would take `id` for `ID`.
+    # SUBTLE: by position, because Spark would resolve `id` to `ID`.
     positions = frame.toDF(*(f"c{index}" for index in range(len(frame.columns))))
     problems: list[str] = []
     columns: list[Column] = []
@@ -135,7 +131,7 @@ def _check_names(frame: DataFrame, fields: list[Field], timestamp_column: str | 
 
 
 def unfit(name: str, source: T.DataType, target: T.DataType) -> str | None:
-    """Why a column of type `source` cannot be stored as `target` without loss, naming it; None when it can."""
+    """The reason why column `name` of type `source` cannot be stored as `target` without loss. None when it can."""
     if isinstance(target, T.StructType):
         if not isinstance(source, T.StructType):
             return f"{name} is {source.simpleString()}, must be {target.simpleString()}"
@@ -149,8 +145,8 @@ def unfit(name: str, source: T.DataType, target: T.DataType) -> str | None:
 
 
 def _lossless(source: T.DataType, target: T.DataType) -> bool:
-    """Whether every value of `source` is exactly one value of `target`. Time zones are never guessed: instants and
-    wall clocks do not mix.
+    """Whether every value of `source` is exactly one value of `target`. Time zones are never guessed: timestamps with and without a zone do
+    not convert into each other.
     """
     if isinstance(source, T.NullType) or (type(source) is type(target) and not isinstance(source, T.DecimalType)):
         return True
@@ -203,10 +199,10 @@ def _millis(column: Column, source: T.DataType, name: str, spark: SparkSession) 
 
 
 def by_key_range(flat: DataFrame, schema: Schema, tasks: int | None) -> DataFrame:
-    """`flat` in `tasks` partitions (None: as many as their bytes are worth) whose key ranges do not overlap: the batches
-    of the tasks then do not overlap either, and a reader merges less. Fewer than `tasks` when there are fewer keys.
+    """`flat` in `tasks` partitions (None: as many as its bytes require) with disjoint key ranges. The batches of the tasks then do not
+    overlap either, and readers merge less. With fewer keys than `tasks` there are fewer partitions.
 
-    Spark samples the input once more for this. Nulls go last, as in parts.
+    Spark reads the input once more to sample it. Nulls are last, as in parts.
     """
     if tasks == 1:
         return flat.repartition(1)
@@ -215,19 +211,17 @@ def by_key_range(flat: DataFrame, schema: Schema, tasks: int | None) -> DataFram
 
 
 def corrections(desired: DataFrame, persisted: DataFrame, schema: Schema, tasks: int | None) -> DataFrame:
-    """Desired (+) and persisted (negated) rows, equal rows side by side: in one partition, with one hash `h`, sorted
-    by it.
+    """The desired (+) and persisted (negated) rows, partitioned and sorted by a hash `h` of key and value, so that equal rows are adjacent.
 
-    A write task so meets all copies of a row within a bounded stretch of its stream, however large its partition is:
-    Spark sorts one bigint (and spills), the engine's own consolidation decides what is equal (nulls, NaN, zeros).
-    Hashing keys and values, not keys alone, keeps a hot key from making a hot task. `persisted` has the flat columns
-    and `diff`. `tasks`: as for `by_key_range`.
+    A write task therefore reads all copies of a row within a bounded part of its stream, however large its partition is. Spark sorts one
+    bigint (and spills), and the engine's consolidation decides which rows are equal (nulls, NaN, zeros). Because the hash covers values
+    too, a hot key does not make a hot task. `persisted` has the flat columns and `diff`. `tasks`: as for `by_key_range`.
     """
     columns = [f.column for f in fields_of(schema)]
     ours = desired.select(*columns, F.lit(1).cast("bigint").alias(DIFF), F.lit(True).alias(DESIRED))  # noqa: FBT003
     theirs = persisted.select(*columns, F.col(DIFF), F.lit(False).alias(DESIRED))  # noqa: FBT003
     hashed = ours.unionAll(theirs).withColumn(HASH, F.xxhash64(*columns))
-    # SUBTLE: without a number partitions may be put together, never cut: only a rebalancing shuffle would do that.
+    # SUBTLE: without a number Spark may merge partitions but never splits them; only a rebalancing shuffle would.
     parts = hashed.repartition(HASH) if tasks is None else hashed.repartition(tasks, HASH)
     return parts.sortWithinPartitions(HASH)
 

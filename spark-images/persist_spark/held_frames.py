@@ -1,10 +1,10 @@
-"""What the loaded frames of a session hold of their shards: each a snapshot at its `as_of`, under leases that they share.
+"""Keeps the loaded frames of a session readable: each frame has a snapshot at its `as_of`, under a lease.
 
-Owns the bookkeeping: which frame reads under which reader, how far since may go, when a lease is given back. Knows no
-Spark session and no sockets: `keeper` brings loads and the end of frames here.
+This module owns the bookkeeping: which frame reads under which reader, how far a reader's since may advance, and when a lease is released.
+It knows no Spark session and no sockets. `keeper` reports loads and the end of frames to it.
 
-Invariant: a reader is registered while, and only while, a frame reads under it. Frames of one shard share a reader
-where its since and its schema allow, so that a thousand loads cost one lease.
+Invariant: a reader is registered exactly as long as a frame reads under it. Frames of one shard share a reader where its since and its
+schema allow it, so that a thousand loads cost one lease.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls i
 from persist_spark.options import SPLITS_MAX, Options
 from persist_spark.row_shape import check_columns, row_type
 
-#: Splits when the option `splits` does not say: one for about so many bytes of parts, so that a small shard is one
-#: task.
+#: Bytes of parts in one split when the option `splits` is not set. A small shard is one task.
 SPLIT_BYTES = 64 << 20
 
 _log = logging.getLogger(__name__)
@@ -36,18 +35,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedFrame:
-    """A frame as it was loaded: what it shows never changes."""
+    """A loaded frame. Its contents never change."""
 
     as_of: int | None
-    """The time of its contents; None: nothing was written yet, it is empty."""
+    """The time of its contents. None: nothing was written yet, and the frame is empty."""
     row_type: T.StructType
 
 
 class HeldFrames:
-    """The frames of one session by their names. Thread-safe; loads of one shard take turns."""
+    """The frames of one session, by name. Thread-safe; loads of one shard run one after another."""
 
     def __init__(self, *, settings: Settings, env: Env, lease_ms: int | None = None) -> None:
-        """`lease_ms` None: the engine's default. Leases are renewed as long as this process lives."""
+        """`lease_ms` None: the engine's default. Leases are renewed while this process lives."""
         self._settings, self._env, self._lease_ms = settings, env, lease_ms
         self._lock = threading.Lock()
         self._stores: dict[Location, _Store] = {}
@@ -56,17 +55,17 @@ class HeldFrames:
         self._is_closed = False
 
     def look(self, options: Options) -> LoadedFrame:
-        """What a load would show now; nothing is held. Raises what `load` does, but for a time before since."""
+        """What a load would show now. Holds nothing. Raises what `load` raises, except that a time before since is accepted."""
         shard = self._shard_of(options)
         with shard.lock:
             return shard.look(options, shard.store.client())
 
     def load(self, frame: str, options: Options) -> LoadedFrame:
-        """Choose the time that `frame` shows and hold it until `drop`. One commit where no reader of the shard serves it yet.
-        Idempotent: a frame that is loaded shows what it showed.
+        """Chooses the time that `frame` shows and keeps it readable until `drop`. One commit, unless an open reader of the shard serves the
+        frame already. Idempotent: a frame that is loaded already keeps its time.
 
-        InvalidUsage for a time that can no longer be read or not yet, for columns and conditions that do not fit, and
-        after `close`; ShardNotFound; what stores raise. Nothing is held then.
+        InvalidUsage for a time before since or not yet complete, for columns and conditions that do not fit the schema, and after `close`.
+        ShardNotFound. Store errors. After an error nothing is held.
         """
         shard = self._shard_of(options)
         with shard.lock:
@@ -80,21 +79,20 @@ class HeldFrames:
         return loaded
 
     def splits(self, frame: str, asked: T.StructType) -> list[bytes]:
-        """The pieces of the frame's contents, for executors; none when it is empty. They stay readable until the frame is
-        dropped. Repeatable: the rows are the same each time.
+        """The splits of the frame's contents, for executors. An empty frame has none. They stay readable until the frame is dropped. Every
+        call yields the same rows.
 
-        InvalidUsage when `asked` is not what the frame shows, or when it is not held (any more); Fenced when its lease
-        ran out.
+        InvalidUsage when `asked` is not the frame's row type, or when the frame is not held (any more). Fenced when its lease expired.
         """
         with self._lock:
             shard = self._frames.get(frame)
         if shard is None:
-            raise InvalidUsage(f"frame {frame} is not held by its session: load it anew")
+            raise InvalidUsage(f"the session does not hold frame {frame}: load it again")
         with shard.lock:
             return shard.splits(frame, asked)
 
     def drop(self, frame: str) -> None:
-        """Nothing can read the frame any more. Gives the lease back after the last frame under it (one commit). Idempotent."""
+        """Releases a frame that can no longer be read. Releases its lease when no other frame uses it (one commit). Idempotent."""
         with self._lock:
             shard = self._frames.pop(frame, None)
         if shard is not None:
@@ -102,16 +100,18 @@ class HeldFrames:
                 shard.drop(frame)
 
     def advance(self) -> None:
-        """Let leases follow the oldest time that frames still show, as far as the critical readers allow, which say what
-        the shard is to keep: one commit for each lease that moves. Without critical readers none moves: a read must not
-        be what lets go of the past. To be called now and then. What stores raise is logged: the next call tries again.
+        """Advances the since of each lease to the oldest time that its frames show, but not past the critical readers and the shard's
+        retention, which define what the shard keeps. One commit per lease that moves. Without critical readers and retention no lease
+        moves, because a read must not be what releases history.
+
+        Call it periodically. Store errors are logged, and the next call tries again.
         """
         for shard in self._snapshot_of_shards():
             with shard.lock:
                 shard.advance()
 
     def close(self) -> None:
-        """Drop all frames, give all leases back, close the stores. Idempotent; loads are refused afterwards."""
+        """Drops all frames, releases all leases and closes the stores. Idempotent. Later loads are refused."""
         with self._lock:
             self._is_closed = True
             frames = list(self._frames)
@@ -120,8 +120,8 @@ class HeldFrames:
         self._close_stores()
 
     def abandon(self) -> None:
-        """Renew no lease any more, and give none back: each runs out by itself. Closes the stores. For a process that goes
-        while others read.
+        """Stops renewing leases without releasing them, so that each expires by itself. Closes the stores. For a process that ends while
+        executors still read.
         """
         for shard in self._snapshot_of_shards():
             with shard.lock:
@@ -130,7 +130,7 @@ class HeldFrames:
 
     @property
     def count(self) -> int:
-        """Frames that are held."""
+        """The number of frames held."""
         with self._lock:
             return len(self._frames)
 
@@ -153,7 +153,7 @@ class HeldFrames:
 
 
 class _Store:
-    """One client for all shards of a location, opened when it is first asked for."""
+    """One client for all shards of a location, opened at its first use."""
 
     def __init__(self, location: Location, settings: Settings, env: Env) -> None:
         self._location, self._settings, self._env = location, settings, env
@@ -181,7 +181,7 @@ class _Lease:
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
 
     def serves(self, as_of: int, schema: Schema) -> bool:
-        """Whether a frame of `schema` at `as_of` can read under it. A lost lease has an empty since, which serves none."""
+        """Whether a frame of `schema` at `as_of` can read under this lease. A lost lease has an empty since and serves no frame."""
         return self.reader.since.less_equal(as_of) and self.reader.schema == schema
 
 
@@ -198,7 +198,7 @@ class _HeldShard:
     def look(self, options: Options, client: PersistClient) -> LoadedFrame:
         as_of = self._time_of(options, client)
         schema = client.schema(self._shard)
-        if options.where is not None:  # refused also where there is nothing to read yet
+        if options.where is not None:  # an invalid condition is refused even when nothing was written yet
             Filter(predicate_of(options.where), schema)
         shown = row_type(schema, updates=options.updates, columns=options.columns)
         return LoadedFrame(as_of=as_of, row_type=shown)
@@ -210,7 +210,7 @@ class _HeldShard:
         if loaded.as_of is not None:
             lease = self._lease_for(loaded.as_of, client)
             with self._given_back_unless_used(lease):
-                # Again: since could have passed the latest time before it was held, and the schema grown.
+                # Look again: before the lease was taken, since may have passed the latest time, and the schema may have evolved.
                 as_of, schema = self._time_of(options, client), lease.reader.schema
                 assert as_of is not None
                 shown = row_type(schema, updates=options.updates, columns=options.columns)
@@ -222,7 +222,7 @@ class _HeldShard:
     def splits(self, frame: str, asked: T.StructType) -> list[bytes]:
         found = self._loaded.get(frame)
         if found is None:
-            raise InvalidUsage(f"frame {frame} of shard {self._shard} is not held any more: load it anew")
+            raise InvalidUsage(f"the session no longer holds frame {frame} of shard {self._shard}: load it again")
         options, loaded = found
         check_columns(asked, loaded.row_type, self._shard)
         lease = self._lease_of(frame)
@@ -232,7 +232,7 @@ class _HeldShard:
             lease.reader.check_open()
         except Fenced as error:
             raise Fenced(
-                f"{error}: this process stood still for longer than it; load the frame anew", **error.detail
+                f"{error}: this process was suspended for longer than its lease; load the frame again", **error.detail
             ) from error
         snapshot = lease.snapshots[frame]
         count = options.splits or min(max(1, -(-snapshot.bytes_estimate // SPLIT_BYTES)), SPLITS_MAX)
@@ -249,23 +249,25 @@ class _HeldShard:
         if not self._leases:
             return
         try:
-            seen = self.store.client().inspect(self._shard)
-            kept = [reader.since for reader in seen.readers if reader.kind == "critical"]
-            kept += [] if seen.retain_ms is None else [seen.retained_since]
+            report = self.store.client().inspect(self._shard)
+            kept = [reader.since for reader in report.readers if reader.kind == "critical"]
+            kept += [] if report.retain_ms is None else [report.retained_since]
             for lease in self._leases if kept else ():
                 oldest = min(snapshot.as_of for snapshot in lease.snapshots.values())
                 allowed = Antichain.of(min([oldest, *(since for since in kept if since is not None)]))
                 if lease.reader.since < allowed:
                     lease.reader.downgrade_since(allowed)
         except PersistError as error:
-            _log.warning("the leases on shard %s stay: %s", self._shard, error, extra={"shard": self._shard})
+            _log.warning(
+                "could not advance the leases on shard %s: %s", self._shard, error, extra={"shard": self._shard}
+            )
 
     def abandon(self) -> None:
         for lease in self._leases:
             lease.reader.abandon()
 
     def _time_of(self, options: Options, client: PersistClient) -> int | None:
-        """The time to read at; None when nothing was ever written. InvalidUsage for one that is not complete yet."""
+        """The time to read at. None when nothing was ever written. InvalidUsage when the requested time is not complete yet."""
         upper = client.recent_upper(self._shard)
         latest = upper.newest_complete
         as_of = latest if options.as_of is None else options.as_of
@@ -281,12 +283,12 @@ class _HeldShard:
         if isinstance(snapshot, SinceAhead):
             raise InvalidUsage(
                 f"cannot read shard {self._shard} at as_of {as_of}: "
-                f"times before since {snapshot.since} can no longer be told apart"
+                f"times before since {snapshot.since} are no longer readable"
             )
         return snapshot
 
     def _lease_for(self, as_of: int, client: PersistClient) -> _Lease:
-        """One that serves a frame at `as_of`, or a new one at the shard's since."""
+        """A lease that serves a frame at `as_of`: an existing one, or a new one at the shard's since."""
         schema = client.schema(self._shard)
         lease = next((lease for lease in self._leases if lease.serves(as_of, schema)), None)
         if lease is None:
@@ -311,5 +313,5 @@ class _HeldShard:
         self._leases.remove(lease)
         try:
             lease.reader.expire()
-        except PersistError as error:  # it runs out by itself, since nothing renews it now
-            _log.warning("a lease on shard %s stays: %s", self._shard, error, extra={"shard": self._shard})
+        except PersistError as error:  # nothing renews the lease now, so it expires by itself
+            _log.warning("could not release a lease on shard %s: %s", self._shard, error, extra={"shard": self._shard})

@@ -1,13 +1,11 @@
-"""The keeper holds what the frames of a session read: threads of the driver's Python process, and the socket by which the
-short-lived processes that plan for Spark ask them.
+"""The keeper keeps the frames of a session readable. It consists of threads in the driver's Python process and a socket on which the
+short-lived planner processes of Spark send requests.
 
-Spark loads and plans a Python data source in workers that end or serve others afterwards, so no lease can live there. The
-driver's own process lives as long as the session: it registers the readers, renews their leases, and gives them back when
-the JVM has no use for a frame any more, when the session ends, and when the process exits. A driver that is killed leaves
-its leases to run out.
+Spark loads and plans a Python data source in workers that end, or serve other sessions, afterwards, so a lease cannot live there. The
+driver's process lives as long as the session. It registers the readers, renews their leases, and releases them when the JVM can no longer
+reach a frame, when the session ends, and when the process exits. When a driver is killed, its leases expire.
 
-The socket lies in a folder that only this user can enter. Requests are JSON; answers are pickled, from the driver to its own
-workers.
+The socket is in a folder that only this user can enter. Requests are JSON. Answers are pickled; they go from the driver to its own workers.
 """
 
 from __future__ import annotations
@@ -33,31 +31,31 @@ from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls i
 from persist_spark.held_frames import HeldFrames, LoadedFrame
 from persist_spark.options import Options
 
-#: How soon the end of a frame or of the session is seen.
+#: How often the keeper checks whether a frame or the session has ended.
 WATCH_INTERVAL_S = 0.5
-#: How often since is let follow the oldest frame.
+#: How often the keeper advances since to the oldest frame.
 ADVANCE_INTERVAL_S = 30.0
-#: How long the exit of the process waits for leases to be given back; a store that does not answer lets them run out.
+#: How long the exit of the process waits for the release of its leases. If the store does not answer in time, they expire by themselves.
 EXIT_TIMEOUT_S = 5.0
 _ACCEPT_PAUSE_S = 0.1
-#: Longer paths are no names of sockets.
+#: The longest path, without the socket's own name, that fits the address of a Unix socket.
 _PATH_BYTES_MAX = 100
 
 _log = logging.getLogger(__name__)
 
 
 class Session(Protocol):
-    """What a keeper asks of the session whose frames it keeps."""
+    """The part of a session that its keeper uses."""
 
     def is_over(self) -> bool:
-        """Whether it ended: no frame of it can be read any more."""
+        """Whether the session has ended, so that none of its frames can be read."""
 
     def dead_frames(self) -> Sequence[str]:
-        """Frames that cannot be read any more, each told once."""
+        """Frames that can no longer be read, each reported once."""
 
 
 class Keeper:
-    """Keeps the frames of `session` until it ends. Starts its threads at once; `close` ends them."""
+    """Keeps the frames of `session` until the session ends. The constructor starts the threads, and `close` ends them."""
 
     def __init__(self, session: Session, held: HeldFrames) -> None:
         self._session, self._held = session, held
@@ -66,7 +64,7 @@ class Keeper:
             shutil.rmtree(self._folder)
             self._folder = Path(tempfile.mkdtemp(prefix="persist-", dir="/tmp"))
         self.address = str(self._folder / "frames")
-        """Where planners find it."""
+        """The path of the socket."""
         self._listener = Listener(self.address, family="AF_UNIX", backlog=64)
         self._pid = os.getpid()
         self._closing = threading.Event()
@@ -78,22 +76,24 @@ class Keeper:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has ended, with all leases given back."""
+        """Whether `close` has finished."""
         return self._closed.is_set()
 
     def forget(self, frame: str) -> None:
-        """Nothing reads the frame any more: it is let go soon. Does not wait; idempotent, also for one that was never loaded."""
+        """Schedules the release of a frame that nothing can read any more. Does not wait. Idempotent, also for a frame that was never
+        loaded.
+        """
         self._dead.put(frame)
 
     def close(self) -> None:
-        """Drop all frames and give their leases back. Idempotent; the first call does the work, others wait for it."""
+        """Drops all frames and releases their leases. Idempotent: the first call does the work, and others wait for it."""
         if self._closing.is_set():
             self._closed.wait()
             return
         self._closing.set()
         atexit.unregister(self._close_at_exit)
         try:
-            # Wakes the thread that accepts: closing what it waits for would not.
+            # Wakes the accepting thread, which closing the listener would not do.
             with suppress(OSError), socket.socket(socket.AF_UNIX) as knock:
                 knock.connect(self.address)
             self._held.close()
@@ -103,7 +103,7 @@ class Keeper:
             self._closed.set()
 
     def _close_at_exit(self) -> None:
-        if os.getpid() != self._pid:  # a child made by fork: the leases are its parent's
+        if os.getpid() != self._pid:  # in a forked child: the leases belong to the parent
             return
         closer = threading.Thread(target=self.close, name="persist-keeper-exit", daemon=True)
         closer.start()
@@ -118,7 +118,7 @@ class Keeper:
                 self.forget(frame)
 
     def _tidy(self) -> None:
-        """Apart from the watch, which must see the end of the session also while a store does not answer."""
+        """A thread of its own, so that `_watch` notices the end of the session even while a store does not answer."""
         while not self._closing.is_set():
             try:
                 self._held.drop(self._dead.get(timeout=ADVANCE_INTERVAL_S))
@@ -129,20 +129,20 @@ class Keeper:
         while not self._closing.is_set():
             try:
                 connection = self._listener.accept()
-            except OSError:  # a planner that went away, or this process has too many files open
+            except OSError:  # a planner disconnected, or this process has too many open files
                 self._closing.wait(_ACCEPT_PAUSE_S)
                 continue
             threading.Thread(target=self._serve, args=(connection,), name="persist-keeper-request", daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
         with connection, suppress(OSError, EOFError):
-            asked = connection.recv_bytes()
+            request = connection.recv_bytes()
             try:
-                answer = self._answer(json.loads(asked))
+                answer = self._answer(json.loads(request))
             except PersistError as error:
                 answer = error
-            except Exception as error:  # noqa: BLE001 - whatever it is, the planner must not wait for ever
-                _log.exception("a request of a planner failed")
+            except Exception as error:  # noqa: BLE001 - the planner must get an answer to every request
+                _log.exception("a planner's request failed")
                 answer = PersistError(f"{type(error).__name__}: {error}")
             connection.send(answer)
 
@@ -154,18 +154,21 @@ class Keeper:
             case "splits":
                 return self._held.splits(frame, T.StructType.fromJson(request["row_type"]))
             case unknown:
-                raise Unavailable(f"a planner asks for {unknown!r}: driver and planner are not of one release")
+                raise Unavailable(
+                    f"a planner requested {unknown!r}, which this driver does not know: use the same release of "
+                    "persist_spark on both sides"
+                )
 
 
 def load(address: str, frame: str, options: Mapping[str, str]) -> LoadedFrame:
-    """Ask the keeper at `address`; see HeldFrames.load."""
+    """HeldFrames.load, by the keeper at `address`. Unavailable when no keeper answers there."""
     answer = _ask(address, {"ask": "load", "frame": frame, "options": dict(options)})
     assert isinstance(answer, LoadedFrame)
     return answer
 
 
 def splits(address: str, frame: str, row_type: T.StructType) -> list[bytes]:
-    """Ask the keeper at `address`; see HeldFrames.splits."""
+    """HeldFrames.splits, by the keeper at `address`. Unavailable when no keeper answers there."""
     answer = _ask(address, {"ask": "splits", "frame": frame, "row_type": row_type.jsonValue()})
     assert isinstance(answer, list)
     return answer
@@ -179,7 +182,7 @@ def _ask(address: str, request: Mapping[str, Any]) -> object:
     except (OSError, EOFError) as error:
         raise Unavailable(
             "the session that keeps this frame does not answer: it has ended, or its driver runs on another machine; "
-            "register the format and load the frame in a session that lives"
+            "register the format and load the frame in a running session"
         ) from error
     if isinstance(answer, PersistError):
         raise answer

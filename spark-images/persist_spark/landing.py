@@ -1,7 +1,7 @@
-"""Landing what a run staged: one compare-and-append of all of it, tried until it wins, beside writers that never rest.
+"""Lands a run's staged batches: one compare-and-append of all of them, retried until it wins against concurrent writers.
 
-The decisions are `persist_engine.flow.append_run`'s. Owns the staged batches from the moment they are handed over: they
-are appended, or deleted where nothing of them can have been appended, or left to the orphan scan. Knows no Spark.
+`persist_engine.flow.append_run` makes the decisions. A landing owns the staged batches that it receives: it appends them, or deletes them
+when no append of them can have happened, or leaves them to the orphan scan. Knows no Spark.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ from persist_engine.model.frontier import MINIMUM, Antichain, Description
 from persist_spark.report import Log
 from persist_spark.spec import ConfigurationError
 
-#: Appends of one landing that others may win. Beside 50 commits a second on a busy machine it loses some three, fourteen at
-#: most (docs/adr/0006-sinks.md): so many in a row are lost only where writers leave no gap at all.
+#: The number of appends that a landing may lose. Beside 50 commits a second on a busy machine it loses about three, and fourteen at most
+#: (docs/adr/0006-sinks.md). It loses this many in a row only when other writers leave no gap at all.
 TRIES_MAX = 1000
-#: Inline parts that corrections may add up to before they are joined. Joining takes as long as all else that a correction
-#: does, and a landing must be quicker than the commits of others follow each other.
+#: The number of inline parts that corrections may accumulate before they are joined. Joining takes as long as the rest of a correction,
+#: and a landing must be faster than the interval between other writers' commits.
 INLINE_PARTS_MAX = 16
-#: Memory of reading back what others wrote meanwhile, in the driver.
+#: The driver's memory for reading what others wrote meanwhile.
 CHANGES_MEMORY_BYTES = 64 * MIB
-#: Parts that the driver stages are no larger: it holds several at once, beside a JVM.
+#: The largest part that the driver stages. It holds several at once, beside a JVM.
 DRIVER_PART_BYTES_MAX = 16 * MIB
 
 
 def driver_settings(settings: Settings) -> Settings:
-    """What the writer of a landing runs with, where tasks run with `settings`."""
+    """The settings for the writer of a landing, made from the `settings` of its tasks."""
     target = min(settings.batch.target_part_bytes, DRIVER_PART_BYTES_MAX)
     return replace(settings, batch=replace(settings.batch, target_part_bytes=target, combine_inline=False))
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """Everything was appended, once, at [lower, upper): so many updates."""
+    """All batches were appended, once, at [lower, upper). `updates` is their number of updates."""
 
     lower: Antichain
     upper: Antichain
@@ -77,12 +77,12 @@ Outcome = Landed | AlreadyDone | Superseded | Recompute | Late
 
 @dataclass(kw_only=True)
 class Landing:
-    """One run's staged batches on their way into the shard. Used by one thread, once."""
+    """The append of one run's staged batches. For one thread and one use."""
 
     writer: WriteHandle
-    """With `driver_settings`."""
+    """Opened with `driver_settings`."""
     reader: ReadHandle | None
-    """The lease under which the persisted side was read back, open since before it was; None when it was not."""
+    """The lease under which the persisted side was read, opened before the read. None when it was not read."""
     staged: Staged
     batches: Sequence[Batch]
     sink_id: str
@@ -93,11 +93,11 @@ class Landing:
     log: Log
 
     def land(self) -> Outcome:
-        """Append the batches, moved and corrected as often as others are faster. On any other outcome than Landed they
-        are deleted.
+        """Appends the batches. After each lost append it moves and corrects them and tries again. On any outcome other than Landed the
+        batches are deleted.
 
-        Raises ConfigurationError (closed shard, newer schema) and, after TRIES_MAX lost appends, Unavailable, with the
-        batches deleted. Any other exception leaves their blobs alone, for an append of them may have happened.
+        ConfigurationError (closed shard, newer schema), and Unavailable after TRIES_MAX lost appends; both delete the batches. Any other
+        exception leaves their blobs, because an append of them may have happened.
         """
         self._gather(parts_max=1)
         for _ in range(TRIES_MAX):
@@ -132,7 +132,7 @@ class Landing:
         )
 
     def _follow(self, current: Antichain) -> Late | Recompute | None:
-        """Make the batches fit where the shard ends now; None: they do."""
+        """Fits the batches to the shard's `current` upper. None when they fit; otherwise the outcome that ends the landing."""
         match self._decide(current):
             case AppendAgain(lower, upper):
                 self.log.event("append_again", lower=lower.time)
@@ -155,25 +155,25 @@ class Landing:
             raise ConfigurationError(f"shard {self.writer.shard_id}: {error}") from error
 
     def _move(self, lower: Antichain, time: int) -> None:
-        """Register the batches at `lower`, all their updates at `time`. Metadata only.
+        """Moves the batches to `lower`, with all their updates at `time`. Changes metadata only.
 
-        SUBTLE: also those that have this time already. Of batches that are appended together either none says that its
-        times were rewritten, or all do: else one that does not must have been staged at `lower` or later.
+        SUBTLE: this includes batches that have this time already. Of the batches of one append, all or none must be marked as having
+        rewritten times. In a mixed append, the engine requires unmarked batches to be staged at `lower` or later.
         """
         upper = Antichain.of(time + 1)
         for batch in self.batches:
             batch.rewrite_times(Antichain.of(time), upper)
         self.staged = replace(self.staged, lower=lower, upper=upper, time=time)
 
-    # -- taking back what others wrote -------------------------------------------------------------------------------
+    # -- retracting what others wrote --------------------------------------------------------------------------------
 
     def _correct(self, decision: Correct) -> Recompute | None:
-        """As the decision says. The shard's contents at its last time are then taken back in full, whatever is in them:
-        what the first batches are the difference to, and all that came since.
+        """Stages the correction that the decision describes. The batches together then retract all of the shard's contents at its newest
+        time: the contents that the first batches were computed against, and everything that was written since.
         """
         assert self.reader is not None
         try:
-            # The upper was seen before: rows of a newer schema below it would show.
+            # The upper is known already. If rows below it have a newer schema, this check sees that schema.
             refuse_outgrown_schema(self.writer)
         except ConfigurationError:
             self._delete()
@@ -183,7 +183,7 @@ class Landing:
         except (Fenced, MissingBlob):
             if not self.reader.since.is_empty():
                 raise
-            batch = None  # the lease ran out under the reading
+            batch = None  # the lease expired during the read
         if batch is None:
             return Recompute()
         self.batches = [*self.batches, batch]
@@ -194,23 +194,23 @@ class Landing:
         return None
 
     def _negated(self, decision: Correct, reader: ReadHandle) -> Batch | None:
-        """The negation of what was written after `decision.after`, staged part by part; None when it cannot be told."""
-        # From the beginning on, the contents say the same as all that led to them, and since may be past the beginning.
-        news = (
+        """The negation of what was written after `decision.after`, staged part by part. None when those times are no longer readable."""
+        # Without `after` all changes count. Their sum is the contents, which stay readable when since has passed the first changes.
+        written = (
             reader.snapshot(decision.upto) if decision.after is None else reader.changes(decision.after, decision.upto)
         )
-        if isinstance(news, SinceAhead):
+        if isinstance(written, SinceAhead):
             return None
-        with news, self.writer.builder(decision.lower) as builder:
-            for rows in news.to_batches(memory_bytes=CHANGES_MEMORY_BYTES):
+        with written, self.writer.builder(decision.lower) as builder:
+            for rows in written.to_batches(memory_bytes=CHANGES_MEMORY_BYTES):
                 builder.add(negated(rows, time=decision.time))
             return builder.finish(decision.upper)
 
     # -- the batches -------------------------------------------------------------------------------------------------
 
     def _gather(self, *, parts_max: int) -> None:
-        """Join inline parts, of which there are more than `parts_max`, and upload them if they are too many together. Here,
-        not in the append (the writer's `combine_inline` is off): a try that uploads first loses to quicker writers.
+        """Joins the inline parts when there are more than `parts_max`, and uploads them when they are too large together. This happens here
+        and not in the append (the writer's `combine_inline` is off), because an append that uploads first loses to faster writers.
         """
         if sum(isinstance(part, InlinePart) for batch in self.batches for part in batch.hollow.parts) <= parts_max:
             return
@@ -221,13 +221,13 @@ class Landing:
         )
 
     def _delete(self) -> None:
-        """Delete what was staged and certainly not appended."""
+        """Deletes the staged batches. Only for batches that were certainly not appended."""
         self.writer.delete_batches(self.batches)
 
 
 def refuse_outgrown_schema(writer: WriteHandle) -> None:
-    """ConfigurationError when rows that were read back below the upper seen last may have fields that they do not show:
-    corrections of them would miss. Rows of a newer schema that come later move the upper, so the append is refused.
+    """ConfigurationError when rows below the last known upper may have fields of a newer schema, which the rows read back do not show.
+    Corrections of such rows would be wrong. Rows of a newer schema that are written later raise the upper, so the append is refused.
     """
     try:
         writer.check_newest_schema()
@@ -236,7 +236,7 @@ def refuse_outgrown_schema(writer: WriteHandle) -> None:
 
 
 def negated(rows: pa.RecordBatch, *, time: int) -> pa.Table:
-    """Updates that take back `rows` at `time`."""
+    """Updates that retract `rows` at `time`."""
     columns = [
         rows.column("key"),
         rows.column("val"),

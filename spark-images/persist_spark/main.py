@@ -1,5 +1,5 @@
-"""The one entry of the image: `driver --spec FILE [--report FILE]` runs a sink, `executor` becomes the JVM that the
-driver asked Kubernetes for.
+"""The entry point of the image. `driver --spec FILE [--report FILE]` runs a sink; `executor` becomes the JVM of an executor that the driver
+requested from Kubernetes.
 
 The only file that reads the environment.
 """
@@ -26,7 +26,7 @@ from persist_spark.report import Log, SinkReport, progress_lines, write_report
 from persist_spark.spec import ConfigurationError, SinkSpec
 
 _EXECUTOR_BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
-#: Arguments of the backend, and the environment in which Spark's Kubernetes scheduler hands them over.
+#: The arguments of the backend, and the environment variables in which Spark's Kubernetes scheduler passes them.
 _BACKEND_ARGUMENTS = {
     "--driver-url": "SPARK_DRIVER_URL",
     "--executor-id": "SPARK_EXECUTOR_ID",
@@ -36,14 +36,14 @@ _BACKEND_ARGUMENTS = {
     "--resourceProfileId": "SPARK_RESOURCE_PROFILE_ID",
     "--podName": "SPARK_EXECUTOR_POD_NAME",
 }
-#: Spark reads the secret of a run from a file only where it knows that it is on Kubernetes, and an executor is not told before it has
-#: authenticated itself.
+#: Spark reads the run's secret from a file only when it knows that it is on Kubernetes. An executor would learn that from the driver, but
+#: must authenticate first.
 _MASTER = "-Dspark.master=k8s://executor"
 _JAVA_OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run; the process's exit code."""
+    """Runs the command. Returns the exit code of the process."""
     parser = argparse.ArgumentParser(prog="persist-spark", description="Spark sinks over persist shards")
     commands = parser.add_subparsers(dest="command", required=True)
     driver = commands.add_parser("driver", help="run a sink once")
@@ -51,9 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     driver.add_argument(
         "--report",
         type=Path,
-        help="where the JSON report goes; default: the container's termination log, if there is one",
+        help="where to write the JSON report; default: the container's termination log, if it exists",
     )
-    commands.add_parser("executor", help="become a Spark executor; arguments come from SPARK_* in the environment")
+    commands.add_parser("executor", help="become a Spark executor; arguments are in SPARK_* variables")
     arguments = parser.parse_args(argv)
     if arguments.command == "executor":
         become_executor(os.environ)
@@ -61,11 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_driver(spec_path: Path, report_path: Path | None) -> int:
-    """Run the sink and report how it went, whatever happens; the exit code."""
+    """Runs the sink and writes a report in every case. Returns the exit code."""
     env = SystemEnv()
     started = env.monotonic_s()
     signal.signal(signal.SIGTERM, _terminate)
-    # Driver and executors run the same image: the same interpreter on both sides, whatever `python3` is on the path.
+    # Driver and executors run the same image and use the same interpreter, whichever `python3` is on the path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spec: SinkSpec | None = None
     report, failure = SinkReport(run_id=""), None
@@ -73,7 +73,7 @@ def run_driver(spec_path: Path, report_path: Path | None) -> int:
         spec = SinkSpec.load(spec_path)
         report = SinkReport(run_id=spec.run_id)
         report = _run(spec, env)
-    except Exception as error:  # noqa: BLE001 - the outermost frame: everything becomes a report
+    except Exception as error:  # noqa: BLE001 - the outermost frame: every error becomes a report
         secrets = spec.secrets() if spec else ()
         failure = classify(error, secrets=secrets)
         Log(sys.stderr, env).event("failed", error=without_secrets("".join(format_exception(error)), secrets=secrets))
@@ -97,19 +97,19 @@ def _run(spec: SinkSpec, env: SystemEnv) -> SinkReport:
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
-    # As an exception, so that leases are given back and Spark is stopped on the way out.
-    raise Terminated("asked to stop (SIGTERM); the run was not finished")
+    # An exception, so that the stack unwinds: leases are released and Spark is stopped.
+    raise Terminated("stopped by SIGTERM; the run was not finished")
 
 
 def become_executor(environ: Mapping[str, str]) -> NoReturn:
-    """Replace this process by the executor's JVM: signals, exit code and memory limit are the JVM's own then."""
+    """Replaces this process by the executor's JVM, which then gets the signals, the exit code and the memory limit."""
     command = executor_command(environ)
     home = {"SPARK_HOME": str(_spark_home(environ)), "PYSPARK_PYTHON": environ.get("PYSPARK_PYTHON", sys.executable)}
     os.execve(command[0], command, {**environ, **home})  # noqa: S606 - no shell: that is the point
 
 
 def executor_command(environ: Mapping[str, str]) -> list[str]:
-    """The JVM's command line. Raises ConfigurationError naming what the environment lacks."""
+    """The command line of the JVM. ConfigurationError names missing variables."""
     missing = [name for name in (*_BACKEND_ARGUMENTS.values(), "SPARK_EXECUTOR_MEMORY") if not environ.get(name)]
     if missing:
         raise ConfigurationError(f"not started as a Spark executor: {', '.join(missing)} not set")
@@ -131,7 +131,7 @@ def executor_command(environ: Mapping[str, str]) -> list[str]:
 
 
 def _classpath(environ: Mapping[str, str]) -> str:
-    """Configuration first, then Spark's jars, then what the image or the user adds."""
+    """The configuration first, then Spark's jars, then additions of the image or the user."""
     added = [environ.get(name, "") for name in ("SPARK_EXTRA_CLASSPATH", "SPARK_DIST_CLASSPATH")]
     parts = [environ.get("SPARK_CONF_DIR", ""), str(_spark_home(environ) / "jars" / "*"), *added]
     return ":".join(part for part in parts if part)
@@ -149,7 +149,7 @@ def _java(environ: Mapping[str, str]) -> str:
     home = environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java", path=environ.get("PATH"))
     if java is None:
-        raise ConfigurationError("no java: set JAVA_HOME or put java on the PATH")
+        raise ConfigurationError("java was not found: set JAVA_HOME or put java on the PATH")
     return java
 
 

@@ -1,6 +1,6 @@
-"""The options of one load of format `persist`, checked. Owns their names and bounds. Knows no store and no session.
+"""Checks the options of one load of the format `persist`. Owns their names and bounds. Knows no store and no session.
 
-Every refusal is InvalidUsage that names the option, what it was given and what it takes.
+InvalidUsage names the option, its value and what it accepts.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ class Options:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Options:
-        """Raises InvalidUsage naming the option. Names are case-insensitive, as Spark's are; unknown ones are
-        refused.
-        """
+        """The options in `options`. InvalidUsage names an invalid, missing or unknown option. Names are case-insensitive, as in Spark."""
         given = {name.lower(): value for name, value in options.items()}
         known = {"shard", "blob", "consensus", "as_of", "splits", "updates", "where", "columns"}
         unknown = sorted(set(given) - known)
@@ -63,18 +61,18 @@ def _names(text: str | None) -> tuple[str, ...] | None:
         return None
     names = tuple(name.strip() for name in text.split(","))
     if not all(names):
-        raise InvalidUsage(f"option columns: {text!r} is no list of names with commas between")
+        raise InvalidUsage(f"option columns: {text!r} is not a list of names separated by commas")
     return names
 
 
 def _time(given: Mapping[str, str], name: str) -> int | None:
-    """A whole number, or ISO 8601 text with its zone, as wherever a time is asked for."""
+    """A whole number, or ISO 8601 text with its zone."""
     text = given.get(name, "")
     if not text[:1].isdigit() or text.isdigit():
         return _number(given, name, 0, DATA_TIME_MAX)
     time = time_of(text, f"option {name}")
     if time < 0:
-        raise InvalidUsage(f"option {name}: {text[:64]!r} is before 1970, where no time of a shard is")
+        raise InvalidUsage(f"option {name}: {text[:64]!r} is before 1970, where a shard's times begin")
     return time
 
 
@@ -82,7 +80,7 @@ def _number(given: Mapping[str, str], name: str, least: int, greatest: int) -> i
     text = given.get(name)
     if text is None:
         return None
-    # Digits are counted first: Python reads no number of thousands of them.
+    # Check the length first: Python refuses to parse a number with thousands of digits.
     is_number = text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX
     if not is_number or not least <= int(text) <= greatest:
         raise InvalidUsage(f"option {name}: {text[:64]!r} is not a whole number in [{least}, {greatest}]")

@@ -1,9 +1,8 @@
-"""What runs on executors: one Arrow iterator in, one out. Owns: staging a partition's updates, reading parts of a
+"""The functions that run on executors, each from one Arrow iterator to another. They stage a partition's updates, and read parts of a
 snapshot.
 
-An executor touches blobs only, never consensus: what it stages is linked by the driver, or is an orphan. So a task
-may fail, be retried or run twice at once:
-Spark hands the driver the row of one attempt, and only the batch in that row is appended.
+An executor uses blobs only, never consensus. The driver links a staged batch, or the batch is an orphan. So a task may fail, be retried or
+run twice at once: Spark passes the row of one attempt to the driver, which appends only the batch in that row.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ from persist_spark.failures import carried
 from persist_spark.memory import give_back_freed_memory
 from persist_spark.spec import PARALLELISM_MAX
 
-#: Rows that a correcting task consolidates at a time. Measured: twice or four times as many are not faster, and cost
-#: their memory.
+#: The rows that a correcting task consolidates at a time. Measured: two or four times as many are not faster, but use more memory.
 CHUNK_ROWS = 1 << 17
-#: And bytes of them: fewer rows only where they have more than 64 bytes.
+#: The bytes that it consolidates at a time. They are the limit only for rows of more than 64 bytes.
 CHUNK_BYTES = 8 * MIB
-#: How long an executor or driver insists on a store that fails before the run is reported as a storage failure.
+#: How long an executor or driver retries a failing store before the run ends as a storage failure.
 STORE_GIVE_UP_MS = 120_000.0
-#: What a task reads of the persisted side: no more than this where there are more parts, no less while cores are free.
+#: The bytes of the persisted side that one task reads: at most the first when there are several parts, and at least the second even when
+#: cores are free.
 READ_BYTES_MAX, READ_BYTES_MIN = 64 * MIB, 4 * MIB
-#: A part costs a task as much as so many bytes more, however small it is.
+#: The fixed cost of reading a part, expressed in bytes.
 _PART_COST_BYTES = 256 << 10
 
 #: One row per task.
 STAGED_SCHEMA = pa.schema(
     [
-        ("batch", pa.binary()),  # transmittable; null when the partition came to nothing
+        ("batch", pa.binary()),  # transmittable; null when the partition has no updates
         ("rows", pa.int64()),
         ("updates", pa.int64()),
         ("least_time", pa.int64()),
@@ -57,7 +56,7 @@ STAGED_DDL = "batch binary, rows bigint, updates bigint, least_time bigint"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTask:
-    """What a write task must know; travels to executors, holds no secret but what the blob's URL names."""
+    """The arguments of a write task, which the driver sends to executors. Holds no secret, except one in the blob's URL."""
 
     blob: str
     shard_id: str
@@ -66,21 +65,20 @@ class StageTask:
     lower: int
     upper: int
     time: int | None
-    """Time of every update; None: the column `time` carries it."""
+    """The time of every update. None: the column `time` has it."""
     target_part_bytes: int
     staging_floor_ms: int = 0
-    """The shard's, as the driver knows it: parts staged before it would be refused."""
+    """The shard's staging floor, as the driver knows it. Parts staged before it would be refused."""
 
     @property
     def settings(self) -> Settings:
-        """Numbers for the builder."""
+        """The settings for the builder."""
         return sink_settings(self.target_part_bytes)
 
 
 def sink_settings(target_part_bytes: int) -> Settings:
-    """What driver and executors of a sink run with: a run that cannot reach its store ends and says so, the operator
-    repeats it. One part is on its way while the next is filled: with two, a task takes half as much memory again and is
-    no faster (measured).
+    """The settings for the driver and executors of a sink. A run that cannot reach its store fails with that error, and the operator
+    repeats it. One part is uploaded while the next is filled; with two, a task uses half as much memory again and is no faster (measured).
     """
     return Settings(
         batch=BatchSettings(target_part_bytes=target_part_bytes, outstanding_parts_max=1),
@@ -89,41 +87,39 @@ def sink_settings(target_part_bytes: int) -> Settings:
 
 
 class StageRows:
-    """Stage a partition of rows: every row is one update with diff 1. Columns k*, v*, and `time` when the task has
-    none.
-    """
+    """Stages a partition of rows. Every row is one update with diff 1. Columns: k*, v*, and `time` when the task has no time."""
 
     def __init__(self, task: StageTask) -> None:
         self.task = task
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One staged row. Repeating it stages again and changes nothing that is linked."""
-        with _carrying_errors(), _telling_of_changed_input(self.task):
-            counted = _Counted()
-            tables = (counted.saw(batch) for batch in batches if batch.num_rows)
-            yield _stage(self.task, (updates_of(table, self.task) for table in tables), counted)
+        """Yields one row of STAGED_SCHEMA. A repetition stages another batch and does not change linked ones."""
+        with _carrying_errors(), _explaining_changed_input(self.task):
+            counter = _RowCounter()
+            tables = (counter.counted(batch) for batch in batches if batch.num_rows)
+            yield _stage(self.task, (updates_of(table, self.task) for table in tables), counter)
 
 
 class StageCorrections:
-    """Stage desired - persisted of one hash partition. Columns k*, v*, `diff`, `desired`, `h`; sorted by `h`
-    (frames.corrections).
-    """
+    """Stages desired - persisted of one hash partition. Columns: k*, v*, `diff`, `desired`, `h`, sorted by `h` (frames.corrections)."""
 
     def __init__(self, task: StageTask) -> None:
         self.task = task
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One staged row; its `rows` counts the desired rows. Holds CHUNK_ROWS rows or CHUNK_BYTES beside the parts."""
+        """Yields one row of STAGED_SCHEMA, in which `rows` counts the desired rows. Holds CHUNK_ROWS rows or CHUNK_BYTES in memory, beside
+        the parts.
+        """
         with _carrying_errors():
-            counted = _Counted()
-            rows = (counted.saw(batch) for batch in batches)
+            counter = _RowCounter()
+            rows = (counter.counted(batch) for batch in batches)
             chunks = hash_chunks(rows, chunk_rows=CHUNK_ROWS, chunk_bytes=CHUNK_BYTES)
-            yield _stage(self.task, (consolidate(updates_of(chunk, self.task)) for chunk in chunks), counted)
+            yield _stage(self.task, (consolidate(updates_of(chunk, self.task)) for chunk in chunks), counter)
 
 
 def grouped(parts: Sequence[LeasedPart], *, cores: int) -> tuple[tuple[bytes, ...], ...]:
-    """The parts, as bytes, in groups of about the same size, one for each task that reads them: no more than `cores` unless
-    they would be larger than READ_BYTES_MAX, and PARALLELISM_MAX at most.
+    """The parts, as bytes, in groups of about equal size, one group per reading task. There are at most `cores` groups, or more when groups
+    would exceed READ_BYTES_MAX, and never more than PARALLELISM_MAX.
     """
     costs = [part.bytes_estimate + _PART_COST_BYTES for part in parts]
     total = sum(costs)
@@ -135,16 +131,16 @@ def grouped(parts: Sequence[LeasedPart], *, cores: int) -> tuple[tuple[bytes, ..
 
 
 class ReadParts:
-    """Read the persisted side: number i of `spark.range(n)` becomes the parts of group i, as flat columns and the negated
-    `diff`. Parts of the driver's snapshot, which holds their blobs.
+    """Reads the persisted side. For number i of `spark.range(n)` it yields the updates of group i, as flat columns with the negated `diff`.
+    The parts belong to the driver's snapshot, which keeps their blobs.
     """
 
     def __init__(self, *, blob: str, groups: tuple[tuple[bytes, ...], ...]) -> None:
         self.blob, self.groups = blob, groups
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The groups whose numbers come in, part by part: memory is one part's bytes and a row group of it, however many
-        runs overlap. What they say of one row is for `StageCorrections` to add up.
+        """Yields the updates of the groups with the given numbers, part by part. Memory is one part's bytes and one of its row groups,
+        however many runs overlap. The result is not consolidated; `StageCorrections` adds up the diffs of equal rows.
         """
         give_back_freed_memory()
         with _carrying_errors():
@@ -161,7 +157,7 @@ class ReadParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorStore:
-    """The half of a shard that an executor may touch: its blobs."""
+    """The part of a shard that an executor may use: its blobs."""
 
     shard_id: ShardId
     blob: Blob
@@ -173,7 +169,7 @@ class ExecutorStore:
 
 
 def store_at(blob: str, shard_id: str, settings: Settings, *, staging_floor_ms: int) -> ExecutorStore:
-    """Where the parts of the shard go."""
+    """The store for the parts of the shard."""
     env, metrics = SystemEnv(), NoMetrics()
     retry = Retry(env, settings.retry, metrics)
     return ExecutorStore(
@@ -188,18 +184,18 @@ def store_at(blob: str, shard_id: str, settings: Settings, *, staging_floor_ms: 
 
 
 def reading_retry() -> Retry:
-    """How an executor insists on a blob that does not come."""
+    """The retries of an executor's reads."""
     return Retry(SystemEnv(), RetrySettings(give_up_ms=STORE_GIVE_UP_MS), NoMetrics())
 
 
 @lru_cache(maxsize=4)
 def blob_at(url: str) -> Blob:
-    """The blob store, opened once per Python worker: workers live for many tasks."""
+    """The blob store, opened once per Python worker. A worker serves many tasks."""
     return reading_retry().external("open blob store", lambda: open_blob(url, env=SystemEnv(), metrics=NoMetrics()))
 
 
 def updates_of(rows: pa.Table | pa.RecordBatch, task: StageTask) -> pa.Table:
-    """Flat columns -> key struct, val struct, time, diff in the shard's own Arrow types."""
+    """Flat columns as key struct, val struct, time and diff, in the shard's Arrow types."""
     count = rows.num_rows
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
     key = struct_column(table, "k", task.schema.key_type)
@@ -217,24 +213,24 @@ def updates_of(rows: pa.Table | pa.RecordBatch, task: StageTask) -> pa.Table:
     return pa.Table.from_arrays([key, val, time, diff], schema=task.schema.updates_schema)
 
 
-class _Counted:
-    """Counts the user's rows as they stream by."""
+class _RowCounter:
+    """Counts the user's rows in a stream."""
 
     def __init__(self) -> None:
         self.rows = 0
 
-    def saw(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def counted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         desired = batch.column("desired") if "desired" in batch.schema.names else None
         self.rows += batch.num_rows if desired is None else (pc.sum(desired).as_py() or 0)
         return batch
 
 
-def _stage(task: StageTask, tables: Iterator[pa.Table], counted: _Counted) -> pa.RecordBatch:
+def _stage(task: StageTask, tables: Iterator[pa.Table], counter: _RowCounter) -> pa.RecordBatch:
     give_back_freed_memory()
     upper = Antichain.of(task.upper)
     store = store_at(task.blob, task.shard_id, task.settings, staging_floor_ms=task.staging_floor_ms)
     least: int | None = None
-    # Leaving the block on an error deletes what was staged so far.
+    # On an error, the builder deletes the parts that it has staged.
     with BatchBuilder(
         store, Antichain.of(task.lower), schema=task.schema, schema_id=task.schema_id, upper=upper
     ) as builder:
@@ -247,7 +243,7 @@ def _stage(task: StageTask, tables: Iterator[pa.Table], counted: _Counted) -> pa
         batch = builder.finish(upper)
     rows = batch.rows
     staged = batch.to_transmittable() if rows else None
-    columns = [[staged], [counted.rows], [rows], [least]]
+    columns = [[staged], [counter.rows], [rows], [least]]
     return pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, STAGED_SCHEMA, strict=True)],
         schema=STAGED_SCHEMA,
@@ -255,21 +251,21 @@ def _stage(task: StageTask, tables: Iterator[pa.Table], counted: _Counted) -> pa
 
 
 @contextmanager
-def _telling_of_changed_input(task: StageTask) -> Iterator[None]:
-    """Bounds were chosen by an earlier reading of the input: times outside came since."""
+def _explaining_changed_input(task: StageTask) -> Iterator[None]:
+    """Explains a time outside the bounds. An earlier read of the input determined the bounds, so the input has changed since."""
     try:
         yield
     except (UpdateNotBeyondLower, UpdateBeyondUpper) as error:
         raise type(error)(
-            f"the input changed while it was read for shard {task.shard_id}: {error}; nothing was appended, run it again, "
-            "and if that happens often, over an input that stands still",
+            f"the input changed while it was read for shard {task.shard_id}: {error}; nothing was appended; run the sink "
+            "again, and if this happens often, give it an input that does not change during a run",
             **error.detail,
         ) from error
 
 
 @contextmanager
 def _carrying_errors() -> Iterator[None]:
-    """Engine errors leave as text that the driver can classify."""
+    """Turns engine errors into text that the driver can classify."""
     try:
         yield
     except PersistError as error:

@@ -1,5 +1,5 @@
-"""What a run tells while it goes on (JSON lines) and at its end (one JSON object: termination log, file, last line of
-stdout).
+"""The output of a run: a structured log while it runs (JSON lines), and a report at its end (one JSON object in the termination log or a
+file, and on the last line of stdout).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from persist_engine.base.env import Env
 
 from persist_spark.failures import Failure
 
-#: Often enough to see that a run is alive, seldom enough not to drown its log.
+#: Short enough to show that a run is alive, long enough to keep its log readable.
 PROGRESS_INTERVAL_S = 5.0
-#: Where the kubelet takes a container's last words from.
+#: The file from which the kubelet reads a container's termination message.
 TERMINATION_LOG = Path("/dev/termination-log")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkReport:
-    """One finished run. Times of the shard in ms; None where nothing was appended."""
+    """The report of one run. Times are the shard's, in ms; None when nothing was appended."""
 
     run_id: str
     lower: int | None = None
@@ -35,7 +35,7 @@ class SinkReport:
     already_done: bool = False
 
     def to_json(self, *, duration_ms: int, failure: Failure | None = None) -> dict[str, Any]:
-        """The run report of the contract with the operator."""
+        """The report in the format that the operator reads."""
         return {
             "type": "Sink",
             "outcome": "Failed" if failure else "Succeeded",
@@ -52,9 +52,9 @@ class SinkReport:
 
 
 def write_report(report: dict[str, Any], *, path: Path | None, stdout: TextIO) -> None:
-    """Put `report` at `path` (None: the termination log if there is one) and as the last line of `stdout`.
+    """Writes `report` to `path` (None: the termination log, if it exists) and as the last line of `stdout`.
 
-    A report that cannot be written to a file is still on stdout: that failure must not hide the run's outcome.
+    When the file cannot be written, the report is still on stdout: that failure must not hide the run's outcome.
     """
     line = json.dumps(report, ensure_ascii=False, sort_keys=True)
     target = path or (TERMINATION_LOG if TERMINATION_LOG.exists() else None)
@@ -68,14 +68,14 @@ def write_report(report: dict[str, Any], *, path: Path | None, stdout: TextIO) -
 
 
 class Log:
-    """Structured log: one JSON object a line, each with the time, the sink, the run and the shard. Thread-safe."""
+    """A structured log: one JSON object per line, with the time and the `fields` given (the sink, run and shard). Thread-safe."""
 
     def __init__(self, stream: TextIO, env: Env, **fields: str) -> None:
         self._stream, self._env, self._fields = stream, env, fields
         self._lock = threading.Lock()
 
     def event(self, event: str, **fields: Any) -> None:
-        """Write one line."""
+        """Writes one line."""
         line = json.dumps({"time_ms": self._env.now_ms(), "event": event, **self._fields, **fields}, default=str)
         with self._lock:
             self._stream.write(line + "\n")
@@ -83,20 +83,18 @@ class Log:
 
 
 class StageTracker(Protocol):
-    """The part of Spark's status tracker that is asked."""
+    """The part of Spark's status tracker that is used."""
 
     def getActiveStageIds(self) -> list[int]:  # noqa: N802
-        """Ids of the running stages."""
+        """The ids of the running stages."""
 
     def getStageInfo(self, stageId: int) -> Any:  # noqa: N802, N803
-        """What is known of a stage, or None."""
+        """The counts of a stage's tasks. None when Spark no longer knows the stage."""
 
 
 @contextmanager
 def progress_lines(log: Log, tracker: StageTracker, *, interval_s: float = PROGRESS_INTERVAL_S) -> Iterator[None]:
-    """While the body runs, log every `interval_s` how many tasks of the active stages are done. The thread is gone
-    afterwards.
-    """
+    """While the body runs, logs every `interval_s` how many tasks of the active stages are done. The thread has ended on return."""
     stopped = threading.Event()
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""The columns of a frame over a shard: which there are, as Spark and as Arrow, and what may stand in for them. Pure."""
+"""The columns of a frame over a shard, as Spark and Arrow types, and the rule for when other columns fit them. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from persist_spark.frames import spark_type
 
 
 def shown_schema(schema: Schema, columns: Sequence[str] | None) -> pa.Schema:
-    """Updates of `schema` with the fields `columns` (None: all) of key and val."""
+    """The schema of updates of `schema`, with only the fields `columns` (None: all) of key and val."""
     return schema.updates_schema if columns is None else Projection.of(columns, schema).updates_schema
 
 
 def row_type(schema: Schema, *, updates: bool, columns: Sequence[str] | None = None) -> T.StructType:
-    """Columns of a read: the key's fields and then the value's; with `updates` key, val, time, diff."""
+    """The columns of a frame: the key's fields and then the value's; with `updates`: key, val, time, diff. InvalidUsage when key and value
+    have a field name in common, without `updates`.
+    """
     shown = shown_schema(schema, columns)
     if updates:
         return _spark_fields(shown)
@@ -29,23 +31,23 @@ def row_type(schema: Schema, *, updates: bool, columns: Sequence[str] | None = N
     doubled = sorted({field.name for field in key} & {field.name for field in val})
     if doubled:
         raise InvalidUsage(
-            f"key and value both have {', '.join(doubled)}: read with option updates=true, which keeps them apart, or one "
-            f"of them with option columns"
+            f"key and value both have {', '.join(doubled)}: read with option updates=true, which keeps key and value "
+            f"separate, or select one of them with option columns"
         )
     return _spark_fields([*key, *val])
 
 
 def check_columns(asked: T.StructType, shown: T.StructType, shard: ShardId) -> None:
-    """Refuse to show rows of `shown` in a frame that was made for `asked`: columns go by their places, so that others would
-    pass for them, and a null where there is none to be is not seen. NOT NULL may be forgotten.
+    """Checks that a frame made for the columns `asked` can show rows with the columns `shown`. Spark matches columns by position, so it
+    would accept other columns, and it does not notice a null in a NOT NULL column. `asked` may be nullable where `shown` is NOT NULL.
 
-    InvalidUsage names the first column that differs: the schema evolved since the frame was loaded, or the user gave one.
+    InvalidUsage names the first column that differs. The cause is a schema that evolved after the load, or a user's schema.
     """
     for theirs, ours in zip_longest(asked, shown):
         if theirs is None or ours is None or not _is_shown_as(theirs, ours):
             raise InvalidUsage(
-                f"shard {shard} has {_told(ours)} where the frame was made for {_told(theirs)}: "
-                "load the frame anew, without a schema of your own"
+                f"shard {shard} has {_column_text(ours)} where the frame was made for {_column_text(theirs)}: "
+                "load the frame again, without a schema of your own"
             )
 
 
@@ -58,7 +60,7 @@ def _is_shown_as(asked: T.StructField, shown: T.StructField) -> bool:
     return bool(theirs == ours)
 
 
-def _told(field: T.StructField | None) -> str:
+def _column_text(field: T.StructField | None) -> str:
     if field is None:
         return "no column"
     return f"column {field.name} {field.dataType.simpleString()}{'' if field.nullable else ' NOT NULL'}"
@@ -73,7 +75,7 @@ def _spark_fields(fields: Iterable[pa.Field]) -> T.StructType:
 
 
 def arrow_schema(row: T.StructType) -> pa.Schema:
-    """Arrow schema of flat rows, as Spark expects them back."""
+    """The Arrow schema of flat rows that Spark expects for `row`."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(row, timezone="UTC")

@@ -1,6 +1,4 @@
-"""The Spark session of a driver: what the operator's spark-defaults.conf says, and the few settings that this code
-needs to be right.
-"""
+"""The Spark session of a driver: the settings of the operator's spark-defaults.conf, and the few that this code requires."""
 
 from __future__ import annotations
 
@@ -15,33 +13,31 @@ from persist_spark.spec import PARALLELISM_MAX
 
 #: Rows in one Arrow record from the JVM to Python. Staging with Spark's default of 10,000 is a third slower (measured).
 ARROW_RECORD_ROWS = 65_536
-#: Bytes of it: both sides hold one or two. Wide rows would be hundreds of MiB by their number alone.
+#: Bytes in one such record. Both sides hold one or two. With a limit on rows alone, wide rows would take hundreds of MiB.
 ARROW_RECORD_BYTES = 4 * MIB
-#: Pieces that a shuffle is cut into before neighbours are put together: so many of the size of a task make 16 GiB.
+#: The partitions of a shuffle before Spark merges adjacent ones. With each as large as a task, they hold 16 GiB.
 SHUFFLE_PIECES = 512
-#: A part in memory is about two of what Spark shuffles for it. Measured: flights 1.5 to 2.0, random numbers and text 1.0
-#: to 1.4, text as people write it 3 to 4. So most tasks write one part, or a few.
+#: A part in memory is about twice as large as its shuffled bytes. Measured: flights 1.5 to 2.0, random numbers and text 1.0 to 1.4, natural
+#: text 3 to 4. So most tasks write one part or a few.
 ARROW_PER_SHUFFLED_BYTE = 2
-#: Keys that are looked at for each of those pieces, to find ranges of equal size. Spark's 100 bring up to three times 51,200 of
-#: them to the driver, whose heap may be 512 MiB and whose keys may have a KiB. With 20 a piece is a fifth larger or smaller than
-#: it should be, which evens out where several become one task.
+#: The keys that Spark samples per partition, to find ranges of equal size. Spark's default of 100 brings up to three times 51,200 keys to
+#: the driver, with a heap of perhaps 512 MiB and keys of up to a KiB. With 20, a partition's size is off by a fifth, which evens out where
+#: several partitions become one task.
 SAMPLED_ROWS = 20
-#: Cores that are free take tasks down to this share of that size; below it a task is hardly worth its start.
+#: To use free cores, tasks shrink to this fraction (1/4) of the full size. Smaller tasks are hardly worth their start.
 _LEAST_SHARE = 4
 _ADAPTIVE = "spark.sql.adaptive"
 _REQUIRED = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_RECORD_ROWS),
     "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_RECORD_BYTES),
-    # Instants and wall clocks in SQL must not depend on where the driver runs.
+    # Timestamps in SQL must not depend on the driver's time zone.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.useLargeVarTypes": "false",
 }
 
 
 def start_session(app_name: str) -> SparkSession:
-    """The process's session, in client mode. Master, host, executors come from SPARK_CONF_DIR/spark-defaults.conf,
-    which Spark reads itself.
-    """
+    """The session of the process, in client mode. Spark itself reads master, host and executors from SPARK_CONF_DIR/spark-defaults.conf."""
     builder = SparkSession.builder.appName(app_name)
     for name, value in _REQUIRED.items():
         builder = builder.config(name, value)
@@ -50,11 +46,11 @@ def start_session(app_name: str) -> SparkSession:
 
 @contextmanager
 def shuffled_by_bytes(spark: SparkSession, *, part_bytes: int) -> Iterator[None]:
-    """Within, shuffles that name no number of partitions end in tasks of about one part each, by what was really
-    shuffled: as many as there are cores as long as they are not tiny, PARALLELISM_MAX at most.
+    """In the block, shuffles without a number of partitions result in tasks of about one part each, by the bytes actually shuffled: at
+    least one task per core unless the tasks become tiny, and at most PARALLELISM_MAX.
 
-    Adaptive execution does it, for the shuffles of the input's own query too. What the user has set of it stays; where
-    that is off, there are `spark.sql.shuffle.partitions` tasks. The session is as before afterwards.
+    Adaptive execution does this, also for the shuffles of the input's own query. Settings that the user has made are kept. When the user
+    has turned adaptive execution off, there are `spark.sql.shuffle.partitions` tasks. Afterwards the session is as it was before.
     """
     task_bytes = max(MIB, part_bytes // ARROW_PER_SHUFFLED_BYTE)
     pieces = min(PARALLELISM_MAX, max(SHUFFLE_PIECES, 4 * parallelism_of(spark)))
@@ -76,16 +72,16 @@ def shuffled_by_bytes(spark: SparkSession, *, part_bytes: int) -> Iterator[None]
 
 
 def parallelism_of(spark: SparkSession) -> int:
-    """Cores of the executors that have registered (or of this machine, when local)."""
+    """The cores of the registered executors, or of this machine in local mode."""
     return max(1, int(spark.sparkContext.defaultParallelism))
 
 
 def executor_memory(spark: SparkSession) -> ExecutorMemory | None:
-    """What the executors' pods have; None when nothing says so."""
+    """The memory of the executors' pods. None when the configuration does not state it."""
     return ExecutorMemory.of(lambda name: spark.sparkContext.getConf().get(name))
 
 
 def executor_count(spark: SparkSession) -> int:
-    """Executors registered now; 1 when the driver is its own executor."""
+    """The number of registered executors; 1 in local mode, where the driver is the executor."""
     infos = spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
     return max(1, len(infos) - 1)

@@ -1,7 +1,8 @@
-"""Which frames a classic Spark session can still read: what Python and the JVM know of it, and nothing of shards.
+"""Finds out which frames a classic Spark session can still read, from Python and the JVM. Knows nothing of shards.
 
-A frame can be read as long as the JVM can reach what it was loaded as: through a DataFrame, one derived from it, a view, a cached
-plan, an RDD. All of them hold the one object that is the loaded table's schema, so a weak reference to that object tells.
+A frame can be read as long as the JVM can reach the relation that it was loaded as: through a DataFrame, a derived DataFrame, a view, a
+cached plan or an RDD. All of them hold the same schema object of the loaded table, so a weak reference to that object shows when none is
+left.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from persist_spark.keeper import Keeper
 from persist_spark.partitions import sink_settings
 
 FORMAT = "persist"
-#: The option by which a load tells its planner the name of the frame. Not for users.
+#: The option that carries the name of the frame from a load to its planner. Internal.
 FRAME_OPTION = "persist.frame"
 _PART_BYTES = 128 << 20
 
@@ -39,25 +40,25 @@ class ClassicSession:
         self._names = jvm.java.util.concurrent.ConcurrentHashMap()
 
     def watch(self, name: str, frame: DataFrame) -> None:
-        """Tell of `name` when the JVM cannot reach what `frame` was loaded as any more."""
+        """Reports `name` in `dead_frames` once the JVM can no longer reach the relation that `frame` was loaded as."""
         table = _loaded_as(frame).table()
         self._names.put(self._jvm.java.lang.ref.WeakReference(table.schema(), self._queue), name)
 
     def is_over(self) -> bool:
-        """Whether the context was stopped, by Python or in the JVM, or the JVM has gone."""
+        """Whether the context was stopped, from Python or in the JVM, or the JVM has ended."""
         try:
             return self._context._jsc is None or bool(self._context._jsc.sc().isStopped())
         except (Py4JError, OSError, AttributeError):
             return True
 
     def dead_frames(self) -> Sequence[str]:
-        """Names of frames that the JVM's garbage collector found unreachable since the last call."""
+        """The names of the frames that the JVM's garbage collector found unreachable since the last call."""
         found: list[str] = []
         try:
             while (reference := self._queue.poll()) is not None:
                 found.append(str(self._names.remove(reference)))
         except (Py4JError, OSError):
-            pass  # the JVM has gone: `is_over` says so
+            pass  # the JVM has ended, which `is_over` reports
         return found
 
 
@@ -72,8 +73,8 @@ _kept_lock = threading.Lock()
 
 
 def keeper_of(context: SparkContext) -> Keeper:
-    """The one keeper of the sessions around `context`, started by the first call. From then on every
-    `spark.read.format("persist").load()` of this process names its frame, so that the keeper learns of its end.
+    """The keeper of the sessions around `context`; the first call starts it. From then on every
+    `spark.read.format("persist").load()` of this process names its frame, so that the keeper learns when the frame ends.
     """
     with _kept_lock:
         for known in [known for known, kept in _kept.items() if kept.keeper.is_closed]:
@@ -87,8 +88,8 @@ def keeper_of(context: SparkContext) -> Keeper:
 
 
 def _name_frames_at_load() -> None:
-    """SUBTLE: replaces `DataFrameReader.load`, once for this process. Spark offers no hook by which a Python source learns what
-    was made of it in the JVM, and without it a frame could be let go at the end of the session only.
+    """SUBTLE: replaces `DataFrameReader.load`, once per process. Spark has no hook through which a Python data source learns which JVM
+    objects a load created. Without the replacement a frame could only be released at the end of the session.
     """
     original = DataFrameReader.load
     if hasattr(original, "__wrapped__"):
@@ -120,18 +121,18 @@ def _name_frames_at_load() -> None:
 
 
 def _loaded_as(frame: DataFrame) -> Any:
-    """The JVM's relation that `frame`, just loaded, is."""
+    """The JVM relation of the frame, which was just loaded."""
     return frame._jdf.queryExecution().analyzed().collectLeaves().head()
 
 
 def _plan(frame: DataFrame) -> None:
-    """Plan the scans of `frame`. Where the user gave a schema Spark makes the Python source with the first plan only: too late
-    to choose the time that the frame shows.
+    """Plans the scans of `frame` now. With a user's schema, Spark creates the Python source only with the first plan, which is too late to
+    choose the time that the frame shows.
     """
     relation = _loaded_as(frame)
     relation.table().newScanBuilder(relation.options()).build().toBatch().planInputPartitions()
 
 
 def new_name() -> str:
-    """A name for a frame that no other has."""
+    """A unique name for a frame."""
     return SystemEnv().random_bytes(16).hex()

@@ -1,10 +1,9 @@
-"""One run of a sink, on the driver: mint (choose the times) -> write (executors stage) -> append (one compare-and-
-append of all of it).
+"""One run of a sink, on the driver: mint (choose the times) -> write (executors stage batches) -> append (one compare-and-append of all
+batches).
 
-Only the driver touches consensus. A run appends all of its updates or none, once per run id, however often it is
-repeated: the run id is committed as
-the sink's source progress in the same compare-and-set. A lost append is normal; what was staged stays good for the
-next (`landing`).
+Only the driver uses consensus. A run appends all of its updates or none, and once per run id, however often it is repeated: the
+compare-and-set that appends the data also commits the run id as the sink's source progress. Losing an append to another writer is normal.
+`landing` then reuses the staged batches.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ from persist_spark.report import Log, SinkReport
 from persist_spark.session import executor_count, executor_memory, parallelism_of, shuffled_by_bytes
 from persist_spark.spec import ConfigurationError, EnvelopeType, SinkSpec
 
-#: How often a run begins again before it leaves the rest to its own repetition: others raised the upper before it did, or
-#: moved since past what they wrote. Lost appends do not count here (`landing.TRIES_MAX`).
+#: How often a run starts over before it fails and leaves the work to the next run. It starts over when other writers raise the upper
+#: first, or when since passes what they wrote. Lost appends do not count (`landing.TRIES_MAX`).
 ROUNDS_MAX = 16
 
 
 def run_sink(spark: SparkSession, spec: SinkSpec, *, env: Env | None = None, log: Log | None = None) -> SinkReport:
-    """Make the shard hold what `spec` says, and report it. Idempotent by `spec.run_id`.
+    """Brings the shard to the state that `spec` describes, and reports the run. Idempotent by `spec.run_id`.
 
-    Raises ConfigurationError (the input or the object must change), Fenced (another run of this sink committed
-    meanwhile), Unavailable (the store, or other writers, for too long), and what Spark raises for a failed job.
-    Whatever is raised, all or nothing was appended.
+    ConfigurationError when the input or the object must change; Fenced when another run of this sink committed meanwhile; Unavailable when
+    the store failed, or other writers won, for too long; Spark's errors for a failed job. After any error, either all updates were appended
+    or none.
     """
     env = env or SystemEnv()
     log = log or Log(io.StringIO(), env)
@@ -60,7 +59,7 @@ def run_sink(spark: SparkSession, spec: SinkSpec, *, env: Env | None = None, log
     with PersistClient.open(Location(blob=spec.blob, consensus=spec.consensus), settings=settings, env=env) as client:
         difference = client.schema(spec.shard_id).difference(schema)
         if difference is not None:
-            raise ConfigurationError(f"schema: not that of shard {spec.shard_id}: {difference}")
+            raise ConfigurationError(f"schema: differs from that of shard {spec.shard_id}: {difference}")
         with client.open_writer(spec.shard_id, schema, purpose=spec.purpose) as writer:
             return _Run(
                 spark=spark,
@@ -75,7 +74,7 @@ def run_sink(spark: SparkSession, spec: SinkSpec, *, env: Env | None = None, log
 
 
 def _part_bytes(spark: SparkSession, spec: SinkSpec, log: Log) -> int:
-    """Where executors cut parts: as is wanted, or smaller, so that their pods hold it."""
+    """The part size for executors: the configured one, or a smaller one that fits the memory of their pods."""
     wanted, memory = spec.write.target_part_bytes, executor_memory(spark)
     fitting = wanted if memory is None else memory.fitting_part_bytes(wanted)
     if memory is not None and fitting < wanted:
@@ -85,7 +84,7 @@ def _part_bytes(spark: SparkSession, spec: SinkSpec, log: Log) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stage:
-    """What the write tasks came to."""
+    """The result of the write tasks."""
 
     batches: tuple[Batch, ...]
     rows: int
@@ -96,7 +95,7 @@ class _Stage:
 
 @dataclass(kw_only=True)
 class _Run:
-    """The state of one run: nothing but its handles."""
+    """One run. Its only state is its handles."""
 
     spark: SparkSession
     spec: SinkSpec
@@ -104,7 +103,7 @@ class _Run:
     client: PersistClient
     writer: WriteHandle
     part_bytes: int
-    """Where executors cut parts."""
+    """The part size for executors."""
     env: Env
     log: Log
 
@@ -113,7 +112,7 @@ class _Run:
         return self.spec.envelope.type is EnvelopeType.MIRROR
 
     def until_done(self) -> SinkReport:
-        """Mint, write, append; again when what was staged is of no use any more."""
+        """Mints, writes and appends. Starts over when the staged batches can no longer be used."""
         expected = self.client.progress(self.spec.shard_id, self.spec.sink_id)
         for _ in range(ROUNDS_MAX):
             with self._reader() as reader:
@@ -128,10 +127,10 @@ class _Run:
                     case Superseded():
                         raise Fenced(
                             f"a newer run of sink {self.spec.sink_id} than {self.spec.run_id} has appended to shard "
-                            f"{self.spec.shard_id}: whether this one did before is not known any more, nothing was written"
+                            f"{self.spec.shard_id}: it is unknown whether this run appended before; nothing was written now"
                         )
                     case RaiseUpper(lower, upper):
-                        # A mismatch means that somebody else raised it: look again either way.
+                        # After a mismatch another writer has raised the upper. Look again in both cases.
                         self.writer.compare_and_append_batch([], expected_upper=lower, new_upper=upper)
                         continue
                     case Minted():
@@ -143,7 +142,7 @@ class _Run:
             if report is not None:
                 return report
         raise Unavailable(
-            f"shard {self.spec.shard_id} changed under the run {ROUNDS_MAX} times in a row; nothing was appended"
+            f"shard {self.spec.shard_id} changed during the run {ROUNDS_MAX} times in a row; nothing was appended"
         )
 
     def _mint(self, view: ShardView) -> Minted | RaiseUpper | AlreadyDone | Superseded:
@@ -154,7 +153,7 @@ class _Run:
 
     @contextmanager
     def _reader(self) -> Iterator[ReadHandle | None]:
-        """The lease under which executors read the persisted side back; none when nothing is read back."""
+        """The lease under which executors read the persisted side. None when the envelope does not read it."""
         if not self._reads_back:
             yield None
             return
@@ -168,13 +167,13 @@ class _Run:
         column = self.spec.envelope.timestamp_column
         flat = frames.to_flat(source, self.schema, timestamp_column=column)
         write = self.spec.write
-        # Tasks end up as large as one part of the size that is wanted, also where memory asks for smaller ones: a task
-        # holds no more for writing many. Where the user says how many tasks, Spark's settings are the user's, too.
+        # Each task gets about one part of the configured size, even where memory requires smaller parts: writing several
+        # parts needs no more memory. When the user sets the number of tasks, Spark's settings stay as the user has them.
         by_bytes = shuffled_by_bytes(self.spark, part_bytes=write.target_part_bytes)
         with by_bytes if write.parallelism is None else nullcontext():
             if reader is not None and minted.as_of is not None:
                 return self._write_corrections(minted, minted.as_of, reader, flat)
-            # Nothing is persisted, or it does not matter: the rows themselves are the updates.
+            # The shard is empty, or the envelope does not read it back: the rows themselves are the updates.
             return self._write_rows(minted, flat, column)
 
     def _write_rows(self, minted: Minted, flat: DataFrame, column: str | None) -> _Stage:
@@ -183,7 +182,7 @@ class _Run:
             greatest = self._greatest_time(flat, minted.lower, column)
             if greatest is None:
                 self._refuse_empty(0)
-                # SUBTLE: without rows there is no time. Raising the upper to now would make the next run's rows late.
+                # SUBTLE: without rows there is no time. With the upper raised to now, the next run's rows would be late.
                 return _Stage(batches=(), rows=0, updates=0, least_time=None, upper=minted.lower)
             upper = Antichain.of(greatest + 1)
         task = self._stage_task(minted, upper, time=None if column else minted.time)
@@ -192,10 +191,10 @@ class _Run:
 
     def _write_corrections(self, minted: Minted, as_of: int, reader: ReadHandle, flat: DataFrame) -> _Stage:
         task = self._stage_task(minted, minted.upper, time=minted.time)
-        # mint saw to it that since <= as_of < upper, under this reader's own hold.
+        # mint ensures since <= as_of < upper, under this reader's own hold.
         snapshot = reader.snapshot(Antichain.of(as_of))
         if isinstance(snapshot, SinceAhead):
-            raise Fenced(f"the lease of {reader} ran out before it was used")
+            raise Fenced(f"the lease of {reader} expired before its first use; run the sink again")
         with snapshot:
             groups = grouped(snapshot.lease_parts(), cores=parallelism_of(self.spark))
             both = frames.corrections(flat, self._persisted(groups), self.schema, self.spec.write.parallelism)
@@ -223,8 +222,8 @@ class _Run:
         )
 
     def _greatest_time(self, flat: DataFrame, lower: Antichain, column: str) -> int | None:
-        """Look at the times before anything is staged: a row that cannot be written is told now, by number and
-        example. None: no rows.
+        """The greatest time of the rows; None without rows. Runs before anything is staged, so that ConfigurationError can report the
+        number of rows that cannot be written, and an example.
         """
         time = F.col(frames.TIME)
         late = time < F.lit(lower.time)
@@ -244,15 +243,15 @@ class _Run:
         count = "some rows" if rows is None else f"{rows} rows"
         return ConfigurationError(
             f"{count} have a time before the shard's upper {upper.time}, the first at {first}: "
-            "an Append cannot change what is written; leave them out with input.format.sql"
+            "an Append cannot change written times; exclude these rows with input.format.sql"
         )
 
     def _collect(self, staging: DataFrame, upper: Antichain) -> _Stage:
         rows = staging.collect()
         stage = _Stage(
             batches=tuple(
-                # Spark hands over the row of one attempt of each task, here and now; a second driver of this run has tasks
-                # of its own.
+                # Spark returns the row of one attempt of each task, and only here. A second driver of this run has its own
+                # tasks.
                 self.writer.batch_from_transmittable(bytes(row["batch"]), is_only_copy=True)
                 for row in rows
                 if row["batch"] is not None
@@ -263,7 +262,7 @@ class _Run:
             upper=upper,
         )
         self.log.event("staged", batches=len(stage.batches), rows=stage.rows, updates=stage.updates)
-        # An empty mirror's retractions are staged, too: they are deleted only when nothing will be appended.
+        # The retractions of an empty mirror are staged too. They are deleted only when nothing will be appended.
         if stage.rows == 0 and not self.spec.input.allow_empty:
             self.writer.delete_batches(stage.batches)
             self._refuse_empty(stage.rows)
@@ -271,14 +270,14 @@ class _Run:
 
     def _refuse_empty(self, rows: int) -> None:
         if rows == 0 and not self.spec.input.allow_empty:
-            raise ConfigurationError("input is empty; if that is right, set input.allowEmpty")
+            raise ConfigurationError("input is empty; if that is intended, set input.allowEmpty")
 
     # -- append --------------------------------------------------------------------------------------------------------
 
     def _append(
         self, minted: Minted, stage: _Stage, reader: ReadHandle | None, expected: SourceProgress | None
     ) -> SinkReport | None:
-        """The report of the finished run, or None: the staged batches are deleted, mint again."""
+        """The report of the finished run. None when the staged batches were deleted and the run must mint again."""
         if stage.upper == minted.lower:
             return self._appended(minted.lower, stage.upper, stage)
         own_times = self.spec.envelope.timestamp_column is not None

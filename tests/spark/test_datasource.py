@@ -42,7 +42,7 @@ def test_a_time_is_said_as_everywhere(said):
         ({"splits": "0"}, "option splits: '0' is not a whole number"),
         ({"updates": "yes"}, "option updates: 'yes' is not true or false"),
         ({"asof": "1"}, "option asof: not known to format persist"),
-        ({"columns": "a,,b"}, "option columns: 'a,,b' is no list of names"),
+        ({"columns": "a,,b"}, "option columns: 'a,,b' is not a list of names"),
     ],
 )
 def test_wrong_options_are_refused(change, message):
@@ -239,7 +239,7 @@ def changed(**fields: str | None) -> T.StructType:
 )
 def test_rows_are_shown_only_in_frames_made_for_their_columns(small, row, message):
     """Columns go by their places: two of one type would be taken for each other."""
-    with pytest.raises(InvalidUsage, match=f"shard {small['shard']} {message}.*load the frame anew"):
+    with pytest.raises(InvalidUsage, match=f"shard {small['shard']} {message}.*load the frame again"):
         reader_of(small, row).partitions()
     assert holds(small) == 0
 
@@ -267,7 +267,7 @@ def test_a_blob_collected_since_the_plan_says_what_to_do(small, tmp_path):
     for path in (tmp_path / "blobs" / small["shard"]).glob("n*/*"):
         path.unlink()
     with pytest.raises(
-        MissingBlob, match=rf"{small['shard']}.* kept while its session lives.*load the frame anew"
+        MissingBlob, match=rf"{small['shard']}.* kept while its session lives.*load the frame again"
     ) as raised:
         list(reader.read(partition))
     assert small["shard"] in raised.value.detail["key"]

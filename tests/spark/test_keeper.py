@@ -94,7 +94,7 @@ def _is_gone(kept, name, loaded) -> bool:
     try:
         keeper.splits(kept.address, name, loaded.row_type)
     except InvalidUsage as error:
-        return f"frame {name} is not held by its session: load it anew" in str(error)
+        return f"the session does not hold frame {name}: load it again" in str(error)
     return False
 
 
@@ -104,7 +104,7 @@ def test_errors_come_to_the_planner_as_they_are(given, kept):
     with pytest.raises(InvalidUsage, match="the latest readable time is 0") as raised:
         keeper.load(kept.address, "f", {**given, "as_of": "9"})
     assert type(raised.value) is InvalidUsage
-    with pytest.raises(Unavailable, match="not of one release"):
+    with pytest.raises(Unavailable, match="use the same release"):
         keeper._ask(kept.address, {"ask": "what", "frame": "f"})
     with pytest.raises(Exception, match="KeyError"):
         keeper._ask(kept.address, {"frame": "f"})

@@ -153,7 +153,7 @@ def test_a_load_that_fails_and_a_query_that_fails_leave_nothing(shard, spark, mo
         with pytest.raises(Exception, match="as_of|nope|id ="):
             shard.load(**wrong)
     assert shard.readers() == 0
-    with pytest.raises(Exception, match="load the frame anew"):
+    with pytest.raises(Exception, match="load the frame again"):
         spark.read.format("persist").options(**shard.options).schema("name STRING, id BIGINT").load()
     with pytest.raises(Exception, match="nope"):
         shard.load().select("nope").count()

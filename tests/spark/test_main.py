@@ -53,7 +53,7 @@ def test_what_is_missing_is_named():
 
 def test_no_java_is_told(tmp_path):
     without_java = {name: value for name, value in ENVIRON.items() if name != "JAVA_HOME"}
-    with pytest.raises(ConfigurationError, match="no java"):
+    with pytest.raises(ConfigurationError, match="java was not found"):
         executor_command({**without_java, "PATH": str(tmp_path)})
 
 

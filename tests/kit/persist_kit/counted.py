@@ -1,4 +1,4 @@
-"""Metrics that tests ask what was counted."""
+"""Metrics that tests can read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Key = tuple[str, frozenset[tuple[str, str]]]
 
 
 class CountedMetrics(NoMetrics):
-    """Keeps every count, gauge and duration. Thread-safe."""
+    """Keeps every count and duration. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,12 +29,12 @@ class CountedMetrics(NoMetrics):
             self._seconds[_key(name, labels)].append(seconds)
 
     def total(self, name: str, /, **labels: str) -> float:
-        """What was counted under `name` with these labels, whatever others there were."""
+        """The sum of the counts of `name` with at least these labels."""
         with self._lock:
             return sum(amount for key, amount in self._counts.items() if _fits(key, name, labels))
 
     def observed_s(self, name: str, /, **labels: str) -> list[float]:
-        """The durations observed, likewise."""
+        """The durations of `name` with at least these labels."""
         with self._lock:
             return [each for key, some in self._seconds.items() if _fits(key, name, labels) for each in some]
 

@@ -1,6 +1,6 @@
 """Scripts as tests: `directive name=value ...`, lines of input, `----`, the expected answer, a blank line.
 
-Owns parsing, comparing and rewriting; what directives mean is the caller's. `# ` lines are comments and survive a rewrite.
+This module parses, compares and rewrites scripts. The caller defines the directives. `# ` lines are comments and survive a rewrite.
 
     push-batch lower=0 upper=10 rows=100
     ----
@@ -16,7 +16,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One directive with its arguments and input. `line` is where it stands, for messages."""
+    """One directive with its arguments and input. `line` is its line number, for messages."""
 
     directive: str
     args: dict[str, str]
@@ -26,7 +26,7 @@ class Case:
 
 
 def parse(text: str) -> list[Case]:
-    """All cases of a script, in order; ValueError for one without `----`."""
+    """All cases of a script, in order. ValueError for a directive without `----`."""
     cases: list[Case] = []
     lines = text.splitlines()
     at = 0
@@ -50,7 +50,9 @@ def parse(text: str) -> list[Case]:
 
 
 def run(path: Path, answer: Callable[[Case], str], *, rewrite: bool = False) -> None:
-    """Assert that every case of the script at `path` is answered as it says; with `rewrite`, make it say so."""
+    """Asserts that `answer` gives the expected answer to every case of the script at `path`. With `rewrite`, writes the actual answers into
+    the script instead.
+    """
     text = path.read_text()
     answers: list[str] = []
     for case in parse(text):
@@ -64,7 +66,7 @@ def run(path: Path, answer: Callable[[Case], str], *, rewrite: bool = False) -> 
 
 
 def rewritten(text: str, answers: list[str]) -> str:
-    """The script with these answers, one for each case; everything else stays."""
+    """The script with these answers, one per case, and otherwise unchanged."""
     out: list[str] = []
     left = iter(answers)
     in_answer = False

@@ -1,4 +1,4 @@
-"""A location on files and SQLite whose bytes tests can damage, and the rows they write there."""
+"""A location on files and SQLite that lets tests damage its bytes, and a function that writes rows there."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from persist_engine.model.ids import ShardId
 
 from persist_kit.world import SCHEMA, row
 
-#: Stores that fail are told soon, and every part is a blob of its own.
+#: Failing stores are given up soon, and every part is a blob.
 SETTINGS = Settings(retry=RetrySettings(give_up_ms=300), batch=BatchSettings(inline_part_bytes_max=0))
 
 
 class Disk:
-    """A location on files and SQLite. Bytes are reached past the product, as damage does."""
+    """A location on files and SQLite. Its methods access the stored bytes directly, without the engine."""
 
     def __init__(self, folder: Path) -> None:
         self.blobs, self.database = folder / "blobs", folder / "consensus.db"
@@ -27,7 +27,7 @@ class Disk:
         self.args = ["--blob", self.location.blob, "--consensus", self.location.consensus, "--give-up", "0.3"]
 
     def client(self, settings: Settings = SETTINGS) -> PersistClient:
-        """A client of its own, as another process has; its shards are without retention."""
+        """A new client, as in another process. Shards that it creates have no retention."""
         return PersistClient.open(self.location, settings=replace(settings, retain_ms=None))
 
     def paths(self, shard_id: ShardId, *, kind: str) -> list[Path]:
@@ -37,15 +37,15 @@ class Disk:
         return sorted(found, key=lambda path: path.stat().st_mtime_ns)
 
     def key(self, path: Path) -> str:
-        """The blob key that the file is."""
+        """The blob key of the file."""
         return str(path.relative_to(self.blobs))
 
     def files(self) -> dict[str, bytes]:
-        """Every blob."""
+        """Every blob by its key."""
         return {self.key(path): path.read_bytes() for path in self.blobs.rglob("*") if path.is_file()}
 
     def diffs(self, shard_id: ShardId) -> dict[int, bytes]:
-        """The shard's log."""
+        """The shard's log, by seqno."""
         with sqlite3.connect(self.database) as connection:
             rows = connection.execute(
                 "SELECT sequence_number, data FROM consensus WHERE shard = ?", (shard_id,)
@@ -54,7 +54,7 @@ class Disk:
         return {int(seqno): bytes(data) for seqno, data in rows}
 
     def set_diffs(self, shard_id: ShardId, diffs: dict[int, bytes]) -> None:
-        """Make the log hold exactly these."""
+        """Replaces the shard's log with these entries."""
         with sqlite3.connect(self.database) as connection:
             connection.execute("DELETE FROM consensus WHERE shard = ?", (shard_id,))
             rows = [(shard_id, seqno, data) for seqno, data in diffs.items()]
@@ -67,7 +67,7 @@ class Disk:
 
 
 def write(client: PersistClient, shard_id: ShardId, times: range) -> None:
-    """One row (t, "n<t>") at every time, each in an append of its own."""
+    """Appends one row (t, "n<t>") at every time, each in its own append."""
     with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
         for time in times:
             at, after = Antichain.of(time), Antichain.of(time + 1)

@@ -1,9 +1,9 @@
-"""A TCP proxy that loses what passes through it: between a client and a real server, on a free port of 127.0.0.1.
+"""A faulty TCP proxy between a client and a real server, on a free port of 127.0.0.1.
 
-Owns the fate of each exchange (what the client sends, up to what the server answers): it may be reset before anything of
-it is delivered, delivered and its answer lost, or delayed; while `partitioned`, nothing passes at all, while `trickling`
-some bytes a second. A lost answer is seen by the client as a reset connection. Decisions are drawn from a seed in the order
-in which exchanges begin, which real threads decide: a proxy is a source of trouble, not of repeatable trouble.
+The proxy decides the fate of each exchange (a request with its answer). It may reset the connection before the request is delivered,
+deliver the request and lose the answer, or delay the exchange. While `partitioned`, nothing passes; while `trickling`, a few bytes per
+second pass. The client sees a lost answer as a reset connection. Decisions are drawn from a seed in the order in which exchanges begin.
+Real threads determine that order, so a run is not repeatable.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from typing import Self
 
 _CHUNK_BYTES = 1 << 16
-#: How soon a thread sees that the proxy was closed or a partition began.
+#: How often a thread checks whether the proxy was closed or a partition began.
 _TICK_S = 0.05
 _RESET = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """Probabilities per exchange; the rest passes."""
+    """Probabilities per exchange. The remaining exchanges pass."""
 
     reset: float = 0.0
     lose_answer: float = 0.0
@@ -46,12 +46,12 @@ class _Fate(enum.Enum):
 
 
 class FaultProxy:
-    """Forwards to a port of 127.0.0.1; at first without trouble. A context manager: leaving it closes every connection."""
+    """Forwards to a port of 127.0.0.1, at first without faults. A context manager that closes every connection on exit."""
 
     def __init__(self, target_port: int) -> None:
         self._target_port = target_port
         self._rng = random.Random(0)  # noqa: S311 - repeatable on purpose
-        self._on_exchange: Callable[[int], None] = _nobody_cares
+        self._on_exchange: Callable[[int], None] = _ignore
         self._lock = threading.Lock()
         self._trouble = FINE
         self._is_partitioned = self._is_trickling = False
@@ -63,24 +63,24 @@ class FaultProxy:
         self._spawn(self._accept)
 
     def begin(self, trouble: Trouble, *, seed: int, on_exchange: Callable[[int], None] | None = None) -> None:
-        """Have `trouble` from the next exchange on, and count from zero. `on_exchange` is told the number of each exchange
-        as it begins, from the thread of its connection.
+        """Injects `trouble` from the next exchange on, and resets the counts. The thread of each connection calls `on_exchange` with the
+        number of each exchange as it begins.
         """
         with self._lock:
             self._trouble = trouble
             self._rng.seed(seed)
-            self._on_exchange = on_exchange or _nobody_cares
+            self._on_exchange = on_exchange or _ignore
             self.exchanges = self.resets = self.lost_answers = self.delays = 0
 
     def calm_down(self) -> None:
-        """No more trouble; the counts stay."""
+        """Stops injecting faults. Keeps the counts."""
         with self._lock:
             self._trouble = FINE
-            self._on_exchange = _nobody_cares
+            self._on_exchange = _ignore
 
     @contextmanager
     def partitioned(self) -> Iterator[None]:
-        """While open nothing passes, in either direction; connections stay as they are."""
+        """In the block nothing passes in either direction. Connections stay open."""
         self._is_partitioned = True
         try:
             yield
@@ -89,7 +89,7 @@ class FaultProxy:
 
     @contextmanager
     def trickling(self) -> Iterator[None]:
-        """While open what passes does so byte by byte, in both directions: never silent, never done."""
+        """In the block data passes slowly, byte by byte, in both directions: connections are neither silent nor done."""
         self._is_trickling = True
         try:
             yield
@@ -97,7 +97,7 @@ class FaultProxy:
             self._is_trickling = False
 
     def close(self) -> None:
-        """Reset every connection and stop listening. Idempotent."""
+        """Resets every connection and stops listening. Idempotent."""
         self._closed.set()
         self._listener.close()
         for thread in list(self._threads):
@@ -153,7 +153,7 @@ class FaultProxy:
                 data = client.recv(_CHUNK_BYTES)
                 if not data:
                     return
-                if answered:  # what was sent before has its answer: a new exchange begins
+                if answered:  # the previous request has its answer, so a new exchange begins
                     fate, answered = self._decide(), False
                 if fate is _Fate.RESET:
                     return
@@ -193,11 +193,11 @@ class FaultProxy:
         return fate
 
 
-def _nobody_cares(_: int) -> None:
-    """Of the exchanges."""
+def _ignore(_: int) -> None:
+    """The default for `on_exchange`."""
 
 
 def _reset(connection: socket.socket) -> None:
-    """Close so that the peer sees a reset, not an orderly end."""
+    """Makes the close of the connection appear as a reset to the peer."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

@@ -1,7 +1,7 @@
-"""A shard whose whole history is known, on stores in memory, and processes that die at a chosen store call.
+"""A shard with a fully recorded history, on stores in memory, and processes that die at a chosen store call.
 
-What tests of maintenance stand on: whoever is killed wherever, contents are those of the history at every readable
-time, and nothing that a live version names is gone.
+For tests of maintenance: wherever a process is killed, the contents at every readable time must equal the history, and every blob that a
+live version names must exist.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from persist_engine.work.compact import compact_due
 from persist_engine.work.rollup import write_rollup
 
 SCHEMA = Schema.from_ddl("id BIGINT, tag STRING", "x BIGINT")
-#: Everything falls due soon and is small; stores that fail are asked again at once.
+#: Sizes and thresholds are small, so that maintenance is due soon. Retries start at once.
 SETTINGS = Settings(
     batch=BatchSettings(target_part_bytes=1024, inline_part_bytes_max=0),
     maintenance=MaintenanceSettings(rollup_threshold=8, gc_versions_min=1, gc_delete_concurrency=1),
@@ -47,12 +47,12 @@ SETTINGS = Settings(
     retry=RetrySettings(initial_ms=0.1, clamp_ms=0.5),
     retain_ms=None,
 )
-#: Times that one append spans.
+#: The width of one append in times.
 SPAN = 10
 
 
 class Killed(BaseException):
-    """The process is gone: nothing catches this, and no later call reaches a store."""
+    """The process has died. Nothing catches this, and later calls do not reach a store."""
 
 
 class Mortality:
@@ -64,11 +64,11 @@ class Mortality:
         self._lock = threading.Lock()
 
     def wrap(self, store: Any) -> Any:
-        """The store as that process sees it."""
+        """`store` for the process that dies."""
         return _Mortal(store, self)
 
     def call(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call, or die."""
+        """Calls the method, or raises Killed."""
         with self._lock:
             at = next(self._calls)
             if at > self._dies_at:
@@ -91,12 +91,12 @@ class _Mortal:
 
 
 def connect(blob: Blob, consensus: Consensus, settings: Settings = SETTINGS) -> PersistClient:
-    """A process of its own."""
+    """The client of a new process."""
     return PersistClient(blob, consensus, settings=settings, env=SystemEnv(), metrics=NoMetrics())
 
 
 class RecordedShard:
-    """One location and the history of one shard in it; every `client()` is a fresh process."""
+    """One location and the history of one shard in it. Every `client()` is a new process."""
 
     def __init__(self, seed: int = 0) -> None:
         self.blob, self.consensus = MemBlob(), MemConsensus()
@@ -106,7 +106,7 @@ class RecordedShard:
         self._random = random.Random(seed)  # noqa: S311 - repeatable
 
     def copy(self) -> RecordedShard:
-        """The same contents in stores of their own."""
+        """A copy with its own stores."""
         other = copy.copy(self)
         other.blob, other.consensus = MemBlob(), MemConsensus()
         for info in self.blob.list_prefix(""):
@@ -118,11 +118,11 @@ class RecordedShard:
         return other
 
     def client(self, settings: Settings = SETTINGS) -> PersistClient:
-        """A fresh process."""
+        """The client of a new process."""
         return connect(self.blob, self.consensus, settings)
 
     def append(self, times: int = 1, rows: int = 20) -> None:
-        """`times` appends of `rows` random updates each."""
+        """Makes `times` appends of `rows` random updates each."""
         at = Antichain.of
         with self.client().open_writer(self.shard_id, SCHEMA, purpose="test") as writer:
             for _ in range(times):
@@ -136,12 +136,12 @@ class RecordedShard:
                 self.upper += SPAN
 
     def downgrade(self, since: int) -> None:
-        """Move the shard's since."""
+        """Advances the shard's since."""
         with self.client().open_leased_reader(self.shard_id, purpose="test") as reader:
             reader.downgrade_since(Antichain.of(since))
 
     def contents(self, as_of: int) -> tuple[dict[tuple[Any, ...], int], int]:
-        """Row -> diff, and the number of rows, as a fresh process reads them."""
+        """Row -> diff and the number of rows, read by a new process."""
         with self.client().open_leased_reader(self.shard_id, purpose="test") as reader:
             snapshot = reader.snapshot(as_of)
             assert not isinstance(snapshot, SinceAhead)
@@ -149,7 +149,7 @@ class RecordedShard:
         return {(*r["key"].values(), *r["val"].values()): r["diff"] for r in table.to_pylist()}, table.num_rows
 
     def check_contents(self, since: int = 0) -> None:
-        """What is read at the first, the middle and the last readable time is what the history says."""
+        """Asserts that reads at the first, the middle and the last readable time equal the history."""
         for as_of in sorted({since, (since + self.upper) // 2, self.upper - 1}):
             sums: collections.Counter[tuple[Any, ...]] = collections.Counter()
             for (key, val), time, diff in self.history:
@@ -159,11 +159,11 @@ class RecordedShard:
             assert self.contents(as_of) == (expected, len(expected))
 
     def blobs(self) -> set[str]:
-        """Keys of all blobs but the mark of a shard that was created, which no version names."""
+        """The keys of all blobs except the mark of the created shard, which no version names."""
         return {info.key for info in self.blob.list_prefix("")} - {created_key(self.shard_id)}
 
     def named_by_live_states(self) -> set[str]:
-        """Keys of the blobs that any live version names."""
+        """The keys of the blobs that any live version names."""
         states = self.client().machine(self.shard_id).versions.fetch_all_live_states(self.shard_id)
         assert states is not None
         named: set[str] = set()
@@ -173,7 +173,7 @@ class RecordedShard:
                 return named
 
     def check_nothing_lost(self) -> None:
-        """All that the newest state names exists: data, and the rollup at the earliest version."""
+        """Asserts that every blob of the newest state exists, and that the earliest live version has a rollup."""
         machine = self.client().machine(self.shard_id)
         state = machine.refresh()
         needed = {blob_key(self.shard_id, blob.partial_key) for blob in live_blobs(state)}
@@ -185,7 +185,7 @@ class RecordedShard:
 
 
 def aged(seed: int = 0) -> tuple[RecordedShard, int]:
-    """A shard with several rollups, compacted batches, and so garbage of both kinds; and its since."""
+    """A shard with several rollups and compacted batches, and so garbage of both kinds. Also returns its since."""
     shard = RecordedShard(seed)
     for since in (0, 60, 140):
         shard.append(times=8)

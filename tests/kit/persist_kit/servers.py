@@ -1,6 +1,6 @@
-"""Real servers for tests: start one on a free loopback port, hand out its URL, always stop it.
+"""Real servers for tests. Each starts on a free loopback port, has a URL, and always ends.
 
-A missing binary is an error that says how to get it, never a skip: what was not run was not proved.
+A missing program is an error with instructions to install it, never a skip: a test that did not run proves nothing.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-#: Servers start in 0.1 s; a loaded machine may take much longer, and a test must not be flaky for it.
+#: Servers start in 0.1 s. A loaded machine may take much longer, which must not make a test flaky.
 START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 10.0
-#: Two processes can be given the same free port; then the loser exits at once and takes another.
+#: Two processes can pick the same free port. The one that cannot bind it exits at once and is started on another port.
 PORT_ATTEMPTS_MAX = 5
 
 
 class ServerMissing(RuntimeError):
-    """A server's program is not on this machine; the text says how to get it."""
+    """A server's program is not installed. The message says how to install it."""
 
 
 class Server:
@@ -54,22 +54,22 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Process id; RuntimeError when stopped."""
+        """The process id. RuntimeError when the server is stopped."""
         if self._process is None:
             raise RuntimeError("the server is stopped")
         return self._process.pid
 
     def start(self) -> None:
-        """Start again on the same address and data after `stop` or `kill`."""
+        """Starts the server again, on the same address and data, after `stop` or `kill`."""
         if not self._started():
             raise RuntimeError(f"server on port {self.port} does not start: {self._log.read_text()[-2000:]}")
 
     def stop(self) -> None:
-        """End it in good order (SIGTERM); idempotent."""
+        """Ends the server with SIGTERM. Idempotent."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it as a crash would (SIGKILL); idempotent."""
+        """Ends the server with SIGKILL, like a crash. Idempotent."""
         self._end(signal.SIGKILL)
 
     def restart(self) -> None:
@@ -79,7 +79,7 @@ class Server:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While open, the process is frozen (SIGSTOP): it accepts connections and answers nothing."""
+        """In the block the process is frozen (SIGSTOP): it accepts connections and answers nothing."""
         os.kill(self.pid, signal.SIGSTOP)
         try:
             yield
@@ -113,7 +113,7 @@ class Server:
 
 
 class RedisServer(Server):
-    """A redis-server. `url` opens it as consensus; with `tls` it speaks nothing else, and `ca_file` vouches for it."""
+    """A redis-server. `url` opens it as consensus. With `tls` it accepts only TLS, and `ca_file` is the CA of its certificate."""
 
     def __init__(self, folder: Path, *, settings: dict[str, str], password: str | None, tls: bool = False) -> None:
         program = shutil.which("redis-server") or shutil.which("valkey-server")
@@ -148,12 +148,12 @@ class RedisServer(Server):
 
     @property
     def url(self) -> str:
-        """As open_consensus takes it, with the password if there is one, and without `ca_file`."""
+        """The URL for open_consensus, with the password if there is one, and without `ca_file`."""
         user = f":{quote(self._password, safe='')}@" if self._password else ""
         return f"{'rediss' if self.ca_file else 'redis'}://{user}{self.address}/0"
 
     def command(self, *words: str) -> bytes:
-        """Send one command on a connection of its own; the raw reply."""
+        """Sends one command on its own connection. Returns the raw reply."""
         with self._connected() as connection:
             lines = [["AUTH", self._password]] if self._password else []
             reply = b""
@@ -176,7 +176,7 @@ class RedisServer(Server):
 
 
 class S3Server(Server):
-    """A versitygw over a folder. `url` opens the bucket as blob; credentials are `access_key` and `secret_key`."""
+    """A versitygw over a folder. `url` opens the bucket as blob store; the credentials are `access_key` and `secret_key`."""
 
     region = "us-east-1"
 
@@ -212,17 +212,17 @@ class S3Server(Server):
 
     @property
     def url(self) -> str:
-        """As open_blob takes it; append `/prefix` through `location`."""
+        """The URL for open_blob. `location` gives one with a prefix."""
         return self.location("")
 
     def location(self, prefix: str, *, bucket: str | None = None) -> str:
-        """URL of a prefix in a bucket of this server."""
+        """The URL of a prefix in a bucket of this server."""
         endpoint = quote(f"http://{self.address}", safe="")
         return f"s3://{bucket or self.bucket}/{prefix}?endpoint={endpoint}&region={self.region}&path_style=true"
 
     @property
     def environment(self) -> dict[str, str]:
-        """What boto3's chain reads the credentials from."""
+        """The environment variables from which boto3 reads the credentials."""
         return {"AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret_key}
 
     def object_path(self, key: str) -> Path:
@@ -238,8 +238,8 @@ def redis_server(
     settings: dict[str, str] | None = None,
     tls: bool = False,
 ) -> Iterator[RedisServer]:
-    """A Redis with safe durability (AOF, fsync always) unless told otherwise; `settings` go to its command line. `tls`:
-    behind TLS only, with a certificate of its own.
+    """A Redis with safe durability (AOF, fsync always) unless `appendonly` is false. `settings` go to its command line. `tls`: only TLS,
+    with its own certificate.
     """
     durable = {"appendonly": "yes", "appendfsync": "always"} if appendonly else {"appendonly": "no"}
     with tempfile.TemporaryDirectory(prefix="persist-redis-") as folder:
@@ -252,7 +252,7 @@ def redis_server(
 
 @contextmanager
 def s3_server(*, bucket: str = "persist", versioned: bool = False) -> Iterator[S3Server]:
-    """A versitygw with one bucket. `versioned`: it can keep versions, once the bucket is told to."""
+    """A versitygw with one bucket. `versioned`: it can keep versions, once versioning of the bucket is turned on."""
     with tempfile.TemporaryDirectory(prefix="persist-s3-") as folder:
         server = S3Server(Path(folder), bucket=bucket, versioned=versioned)
         try:
@@ -289,7 +289,7 @@ def _is_healthy(port: int) -> bool:
 
 
 def _certificate(folder: Path) -> Path:
-    """Write `server.pem`, a key and a certificate for 127.0.0.1, and `ca.pem`, which vouches for it; the latter."""
+    """Writes `server.pem`, a key and a certificate for 127.0.0.1, and `ca.pem`, the CA that issued it. Returns the path of `ca.pem`."""
     import trustme
 
     authority = trustme.CA()

@@ -1,4 +1,4 @@
-"""Small states, batches and commands for tests of the core. Ids are made of small numbers: failures read well."""
+"""Small states, batches and commands for tests of the core. Ids are made from small numbers, so that failures are readable."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def token(number: int) -> IdempotencyToken:
 
 
 def frontier(time: int | None) -> Antichain:
-    """The frontier of one time, or the closed one."""
+    """The frontier of one time; None is the closed one."""
     return Antichain(time)
 
 
 def description(lower: int, upper: int | None, since: int | None = 0) -> Description:
-    """Of plain numbers; None is the closed frontier."""
+    """A description from plain numbers; None is the closed frontier."""
     return Description(Antichain(lower), Antichain(upper), Antichain(since))
 
 
@@ -64,7 +64,7 @@ def part(key: str, *, rows: int = 1, size_bytes: int = 100, diffs_sum: int | Non
 def batch(
     lower: int, upper: int | None, rows: int = 0, *, since: int | None = 0, keys: tuple[str, ...] = (), runs: int = 1
 ) -> HollowBatch:
-    """A hollow batch with one part per key (one made-up key when there are rows), cut into `runs` runs."""
+    """A hollow batch with one part per key (without keys: one invented key if there are rows), split into `runs` runs."""
     names = keys or ((f"w/p{lower}-{upper}-{rows}",) if rows else ())
     parts = tuple(part(name, rows=rows // len(names)) for name in names)
     cut = min(runs, len(parts))
@@ -73,7 +73,7 @@ def batch(
 
 
 def inline_batch(lower: int, upper: int, data: bytes, *, rows: int = 1) -> HollowBatch:
-    """A hollow batch whose one part sits in state."""
+    """A batch with one inline part."""
     parts: tuple[Part, ...] = (InlinePart(data, rows, rows),)
     return HollowBatch(description(lower, upper), rows, parts, (), (RunMeta(),))
 
@@ -100,7 +100,7 @@ def first_state(now_ms: int = 0) -> tuple[ShardState, StateDiff]:
 def append(
     content: HollowBatch, *, by: int = 1, token_number: int, lease_ms: int = 1000, inline_total_bytes_max: int = 1 << 20
 ) -> CompareAndAppend:
-    """The command, with everything else plain."""
+    """The command, with defaults for the other fields."""
     return CompareAndAppend(
         batch=content,
         writer_id=writer_id(by),
@@ -123,7 +123,7 @@ class Stepper:
     maintenance: Maintenance = field(default_factory=Maintenance)
 
     def do(self, cmd: Command, *, is_write: bool = True, version: str = "0.1.0", hostname: str = "host") -> Answer:
-        """Run `cmd` against the state; `state`, `diffs` and `maintenance` (of this command) tell what came of it."""
+        """Runs `cmd` against the state. Updates `state`, `diffs`, and `maintenance` (that of this command)."""
         self.maintenance = Maintenance()
         out = step(
             self.state,
@@ -143,16 +143,16 @@ class Stepper:
 
 def refused(shard: Stepper, cmd: Command) -> Answer:
     """The answer of a command that must not commit."""
-    before, seen = shard.state, len(shard.diffs)
+    before, count = shard.state, len(shard.diffs)
     answer = shard.do(cmd)
     assert shard.state is before
-    assert len(shard.diffs) == seen
+    assert len(shard.diffs) == count
     assert shard.maintenance.is_empty()
     return answer
 
 
 def committed(shard: Stepper, cmd: Command) -> Answer:
-    """The answer of a command that must take a version."""
+    """The answer of a command that must commit one version."""
     before = shard.state.seqno
     answer = shard.do(cmd)
     assert shard.state.seqno == before + 1
@@ -160,11 +160,11 @@ def committed(shard: Stepper, cmd: Command) -> Answer:
 
 
 def register(shard: Stepper, number: int = 1, **more: Any) -> Answer:
-    """A leased reader, committed."""
+    """Registers a leased reader; the command must commit."""
     return committed(shard, RegisterLeasedReader(reader_id=leased_id(number), lease_ms=1000, debug=DEBUG, **more))
 
 
 def downgrade(number: int, since: int | None, outstanding: int | None = None) -> DowngradeSince:
-    """The command; without `outstanding` it keeps its hold."""
+    """The command. Without `outstanding` the reader keeps its hold."""
     hold = None if outstanding is None else SeqNo(outstanding)
     return DowngradeSince(reader_id=leased_id(number), outstanding_seqno=hold, new_since=frontier(since))

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the values of the core and for rows: all that a codec must carry, awkward ends included."""
+"""Hypothesis strategies for the values of the core and for rows: all that a codec must carry, including edge cases."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def descriptions(draw: st.DrawFn) -> Description:
 
 
 def part_stats() -> st.SearchStrategy[PartStats]:
-    """Any statistics; the texts are not bounds of anything."""
+    """Any statistics. The texts are not real bounds."""
     column = st.builds(ColumnStats, _COUNT, st.none() | _TEXT, st.none() | _TEXT)
     columns = st.lists(st.tuples(_TEXT, column), max_size=3).map(tuple)
     return st.builds(PartStats, columns, st.none() | _INT64, st.none() | _INT64)
 
 
 def parts() -> st.SearchStrategy[HollowPart | InlinePart]:
-    """Hollow and inline parts; what they hold or name does not exist."""
+    """Hollow and inline parts. Their blobs and contents do not exist."""
     schema_id, rewrite, diffs_sum = st.none() | _COUNT, st.none() | frontiers(), st.none() | _INT64
     hollow = st.builds(
         HollowPart,
@@ -122,7 +122,7 @@ def parts() -> st.SearchStrategy[HollowPart | InlinePart]:
 
 
 def run_parts() -> st.SearchStrategy[RunPart]:
-    """Parts and hollow runs; what they name does not exist."""
+    """Parts and hollow runs. Their blobs do not exist."""
     hollow_run = st.builds(
         HollowRun,
         key=ids(PartId).map(lambda part_id: f"n0000100/{part_id}"),
@@ -145,7 +145,7 @@ def run_parts() -> st.SearchStrategy[RunPart]:
 
 @st.composite
 def batches(draw: st.DrawFn, desc: st.SearchStrategy[Description] | None = None) -> HollowBatch:
-    """Batches of up to four parts or hollow runs in any runs; under any description unless one is given."""
+    """Batches of up to four parts or hollow runs, in any runs, with any description unless one is given."""
     some = tuple(draw(st.lists(run_parts(), max_size=4)))
     splits = tuple(sorted(draw(st.sets(st.integers(1, max(len(some) - 1, 1)), max_size=3)))) if len(some) > 1 else ()
     meta = st.builds(
@@ -162,7 +162,7 @@ def batches(draw: st.DrawFn, desc: st.SearchStrategy[Description] | None = None)
 
 @st.composite
 def traces(draw: st.DrawFn) -> Trace:
-    """What a few pushes, a bit of exert and perhaps a moved since make."""
+    """Traces made by a few pushes, some exertion and perhaps an advanced since."""
     trace = Trace()
     for _ in range(draw(st.integers(0, 6))):
         if trace.upper.time is None:
@@ -197,7 +197,7 @@ def _thin_merges() -> st.SearchStrategy[ThinMerge]:
 
 
 def flat_traces() -> st.SearchStrategy[FlatTrace]:
-    """Any collections; they need not fit together."""
+    """Flat traces of any collections, which need not be consistent."""
     return st.builds(
         FlatTrace,
         frontiers(),
@@ -228,7 +228,7 @@ def _maps(keys: st.SearchStrategy[Any], values: st.SearchStrategy[Any]) -> st.Se
 
 
 def states() -> st.SearchStrategy[ShardState]:
-    """States whose trace is a real one; the records in them need not agree with it."""
+    """States with a valid trace. Their other records need not agree with it."""
     return st.builds(
         ShardState,
         applier_version=st.just(APPLIER_VERSION),
@@ -261,7 +261,7 @@ def _changes(keys: st.SearchStrategy[Any], values: st.SearchStrategy[Any]) -> st
 
 
 def state_diffs() -> st.SearchStrategy[StateDiff]:
-    """Diffs with any changes in any field; they need not apply to anything."""
+    """Diffs with any changes in any field. They need not apply to any state."""
     unit = st.none()
     return st.builds(
         StateDiff,
@@ -327,12 +327,12 @@ def _fields(least: int, depth: int) -> st.SearchStrategy[list[pa.Field]]:
 
 
 def schemas() -> st.SearchStrategy[Schema]:
-    """Any schema of allowed types, structs up to two deep, awkward names."""
+    """Any schema of allowed types, with structs up to two levels deep and unusual names."""
     return st.builds(lambda key, val: Schema(pa.schema(key), pa.schema(val)), _fields(1, 2), _fields(0, 2))
 
 
 def successors(schema: Schema) -> st.SearchStrategy[Schema]:
-    """Any schema that may succeed `schema`: nullable fields put in anywhere, numbers of the value widened."""
+    """Any schema that `schema` may evolve to: nullable fields inserted anywhere, numbers of the value widened."""
     keys, vals = _successors(schema.key_type, may_widen=False), _successors(schema.val_type, may_widen=True)
     return st.builds(lambda key, val: Schema(pa.schema(list(key)), pa.schema(list(val))), keys, vals)
 
@@ -372,7 +372,7 @@ def _dicts(data_type: pa.DataType) -> st.SearchStrategy[dict[str, Any]]:
 def updates(
     schema: Schema, *, rows_max: int = 12, diffs: st.SearchStrategy[int] | None = None
 ) -> st.SearchStrategy[Any]:
-    """Tables of `schema.updates_schema`: few distinct rows, so that some repeat; times 0 to 3 or great."""
+    """Tables of `schema.updates_schema`, with few distinct rows, so that some repeat, and times from 0 to 3 or very large."""
     distinct = st.tuples(
         _dicts(schema.key_type), _dicts(schema.val_type), st.one_of(st.integers(0, 3), st.integers(0, DATA_TIME_MAX))
     )

@@ -1,4 +1,4 @@
-"""What tests of upserts share: commands as tables, and the contents that come of them."""
+"""Shared code of tests of upserts: commands as tables, and the resulting contents."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Row = tuple[int, str | None]
 
 
 def commands(*rows: Row, **more: list[Any]) -> pa.Table:
-    """Upserts of SCHEMA, without a name deletions; `more` are further columns of whole numbers."""
+    """A table of upserts of SCHEMA. A row without a name is a deletion. `more` are further columns of integers."""
     keys = pa.array([{"id": key} for key, _ in rows], SCHEMA.key_type)
     vals = pa.array([None if name is None else {"name": name} for _, name in rows], SCHEMA.val_type)
     return pa.table({"key": keys, "val": vals, **{k: pa.array(v, pa.int64()) for k, v in more.items()}})
 
 
 def opened(client: PersistClient, shard_id: ShardId, **more: Any) -> UpsertHandle:
-    """A handle on a shard of SCHEMA."""
+    """An upsert handle on a shard of SCHEMA."""
     return open_upsert(client, shard_id, SCHEMA, purpose="test", **more)
 
 
 def contents(client: PersistClient, shard_id: ShardId, as_of: int | None = None) -> dict[int, str]:
-    """What the shard holds; fails unless every key has one value or none."""
+    """The contents of the shard. Fails unless every key has at most one value."""
     if as_of is None:
         upper = client.recent_upper(shard_id).time
-        assert upper is not None, "a closed shard is asked for one time"
+        assert upper is not None, "a closed shard needs an as_of"
         as_of = upper - 1
     if as_of < 0:
         return {}

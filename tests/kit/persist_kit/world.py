@@ -1,7 +1,7 @@
-"""One pair of in-memory stores and any number of "processes" on them: what tests of shards and handles stand on.
+"""One pair of in-memory stores and any number of "processes" that use them, for tests of shards and handles.
 
-Every process has its own client, hence its own cached states. Time is seeded and moves only by sleeping, so retry loops of
-any length take no time. Store calls are counted, and can be made to fail.
+Every process has its own client, and so its own cached states. Time is seeded and advances only by sleeping, so retry loops of any length
+take no time. Store calls are counted, and tests can make them fail.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from persist_engine.storage.notify import Push
 from persist_engine.testing.faults import Faults, FaultyBlob, FaultyConsensus
 
 SCHEMA = Schema(key=pa.schema([("id", pa.int64())]), val=pa.schema([("name", pa.string())]))
-"""Of most tests: rows are `(((id,), (name,)), time, diff)`."""
+"""The schema of most tests. Rows are `(((id,), (name,)), time, diff)`."""
 
 Row = tuple[tuple[tuple[int], tuple[str]], int, int]
 
@@ -37,14 +37,14 @@ def row(key: int, name: str, time: int, diff: int = 1) -> Row:
 
 
 def contents(client: PersistClient, shard_id: ShardId, as_of: int) -> list[tuple[int, str, int]]:
-    """(id, name, diff) at a time, of SCHEMA."""
+    """The contents of a shard of SCHEMA at a time, as (id, name, diff)."""
     with client.open_leased_reader(shard_id, purpose="test") as reader:
         table = reader.snapshot(Antichain.of(as_of)).to_table()
     return [(each["key"]["id"], each["val"]["name"], each["diff"]) for each in table.to_pylist()]
 
 
 class CountedConsensus:
-    """Consensus that counts its calls by verb."""
+    """Consensus that counts its calls by method."""
 
     def __init__(self, inner: Consensus) -> None:
         self._inner = inner
@@ -90,8 +90,8 @@ class CountedConsensus:
 
 
 class AheadEnv(SystemEnv):
-    """The real world with a clock that may be set ahead. With it heartbeats rest between beats, as a seeded clock, which
-    moves by sleeping, never lets them: for worlds whose readers stay open.
+    """The real environment with a clock that can be set ahead, for worlds with readers that stay open. Here heartbeats really sleep. With a
+    seeded clock, which advances by sleeping, they would beat without pause.
     """
 
     def __init__(self) -> None:
@@ -102,13 +102,13 @@ class AheadEnv(SystemEnv):
         return super().now_ms() + self._ahead_ms
 
     def advance_ms(self, milliseconds: int) -> None:
-        """Set the clock ahead by so much more."""
+        """Sets the clock further ahead."""
         self._ahead_ms += milliseconds
 
 
 class World:
-    """The stores, the faults that all processes suffer, and the clock they share. Its shards have the retention `retain_ms`,
-    whatever the settings say: none unless a test is about it, since times in tests are no milliseconds.
+    """The stores, faults and clock that all processes share. Its shards have the retention `retain_ms`, which overrides the settings. The
+    default is none, because times in tests are not milliseconds.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class World:
         self.consensus = CountedConsensus(MemConsensus())
 
     def process(self, *, settings: Settings | None = None, push: Push | None = None) -> PersistClient:
-        """A client that shares nothing with others but the stores, and what carries news."""
+        """A client that shares only the stores and the push of news with other clients."""
         return PersistClient(
             FaultyBlob(self.blob, self.faults),
             FaultyConsensus(self.consensus, self.faults),
@@ -137,10 +137,10 @@ class World:
         )
 
     def shard_id(self) -> ShardId:
-        """A fresh one."""
+        """A new shard id."""
         return ShardId.from_bytes(self.env.random_bytes(16))
 
     def blob_keys(self, shard_id: ShardId, *, kind: str) -> set[str]:
-        """Keys of the shard's blobs: `kind` is "part" or "rollup"."""
+        """The keys of the shard's blobs of one kind, "part" or "rollup"."""
         letter = {"part": "n", "rollup": "v"}[kind]
         return {info.key for info in self.blob.list_prefix(f"{shard_id}/{letter}")}

@@ -1,9 +1,9 @@
-"""`make fuzz`: one target under atheris, from the corpus in the tree. Owns how atheris is driven.
+"""`make fuzz`: runs one target under atheris, from the corpus in the tree.
 
 python -m persist_kit.fuzz.main TARGET --corpus tests/fuzz/corpus [--runs 10000] [--grown DIR] [options of libFuzzer]
 
-A finding stops it with a trace, the input in a file `crash-...` and exit code 77; put the file into the corpus with the
-fix. `--grown` keeps inputs that reached new code, so that a later run goes on from there.
+A finding stops the run with a trace, the input in a file `crash-...` and exit code 77. Add that file to the corpus with the fix. `--grown`
+keeps inputs that reached new code, so that a later run continues from there.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 
 import atheris
 
-#: What reaches new code here says nothing of a decoder, and is most of what runs. Module by module: the name of a package
-#: leaves out none of its modules.
+#: Modules without instrumentation: new code reached here says nothing about a decoder, and it is most of the code that runs. Each module is
+#: named, because the name of a package does not exclude its modules.
 _NOT_FUZZED = [f"persist_engine.testing.{name}" for name in ("fuzz_targets", "fuzz_wire", "states", "world")]
 
 with atheris.instrument_imports(include=["persist_engine"], exclude=_NOT_FUZZED):
     from persist_kit.fuzz.targets import TARGETS, Target
 
-#: An input that takes longer than this hangs; the slowest that is no finding takes 50 ms.
+#: An input that takes longer than this counts as a hang. The slowest known good input takes 50 ms.
 TIMEOUT_S = 20
 BYTES_MAX = 1 << 16
 
@@ -33,9 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="fuzz", description="fuzzing of every decoder")
     parser.add_argument("target", choices=sorted(TARGETS))
     parser.add_argument(
-        "--corpus", type=Path, required=True, help="folder with a folder of inputs per target; only read"
+        "--corpus", type=Path, required=True, help="folder with one folder of inputs per target; not changed"
     )
-    parser.add_argument("--grown", type=Path, help="folder for inputs that reach new code; made when missing")
+    parser.add_argument("--grown", type=Path, help="folder for inputs that reach new code; created when missing")
     parser.add_argument("--runs", type=int, default=10_000)
     options, further = parser.parse_known_args(arguments)
     target = TARGETS[options.target]

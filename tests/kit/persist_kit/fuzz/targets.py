@@ -1,8 +1,9 @@
-"""What is fuzzed, and what must hold of it (`make fuzz`): bytes or text in, an error of ours or a sound value out.
+"""The targets of fuzzing (`make fuzz`), one per decoder. Each takes bytes or text and must raise an error of the engine or return a valid
+value.
 
-Owns one target per decoder. The law of each: it raises one of the classes it names, or what it decodes to encodes again,
-and that decodes to an equal value. Anything else (another exception, a crash, a hang, a value that does not come back) is
-a finding. Where a checksum stands in front, it is put right first: damage that it catches never gets further.
+The rule of each target: the decoder raises one of its declared errors, or returns a value that encodes, and decodes to an equal value
+again. Anything else (another exception, a crash, a hang, a changed value) is a finding. A checksum in the input is corrected first, because
+the damage that it detects never reaches the decoder behind it.
 """
 
 from __future__ import annotations
@@ -99,21 +100,21 @@ _ROW_CODECS = [RowCodec(kind) for kind in (NARROW.key_type, NARROW.val_type, WID
 
 
 class Finding(AssertionError):
-    """A decoder did what it must not."""
+    """A decoder broke its rule."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """One decoder. `check` raises for a finding and returns whether the input was accepted."""
+    """One decoder. `check` raises Finding, or returns whether the decoder accepted the input."""
 
     name: str
     check: Callable[[bytes], bool]
     mutate: Mutator | None = None
-    """Keeps the structure whole while it changes it; None: bytes are bytes."""
+    """Changes an input but keeps its structure valid. None: atheris changes plain bytes."""
 
 
 def need(condition: bool, text: str) -> None:  # noqa: FBT001 - reads as the assertion it is
-    """Finding unless `condition`."""
+    """Raises Finding unless `condition`."""
     if not condition:
         raise Finding(text)
 
@@ -121,7 +122,7 @@ def need(condition: bool, text: str) -> None:  # noqa: FBT001 - reads as the ass
 def _comes_back(
     raw: bytes, decode: Callable[[bytes], V], encode: Callable[[V], bytes], refusals: tuple[type[PersistError], ...]
 ) -> V | None:
-    """The value of `raw`, which survives its way through bytes once more; None: refused."""
+    """The value of `raw`, after a check that it encodes and decodes to itself. None when the decoder refuses `raw`."""
     try:
         value = decode(raw)
     except refusals:
@@ -140,7 +141,7 @@ def _comes_back(
 
 
 def enveloped(kind: Kind, payload: bytes) -> bytes:
-    """`payload` behind a head that is in order."""
+    """`payload` with a valid envelope."""
     front = struct.pack("<4sH", b"PST" + kind.value, FORMAT_VERSION)
     return front + struct.pack("<I", zlib.crc32(payload, zlib.crc32(front))) + payload
 
@@ -204,8 +205,8 @@ def _registry(payload: bytes) -> bool:
 
 
 def _applied(payload: bytes) -> bool:
-    """A rollup's payload and, behind it, that of a diff: the diff is applied to the state, or refused; what comes of it
-    is a state that can be written.
+    """The payload of a rollup, followed by that of a diff. The diff applies to the state, or is refused; the resulting state must be
+    encodable.
     """
     size = int.from_bytes(payload[:4], "little")
     try:
@@ -222,7 +223,7 @@ def _applied(payload: bytes) -> bool:
 
 @lru_cache(maxsize=256)
 def _state_of(payload: bytes) -> ShardState:
-    """Most mutations leave it alone, and decoding it is the larger half of an execution."""
+    """The decoded state, cached: most mutations do not change it, and decoding it takes most of an execution."""
     return decode_rollup(enveloped(Kind.ROLLUP, payload), key="fuzz").state
 
 
@@ -240,7 +241,7 @@ def _mutated_pair(data: bytes, rng: random.Random, scramble: Callable[[bytes], b
 
 
 def _part(data: bytes) -> bool:
-    """Both ways of reading agree; what they give is written and read again."""
+    """Both ways of reading must agree, and their result must survive a write and a read."""
     data = _with_check(data)
     accepted = False
     for schema in (NARROW, WIDE):
@@ -251,7 +252,7 @@ def _part(data: bytes) -> bool:
         accepted = True
         try:
             written = part_codec.encode_part(decoded.table, desc=decoded.desc, schema=schema)
-        except InvariantViolated:  # a sum of diffs beyond int64: refused when it is written, and harmless when read
+        except InvariantViolated:  # a sum of diffs beyond int64: refused at a write, and harmless at a read
             continue
         again = part_codec.decode_part(written, key="fuzz", schema=schema)
         need(again.desc == decoded.desc, "the description changed")
@@ -260,7 +261,7 @@ def _part(data: bytes) -> bool:
 
 
 def _inline(data: bytes) -> bool:
-    """As `_part`, for parts that lie in state."""
+    """As `_part`, for inline parts."""
     if len(data) >= _INLINE_FRONT_BYTES:
         data = data[:6] + struct.pack("<I", zlib.crc32(data[_INLINE_FRONT_BYTES:], zlib.crc32(data[:6]))) + data[10:]
     accepted = False
@@ -283,7 +284,7 @@ def _inline(data: bytes) -> bool:
 
 
 def _rows(data: bytes) -> bool:
-    """A byte that picks a side of a schema, and one row of it as bytes."""
+    """One byte that selects the key or the value of a schema, and the bytes of one such row."""
     codec = _ROW_CODECS[data[0] % len(_ROW_CODECS) if data else 0]
     raw = pa.array([data[1:]], pa.large_binary())
     try:
@@ -297,7 +298,7 @@ def _rows(data: bytes) -> bool:
 
 
 def _with_check(data: bytes) -> bytes:
-    """The file with the check that its bytes ask for, when it has a place for one."""
+    """The file with a correct checksum, if it has a place for one."""
     mark = b"persist-part-crc32="
     at = data.rfind(mark)
     if at < 0:
@@ -346,7 +347,7 @@ def _schema(data: bytes) -> bool:
 
 
 def _names(data: bytes) -> bool:
-    """Blob keys, ids, seqnos and versions: exactly what the code writes, and nothing that only looks like it."""
+    """Blob keys, ids, seqnos and versions: parsers must accept only the exact text that the engine writes."""
     text = _text(data)
     accepted = False
     try:
@@ -378,10 +379,10 @@ def _url(data: bytes) -> bool:
         need("hunter2" not in str(error) or b":hunter2@" not in data, f"a message shows the password: {error}")
         return False
     secret = url.password or ""
-    # What is left out of a path is shown as "...", which a password may happen to be like.
+    # The omitted part of a path is shown as "...", which may resemble a password.
     elsewhere = (url.host + url.path + url.scheme, f"{url.host}...{url.path}")
-    told = len(secret) > 6 and secret in url.shown and not any(secret in text for text in elsewhere)
-    need(not told, f"shows the password: {url.shown}")
+    is_shown = len(secret) > 6 and secret in url.shown and not any(secret in text for text in elsewhere)
+    need(not is_shown, f"shows the password: {url.shown}")
     return True
 
 

@@ -1,7 +1,7 @@
-"""Mutations that keep protobuf's framing whole, so that fuzzing gets past the parser to the rules behind it.
+"""Mutations that keep the protobuf framing valid, so that fuzzing gets past the parser to the checks behind it.
 
-Owns the wire format as the mutator sees it: fields of varints, fixed bytes and length-delimited bytes, which may again be
-messages. Knows no schema: what is a message is guessed, as is fitting for one who wants to break things.
+This module knows the wire format: fields of varints, fixed bytes and length-delimited bytes, which may contain messages. It knows no
+schema, and guesses which bytes are messages; a wrong guess is only another mutation.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 #: (field number, wire type, value): an int for varints, bytes otherwise.
 Field = tuple[int, int, int | bytes]
-#: Of a state diff: field, type of change, slices.
+#: One change in a state diff: (field, type of change, slices).
 _Change = tuple[int, int, list[bytes]]
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -20,7 +20,7 @@ _DEPTH_MAX = 8
 
 
 def parsed(data: bytes) -> list[Field] | None:
-    """The fields of `data`, or None when it is no message. `written(parsed(data))` decodes as `data` does."""
+    """The fields of `data`, or None when it is not a message. `written(parsed(data))` decodes to the same message as `data`."""
     fields: list[Field] = []
     at = 0
     while at < len(data):
@@ -59,8 +59,8 @@ def written(fields: list[Field]) -> bytes:
 
 
 def mutated(data: bytes, rng: random.Random, scramble: Callable[[bytes], bytes], depth: int = 0) -> bytes:
-    """`data` with one change somewhere inside: a field dropped, doubled, moved, renumbered, set to an edge, or its bytes
-    changed by `scramble`.
+    """`data` with one change somewhere inside: a field is dropped, duplicated, moved, renumbered or set to an edge value, or `scramble`
+    changes its bytes.
     """
     fields = parsed(data)
     if not fields:
@@ -96,7 +96,7 @@ def _mutated_value(
 
 
 def mutated_slices(data: bytes, rng: random.Random, scramble: Callable[[bytes], bytes]) -> bytes:
-    """As `mutated`, for a state diff: one of its slices or columns is changed, and the lengths still fit."""
+    """As `mutated`, for a state diff: changes one of its slices or columns, and keeps the lengths consistent."""
     fields = parsed(data) or []
     index = next((index for index, (number, _, _) in enumerate(fields) if number == 5), None)
     columns = None if index is None else parsed(bytes(fields[index][2])) if fields[index][1] == _BYTES else None
@@ -145,7 +145,7 @@ def _change_one(changes: list[_Change], rng: random.Random, scramble: Callable[[
 
 
 def _changes(kinds: list[int], types: list[int], lens: list[int], data: bytes) -> list[_Change]:
-    """Field, type and slices of each change; none when they do not fit together."""
+    """The field, type and slices of each change. Empty when the columns are inconsistent."""
     changes: list[_Change] = []
     sizes, at = iter(lens), 0
     if len(kinds) != len(types):
@@ -178,7 +178,7 @@ def _packed(values: list[int]) -> bytes:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """(value, where the next begins); a next of -1: there is none."""
+    """(value, offset of the next item). An offset of -1: there is no valid varint."""
     value = shift = 0
     while at < len(data) and shift < 70:
         byte = data[at]

@@ -1,5 +1,5 @@
-"""Bugs for the list-append histories: each takes one safety rule out of the engine of one process, for one task. Together
-with the checker they prove that the set-up sees what it is there to see.
+"""Planted bugs for the list-append histories. Each removes one safety rule from the engine of one process, for one task. They prove that
+the set-up and its checker detect such bugs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CHECK = "if (tip or '') ~= ARGV[3] then"
 
 
 def _unknown_is_failure(put: Put) -> None:
-    """An append whose outcome is unknown is told as one that did not happen."""
+    """An append with an unknown outcome is reported as failed."""
     original = Applier.apply
 
     def apply(self: Applier, command: Any, *, is_write: bool) -> Any:
@@ -40,12 +40,12 @@ def _unknown_is_failure(put: Put) -> None:
 
 
 def _stale_upper(put: Put) -> None:
-    """The recent upper is the one this process happens to know."""
+    """The recent upper is the cached one of this process."""
     put(Machine, "fetch_recent_upper", lambda self: self.state.trace.upper)
 
 
 def _lost_commit_ignored(put: Put) -> None:
-    """A batch whose commit was not answered stays out of what this process reads."""
+    """This process does not read batches of its unanswered commits."""
     ignored: set[Antichain] = set()
     original, original_batches = Applier.apply, Machine.snapshot_batches
     original_next = Machine.next_listen_batch
@@ -71,8 +71,8 @@ def _lost_commit_ignored(put: Put) -> None:
 
 
 def _redis_without_check(put: Put) -> None:
-    """The script appends whatever the head is; an entry that already stands at that seqno is overwritten. Entries carry no
-    tags either: a process that saw the overwritten one would raise CorruptData before the checker is asked.
+    """The script appends without comparing the head, and overwrites an existing entry at that seqno. Entries have no tags either: otherwise
+    a process that has read the overwritten entry would raise CorruptData before the checker runs.
     """
     script = persist_engine.storage.redis.consensus._Script("compare_and_set")
     overwrite = (
@@ -101,6 +101,6 @@ BUGS = {
 
 @contextmanager
 def planted(bug: str) -> Iterator[None]:
-    """This process has the bug until the block ends."""
+    """In the block, this process has the bug."""
     with sim_mutants.planting(BUGS[bug]):
         yield

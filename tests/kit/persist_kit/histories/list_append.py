@@ -1,15 +1,15 @@
-"""List-append on one shard: what one process of a linearizability history does, and how it writes down what it saw.
+"""List-append on one shard: the operations of one process in a linearizability history, and its record of their results.
 
     a transaction   upper = U          read its lists as of U-1, append to them at U with compare-and-append [U, U+1)
                     mismatch: again with the new upper        appended: it took effect between its call and its return
 
-A list is all rows of one key, in the order of the times they were written at. Each read is split at a random time between
-a snapshot there and a listener from there on, and must agree with what this process's long-lived listener has heard.
-Transactions that only read append too, at times (nothing, but it takes the upper on), and at others trust a freshly
-fetched upper: both must be linearizable. All nodes share one critical reader and fight over its token.
+A list is all rows of one key, ordered by the times at which they were written. Each read uses a snapshot at a random time and a listener
+from that time on, and must agree with this process's long-lived listener. A read-only transaction sometimes makes an empty append, which
+advances the upper, and sometimes relies on a newly fetched upper. Both must be linearizable. All nodes share one critical reader and
+compete for its token.
 
-`python -m persist_kit.histories.list_append BLOB CONSENSUS` opens these stores, says "ready", takes one JSON object per
-line on stdin (a `Task`), plays its part of that history, and answers a line when it is done. It stays for the next: a
+`python -m persist_kit.histories.list_append BLOB CONSENSUS` opens these stores and prints "ready". It then reads one JSON object per line
+from stdin (a `Task`), runs its part of that history, and prints one line when it is done. It then waits for the next task, because a
 process takes seconds to start.
 """
 
@@ -51,11 +51,11 @@ CRITICAL_ID = CriticalReaderId.from_bytes(b"\xaa" * 16)
 SINCE_OFFSET = 6
 LISTS = 3
 WAIT_S = 5.0
-#: Between transactions a node may do nothing: what it knew is stale when it goes on.
+#: The longest pause of a node between transactions. After a pause its cached state is stale.
 THINK_S_MAX = 0.1
 GIVE_UP_MS = 8_000.0
 
-#: ("append", list, value) or ("r", list, what was read).
+#: ("append", list, value) or ("r", list, the values read).
 Step = tuple[str, int, Any]
 
 
@@ -65,7 +65,7 @@ class Task:
 
     shard_id: str
     history: str
-    """File to write to, of this process alone."""
+    """The file for the record of this process."""
     seed: int
     first_node: int
     nodes: int
@@ -75,12 +75,12 @@ class Task:
 
 
 class Disagreement(Exception):
-    """Two ways of reading one time differ: no checker is needed."""
+    """Two reads of one time differ, which is an error without a checker."""
 
 
 class Record:
-    """The history of one process as JSON lines, two for each transaction. Thread-safe. What was written survives the
-    process, so a transaction without its second line was under way when it was killed.
+    """The history of one process as JSON lines, two per transaction. Thread-safe. Written lines survive the process, so a transaction
+    without a second line was under way when the process was killed.
     """
 
     def __init__(self, file: TextIO) -> None:
@@ -88,14 +88,14 @@ class Record:
         self._lock = threading.Lock()
 
     def invoked(self, *, process: int, steps: list[Step]) -> int:
-        """A transaction begins; the time of its call, which names it."""
+        """A transaction begins. Returns the time of its call, which identifies it."""
         with self._lock:
             call = time.monotonic_ns()
             self._write({"process": process, "call": call, "txn": steps, "outcome": "invoked"})
         return call
 
     def ended(self, *, process: int, call: int, steps: list[Step], outcome: str) -> None:
-        """It is over, however it ended."""
+        """The transaction has ended, with any outcome."""
         end = time.monotonic_ns()
         with self._lock:
             self._write({"process": process, "call": call, "return": end, "txn": steps, "outcome": outcome})
@@ -125,13 +125,13 @@ class Node:
         self._writer = self._client.open_writer(self._shard_id, SCHEMA, purpose=f"node {self._number}")
         self._reader = self._client.open_leased_reader(self._shard_id, SCHEMA, purpose=f"node {self._number}")
         since = self._reader.since.time
-        assert since is not None, "nobody closes the shard"
+        assert since is not None, "no node closes the shard"
         self._listened_from = since
         self._listener: Listen | None = None
         self._heard: list[tuple[int, int, int, int]] = []
 
     def run(self, transactions: int) -> None:
-        """So many, one after the other."""
+        """Runs `transactions` transactions, one after another."""
         for _ in range(transactions):
             if self._rng.random() < 0.2:
                 with contextlib.suppress(PersistError):
@@ -141,12 +141,12 @@ class Node:
             self._transact(self._plan())
 
     def close(self) -> None:
-        """Let go of the reader."""
+        """Expires the reader."""
         with contextlib.suppress(PersistError):
             self._reader.expire()
 
     def read_all(self) -> None:
-        """One transaction that reads every list."""
+        """Runs one transaction that reads every list."""
         self._transact([("r", each, None) for each in range(LISTS)])
 
     # -- one transaction ----------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class Node:
         try:
             steps, appended = self._attempt(plan)
         except (Unavailable, InvariantViolated, Fenced, MissingBlob) as error:
-            # Given up, or the one case in which an append cannot tell: it may have happened, or may happen yet.
+            # Given up, or the one case in which an append's outcome stays unknown: it may have happened, or may still happen.
             self._record.ended(process=self._number, call=call, steps=plan, outcome="unknown")
             logging.getLogger(__name__).info("node %d: %s", self._number, error)
             with contextlib.suppress(PersistError):
@@ -184,7 +184,7 @@ class Node:
         trusts_upper = is_read_only and self._rng.random() < 0.5
         upper = (self._writer.fetch_recent_upper() if trusts_upper else self._writer.shared_upper()).time
         while True:
-            assert upper is not None, "nobody closes the shard"
+            assert upper is not None, "no node closes the shard"
             steps = _carried_out(plan, self._read(upper - 1) if upper else {})
             if trusts_upper:
                 return steps, None
@@ -207,13 +207,13 @@ class Node:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def _read(self, as_of: int) -> dict[int, list[int]]:
-        """Every list as of `as_of`, by a snapshot somewhere before it and a listener for the rest."""
+        """Every list as of `as_of`, from a snapshot at an earlier time and a listener for the rest."""
         found = self._snapshot_and_listen(as_of)
         if found is None:  # the lease was lost, and its since has moved on
             self._open()
             found = self._snapshot_and_listen(as_of)
             if found is None:
-                raise Fenced(f"{as_of} cannot be told any more")
+                raise Fenced(f"{as_of} is no longer readable")
         heard = _lists(self._hear(as_of), as_of)
         if heard != found:
             raise Disagreement(f"node {self._number} at {as_of}: read {found}, heard {heard}")
@@ -222,7 +222,7 @@ class Node:
     def _snapshot_and_listen(self, as_of: int) -> dict[int, list[int]] | None:
         with self._client.open_leased_reader(self._shard_id, SCHEMA, purpose="read") as reader:
             since = reader.since.time
-            assert since is not None, "nobody closes the shard"
+            assert since is not None, "no node closes the shard"
             if as_of < since:
                 return None
             middle = self._rng.randint(since, as_of)
@@ -233,7 +233,7 @@ class Node:
         return _lists(rows, as_of)
 
     def _hear(self, as_of: int) -> list[tuple[int, int, int, int]]:
-        """What the long-lived listener knows, at `as_of` or beyond."""
+        """The rows that the long-lived listener has received, up to `as_of` at least."""
         if self._listener is None:
             self._heard = self._snapshot(self._reader, self._listened_from)
             listener = self._reader.listen(self._listened_from)
@@ -246,18 +246,18 @@ class Node:
     def _snapshot(self, reader: ReadHandle, as_of: int) -> list[tuple[int, int, int, int]]:
         snapshot = reader.snapshot(as_of, timeout_s=WAIT_S)
         if isinstance(snapshot, SinceAhead):
-            raise Fenced(f"{as_of} cannot be told any more")
+            raise Fenced(f"{as_of} is no longer readable")
         with snapshot:
             return list(_rows(snapshot.to_table()))
 
     # -- the critical reader ------------------------------------------------------------------------------------------
 
     def _move_since(self) -> None:
-        """Take the token and move since on, trailing the upper; whoever was faster is the owner now."""
+        """Takes the token and advances since behind the upper. If another node was faster, that node owns the token now."""
         token = f"{self._number} {self._rng.random()}".encode()
         handle = self._client.open_critical_since(self._shard_id, CRITICAL_ID, opaque=token)
         upper = self._writer.shared_upper().time
-        assert upper is not None, "nobody closes the shard"
+        assert upper is not None, "no node closes the shard"
         answer = handle.compare_and_downgrade_since(
             self._opaque or handle.opaque, (token, Antichain(max(0, upper - SINCE_OFFSET)))
         )
@@ -265,7 +265,7 @@ class Node:
 
 
 def _carried_out(plan: list[Step], before: dict[int, list[int]]) -> list[Step]:
-    """The steps with what they read; a transaction sees its own appends."""
+    """The steps with their results. A transaction reads its own appends."""
     lists = {which: list(values) for which, values in before.items()}
     steps: list[Step] = []
     for verb, which, value in plan:
@@ -294,7 +294,7 @@ def _rows(table: pa.Table) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _lists(rows: list[tuple[int, int, int, int]], as_of: int) -> dict[int, list[int]]:
-    """The lists as of `as_of`; a row that is there twice is in its list twice."""
+    """The lists as of `as_of`. A row with diff 2 is in its list twice."""
     lists: dict[int, list[int]] = {}
     for which, at, value, diff in sorted(rows):
         if at // 10 <= as_of:
@@ -306,7 +306,7 @@ def _lists(rows: list[tuple[int, int, int, int]], as_of: int) -> dict[int, list[
 
 
 def settings() -> Settings:
-    """Rare paths are common: small inline budget, a rollup every few versions, retries that begin at once."""
+    """Settings that make rare paths common: a small inline budget, a rollup every few versions, immediate retries."""
     return Settings(
         batch=BatchSettings(inline_total_bytes_max=6_000),
         maintenance=MaintenanceSettings(rollup_threshold=8, gc_versions_min=8, rollup_claim_ms=200, gc_claim_ms=200),
@@ -317,7 +317,7 @@ def settings() -> Settings:
 
 
 def play(client: PersistClient, task: Task) -> str:
-    """Do `task`; "done", or what went wrong that no checker is needed for."""
+    """Runs `task`. Returns "done", or an error that needs no checker."""
     wrong: list[str] = []
     shard_id = ShardId(task.shard_id)
     bug = nullcontext() if task.bug is None else planted(task.bug)
@@ -332,7 +332,7 @@ def play(client: PersistClient, task: Task) -> str:
                 else:
                     node.read_all()
                 node.close()
-            except Exception as error:  # noqa: BLE001 - whatever ends a node is part of the verdict
+            except Exception as error:  # noqa: BLE001 - every error of a node is part of the verdict
                 wrong.append(f"{type(error).__name__}: {error}")
 
         numbers = range(task.first_node, task.first_node + task.nodes)

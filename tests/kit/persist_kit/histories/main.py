@@ -1,12 +1,11 @@
-"""List-append histories over several processes on a real Redis and a real S3 server, with trouble in between, and the
-verdict of a checker (`make linearizability`).
+"""List-append histories of several processes on a real Redis and a real S3 server, through fault proxies, with the verdict of a checker
+(`make linearizability`).
 
     workers (persist_kit.histories.list_append) -> fault proxies -> redis-server, versitygw
     their records -> one history -> tests/linearizability/checker
 
-Owns one history from a fresh shard to its verdict: which trouble there is and when servers and workers are killed (by the
-number of exchanges that passed, not by time), and what is left behind of a history that is not linearizable. Knows
-nothing of how a node works.
+Runs one history from a new shard to its verdict. It chooses the faults, kills servers and workers (after a number of exchanges, not after a
+time), and keeps the files of a history that is not linearizable. Knows nothing of the internals of a node.
 """
 
 from __future__ import annotations
@@ -36,31 +35,31 @@ from persist_kit.fault_proxy import FINE, FaultProxy, Trouble
 from persist_kit.histories.list_append import Task
 from persist_kit.servers import RedisServer, S3Server, ServerMissing, redis_server, s3_server
 
-#: A history that takes longer hangs. The slowest was a tenth of it.
+#: A history that takes longer counts as a hang. The slowest took a tenth of it.
 DEADLINE_S = 120.0
 CHECKER = "persist-linearizability-checker"
 PARTITION_S = 0.3
-#: Between two looks for a transaction under way.
+#: The interval between two checks for a transaction under way.
 LOOK_S = 0.002
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a history is made of; a function of its seed, but for the order in which real processes run."""
+    """The parameters of a history: a function of its seed. The order in which real processes run is not part of it."""
 
     seed: int
     processes: int = 3
     nodes: int = 2
-    """Per process, sharing its cached state."""
+    """The nodes per process, which share its cached state."""
     transactions: int = 8
-    """Per node."""
+    """The transactions per node."""
     read_only: float = 0.3
-    """Share of transactions that append nothing."""
+    """The share of read-only transactions."""
     redis: Trouble = FINE
     s3: Trouble = FINE
     events: tuple[tuple[int, str], ...] = ()
-    """(after that many exchanges with Redis, what happens): "redis", "s3" are killed and started again;
-    "worker": one is killed in the midst of a transaction, another takes its place; "partition".
+    """(number of exchanges with Redis, event after them). "redis", "s3": the server is killed and restarted. "worker": one worker is killed
+    during a transaction and replaced. "partition".
     """
     bug: str | None = None
 
@@ -87,8 +86,8 @@ def plan_of(seed: int, *, transactions: int = 8) -> Plan:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`answer`: "linearizable", "not linearizable", "unknown" (the checker found no answer in time), or what went wrong
-    that needs no checker. `kept`: where the history lies, when it is not linearizable.
+    """`answer`: "linearizable", "not linearizable", "unknown" (the checker found no answer in time), or an error that needs no checker.
+    `kept`: the folder of the history, when it is not linearizable.
     """
 
     plan: Plan
@@ -103,7 +102,7 @@ class Verdict:
 
 
 class Worker:
-    """One process that plays nodes."""
+    """One process that runs nodes."""
 
     def __init__(self, blob: str, consensus: str, environment: dict[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -116,23 +115,23 @@ class Worker:
         self._is_ready = False
 
     def begin(self, task: Task) -> None:
-        """Hand `task` over; `answer` waits for its end."""
+        """Starts `task`. `answer` waits for its end."""
         self.await_ready()
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asdict(task)) + "\n")
         self._process.stdin.flush()
 
     def answer(self) -> str:
-        """What it said at the end of its task; "killed" after SIGKILL. RuntimeError: it ended by itself."""
+        """The answer of the worker at the end of its task; "killed" after SIGKILL. RuntimeError when it ended by itself."""
         if line := self._line():
             return line
         if (code := self._process.wait()) != -signal.SIGKILL:
-            raise RuntimeError(f"a worker ended with exit code {code} in its task: its standard error says why")
+            raise RuntimeError(f"a worker ended with exit code {code} during its task: see its standard error")
         return "killed"
 
     def kill_in_transaction(self, history: Path, *, is_over: Callable[[], bool]) -> bool:
-        """SIGKILL at a moment at which `history`, its record, holds a transaction without an end; looks again and again,
-        the process standing still while it looks. False, and it lives, when `is_over` before there was such a moment.
+        """Kills the worker (SIGKILL) while its record `history` has a transaction without an end. It checks repeatedly, and stops the
+        process during each check. Returns False, with the worker alive, when `is_over` before there was such a moment.
         """
         while not is_over():
             self._process.send_signal(signal.SIGSTOP)
@@ -151,9 +150,9 @@ class Worker:
         self._process.wait()
 
     def await_ready(self) -> None:
-        """Returns when it has opened the stores."""
+        """Waits until the worker has opened the stores."""
         if not self._is_ready:
-            assert self._line() == "ready", "a worker says so first"
+            assert self._line() == "ready", "a worker first prints this"
             self._is_ready = True
 
     def _line(self) -> str:
@@ -167,7 +166,7 @@ class Worker:
 
 
 class Cluster:
-    """Both servers behind their proxies, the workers and the checker, for many histories."""
+    """Both servers behind their proxies, the workers and the checker. Serves many histories."""
 
     def __init__(self, redis: RedisServer, s3: S3Server, checker: Path, folder: Path) -> None:
         self._redis, self._s3, self._checker, self._folder = redis, s3, checker, folder
@@ -177,7 +176,7 @@ class Cluster:
         self._count = 0
 
     def play(self, plan: Plan) -> Verdict:
-        """One history on a fresh shard, checked."""
+        """Runs one history on a new shard and checks it."""
         self._count += 1
         folder = self._folder / f"history-{self._count}-seed-{plan.seed}"
         folder.mkdir()
@@ -207,7 +206,7 @@ class Cluster:
         return self._judged(plan, folder, counts, answers)
 
     def close(self) -> None:
-        """End the workers and the proxies."""
+        """Ends the workers and the proxies."""
         for worker in self._workers:
             worker.kill()
         self._redis_proxy.close()
@@ -216,7 +215,7 @@ class Cluster:
     # -- private ------------------------------------------------------------------------------------------------------
 
     def _start_workers(self, count: int) -> None:
-        """In calm weather: opening a store probes it at length."""
+        """Starts workers without faults, because opening a store probes it at length."""
         blob = self._s3.location("").replace(f"%3A{self._s3.port}", f"%3A{self._s3_proxy.port}")
         consensus = self._redis.url.replace(f":{self._redis.port}", f":{self._redis_proxy.port}")
         while len(self._workers) < count:
@@ -245,13 +244,13 @@ class Cluster:
         dead = [worker for worker, answer in zip(playing, answers, strict=True) if answer == "killed"]
         self._workers = [worker for worker in self._workers if worker not in dead]
         self._start_workers(1)
-        # In peace and without bugs: what was acknowledged must be there.
+        # Without faults and without bugs: all acknowledged appends must be there.
         last = replace(task, transactions=0, nodes=1, first_node=99, bug=None, history=str(folder / "last.jsonl"))
         self._workers[-1].begin(last)
         return [*answers, self._workers[-1].answer()]
 
     def _judged(self, plan: Plan, folder: Path, counts: Counter[str], answers: list[str]) -> Verdict:
-        """Whatever the nodes say, the checker looks at what they wrote down."""
+        """The verdict. The checker judges the records, whatever the nodes answered."""
         history = folder / "history.jsonl"
         counts += _merged(folder, history)
         answer = self._checked(history, folder / "history.html")
@@ -293,18 +292,18 @@ def _record_of(index: int) -> str:
 
 
 def _transactions(records: Iterable[Path]) -> dict[tuple[int, int], dict[str, Any]]:
-    """What these files hold, each transaction once: "invoked" when its end is in none of them."""
+    """The transactions in these files, each once. A transaction without an end in any file is "invoked"."""
     transactions: dict[tuple[int, int], dict[str, Any]] = {}
     for path in records:
         for text in path.read_text().splitlines():
-            with contextlib.suppress(json.JSONDecodeError):  # cut short by a kill: its call is in the line before
+            with contextlib.suppress(json.JSONDecodeError):  # truncated by a kill: the call is in an earlier line
                 line = json.loads(text)
                 transactions[line["process"], line["call"]] = line
     return transactions
 
 
 def _merged(folder: Path, history: Path) -> Counter[str]:
-    """All processes' records as one history: what was not ended has an unknown outcome."""
+    """Merges the records of all processes into one history. A transaction without an end has an unknown outcome."""
     counts: Counter[str] = Counter()
     found = _transactions(sorted(folder.glob("*.jsonl")))
     with history.open("w") as out:
@@ -318,8 +317,8 @@ def _merged(folder: Path, history: Path) -> Counter[str]:
 
 @contextmanager
 def cluster(folder: Path | None = None) -> Iterator[Cluster]:
-    """Servers and checker, up until the block ends. Histories that fail are kept in `folder` (default: a fresh one in the
-    system's temporary folder).
+    """In the block, the servers and the checker run. Failing histories are kept in `folder` (default: a new folder in the system's
+    temporary folder).
     """
     kept = Path(tempfile.mkdtemp(prefix="persist-linearizability-")) if folder is None else folder
     with redis_server() as redis, s3_server() as s3:
@@ -333,7 +332,7 @@ def cluster(folder: Path | None = None) -> Iterator[Cluster]:
 
 
 def find_checker() -> Path:
-    """The checker's program, built by `make setup`. ServerMissing says how to get it."""
+    """The path of the checker, which `make setup` builds. ServerMissing says how to install it."""
     folders = [os.environ.get("PERSIST_TOOLS"), str(Path.home() / ".cache/persist-operator/bin")]  # noqa: TID251 - as in servers
     for path in [None, *[each for each in folders if each]]:
         if program := shutil.which(CHECKER, path=path):
@@ -341,8 +340,8 @@ def find_checker() -> Path:
     raise ServerMissing(f"no {CHECKER} on PATH, in $PERSIST_TOOLS or ~/.cache/persist-operator/bin: run `make setup`")
 
 
-def campaign(plans: Sequence[Plan], *, folder: Path | None, tell: Callable[[str], None]) -> int:
-    """Play all of `plans`; how many histories were not linearizable."""
+def campaign(plans: Sequence[Plan], *, folder: Path | None, report: Callable[[str], None]) -> int:
+    """Runs all `plans`. Returns the number of histories that were not linearizable."""
     totals: Counter[str] = Counter()
     broken = 0
     with cluster(folder) as running:
@@ -351,10 +350,10 @@ def campaign(plans: Sequence[Plan], *, folder: Path | None, tell: Callable[[str]
             totals.update(verdict.counts)
             if not verdict.is_linearizable:
                 broken += 1
-                tell(f"seed {plan.seed}: {verdict.answer}, see {verdict.kept}")
+                report(f"seed {plan.seed}: {verdict.answer}, see {verdict.kept}")
             if number % 10 == 0 or number == len(plans):
                 numbers = ", ".join(f"{count} {name}" for name, count in sorted(totals.items()))
-                tell(f"{number} of {len(plans)} histories, {broken} broken: {numbers}")
+                report(f"{number} of {len(plans)} histories, {broken} broken: {numbers}")
     return broken
 
 
@@ -370,7 +369,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.keep.mkdir(parents=True, exist_ok=True)
     seeds = range(options.first, options.first + options.histories)
     plans = [plan_of(seed, transactions=options.transactions) for seed in seeds]
-    return int(campaign(plans, folder=options.keep, tell=lambda text: print(text, flush=True)) > 0)  # noqa: T201 - a command
+    return int(campaign(plans, folder=options.keep, report=lambda text: print(text, flush=True)) > 0)  # noqa: T201 - a command
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""What the processes of a simulated history do with data: write and read (`sim_upkeep` has the rest).
+"""The actors of a simulated history that write and read data (`upkeep` has the others).
 
-Each actor uses the public handles only, tells the witness what it was answered, and draws all it does from the seed. It
-lives on a `Host`; when that crashes the actor goes on, with fresh handles, on the next incarnation. An actor's loop
-ends when its operations are used up.
+Each actor uses public handles only, reports their answers to the witness, and draws all its actions from the seed. It lives on a `Host`.
+When the host crashes, the actor continues on the next incarnation with new handles. It ends after its last operation.
 """
 
 from __future__ import annotations
@@ -48,15 +47,15 @@ if TYPE_CHECKING:
     from persist_kit.sim.simulation import History
 
 WAIT_S = 0.05
-#: What SCHEMA becomes in some histories; contents are told by what both have.
+#: The schema that SCHEMA evolves to in some histories. Contents are compared by the fields of SCHEMA.
 WIDER = Schema(key=SCHEMA.key, val=pa.schema([*SCHEMA.val, ("note", pa.string())]))
-#: Ids of rows that many writers agree on start here; those of one append lie below.
+#: The first id of rows that several writers share. The ids of one append's own rows are below.
 _AGREED = 1_000_000
 
 
 @dataclass
 class Host:
-    """One incarnation of a process: what its actors share and lose together."""
+    """One incarnation of a process. Its actors share its client, and lose it together."""
 
     process: Process
     client: PersistClient
@@ -64,7 +63,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Letter:
-    """A staged batch on its way from one process to another."""
+    """A staged batch that one process sends to another."""
 
     lower: int
     upper: int
@@ -73,7 +72,7 @@ class Letter:
 
 
 class Actor(ABC):
-    """Does `operations` things, one after the other, whatever becomes of its hosts."""
+    """Does `operations` operations, one after another, even if its hosts crash."""
 
     def __init__(self, history: History, name: str, operations: int) -> None:
         self.history = history
@@ -83,7 +82,7 @@ class Actor(ABC):
         self.is_finished = False
 
     def live(self, host: Host) -> None:
-        """The body of the actor's task on `host`. Killed when the host dies; the rest is done on the next one."""
+        """The body of the actor's task on `host`. Killed when the host dies; the next host does the remaining operations."""
         self.host = host
         try:
             self._live()
@@ -104,14 +103,14 @@ class Actor(ABC):
             self.left -= 1
             self.history.scheduler.pause(self.rng.choice([0, 0, 5, 30, 100]))
             self._surviving(self.operate)
-        self._surviving(self.close)  # when unavailable, its lease lapses in the end
+        self._surviving(self.close)  # if the store is unavailable, the lease lapses in the end
 
     def _open(self) -> None:
         while not self._surviving(self.open):
             pass
 
     def _surviving(self, act: Callable[[], None]) -> bool:
-        """Whether `act` went through. A store that fails for long is noted; a log that lost versions ends the process."""
+        """Whether `act` succeeded. Notes a store that fails for long. A log that lost versions ends the process."""
         self.history.branches.begins(self.history.scheduler.current)
         try:
             act()
@@ -124,24 +123,24 @@ class Actor(ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Take handles on a fresh host."""
+        """Opens handles on a new host."""
 
     @abstractmethod
     def operate(self) -> None:
-        """One thing."""
+        """Does one operation."""
 
     def close(self) -> None:
-        """The actor has done all it had to do; most leave their handles to lapse."""
+        """Called after the last operation. Most actors let their handles lapse."""
         return
 
     @property
     def client(self) -> PersistClient:
-        """The host's."""
+        """The client of the host."""
         return self.host.client
 
 
 class Writer(Actor):
-    """Appends in every way there is."""
+    """Appends in all supported ways."""
 
     handle: WriteHandle
 
@@ -154,7 +153,7 @@ class Writer(Actor):
         self.handle = self.client.open_writer(self.history.shard_id, self.schema, purpose=self.name)
 
     def _evolved(self) -> SchemaEvolved | None:
-        """None when nothing can be evolved any more."""
+        """Evolves the schema. None when that is no longer possible."""
         try:
             answer = self.client.evolve_schema(self.history.shard_id, WIDER)
         except InvalidUsage:
@@ -176,7 +175,7 @@ class Writer(Actor):
         try:
             self.rng.choices(ways, weights=[6, 4, 2, 4, 3, 1, 1])[0]()
         except InvariantViolated:
-            # The one case in which an append cannot tell what became of it: the documented end is a restart.
+            # The one case in which the outcome of an append stays unknown. As documented, the process restarts.
             if not self.history.may_be_ambiguous:
                 raise
             self.history.ambiguous += 1
@@ -193,7 +192,7 @@ class Writer(Actor):
     def append_exactly(
         self, lower: int, upper: int, *, progress: tuple[str, bytes] | None = None, expected: bytes | None = None
     ) -> None:
-        """Rows of its own in [lower, upper), CLOSED being an upper too."""
+        """Appends own rows in [lower, upper); CLOSED is a valid upper."""
         if lower >= CLOSED:
             return
         updates = self._own_rows(lower, min(upper, lower + 4))
@@ -211,7 +210,7 @@ class Writer(Actor):
         )
 
     def advance(self) -> None:
-        """Append as a sink does: how far its source was read is swapped in with the data."""
+        """Appends as a sink does, with its source progress in the same compare-and-set."""
         begun = self.history.witness.seqno
         sink = self.rng.choice(["sink1", "sink2"])
         stored = self.client.progress(self.history.shard_id, sink)
@@ -219,7 +218,7 @@ class Writer(Actor):
         self.history.witness.saw_progress(sink, token, since_seqno=begun)
         lower = self._upper()
         progress = (sink, f"{self.name} {self.history.rows_written}".encode())
-        expected = token if self.rng.random() < 0.8 else b"what nobody stored"
+        expected = token if self.rng.random() < 0.8 else b"a value never stored"
         self.append_exactly(lower, lower + self.rng.randint(1, 3), progress=progress, expected=expected)
 
     def append(self) -> None:
@@ -235,7 +234,7 @@ class Writer(Actor):
         self._conclude(append, lambda: self.handle.append(rows, lower=bounds[0], upper=bounds[1]))
 
     def stage(self) -> None:
-        """Write a batch for somebody else to append."""
+        """Stages a batch for another process to append."""
         lower = self._upper()
         if lower == CLOSED:
             return
@@ -249,7 +248,7 @@ class Writer(Actor):
         self.history.mail.append(Letter(lower, upper, updates, batch.to_transmittable()))
 
     def take(self) -> None:
-        """Append all staged batches that fit, in one step, maybe cut short."""
+        """Appends all staged batches that fit, in one step, perhaps truncated."""
         letters, self.history.mail[:] = list(self.history.mail), []
         if not letters:
             return self.compare_and_append()
@@ -269,7 +268,7 @@ class Writer(Actor):
                     batches, expected_upper=Antichain.of(lower), new_upper=Antichain.of(upper)
                 )
             except (Unavailable, AmbiguousAppend):
-                self.handle.delete_batches(batches)  # who gives up cleans up, too, while it may still be on the way
+                self.handle.delete_batches(batches)  # clean up, even while the append may still be under way
                 raise
 
         if not self._conclude(append, attempt):
@@ -293,7 +292,7 @@ class Writer(Actor):
             self._open()
 
     def maintain(self, maintenance: Maintenance) -> None:
-        """What an append of ours handed back."""
+        """Performs the maintenance that an own append returned."""
         perform(self.handle.machine, maintenance)
 
     def _upper(self) -> int:
@@ -301,7 +300,7 @@ class Writer(Actor):
         return CLOSED if upper.time is None else upper.time
 
     def _own_rows(self, lower: int, upper: int) -> list[Update]:
-        """Rows that no other append has, and now and then one that many have, to be added up."""
+        """Rows of this append alone and, sometimes, one that many appends share, to be consolidated."""
         rows_max = self.history.plan.rows_max
         self.history.rows_written += rows_max + 10
         first = self.history.rows_written
@@ -314,14 +313,14 @@ class Writer(Actor):
         return updates
 
     def _rows(self, updates: list[Update]) -> list[Any]:
-        """As the schema of the handle has them."""
+        """The updates as rows of the handle's schema."""
         rows = [row(data[0], data[1], time, diff) for data, time, diff in updates]  # type: ignore[index]  # (id, name)
         if self.schema is SCHEMA:
             return rows
         return [((key, (*val, self.rng.choice([None, "x"]))), time, diff) for (key, val), time, diff in rows]
 
     def _conclude(self, append: Append, call: Callable[[], AppendOutcome]) -> bool:
-        """Carry `append` out and tell the witness; whether it was appended."""
+        """Carries `append` out and reports it to the witness. Returns whether it was appended."""
         try:
             with self.history.scheduler.doing(append):
                 outcome = call()
@@ -352,7 +351,7 @@ class _Listening:
 
 
 class Reader(Actor):
-    """Takes snapshots, again and again at the same times, and listens, under a lease that it may lose."""
+    """Takes snapshots, repeatedly at the same times, and listens, under a lease that it may lose."""
 
     handle: ReadHandle
 
@@ -393,9 +392,9 @@ class Reader(Actor):
                 self.history.witness.read(self._contents(answer), as_of=as_of, what=f"snapshot of {self.name}")
 
     def listen(self) -> None:
-        """Start to listen, or go on for a few batches."""
+        """Starts to listen, or continues for a few batches."""
         if self.listening is not None and self.listening.listen.frontier.is_empty():
-            self.listening = None  # it has heard the last of a closed shard
+            self.listening = None  # the shard is closed, and the listener has received all
         if self.listening is None:
             as_of = self._time(earliest=0.6)
             if as_of is None:
@@ -414,7 +413,7 @@ class Reader(Actor):
             self._hear(self.listening, list(events))
 
     def subscribe(self) -> None:
-        """The first half of a subscription: contents, then Progress. What follows is what `listen` does."""
+        """The first half of a subscription: contents, then Progress. The rest is the same as `listen`."""
         as_of = self._time()
         if as_of is None or self.listening is not None:
             return
@@ -432,7 +431,7 @@ class Reader(Actor):
     def downgrade(self) -> None:
         as_of = self._time()
         if self.listening is not None and as_of is not None and self.listening.listen.frontier.time is not None:
-            as_of = min(as_of, max(0, self.listening.listen.frontier.time - 1))  # else it could not go on
+            as_of = min(as_of, max(0, self.listening.listen.frontier.time - 1))  # so that it can continue
         if as_of is not None:
             self.handle.downgrade_since(Antichain.of(as_of))
 
@@ -443,9 +442,7 @@ class Reader(Actor):
             self._open()
 
     def _time(self, earliest: float = 0.2) -> int | None:
-        """A time that this reader should be able to tell, with probability `earliest` its since; None before anything
-        is written.
-        """
+        """A time that this reader should be able to read, with probability `earliest` its since. None before the first write."""
         since = self.handle.since
         upper = self.history.client_upper(self.client)
         if since.time is None:
@@ -475,7 +472,7 @@ class Reader(Actor):
         return found
 
     def _hear(self, listening: _Listening, events: list[Updates | Progress]) -> None:
-        """Take note of one whole batch."""
+        """Records one complete batch of events."""
         for event in events:
             if isinstance(event, Updates):
                 for update in event.table.to_pylist():
@@ -489,7 +486,7 @@ class Reader(Actor):
 
 
 def contents(table: pa.Table) -> Counter[Hashable]:
-    """Rows as an Oracle counts them: how often each (id, name) is there."""
+    """The rows as an Oracle counts them: the number of each (id, name)."""
     found: Counter[Hashable] = Counter()
     for update in table.to_pylist():
         found[update["key"]["id"], update["val"]["name"]] += update["diff"]

@@ -1,7 +1,7 @@
-"""Appends whose rows nobody named beforehand: what a sink corrects, what an upsert retracts. Owns how they are judged.
+"""Judges appends of rows that the engine computes: the corrections of a sink, the retractions of an upsert.
 
-Who calls only says what the shard must come to. The rows are read from the log as they are committed, by nothing but the
-decoders, so that a sink's word counts for nothing.
+The caller only states the contents that the shard must reach. The committed rows are read from the log with the decoders alone, so that the
+judgement does not depend on the sink.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from persist_kit.world import SCHEMA
 
 
 class Decided(ABC):
-    """On whose behalf rows are appended that the engine decided on."""
+    """A caller of appends with rows that the engine computes."""
 
     @abstractmethod
     def judge(self, oracle: Oracle, lower: int, upper: int) -> str | None:
-        """What is wrong with [lower, upper), just committed and already in `oracle`; None when it is right."""
+        """The error in [lower, upper), which was just committed and is in `oracle` already. None when it is right."""
 
     def forked(self, oracle: Oracle, copy: Oracle) -> None:
-        """There is a copy of the log, which what was committed so far is in, too, and nothing that comes."""
+        """The log was copied. `copy` has everything that is committed so far, and nothing that is committed later."""
         return
 
 
 def appended_rows(blob: Blob, state: ShardState, lower: Antichain) -> list[Update]:
-    """What the newest version, `state`, appended at `lower`."""
+    """The rows that the newest version, `state`, appended at `lower`."""
     source = part_source(state.shard_id, SCHEMA, None, blob, None)
     batches = [batch for batch in state.trace.batches() if lower <= batch.desc.lower]
     tables = [

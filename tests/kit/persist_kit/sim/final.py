@@ -1,7 +1,7 @@
-"""The end of a simulated history: the faults are over, and everything must still add up.
+"""The end of a simulated history: the faults are over, and the shard must be correct.
 
-Owns the checks that need peace: the whole log walks, every time that can be told is told right by a process that knows
-nothing yet, and collection leaves nothing behind.
+These checks need a system without faults: the whole log can be replayed, a new process reads every readable time correctly, and garbage
+collection leaves no garbage.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from persist_kit.sim.actors import Host
     from persist_kit.sim.simulation import History
 
-#: Rounds of rollup and collection after which an idle shard must hold no garbage: one to let go, one to pass over the
-#: version that did, and one to spare.
+#: The rounds of rollup and collection after which an idle shard must hold no garbage: one to unlink it, one to pass the version that did,
+#: and spare ones.
 ROUNDS = 4
-#: Times that are read in the end, spread over what can be told.
+#: The number of times that are read at the end, spread over the readable times.
 TIMES_MAX = 3
 _OF_LOST_VERSIONS = {FindingKind.LOG_FORKED, FindingKind.LOG_BEHIND}
 
 
 def settle(history: History) -> None:
-    """Run by the first task after all others are gone."""
+    """Runs all final checks, in the first task, after all others have ended."""
     scheduler, plan = history.scheduler, history.plan
     scheduler.note("-- the end: calm weather, a fresh process")
     scheduler.pause(plan.weather.late_ms_max)
@@ -65,19 +65,19 @@ def settle(history: History) -> None:
 
 
 def _settle_wiped(history: History, host: Host, lost: Witness) -> None:
-    """The log is gone, and its rollups are kept: no process begins another log, and recovery brings a version back as it was."""
+    """The log is lost and its rollups exist: no process may create another log, and recovery must restore a version unchanged."""
     fail, shard_id, versions = history.scheduler.fail, history.shard_id, host.client._versions
     try:
         host.client.initialise(shard_id, SCHEMA)
         fail("a shard that consensus lost is created anew")
     except ShardLost:
         pass
-    told = lost_shard(versions, shard_id)
-    if told is None or [finding.kind for finding in told.findings] != [FindingKind.LOG_LOST]:
-        fail(f"verification says of a lost log: {told}")
+    report = lost_shard(versions, shard_id)
+    if report is None or [finding.kind for finding in report.findings] != [FindingKind.LOG_LOST]:
+        fail(f"verification reports for a lost log: {report}")
     rollups = history.witness.ruins()
     if not rollups:
-        return  # of the first version there is no proof
+        return  # nothing proves the first version
     newest = max(rollups, key=lambda key: SeqNo.parse(key.split("/")[1]))
     client = PersistClient(
         lost.blob, MemConsensus(), settings=history.plan.settings, env=versions.env, metrics=NoMetrics()
@@ -97,7 +97,7 @@ def _settle_wiped(history: History, host: Host, lost: Witness) -> None:
 
 
 def _walk_log(history: History, host: Host) -> None:
-    """Every diff applies to the state before it, from the earliest version to the newest."""
+    """Every diff must apply to the state before it, from the earliest version to the newest."""
     live = host.client.machine(history.shard_id).versions.fetch_all_live_states(history.shard_id)
     assert live is not None
     history.witness.installed(live.state)
@@ -108,18 +108,18 @@ def _walk_log(history: History, host: Host) -> None:
 
 
 def _verify(history: History, host: Host) -> None:
-    """The product's own verification agrees that nothing is wrong, but for all that tells of lost versions."""
+    """The engine's verification must report every certain ruin of lost versions, and nothing else."""
     ruins = history.witness.ruins()
     findings = verify_shard(host.client.machine(history.shard_id)).findings
-    told = {finding.key for finding in findings if finding.kind in _OF_LOST_VERSIONS} & ruins.keys()
-    if wrong := [finding for finding in findings if finding.key not in told]:
+    reported = {finding.key for finding in findings if finding.kind in _OF_LOST_VERSIONS} & ruins.keys()
+    if wrong := [finding for finding in findings if finding.key not in reported]:
         history.scheduler.fail(f"verification finds {wrong[:3]}")
-    if untold := [key for key, is_certain in ruins.items() if is_certain and key not in told]:
-        history.scheduler.fail(f"verification does not find {untold[:3]}, of versions that the log lost")
+    if missed := [key for key, is_certain in ruins.items() if is_certain and key not in reported]:
+        history.scheduler.fail(f"verification does not find {missed[:3]}, of versions that the log lost")
 
 
 def _finalize(history: History, host: Host) -> None:
-    """A closed shard that nobody reads any more can be let go of: all that remains is one empty batch."""
+    """A closed shard without readers can be finalized. One empty batch must remain."""
     client, shard_id = host.client, history.shard_id
     handle = client.open_critical_since(shard_id, CRITICAL_ID, opaque=b"final")
     with history.scheduler.doing(Takeover(handle.opaque, b"closed")):
@@ -128,7 +128,7 @@ def _finalize(history: History, host: Host) -> None:
     state = history.witness.head
     assert state is not None
     if not client.is_finalized(shard_id) or state.trace.batch_count != 1 or state.writers or state.critical_readers:
-        history.scheduler.fail(f"a finalized shard still has {state.trace.batch_count} batches, or somebody in it")
+        history.scheduler.fail(f"a finalized shard still has {state.trace.batch_count} batches, or writers or readers")
     with client.open_leased_reader(shard_id, SCHEMA, purpose="late") as reader:
         answer = reader.snapshot(0)
         if not isinstance(answer, SinceAhead):
@@ -136,7 +136,7 @@ def _finalize(history: History, host: Host) -> None:
 
 
 def _read_all(history: History, host: Host) -> None:
-    """Everything that was committed is there once, at any time that can be told."""
+    """Everything that was committed must be there once, at every readable time."""
     with host.client.open_leased_reader(history.shard_id, SCHEMA, purpose="final") as reader:
         since, upper = time_of(reader.since), time_of(history.client_upper(host.client))
         times = range(since, min(upper, since + 20) if upper == CLOSED else upper)
@@ -149,7 +149,7 @@ def _read_all(history: History, host: Host) -> None:
 
 
 def _collect(history: History, host: Host) -> None:
-    """With all leases lapsed, rollups and collection leave one rollup's worth of versions and no garbage."""
+    """With all leases lapsed, rollups and collection must leave few versions (at most ROUNDS behind the newest) and no garbage."""
     machine = host.client.machine(history.shard_id)
     compact_due(machine)
     garbage: set[str] = set()

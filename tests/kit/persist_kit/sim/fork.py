@@ -1,12 +1,13 @@
-"""Consensus that is rolled back or split: two branches of one log, and which of them a process talks to and is judged by.
+"""Rolls consensus back, or splits it: two branches of one log. Decides which branch a process talks to, and which one judges it.
 
     fork     a copy of the log is made; rollback: every process stays on the original; split: some talk to the copy from now on;
              wipe: as a rollback, to a copy that is empty
-    healing  one branch wins (a rollback: the copy) and everybody talks to it; what only the other holds is lost
+    healing  one branch wins (in a rollback: the copy) and all processes talk to it; versions that only the other has are lost
 
-A process that has not looked at the winner since cannot know: until then it is held against the branch that it knew. Who
-knew a lost version must find out at the first look (ForkedLog), and starts again; who did not goes on. The blob store is
-one: what was deleted on the losing side before anybody could know is no fault of the engine, and ends the checks that need it.
+A process that has not looked at the winner since then cannot know of the loss; until it looks, the branch that it knew judges it. A process
+that knew a lost version must find out at its first look (ForkedLog), and restarts. A process that did not know one continues. There is only
+one blob store: a blob that the losing side deleted before the process could know is not an error of the engine, and ends the checks that
+need it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Disaster:
-    """What befalls consensus once the log has come to version `at`, and how long until one branch has won."""
+    """The disaster in consensus, which begins when the log reaches version `at`, and ends after `lasts_ms`, when one branch wins."""
 
     is_split: bool
     at: int
@@ -44,7 +45,7 @@ class Disaster:
 
 
 def disaster_of(seed: int) -> Disaster | None:
-    """Drawn so that all else in a seed stays what it is."""
+    """The disaster of `seed`, if it has one. Drawn separately, so that the rest of the plan stays the same."""
     rng = random.Random(f"disaster {seed}")  # noqa: S311 - repeatable on purpose
     if rng.random() > 0.2:
         return None
@@ -53,7 +54,7 @@ def disaster_of(seed: int) -> Disaster | None:
 
 
 class Branches:
-    """The one log, or the two. `main` is what stands, the winner in the end."""
+    """The log, or its two branches. `main` is the current log, and at the end the winner."""
 
     def __init__(self, scheduler: Scheduler, witness: Witness, disaster: Disaster | None) -> None:
         self._scheduler = scheduler
@@ -63,30 +64,30 @@ class Branches:
         self._lost: Witness | None = None
         self._talks_to: dict[Process, Witness] = {}
         self._judges: dict[Process, Witness] = {}
-        """What each knows, where the state that it holds does not tell: by its last look, and before it by its side."""
+        """The branch that each process knows, where its cached state is not proof: that of its last look or, before one, its side."""
         self._met: dict[Task, set[Witness]] = {}
-        """Which branches have answered since the task's operation began, or its look within it."""
+        """The branches that have answered since the task's operation, or its look within it, began."""
         self._listed_late: set[Task] = set()
-        """Tasks whose last listing of blobs came after one branch had won."""
+        """The tasks that last listed the blobs after one branch had won."""
         self._processes: dict[Process, Callable[[], ShardState | None]] = {}
         self.lost_versions = self.detected = 0
         self.lost_blobs: set[str] = set()
-        """What the winner's live versions need, and who could not know has deleted."""
+        """The blobs of the winner's live versions that were deleted by processes that could not know better."""
 
     def talks_to(self, process: Process) -> Witness:
         """The branch that calls of `process` go to now."""
         return self._talks_to.get(process, self.main)
 
     def judge(self, process: Process) -> Witness:
-        """The branch that what `process` does is held against."""
+        """The branch that judges the actions of `process`."""
         stands_on = self._has(self._known(process))
         if stands_on is not None:
-            # News can tell it of the winner; an answer that was under way when it changed sides can lead it astray again.
+            # News can bring it to the winner. A late answer from before it changed sides can bring it back.
             self._judges[process] = stands_on
         return self._judges.get(process, self.main)
 
     def may_find_out(self, task: Task) -> bool:
-        """Whether its process knows another branch than it talks to now, or its operation has met one."""
+        """Whether its process knows another branch than the one it talks to now, or an answer in its operation came from another."""
         talks_to = self.talks_to(task.process)
         return self.judge(task.process) is not talks_to or not self._met.get(task, set()) <= {talks_to}
 
@@ -95,7 +96,7 @@ class Branches:
         return self._lost is not None
 
     def wiped(self) -> Witness | None:
-        """The log that is lost as a whole, while nothing stands; None where a log stands."""
+        """The log that was lost as a whole. None as long as there is a log."""
         return self._lost if self.main.head is None else None
 
     def listed(self, task: Task) -> None:
@@ -103,13 +104,13 @@ class Branches:
         (self._listed_late.add if self.is_over() else self._listed_late.discard)(task)
 
     def creating(self, task: Task, witness: Witness) -> None:
-        """`task` is about to begin a log. Only who listed the blobs before versions were lost may take it for the first."""
+        """`task` is about to create a log. Only a task that listed the blobs before the loss may believe that it is the first."""
         lost = self.wiped()
         if lost and witness is self.main and (task in self._listed_late or lost not in self._met.get(task, set())):
-            self._scheduler.fail(f"{task.name} creates the shard anew, over what blobs tell of")
+            self._scheduler.fail(f"{task.name} creates the shard again, although blobs prove that it existed")
 
     def started(self, process: Process, knows: Callable[[], ShardState | None]) -> None:
-        """A new process, which holds the state that `knows` tells. It talks to what stands; while there are two branches, to
+        """A new process, with the cached state that `knows` returns. It talks to the current log or, while there are two branches, to
         either.
         """
         self._processes[process] = knows
@@ -117,7 +118,7 @@ class Branches:
             self._take_side(process)
 
     def committed(self, seqno: SeqNo) -> None:
-        """Some branch has come to `seqno`; the disaster begins when its time has come."""
+        """A branch has reached `seqno`. Starts the disaster when it is due."""
         disaster = self._disaster
         if disaster is None or self._copy is not None or seqno < disaster.at:
             return
@@ -134,12 +135,12 @@ class Branches:
         self._talks_to[process] = self._judges[process] = self._copy if is_split_off else self.main
 
     def end(self) -> None:
-        """No more disasters: one that goes on is over, one that has not begun does not come."""
+        """Ends the disaster, and prevents one that has not begun."""
         self.heal()
         self._disaster = None
 
     def heal(self) -> None:
-        """One branch wins; the other's versions since the fork are lost. Does nothing when there are no two."""
+        """One branch wins, and the other's versions since the fork are lost. Does nothing without two branches."""
         disaster = self._disaster
         if disaster is None or self._copy is None or self._lost is not None:
             return
@@ -162,11 +163,11 @@ class Branches:
         self._met[task] = set()
 
     def served(self, task: Task, witness: Witness) -> None:
-        """An answer that `task` got from consensus was that of `witness`."""
+        """`task` got an answer from the branch of `witness`."""
         self._met.setdefault(task, set()).add(witness)
 
     def look(self, known: ShardState, fetch: Callable[[], T], fetched: Callable[[T], ShardState]) -> T:
-        """The running task brings the cached state `known` up to consensus: when that goes well, it is the truth to its process."""
+        """The running task refreshes the cached state `known` from consensus. After a success, its process is judged by that branch."""
         task = self._scheduler.current
         before, self._met[task] = self._met.get(task, set()), set()
         try:
@@ -183,16 +184,14 @@ class Branches:
         if None is not self._has(known) is not self._has(found) is not None:
             self._scheduler.fail(f"{process.name} goes on with {found.tip} from {known.tip}, which is of another log")
         if self._met[task] != {talks_to}:
-            return  # it began when the process talked to another
+            return  # the look began when the process talked to another branch
         if self._has(known) not in {None, talks_to}:
-            self._scheduler.fail(
-                f"{process.name} looks, and nothing tells it that {known.tip}, which it knows, is lost"
-            )
-        if self._has(self._known(process)) in {None, talks_to}:  # else another task was led astray meanwhile
+            self._scheduler.fail(f"{process.name} looks, and does not notice that {known.tip}, which it knows, is lost")
+        if self._has(self._known(process)) in {None, talks_to}:  # otherwise another task got a late answer meanwhile
             self._judges[process] = talks_to
 
     def deleting(self, process: Process, key: str) -> None:
-        """A blob is about to be deleted: remember what a branch needs that the process could not know of."""
+        """A blob is about to be deleted. Remembers it if a branch needs it that the process could not know of."""
         judge = self.judge(process)
         partial = parse_blob_key(key).partial
         for other in (self.main, self._copy):
@@ -203,7 +202,7 @@ class Branches:
         return self._processes[process]() if process in self._processes else None
 
     def _has(self, state: ShardState | None) -> Witness | None:
-        """Which branch alone has that state; None where both have it, or neither."""
+        """The only branch that has that state. None when both have it, or neither."""
         if self._copy is None or state is None or state.seqno <= (self.main.forked_at or 0):
             return None
         for witness in (self.main, self._copy, self._lost or self._copy):
@@ -215,7 +214,7 @@ class Branches:
 
 @contextmanager
 def watched_looks(branches: Branches) -> Iterator[None]:
-    """Each look of any process at consensus is seen until the block ends."""
+    """In the block, every look of a process at consensus goes through `branches`."""
     original = Applier._fetched
 
     def fetched(self: Applier, current: ShardState) -> tuple[str, ShardState]:
@@ -229,7 +228,7 @@ def watched_looks(branches: Branches) -> Iterator[None]:
 
 
 class RoutedConsensus:
-    """What one process knows as consensus. A call goes to the branch that the process talks to when it begins."""
+    """The consensus store of one process. A call goes to the branch that the process talks to when the call begins."""
 
     def __init__(self, branches: Branches, process: Process, network: Network, scheduler: Scheduler) -> None:
         self._branches, self._process = branches, process
@@ -287,7 +286,7 @@ class RoutedConsensus:
 
 
 class JudgedBlob(WatchedBlob):
-    """What one process knows as the blob store; the branch that it knows judges what it does there."""
+    """The blob store of one process. The branch that the process knows judges its calls."""
 
     def __init__(self, branches: Branches, process: Process, scheduler: Scheduler) -> None:
         super().__init__(lambda: branches.judge(process))

@@ -1,4 +1,4 @@
-"""`make sim`: many seeds, or one again. Owns what is printed; exit code 1 when a rule was broken.
+"""`make sim`: runs many seeds, or one seed again. Prints the results; exit code 1 when a rule was broken.
 
 python -m persist_kit.sim.main --seeds 2000 [--first 0] [--jobs 2] [--without disaster]
 python -m persist_kit.sim.main --seed 17 [--without reader1,crash] [--events]
@@ -19,16 +19,16 @@ from multiprocessing import get_context, parent_process
 
 from persist_kit.sim.simulation import Report, plan_of, simulate
 
-#: What a failing history is tried without, beside its actors, in this order.
+#: The kinds of weather that minimising leaves out, beside actors, in this order.
 _WEATHER = ("crash", "freeze", "step", "slow", "late", "happens", "answers")
-#: Broken seeds that are made small and shown; the rest is only counted.
+#: The number of failing seeds that are minimised and shown. The others are only counted.
 SHOWN_MAX = 3
 _PROGRESS_S = 10.0
 
 
 def minimise(seed: int, without: frozenset[str] = frozenset()) -> tuple[frozenset[str], Report]:
-    """Leave out of a failing history whatever it fails without: actors, then kinds of weather. For reading, not for
-    proof: a history without an actor is another history, and may fail for another reason.
+    """Leaves out everything that a failing history does not need to fail: actors, then kinds of weather. Meant for reading, not as proof: a
+    history without an actor is a different one, and may fail for another reason.
     """
     plan = plan_of(seed)
     report = simulate(seed, without=without)
@@ -51,7 +51,7 @@ def minimise(seed: int, without: frozenset[str] = frozenset()) -> tuple[frozense
 
 
 def explain(report: Report, *, without: frozenset[str] = frozenset(), last: int = 80) -> str:
-    """What broke, how to see it again, and the end of the history."""
+    """The broken rule, the command that repeats it, and the end of the history."""
     left_out = f" WITHOUT={','.join(sorted(without))}" if without else ""
     plan = report.plan
     lines = [
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _campaign(seeds: range, *, jobs: int, left_out: frozenset[str]) -> int:
-    started_s = told_s = time.monotonic()
+    started_s = printed_s = time.monotonic()
     totals: Counter[str] = Counter()
     broken: list[int] = []
     done = 0
@@ -95,8 +95,8 @@ def _campaign(seeds: range, *, jobs: int, left_out: frozenset[str]) -> int:
         if failure is not None:
             broken.append(seed)
             _say(f"seed {seed}: {failure}")
-        if time.monotonic() - told_s >= _PROGRESS_S:
-            told_s = time.monotonic()
+        if time.monotonic() - printed_s >= _PROGRESS_S:
+            printed_s = time.monotonic()
             _say(f"{done} of {len(seeds)} histories, {len(broken)} broken")
     for seed in broken[:SHOWN_MAX]:
         without, report = minimise(seed, left_out)
@@ -117,13 +117,13 @@ def _outcomes(seeds: range, *, jobs: int, left_out: frozenset[str]) -> Iterator[
 
 
 def workers(jobs: int) -> ProcessPoolExecutor:
-    """So many processes, which end with this one however it ends."""
-    # Spawned: a fork would carry half of our threads along.
+    """A pool of `jobs` processes, which end with this process however it ends."""
+    # Spawned, because forking a process with threads is unsafe.
     return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_end_with_parent)
 
 
 def _end_with_parent() -> None:
-    """A parent that is killed tells its pool nothing: its workers would wait for more seeds for ever."""
+    """Ends the worker with its parent. A killed parent cannot stop its pool, and the workers would wait for seeds for ever."""
     parent = parent_process()
     assert parent is not None, "runs in a worker"
 

@@ -1,7 +1,7 @@
-"""Planted bugs: each takes one safety rule out of the engine, and the simulation must notice within its seeds.
+"""Planted bugs: each removes one safety rule from the engine, and the simulation must detect it within its seeds.
 
-A harness that stops catching one of them has gone blind. Most are bugs that stores of this kind have shipped (spec 20);
-the number says which. A mutant replaces code for the whole process while it is planted.
+A simulation that no longer detects one of them has a gap. Most are bugs that similar stores have shipped (spec 20); the number in
+parentheses says which. While a mutant is planted, its code is replaced in the whole process.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from persist_engine.shard.versions import StateVersions
 from persist_engine.storage.consensus_mem import MemConsensus
 
 Planting = Callable[[Callable[[object, str, object], None]], None]
-"""Called with a `put(owner, name, value)` that is undone afterwards."""
+"""Called with a function `put(owner, name, value)`, the effects of which are undone afterwards."""
 
 
 @contextmanager
 def planted(mutant: str) -> Iterator[None]:
-    """The engine has the bug `mutant` until the block ends."""
+    """In the block, the engine has the bug `mutant`."""
     with planting(MUTANTS[mutant]):
         yield
 
 
 @contextmanager
 def planting(plant: Planting) -> Iterator[None]:
-    """What `plant` puts stays until the block ends."""
+    """In the block, the replacements of `plant` are in place."""
     undo: list[tuple[Any, str, object]] = []
 
     def put(owner: Any, name: str, value: object) -> None:
@@ -72,7 +72,7 @@ def planting(plant: Planting) -> Iterator[None]:
 
 
 def _no_token(put: Callable[[object, str, object], None]) -> None:
-    """An append is tried again as if it were a new one (2)."""
+    """A retried append counts as a new one (2)."""
     original = Applier.apply
 
     def apply(self: Applier, command: Any, *, is_write: bool) -> Any:
@@ -86,7 +86,7 @@ def _no_token(put: Callable[[object, str, object], None]) -> None:
 
 
 def _no_refetch(put: Callable[[object, str, object], None]) -> None:
-    """An upper mismatch is told from the cached state (3)."""
+    """An upper mismatch is decided by the cached state (3)."""
     original = Machine.compare_and_append
 
     def compare_and_append(self: Machine, *args: Any, **kwargs: Any) -> Any:
@@ -99,13 +99,13 @@ def _no_refetch(put: Callable[[object, str, object], None]) -> None:
 
 
 def refuse_anyway(self: Machine, command: commands.CompareAndAppend) -> commands.UpperMismatch:
-    """In the place of Machine._mismatch: every refusal stands."""
+    """Replaces Machine._mismatch: every refusal stands."""
     upper = self.state.trace.upper
     return commands.UpperMismatch(current=upper, expected=command.batch.desc.lower, writer_upper=upper)
 
 
 def _rollup_deleted_when_unknown(put: Callable[[object, str, object], None]) -> None:
-    """A rollup whose link had an unknown outcome counts as not linked (1c)."""
+    """A rollup counts as not linked when the outcome of its link is unknown (1c)."""
 
     def add_rollup(self: Machine, seqno: Any, rollup: Any) -> Any:
         try:
@@ -117,7 +117,7 @@ def _rollup_deleted_when_unknown(put: Callable[[object, str, object], None]) -> 
 
 
 def _output_deleted_when_unknown(put: Callable[[object, str, object], None]) -> None:
-    """A compaction whose result had an unknown outcome counts as not applied (1b)."""
+    """A compaction counts as not applied when the outcome of its result is unknown (1b)."""
 
     def apply_merge_res(self: Machine, res: Any) -> Any:
         try:
@@ -131,13 +131,13 @@ def _output_deleted_when_unknown(put: Callable[[object, str, object], None]) -> 
 
 
 def _only_the_last_attempt_counts(put: Callable[[object, str, object], None]) -> None:
-    """What an attempt of unknown outcome may have done is forgotten: the next attempt's answer stands (1)."""
+    """The possible effect of an attempt with an unknown outcome is ignored: the next attempt's answer stands (1)."""
     original = Machine._take
     put(Machine, "_take", lambda self, command, expected, _: original(self, command, expected, lambda _, known: known))
 
 
 def _initial_rollup_deleted(put: Callable[[object, str, object], None]) -> None:
-    """Whoever finds the shard initialised deletes the rollup it wrote, although its own attempt may have won (1a)."""
+    """A process that finds the shard initialised deletes the rollup it wrote, although its own attempt may have won (1a)."""
     original, original_set = StateVersions._try_init_shard, StateVersions._set_blob
     written: dict[int, str] = {}
 
@@ -156,14 +156,14 @@ def _initial_rollup_deleted(put: Callable[[object, str, object], None]) -> None:
 
 
 def _gc_takes_live_parts(put: Callable[[object, str, object], None]) -> None:
-    """Garbage is every part that a diff mentions, as if it had been let go and put back, live or not (6)."""
+    """Every part that a diff adds or removes counts as garbage, live or not (6)."""
     gc = persist_engine.work.gc
     put(gc, "deleted_blobs", lambda diff: [*deleted_blobs(diff), *inserted_blobs(diff)])
     put(gc, "live_keys", lambda _: set())
 
 
 def _gc_truncates_first(put: Callable[[object, str, object], None]) -> None:
-    """The versions go before the blobs that only they name (spec 14.6)."""
+    """Versions are truncated before the blobs that only they name are deleted (spec 14.6)."""
     collection: Any = persist_engine.work.gc._Collection
     original_delete, original_step = collection._delete, collection._step
 
@@ -185,7 +185,7 @@ def _gc_ignores_holds(put: Callable[[object, str, object], None]) -> None:
 
 
 def _gc_unlinks_rollups_first(put: Callable[[object, str, object], None]) -> None:
-    """Rollups are taken out of state before the versions that begin with them are gone (spec 14.6)."""
+    """Rollups are removed from state before the versions that begin with them are truncated (spec 14.6)."""
     original = Machine.remove_rollups
     collection: Any = persist_engine.work.gc._Collection
     original_step = collection._step
@@ -202,7 +202,7 @@ def _gc_unlinks_rollups_first(put: Callable[[object, str, object], None]) -> Non
 
 
 def _expiry_moves_since(put: Callable[[object, str, object], None]) -> None:
-    """A reader that goes away lets since go on (22)."""
+    """The expiry of a reader advances since (22)."""
     original = persist_engine.model.transitions._expired
 
     def expired(state: ShardState, after: ShardState, *, existed: bool) -> Any:
@@ -216,13 +216,13 @@ def _expiry_moves_since(put: Callable[[object, str, object], None]) -> None:
 
 
 def _listen_without_lower(put: Callable[[object, str, object], None]) -> None:
-    """A listener gives out again what compaction merged into the batch at hand (19)."""
+    """A listener returns updates again that compaction merged into its next batch (19)."""
     original = ListenFilter.apply
     put(ListenFilter, "apply", lambda self, table: original(ListenFilter(self.as_of, 0), table))
 
 
 def _inputs_deleted(put: Callable[[object, str, object], None]) -> None:
-    """A compaction deletes its inputs as soon as its result is applied: readers and older versions still name them."""
+    """A compaction deletes its inputs as soon as its result is applied, although readers and older versions still name them."""
     original = Machine.apply_merge_res
 
     def apply_merge_res(self: Machine, res: Any) -> Any:
@@ -237,7 +237,7 @@ def _inputs_deleted(put: Callable[[object, str, object], None]) -> None:
 
 
 def _stopped_compaction_is_applied(put: Callable[[object, str, object], None]) -> None:
-    """A compaction that is stopped swaps in what it has merged so far."""
+    """A stopped compaction applies its incomplete result."""
     original = persist_engine.work.compact._Compaction._in_time
 
     def in_time(self: Any, tables: Any) -> Any:
@@ -250,7 +250,7 @@ def _stopped_compaction_is_applied(put: Callable[[object, str, object], None]) -
 
 
 def _asks_what_stands(put: Callable[[object, str, object], None]) -> None:
-    """A sink's progress is swapped whatever stands there."""
+    """A sink's progress is replaced without a comparison."""
     original = Applier.apply
 
     def apply(self: Applier, command: Any, *, is_write: bool) -> Any:
@@ -262,8 +262,8 @@ def _asks_what_stands(put: Callable[[object, str, object], None]) -> None:
     put(Applier, "apply", apply)
 
 
-def _takes_over_from_anybody(put: Callable[[object, str, object], None]) -> None:
-    """Whoever knows the critical reader may take it over, whatever token it has."""
+def _takes_over_without_token(put: Callable[[object, str, object], None]) -> None:
+    """A process may take over a critical reader without its token."""
     original = Applier.apply
 
     def apply(self: Applier, command: Any, *, is_write: bool) -> Any:
@@ -276,7 +276,7 @@ def _takes_over_from_anybody(put: Callable[[object, str, object], None]) -> None
 
 
 def _finalizes_under_readers(put: Callable[[object, str, object], None]) -> None:
-    """A closed shard is emptied although somebody still holds its since."""
+    """A closed shard is emptied although a reader still holds its since."""
     transitions = persist_engine.model.transitions
     original = transitions._become_tombstone
 
@@ -289,12 +289,12 @@ def _finalizes_under_readers(put: Callable[[object, str, object], None]) -> None
 
 
 def _old_stages_are_linked(put: Callable[[object, str, object], None]) -> None:
-    """Nobody asks whether the scan for orphans may have deleted what is about to be linked."""
+    """Parts are linked without a check that the orphan scan has not deleted them."""
     put(HollowBatch, "staged_before", lambda self, floor_ms: None)
 
 
 def _lost_append_joins_later(put: Callable[[object, str, object], None]) -> None:
-    """A sink that lost a race appends the same corrections behind the winner, who made them too (30)."""
+    """A sink that lost an append repeats its corrections after the winner, which made them too (30)."""
     original = Append.on_mismatch
 
     def on_mismatch(self: Append[Any], current: Any) -> Any:
@@ -308,7 +308,7 @@ def _lost_append_joins_later(put: Callable[[object, str, object], None]) -> None
 
 
 def _stages_before_it_read_back(put: Callable[[object, str, object], None]) -> None:
-    """A worker corrects what it has not yet read."""
+    """A worker stages corrections before it has read the persisted side."""
 
     def stage(self: Write) -> Any:
         described = self._pending
@@ -320,7 +320,7 @@ def _stages_before_it_read_back(put: Callable[[object, str, object], None]) -> N
 
 
 def _own_appends_are_not_read(put: Callable[[object, str, object], None]) -> None:
-    """A sink believes that what comes while it reads on is its own, and known: it only takes the frontier."""
+    """A sink takes new updates for its own appends, and only advances its frontier."""
 
     def listened(self: ReadBack, listen: Any) -> Any:
         for event in listen.next_batch(timeout_s=0) or ():
@@ -331,7 +331,7 @@ def _own_appends_are_not_read(put: Callable[[object, str, object], None]) -> Non
 
 
 def _lapsed_sink_skips_history(put: Callable[[object, str, object], None]) -> None:
-    """A sink whose lease lapsed reads on from where it still can, whatever it has missed."""
+    """After its lease lapsed, a sink continues at the earliest readable time, and ignores what it missed."""
 
     def listen_from(self: ReadBack, as_of: int) -> Any:
         listen = self.reader.listen(as_of)
@@ -341,7 +341,7 @@ def _lapsed_sink_skips_history(put: Callable[[object, str, object], None]) -> No
 
 
 def _upsert_does_not_follow(put: Callable[[object, str, object], None]) -> None:
-    """What others appended moves an upsert's frontier, but not its values."""
+    """Appends of others advance an upsert's frontier, but do not change its values."""
 
     def follow(self: UpsertFollower, machine: UpsertMachine) -> None:
         assert self._listen is not None
@@ -353,7 +353,7 @@ def _upsert_does_not_follow(put: Callable[[object, str, object], None]) -> None:
 
 
 def _late_commands_come_to_pass(put: Callable[[object, str, object], None]) -> None:
-    """Commands at times that are written are taken for news, at the time that is open (a replay flips values, 32)."""
+    """Commands at already written times are applied at the current time (a replay flips values, 32)."""
     original = UpsertMachine.on_commands
 
     def on_commands(self: UpsertMachine, given: Any) -> int:
@@ -366,7 +366,7 @@ def _late_commands_come_to_pass(put: Callable[[object, str, object], None]) -> N
 
 
 def _order_is_not_asked(put: Callable[[object, str, object], None]) -> None:
-    """Of several commands of a key the least order counts."""
+    """Among several commands of a key, the least order wins."""
     original = flow_upsert._orders
 
     def orders(commands: pa.Table) -> Any:
@@ -377,7 +377,7 @@ def _order_is_not_asked(put: Callable[[object, str, object], None]) -> None:
 
 
 def _own_entry_is_not_looked_at(put: Callable[[object, str, object], None]) -> None:
-    """A refresh asks for what comes after its version, and takes the version itself for granted."""
+    """A refresh fetches the entries after its version, and does not check its own entry."""
 
     def fetch_diffs_from(self: LogReader, known: ShardState, *, limit: int) -> Any:
         live = self.fetch_diffs_after(known.shard_id, known.seqno, limit=limit)
@@ -387,7 +387,7 @@ def _own_entry_is_not_looked_at(put: Callable[[object, str, object], None]) -> N
 
 
 def _seqnos_are_compared_only(put: Callable[[object, str, object], None]) -> None:
-    """Consensus appends where the seqno fits, whatever entry stands there."""
+    """Consensus appends if the seqno fits, without comparing the entry."""
     original = MemConsensus.compare_and_set
 
     def compare_and_set(self: MemConsensus, key: str, expected: Any, new: Any) -> Any:
@@ -399,7 +399,7 @@ def _seqnos_are_compared_only(put: Callable[[object, str, object], None]) -> Non
 
 
 def _any_log_is_truncated(put: Callable[[object, str, object], None]) -> None:
-    """Consensus truncates to the seqno, whatever entry stands there."""
+    """Consensus truncates to the seqno, without comparing the entry."""
     original = MemConsensus.truncate
 
     def truncate(self: MemConsensus, key: str, keep: Any) -> Any:
@@ -410,12 +410,12 @@ def _any_log_is_truncated(put: Callable[[object, str, object], None]) -> None:
 
 
 def _ruins_are_built_over(put: Callable[[object, str, object], None]) -> None:
-    """A shard that consensus does not know is created, whatever blobs tell."""
+    """A shard that is not in consensus is created, although blobs prove that it existed."""
     put(Creation, "first_ruin", lambda *_: None)
 
 
 def _verification_sees_no_ruins(put: Callable[[object, str, object], None]) -> None:
-    """Verification does not ask of which log the rollups are that nothing names."""
+    """Verification does not check to which log unnamed rollups belong."""
     put(persist_engine.work.audit.verify, "ruins_among", lambda *_: ())
 
 
@@ -435,7 +435,7 @@ MUTANTS: dict[str, Planting] = {
     "expiry moves since": _expiry_moves_since,
     "listen without lower filter": _listen_without_lower,
     "progress is not compared": _asks_what_stands,
-    "fencing token is not compared": _takes_over_from_anybody,
+    "fencing token is not compared": _takes_over_without_token,
     "finalize under readers": _finalizes_under_readers,
     "stages older than the floor are linked": _old_stages_are_linked,
     "a sink's lost append joins later": _lost_append_joins_later,

@@ -1,7 +1,7 @@
-"""What lies between a process and the stores: delay, loss, lost answers, calls carried out long after their caller gave
-up, and the moment at which a process dies.
+"""The network between a process and the stores: delays, losses, lost answers, calls that take effect long after their caller gave up, and
+crashes of the calling process.
 
-Owns the fate of every store call. Built on `faults`: the four ways to fail are its, the time that they take is ours.
+Decides the fate of every store call. `persist_engine.testing.faults` defines the four ways to fail; this module adds time.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Weather:
     happens: float = 1.0
     answers: float = 1.0
     late: float = 0.0
-    """Of the calls that are not answered: carried out later, when the caller may have gone on."""
+    """The share of the unanswered calls that take effect later, when the caller may have moved on."""
     late_ms_max: float = 300.0
     slow: float = 0.0
     """Calls that take up to `slow_ms_max` instead of next to nothing."""
     slow_ms_max: float = 60.0
     crash: float = 0.0
-    """The calling process dies, just before the call or just after it."""
+    """The calling process crashes, just before the call or just after it."""
     freeze: float = 0.0
     """The calling process's machine sleeps for up to `freeze_ms_max`."""
     freeze_ms_max: float = 1500.0
@@ -44,7 +44,7 @@ CALM = Weather()
 
 
 class Network(Faults):
-    """Faults with time: every call of every process is a scheduling point before it happens and before it answers."""
+    """Faults with time: every store call is a scheduling point before it takes effect and before it answers."""
 
     def __init__(self, scheduler: Scheduler, weather: Weather) -> None:
         super().__init__(scheduler.rng.randrange(1 << 32))
@@ -55,7 +55,7 @@ class Network(Faults):
         self.set_rates(happens=weather.happens, answers=weather.answers)
 
     def calm_down(self) -> None:
-        """From now on every call happens and is answered, in no time. Late calls still come."""
+        """From now on every call takes effect and is answered, without delay. Late calls still arrive."""
         self._weather = CALM
         self.heal()
 
@@ -93,11 +93,11 @@ class Network(Faults):
             answer = run()
         finally:
             scheduler.acting, scheduler.command = None, ""
-        scheduler.note(f"{what}: {_told(answer)}")
+        scheduler.note(f"{what}: {_short_answer(answer)}")
         return answer
 
     def _disturb(self, weather: Weather) -> None:
-        """What befalls a process or its machine as it is about to call."""
+        """Draws a freeze or a clock step for the calling process."""
         rng, process = self._scheduler.rng, self._scheduler.current.process
         if weather.crash and rng.random() < weather.crash / 2:
             self.crash()
@@ -111,7 +111,7 @@ class Network(Faults):
             self._scheduler.note(f"clock of {process.name} is {process.skew_ms:+d} ms off")
 
     def crash(self) -> NoReturn:
-        """The calling process dies."""
+        """Crashes the calling process."""
         process = self._scheduler.current.process
         self.crashes += 1
         self._scheduler.note(f"{process.name} CRASHES")
@@ -127,12 +127,12 @@ class Network(Faults):
 
 
 def _short(key: str) -> str:
-    """Shard ids say nothing with one shard; of an id its ends do."""
+    """The key in short form: without the shard id, as there is one shard, and with the ends of other ids only."""
     _, _, partial = key.partition("/")
     return (partial if len(partial) < 24 else f"{partial[:14]}..{partial[-6:]}") or "log"
 
 
-def _told(answer: object) -> str:
+def _short_answer(answer: object) -> str:
     if isinstance(answer, bytes):
         return f"{len(answer)} B"
     if isinstance(answer, list):

@@ -1,4 +1,4 @@
-"""News of commits in simulated time: lost, late, twice, in any order. Owns what becomes of each message."""
+"""Delivers news of commits in simulated time. A message may be lost, late, duplicated or reordered."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class Wire:
         self._listeners: list[tuple[Process, str, Listener]] = []
         self.delivered = 0
         self.is_cut = False
-        """Whether nothing arrives any more: the store at its other end is gone."""
+        """Whether messages no longer arrive, because the store at the other end is gone."""
 
     def subscribe(self, process: Process, key: str, listener: Listener) -> None:
-        """Tell `listener` from now on, until its process dies."""
+        """Delivers news to `listener` from now on, until its process dies."""
         if all(listener is not known for _, _, known in self._listeners):
             self._listeners.append((process, key, listener))
 
     def take_over(self, cut: Wire) -> None:
-        """Nothing arrives from `cut` any more; who listened there hears this one, as connections that come back do."""
+        """Cuts `cut`, and moves its listeners to this wire, as a reconnection would."""
         cut.is_cut = True
         for process, key, listener in cut._listeners:
             self.subscribe(process, key, listener)
 
-    def tell(self, key: str, new: VersionedData) -> None:
-        """`new` was committed: tell those who listen, one way or another."""
+    def send(self, key: str, new: VersionedData) -> None:
+        """`new` was committed: sends it to the listeners, with faults."""
         rng = self._scheduler.rng
         self._listeners = [each for each in self._listeners if not each[0].is_dead]
         for process, subscribed, listener in self._listeners:
@@ -47,7 +47,7 @@ class Wire:
                 self._scheduler.later(rng.uniform(0, _DELAY_MS_MAX), partial(self._deliver, process, listener, news))
 
     def _deliver(self, process: Process, listener: Listener, news: VersionedData | None) -> None:
-        """In a task of its own: who hears may have to wait for a lock."""
+        """Runs in its own task, because the listener may have to wait for a lock."""
         if process.is_dead or self.is_cut:
             return
         self.delivered += 1
@@ -55,7 +55,7 @@ class Wire:
 
 
 class SimPush:
-    """See Push: the end of a wire in one process, of whichever store it talks to. The store itself publishes."""
+    """See Push: the end of a wire in one process, for the store that the process talks to. The store publishes."""
 
     def __init__(self, wire: Callable[[], Wire], process: Process) -> None:
         self._wire, self._process = wire, process
@@ -68,7 +68,7 @@ class SimPush:
         """See Push."""
 
     def is_live(self, key: str) -> bool:
-        """See Push: it always claims so, and is wrong when messages are lost."""
+        """See Push. Always true, which is wrong when messages are lost."""
         return True
 
     def close(self) -> None:

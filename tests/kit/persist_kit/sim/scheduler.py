@@ -1,11 +1,11 @@
-"""Tasks that run one at a time, in an order drawn from a seed, on a virtual clock.
+"""Runs tasks one at a time, in an order drawn from a seed, on a virtual clock.
 
-Owns who runs next, what time it is, and which processes are dead, frozen or have a wrong clock. Knows nothing of shards.
-Every task is a greenlet, so plain-def code runs as it is, and changing tasks costs less than a microsecond; a task runs
-until it pauses, waits or ends, and picks its successor itself.
+The scheduler owns the choice of the next task, the time, and the state of processes: dead, frozen or with a wrong clock. It knows nothing
+of shards. Every task is a greenlet, so ordinary blocking code runs unchanged, and a switch costs less than a microsecond. A task runs until
+it pauses, waits or ends, and then picks its successor itself.
 
-Invariant: at most one task runs, and everything it may do next depends on the seed only. What would block a thread for
-real (locks, events, pools) is replaced by `sim_threads` while a simulation runs.
+Invariant: at most one task runs, and all that it can do next depends only on the seed. While a simulation runs, `threads` replaces
+everything that would really block a thread (locks, events, pools).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ NEVER = math.inf
 
 
 class Killed(BaseException):
-    """Unwinds a task whose process has crashed, or whose history is over. No engine code catches it for good."""
+    """Unwinds a task after its process has crashed or its history has ended. No engine code suppresses it."""
 
 
 class Process:
-    """What dies, sleeps and tells the time together: a simulated operating-system process on a machine of its own."""
+    """A simulated operating-system process on its own machine: its tasks crash and freeze together, and share a clock."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -37,7 +37,7 @@ class Process:
 
 
 class Task:
-    """One simulated thread. `doing` and `command` are what the checker attributes its store calls to."""
+    """One simulated thread. The witness attributes its store calls to `doing` and `command`."""
 
     def __init__(self, process: Process, name: str) -> None:
         self.process = process
@@ -45,18 +45,18 @@ class Task:
         self.wake_ms = 0.0
         self.doing: object = None
         self.command = ""
-        """Name of the engine's command that it began last."""
+        """The name of the engine command that the task began last."""
         self.is_finished = False
         self.on_finished: list[Callable[[], None]] = []
         self.thread: greenlet | None = None
 
     def ready_ms(self) -> float:
-        """When it may run; the dead may at once, to unwind."""
+        """The time at which the task may run. A task of a dead process may run at once, to unwind."""
         return 0.0 if self.process.is_dead else max(self.wake_ms, self.process.frozen_until_ms)
 
 
 class Scheduler:
-    """Runs tasks until all have ended. All methods are called by the running task, but for `run`."""
+    """Runs tasks until all have ended. The running task calls all methods except `run`."""
 
     def __init__(self, rng: random.Random, *, steps_max: int) -> None:
         self.rng = rng
@@ -66,9 +66,9 @@ class Scheduler:
         self.events: list[str] = []
         self.is_over = False
         self.acting: object = None
-        """On whose behalf a store call is carried out right now; it may be a late one, after its caller is gone."""
+        """The `doing` of the task that made the current store call. A late call may run after its caller has ended."""
         self.command = ""
-        """And for which command."""
+        """The `command` of that task."""
         self._steps_max = steps_max
         self._tasks: list[Task] = []
         self._outside: greenlet | None = None
@@ -83,12 +83,12 @@ class Scheduler:
         return self._current
 
     def note(self, text: str) -> None:
-        """Add a line to the history: what the same seed must repeat."""
+        """Adds a line to the event log, which must be equal for equal seeds."""
         name = self._current.name if self._current is not None else "-"
         self.events.append(f"{self.now_ms:8.0f} {name:<18} {text}")
 
     def spawn(self, process: Process, name: str, body: Callable[[], None]) -> Task:
-        """Start a task; it first runs when it is picked."""
+        """Starts a task. It first runs when it is picked."""
         task = Task(process, name)
         task.wake_ms = self.now_ms
         self._tasks.append(task)
@@ -96,18 +96,18 @@ class Scheduler:
         return task
 
     def run(self, process: Process, body: Callable[[], None]) -> None:
-        """Run `body` as the first task, and all that it starts, to the end. Called once, from outside."""
+        """Runs `body` as the first task, and all tasks that it starts, to the end. Called once, from outside."""
         self._outside = greenlet.getcurrent()
         self.spawn(process, "root", body)
         while self._tasks:  # a task that has ended comes back here
             self._switch_to(self._pick())
 
     def pause(self, milliseconds: float) -> None:
-        """A scheduling point: others may run now, and for `milliseconds` the caller does not. Raises Killed."""
+        """A scheduling point: other tasks may run, and the caller does not run for `milliseconds`. Raises Killed."""
         self.wait_until(self.now_ms + milliseconds)
 
     def wait_until(self, wake_ms: float) -> None:
-        """Give up the baton until `wake_ms` (NEVER: until somebody sets the task's `wake_ms`). Raises Killed."""
+        """Suspends the task until `wake_ms` (NEVER: until another task sets its `wake_ms`). Raises Killed."""
         me = self.current
         if me.process.is_dead:
             raise Killed
@@ -119,7 +119,7 @@ class Scheduler:
             raise Killed
 
     def later(self, milliseconds: float, call: Callable[[], object]) -> None:
-        """Have `call` run on its own, after all tasks or between any two steps of them, once the time has come."""
+        """Runs `call` in `milliseconds`, outside all tasks: between two of their steps, or after all have ended."""
         self._later_count += 1
         heapq.heappush(self._later, (self.now_ms + milliseconds, self._later_count, call))
 
@@ -128,14 +128,14 @@ class Scheduler:
         process.is_dead = True
 
     def stop(self) -> None:
-        """End the history: every task unwinds."""
+        """Ends the history: every task unwinds."""
         self.is_over = True
         self._later.clear()
         for task in self._tasks:
             task.process.is_dead = True
 
     def fail(self, text: str) -> NoReturn:
-        """A rule is broken: keep the first reason, end the history. Raises Killed."""
+        """Reports a broken rule: keeps the first reason and ends the history. Raises Killed."""
         if self.failure is None:
             self.failure = text
             self.note(f"VIOLATION {text}")
@@ -144,7 +144,7 @@ class Scheduler:
 
     @contextmanager
     def doing(self, what: object) -> Iterator[None]:
-        """Store calls of the running task are made on behalf of `what`."""
+        """In the block, store calls of the running task are attributed to `what`."""
         task = self.current
         before, task.doing = task.doing, what
         try:
@@ -160,12 +160,12 @@ class Scheduler:
                 body()
         except Killed:
             pass
-        except BaseException as error:  # noqa: BLE001 - whatever nobody expected is a finding
+        except BaseException as error:  # noqa: BLE001 - every unexpected error is a finding
             self._fail_quietly(f"{task.name}: {type(error).__name__}: {error}", error)
         task.is_finished = True
         self._tasks.remove(task)
-        for tell in task.on_finished:
-            tell()
+        for notify in task.on_finished:
+            notify()
 
     def _fail_quietly(self, text: str, error: BaseException | None = None) -> None:
         try:
@@ -185,7 +185,7 @@ class Scheduler:
         chosen.thread.switch()
 
     def _pick(self) -> Task:
-        """Whoever runs next; runs late calls on the way."""
+        """The task that runs next. Runs the late calls that are due."""
         while True:
             self.steps += 1
             if self.steps > self._steps_max and not self.is_over:

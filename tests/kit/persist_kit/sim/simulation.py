@@ -3,9 +3,9 @@
     plan (from the seed) -> History: processes with actors -> Network -> stores <- Witness judges every commit
                                all on one Scheduler, which runs one thread at a time
 
-Owns what a seed means and how a history begins, ends and is reported. A seed gives the same history everywhere, to the
-byte of its event log. Interleaving, not volume, finds bugs: histories are short, and their settings make everything rare
-common (tiny parts, rollups every few versions, leases of a moment).
+This module makes a plan from a seed, and starts, ends and reports a history. A seed gives the same history everywhere, to the byte of its
+event log. Interleaving, not volume, finds bugs: histories are short, and their settings make rare paths common (tiny parts, rollups every
+few versions, very short leases).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from persist_kit.sim.upserts import Upserter
 from persist_kit.sim.witness import Witness
 
 STEPS_MAX = 60_000
-#: Metrics of paths that are rarely gone, and how a campaign calls them.
+#: The metrics of rarely taken paths, and their names in the output of a campaign.
 _RARE = {
     "inline_backpressure": "inline flushes",
     "compaction": "compactions",
@@ -71,18 +71,18 @@ _KINDS: dict[str, type[Actor]] = {
     "sinker": Sinker,
     "upserter": Upserter,
 }
-#: Beside the writers: kind, how many at most, and how many operations each at most.
+#: The actors beside the writers: kind, greatest number of them, and greatest number of operations of each.
 _OTHERS = (("reader", 2, 8), ("compactor", 2, 4), ("collector", 2, 4), ("roller", 1, 4), ("downgrader", 2, 3))
-#: Short histories with more faults find most bugs for their time; some need a longer life.
+#: Short histories with more faults find the most bugs per second. Some bugs need longer histories.
 _LENGTHS = {"short": 0.7, "usual": 0.22, "listening": 0.08}
-#: Who writes: anybody anything, his maintenance done by hand or in the background; sinks that keep the shard as desired,
-#: maybe beside a writer who does not; upserts only.
+#: The kinds of writers: writers of arbitrary rows with maintenance in the foreground, or in the background; sinks that keep the shard as
+#: desired, perhaps beside an independent writer; upserts only.
 _WRITTEN_BY = {"writers": 0.7, "background": 0.1, "sinks": 0.1, "upserts": 0.1}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a history is made of; a function of its seed, and of what is left out on purpose."""
+    """The parameters of a history: a function of its seed and of the parts that are left out on purpose."""
 
     seed: int
     processes: int
@@ -93,23 +93,21 @@ class Plan:
     lease_ms: int
     writers_maintain: float
     pushes: bool
-    """Whether commits are pushed to everybody, more or less."""
+    """Whether commits are pushed to all processes (with losses)."""
     evolves: bool
-    """Whether writers take the schema on."""
+    """Whether writers evolve the schema."""
     rows_max: int
-    """Of one append; many make runs of several parts."""
+    """The most rows of one append. Many rows make runs of several parts."""
     written_by: str = "writers"
     """See _WRITTEN_BY."""
     disaster: Disaster | None = None
-    """What befalls consensus."""
+    """The disaster in consensus, if any."""
     sleepy: bool = False
-    """Whether there is but one sink, which often sleeps past its lease; then nobody holds since back for it."""
+    """Whether there is only one sink, which often sleeps past its lease. Then no other reader holds since back for it."""
 
     @property
     def may_be_ambiguous(self) -> bool:
-        """Whether an append of unknown outcome may find its writer gone: leases lapse within a call, or calls are
-        given up.
-        """
+        """Whether an append with an unknown outcome may find its writer expired: leases lapse during a call, or calls are given up."""
         return self.settings.lease.writer_lease_ms < 10_000 or self.settings.retry.give_up_ms is not None
 
 
@@ -129,7 +127,7 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
         freeze=fierce * rng.choice([0.0, 0.01]),
         step=fierce * rng.choice([0.0, 0.0, 0.01]),
     )
-    # Now and then the weather is fine and everybody keeps on listening, so that readers see much of a shard's life.
+    # Some histories have calm weather and long listeners, so that readers see much of a shard's life.
     is_long_listening = length == "listening"
     if is_long_listening:
         weather = replace(weather, crash=0.0, freeze=0.0, step=0.0)
@@ -178,7 +176,7 @@ def plan_of(seed: int, *, without: frozenset[str] = frozenset()) -> Plan:
 
 
 def _rewritten(plan: Plan, without: frozenset[str]) -> Plan:
-    """`plan`, its writers replaced in some seeds by sinks or upserts, drawn so that all other seeds stay what they are."""
+    """`plan`, with its writers replaced by sinks or upserts in some seeds. Drawn separately, so that all other seeds stay the same."""
     rng = random.Random(f"written by {plan.seed}")  # noqa: S311 - repeatable on purpose
     written_by = rng.choices(list(_WRITTEN_BY), weights=list(_WRITTEN_BY.values()))[0]
     if written_by == "writers":
@@ -226,9 +224,7 @@ def _actors(rng: random.Random, *, is_short: bool) -> list[tuple[str, int]]:
 
 
 class PathCounts(NoMetrics):
-    """Counts the rare paths of the engine, so that a campaign can tell that it went them, and notes which command a task is
-    at.
-    """
+    """Counts the rare paths of the engine, to show that a campaign took them, and records the current command of each task."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -244,7 +240,7 @@ class PathCounts(NoMetrics):
 
 @dataclass(frozen=True)
 class Report:
-    """How a history ended. `failure`: the first broken rule; `trace`: hash of `events`, equal for equal seeds."""
+    """The result of a history. `failure`: the first broken rule; `trace`: the hash of `events`, equal for equal seeds."""
 
     plan: Plan
     failure: str | None
@@ -253,7 +249,7 @@ class Report:
 
     @property
     def trace(self) -> str:
-        """Same seed, same trace."""
+        """The hash of the events. Equal seeds give equal traces."""
         return hashlib.sha256("\n".join(self.events).encode()).hexdigest()[:16]
 
 
@@ -287,12 +283,12 @@ class History:
 
     @property
     def witness(self) -> Witness:
-        """Whose eyes the running process is under."""
+        """The witness that judges the running process."""
         return self.branches.judge(self.scheduler.current.process)
 
     @property
     def may_be_ambiguous(self) -> bool:
-        """As of the plan; a shard that is finalized tells of no append any more."""
+        """As in the plan. Also true for a finalized shard, which has no record of its appends."""
         return self.plan.may_be_ambiguous or self.witness.is_past()
 
     def run(self) -> Report:
@@ -329,15 +325,15 @@ class History:
         return Report(self.plan, self.scheduler.failure, tuple(self.scheduler.events), counts)
 
     def finished(self) -> None:
-        """An actor has done all it had to do."""
+        """An actor has finished all its operations."""
         if all(actor.is_finished for actor in self._actors):
             self._done.set()
 
     def astray(self, error: PersistError) -> NoReturn:
-        """The engine raised `error` in the running process because its log lost versions: the process starts again, as `error` says."""
+        """The engine raised `error` in the running process because its log lost versions. The process restarts, as `error` demands."""
         task = self.scheduler.current
         if not self.branches.may_find_out(task):
-            self.scheduler.fail(f"{task.process.name} knows nothing that was lost, but: {error}")
+            self.scheduler.fail(f"{task.process.name} knows no lost version, but: {error}")
         self.branches.detected += 1
         self.scheduler.note(f"starts again: {error}")
         self.network.crash()
@@ -350,7 +346,7 @@ class History:
         return client.recent_upper(self.shard_id)
 
     def process(self, name: str) -> Host:
-        """A fresh process: it shares nothing with others but the stores."""
+        """A new process. It shares only the stores with others."""
         self._started += 1
         process = Process(f"{name}.{self._started}")
         env = SimEnv(self.scheduler, process, seed=f"env {self.plan.seed} {process.name}")
@@ -367,12 +363,12 @@ class History:
         return Host(process, client)
 
     def _known(self, client: PersistClient) -> ShardState | None:
-        """Looks at what the process has cached, and leaves it as it is."""
+        """The state that the process has cached. Does not change it."""
         applier = client._appliers.get(self.shard_id)
         return None if applier is None else applier._state
 
     def visit(self, name: str, body: Callable[[Host], None]) -> SimEvent:
-        """Run `body` in a process of its own, which does not start again when it dies; set when it has ended."""
+        """Runs `body` in a new process, which is not restarted when it dies. The event is set when it has ended."""
         host, ended = self.process(name), SimEvent(self.scheduler)
         self._guests.append(host.process)
         self.scheduler.spawn(host.process, "guest", partial(body, host)).on_finished.append(ended.set)
@@ -393,7 +389,7 @@ class History:
         self.scheduler.stop()
 
     def _boot(self, slot: int) -> None:
-        """Start process `slot`, again if it died, with its actors that still have something to do."""
+        """Starts or restarts process `slot` with its unfinished actors."""
         host = self.process(f"p{slot}")
         self._incarnations[slot] = host
         for index, actor in enumerate(self._actors):
@@ -413,5 +409,5 @@ class History:
 
 
 def simulate(seed: int, *, without: frozenset[str] = frozenset()) -> Report:
-    """Run one seed."""
+    """Runs one seed."""
     return History(plan_of(seed, without=without)).run()

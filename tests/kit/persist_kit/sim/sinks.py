@@ -1,5 +1,5 @@
-"""Running sinks in a simulated history: several, told the same, with crashes and lapses, beside writers who know nothing
-of them. Owns what they are told, and the law that every time a sink has closed shows exactly that.
+"""Runs sinks in a simulated history: several with the same input, with crashes and lapsed leases, beside independent writers. Defines their
+input, and the rule that every time below a sink's upper shows exactly that input.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 #: The desired collection changes before this time, then never again.
 _END = 24
-#: The last sink of a history has this long, in calm weather.
+#: The time limit of the last sink of a history, in calm weather.
 _PATIENCE_S = 60
-#: Why a sink may end: the store was away for too long; it missed history; a scan for orphans took what it staged.
+#: The errors that may end a sink: the store was unavailable for too long; the sink missed history; an orphan scan deleted its staged parts.
 _ENDS = (Unavailable, Fenced, MissingBlob, BatchExpired)
 
 
 class DesiredCollection:
-    """What all sinks of a history are told; a function of its seed."""
+    """The input of all sinks of a history: a function of its seed."""
 
     def __init__(self, seed: int) -> None:
         rng = random.Random(f"desired {seed}")  # noqa: S311 - repeatable on purpose
@@ -58,11 +58,11 @@ class DesiredCollection:
                     self.updates.append((there[-1], time, 1))
 
     def between(self, lower: int, upper: int) -> list[Update]:
-        """What changes at times in [lower, upper)."""
+        """The changes at times in [lower, upper)."""
         return [update for update in self.updates if lower <= update[1] < upper]
 
     def contents(self, time: int) -> Counter[Hashable]:
-        """How often each (id, name) is wanted."""
+        """The desired number of each (id, name) at `time`."""
         sums: Counter[Hashable] = Counter()
         for data, at, diff in self.updates:
             if at <= time:
@@ -71,7 +71,7 @@ class DesiredCollection:
 
 
 class Correcting(Decided):
-    """One sink's appends: whoever wrote before, from as_of on the shard is as desired at every time of theirs."""
+    """The appends of one sink. From as_of on, the shard must be as desired at every time that they cover, whatever was written before."""
 
     def __init__(self, desired: DesiredCollection, as_of: int) -> None:
         self._desired, self._as_of = desired, as_of
@@ -91,7 +91,7 @@ class Correcting(Decided):
 
 
 class Sinker(Actor):
-    """A sink that is told the desired collection bit by bit, and everything again when it ended or crashed."""
+    """A sink that gets the desired collection piece by piece, and all of it again after it ended or crashed."""
 
     sink: Sink
 
@@ -102,12 +102,12 @@ class Sinker(Actor):
     def open(self) -> None:
         as_of = self.rng.choice([0, 0, 0, 3])
         read_only = self.rng.random() < 0.15
-        self.told = 0
+        self.fed_upto = 0
         workers = self.rng.randint(1, 2)
         self.sink = open_sink(self.history, self.client, workers=workers, as_of=as_of, read_only=read_only)
 
     def operate(self) -> None:
-        ways = [self.tell, self.wait, self.maintain, self.promote, self.restart, self.oversleep]
+        ways = [self.feed, self.wait, self.maintain, self.promote, self.restart, self.oversleep]
         try:
             self.rng.choices(ways, weights=[6, 4, 2, 1, 1, 10 if self.history.plan.sleepy else 3])[0]()
             self.sink.status()
@@ -122,14 +122,14 @@ class Sinker(Actor):
         except SinkFailed as error:
             self.ended(error)
 
-    def tell(self) -> None:
-        """Everything up to a later time, whatever this sink was told before."""
+    def feed(self) -> None:
+        """Inserts the desired changes up to a later time."""
         self.frontier += self.rng.randint(1, 6)
-        tell(self.history, self.sink, self.told, self.frontier, rng=self.rng)
-        self.told = self.frontier
+        feed(self.history, self.sink, self.fed_upto, self.frontier, rng=self.rng)
+        self.fed_upto = self.frontier
 
     def wait(self) -> None:
-        self.sink.wait_for_upper(Antichain.of(self.told), timeout_s=self.rng.choice([1, 4, 10]) * WAIT_S)
+        self.sink.wait_for_upper(Antichain.of(self.fed_upto), timeout_s=self.rng.choice([1, 4, 10]) * WAIT_S)
 
     def maintain(self) -> None:
         perform(self.client.machine(self.history.shard_id), self.sink.take_maintenance())
@@ -142,7 +142,7 @@ class Sinker(Actor):
         self._open()
 
     def oversleep(self) -> None:
-        """Its machine sleeps past the lease, and the others go on, maybe one who is started in its place."""
+        """Its machine sleeps past the lease while others continue, perhaps also a replacement."""
         scheduler = self.history.scheduler
         scheduler.note(f"{self.name} oversleeps")
         if self.history.plan.sleepy or self.rng.random() < 0.5:
@@ -153,15 +153,15 @@ class Sinker(Actor):
         else:
             self.host.process.frozen_until_ms = scheduler.now_ms + 2 * self.history.plan.lease_ms
             scheduler.pause(0)
-        self.tell()
+        self.feed()
         self.wait()
 
     def _replace(self, host: Host) -> None:
-        """Bring the shard to where this sink is to be, then give up all times before, which are nobody's any more."""
+        """Brings the shard to the goal of this sink, then releases all earlier times."""
         self.history.scheduler.pause(1.5 * self.history.plan.lease_ms)
         try:
             sink = open_sink(self.history, host.client, workers=1, as_of=0, read_only=False)
-            tell(self.history, sink, 0, self.frontier, rng=self.rng)
+            feed(self.history, sink, 0, self.frontier, rng=self.rng)
             sink.wait_for_upper(Antichain.of(self.frontier), timeout_s=20 * WAIT_S)
             sink.close()
             reader = host.client.open_leased_reader(self.history.shard_id, SCHEMA, purpose="replacement")
@@ -176,7 +176,7 @@ class Sinker(Actor):
             self.history.astray(error)
 
     def ended(self, error: SinkFailed) -> None:
-        """By something that a sink may end by."""
+        """Checks that the sink ended by one of the allowed errors."""
         if isinstance(error.__cause__, ForkedLog):
             self.history.astray(error.__cause__)
         past = isinstance(error.__cause__, InvalidUsage) and self.history.witness.is_past()
@@ -187,24 +187,24 @@ class Sinker(Actor):
 
 
 def open_sink(history: History, client: PersistClient, *, workers: int, as_of: int, read_only: bool) -> Sink:
-    """A sink whose threads act on behalf of the law."""
+    """Opens a sink. Its appends are judged by Correcting."""
     correcting = Correcting(history.desired, as_of)
     history.correcting.append(correcting)
     with history.scheduler.doing(correcting):
         return open_plain_sink(client, history.shard_id, SCHEMA, workers=workers, as_of=as_of, read_only=read_only)
 
 
-def tell(history: History, sink: Sink, lower: int, upper: int, *, rng: random.Random) -> None:
-    """The desired collection in [lower, upper), each row by any of the inputs."""
+def feed(history: History, sink: Sink, lower: int, upper: int, *, rng: random.Random) -> None:
+    """Inserts the desired changes in [lower, upper), each through a random input."""
     ways = [(rng.choice(sink.inputs), update) for update in history.desired.between(lower, upper)]
     for each in sink.inputs:
-        told = [(*data, time, diff) for way, (data, time, diff) in ways if way is each]  # type: ignore[misc]  # (id, name)
-        each.insert([row(*update) for update in told])
+        rows = [(*data, time, diff) for way, (data, time, diff) in ways if way is each]  # type: ignore[misc]  # (id, name)
+        each.insert([row(*update) for update in rows])
         each.advance(Antichain.of(upper))
 
 
 def settle_sink(history: History, host: Host) -> None:
-    """In calm weather a last sink makes the shard as desired, and says so."""
+    """In calm weather, a last sink must make the shard as desired, and report that."""
     upper = history.client_upper(host.client)
     if upper.time is None:
         return
@@ -212,12 +212,12 @@ def settle_sink(history: History, host: Host) -> None:
     machine = host.client.machine(history.shard_id)
     behind_ms = (machine.refresh().staging_floor_ms or 0) - machine.env.now_ms()
     if behind_ms >= 0:
-        # A scan by a clock ahead of ours: what we stage before its floor would be refused, as it says.
+        # A scan ran with a clock ahead of ours. Parts staged before its floor would be refused.
         history.scheduler.pause(behind_ms + 1)
     sink = open_sink(history, host.client, workers=2, as_of=0, read_only=False)
-    tell(history, sink, 0, frontier, rng=random.Random(history.plan.seed))  # noqa: S311 - repeatable
+    feed(history, sink, 0, frontier, rng=random.Random(history.plan.seed))  # noqa: S311 - repeatable
     if not sink.wait_for_upper(Antichain.of(frontier), timeout_s=_PATIENCE_S):
         history.scheduler.fail(f"a sink did not bring the shard to {frontier}: {sink.status()}")
     sink.close()
     if history.witness.oracle.contents(frontier - 1) != history.desired.contents(frontier - 1):
-        history.scheduler.fail("a sink has come to its end, and the shard is not as desired")
+        history.scheduler.fail("a sink has finished, and the shard is not as desired")

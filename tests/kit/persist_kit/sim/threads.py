@@ -1,8 +1,7 @@
-"""Locks, events, threads and pools that block in simulated time only, put into the engine while a simulation runs.
+"""Locks, events, threads and pools that block in simulated time only. They replace the engine's own while a simulation runs.
 
-Owns how the engine's own use of `threading` and of pools becomes scheduling points. Invariant: while
-`simulated_threads` is in force nothing in the engine waits for real. The replacement is process-wide: one simulation
-at a time.
+This module turns the engine's use of `threading` and of pools into scheduling points. Invariant: in the block of `simulated_threads`
+nothing in the engine really waits. The replacement is process-wide, so there is one simulation at a time.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from persist_kit.sim.scheduler import NEVER, Killed, Process, Scheduler, Task
 
 T = TypeVar("T")
 
-#: Probability that another task gets in when a lock is taken: what real threads of one process do to each other.
+#: The probability that another task runs first when a lock is taken, as among real threads.
 PREEMPT_RATE = 0.1
 
 _WITH_THREADING: tuple[ModuleType, ...] = (
@@ -68,7 +67,7 @@ _WITH_THREADING: tuple[ModuleType, ...] = (
     persist_engine.work.heartbeat,
 )
 _WITH_WEAK_OWNERS: tuple[ModuleType, ...] = (persist_engine.client.read.handle, persist_engine.work.heartbeat)
-#: Pure functions of immutable bytes: every simulated process decodes what all others decode too, and need not.
+#: Pure functions of immutable bytes. Their results are cached, because every simulated process decodes the same bytes.
 _REMEMBERED: tuple[tuple[ModuleType, str], ...] = (
     (persist_engine.shard.log_reader, "decode_state_diff"),
     (persist_engine.shard.log_reader, "decode_rollup"),
@@ -85,7 +84,7 @@ _WITH_POOLS: tuple[ModuleType, ...] = (
     persist_engine.work.audit.orphans,
     persist_engine.work.audit.verify,
 )
-#: As _WITH_POOLS, where work goes on beside whoever submits it.
+#: As _WITH_POOLS, for modules with pools that work beside the submitting task.
 _WITH_TASK_POOLS: tuple[ModuleType, ...] = (persist_engine.work.background,)
 
 
@@ -151,7 +150,7 @@ class SimLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._is_held:  # not so where the process died while it waited
+        if self._is_held:  # false when the process died while it waited
             self.release()
 
 
@@ -164,7 +163,7 @@ class SimCondition:
         self._waiters = _Waiters(scheduler)
 
     def wait(self) -> None:
-        """See threading.Condition. Nobody runs between the release and the waiting."""
+        """See threading.Condition. No task runs between the release and the wait."""
         self._lock.release()
         self._waiters.wait_until(NEVER)
         self._lock.acquire()
@@ -221,7 +220,7 @@ class SimEvent:
 
 
 class SimThread:
-    """As threading.Thread, a further task of the process that starts it, on behalf of what the starter does."""
+    """As threading.Thread: another task of the same process, with the `doing` of the task that starts it."""
 
     def __init__(self, scheduler: Scheduler, *, target: Callable[[], None], name: str) -> None:
         self._scheduler = scheduler
@@ -242,7 +241,7 @@ class SimThread:
 
 
 class SimThreading:
-    """What the engine finds under the name `threading`."""
+    """Replaces the module `threading` in the engine."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -264,13 +263,13 @@ class SimThreading:
         return SimThread(self._scheduler, target=target, name=name)
 
     def current_thread(self) -> Task:
-        """Identity of the running task; equal to no SimThread, so a heartbeat never takes itself for its owner."""
+        """The running task. It equals no SimThread, so a heartbeat never takes itself for its owner."""
         return self._scheduler.current
 
 
 class StrongReferences:
-    """What the engine finds under the name `weakref`, where that decides who lets go of what: nothing is ever dropped.
-    When garbage is found depends on all that the process did before, and a seed must not.
+    """Replaces the module `weakref` in the engine, where it decides about releases: here nothing is ever collected. The moment of a garbage
+    collection depends on the process's past, on which the result of a seed must not depend.
     """
 
     WeakSet = set
@@ -287,8 +286,8 @@ class StrongReferences:
 
 
 class InlinePool:
-    """As ThreadPoolExecutor, but work is done when it is submitted, by the submitter: in one of the orders that a real
-    pool may take. Its store calls are scheduling points as all others.
+    """As ThreadPoolExecutor, but the submitting task does the work when it submits it, which is one of the orders of a real pool. The
+    work's store calls are scheduling points like all others.
     """
 
     def __init__(self, *_: object, **__: object) -> None: ...
@@ -300,17 +299,17 @@ class InlinePool:
             future.set_result(call(*args, **kwargs))
         except Killed:
             raise
-        except BaseException as error:  # noqa: BLE001 - a pool keeps whatever is raised for whoever asks
+        except BaseException as error:  # noqa: BLE001 - a pool keeps every error in the future
             future.set_exception(error)
         return future
 
     def map(self, call: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
-        """See Executor: everything is submitted before the first result is given out."""
+        """See Executor: everything is submitted before the first result is returned."""
         futures = [self.submit(call, item) for item in items]
         return (future.result() for future in futures)
 
     def shutdown(self, *_: object, **__: object) -> None:
-        """Nothing is under way."""
+        """Nothing to do: no work is pending."""
 
     def __enter__(self) -> Self:
         return self
@@ -319,7 +318,7 @@ class InlinePool:
 
 
 class TaskPool:
-    """As ThreadPoolExecutor, of tasks beside the one that submits: for work that nobody waits for."""
+    """As ThreadPoolExecutor, with tasks beside the submitting one, for work without a waiting caller."""
 
     def __init__(self, scheduler: Scheduler, threads: int, **_: object) -> None:
         self._scheduler = scheduler
@@ -330,7 +329,7 @@ class TaskPool:
         self._idle.set()
 
     def submit(self, call: Callable[..., object], /, *args: object) -> None:
-        """See Executor; what `call` raises ends the history."""
+        """See Executor. An error of `call` ends the history."""
         self._jobs.append(partial(call, *args))
         if self._busy < self._threads:
             self._busy += 1
@@ -353,7 +352,7 @@ class TaskPool:
 
 
 class SimEnv:
-    """Env of one process: virtual time, its own skew and its own randomness."""
+    """The Env of one process, with virtual time, its own clock skew and its own randomness."""
 
     def __init__(self, scheduler: Scheduler, process: Process, *, seed: str, start_ms: int = 1_700_000_000_000) -> None:
         self._scheduler, self._process = scheduler, process
@@ -390,7 +389,7 @@ class SimEnv:
 
 
 class _Alarm(logging.Handler):
-    """Ends the history when the engine logs an error, but for those that a disaster explains."""
+    """Ends the history when the engine logs an error, unless a disaster explains it."""
 
     def __init__(self, scheduler: Scheduler, is_expected: Callable[[object], bool]) -> None:
         super().__init__(logging.ERROR)
@@ -408,8 +407,8 @@ class _Alarm(logging.Handler):
 
 @contextmanager
 def simulated_threads(scheduler: Scheduler, is_expected: Callable[[object], bool]) -> Iterator[None]:
-    """While in force the engine's threads, locks and pools are those of `scheduler`. Its log says nothing, but for errors:
-    lost data or a broken rule, logged where no caller is left to raise it to. They end the history unless one `is_expected`.
+    """In the block, the engine's threads, locks and pools are those of `scheduler`. Its log is silent except for errors (lost data or a
+    broken rule, where there is no caller to raise to). An error ends the history unless `is_expected` accepts it.
     """
     shim = SimThreading(scheduler)
     replaced: list[tuple[ModuleType, str, Any]] = [(module, "threading", shim) for module in _WITH_THREADING]

@@ -1,6 +1,4 @@
-"""What the processes of a simulated history do beside reading and writing: compact, collect, roll up, move a critical
-since, close the shard.
-"""
+"""The actors of a simulated history that compact, collect garbage, write rollups, move a critical since, or close the shard."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ CRITICAL_ID = CriticalReaderId.from_bytes(b"\xcc" * 16)
 
 
 class Maintainer(Actor):
-    """Does one kind of maintenance now and then, whatever is due."""
+    """Performs one kind of maintenance from time to time, when it is due."""
 
     def open(self) -> None:
         self.client.initialise(self.history.shard_id, SCHEMA)
@@ -60,14 +58,14 @@ class Maintainer(Actor):
         try:
             scan_orphans(machine, older_than_ms=self.rng.choice([0, 0, 20, 300]), commit=self.rng.random() < 0.9)
         except ShardLost as error:
-            # A rollup that another branch of the log has written: nothing is an orphan.
+            # Another branch of the log wrote this rollup. No blob counts as an orphan then.
             key = error.detail["key"]
             if not (began_with.is_ruin(key) or talks_to().is_ruin(key)):
                 raise
             self.history.scheduler.note(f"not swept: {error}")
 
     def compact_a_piece(self, machine: Machine) -> None:
-        """Merge some neighbours out of what would be merged: a result that replaces a part of its spine batch only."""
+        """Merges only some adjacent inputs of a merge request, so that the result replaces a part of its spine batch."""
         machine.refresh()
         claimed, _ = machine.claim_compactions(max_requests=1)
         for request in claimed.requests:
@@ -79,7 +77,7 @@ class Maintainer(Actor):
 
 
 class BackgroundWriter(Writer):
-    """A writer whose appends are tidied up after by threads, which it waits for, or stops before or while they work."""
+    """A writer with maintenance in background threads. It waits for them, or stops them before or during their work."""
 
     background: BackgroundMaintenance
 
@@ -113,7 +111,7 @@ class BackgroundWriter(Writer):
 
 
 class Downgrader(Actor):
-    """Moves a critical since, and takes the fencing token over from its rival."""
+    """Moves a critical since, and takes the fencing token from its rival."""
 
     handle: SinceHandle
 
@@ -136,14 +134,14 @@ class Downgrader(Actor):
             target = Antichain.of(self.rng.randrange(since.time, upper.time))
         with self.history.scheduler.doing(Takeover(expected, new)):
             answer = self.handle.compare_and_downgrade_since(expected, (new, target))
-        told = answer.opaque if isinstance(answer, OpaqueMismatch) else new
-        if isinstance(answer, OpaqueMismatch) and told in {expected, new}:
-            self.history.scheduler.fail(f"{self.name} is fenced by its own token {told!r}")
-        self.history.witness.saw_opaque(CRITICAL_ID, told, since_seqno=begun)
+        stored = answer.opaque if isinstance(answer, OpaqueMismatch) else new
+        if isinstance(answer, OpaqueMismatch) and stored in {expected, new}:
+            self.history.scheduler.fail(f"{self.name} is fenced by its own token {stored!r}")
+        self.history.witness.saw_opaque(CRITICAL_ID, stored, since_seqno=begun)
 
 
 class Closer(Downgrader):
-    """Ends the shard while others still work on it: closes it, lets go of its history, finalizes it."""
+    """Ends the shard while others still use it: closes it, releases its history, finalizes it."""
 
     def open(self) -> None:
         self.history.scheduler.pause(self.rng.choice([100, 400, 1000]))
@@ -166,7 +164,7 @@ class Closer(Downgrader):
         return None
 
     def close_at(self, lower: int) -> None:
-        """An append whose upper is the closed frontier."""
+        """Appends with the closed frontier as upper."""
         append = self.history.witness.begin([], lower=lower, upper=CLOSED, is_exact=True)
         try:
             with self.history.scheduler.doing(append):

@@ -1,5 +1,5 @@
-"""Upserts in a simulated history: several handles on one shard, in all their ways. Owns the law that what each of them
-commits is its commands, applied once, to what was there.
+"""Upserts in a simulated history: several handles on one shard, with all their methods. Defines the rule that each commit applies its
+commands to the shard's values, exactly once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Values = dict[int, str]
 
 @dataclass(frozen=True)
 class Command:
-    """`name` None deletes. Of one key at one time the greatest order counts."""
+    """One command. `name` None deletes. Among the commands of one key at one time, the greatest order wins."""
 
     key: int
     name: str | None
@@ -36,7 +36,7 @@ class Command:
 
 
 def _after(values: Mapping[int, str], commands: list[Command], *, time: int | None) -> Values:
-    """`values` with all commands applied, or with those up to `time`."""
+    """`values` after all commands, or after those up to `time`."""
     out = dict(values)
     for command in sorted(commands, key=lambda command: (command.time, command.order)):
         if time is None or command.time <= time:
@@ -49,14 +49,14 @@ def _after(values: Mapping[int, str], commands: list[Command], *, time: int | No
 
 @dataclass
 class _Fate:
-    """`late`: commands that were too late for the commit that decided; None before there is one."""
+    """The outcome of a call. `late`: the number of commands that were too late for its commit; None before the commit."""
 
     late: int | None = None
     changes: int = 0
 
 
 class Upserting(Decided):
-    """One call. `upper`: where it ends, for commands with times of their own; else the handle chooses one time."""
+    """One call. `upper`: its end, for commands with their own times. None: the handle chooses one time."""
 
     def __init__(self, commands: list[Command], upper: int | None = None) -> None:
         self.commands = commands
@@ -64,7 +64,7 @@ class Upserting(Decided):
         self._fates: dict[int, _Fate] = {}
 
     def fate(self, oracle: Oracle) -> _Fate:
-        """What has become of it in the log that `oracle` stands for."""
+        """The outcome of the call in the log of `oracle`."""
         return self._fates.setdefault(id(oracle), _Fate())
 
     def forked(self, oracle: Oracle, copy: Oracle) -> None:
@@ -72,7 +72,7 @@ class Upserting(Decided):
         self._fates[id(copy)] = replace(self.fate(oracle))
 
     def judge(self, oracle: Oracle, lower: int, upper: int) -> str | None:
-        """See Decided. A commit may also move only the frontier, to a time at which it can be read or written."""
+        """See Decided. A commit may also only advance the frontier, to a time for a read or a write."""
         before = _values(oracle, lower - 1)
         if before is None:
             return "a key had several values"
@@ -101,14 +101,14 @@ class Upserting(Decided):
 
 
 def _values(oracle: Oracle, time: int) -> Values | None:
-    """The value of each key at `time`; None when there is not one value per key."""
+    """The value of each key at `time`. None when a key has several values."""
     rows = oracle.contents(time)
     values: Values = dict(list(rows))  # type: ignore[arg-type]  # (id, name)
     return values if len(values) == len(rows) and all(count == 1 for count in rows.values()) else None
 
 
 class Upserter(Actor):
-    """Upserts, in some histories at times of the clock, in others what all are told alike at given times."""
+    """Upserts: in some histories at times of the clock, in others the same commands as all others, at given times."""
 
     handle: UpsertHandle
 
@@ -139,19 +139,19 @@ class Upserter(Actor):
                 raise
 
     def upsert(self) -> None:
-        """At a time of the handle's choice."""
+        """Upserts at a time that the handle chooses."""
         commands = self._commands(0, 1)
         self._carry_out(Upserting(commands), lambda: self.handle.upsert(_table(commands, has_time=False)))
 
     def stream(self) -> None:
-        """In two tables; of those the later counts."""
+        """Upserts in two tables, of which the later wins."""
         commands = self._commands(0, 1)
         cut = self.rng.randint(0, len(commands))
         tables = [_table(part, has_time=False).drop_columns(["order"]) for part in (commands[:cut], commands[cut:])]
         self._carry_out(Upserting(commands), lambda: self.handle.upsert_stream(tables))
 
     def upsert_at(self) -> None:
-        """Of one's own, at times around the upper."""
+        """Upserts own commands at times around the upper."""
         upper = self.history.client_upper(self.client).time
         if upper is None or upper >= DATA_TIME_MAX - 10:
             return
@@ -160,7 +160,7 @@ class Upserter(Actor):
         self._at(self._commands(lower, end), end)
 
     def agree(self) -> None:
-        """What all replicas of one input are told, from its beginning to some time."""
+        """Upserts the input that all replicas share, from its beginning to some time."""
         rng = random.Random(f"agreed {self.history.plan.seed}")  # noqa: S311 - repeatable on purpose
         commands = [
             Command(rng.randrange(_KEYS), rng.choice(["a", "b", "c", None]), order, time)
@@ -170,7 +170,7 @@ class Upserter(Actor):
         end = self.rng.randint(1, 24)
         begin = self.rng.choice([0, max(0, end - 8)])
         upper = self.history.client_upper(self.client).time
-        begin = begin if upper is None else min(begin, upper)  # a replica that left times out would be no replica
+        begin = begin if upper is None else min(begin, upper)  # a replica must not skip times
         self._at([command for command in commands if begin <= command.time < end], end)
 
     def hydrate(self) -> None:
@@ -184,7 +184,7 @@ class Upserter(Actor):
             self._open()
 
     def _commands(self, lower: int, upper: int) -> list[Command]:
-        """Their orders rise, but for what comes in the wrong order on purpose."""
+        """Random commands with rising orders, except for some that are out of order on purpose."""
         return [
             Command(
                 self.rng.randrange(_KEYS),

@@ -1,4 +1,4 @@
-"""The stores of a history, under the eyes of its witnesses. Owns nothing: what is seen is judged there."""
+"""The stores of a history. They report each write, deletion and commit to the witnesses, which judge it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from persist_kit.sim.witness import Witness
 
 
 class WatchedBlob:
-    """The blob store itself, under the eyes of the witness that is to judge at the time."""
+    """The blob store. It reports to the witness that `witness` returns at the time."""
 
     def __init__(self, witness: Callable[[], Witness]) -> None:
         self._witness, self._inner = witness, witness().blob
@@ -47,7 +47,7 @@ class WatchedBlob:
 
 
 class WatchedConsensus:
-    """The log itself, under the eyes of the witness; tells `on_commit` of each new version."""
+    """The log. It reports to the witness, and calls `on_commit` with each new version."""
 
     def __init__(self, witness: Witness, on_commit: Callable[[SeqNo], None]) -> None:
         self._witness, self._inner, self._on_commit = witness, witness.consensus, on_commit
@@ -61,7 +61,7 @@ class WatchedConsensus:
         result = self._inner.compare_and_set(key, expected, new)
         if result is CasResult.COMMITTED:
             self._witness.committed(new)
-            self._witness.wire.tell(key, new)
+            self._witness.wire.send(key, new)
             self._on_commit(new.seqno)
         return result
 

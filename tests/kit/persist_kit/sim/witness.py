@@ -1,8 +1,8 @@
-"""The witness: sees every commit and every deletion as it happens in the stores, and judges it.
+"""The witness observes every commit and every deletion in the stores, and judges it.
 
-Owns what the shard must look like, derived from the log alone: the state of every version (each diff applied to the one
-before), which blobs are in use, and an Oracle fed with what was really committed, in commit order. Whatever handles
-answer is held against it. It takes part in nothing: the engine does not know that it is watched.
+It derives the expected shard from the log alone: the state of every version (each diff applied to the state before), the blobs in use, and
+an Oracle with the updates that were actually committed, in commit order. The answers of handles are compared with it. It changes nothing:
+the engine does not notice the witness.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from persist_kit.sim.scheduler import Scheduler
 
 #: The closed frontier as a number: beyond every time.
 CLOSED = 1 << 64
-#: Commands by which readers let since move on.
+#: The commands by which readers advance since.
 _DOWNGRADES = frozenset({"DowngradeSince", "CompareAndDowngradeSince"})
 
 
 def frontier_of(time: int) -> Antichain:
-    """The frontier of `time`, CLOSED being one."""
+    """The frontier of `time`; CLOSED is the closed one."""
     return Antichain.empty() if time >= CLOSED else Antichain.of(time)
 
 
@@ -53,7 +53,7 @@ def time_of(frontier: Antichain) -> int:
 
 @dataclass(frozen=True)
 class Takeover:
-    """One call that swaps the fencing token of the critical reader."""
+    """One call that replaces the fencing token of the critical reader."""
 
     expected: bytes
     new: bytes
@@ -61,14 +61,14 @@ class Takeover:
 
 @dataclass(eq=False)
 class Append:
-    """One call that appends, from its invocation on."""
+    """One call that appends, recorded from its invocation on."""
 
     number: int
     updates: list[Update]
     lower: int
     upper: int
     is_exact: bool
-    """Compare-and-append: all or nothing. Otherwise `append`: what others have not yet written, piece by piece."""
+    """Compare-and-append: all or nothing. Otherwise `append`: the part that others have not written, piece by piece."""
     invoked_at: int
     answer: str = ""
     progress: tuple[str, bytes] | None = None
@@ -80,7 +80,7 @@ class Append:
 
 
 class Witness:
-    """What really happened to one shard."""
+    """The true history of one shard."""
 
     def __init__(self, scheduler: Scheduler, shard_id: ShardId) -> None:
         self._scheduler = scheduler
@@ -94,7 +94,7 @@ class Witness:
         self._commits: dict[int, list[tuple[int, int]]] = {}
         self._decided: dict[Decided, None] = {}
         self._answered: set[int] = set()
-        """Appends whose outcome this log has answered to their callers: nothing of them comes after that."""
+        """The appends that callers have an answer to, from this log. Such an append must not commit again."""
         self.forked_at: int | None = None
         self._beside: Witness | None = None
         self._beside_until = 0
@@ -107,11 +107,11 @@ class Witness:
         self._listed: dict[str, tuple[str, ...]] = {}
         self.resurrected: set[str] = set()
         self._rollups: dict[str, Tip] = {}
-        """Of which version each rollup is that was ever written, be it of another branch."""
+        """The version of every rollup that was ever written, also of another branch."""
 
     def fork(self) -> Witness:
-        """The witness of a copy of the log, made now: what is committed to one of the two is not in the other. They share
-        the blob store, and who made a call knows nothing of that.
+        """The witness of a copy of the log, made now. Later commits to one of the two logs are not in the other. Both share the blob store,
+        and callers do not know of the fork.
         """
         other = copy.copy(self)
         other.consensus = MemConsensus()
@@ -132,7 +132,7 @@ class Witness:
         return other
 
     def wiped(self) -> Witness:
-        """The witness of an empty log beside the same blobs, as `fork`."""
+        """As `fork`, with an empty log beside the same blobs."""
         other = Witness(self._scheduler, self._shard_id)
         other.blob, other._deleted, other._listed = self.blob, self._deleted, self._listed
         other.resurrected, other._rollups, other._numbers = self.resurrected, self._rollups, self._numbers
@@ -141,7 +141,7 @@ class Witness:
         return other
 
     def beside(self, lost: Witness) -> None:
-        """`lost` was the truth to some until now: what it holds may be told by calls that began before."""
+        """Some processes worked with the log of `lost` until now. Calls that began before may still answer from it."""
         self._beside, self._beside_until = lost, self._scheduler.steps
 
     def needs(self, partial: str) -> bool:
@@ -151,7 +151,7 @@ class Witness:
     # -- what happens in the stores -----------------------------------------------------------------------------------
 
     def committed(self, new: VersionedData) -> None:
-        """A compare-and-set went through."""
+        """A compare-and-set has committed `new`."""
         try:
             after = self._successor(new)
             check_invariants(self.head, after, deep=True)
@@ -177,17 +177,17 @@ class Witness:
             self._scheduler.fail(f"blob {partial} is deleted: unlinked at {dropped}, but readers hold {held}")
 
     def writing(self, key: str, value: bytes) -> None:
-        """A blob is about to be written. A rollup must be the very state that the diffs lead to."""
+        """A blob is about to be written. A rollup must equal the state that the diffs lead to."""
         if key == created_key(self._shard_id):
             return
         parsed = parse_blob_key(key)
         if parsed.partial in self._deleted:
-            # An attempt that was given up long ago, carried out after the blob's whole life: a leak that nobody can
-            # help, and that the scan for orphans finds.
+            # An attempt that was given up long ago and takes effect after the blob was deleted. This leak is unavoidable;
+            # the scan for orphans finds it.
             self.resurrected.add(parsed.partial)
         if (
             not isinstance(parsed, RollupKey) or parsed.seqno == 1
-        ):  # of the first, each of those who race writes its own
+        ):  # racing processes each write their own rollup of the first version
             return
         state = decode_rollup(value, key=key).state
         if state != self.states.get(parsed.seqno):
@@ -195,7 +195,7 @@ class Witness:
         self._rollups[key] = state.tip
 
     def truncated(self, keep: Tip, *, earliest: SeqNo) -> None:
-        """The versions from `earliest` to before `keep` are gone. The process that decided it knew this very history."""
+        """The versions from `earliest` to before `keep` are truncated. The process that decided it must have known this history."""
         head, seqno = self.head, keep.seqno
         assert head is not None
         if self.states[seqno].tip != keep:
@@ -208,9 +208,7 @@ class Witness:
             self._scheduler.fail(f"truncated to {seqno}, where there is no rollup")
         left = self.garbage(below=seqno)
         if left:
-            self._scheduler.fail(
-                f"truncated to {seqno}: after a crash nobody would know the names of {sorted(left)[:3]}"
-            )
+            self._scheduler.fail(f"truncated to {seqno}: after a crash no version would name {sorted(left)[:3]}")
 
     # -- what handles answer ------------------------------------------------------------------------------------------
 
@@ -222,7 +220,7 @@ class Witness:
         return append
 
     def acknowledged(self, append: Append) -> None:
-        """`append` was answered with success: everything of it must be in the log, each piece once."""
+        """`append` succeeded: all of it must be in the log, each piece once."""
         self._answer(append, "appended")
         self._scheduler.note(f"{append} acknowledged")
         commits = self._committed(append)
@@ -233,8 +231,8 @@ class Witness:
             self._scheduler.fail(f"{append} is acknowledged, but upper is {self.head.trace.upper}")
 
     def refused(self, append: Append, *, current: Antichain) -> None:
-        """`append` was answered with an upper mismatch: nothing of it may be in the log, and `current` must have been
-        the upper at some moment of the call.
+        """`append` returned an upper mismatch: nothing of it may be in the log, and `current` must have been the upper at some moment
+        during the call.
         """
         self._answer(append, "refused")
         self._scheduler.note(f"{append} refused, upper {current}")
@@ -245,14 +243,14 @@ class Witness:
         self.saw_upper(current, since_step=append.invoked_at, what=f"refusal of {append}")
 
     def expired(self, append: Append) -> None:
-        """`append` was answered that its blobs are too old: nothing of it may be in the log."""
+        """`append` was refused because its blobs are too old: nothing of it may be in the log."""
         self._answer(append, "refused")
         self._scheduler.note(f"{append} staged too early")
         if commits := self._committed(append):
             self._scheduler.fail(f"{append} is refused, but {commits} of it is committed")
 
     def outdated(self, append: Append, stored: bytes | None) -> None:
-        """`append` was answered with a progress mismatch: nothing of it is in the log, and `stored` stood there."""
+        """`append` returned a progress mismatch: nothing of it may be in the log, and `stored` must have been the stored progress."""
         self._answer(append, "refused")
         self._scheduler.note(f"{append} outdated by {stored!r}")
         if commits := self._committed(append):
@@ -262,29 +260,29 @@ class Witness:
         self.saw_progress(append.progress[0], stored, since_seqno=append.invoked_seqno)
 
     def saw_progress(self, sink: str, token: bytes | None, *, since_seqno: int) -> None:
-        """`sink`'s progress was told by a call that began at `since_seqno`."""
+        """A call that began at `since_seqno` returned `token` as the progress of `sink`."""
         states = self._states_since(since_seqno)
         known = [None if (stored := state.progress.get(sink)) is None else stored.token for state in states]
         if token not in known:
-            self._scheduler.fail(f"progress {token!r} of {sink} was told; during the call it was {known}")
+            self._scheduler.fail(f"progress {token!r} of {sink} was returned; during the call it was {known}")
 
     def saw_upper(self, upper: Antichain, *, since_step: int, what: str) -> None:
-        """`upper` was told by a call that began at `since_step`: it must have been true at some moment of the call."""
+        """A call that began at `since_step` returned `upper`, which must have been the upper at some moment during the call."""
         true_then = [known for step, known in self._uppers if step >= since_step]
         before = [known for step, known in self._uppers if step < since_step][-1:]
         if self._beside is not None and since_step <= self._beside_until:
             before += [known for _, known in self._beside._uppers]
         if upper not in [*before, *true_then]:
-            self._scheduler.fail(f"{what} tells upper {upper}; during the call it was {[*before, *true_then]}")
+            self._scheduler.fail(f"{what} returns upper {upper}; during the call it was {[*before, *true_then]}")
 
     def read(self, found: Counter[Hashable], *, as_of: int, what: str) -> None:
-        """A reader was told that the contents at `as_of` are `found`."""
+        """A reader returned `found` as the contents at `as_of`."""
         truth = self.oracle.contents(as_of)
         if found != truth:
             self._scheduler.fail(f"{what} at {as_of}: {_difference(found, truth)}")
 
     def listened(self, found: Counter[tuple[Hashable, int]], *, as_of: int, frontier: Antichain, what: str) -> None:
-        """A listener from `as_of` has come to `frontier` and was given `found`, by (data, time)."""
+        """A listener from `as_of` has reached `frontier` and has received `found`, by (data, time)."""
         truth: Counter[tuple[Hashable, int]] = Counter()
         for data, time, diff in self.oracle.updates:
             if as_of < time and not frontier.less_equal(time):
@@ -294,7 +292,7 @@ class Witness:
             self._scheduler.fail(f"{what} from {as_of} to {frontier}: {_difference(found, truth)}")
 
     def installed(self, state: ShardState) -> None:
-        """A process believes in `state`: it must be that version of the log."""
+        """A process holds `state`, which must equal that version of the log."""
         if state != self.states.get(state.seqno):
             self._scheduler.fail(f"a process holds a state of {state.seqno} that is not in the log")
 
@@ -304,11 +302,11 @@ class Witness:
 
     @property
     def listings(self) -> int:
-        """How many listings of runs were linked."""
+        """The number of listings of runs that were linked."""
         return len(self._listed)
 
     def is_past(self) -> bool:
-        """Whether no time can be told any more."""
+        """Whether no time is readable any more."""
         return self.head is not None and self.head.trace.since.is_empty()
 
     @property
@@ -317,28 +315,28 @@ class Witness:
         return 0 if self.head is None else self.head.seqno
 
     def saw_opaque(self, critical_id: CriticalReaderId, opaque: bytes, *, since_seqno: int) -> None:
-        """The token was told by a call that began at `since_seqno`: it must have been there at some version since."""
+        """A call that began at `since_seqno` returned the token, which some version since then must have held."""
         states = self._states_since(since_seqno)
         if any(is_tombstone(state) for state in states):
-            return  # it has no readers, and agrees with everybody
+            return  # it has no readers, and any token is right
         known = [reader.opaque for state in states if (reader := state.critical_readers.get(critical_id)) is not None]
         if opaque not in known:
-            self._scheduler.fail(f"token {opaque!r} was told; during the call it was {known}")
+            self._scheduler.fail(f"token {opaque!r} was returned; during the call it was {known}")
 
     def is_ruin(self, key: str) -> bool:
-        """Whether the blob is, or was, a rollup of a version that this log has not."""
+        """Whether the blob is, or was, a rollup of a version that this log does not have."""
         tip = self._rollups.get(key)
         stands = None if tip is None else self.states.get(tip.seqno)
         return tip is not None and (stands is None or stands.tip != tip)
 
     def ruins(self) -> dict[str, bool]:
-        """The rollups that are there of versions that this log has not; whether it tells by itself that they are."""
+        """The existing rollups of versions that this log does not have, and for each whether the log alone proves that."""
         there = [info.key for info in self.blob.list_prefix(f"{self._shard_id}/v")]
         return {key: self._rollups[key].seqno >= self.earliest() for key in there if self.is_ruin(key)}
 
     def garbage(self, below: SeqNo | None = None) -> set[str]:
-        """Partial keys of blobs that were linked once, that no version from `below` (None: the earliest live one) on
-        names, and that are still there.
+        """The partial keys of existing blobs that were linked once, and that no version from `below` (None: the earliest live one) on
+        names.
         """
         if below is None:
             below = self.earliest()
@@ -352,13 +350,13 @@ class Witness:
         self._answered.add(append.number)
 
     def _states_since(self, seqno: int) -> list[ShardState]:
-        """For a call that began when that was the newest version, be it on the other branch."""
+        """The states that a call may see that began when `seqno` was the newest version, also on the other branch."""
         first = seqno if self.forked_at is None else min(seqno, self.forked_at)
         states = [self.states[each] for each in range(max(1, first), self.seqno + 1)]
         return states if self._beside is None else [*states, *self._beside._states_since(seqno)]
 
     def _committed(self, append: Append) -> list[tuple[int, int]]:
-        """What of it the log holds, as [lower, upper)."""
+        """The pieces of `append` that the log holds, as [lower, upper)."""
         return self._commits.setdefault(append.number, [])
 
     def earliest(self) -> SeqNo:
@@ -389,7 +387,7 @@ class Witness:
         self._named = named
 
     def _with_listed(self, kind: str, partial: str) -> tuple[str, ...]:
-        """The key, and of a listing the keys of all it lists: they live as long as it does."""
+        """The key and, for a listing, the keys of all blobs that it lists, which live as long as the listing."""
         if kind != "run":
             return (partial,)
         if partial not in self._listed:
@@ -413,8 +411,8 @@ class Witness:
         return self._listed[partial]
 
     def _check_since(self, before: ShardState | None, after: ShardState) -> None:
-        """Since moves only when a reader that stays has acted, and may then pass the holds of those who went away: never
-        because one went away (spec 9.9). One that repeats a downgrade whose outcome was unknown may leave itself as it was.
+        """Since advances only when a remaining reader acts, and may then pass the holds of readers that have left. It never advances
+        because a reader left (spec 9.9). A reader that repeats a downgrade with an unknown outcome may stay unchanged.
         """
         if before is None or before.trace.since == after.trace.since:
             return
@@ -427,7 +425,7 @@ class Witness:
             self._scheduler.fail(f"since went to {after.trace.since} at {after.seqno} although no reader acted")
 
     def _check_tokens(self, before: ShardState | None, after: ShardState) -> None:
-        """A fencing token, and the progress of a sink, change in the hands of one call that expected what stood there."""
+        """A fencing token, or the progress of a sink, is only changed by a call that expected the stored value."""
         acting = self._scheduler.acting
         if before is None:
             return
@@ -464,7 +462,7 @@ class Witness:
                 self._scheduler.fail(f"{append} commits [{lower}, {upper}): {wrong}")
             return
         if not isinstance(append, Append):
-            self._scheduler.fail(f"upper went to {upper} at {after.seqno} although nobody appended")
+            self._scheduler.fail(f"upper went to {upper} at {after.seqno} although no append was under way")
         piece = (time_of(lower), time_of(upper))
         fits = append.lower <= piece[0] and piece[1] <= append.upper
         if not fits or (append.is_exact and piece != (append.lower, append.upper)):
