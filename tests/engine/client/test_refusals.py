@@ -18,7 +18,7 @@ REFUSALS = [
     (SinceAhead(at(5), 3), "read at 5 or later"),
     (SinceAhead(EMPTY, 3), "the reader has none left"),
     (UpperMismatch(at(7), at(5)), r"the upper of the shard is \{7\}, not \{5\}.* append at \{7\}"),
-    (UpperMismatch(EMPTY, at(5)), "it is closed"),
+    (UpperMismatch(EMPTY, at(5)), "the shard is closed"),
     (ProgressMismatch(None), "nothing was appended, the stored progress is none"),
     (ProgressMismatch(SourceProgress(b"secret", at(3))), r"another one, of upper \{3\}"),
     (OpaqueMismatch(b"secret", at(3)), "another owner"),
