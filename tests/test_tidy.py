@@ -38,6 +38,15 @@ SHORT_MODULES = {
 }
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "types", "manager", "managers"}
 PURE_ROOMS = ("model", "rows", "codec", "flow")
+#: Rooms whose prose says which component does what.
+PLAIN_ROOMS = (
+    *(f"engine/persist_engine/{room}" for room in ("base", "client", "codec", "dataflow", "flow", "model", "parts")),
+    *(f"engine/persist_engine/{room}" for room in ("rows", "shard", "storage", "testing", "work")),
+    "spark-images/persist_spark",
+    "tests/kit/persist_kit",
+    "bench",
+)
+PERSONS = re.compile(r"\b(who|whom|whoever|nobody|anybody|somebody|everybody|told|tells)\b", re.IGNORECASE)
 #: Spelled apart, so that this list does not find itself.
 MARKERS = ("TO" + "DO", "FIX" + "ME", "X" + "XX")
 
@@ -186,6 +195,20 @@ def test_the_core_imports_no_clock_and_no_randomness() -> None:
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
                 names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
                 bad += [f"{path.relative_to(ROOT)} imports {name}" for name in names if name.split(".")[0] in banned]
+    assert not bad
+
+
+@pytest.mark.parametrize("room", PLAIN_ROOMS)
+def test_prose_says_which_component_acts(room: str) -> None:
+    """A component acts in a sentence, not a person: such words hide which one."""
+    paths = [path for path in [*tracked("*.py"), *tracked("*.md")] if path.is_relative_to(ROOT / room)]
+    assert paths
+    bad = [
+        f"{path.relative_to(ROOT)}:{n}"
+        for path in paths
+        for n, line in enumerate(path.read_text().splitlines(), 1)
+        if PERSONS.search(line)
+    ]
     assert not bad
 
 

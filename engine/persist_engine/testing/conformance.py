@@ -61,7 +61,7 @@ def insisting(call: Callable[[], T]) -> T:
 
 
 def entry(seqno: int, data: bytes | None = None) -> VersionedData:
-    """An entry that carries its seqno as data unless told otherwise."""
+    """An entry that carries its seqno as data, unless `data` is given."""
     return VersionedData(SeqNo(seqno), b"data %d" % seqno if data is None else data)
 
 
@@ -328,7 +328,7 @@ class ConsensusTests:
         assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == [entry(first + 1)]
 
     def test_every_client_reads_what_any_wrote(self, consensus: Consensus, other: Consensus) -> None:
-        """Linearizable: a commit is in the next head and scan of everybody."""
+        """Linearizable: every later head and scan shows a commit."""
         fill(consensus, "s1", 1, 1)
         for seqno in range(2, 30):
             writer, reader = (consensus, other) if seqno % 2 else (other, consensus)
