@@ -41,7 +41,7 @@ PURE_ROOMS = ("model", "rows", "codec", "flow")
 #: Rooms whose prose says which component does what.
 PLAIN_ROOMS = (
     *(f"engine/persist_engine/{room}" for room in ("base", "client", "codec", "dataflow", "flow", "model", "parts")),
-    *(f"engine/persist_engine/{room}" for room in ("rows", "shard", "storage", "testing", "work")),
+    *(f"engine/persist_engine/{room}" for room in ("cli", "rows", "shard", "storage", "testing", "work")),
     "spark-images/persist_spark",
     "tests/kit/persist_kit",
     "bench",

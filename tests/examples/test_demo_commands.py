@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from persist_engine import Location, PersistClient, Schema, ShardId
+from persist_engine import Appended, Location, PersistClient, Schema, ShardId
 from persist_engine.base.env import SystemEnv
 from persist_operator.local.objects import Objects
 from pyarrow import csv
@@ -67,7 +67,9 @@ def fill(client, shard_id, ddl, table):
     times, diffs = pa.array([upper - 1] * len(table), pa.int64()), pa.array([1] * len(table), pa.int64())
     rows = pa.table({"key": sides[0], "val": sides[1], "time": times, "diff": diffs})
     with client.open_writer(shard_id, schema, purpose="test") as writer:
-        writer.compare_and_append(rows, expected_upper=0, new_upper=upper)
+        assert isinstance(writer.compare_and_append(rows, expected_upper=0, new_upper=upper), Appended)
+        for time in range(upper, upper + 4):  # so many versions that a rollup is due
+            assert isinstance(writer.compare_and_append([], expected_upper=time, new_upper=time + 1), Appended)
 
 
 def run(command, state):

@@ -43,7 +43,7 @@ Exit codes: 0 done, 1 any other error, 64 usage, 70 store unavailable, 71 fenced
 
 
 class _OutputClosed(Exception):
-    """Whoever read our output left."""
+    """The reader of the output closed it."""
 
 
 class _Root(PluginGroup):
@@ -99,13 +99,13 @@ def persist(
 
 def main() -> NoReturn:
     """Run the command line of this process and exit."""
-    # Closed by who started us: there is nobody to tell.
+    # The parent process may have closed both streams.
     sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     try:
         app(prog_name="persist")
     except PersistError as error:
-        sys.exit(_told(error.kind.value, str(error), exit_code(error)))
+        sys.exit(_report(error.kind.value, str(error), exit_code(error)))
     except SystemExit as ended:
         # What the parser refuses (unknown commands and options) is usage as well, whatever its own code is.
         sys.exit(EXIT_USAGE if ended.code == _PARSER_EXIT_USAGE else ended.code)
@@ -118,18 +118,18 @@ def main() -> NoReturn:
     except OSError as error:
         # Files and streams of this machine, the output first of all: stores' errors are PersistErrors. What did not fit
         # into the output is not flushed into it again at exit.
-        code = _told("OSError", f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
+        code = _report("OSError", f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
         _drop_output()
         sys.exit(code)
-    except Exception as error:  # a bug of ours: told in one line like everything else
+    except Exception as error:  # a bug of persist: reported in one line like every other error
         if os.environ.get(TRACEBACK):
             raise
         text = f"{type(error).__name__}: {error}; this is a bug of persist, {TRACEBACK}=1 shows where"
-        sys.exit(_told("Unexpected", text, 1))
+        sys.exit(_report("Unexpected", text, 1))
     sys.exit(0)
 
 
-def _told(kind: str, text: str, code: int) -> int:
+def _report(kind: str, text: str, code: int) -> int:
     """An error as one line on stderr, and as JSON on stdout when that was asked for; `code`."""
     line = " ".join(text.split())
     sys.stderr.write(f"error: {kind}: {line}\n")

@@ -87,7 +87,7 @@ def gc(
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
 ) -> None:
-    """Delete blobs and versions that nobody can read any more, up to the newest rollup that no reader holds back."""
+    """Delete blobs and versions that no reader can reach any more, up to the newest rollup that no reader holds back."""
 
     def work(machine: Machine, bar: Bar) -> list[Outcome]:
         from persist_engine.work.gc import gc_and_truncate
@@ -212,12 +212,12 @@ def _run(
 
 
 def _collecting(bar: Bar) -> Callable[[int, int, int], None]:
-    """What to tell of a collection."""
+    """Shows the progress of a collection."""
 
-    def told(done: int, total: int, deleted: int) -> None:
+    def show(done: int, total: int, deleted: int) -> None:
         bar(done, total, f"{counted(deleted, 'blob')} deleted")
 
-    return told
+    return show
 
 
 def _write_report(report: Path | None, value: Any) -> None:

@@ -75,18 +75,20 @@ ShardOption = Annotated[
 ]
 ReportFile = Annotated[Path | None, typer.Option("--report", help="Also write the report, as JSON, to this file.")]
 
-Commit = Annotated[bool, typer.Option("--commit", help="Do it. Without this nothing is changed: it is only told.")]
+Commit = Annotated[
+    bool, typer.Option("--commit", help="Do it. Without this the command changes nothing and prints its plan.")
+]
 
 #: Where `persist --metrics` wants what the command counts; None: nowhere.
 METRICS_FILE: ContextVar[Path | None] = ContextVar("METRICS_FILE", default=None)
 #: The environment as `persist` was started with it; what it says of the engine goes into the settings of every client.
 ENVIRON: ContextVar[Mapping[str, str]] = ContextVar("ENVIRON", default=MappingProxyType({}))
 GIVE_UP_S = 60.0
-#: What `persist` may take where nobody says.
+#: The memory that `persist` may use unless --memory-mib says otherwise.
 MEMORY_MIB = 1024
 #: What makes one shard unreadable and says nothing of the others.
 UNREADABLE = (CorruptData, InvariantViolated, Incompatible)
-#: Who presses Tab does not wait longer.
+#: Completion waits no longer for the stores.
 COMPLETION_GIVE_UP_S = 1.0
 
 
@@ -107,7 +109,7 @@ ClaimAge = Annotated[
 
 
 def check_can_write(path: Path | None, option: str) -> None:
-    """InvalidUsage when the file that `option` names cannot be written: told before the work, not after it."""
+    """InvalidUsage when the file that `option` names cannot be written. Checked before the work, not after it."""
     if path is None:
         return
     try:
@@ -180,7 +182,7 @@ def connected(
     counting = NoMetrics() if path is None else PrometheusMetrics(registry)
     location = Location(blob=blob, consensus=consensus)
     waiting = Waiting(f"{shown_url(blob)} and {shown_url(consensus)}", give_up_s)
-    on_wait = waiting.told if sys.stderr.isatty() else None
+    on_wait = waiting.failed if sys.stderr.isatty() else None
     with opening(waiting) if on_wait else nullcontext():
         try:
             client = PersistClient.open(location, settings=settings, metrics=counting, create=create, on_wait=on_wait)

@@ -157,15 +157,15 @@ def _no_bar(done: float, total: float, text: str = "") -> None:
 
 
 def reading(bar: Bar) -> Callable[[int, int], None]:
-    """What to tell of parts read one by one: the bytes of each, and of all."""
+    """Shows the progress of parts read one by one: the bytes of each, and of all."""
     read = 0
 
-    def told(count: int, total: int) -> None:
+    def show(count: int, total: int) -> None:
         nonlocal read
         read += count
         bar(read, total, f"{read / 1e6:,.1f} MB read")
 
-    return told
+    return show
 
 
 def ago(milliseconds: int) -> str:

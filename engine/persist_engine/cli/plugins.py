@@ -1,7 +1,7 @@
 """Sub-commands of other distributions: entry points of the group `persist.commands`, each naming a Typer application.
 
-Nothing of a plugin is imported until its command is used, so that help stays fast and one that is broken harms nobody
-else.
+Nothing of a plugin is imported until its command is used, so that help stays fast and a broken plugin affects only
+its own command.
 """
 
 from __future__ import annotations

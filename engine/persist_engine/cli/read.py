@@ -118,7 +118,7 @@ def read(
     if since is None and upto != "latest":
         raise InvalidUsage("--to ends what --from begins: give both, or --as-of")
     if since is not None and (as_of != "latest" or count):
-        raise InvalidUsage(f"--from tells what changed: it does not go with {'--count' if count else '--as-of'}")
+        raise InvalidUsage(f"--from shows changes: it does not go with {'--count' if count else '--as-of'}")
     shape = _Shape(where, None if columns is None else [name.strip() for name in columns.split(",")], flat=not updates)
     path = None if output == "-" else Path(output)
     chosen = format or _format(path, as_json=as_json)
@@ -164,7 +164,7 @@ class _Shape:
 
         answer = reader.snapshot(time, where=self._where, columns=self._columns, timeout_s=wait_s)
         if isinstance(answer, SinceAhead):
-            text = f"cannot read at {dated(time)}: the earliest time that can be told is {dated(answer.since.time)}"
+            text = f"cannot read at {dated(time)}: the earliest readable time is {dated(answer.since.time)}"
             raise InvalidUsage(text, as_of=time, since=answer.since)
         return answer
 
@@ -176,7 +176,7 @@ class _Shape:
         answer = reader.changes(after, upto, shape=shape, where=self._where, columns=self._columns, timeout_s=wait_s)
         if isinstance(answer, SinceAhead):
             text = "the start" if after is None else dated(after)
-            said = f"cannot tell what changed after {text}: the earliest time that can be told is {dated(answer.since.time)}"
+            said = f"cannot show the changes after {text}: the earliest readable time is {dated(answer.since.time)}"
             raise InvalidUsage(said, since=answer.since)
         return answer
 

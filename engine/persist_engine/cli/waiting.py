@@ -14,28 +14,28 @@ import typer
 if TYPE_CHECKING:
     from persist_engine.base.errors import StorageError
 
-#: Who sees nothing for longer wonders what happens.
+#: A person at a terminal sees a message after so long a silence.
 QUIET_S = 2.0
 #: No retry pauses for so long: a failure after it begins another wait.
 _LULL_S = 60.0
 
 
 class Waiting:
-    """Tells once for each wait what it is for. Thread-safe."""
+    """Prints one line for each wait that says what it is for. Thread-safe."""
 
     def __init__(self, stores: str, give_up_s: float) -> None:
         self._reason = f"no answer yet from {stores}"
         self._give_up_s = give_up_s
         self._lock = threading.Lock()
         self._began_s = self._failed_s = -math.inf
-        self._is_told = False
+        self._is_shown = False
 
-    def told(self, what: str, error: StorageError) -> None:
-        """Something failed, and is tried again."""
+    def failed(self, what: str, error: StorageError) -> None:
+        """Records a failure that is being retried."""
         now_s = time.monotonic()
         with self._lock:
             if now_s - self._failed_s > _LULL_S:
-                self._began_s, self._is_told = now_s, self._is_told and self._failed_s == -math.inf
+                self._began_s, self._is_shown = now_s, self._is_shown and self._failed_s == -math.inf
             self._failed_s = now_s
             self._reason = f"{what}: {error}"
         if now_s - self._began_s >= QUIET_S:
@@ -44,9 +44,9 @@ class Waiting:
     def tell(self) -> None:
         """Print the line, unless it was printed for this wait."""
         with self._lock:
-            if self._is_told:
+            if self._is_shown:
                 return
-            self._is_told = True
+            self._is_shown = True
             text = " ".join(self._reason.split())
         typer.echo(f"waiting, for {self._give_up_s:.0f} s at most (--give-up): {text}", err=True)
 

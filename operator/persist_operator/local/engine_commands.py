@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR, Shard
 from persist_operator.local.objects import NAMESPACE, Document, Objects
-from persist_operator.settings import AllowedNamespaces, OperatorSettings, StorageProfile
+from persist_operator.settings import AllowedNamespaces, LoopSettings, OperatorSettings, StorageProfile
 
 #: The engine parses what follows the name.
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]}
@@ -26,6 +26,8 @@ State = Annotated[
 Config = Annotated[Path | None, typer.Option(help="As of `up`: where the stores are, if not below --state.")]
 Credentials = Annotated[Path | None, typer.Option(exists=True, file_okay=False, help="As of `up`.")]
 _STATE = Path(".persist")
+#: How old the numbers of a status may be.
+_NUMBERS_S = 1.0
 #: What the engine also does, or only, for all shards of the stores.
 _OF_ALL_SHARDS = {"shards", "names", "usage", "verify", "orphans", "recover-store"}
 
@@ -72,7 +74,10 @@ def runner_settings(state: Path, config: Path | None) -> OperatorSettings:
         take_over="Any",
         allowed_namespaces=AllowedNamespaces(names=(NAMESPACE,)),
     )
-    return OperatorSettings(operator_id="local", storage_profiles={"default": profile})
+    # Status goes to a file, not to an API server: a command shows what the one before it wrote.
+    return OperatorSettings(
+        operator_id="local", storage_profiles={"default": profile}, loop=LoopSettings(numbers_seconds=_NUMBERS_S)
+    )
 
 
 def _with_what(arguments: Sequence[str], group: str, usual: str) -> list[str]:

@@ -134,4 +134,4 @@ def test_from_start_is_from_since_where_since_has_moved(persist, tmp_path):
     )
     code, _, err = persist("read", *args, "--from", "start", "--to", 1)
     assert code == 64
-    assert "the earliest time that can be told is 2" in err
+    assert "the earliest readable time is 2" in err

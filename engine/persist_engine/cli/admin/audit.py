@@ -272,7 +272,7 @@ def export(
     consensus: ConsensusUrl = None,
     as_of: AsOf = "latest",
     history: Annotated[
-        bool, typer.Option("--history", help="Every update that can still be told apart, instead of one time.")
+        bool, typer.Option("--history", help="Every update since the earliest readable time, instead of one time.")
     ] = False,
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,

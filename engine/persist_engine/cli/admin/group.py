@@ -1,5 +1,5 @@
-"""`persist admin`: what a person does to shards by hand. Nothing is changed without `--commit`; without it the command
-tells exactly what it would do.
+"""`persist admin`: commands that a person runs on shards. Without `--commit` a command changes nothing and prints exactly what it
+would do.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ EPILOG = """Examples:
 
 persist admin holds SHARD
 
-persist admin force-gc SHARD           (tells what it would delete)
+persist admin force-gc SHARD           (lists what it would delete)
 
 persist admin force-gc SHARD --commit
 
@@ -50,7 +50,7 @@ persist admin verify SHARD --sample 10
 Commands that change something do so only with --commit."""
 
 app = typer.Typer(
-    help="Administer shards: who holds what, what lies where, whether it is sound; force, finish, restore, recover, export.",
+    help="Administer shards: show holds and usage, verify, force maintenance, finalize, restore, recover, export.",
     epilog=EPILOG,
     no_args_is_help=True,
 )
@@ -97,7 +97,7 @@ def force_gc(
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
 ) -> None:
-    """Write a rollup and collect all garbage that no reader holds back: `persist admin holds` tells who does."""
+    """Write a rollup and collect all garbage that no reader holds back: `persist admin holds` lists these readers."""
     from persist_engine.work.repair.force import force_gc as force
     from persist_engine.work.repair.force import plan_gc
 
@@ -132,9 +132,9 @@ def finalize(
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
 ) -> None:
-    """Delete all data of a closed shard for good. Refused while since or upper is not empty, telling who is in the way.
+    """Delete all data of a closed shard for good. Refused while since or upper is not empty; the refusal names the readers that hold them.
 
-    Nobody can read or write a finalized shard ever again. Readers' holds are never overridden: a leased reader has to
+    A finalized shard can never be read or written again. Readers' holds are never overridden: a leased reader has to
     end, a critical one has to be named with --release.
     """
     from persist_engine.base.errors import FinalizationError

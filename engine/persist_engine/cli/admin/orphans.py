@@ -1,4 +1,4 @@
-"""`persist admin orphans`: blobs that no version names, told and, with --commit, deleted."""
+"""`persist admin orphans`: lists blobs that no version names and, with --commit, deletes them."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 EPILOG = """Examples:
 
-persist admin orphans SHARD                              (tells what it would delete)
+persist admin orphans SHARD                              (lists what it would delete)
 
 persist admin orphans SHARD --older-than 3d --commit
 
 persist admin orphans --max-deletes 10000 --commit       (all shards; go on with --resume-after)"""
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-#: Nobody stages a batch and appends it an hour later by accident; a shorter age only refuses honest writers.
+#: No writer appends a batch an hour after it staged it, except on purpose. A shorter age would refuse writers that are merely slow.
 OLDER_THAN_S_MIN = 3600
 
 
@@ -70,8 +70,8 @@ def orphans(
 ) -> None:
     """Find blobs that no version names and none ever will. Without SHARD: all shards, in the order of their ids.
 
-    With --commit each shard first gets a floor: nobody can append a batch that was staged before it, so what is deleted
-    can never be missed. Blobs of shards that consensus does not know are shown by `persist admin usage` and never deleted.
+    With --commit each shard first gets a floor: a batch that was staged before the floor can no longer be appended, so no version
+    will ever name a deleted blob. Blobs of shards that consensus does not know are shown by `persist admin usage` and never deleted.
     """
     from persist_engine.model.ids import ShardId
 

@@ -73,12 +73,12 @@ def owner(
             client.adopt(wanted, shard_id, shard_id, take_over=True)
         store_id = client.store_id
     new = None if release else wanted or held
-    told = {"shard_id": shard_id, "store_id": store_id, "owner": held}
+    shown = {"shard_id": shard_id, "store_id": store_id, "owner": held}
     changes = {"new_owner": new, "committed": commit} if release or wanted is not None else {}
     if as_json:
-        print_json({**told, "owner": fields_of(held)} | ({**changes, "new_owner": fields_of(new)} if changes else {}))
+        print_json({**shown, "owner": fields_of(held)} | ({**changes, "new_owner": fields_of(new)} if changes else {}))
         return
-    print_pairs(told | changes)
+    print_pairs(shown | changes)
     if changes and not commit:
         typer.echo("nothing was changed: say --commit to do it", err=True)
 
@@ -90,7 +90,7 @@ def names(
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
 ) -> None:
-    """Every resource that has, or had, a shard of this location, and who owns that shard now."""
+    """Every resource that has, or had, a shard of this location, and the owner of that shard now."""
     with connected(blob, consensus, give_up) as client:
         found = sorted((str(name), name, shard_id) for name, shard_id in client.names())
         rows = [(name, shard_id, client.owner_of(shard_id)) for _, name, shard_id in found]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 STORE_EPILOG = "Example: persist admin recover-store --commit"
 EPILOG = """Examples:
 
-persist admin recover SHARD                          (tells what is there, and what is gone for good)
+persist admin recover SHARD                          (shows what is left, and what is gone for good)
 
 persist admin recover SHARD --last-seqno 4711 --commit
 
@@ -119,8 +119,8 @@ def recover_store(
 ) -> None:
     """Make two stores a pair again of which one forgot it (StoreLost), as a Redis does that was emptied.
 
-    First see that both addresses are right, and restore the store that lost its data if you can. Tells which shards have no
-    log any more: `persist admin recover SHARD` is for those. Two stores of two pairs stay apart.
+    First check both addresses, and restore the store that lost its data if you can. The command lists the shards that have
+    no log any more: `persist admin recover SHARD` is for those. Two stores of two pairs stay apart.
     """
     from persist_engine.work.repair.rejoin import rejoin
 

@@ -111,7 +111,7 @@ def shard(
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
 ) -> None:
-    """One shard in numbers: frontiers, schema, data, versions, debt, its store, its owner, and who holds what."""
+    """One shard in numbers: frontiers, schema, data, versions, debt, its store, its owner, its holds."""
     from persist_engine.model.retention import remark
 
     shard_id = one_shard(shard_argument, shard)
