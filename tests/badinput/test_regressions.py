@@ -214,7 +214,7 @@ def test_regression_19_a_listener_gets_no_row_twice_when_batches_merge_behind_it
 
 
 def test_regression_20_rows_cut_off_by_truncation_are_neither_read_nor_counted_against_a_compaction(shop):
-    """The sums of truncated parts count rows that nobody sees: a right compaction was refused as wrong (spec 10.9)."""
+    """The sums of truncated parts count rows outside the bounds: a correct compaction was refused (spec 10.9)."""
     shard_id = shop.shard_id()
     everything = [row(key, "x", key) for key in range(10)]
     with shop.process().open_writer(shard_id, SCHEMA, purpose="test") as writer:

@@ -264,7 +264,7 @@ def test_lost_entries_are_reported_and_never_overwritten(server, consensus, verb
 @pytest.mark.parametrize("verb", ["head", "append", "create", "scan", "truncate"])
 @pytest.mark.parametrize("known_by", ["commit", "scan", "head"])
 def test_a_log_regrown_to_the_very_length_that_was_seen_is_not_ours(server, consensus, verb, known_by):
-    """Wiped or rolled back, and written anew by others: whoever stands at its head must not commit onto it (spec 24.5)."""
+    """A log is wiped or rolled back, and others write it anew. A process that stands at the old head must not commit onto it (spec 24.5)."""
     fill(consensus, "s1", 1, 3)
     known = consensus if known_by == "commit" else opened(server.url)
     verbs(known)["scan" if known_by == "commit" else known_by]()

@@ -1,4 +1,4 @@
-"""What the API server refuses is told: broken resources by itself, pods of Jobs by the status of their shard."""
+"""The API server refuses broken resources with its own message; the status of a shard shows why it refuses the pods of its Jobs."""
 
 from __future__ import annotations
 

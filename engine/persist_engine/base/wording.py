@@ -40,9 +40,14 @@ def dated(time: int | None) -> str:
     return str(time) if text is None else f"{time} ({text})"
 
 
+def is_instant(time: int) -> bool:
+    """Whether `time` can be milliseconds since 1970; else it is a counter."""
+    return time >= _INSTANTS_FROM_MS
+
+
 def iso_text(time: int) -> str | None:
     """`2014-01-01T04:00:00.001Z`; None for a counter, and for a year that has more than four digits."""
-    if time < _INSTANTS_FROM_MS:
+    if not is_instant(time):
         return None
     try:
         at = _EPOCH + timedelta(milliseconds=time)

@@ -7,7 +7,7 @@ schema filled in.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -119,16 +119,16 @@ class Shard:
     meta: Meta
     spec: ShardSpec
     status: Mapping[str, Any]
+    known: ShardStatus = field(init=False, compare=False, repr=False)
+    """The status as a value. Made once: a reconcile reads it a dozen times."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "known", ShardStatus.of(self.status))
 
     @classmethod
     def of(cls, resource: Mapping[str, Any]) -> Shard:
         """From the dictionary form."""
         return cls(meta=Meta.of(resource), spec=ShardSpec.of(resource["spec"]), status=resource.get("status") or {})
-
-    @property
-    def known(self) -> ShardStatus:
-        """The status as a value."""
-        return ShardStatus.of(self.status)
 
     def profile_name(self, settings: OperatorSettings) -> str:
         """The profile that it names, or the default one."""

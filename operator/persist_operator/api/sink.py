@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from persist_operator.api import names
 from persist_operator.api.resource import Meta
+from persist_operator.api.sink_status import SinkStatus
 
 #: What a driver is made of; a change of anything here is another run. Retries, timeouts, cleanup and suspend are not.
 _REVISED = ("shardRef", "input", "envelope", "write", "spark")
@@ -116,6 +117,11 @@ class Sink:
     meta: Meta
     spec: SinkSpec
     status: Mapping[str, Any]
+    known: SinkStatus = field(init=False, compare=False, repr=False)
+    """The status as a value. Made once: a reconcile reads it several times."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "known", SinkStatus.of(self.status))
 
     @classmethod
     def of(cls, resource: Mapping[str, Any]) -> Sink:

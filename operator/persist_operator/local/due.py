@@ -13,7 +13,7 @@ from persist_engine.base.errors import InvalidUsage
 
 from persist_operator.api import names, times
 from persist_operator.api.sink import SinkSpec
-from persist_operator.api.sink_status import SinkStatus
+from persist_operator.api.sink_status import RunState, SinkStatus
 from persist_operator.local import inputs
 from persist_operator.local.objects import Document, Objects
 from persist_operator.plan import schedule
@@ -24,21 +24,23 @@ _RESTART = f"{names.REQUEST_PREFIX}restart"
 
 def ask(objects: Objects, document: Mapping[str, Any], *, now_ms: int) -> None:
     """Another run of the sink, due or not. An attempt that the status still knows goes on instead: nothing is asked then."""
-    if not SinkStatus.of(document.get("status") or {}).is_under_way:
+    if not _known(document).is_under_way:
         objects.annotate("SparkSink", document["metadata"]["name"], _RESTART, str(now_ms))
 
 
 def has_failed(document: Mapping[str, Any]) -> bool:
     """Whether the run of the sink's spec ended in a failure that nothing repeats by itself; another spec is another run."""
-    run = (document.get("status") or {}).get("run") or {}
-    return run.get("state") == "Failed" and run.get("revision") in {None, SinkSpec.of(document["spec"]).revision}
+    run = _known(document).run
+    return run.state == "Failed" and run.revision in {None, SinkSpec.of(document["spec"]).revision}
 
 
 def is_mended(document: Mapping[str, Any]) -> bool:
     """Whether the files of a failed sink's input changed since its last attempt began."""
-    began_ms = times.to_ms(((document.get("status") or {}).get("driver") or {}).get("startTime"))
-    changed_ms = inputs.changed_ms(document) if has_failed(document) and began_ms is not None else None
-    return changed_ms is not None and began_ms is not None and changed_ms > began_ms
+    began_ms = times.to_ms(_known(document).driver.start_time)
+    if began_ms is None or not has_failed(document):
+        return False
+    changed_ms = inputs.changed_ms(document)
+    return changed_ms is not None and changed_ms > began_ms
 
 
 @dataclass(slots=True)
@@ -53,8 +55,7 @@ class Ticks:
 
     def is_over(self, document: Mapping[str, Any]) -> bool:
         """Whether the sink has had its run."""
-        run = (document.get("status") or {}).get("run") or {}
-        return self._has_run(document) and run.get("state") != "Running"
+        return self._has_run(document) and _known(document).run.state != "Running"
 
     def shown(self, document: Document, *, now_ms: int) -> Document:
         """The sink as the planner is to see it: with a tick that is due, or with none."""
@@ -77,19 +78,21 @@ class Ticks:
     def _has_run(self, document: Mapping[str, Any]) -> bool:
         if self.watch or document["spec"]["mode"] != "Scheduled":
             return False
-        run = (document.get("status") or {}).get("run") or {}
-        number = run.get("number", 0)
-        before = self._numbers.setdefault(document["metadata"]["name"], number - (run.get("state") == "Running"))
-        return bool(number > before)
+        run = _known(document).run
+        number = run.number or 0
+        return number > self._numbers.setdefault(document["metadata"]["name"], number - (run.state == "Running"))
 
     def _is_wanted(self, document: Mapping[str, Any]) -> bool:
-        status = document.get("status") or {}
-        run = status.get("run") or {}
-        if run.get("state") in {"Running", "Failed"} or SinkStatus.of(status).is_under_way:
+        known = _known(document)
+        if known.run.state in {"Running", "Failed"} or known.is_under_way:
             return False  # a failed run that somebody asks for is opened again, by the planner
         token = (document["metadata"].get("annotations") or {}).get(_RESTART, "")[:64]
-        is_asked = bool(token) and (status.get("lastHandledRequests") or {}).get("restart") != token
-        return is_asked or (not self.watch and not run)
+        is_asked = bool(token) and (known.last_handled_requests or {}).get("restart") != token
+        return is_asked or (not self.watch and known.run == RunState())
+
+
+def _known(document: Mapping[str, Any]) -> SinkStatus:
+    return SinkStatus.of(document.get("status") or {})
 
 
 def _with_due_tick(document: Document, now_ms: int) -> Document:

@@ -36,8 +36,8 @@ _AUTHENTICATED = {
 
 
 def sink_document(action: StartDriver, meta: Meta, *, credentials_dir: str) -> dict[str, Any]:
-    """What the driver is told; input, envelope and write as the user wrote them. Its process finds the stores' Secret, if there is
-    one, at `credentials_dir`.
+    """The driver's request; input, envelope and write as the user wrote them. The driver reads the stores' credentials, if a Secret
+    holds them, from `credentials_dir`.
     """
     spec, schema = action.spec, action.schema
     blob, consensus = action.location.urls(credentials_dir)

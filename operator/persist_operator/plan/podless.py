@@ -1,17 +1,18 @@
-"""Jobs without a pod: when their Events are read, what a refused one means, and when it is looked at again. Pure.
+"""Jobs without a pod: when the operator reads their Events, what a refusal means, and when the operator looks again. Pure.
 
-Kubernetes makes the pods of Jobs, and tells only the Job's Events (FailedCreate) that it is refused them. They are read for a Job that
-has no pod two seconds after it was made, and ever later: pods that come as they should cost no request.
+The Job controller creates the pods of a Job. When the API server refuses a pod, only an Event of the Job (FailedCreate) says why. The
+operator reads these Events for a Job that has no pod two seconds after its creation, and then at growing intervals. A Job whose pod comes
+in time costs no request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from persist_operator.api import times
 from persist_operator.api.redact import clip, redact
+from persist_operator.api.shard_status import Looks, ShardStatus, Upkeep
 from persist_operator.plan.actions import Plan, StartInspection, StartMaintenance
 from persist_operator.plan.observed import Phase, Run
 
@@ -19,31 +20,33 @@ _FIRST_S = 2.0
 _WORDS_MAX = 1024
 
 
-def is_to_be_asked_about(run: Run, status: Mapping[str, Any], now_ms: int) -> bool:
-    """Whether Events may say why `run` has no pod. `status`: its shard's, as stored; a failure that it tells of is told."""
+def needs_events(run: Run, status: ShardStatus, now_ms: int) -> bool:
+    """Whether Events may say why `run` has no pod. `status`: the stored status of its shard. False for a failure that the status already
+    has.
+    """
     if not run.podless or run.deleting:
         return False
     if run.phase is Phase.FAILED:
         block = _block(run, status)
-        return run.kind == "inspection" or block.get("jobName") == run.name != block.get("settledJob")
+        return run.kind == "inspection" or block.job_name == run.name != block.settled_job
     return _age_s(run, status, now_ms) >= _FIRST_S
 
 
 def with_refusal(run: Run, words: str) -> Run:
-    """`run`, of which Events say that its pod is refused with `words`; as it is when they say nothing."""
+    """`run` with the refusal of its pod, in the `words` of its Events; `run` itself when there are none."""
     if not words:
         return run
-    # Others may write Events, too: what a status shows on a terminal moves no cursor.
+    # Any writer of Events chooses these words: a control character in a status would reach a terminal.
     line = "".join(one if one.isprintable() else " " for one in words)
-    told = (
+    message = (
         f"Job {run.name} has no pod: {clip(redact(line), _WORDS_MAX)}; "
         "let the namespace's quota, its pod security level or its admission policies allow it"
     )
-    return replace(run, refused=True, message=f"{run.message}; {told}" if run.phase.finished else told)
+    return replace(run, refused=True, message=f"{run.message}; {message}" if run.phase.finished else message)
 
 
-def with_look(plan: Plan, runs: Iterable[Run], status: Mapping[str, Any], *, now_ms: int) -> Plan:
-    """`plan` with a look in time for the Events of every Job that has no pod, or is made now. `status`: as stored."""
+def with_look(plan: Plan, runs: Iterable[Run], status: ShardStatus, *, now_ms: int) -> Plan:
+    """`plan` with a look in time for the Events of every Job that has no pod, or that the plan creates. `status`: as stored."""
     waits = [
         max(1.0, age_s if age_s >= _FIRST_S else _FIRST_S - age_s)
         for run in runs
@@ -57,17 +60,18 @@ def with_look(plan: Plan, runs: Iterable[Run], status: Mapping[str, Any], *, now
     return replace(plan, requeue_after_s=min(waits), is_periodic=False)
 
 
-def _age_s(run: Run, status: Mapping[str, Any], now_ms: int) -> float:
-    """Since it was made, by the server's clock or by that of who intended it: one that is ahead or behind makes no Job old."""
+def _age_s(run: Run, status: ShardStatus, now_ms: int) -> float:
+    """Time since the creation of `run`, by the API server's clock or by the clock of the operator that intended it, whichever is nearer.
+    A clock that is wrong thus makes no Job old.
+    """
     made_ms, block = [run.created_ms], _block(run, status)
-    if block.get("jobName") == run.name:
-        made_ms.append(times.to_ms(block.get("lastAttemptTime")) or run.created_ms)
+    if block.job_name == run.name:
+        made_ms.append(times.to_ms(block.last_attempt_time) or run.created_ms)
     return min(abs(now_ms - one) for one in made_ms) / 1000
 
 
-def _block(run: Run, status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the status says of runs of this kind."""
-    found: Mapping[str, Any] = (
-        status.get("inspection", {}) if run.kind == "inspection" else status.get("maintenance", {}).get(run.kind, {})
-    )
-    return found
+def _block(run: Run, status: ShardStatus) -> Upkeep | Looks:
+    """The part of the status about runs of this kind."""
+    if run.kind == "inspection":
+        return status.inspection or Looks()
+    return next((block for kind, block in (status.maintenance or {}).items() if kind == run.kind), Upkeep())

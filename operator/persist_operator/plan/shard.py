@@ -81,7 +81,7 @@ def plan_shard(shard: Shard, observed: ShardObserved, *, now_ms: int, settings: 
     plan = _planned(shard, location, observed, now_ms, settings)
     if isinstance(location, InlineLocation) and is_to_be_asked(shard):
         plan = inspecting.with_next(plan, shard, observed, location, now_ms=now_ms, settings=settings)
-    return podless.with_look(plan, (*observed.runs, *observed.inspections), shard.status, now_ms=now_ms)
+    return podless.with_look(plan, (*observed.runs, *observed.inspections), shard.known, now_ms=now_ms)
 
 
 def _planned(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from persist_engine.base.secrets import shown_url
+from persist_engine.base.wording import is_instant
 from persist_engine.model.inspection import Inspection, ReaderInfo
 
 from persist_operator.api import times
@@ -14,8 +15,6 @@ from persist_operator.api.shard_status import Debt, Frontiers, Holder, Holds, Sh
 from persist_operator.plan import shard_log
 
 _BLOCKING_MAX = 5
-#: Times below this (in 1973, as ms) are no wall-clock times: lags mean nothing.
-_WALL_CLOCK_FROM_MS = 100_000_000_000
 
 
 def stores(location: StoreLocation) -> Stores:
@@ -85,7 +84,7 @@ def frontier_text(time: int | None) -> str:
 
 def _frontiers(inspection: Inspection, now_ms: int, since_advanced: str | None) -> Frontiers:
     upper, since = inspection.upper, inspection.since
-    wall_clock = upper is not None and upper >= _WALL_CLOCK_FROM_MS
+    wall_clock = upper is not None and is_instant(upper)
     return Frontiers(
         since=frontier_text(since),
         upper=frontier_text(upper),

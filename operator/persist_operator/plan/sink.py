@@ -94,8 +94,7 @@ def plan_sink(sink: Sink, observed: SinkObserved, *, now_ms: int, settings: Oper
     """The next steps for `sink`. Deterministic; the same inputs give the same plan."""
     if sink.meta.deleting:
         return Plan(status=sink.status)
-    before = SinkStatus.of(sink.status)
-    draft = Draft(sink, observed, now_ms, replace(before, active_revision=sink.spec.revision))
+    draft = Draft(sink, observed, now_ms, replace(sink.known, active_revision=sink.spec.revision))
     problem: InvalidUsage | None = None
     draft = _handle_requests(_force_out(_follow(_adopt(draft))))
     try:

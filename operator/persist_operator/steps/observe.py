@@ -12,7 +12,6 @@ from persist_operator.api.redact import redact
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import InlineLocation, Shard, StorageRefused
 from persist_operator.api.sink import Sink
-from persist_operator.api.sink_status import SinkStatus
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, ApiError, Cluster
 from persist_operator.manifests.driver import COMPONENT as SINK_COMPONENT
@@ -86,7 +85,7 @@ class Observer:
     def _maintenance_run(self, shard: Shard, job: children.Resource, pods: Sequence[children.Resource]) -> Run | None:
         """The run of a Job, with what its Events say of a pod that is refused."""
         run = children.maintenance_run(job, pods)
-        if run is None or not podless.is_to_be_asked_about(run, shard.status, self._env.now_ms()):
+        if run is None or not podless.needs_events(run, shard.known, self._env.now_ms()):
             return run
         head = job["metadata"]
         try:
@@ -94,7 +93,7 @@ class Observer:
         except ApiError as error:
             if error.status != _FORBIDDEN:
                 raise
-            # Roles that are not the chart's may not grant it: `NoPod` is told all the same.
+            # A role that is not the chart's may lack this right. The status then shows `NoPod` after a minute.
             return run
         return podless.with_refusal(run, children.refusal(job, events))
 
@@ -159,7 +158,7 @@ class Observer:
 
     def _leftovers(self, sink: Sink, owned: Mapping[str, str], runs: list[Run]) -> tuple[str, ...]:
         """Attempts of which only the ConfigMap is left (it is made first, and removed last)."""
-        if SinkStatus.of(sink.status).is_under_way:
+        if sink.known.is_under_way:
             return ()
         found = self._cluster.find(CONFIG_MAP, sink.meta.namespace, {**owned, names.LABEL_ROLE: "driver"})
         return tuple(sorted({one["metadata"]["name"] for one in found} - {run.name for run in runs}))
@@ -177,7 +176,7 @@ def _owned(uid: str) -> dict[str, str]:
 
 
 def _is_news(sink: Sink, run: Run) -> bool:
-    """Whether the plan will enter the failure of `run`: those of attempts before are told, their pods are only retained."""
-    status = SinkStatus.of(sink.status)
+    """Whether the plan will enter the failure of `run`. The status has those of earlier attempts already."""
+    status = sink.known
     newest = run.name == status.driver.pod_name or run.attempt > (status.attempt or 0)
     return newest and status.last_failure.pod_name != run.name
