@@ -42,6 +42,7 @@ from persist_operator.plan.observed import (
     ShardObserved,
     ShardView,
     SinkObserved,
+    StoreFailure,
 )
 from persist_operator.plan.shard import is_to_be_asked, plan_shard
 from persist_operator.plan.sink import plan_sink
@@ -255,7 +256,13 @@ class LocalRunner:
             runs=runs_of(children, owner),
             failures=self._failures.get(owner, {}),
         )
-        plan = plan_shard(shard, observed, now_ms=self._env.now_ms(), settings=self._settings)
+        plan = plan_shard(
+            shard,
+            observed,
+            now_ms=self._env.now_ms(),
+            settings=self._settings,
+            words=hints.local_words(shard.meta.name),
+        )
         if not maintains:
             plan = replace(plan, actions=tuple(one for one in plan.actions if not isinstance(one, StartMaintenance)))
         self._carry_out(owner, document, plan)
@@ -279,6 +286,7 @@ class LocalRunner:
             SinkObserved(shard=view, runs=runs, failures=self._failures.get(owner, {})),
             now_ms=self._env.now_ms(),
             settings=self._settings,
+            words=hints.local_words(sink.meta.name),
         )
         plan = self._ticks.kept(plan, document, shown)
         self._carry_out(owner, document, plan)
@@ -288,7 +296,6 @@ class LocalRunner:
 
     def _carry_out(self, owner: str, document: Document, plan: Plan) -> None:
         kind, name = document["kind"], document["metadata"]["name"]
-        plan = hints.for_this_machine(plan, name)
         self._changed = self._changed or plan.status != (document.get("status") or {})
         self._objects.set_status(kind, name, plan.status)  # the intent stands before anything is done
         notes = list(plan.notes)
@@ -302,14 +309,15 @@ class LocalRunner:
                 note = done_note(action) if done else None
                 notes += [] if note is None else [note]
             except PersistError as error:
+                message = hints.by_name(str(error), plan.status.get("shardId"), name)
                 failures[what] = ActionFailure(
                     reason=error.kind.value,
-                    message=str(error),
+                    message=message,
                     permanent=isinstance(error, InvalidUsage),
                     at_ms=self._env.now_ms(),
                     generation=meta.generation,
                 )
-                notes.append(Note("Warning", error.kind.value, str(error)))
+                notes.append(Note("Warning", error.kind.value, message))
         # What is asked for, or fails, pass after pass is told once.
         for note in notes:
             if note not in self._told.get(owner, ()):
@@ -324,9 +332,13 @@ class LocalRunner:
             return Seen(inspected=NotInspected())  # the plan says what is wrong with it
         if not is_to_be_asked(shard):
             return Seen(inspected=NotInspected())
-        return self._bridge.claim(
+        seen = self._bridge.claim(
             shard, location, self._settings, is_gone=lambda name: self._objects.get("PersistShard", name) is None
         )
+        if not isinstance(seen.inspected, StoreFailure):
+            return seen
+        message = hints.by_name(seen.inspected.message, shard.known.shard_id, shard.meta.name)
+        return replace(seen, inspected=replace(seen.inspected, message=message))
 
     def _is_due_soon(self, shard: Shard, inspected: Inspected, plan: Plan) -> bool:
         """Whether maintenance of the shard is worth waiting for."""
