@@ -29,7 +29,7 @@ from persist_operator.bridge import Bridge
 from persist_operator.local import due, engine_commands, inputs, view
 from persist_operator.local.act import LocalActor, Room, child_environ, java_problem, stop_everything
 from persist_operator.local.describe import description
-from persist_operator.local.engine_commands import runner_settings
+from persist_operator.local.engine_commands import STATE, State, runner_settings
 from persist_operator.local.objects import Document, Objects
 from persist_operator.local.processes import Processes
 from persist_operator.local.runner import Busy, LocalRunner, Refused, checked, read_documents, runner_lock
@@ -49,9 +49,6 @@ REQUESTS = {
     "restart": "SparkSink",
 }
 
-State = Annotated[
-    Path, typer.Option("--state", envvar="PERSIST_LOCAL_STATE", help="Folder of resources, logs, stores.")
-]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
 Wide = Annotated[bool, typer.Option("--wide", "-w", help="All columns, and messages in full.")]
 Config = Annotated[
@@ -68,7 +65,6 @@ Credentials = Annotated[
 Drivers = Annotated[
     int | None, typer.Option(min=1, help="Sinks that run at once; default: what cores and memory allow.")
 ]
-_STATE = Path(".persist")
 _GRACE_S = 10.0
 _INTERRUPTED = 130
 
@@ -76,7 +72,7 @@ _INTERRUPTED = 130
 @app.command()
 def up(
     files: Annotated[list[Path], typer.Option("--filename", "-f", help="YAML file, or folder of them. Repeatable.")],
-    state: State = _STATE,
+    state: State = STATE,
     *,
     config: Config = None,
     credentials: Credentials = None,
@@ -148,7 +144,7 @@ def _end(objects: Objects, failed: list[str], kinds: list[str], state: Path) -> 
     for kind in kinds:
         _print_resources(list(objects.every(kind)), kind, wide=False)
     if failed:
-        where = "" if state == _STATE else f" --state {state}"
+        where = "" if state == STATE else f" --state {state}"
         sinks = [one.partition("/")[2] for one in failed if one.startswith("SparkSink/")]
         looks = [f"`persist local logs {name}{where}`" for name in sinks]
         looks += [
@@ -168,7 +164,7 @@ def _check_java() -> None:
 @app.command()
 def run(
     name: Annotated[str, typer.Argument(help="Name of the sink.")],
-    state: State = _STATE,
+    state: State = STATE,
     *,
     config: Config = None,
     credentials: Credentials = None,
@@ -260,7 +256,7 @@ def _interrupt(_signal: int, _frame: object) -> NoReturn:
 def get(
     kind: Annotated[str, typer.Argument(help="pshard, ssink, runs, or all.")] = "all",
     name: Annotated[str | None, typer.Argument(help="Only the resource of this name.")] = None,
-    state: State = _STATE,
+    state: State = STATE,
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
@@ -319,7 +315,7 @@ def _print(lines: Iterable[str], *, header: bool = True) -> None:
 def describe(
     kind: Annotated[str, typer.Argument(help="pshard or ssink.")],
     name: Annotated[str, typer.Argument(help="Name of the resource.")],
-    state: State = _STATE,
+    state: State = STATE,
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
@@ -338,7 +334,7 @@ def describe(
 @app.command()
 def logs(
     name: Annotated[str, typer.Argument(help="A run (see `get runs`), or a sink: then its newest attempt.")],
-    state: State = _STATE,
+    state: State = STATE,
     lines: Annotated[int, typer.Option("--tail", min=0, help="How many lines; 0 for all that is kept.")] = 0,
 ) -> None:
     """What a run printed: the last MiB of it.
@@ -361,7 +357,7 @@ def logs(
 def request(
     what: Annotated[str, typer.Argument(help="rollup, compact, gc or accept-log of a shard; restart of a sink.")],
     name: Annotated[str, typer.Argument(help="Name of the shard or sink.")],
-    state: State = _STATE,
+    state: State = STATE,
 ) -> None:
     """Ask for one run now, due or not: the annotation persistshard.io/request-... that a cluster takes too.
 
@@ -380,7 +376,7 @@ def request(
 
 @app.command()
 def down(
-    state: State = _STATE,
+    state: State = STATE,
     purge: Annotated[
         bool, typer.Option("--purge", help="Delete resources, logs and the local stores with their data.")
     ] = False,

@@ -25,14 +25,14 @@ State = Annotated[
 ]
 Config = Annotated[Path | None, typer.Option(help="As of `up`: where the stores are, if not below --state.")]
 Credentials = Annotated[Path | None, typer.Option(exists=True, file_okay=False, help="As of `up`.")]
-_STATE = Path(".persist")
+STATE = Path(".persist")
 #: How old the numbers of a status may be.
 _NUMBERS_S = 1.0
 #: What the engine also does, or only, for all shards of the stores.
 _OF_ALL_SHARDS = {"shards", "names", "usage", "verify", "orphans", "recover-store"}
 
 
-def read(ctx: typer.Context, state: State = _STATE, *, config: Config = None, credentials: Credentials = None) -> None:
+def read(ctx: typer.Context, state: State = STATE, *, config: Config = None, credentials: Credentials = None) -> None:
     """Read a shard: `persist local read NAME [OPTIONS]`, with the options of `persist read`.
 
     Example: persist local read airlines --from -1h
@@ -41,7 +41,7 @@ def read(ctx: typer.Context, state: State = _STATE, *, config: Config = None, cr
 
 
 def inspect(
-    ctx: typer.Context, state: State = _STATE, *, config: Config = None, credentials: Credentials = None
+    ctx: typer.Context, state: State = STATE, *, config: Config = None, credentials: Credentials = None
 ) -> None:
     """Look into a shard: `persist local inspect [WHAT] NAME [OPTIONS]`; WHAT as of `persist inspect`, by itself `shard`.
 
@@ -51,7 +51,7 @@ def inspect(
     _passed_on(_with_shard(["inspect", what], rest, state), state, config, credentials)
 
 
-def admin(ctx: typer.Context, state: State = _STATE, *, config: Config = None, credentials: Credentials = None) -> None:
+def admin(ctx: typer.Context, state: State = STATE, *, config: Config = None, credentials: Credentials = None) -> None:
     """Administer a shard: `persist local admin [WHAT] NAME [OPTIONS]`; WHAT as of `persist admin`, by itself `holds`.
 
     Example: persist local admin airlines; persist local admin verify airlines
