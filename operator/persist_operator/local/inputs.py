@@ -148,12 +148,6 @@ def _column_problems(spec: SinkSpec, shard: Mapping[str, Any], columns: Sequence
         schema = Schema.from_ddl(shard["schema"]["key"], shard["schema"].get("value") or "")
     except InvalidUsage:
         return  # the shard's own refusal says it
-    wanted = dict.fromkeys(schema.key.names, "key field") | dict.fromkeys(schema.val.names, "value field")
-    at = spec.envelope.get("timestampColumn")
-    wanted |= {at: wanted.get(at, "timestampColumn")} if at else {}
-    missing = [f"{name} ({role})" for name, role in wanted.items() if name not in columns]
-    surplus = sorted(set(columns) - wanted.keys())
-    if missing:
-        yield f"spec.input: the input lacks columns of the shard: {', '.join(missing)}; it has: {', '.join(columns)}"
-    if surplus:
-        yield f"spec.input: columns that the shard does not have: {', '.join(surplus)}; leave them out with input.format.sql"
+    problem = schema.column_problem(columns, time_column=spec.envelope.get("timestampColumn"))
+    if problem is not None:
+        yield f"spec.input: {problem}"

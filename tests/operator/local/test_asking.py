@@ -143,9 +143,11 @@ def test_paths_columns_and_schedules_are_checked_before_spark_starts(house, monk
     (missing,) = found(house, csv_sink(house, path="nowhere/*.csv"))
     assert f"no such file or folder: nowhere/*.csv (looked for from {house.folder})" in missing
     (house.folder / "in.csv").write_text("id;nam\n1;a\n")
-    lacks, surplus = found(house, csv_sink(house, sep=";", path="file:" + str(house.folder / "in.csv")))
-    assert "lacks columns of the shard: name (value field); it has: id, nam" in lacks
-    assert "columns that the shard does not have: nam" in surplus
+    (wrong,) = found(house, csv_sink(house, sep=";", path="file:" + str(house.folder / "in.csv")))
+    assert wrong.startswith(
+        "spec.input: input columns do not match the shard's schema: missing: name (value field); not in"
+    )
+    assert wrong.endswith("schema: nam (drop them with input.format.sql); the input has: id, nam")
     (house.folder / "in.csv").write_text("id,name\n1,a\n")
     assert found(house, csv_sink(house)) == []
     pq.write_table(pa.table({"id": ["a"], "at": [1]}), house.folder / "in.parquet")
@@ -153,7 +155,7 @@ def test_paths_columns_and_schedules_are_checked_before_spark_starts(house, monk
         input={"type": "Format", "format": {"name": "parquet", "options": {"path": "in.parquet"}}},
         envelope={"type": "Append", "timestampColumn": "at"},
     )
-    assert [one for one in found(house, parquet) if "name (value field); it has: id, at" in one]
+    assert [one for one in found(house, parquet) if "missing: name (value field); the input has: id, at" in one]
     (wrong,) = found(house, scheduled(house, cron="99 * * * *"))
     assert "schedule.cron '99 * * * *' is not five cron fields" in wrong
 
