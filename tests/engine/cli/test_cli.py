@@ -342,6 +342,21 @@ def test_plugins_are_listed_without_being_loaded_and_run_when_called(persist, mo
     assert (code, out, loads) == (0, "hello you\n", [1])
 
 
+@pytest.mark.parametrize("arguments", [["read", "--where", "id > 3", "--format", "jsonl"], ["read", "--from", "start"]])
+def test_commands_do_not_load_pandas(shop, arguments):
+    """Arrow would, which takes longer than the command. The rows are the same."""
+    run = "import json, sys\nfrom persist_engine.cli.{0} import main\nsys.argv = ['persist', *sys.argv[1:]]\n"
+    run += "try:\n    main()\nfinally:\n    sys.stderr.write(json.dumps('pandas' in sys.modules))"
+    shown = []
+    for module in ("__main__", "main"):  # the command, and its application in a process of another program
+        command = [sys.executable, "-c", run.format(module), *arguments, shop.shard_id, *shop.args]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+        shown.append((done.stdout, json.loads(done.stderr)))
+    (rows, alone), (same, beside) = shown
+    assert (alone, beside) == (False, True)
+    assert rows == same != ""
+
+
 def test_help_loads_neither_arrow_nor_drivers():
     script = (
         "import sys\nsys.argv = ['persist', '--help']\nfrom persist_engine.cli.main import main\n"
