@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import io
 import json
 import sqlite3
@@ -28,6 +29,7 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.cli import main as cli
+from persist_engine.cli import no_pandas
 from persist_engine.cli.export import flattened, writing
 from persist_engine.cli.inspect.rollup import complete_rollup
 from persist_engine.client.client import PersistClient
@@ -340,6 +342,24 @@ def test_plugins_are_listed_without_being_loaded_and_run_when_called(persist, mo
     assert (code, "greet" in out, "broken" in out, loads) == (0, True, True, [])
     code, out, _ = persist("greet", "hello", "you")
     assert (code, out, loads) == (0, "hello you\n", [1])
+
+
+def test_commands_of_other_distributions_may_load_pandas(persist, monkeypatch):
+    plugin = typer.Typer()
+
+    @plugin.callback(invoke_without_command=True)
+    def find() -> None:
+        typer.echo(importlib.util.find_spec("pandas").name)
+
+    entry = types.SimpleNamespace(name="frames", value="x", dist=None, load=lambda: plugin)
+    monkeypatch.setattr("persist_engine.cli.plugins.entry_points", lambda group: [entry])
+    monkeypatch.delitem(sys.modules, "pandas", raising=False)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))  # as it is, afterwards
+    no_pandas.keep_pandas_out()
+    no_pandas.keep_pandas_out()
+    with pytest.raises(ModuleNotFoundError, match="pandas"):
+        importlib.util.find_spec("pandas")
+    assert persist("frames")[:2] == (0, "pandas\n")
 
 
 @pytest.mark.parametrize("arguments", [["read", "--where", "id > 3", "--format", "jsonl"], ["read", "--from", "start"]])

@@ -93,7 +93,7 @@ def test_run_beside_a_runner_is_carried_out_by_it(house):
     house.apply(house.sink())
     with runner_lock(house.state):
         said = house.local("run", "load")
-    assert "sparksink/load is asked to run: another `persist local` (process" in said.stderr
+    assert "sparksink/load: a run is requested; another `persist local` (process" in said.stderr
     assert "persistshard.io/request-restart" in house.objects.get("SparkSink", "load")["metadata"]["annotations"]
 
 
@@ -117,7 +117,7 @@ def test_up_runs_a_failed_sink_again_when_its_input_changed_or_when_asked(house)
     file = house.write(house.shard(), house.sink())
     said = house.local("up", "-f", file, code=1)
     assert "see `persist local logs load --state" in said.stderr
-    assert "once mended: `persist local run load --state" in said.stderr
+    assert "after the repair: `persist local run load --state" in said.stderr
     assert "mend the input, then `persist local run load`" in said.stdout
     (house.told / "refuse").unlink()  # the folder is the sink's input: it changed
     again = house.local("up", "-f", file)
