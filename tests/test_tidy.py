@@ -33,6 +33,7 @@ SHORT_MODULES = {
     "operator/persist_operator/api/redact.py": "value",
     "operator/persist_operator/api/sink_pods.py": "value",
     "operator/persist_operator/api/times.py": "value",
+    "operator/persist_operator/local/hints.py": "value",
     "operator/persist_operator/manifests/strategic_merge.py": "entry point",
     "tests/kit/persist_kit/staged.py": "value",
 }

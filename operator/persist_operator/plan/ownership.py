@@ -14,6 +14,7 @@ from persist_engine.model.ownership import Owner
 from persist_operator.api import names
 from persist_operator.api.shard import Shard
 from persist_operator.plan import shard_log
+from persist_operator.plan.hints import TakeOver, Words
 from persist_operator.plan.observed import Claim, NotOwned
 from persist_operator.settings import OperatorSettings
 
@@ -46,18 +47,16 @@ def may_take_over(shard: Shard, found: NotOwned, settings: OperatorSettings, *, 
     return neighbour or allowed == "Any" or (allowed == "Unowned" and found.owner is None)
 
 
-def refusal(shard: Shard, found: NotOwned, settings: OperatorSettings) -> tuple[str, str]:
+def refusal(shard: Shard, found: NotOwned, settings: OperatorSettings, words: Words) -> tuple[str, str]:
     """Reason and message of a shard that is not the resource's."""
     mine = owner_of(shard, settings)
-    by_hand = f"`persist admin owner {found.shard_id} --take-over {mine} --commit`"
-    annotation = f"annotate this resource {names.ANNOTATION_TAKE_OVER}={found.shard_id}"
     if found.owner is None:
-        ways = f"{annotation}, or run {by_hand}" if _take_over(shard, settings) != "SameNamespace" else f"run {by_hand}"
+        ways = words(TakeOver(found.shard_id, mine, by_annotation=_take_over(shard, settings) != "SameNamespace"))
         return "ShardUnowned", f"shard {found.shard_id} exists and has no owner; to adopt it {ways}"
     theirs = found.owner
     who = f"{theirs.namespace}/{theirs.name} of operator {theirs.operator_id} owns shard {found.shard_id}"
     easy = _is_neighbour(shard, theirs, settings) or _take_over(shard, settings) == "Any"
-    ways = f"{annotation}, or run {by_hand}" if easy else f"run {by_hand}"
+    ways = words(TakeOver(found.shard_id, mine, by_annotation=easy))
     return "ShardIdConflict", f"{who}; name another shardId, or to take it over {ways}"
 
 

@@ -33,6 +33,7 @@ from persist_operator.plan.actions import (
     StartMaintenance,
     maintenance_key,
 )
+from persist_operator.plan.hints import Recover, Words, cluster_words
 from persist_operator.plan.observed import (
     ACTION_REFUSED,
     ActionFailure,
@@ -59,6 +60,7 @@ class _Case:
     observed: ShardObserved
     now_ms: int
     settings: OperatorSettings
+    words: Words
 
 
 def is_to_be_asked(shard: Shard) -> bool:
@@ -66,8 +68,10 @@ def is_to_be_asked(shard: Shard) -> bool:
     return not shard.meta.deleting and bool(shard.status.get("conditions"))
 
 
-def plan_shard(shard: Shard, observed: ShardObserved, *, now_ms: int, settings: OperatorSettings) -> Plan:
-    """The next steps for `shard`. Deterministic; the same inputs give the same plan."""
+def plan_shard(
+    shard: Shard, observed: ShardObserved, *, now_ms: int, settings: OperatorSettings, words: Words = cluster_words
+) -> Plan:
+    """The next steps for `shard`. Deterministic; the same inputs give the same plan. `words` renders the hints in its messages."""
     if shard.meta.deleting:
         return Plan(status=shard.status)
     try:
@@ -78,14 +82,20 @@ def plan_shard(shard: Shard, observed: ShardObserved, *, now_ms: int, settings: 
         sink_pods.check_maintenance(shard.spec, settings.workload)
     except PodRefused as error:
         return _stalled(shard, shard.known, error.reason, str(error), now_ms)
-    plan = _planned(shard, location, observed, now_ms, settings)
+    plan = _planned(shard, location, observed, now_ms, settings, words=words)
     if isinstance(location, InlineLocation) and is_to_be_asked(shard):
         plan = inspecting.with_next(plan, shard, observed, location, now_ms=now_ms, settings=settings)
     return podless.with_look(plan, (*observed.runs, *observed.inspections), shard.known, now_ms=now_ms)
 
 
 def _planned(
-    shard: Shard, location: StoreLocation, observed: ShardObserved, now_ms: int, settings: OperatorSettings
+    shard: Shard,
+    location: StoreLocation,
+    observed: ShardObserved,
+    now_ms: int,
+    settings: OperatorSettings,
+    *,
+    words: Words,
 ) -> Plan:
     """What follows from what the stores say."""
     base = replace(shard.known, store=shard_status.stores(location))
@@ -96,15 +106,15 @@ def _planned(
             found = _waiting("Unknown", "Inspecting", "the stores were not asked yet")
             return _conditioned(shard, base, found, now_ms, requeue_after_s=1 if is_to_be_asked(shard) else 0)
         case NotOwned() as not_owned:
-            refusal = ownership.refusal(shard, not_owned, settings)
+            refusal = ownership.refusal(shard, not_owned, settings, words)
             return _stalled(shard, base, *refusal, now_ms, retry_s=settings.loop.inspect_seconds, reachable=True)
         case StoreFailure() as failure:
             return _store_failed(shard, base, failure, now_ms, settings)
         case ShardMissing():
-            return _missing(_Case(*_owning(shard, base, observed), location, observed, now_ms, settings))
+            return _missing(_Case(*_owning(shard, base, observed), location, observed, now_ms, settings, words))
         case Inspection() as inspection:
-            case = _Case(*_owning(shard, base, observed), location, observed, now_ms, settings)
-            problem = _problem(case.shard, inspection)
+            case = _Case(*_owning(shard, base, observed), location, observed, now_ms, settings, words)
+            problem = _problem(case.shard, inspection, words)
             if problem is not None:
                 return _stalled(case.shard, case.base, *problem, now_ms, reachable=True)
             return _healthy(case, inspection)
@@ -208,7 +218,7 @@ def _missing(case: _Case) -> Plan:
         message = (
             f"shard {shard_id} was at v{seqno} and is gone from {base.store.consensus}: "
             "the store was emptied, restored or exchanged; bring its data back, or see what blobs hold with "
-            f"`persist admin recover {shard_id}`"
+            f"{case.words(Recover(shard_id))}"
         )
         return _stalled(shard, base, "ShardLost", message, now_ms, reachable=True)
     if shard.spec.schema is None:
@@ -246,9 +256,9 @@ def _initialise_failed(
     return _conditioned(shard, base, found, now_ms, requeue_after_s=max(1.0, wait_s), actions=actions)
 
 
-def _problem(shard: Shard, inspection: Inspection) -> tuple[str, str] | None:
+def _problem(shard: Shard, inspection: Inspection, words: Words) -> tuple[str, str] | None:
     """What a person has to look at before anything is done to this shard: (reason, message)."""
-    lost = shard_log.loss(shard, inspection)
+    lost = shard_log.loss(shard, inspection, words)
     if lost is not None:
         return "ShardLost", lost
     if shard.spec.schema is not None:

@@ -9,6 +9,7 @@ from persist_engine.model.inspection import Inspection
 from persist_operator.api import names
 from persist_operator.api.shard import Shard
 from persist_operator.api.shard_status import LogEntry
+from persist_operator.plan.hints import Recover, Request, Words
 
 #: The request that accepts a log which lost versions, after `persistshard.io/request-`.
 ACCEPT = "accept-log"
@@ -36,7 +37,7 @@ def was_recovered(shard: Shard, inspection: Inspection) -> bool:
     return inspection.is_recovered_from(shard.known.log.birth or "")
 
 
-def loss(shard: Shard, inspection: Inspection) -> str | None:
+def loss(shard: Shard, inspection: Inspection, words: Words) -> str | None:
     """What shows that versions which the status tells of are gone, and what to do; None when nothing does, when somebody
     accepted it, and for a log that was recovered on purpose.
     """
@@ -53,6 +54,5 @@ def loss(shard: Shard, inspection: Inspection) -> str | None:
         return None
     return (
         f"{what}: the consensus store lost acknowledged versions, and maintenance is stopped. Restore the store; or bring back "
-        f"what blobs hold with `persist admin recover {inspection.shard_id}`; or go on with the log as it is: annotate the "
-        f"resource with {names.REQUEST_PREFIX}{ACCEPT}=<any new value>"
+        f"what blobs hold with {words(Recover(str(inspection.shard_id)))}; or go on with the log as it is: {words(Request(ACCEPT))}"
     )

@@ -30,6 +30,7 @@ from persist_operator.api.sink_status import (
 from persist_operator.plan import failures, refusals, schedule, sink_status
 from persist_operator.plan.actions import Action, Note, Plan, StartDriver, StopEvent, StopRun
 from persist_operator.plan.failures import Failure
+from persist_operator.plan.hints import Words, cluster_words
 from persist_operator.plan.observed import Phase, Run, SinkObserved
 from persist_operator.settings import OperatorSettings
 
@@ -90,8 +91,10 @@ class Draft:
         return replace(self, wake_ms=(*self.wake_ms, at_ms))
 
 
-def plan_sink(sink: Sink, observed: SinkObserved, *, now_ms: int, settings: OperatorSettings) -> Plan:
-    """The next steps for `sink`. Deterministic; the same inputs give the same plan."""
+def plan_sink(
+    sink: Sink, observed: SinkObserved, *, now_ms: int, settings: OperatorSettings, words: Words = cluster_words
+) -> Plan:
+    """The next steps for `sink`. Deterministic; the same inputs give the same plan. `words` renders the hints in its messages."""
     if sink.meta.deleting:
         return Plan(status=sink.status)
     draft = Draft(sink, observed, now_ms, replace(sink.known, active_revision=sink.spec.revision))
@@ -106,7 +109,7 @@ def plan_sink(sink: Sink, observed: SinkObserved, *, now_ms: int, settings: Oper
     if problem is None:
         draft = _start_attempt(draft)
     draft = _clear_away(draft)
-    status = sink_status.finished(draft.status, sink, observed, problem=problem, now_ms=now_ms)
+    status = sink_status.finished(draft.status, sink, observed, problem=problem, now_ms=now_ms, words=words)
     requeue_s = min(((at - now_ms) / 1000 for at in draft.wake_ms), default=settings.loop.resync_seconds)
     plan = Plan(
         status=status.wire(),

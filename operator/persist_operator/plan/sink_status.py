@@ -12,11 +12,12 @@ from persist_operator.api.pod_template import PodRefused
 from persist_operator.api.redact import clip, redact
 from persist_operator.api.sink import Sink
 from persist_operator.api.sink_status import ExecutorCounts, LastFailure, Progress, RunState, SinkStatus
+from persist_operator.plan.hints import Restart, Words
 from persist_operator.plan.observed import Executors, Phase, SinkObserved
 
 
 def finished(
-    status: SinkStatus, sink: Sink, observed: SinkObserved, *, problem: InvalidUsage | None, now_ms: int
+    status: SinkStatus, sink: Sink, observed: SinkObserved, *, problem: InvalidUsage | None, now_ms: int, words: Words
 ) -> SinkStatus:
     """`status` with executors, conditions and observedGeneration. `problem`: why the spec cannot be followed."""
     counts = observed.executors if status.is_under_way else Executors()
@@ -26,7 +27,7 @@ def finished(
         failed=counts.failed,
         selector=f"{names.LABEL_SINK}={sink.meta.name},{names.LABEL_ROLE}=executor",
     )
-    found = [*_ready(status, sink, observed, problem), _shard_resolved(observed), _running(status, observed)]
+    found = [*_ready(status, sink, observed, problem, words), _shard_resolved(observed), _running(status, observed)]
     if sink.spec.suspend:
         found.append(Condition("Suspended", "True", "Suspended", "spec.suspend is true: no driver is started"))
     rendered = conditions.render(found, status.conditions or (), generation=sink.meta.generation, now_ms=now_ms)
@@ -52,7 +53,9 @@ def _running(status: SinkStatus, observed: SinkObserved) -> Condition:
     return Condition("Running", "False", "NoDriver", "")
 
 
-def _ready(status: SinkStatus, sink: Sink, observed: SinkObserved, problem: InvalidUsage | None) -> list[Condition]:
+def _ready(
+    status: SinkStatus, sink: Sink, observed: SinkObserved, problem: InvalidUsage | None, words: Words
+) -> list[Condition]:
     """Ready=True, or Reconciling or Stalled beside Ready=False: exactly one of the three, so that who waits by kstatus gets an
     answer. Suspended is Ready: nothing is to go, and nothing goes.
     """
@@ -66,7 +69,7 @@ def _ready(status: SinkStatus, sink: Sink, observed: SinkObserved, problem: Inva
             if sink.spec.restart_policy != "Never" and last.failure_class != "Configuration"
             else f"{last.failure_class or 'Run'}Failed"
         )
-        hint = "change the spec, or set the annotation " + names.REQUEST_PREFIX + "restart"
+        hint = f"change the spec, or {words(Restart())}"
         # A Scheduled sink's next tick opens another run by itself. Until then nothing goes on that could be waited for.
         later = f"; the next run is at {status.schedule.next_time}" if scheduled else ""
         return _stalled(reason, f"{last.reason or ''}: {_first_line(last)}{later}; {hint}")

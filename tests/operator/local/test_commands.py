@@ -78,14 +78,14 @@ def test_refused_resources_are_listed_and_nothing_is_applied(house):
     said = house.local("up", "-f", file, code=64)
     assert "refused: SparkSink/load: spec.nonsense: unknown field; known here:" in said.stderr
     assert "refused: PersistShard/B: " in said.stderr
-    assert "nothing was applied: 2 to correct in" in said.stderr
+    assert "nothing was applied: correct 2 errors in" in said.stderr
     assert not (house.state / "objects" / "PersistShard").exists()
 
 
 def test_up_without_java(house):
     house.environ = {**house.environ, "JAVA_HOME": str(house.folder)}
     said = house.local("up", "-f", house.write(house.shard(), house.sink()), code=64)
-    assert f"JAVA_HOME is {house.folder}, and there is no bin/java in it" in said.stderr
+    assert f"JAVA_HOME is {house.folder}, which has no bin/java" in said.stderr
     assert house.objects.get("SparkSink", "load") is None
     house.local("up", "-f", house.write(house.shard()))  # shards need none
 
@@ -101,7 +101,7 @@ def test_up_without_java(house):
         (["logs", "none"], "no run and no sink with runs called 'none'"),
         (["request", "gc", "none"], "no PersistShard called 'none'"),
         (["request", "dance", "none"], "unknown request 'dance'; use rollup, compact, gc, accept-log, restart"),
-        (["down"], "there is no state folder"),
+        (["down"], "no state folder"),
     ],
 )
 def test_wrong_calls_say_what_is_wrong(house, arguments, told, monkeypatch):

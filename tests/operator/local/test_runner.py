@@ -204,7 +204,7 @@ def test_every_problem_is_told_at_once(house):
     told = "\n".join(problems)
     assert "PersistShard/A" in told
     assert "spec.nonsense" in told
-    assert "PersistShard/things: is there twice; remove one of the two" in told
+    assert "PersistShard/things: is defined twice; remove one of the two" in told
     assert len([one for one in problems if one.startswith("?/?")]) == 1
 
 
@@ -275,7 +275,7 @@ def test_drivers_run_beside_each_other_as_far_as_memory_holds_what_they_may_take
 
 
 def test_java_is_looked_for_where_spark_does(tmp_path):
-    assert "there is none: install one" in java_problem({"PATH": str(tmp_path)})
+    assert "none was found: install one" in java_problem({"PATH": str(tmp_path)})
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     assert f"JAVA_HOME is {tmp_path}" in java_problem({"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]})

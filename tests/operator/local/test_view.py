@@ -4,8 +4,9 @@ import json
 
 import pytest
 from persist_operator.api.times import to_text
-from persist_operator.local import story, view
+from persist_operator.local import view
 from persist_operator.local.commands import _columns
+from persist_operator.local.describe import description
 from persist_operator.local.processes import Child
 
 NOW = 1_790_000_000_000
@@ -206,8 +207,8 @@ def test_progress_tells_what_runs_what_waits_and_nothing_of_the_rest(tmp_path):
     ]
 
 
-def test_the_story_of_a_shard():
-    text = "\n".join(story.describe(shard(healthy()), now_ms=NOW, width=None))
+def test_the_description_of_a_shard():
+    text = "\n".join(description(shard(healthy()), now_ms=NOW, width=None))
     assert text.startswith("PersistShard/flights is ready: Healthy\n  all is well\n")
     assert "336,776 updates in 1 batch (2 runs, 2 parts, 4.2 MB)" in text
     assert "v10, 4 versions in the log, newest rollup at v7" in text
@@ -216,7 +217,7 @@ def test_the_story_of_a_shard():
     assert "key: id STRING" in text
 
 
-def test_the_story_of_a_sink_that_failed():
+def test_the_description_of_a_failed_sink():
     failure = {
         "time": to_text(NOW),
         "podName": "load-abc-1",
@@ -227,7 +228,7 @@ def test_the_story_of_a_sink_that_failed():
         "conditions": [condition(type="Ready", status="False", reason="ConfigurationFailed")],
         "lastFailure": failure,
     }
-    lines = story.describe(sink(status), now_ms=NOW, width=60)
+    lines = description(sink(status), now_ms=NOW, width=60)
     assert lines[0] == "SparkSink/load is not ready: ConfigurationFailed"
     text = "\n".join(lines)
     assert "parquet in.parquet" in text
@@ -235,5 +236,5 @@ def test_the_story_of_a_sink_that_failed():
     assert "load-abc-1 Configuration: input is missing\n" in text
 
 
-def test_the_story_of_what_nobody_has_looked_at():
-    assert "is not known yet: Pending" in story.describe(shard(), now_ms=NOW, width=None)[0]
+def test_the_description_of_a_resource_before_its_first_reconciliation():
+    assert "is not known yet: Pending" in description(shard(), now_ms=NOW, width=None)[0]
