@@ -151,7 +151,7 @@ def why_stuck(run: Run) -> str:
     if run.reason:
         return f"{run.reason}: {run.message}"
     see = f"see `kubectl describe pod -l batch.kubernetes.io/job-name={run.name}`"
-    return run.message or f"its pod waits for a node or for a volume, such as a missing Secret; {see}"
+    return run.message or f"its pod waits for a node or for a volume, such as a Secret that is missing; {see}"
 
 
 def retry_number(block: Upkeep, seqno: int) -> int:
