@@ -1,10 +1,10 @@
 """Pods through whole reconciles: the Secret of an attempt comes and goes with it, and what may not be is told and not made."""
 
 import pytest
+from fake_cluster import FakeCluster
 from persist_engine.base.env import SeededEnv
 from persist_operator.api import conditions, names
 from persist_operator.bridge import Bridge
-from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, SECRET, SERVICE, SPARK_SINK
 from persist_operator.settings import AllowedNamespaces, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics

@@ -4,6 +4,7 @@ import copy
 import json
 
 import pytest
+from fake_cluster import FakeCluster
 from persist_engine.base.env import SeededEnv
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.client.client import PersistClient
@@ -13,7 +14,6 @@ from persist_engine.model.ids import ShardId
 from persist_engine.rows.schema import Schema
 from persist_operator.api import conditions, names, times
 from persist_operator.bridge import Bridge
-from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, SERVICE, SPARK_SINK, ApiError
 from persist_operator.settings import AllowedNamespaces, LoopSettings, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics
@@ -335,7 +335,7 @@ def test_a_sink_that_was_made_anew_waits_for_what_was_its_predecessors(sink_worl
     world.cluster.create(SPARK_SINK, sink_resource(uid="uid-new"))
     world.go(SINK)
     assert world.ready(SINK) == ("False", "ActionRefused")
-    assert "is not of this load" in conditions.find(world.status(SINK), "Reconciling")["message"]
+    assert "does not belong to this load" in conditions.find(world.status(SINK), "Reconciling")["message"]
     assert leftover is POD or world.cluster.get(POD, "team", name) is None
     world.cluster.delete(leftover, "team", name)
     world.go(SINK, 5)
