@@ -13,9 +13,11 @@ SYSTEM = "persist-system"
 
 
 def holder(cluster: Any) -> str:
-    """The leading pod; empty if there is none."""
+    """The leading pod; empty if there is none, and while the Lease still names a pod that is gone."""
     lease = cluster.get("lease", "persist-operator", SYSTEM)
-    return str(((lease or {}).get("spec") or {}).get("holderIdentity", "")).partition("_")[0]
+    named = str(((lease or {}).get("spec") or {}).get("holderIdentity", "")).partition("_")[0]
+    there = {pod["metadata"]["name"] for pod in cluster.items("pods", "app.kubernetes.io/component=operator", SYSTEM)}
+    return named if named in there else ""
 
 
 @pytest.fixture
