@@ -91,16 +91,18 @@ class Landing:
     """The sink's progress when the run began."""
     env: Env
     log: Log
+    tries_max: int = TRIES_MAX
+    changes_memory_bytes: int = CHANGES_MEMORY_BYTES
 
     def land(self) -> Outcome:
         """Appends the batches. After each lost append it moves and corrects them and tries again. On any outcome other than Landed the
         batches are deleted.
 
-        ConfigurationError (closed shard, newer schema), and Unavailable after TRIES_MAX lost appends; both delete the batches. Any other
+        ConfigurationError (closed shard, newer schema), and Unavailable after `tries_max` lost appends; both delete the batches. Any other
         exception leaves their blobs, because an append of them may have happened.
         """
         self._gather(parts_max=1)
-        for _ in range(TRIES_MAX):
+        for _ in range(self.tries_max):
             answer = self._try()
             match answer:
                 case Appended():
@@ -119,7 +121,7 @@ class Landing:
                     assert_never(answer)
         self._delete()
         raise Unavailable(
-            f"other writers of shard {self.writer.shard_id} were faster {TRIES_MAX} times in a row; nothing was appended"
+            f"other writers of shard {self.writer.shard_id} were faster {self.tries_max} times in a row; nothing was appended"
         )
 
     def _try(self) -> AppendOutcome:
@@ -202,7 +204,7 @@ class Landing:
         if isinstance(written, SinceAhead):
             return None
         with written, self.writer.builder(decision.lower) as builder:
-            for rows in written.to_batches(memory_bytes=CHANGES_MEMORY_BYTES):
+            for rows in written.to_batches(memory_bytes=self.changes_memory_bytes):
                 builder.add(negated(rows, time=decision.time))
             return builder.finish(decision.upper)
 

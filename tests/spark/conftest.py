@@ -1,4 +1,4 @@
-"""One local Spark session for the tests that need one: started once, stopped at the end."""
+"""One local Spark session for all Spark tests of a test process. The first test that needs it starts it; it stops at the end."""
 
 import importlib.util
 import os
@@ -14,12 +14,12 @@ from pyspark.sql import SparkSession
 
 
 def _neighbour(name: str) -> ModuleType:
-    """A module of this folder that is no test, importable from now on: test files have no package to import it from."""
+    """Imports a module of this folder that holds no tests. Test files have no package, so they could not import it otherwise."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module
     spec.loader.exec_module(module)
     return module
 
@@ -29,7 +29,7 @@ twins_module, landing_run = _neighbour("twins"), _neighbour("landing_run")
 
 @pytest.fixture
 def run() -> Iterator[Any]:
-    """A run of a sink on a shard that is there for it alone."""
+    """A run of a sink on a shard of its own."""
     made = landing_run.Run()
     yield made
     made.close()
@@ -37,7 +37,7 @@ def run() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def local_spark() -> Iterator[SparkSession]:
-    """Two threads, four attempts per task, nothing listening but the driver's own ports on the loopback."""
+    """Two threads and four attempts per task. Only the driver's own ports listen, on the loopback."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     conf = {
         "spark.master": "local[2,4]",

@@ -1,6 +1,6 @@
-"""Frames over a shard that goes on changing: what they show stays, their lease lives as long as they can be read, and no longer.
+"""Frames over a shard that keeps changing. A frame's contents stay the same, and its lease lasts exactly as long as it can be read.
 
-Real sessions: the liveness of a frame is the JVM's garbage collector's to say.
+In real sessions, because the JVM's garbage collector decides when a frame can no longer be read.
 """
 
 import gc
@@ -23,7 +23,7 @@ PATIENCE_S = 120.0
 
 
 class Shard:
-    """A shard in blobs, with rows 0 to 9."""
+    """A shard with its rows in blobs, at first 0 to 9."""
 
     def __init__(self, folder, spark):
         self.location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
@@ -50,7 +50,7 @@ class Shard:
         return len(self.client.inspect(self.id).readers)
 
     def ends(self) -> bool:
-        """Whether all leases are given back, the JVM's garbage collected."""
+        """Whether all leases are released within PATIENCE_S, while both garbage collectors run."""
         jvm, pause, env = self.spark._jvm, threading.Event(), SystemEnv()
         began = env.monotonic_s()
         while self.readers():
@@ -75,7 +75,7 @@ def shard(tmp_path, spark):
     made.client.close()
 
 
-def test_a_frame_shows_what_was_there_when_it_was_loaded(shard, spark):
+def test_a_frame_shows_the_contents_of_the_time_of_its_load(shard, spark):
     frame = shard.load()
     own_schema = spark.read.format("persist").options(**shard.options).schema("id BIGINT, name STRING").load()
     options = ", ".join(f"{name} '{value}'" for name, value in shard.options.items())
@@ -99,7 +99,7 @@ def test_many_queries_of_a_frame_and_many_frames_leave_one_reader(shard):
     frame = shard.load()
     for number in range(1000):
         query = frame.where(f"id = {number}").union(frame.where(f"id > {number}"))
-        query._jdf.queryExecution().executedPlan().toString()  # planned, as each action does
+        query._jdf.queryExecution().executedPlan().toString()  # planned, as for an action
     for number in range(30):
         assert frame.where(f"id = {number}").count() == (number < 10)
     frame.explain(extended=True)
@@ -114,7 +114,7 @@ def test_many_queries_of_a_frame_and_many_frames_leave_one_reader(shard):
 
 @pytest.mark.parametrize("how", ["derived", "rdd", "view", "cached"])
 def test_the_lease_lives_as_long_as_anything_reads_the_frame(shard, spark, how):
-    """The frame itself is dropped; compaction and collection go on, and its blobs are held."""
+    """The frame itself is dropped. Compaction and collection run, and its blobs stay."""
     frame = shard.load(splits="4")
     match how:
         case "derived":
@@ -145,9 +145,8 @@ def test_the_lease_lives_as_long_as_anything_reads_the_frame(shard, spark, how):
     assert shard.ends()
 
 
-def test_a_load_that_fails_and_a_query_that_fails_leave_nothing(shard, spark, monkeypatch):
-    # Spark logs the exception of a query, and pytest keeps what is logged, with its traceback, which holds the frame: by a logger that a
-    # test before this one has made.
+def test_failed_loads_and_failed_queries_leave_no_lease(shard, spark, monkeypatch):
+    # Spark logs the exception of a query. Pytest keeps the log record and so the traceback, which refers to the frame.
     monkeypatch.setattr(PySparkLogger.getLogger("DataFrameQueryContextLogger"), "disabled", True)
     for wrong in ({"as_of": "99"}, {"columns": "nope"}, {"where": "id ="}):
         with pytest.raises(Exception, match="as_of|nope|id ="):
@@ -190,8 +189,8 @@ for session in range(2):
 
 
 @pytest.mark.parametrize("how", ["stop", "exit"])
-def test_the_end_of_the_session_leaves_no_reader(shard, how):
-    """A program of its own, that stops its session and starts another; one that ends without a word."""
+def test_the_end_of_the_session_releases_its_readers(shard, how):
+    """One program stops its session and starts another. The other program exits without stopping."""
     settings = (
         "master=local[1]",
         "ui.enabled=false",
