@@ -258,8 +258,8 @@ def answers(twins, text: str, side: str) -> dict[int, Counter]:
 
 
 class Compared:
-    """The answers of both sides by seed, AT_ONCE at a time, when the first of them is asked for. A query that cannot be run is
-    told for each seed beside it, and tried once.
+    """The answers of both sides by seed. The first seed of a batch runs the whole batch, AT_ONCE seeds. The error of a batch is the
+    result of each of its seeds.
     """
 
     def __init__(self, twins) -> None:
@@ -270,8 +270,8 @@ class Compared:
         first = seed - seed % AT_ONCE
         if first not in self.found:
             try:
-                self.found[first] = self._asked(first)
-            except Exception as error:  # noqa: BLE001 - whatever it is, each of its seeds raises it below
+                self.found[first] = self._answers(first)
+            except Exception as error:  # noqa: BLE001 - each seed of the batch raises it below
                 self.found[first] = error
         found = self.found[first]
         if isinstance(found, Exception):
@@ -279,7 +279,7 @@ class Compared:
         shard, parquet = found
         return shard.get(seed), parquet.get(seed)
 
-    def _asked(self, first: int) -> tuple[dict[int, Counter], dict[int, Counter]]:
+    def _answers(self, first: int) -> tuple[dict[int, Counter], dict[int, Counter]]:
         text = at_once(range(first, first + AT_ONCE))
         with self.twins.conf(SETTINGS[first // AT_ONCE % len(SETTINGS)]):
             shard = answers(self.twins, text, "shard")

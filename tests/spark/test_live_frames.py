@@ -97,14 +97,14 @@ def test_a_frame_shows_the_contents_of_the_time_of_its_load(shard, spark):
 
 def test_many_queries_of_a_frame_and_many_frames_leave_one_reader(shard):
     frame = shard.load()
-    for number in range(1000):
+    for number in range(100):
         query = frame.where(f"id = {number}").union(frame.where(f"id > {number}"))
         query._jdf.queryExecution().executedPlan().toString()  # planned, as for an action
-    for number in range(30):
+    for number in (0, 9, 10):
         assert frame.where(f"id = {number}").count() == (number < 10)
     frame.explain(extended=True)
     assert shard.readers() == 1
-    for _ in range(30):
+    for _ in range(10):
         shard.load().explain()
     assert shard.load().count() == 10
     assert shard.readers() == 1
@@ -167,11 +167,11 @@ from persist_spark.datasource import register
 from pyspark.logger import PySparkLogger
 from persist_engine import Location, PersistClient, ShardId
 from pyspark.sql import SparkSession
-how, shard, blob, consensus = sys.argv[1:]
+shard, blob, consensus = sys.argv[1:]
 client = PersistClient.open(Location(blob=blob, consensus=consensus))
 readers = lambda: len(client.inspect(ShardId(shard)).readers)
 load = lambda spark: spark.read.format("persist").options(shard=shard, blob=blob, consensus=consensus).load()
-for session in range(2):
+for last in (False, True):
     spark = SparkSession.builder.getOrCreate()
     register(spark)
     frames = [load(spark) for _ in range(3)]
@@ -179,7 +179,7 @@ for session in range(2):
     frames.append(load(spark))
     assert [frame.count() for frame in frames] == [10] * 4
     print("held", readers(), flush=True)
-    if how == "exit":
+    if last:
         break
     spark.stop()
     while readers():
@@ -188,9 +188,8 @@ for session in range(2):
 """
 
 
-@pytest.mark.parametrize("how", ["stop", "exit"])
-def test_the_end_of_the_session_releases_its_readers(shard, how):
-    """One program stops its session and starts another. The other program exits without stopping."""
+def test_the_end_of_a_session_releases_its_readers(shard):
+    """A program stops its session, starts another, and exits without stopping that one."""
     settings = (
         "master=local[1]",
         "ui.enabled=false",
@@ -200,8 +199,8 @@ def test_the_end_of_the_session_releases_its_readers(shard, how):
     )
     arguments = " ".join(f"--conf spark.{setting}" for setting in settings)
     environ = {**os.environ, "PYSPARK_SUBMIT_ARGS": f"{arguments} pyspark-shell", "PYSPARK_PYTHON": sys.executable}
-    command = [sys.executable, "-c", PROGRAM, how, *shard.options.values()]
+    command = [sys.executable, "-c", PROGRAM, *shard.options.values()]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == (["held", "1"] if how == "exit" else ["held", "1", "ended"] * 2)
+    assert done.stdout.split() == ["held", "1", "ended", "held", "1"]
     assert shard.readers() == 0

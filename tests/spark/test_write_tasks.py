@@ -1,10 +1,13 @@
 """The number of write tasks follows the bytes to write, without a Spark job that only counts."""
 
+import functools
 import io
 import itertools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
 from persist_engine.base.env import SystemEnv
@@ -12,6 +15,7 @@ from persist_engine.base.settings import MIB
 from persist_spark import session, sink
 from persist_spark.report import Log
 from persist_spark.spec import Envelope, EnvelopeType, Input, SinkSpec, Write
+from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 KEY, VALUE = "id BIGINT", "name STRING"
@@ -24,11 +28,23 @@ FILES = 7
 DISTINCT = "select id, max(name) as name from input group by id"
 
 
+class SettingsLog(Log):
+    """A log that records the advised size of tasks as the session has it when the tasks have run."""
+
+    spark: SparkSession
+    task_bytes: str | None = None
+
+    def event(self, event, **fields):
+        super().event(event, **fields)
+        if event == "staged":
+            self.task_bytes = self.spark.conf.get("spark.sql.adaptive.advisoryPartitionSizeInBytes", None)
+
+
 class Writes:
     """A shard on files, and runs of sinks over Parquet files."""
 
-    def __init__(self, folder, spark):
-        self.folder, self.spark = folder, spark
+    def __init__(self, folder, spark, inputs):
+        self.spark, self.input = spark, inputs
         self.location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
         self.id = ShardId.new()
         self.client = PersistClient.open(self.location)
@@ -36,17 +52,12 @@ class Writes:
         self.runs = itertools.count()
         self.log: list[dict] = []
         self.jobs = 0
-
-    def input(self, query: str) -> Input:
-        path = f"{self.folder}/input-{next(self.runs)}"
-        self.spark.sql(query).repartition(FILES).write.parquet(path)
-        # With a schema: otherwise Spark runs a job to find it.
-        schema = self.spark.read.parquet(path).schema
-        ddl = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema)
-        return Input(format="parquet", options={"path": path}, schema=ddl)
+        self.task_bytes: str | None = None
 
     def run(self, source: Input, envelope: Envelope, write: Write = Write()):  # noqa: B008 - frozen
-        """Runs a sink and returns its report. Afterwards `log` and `jobs` are those of this run."""
+        """Runs a sink and returns its report. Afterwards `log`, `jobs` and `task_bytes`, the advised size of its tasks, are those of
+        this run.
+        """
         run = f"run-{next(self.runs)}"
         spec = SinkSpec(
             sink_id="ns/s", run_id=run, shard_id=self.id, key_ddl=KEY, value_ddl=VALUE, blob=self.location.blob,
@@ -55,7 +66,10 @@ class Writes:
         lines = io.StringIO()
         group = f"{self.id} {run}"
         self.spark.sparkContext.setJobGroup(group, "a run under test")
-        report = sink.run_sink(self.spark, spec, log=Log(lines, SystemEnv()))
+        log = SettingsLog(lines, SystemEnv())
+        log.spark = self.spark
+        report = sink.run_sink(self.spark, spec, log=log)
+        self.task_bytes = log.task_bytes
         self.log = [json.loads(line) for line in lines.getvalue().splitlines()]
         self.jobs = len(self.spark.sparkContext.statusTracker().getJobIdsForGroup(group))
         return report
@@ -65,16 +79,32 @@ class Writes:
         """The number of staged batches: one for each task that wrote something."""
         return next(line["batches"] for line in self.log if line["event"] == "staged")
 
-    def rows(self) -> dict:
+    def contents(self) -> pa.Table:
+        """The latest contents of the shard, as updates."""
         upper = self.client.recent_upper(self.id).time
         with self.client.open_leased_reader(self.id, purpose="test") as reader:
-            table = reader.snapshot(Antichain.of(upper - 1)).to_table()
-        return {(row["key"]["id"], row["val"]["name"]): row["diff"] for row in table.to_pylist()}
+            return reader.snapshot(Antichain.of(upper - 1)).to_table()
+
+
+@pytest.fixture(scope="module")
+def inputs(local_spark, tmp_path_factory) -> Callable[[str], Input]:
+    """Writes the result of a query into FILES files. Each query runs once."""
+
+    @functools.cache
+    def written(query: str) -> Input:
+        path = str(tmp_path_factory.mktemp("input") / "rows")
+        frame = local_spark.sql(query)
+        frame.repartition(FILES).write.parquet(path)
+        # With a schema: otherwise Spark runs a job to find it.
+        ddl = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in frame.schema)
+        return Input(format="parquet", options={"path": path}, schema=ddl)
+
+    return written
 
 
 @pytest.fixture
-def writes(tmp_path, local_spark) -> Writes:
-    made = Writes(tmp_path, local_spark)
+def writes(tmp_path, local_spark, inputs) -> Writes:
+    made = Writes(tmp_path, local_spark, inputs)
     yield made
     made.client.close()
 
@@ -115,14 +145,14 @@ def test_the_number_of_tasks_follows_the_shuffled_bytes(writes):
         replace(source, sql="select id, upper(name) as name from input"), MIRROR, Write(target_part_bytes=8 * MIB)
     )
     assert 6 <= writes.batches <= 10
-    assert set(writes.rows().values()) == {1}
+    assert writes.contents().column("diff").unique().to_pylist() == [1]
     writes.run(source, APPEND, Write(target_part_bytes=32 * MIB))
     assert writes.batches == 2  # the session's cores
     writes.run(source, APPEND, Write(target_part_bytes=64 * MIB))
     assert writes.batches == 1
 
 
-@pytest.mark.parametrize("tasks", [1, 3, 5])
+@pytest.mark.parametrize("tasks", [1, 5])
 def test_write_parallelism_is_the_number_of_tasks(writes, tasks):
     source = writes.input(ROWS.format(2000))
     writes.run(source, APPEND, Write(parallelism=tasks))
@@ -131,19 +161,10 @@ def test_write_parallelism_is_the_number_of_tasks(writes, tasks):
     assert writes.batches == tasks
 
 
-@pytest.mark.parametrize(("parallelism", "is_ours"), [(None, True), (1, False)])
-def test_the_settings_are_ours_only_where_tasks_are_cut_by_bytes(writes, monkeypatch, parallelism, is_ours):
-    seen = []
-    size = "spark.sql.adaptive.advisoryPartitionSizeInBytes"
-
-    def collected(run, staging, upper):
-        seen.append(writes.spark.conf.get(size, None))
-        return original(run, staging, upper)
-
-    original = sink._Run._collect
-    monkeypatch.setattr(sink._Run, "_collect", collected)
+@pytest.mark.parametrize(("parallelism", "is_changed"), [(None, True), (1, False)])
+def test_a_run_changes_the_settings_of_spark_only_without_write_parallelism(writes, parallelism, is_changed):
     writes.run(writes.input(ROWS.format(10)), APPEND, Write(parallelism=parallelism))
-    assert [value is not None for value in seen] == [is_ours]
+    assert (writes.task_bytes is not None) == is_changed
 
 
 def test_a_run_with_parts_smaller_than_configured_logs_it_once(writes):
@@ -184,9 +205,9 @@ def test_all_copies_of_a_row_meet_in_one_task(writes):
     source = writes.input(hot.format(30_000))
     report = writes.run(source, MIRROR, Write(target_part_bytes=1 * MIB))
     assert report.updates_written == 1 + 15_000
-    rows = writes.rows()
-    assert rows[0, "hot" * 10] == 15_000
-    assert len(rows) == 15_001
+    rows = writes.contents()
+    assert sorted(rows.column("diff").to_pylist())[-2:] == [1, 15_000]
+    assert rows.num_rows == 15_001
     assert writes.run(source, MIRROR, Write(target_part_bytes=1 * MIB)).updates_written == 0
 
 
