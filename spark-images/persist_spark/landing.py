@@ -92,7 +92,6 @@ class Landing:
     env: Env
     log: Log
     tries_max: int = TRIES_MAX
-    changes_memory_bytes: int = CHANGES_MEMORY_BYTES
 
     def land(self) -> Outcome:
         """Appends the batches. After each lost append it moves and corrects them and tries again. On any outcome other than Landed the
@@ -204,7 +203,7 @@ class Landing:
         if isinstance(written, SinceAhead):
             return None
         with written, self.writer.builder(decision.lower) as builder:
-            for rows in written.to_batches(memory_bytes=self.changes_memory_bytes):
+            for rows in written.to_batches(memory_bytes=CHANGES_MEMORY_BYTES):
                 builder.add(negated(rows, time=decision.time))
             return builder.finish(decision.upper)
 

@@ -18,6 +18,7 @@ def run(folder: Path, spec: dict) -> tuple[int, dict, list[dict]]:
     (folder / "spark-defaults.conf").write_text(
         "spark.master local[2]\nspark.ui.enabled false\nspark.driver.memory 1g\n"
         "spark.driver.host 127.0.0.1\nspark.driver.bindAddress 127.0.0.1\n"
+        "spark.driver.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC\n"
     )
     report = folder / "report.json"
     process = subprocess.run(

@@ -82,10 +82,10 @@ class CountingWriter:
             yield SimpleNamespace(add=add, finish=builder.finish)
 
 
-def test_a_mirror_retracts_changes_of_many_parts_in_bounded_memory(run: Run):
+def test_a_mirror_retracts_changes_of_many_parts_part_by_part(run: Run):
     run.write(many(5, name="before"))
     counting = CountingWriter(run.writer)
-    land = replace(run.mirror(many(50)), writer=counting, changes_memory_bytes=1 << 16)
+    land = replace(run.mirror(many(50)), writer=counting)
     large = many(4000, first=1000)
     run.race(land, [lambda: run.write(dict(large), at=run.minted.time + 10)])
     assert sum(counting.tables) == 4000

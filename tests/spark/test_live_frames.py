@@ -192,6 +192,7 @@ def test_the_end_of_a_session_releases_its_readers(shard):
     """A program stops its session, starts another, and exits without stopping that one."""
     settings = (
         "master=local[1]",
+        "driver.extraJavaOptions='-XX:TieredStopAtLevel=1 -XX:+UseSerialGC'",
         "ui.enabled=false",
         "driver.host=127.0.0.1",
         "driver.bindAddress=127.0.0.1",
