@@ -1,4 +1,4 @@
-"""A read that goes on after what it reads was closed ends with a clear error: nothing keeps the blobs any more."""
+"""A read that continues after its snapshot or changes were closed ends with a clear error, because nothing holds the blobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPENERS: dict[str, Callable[[ReadHandle], Any]] = {
 
 @pytest.mark.parametrize("opener", OPENERS.values(), ids=OPENERS)
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_read_ends_when_what_it_reads_is_closed(opener: Callable[[ReadHandle], Any], begun: bool) -> None:
+def test_a_read_ends_when_its_snapshot_or_changes_are_closed(opener: Callable[[ReadHandle], Any], begun: bool) -> None:
     world = World(settings=Settings(batch=BatchSettings(inline_part_bytes_max=0)), env=AheadEnv())
     client, shard_id = world.process(), world.shard_id()
     with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
@@ -35,6 +35,6 @@ def test_a_read_ends_when_what_it_reads_is_closed(opener: Callable[[ReadHandle],
             assert next(batches).num_rows
         contents.close()
         for key in world.blob_keys(shard_id, kind="part"):
-            world.blob.delete(key)  # as a collection may, from now on
+            world.blob.delete(key)  # a collection may do this from now on
         with pytest.raises(InvalidUsage, match=f"of {shard_id} .* closed"):
             next(batches)

@@ -1,4 +1,4 @@
-"""Reads of less than everything: filters, columns and counts give what the whole would, and fetch less."""
+"""Reads with filters and columns equal the same selection of a full read, and fetch less."""
 
 import collections
 import dataclasses
@@ -108,8 +108,8 @@ FILTERS = [
 ]
 
 
-def test_statistics_of_times_and_counts_of_a_rewritten_batch_hold_for_its_new_times():
-    """Regression: its parts say 0 to 1, and their rows are seen at 7; no read may skip, count or show them by that."""
+def test_reads_of_a_rewritten_batch_do_not_use_the_statistics_of_its_old_times():
+    """Regression: the statistics of its parts say 0 to 1, its rows are read at 7. No read may skip, count or show rows by them."""
     world = World(settings=settings(), env=AheadEnv())
     client, shard_id = client_of(world, audit=100)[0], world.shard_id()
     with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
@@ -137,7 +137,7 @@ def test_statistics_of_times_and_counts_of_a_rewritten_batch_hold_for_its_new_ti
 
 
 def errors_world():
-    """A shard that may be in error: rows 0 to 39 in four parts, one more part with an error, which is over at 50."""
+    """A shard that may hold errors: rows 0 to 39 in four parts, and one more part with an error that is retracted at 50."""
     world = World(settings=settings(), env=AheadEnv())
     client, shard_id = client_of(world)[0], world.shard_id()
     tagged = with_errors(SCHEMA)
@@ -160,7 +160,7 @@ def errors_world():
     ],
 )
 def test_regression_a_filter_hides_no_error(where, ids):
-    """A collection in error read as one without rows. Its errors pass, and no part that may hold one is skipped."""
+    """A shard with an error was read as one without rows. Errors pass each filter, and no part that may hold one is skipped."""
     world, shard_id = errors_world()
     client, counts = client_of(world, audit=100)
     with client.open_leased_reader(shard_id, purpose="test") as reader:
@@ -187,7 +187,7 @@ def test_regression_a_filter_hides_no_error(where, ids):
         assert seen == 1
 
 
-def test_a_filter_that_names_the_error_means_what_it_says():
+def test_a_filter_on_the_error_column_selects_errors():
     world, shard_id = errors_world()
     client, _ = client_of(world)
     with client.open_leased_reader(shard_id, purpose="test") as reader:
@@ -196,7 +196,7 @@ def test_a_filter_that_names_the_error_means_what_it_says():
                 assert [key["id"] for key in snapshot.to_table().column("key").to_pylist()] == seen
 
 
-def test_no_part_is_skipped_whose_statistics_do_not_exclude_errors():
+def test_a_part_is_skipped_only_if_its_statistics_exclude_errors():
     tagged = with_errors(SCHEMA)
     where = Filter(parse_predicate("id = 12"), tagged)
     stats = (("key.id", ColumnStats(0, "50", "60")), ("key.err", ColumnStats(3, None, None)))
@@ -213,7 +213,7 @@ def test_no_part_is_skipped_whose_statistics_do_not_exclude_errors():
 
 @pytest.mark.parametrize("where", FILTERS, ids=str)
 @pytest.mark.parametrize("shard", ["shard", "compacted"])
-def test_a_filtered_read_is_the_filtered_whole(world, where, shard):
+def test_a_filtered_read_equals_the_filtered_full_read(world, where, shard):
     client, _ = client_of(world, audit=50)
     shard_id = getattr(world, shard)
     with client.open_leased_reader(shard_id, purpose="test") as reader:
@@ -255,7 +255,7 @@ def summed(table, *, at_times=False):
 @pytest.mark.parametrize("columns", [["id"], ["key.tag", "val.x"], ["val"], ["x", "d"], [], ["key", "o.dd"]])
 @pytest.mark.parametrize("where", [None, "id < 120", "x = 0.5 AND tag IS NOT NULL"])
 @pytest.mark.parametrize("shard", ["shard", "compacted"])
-def test_columns_are_cut_from_the_rows_of_the_whole(world, columns, where, shard):
+def test_a_read_of_columns_equals_those_columns_of_the_full_read(world, columns, where, shard):
     client, _ = client_of(world)
     with client.open_leased_reader(getattr(world, shard), purpose="test") as reader:
         whole = reader.snapshot(79, where=where).to_table()
@@ -286,7 +286,7 @@ def test_columns_are_cut_from_the_rows_of_the_whole(world, columns, where, shard
 
 
 def test_a_lone_compacted_run_is_read_by_column(world, monkeypatch):
-    """All rows are at one time in one run: nothing has to be merged, so only what is shown is decoded."""
+    """All rows are at one time in one run. Nothing has to be merged, so only the selected columns are decoded."""
     client, _ = client_of(world)
     with client.open_leased_reader(world.compacted, purpose="test") as reader:
         whole = reader.snapshot(79).to_table()
@@ -296,7 +296,7 @@ def test_a_lone_compacted_run_is_read_by_column(world, monkeypatch):
         assert got.column("diff") == whole.column("diff")
 
 
-def test_parts_that_cannot_hold_a_row_are_not_fetched(world):
+def test_parts_without_a_matching_row_are_not_fetched(world):
     """Spec 15.7."""
     client, counts = client_of(world)
     with client.open_leased_reader(world.shard, purpose="test") as reader:
@@ -313,7 +313,7 @@ def test_parts_that_cannot_hold_a_row_are_not_fetched(world):
         assert counts["fetched_parts"] == 0
 
 
-def test_a_count_fetches_nothing_that_state_can_tell(world):
+def test_a_count_fetches_no_part_whose_count_state_holds(world):
     """Spec 15.8."""
     client, counts = client_of(world)
     with client.open_leased_reader(world.shard, purpose="test") as reader:
@@ -332,8 +332,8 @@ def test_a_count_fetches_nothing_that_state_can_tell(world):
         assert reader.snapshot(79, where=Not(And((Compare("id", ">", 10**9),)))).count() >= 0
 
 
-def test_a_count_leaves_out_what_truncation_hides():
-    """Sums of diffs count rows that a narrower append never shows (bug 20)."""
+def test_a_count_excludes_rows_outside_the_appended_bounds():
+    """Sums of diffs include rows that a narrower append hides (bug 20)."""
     world = World(settings=settings(), env=AheadEnv())
     client, _ = client_of(world)
     shard_id = world.shard_id()
@@ -350,7 +350,7 @@ def test_a_count_leaves_out_what_truncation_hides():
 
 
 def lying(monkeypatch, mend):
-    """Statistics of every part as `mend` changes them, as if they had been written so."""
+    """Reads see the statistics of every part as `mend` returns them."""
     real = Machine.snapshot_batches
 
     def snapshot_batches(self, *args, **kwargs):
@@ -370,7 +370,7 @@ def lying(monkeypatch, mend):
     monkeypatch.setattr(Machine, "snapshot_batches", snapshot_batches)
 
 
-def test_an_audit_finds_statistics_that_lie_and_names_part_and_column(world, monkeypatch):
+def test_an_audit_reports_wrong_statistics_with_part_and_column(world, monkeypatch):
     def mend(stats):
         columns = [
             (n, dataclasses.replace(c, upper="-5", lower="-9") if n == "key.id" else c) for n, c in stats.columns
@@ -384,7 +384,7 @@ def test_an_audit_finds_statistics_that_lie_and_names_part_and_column(world, mon
             snapshot = reader.snapshot(79, where="id > 100")
             splits = [SnapshotSplit.from_bytes(split.to_bytes()) for split in snapshot.splits(2)]
             if not is_found:
-                assert snapshot.to_table().num_rows == 0  # this is why there are audits
+                assert snapshot.to_table().num_rows == 0  # the reason for audits
                 continue
             keys = {f"{world.shard}/{part.key}" for batch in snapshot._named for part in batch.parts}
             for read in (
@@ -401,7 +401,7 @@ def test_an_audit_finds_statistics_that_lie_and_names_part_and_column(world, mon
             assert counts["stats_audits"]
 
 
-def test_an_audit_of_times_names_the_time(world, monkeypatch):
+def test_an_audit_reports_wrong_statistics_of_times(world, monkeypatch):
     lying(monkeypatch, lambda stats: PartStats(stats.columns, 500, 600))
     client, _ = client_of(world, audit=100)
     with (
@@ -411,7 +411,7 @@ def test_an_audit_of_times_names_the_time(world, monkeypatch):
         reader.snapshot(79).to_table()
 
 
-def test_an_audited_read_of_honest_statistics_is_silent(world):
+def test_an_audit_of_correct_statistics_reports_nothing(world):
     client, counts = client_of(world, audit=100)
     with client.open_leased_reader(world.shard, purpose="test") as reader:
         reader.snapshot(79, where="id >= 700").to_table()
@@ -431,7 +431,7 @@ def test_an_audited_read_of_honest_statistics_is_silent(world):
         ReadSettings(stats_audit_percent=101)
 
 
-def test_bad_statistics_in_state_are_corrupt_not_guessed(world, monkeypatch):
+def test_undecodable_statistics_in_state_are_corrupt_data(world, monkeypatch):
     lying(
         monkeypatch, lambda stats: PartStats((("key.id", dataclasses.replace(stats.columns[0][1], lower="nonsense")),))
     )
@@ -440,7 +440,7 @@ def test_bad_statistics_in_state_are_corrupt_not_guessed(world, monkeypatch):
         reader.snapshot(79, where="id > 100").to_table()
 
 
-def test_a_filtered_listener_gives_the_filtered_updates_and_all_progress(world):
+def test_a_filtered_listener_yields_the_matching_updates_and_all_progress(world):
     client, counts = client_of(world)
 
     def events(where):
@@ -462,7 +462,7 @@ def test_a_filtered_listener_gives_the_filtered_updates_and_all_progress(world):
     assert counts["stats_skipped_parts"]
 
 
-def test_a_filtered_subscription_is_snapshot_and_listener_filtered(world):
+def test_a_filtered_subscription_filters_snapshot_and_listener(world):
     client, _ = client_of(world)
     sums = collections.Counter()
     with client.open_leased_reader(world.shard, purpose="test") as reader:
@@ -477,7 +477,7 @@ def test_a_filtered_subscription_is_snapshot_and_listener_filtered(world):
     assert {key: diff for key, diff in sums.items() if diff} == expected
 
 
-def test_contents_are_a_value_that_reads_again():
+def test_contents_can_be_read_more_than_once():
     world = World(settings=settings(), env=AheadEnv())
     shard_id = fill(world, appends=2)
     client, _ = client_of(world)

@@ -1,4 +1,4 @@
-"""A running sink: threads, real stores in memory, edits from outside, replicas, failures, the end."""
+"""A running sink with threads, on stores in memory: outside edits, replicas, failures, its end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PATIENCE_S = 20.0
 
 
 class Stores:
-    """Stores that several clients share, and a way to break them."""
+    """Stores that several clients share and that a test can break."""
 
     def __init__(self) -> None:
         self.blob, self.consensus, self.faults = MemBlob(), MemConsensus(), Faults()
@@ -54,7 +54,7 @@ class Stores:
         )
 
     def hold(self, since: int = 0) -> None:
-        """Keep every time from `since` on readable: a sink's own reader gives them up as it goes."""
+        """Keeps every time from `since` on readable. A sink's own reader releases them as it goes."""
         holder = self.client().open_leased_reader(self.shard_id, SCHEMA, purpose="hold")
         holder.downgrade_since(A(since))
         self.holders.append(holder)
@@ -99,7 +99,7 @@ def advance(sink, frontier: int | None) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_what_is_desired_is_there_at_every_time(stores, workers):
+def test_the_shard_holds_the_desired_contents_at_every_time(stores, workers):
     stores.hold()
     with open_sink(stores.client(), stores.shard_id, SCHEMA, workers=workers) as sink:
         for key in range(20):
@@ -127,7 +127,7 @@ def test_an_edit_from_outside_is_corrected_at_the_next_append(stores):
     assert stores.contents(8) == Counter({(1, "a"): 1, (2, "b"): 1})
 
 
-def test_a_restarted_sink_that_is_told_the_same_writes_nothing(stores):
+def test_a_restarted_sink_with_the_same_input_writes_nothing(stores):
     def run() -> None:
         with open_sink(stores.client(), stores.shard_id, SCHEMA, workers=2) as sink:
             sink.inputs[0].insert([row(key, "a", key) for key in range(50)])
@@ -169,7 +169,7 @@ def test_replicas_converge_and_leave_no_blob_behind(stores):
     assert stores.blobs() == len(linked)
 
 
-def test_read_only_follows_and_is_promoted_once(stores):
+def test_a_read_only_sink_follows_and_is_promoted_once(stores):
     with (
         open_sink(stores.client(), stores.shard_id, SCHEMA) as blue,
         open_sink(stores.client(), stores.shard_id, SCHEMA, read_only=True, workers=2) as green,
@@ -249,7 +249,7 @@ def test_a_refresh_schedule_shows_the_input_only_then(stores):
     assert stores.contents(3) == stores.contents(12) == Counter({(2, "b"): 1})
 
 
-def test_past_the_last_refresh_the_shard_is_closed(stores):
+def test_the_shard_is_closed_after_the_last_refresh(stores):
     stores.hold()
     with open_sink(stores.client(), stores.shard_id, SCHEMA, refresh=Refresh(at=(5, 8))) as sink:
         sink.inputs[0].insert([row(1, "a", 0), row(2, "b", 7), row(3, "c", 9)])
@@ -305,18 +305,18 @@ def test_a_failing_worker_is_named_and_the_sink_stops(stores):
     sink.close()
 
 
-def test_a_failure_that_nobody_saw_is_told_at_the_end(stores):
+def test_a_failure_of_a_part_is_raised_by_close(stores):
     sink = open_sink(stores.client(), stores.shard_id, SCHEMA)
     stores.faults.break_down()
     sink.inputs[0].insert([row(1, "a", 0)])
     advance(sink, 5)
     wait_until(lambda: not any(t.is_alive() for t in threading.enumerate() if t.name.startswith("persist-sink-")))
     with pytest.raises(SinkFailed, match="of the sink on shard"):
-        sink.close()  # although its handles cannot be expired either
+        sink.close()  # its handles cannot be expired either
     sink.close()
 
 
-def test_misuse_is_refused_before_anything_happens(stores):
+def test_misuse_of_a_sink_is_refused_before_anything_happens(stores):
     client = stores.client()
     for wrong in ({"workers": 0}, {"memory_limit_bytes": 10}, {"as_of": -1}, {"as_of": 2**63}):
         with pytest.raises(InvalidUsage):
@@ -346,7 +346,7 @@ def test_closing_gives_up_reader_writer_and_staged_batches(stores):
     assert not state.writers
 
 
-def test_metrics_say_what_the_buffers_saw_and_hold(stores):
+def test_metrics_count_the_updates_in_the_buffers_and_past_them(stores):
     with open_sink(stores.client(), stores.shard_id, SCHEMA, workers=2) as sink:
         sink.inputs[0].insert([row(key, "a", 0) for key in range(100)])
         advance(sink, 3)
@@ -364,7 +364,7 @@ def test_metrics_say_what_the_buffers_saw_and_hold(stores):
         assert value("persist_sink_correction_rows_max_per_worker") == 0
 
 
-def test_it_opens_from_a_location(tmp_path: Path):
+def test_a_sink_opens_from_a_location(tmp_path: Path):
     location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
     shard_id = ShardId.new()
     with PersistClient.open(location) as client, open_sink(client, shard_id, SCHEMA, workers=2) as sink:
@@ -374,7 +374,7 @@ def test_it_opens_from_a_location(tmp_path: Path):
         assert sink.take_maintenance() is not None
 
 
-def test_a_disk_that_refuses_names_the_worker(stores, tmp_path: Path):
+def test_an_error_of_the_disk_names_the_worker(stores, tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
     sink = open_sink(
         stores.client(), stores.shard_id, SCHEMA, memory_limit_bytes=1 << 20, spill_directory=tmp_path / "file"
@@ -390,7 +390,7 @@ def test_a_disk_that_refuses_names_the_worker(stores, tmp_path: Path):
     )
 
     def feed() -> None:
-        for start in range(0, 1_000_000, 1000):  # until it is told
+        for start in range(0, 1_000_000, 1000):  # until the error arrives
             sink.inputs[0].insert(rows.slice(start % 40_000, 1000))
 
     with pytest.raises(SinkFailed, match="worker 0 of the sink"):
@@ -398,7 +398,7 @@ def test_a_disk_that_refuses_names_the_worker(stores, tmp_path: Path):
     sink.close()
 
 
-def test_a_sink_cannot_correct_what_cannot_be_read(stores):
+def test_a_sink_refuses_a_shard_that_cannot_be_read_at_its_as_of(stores):
     client = stores.client()
     with client.open_writer(stores.shard_id, SCHEMA, purpose="before") as writer:
         writer.compare_and_append([row(1, "a", 0)], expected_upper=A(0), new_upper=A(3))
@@ -410,7 +410,7 @@ def test_a_sink_cannot_correct_what_cannot_be_read(stores):
     sink.close()
 
 
-def test_rows_wait_outside_a_full_inbox_and_nothing_else_does():
+def test_only_rows_wait_for_room_in_a_full_inbox():
     inbox = Inbox(bytes_max=100)
     rows = Desired(pa.table({"x": np.zeros(10, dtype=np.int64)}))
     inbox.put(rows)
@@ -437,7 +437,7 @@ def test_rows_wait_outside_a_full_inbox_and_nothing_else_does():
     thread.join()
 
 
-def test_a_batch_that_comes_after_the_end_is_still_deleted(stores):
+def test_a_batch_that_arrives_after_the_end_is_deleted(stores):
     client = stores.client()
     with client.open_writer(stores.shard_id, SCHEMA, purpose="late") as writer:
         batch = writer.batch([row(1, "a", 0)], lower=A(0), upper=A(1))
@@ -449,8 +449,8 @@ def test_a_batch_that_comes_after_the_end_is_still_deleted(stores):
     assert stores.blobs() == 0
 
 
-def test_regression_a_sink_goes_on_past_stale_batches_that_cannot_be_deleted(stores, monkeypatch, caplog):
-    """It ended, or left the others behind, because of what it tidied up: a listing of parts that is damaged."""
+def test_regression_a_sink_continues_although_stale_batches_cannot_be_deleted(stores, monkeypatch, caplog):
+    """An error of the clean-up, here a damaged listing of parts, ended the sink or left the other batches behind."""
     client = stores.client()
     with client.open_writer(stores.shard_id, SCHEMA, purpose="late") as writer:
         damaged, sound = (writer.batch([row(n, "a", 0)], lower=A(0), upper=A(1)) for n in range(2))
@@ -468,8 +468,8 @@ def test_regression_a_sink_goes_on_past_stale_batches_that_cannot_be_deleted(sto
     assert "no run listing" in caplog.text
 
 
-def test_a_schema_that_the_shard_has_outgrown_is_refused(stores):
-    """Rows read without their new fields and retracted so would meet nothing, and stand twice."""
+def test_a_sink_with_an_outgrown_schema_is_refused(stores):
+    """Rows read without their new fields would be retracted without them: the retractions cancel nothing."""
     client = stores.client()
     client.initialise(stores.shard_id, SCHEMA)
     grown = Schema(key=SCHEMA.key, val=SCHEMA.val.append(pa.field("note", pa.string())))
@@ -479,8 +479,8 @@ def test_a_schema_that_the_shard_has_outgrown_is_refused(stores):
     open_sink(stores.client(), stores.shard_id, grown).close()
 
 
-def test_regression_a_sink_ends_all_of_its_parts_whatever_one_of_them_raises(stores, monkeypatch):
-    """The first error was raised at once: the reader's heartbeat went on for as long as anybody held the sink."""
+def test_regression_a_sink_ends_all_of_its_parts_although_one_of_them_raises(stores, monkeypatch):
+    """It raised the first error at once. The reader's heartbeat went on for as long as a reference to the sink existed."""
     sink = open_sink(stores.client(), stores.shard_id, SCHEMA)
     thread = sink._parts.reader.handle._heartbeat._thread
 

@@ -1,4 +1,4 @@
-"""Garbage collection on in-memory stores: contents never change, whoever is killed wherever."""
+"""Garbage collection on in-memory stores: contents never change, whichever process is killed at whichever call."""
 
 import itertools
 import threading
@@ -28,7 +28,7 @@ def stores():
     return made
 
 
-def test_gc_truncates_to_the_newest_rollup_and_leaves_exactly_what_is_named():
+def test_gc_truncates_to_the_newest_rollup_and_leaves_exactly_the_named_blobs():
     stores, since = aged()
     before = len(stores.blobs())
     outcome = gc_and_truncate(stores.client().machine(stores.shard_id))
@@ -90,7 +90,7 @@ def test_regression_5_a_request_behind_what_was_collected_does_nothing():
     stores.check_contents(since)
 
 
-def test_a_worker_with_a_stale_state_and_one_that_runs_at_the_same_time_are_harmless():
+def test_a_stale_worker_and_a_concurrent_worker_are_harmless():
     stores, since = aged()
     machines = [stores.client().machine(stores.shard_id) for _ in range(4)]
     for machine in machines:
@@ -118,7 +118,7 @@ def test_a_worker_with_a_stale_state_and_one_that_runs_at_the_same_time_are_harm
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_regression_4_gc_killed_at_any_call_is_completed_by_the_next(after):
-    """Regression for bug 4 among others: whatever the call after which the process dies, one more run collects everything."""
+    """Regression for bug 4 among others: after a kill at any call, one more run collects everything."""
     finished = False
     prepared, since = aged(seed=1)
     for dies_at in itertools.count(1):
@@ -160,8 +160,8 @@ def test_gc_survives_unknown_outcomes():
         stores.check_contents(since)
 
 
-def test_gc_keeps_what_the_newest_state_names_though_a_diff_let_go_of_it(monkeypatch):
-    """As after an append, by older code, of a copy of a batch that was compacted away: that must not stop collection."""
+def test_gc_keeps_a_blob_of_the_newest_state_although_a_diff_unlinked_it(monkeypatch):
+    """An append, by older code, of a copy of a batch that was compacted away leaves this. Collection must not stop."""
     stores, since = aged()
     machine = stores.client().machine(stores.shard_id)
     named = next(iter(live_blobs(machine.state)))
@@ -175,8 +175,8 @@ def test_gc_keeps_what_the_newest_state_names_though_a_diff_let_go_of_it(monkeyp
     stores.check_contents(since)
 
 
-def test_gc_refuses_to_delete_what_the_version_it_truncates_to_names(monkeypatch):
-    """A listing that was let go names a part that the state there still has: that may not be, and nothing is deleted (spec 14.7)."""
+def test_gc_refuses_to_delete_a_blob_that_the_version_it_truncates_to_names(monkeypatch):
+    """An unlinked listing names a part that the state there still has. This breaks an invariant. Nothing is deleted (spec 14.7)."""
     stores, since = aged()
     machine = stores.client().machine(stores.shard_id)
     newest = machine.refresh()
@@ -195,7 +195,7 @@ def test_gc_refuses_to_delete_what_the_version_it_truncates_to_names(monkeypatch
     stores.check_contents(since)
 
 
-def test_a_run_that_raises_is_counted(monkeypatch):
+def test_a_collection_that_raises_is_counted(monkeypatch):
     stores, _ = aged()
     registry = CollectorRegistry()
     client = PersistClient(
@@ -213,7 +213,7 @@ def test_a_run_that_raises_is_counted(monkeypatch):
     assert registry.get_sample_value("persist_gc_total", {"outcome": "Failed"}) == 1
 
 
-def test_gc_tells_what_readers_of_older_versions_keep():
+def test_gc_reports_the_blobs_that_readers_of_older_versions_hold():
     stores, _ = aged()
     registry = CollectorRegistry()
     metrics = PrometheusMetrics(registry)
@@ -236,8 +236,8 @@ def test_gc_tells_what_readers_of_older_versions_keep():
     assert held_parts() == 0
 
 
-def test_gc_looks_at_few_of_the_live_batches_where_none_was_compacted(monkeypatch):
-    """Else collecting every hundred versions costs what lives, and ten thousand live batches more than the commits do."""
+def test_gc_decodes_few_live_batches_if_none_was_compacted(monkeypatch):
+    """Otherwise a collection every hundred versions costs as much as all live batches: with ten thousand, more than the commits."""
     stores = RecordedShard()
     stores.append(times=70, rows=1)
     write_rollup(stores.client().machine(stores.shard_id))
@@ -251,8 +251,8 @@ def test_gc_looks_at_few_of_the_live_batches_where_none_was_compacted(monkeypatc
     assert len(decoded) < 20
 
 
-def test_gc_goes_on_when_the_newest_state_has_no_rollup_at_the_earliest_version(caplog):
-    """Not what this code ever leaves: told, and mended by the truncation."""
+def test_gc_continues_if_the_newest_state_has_no_rollup_at_the_earliest_version(caplog):
+    """This code never leaves such a state. The collection logs it, and the truncation repairs it."""
     stores, since = aged()
     machine = stores.client().machine(stores.shard_id)
     earliest = machine.versions.live_diff_bounds(stores.shard_id).earliest

@@ -1,4 +1,4 @@
-"""Stories of garbage collection that went wrong somewhere once (spec 20)."""
+"""Regressions of garbage collection (spec 20)."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ at = Antichain.of
 
 
 def brought_back():
-    """Two batches are merged, and a late result puts the first parts in the place of the merged ones again."""
+    """Two batches are merged, and a late result replaces the merged parts by the first parts again."""
     shard = RecordedShard()
     shard.append(times=8)
     machine = shard.client().machine(shard.shard_id)
@@ -43,10 +43,10 @@ def brought_back():
     return shard, machine, before, joined, merged
 
 
-def test_regression_6_a_part_that_was_let_go_and_named_again_is_kept():
-    """A late merge result brought it back; the diffs alone say that it was deleted."""
+def test_regression_6_a_part_that_was_unlinked_and_linked_again_is_kept():
+    """A late merge result linked it again. The diffs alone say that it was deleted."""
     shard, machine, before, joined, merged = brought_back()
-    # No compactor does this any more, but an old log may hold it.
+    # No compactor does this any more, but an old log may contain it.
     answer, _ = machine.apply_merge_res(MergeRes(output=joined, input=merged[0], inputs=(merged[1],)))
     assert answer.applied
     write_rollup(machine)
@@ -58,7 +58,7 @@ def test_regression_6_a_part_that_was_let_go_and_named_again_is_kept():
 
 
 class Scanned:
-    """Consensus that notes how many versions each scan brought."""
+    """Consensus that notes how many versions each scan returned."""
 
     def __init__(self, inner):
         self._inner, self.sizes = inner, []
@@ -73,7 +73,7 @@ class Scanned:
 
 
 def test_regression_7_a_long_hold_is_collected_page_by_page(monkeypatch):
-    """Everything a reader had held back was once fetched, and kept in memory, at one go (spec 7.5)."""
+    """Everything that a reader had held back was fetched at once and kept in memory (spec 7.5)."""
     monkeypatch.setattr(walk, "PAGE_DIFFS", 16)
     shard = RecordedShard()
     shard.append(times=1)
@@ -94,8 +94,8 @@ def test_regression_7_a_long_hold_is_collected_page_by_page(monkeypatch):
     shard.check_contents()
 
 
-def test_regression_5_a_collector_that_others_overtake_stops_and_deletes_nothing(monkeypatch):
-    """The versions it stands on are truncated under its feet: spec 20, bug 5, discovered late."""
+def test_regression_5_an_overtaken_collector_stops_and_deletes_nothing(monkeypatch):
+    """Another collector truncates the versions that it is reading: spec 20, bug 5, found late."""
     monkeypatch.setattr(walk, "PAGE_DIFFS", 4)
     shard, since = aged()
     machine = shard.client().machine(shard.shard_id)
@@ -108,14 +108,14 @@ def test_regression_5_a_collector_that_others_overtake_stops_and_deletes_nothing
 
     monkeypatch.setattr(gc.VersionWalk, "__init__", overtaken)
     blobs_deleted = []
-    outcome = gc_and_truncate(machine, on_progress=lambda *told: blobs_deleted.append(told))
+    outcome = gc_and_truncate(machine, on_progress=lambda *progress: blobs_deleted.append(progress))
     assert (outcome.ending, outcome.diffs_truncated, outcome.blobs_deleted) == (Ending.SKIPPED, 0, 0)
     shard.check_nothing_lost()
     shard.check_contents(since)
 
 
 def test_regression_11_empty_batches_do_not_pile_up_in_state():
-    """Hundreds of appends of nothing leave a handful of batches, ask for no work, and cost the log nothing that stays."""
+    """Hundreds of empty appends leave a handful of batches, request no work, and leave no lasting cost in the log."""
     shard = RecordedShard()
     shard.append(times=3)
     client = shard.client()

@@ -1,4 +1,4 @@
-"""Storage usage: every blob in one bucket, whatever happens meanwhile."""
+"""Storage usage: every blob is in one bucket, whatever happens during the audit."""
 
 import pytest
 from persist_engine.base.errors import Indeterminate
@@ -39,7 +39,7 @@ def audited(shard, *, blob=None, metrics=None, prefix="", on_listed=None):
     return found
 
 
-def test_each_blob_lies_in_the_bucket_that_the_states_give_it(shard):
+def test_each_blob_is_counted_in_the_bucket_that_the_states_imply(shard):
     """Spec 14.11, B.7."""
     mine = audited(shard).shards[shard.shard_id]
     state = shard.client().machine(shard.shard_id).refresh()
@@ -62,7 +62,7 @@ def test_each_blob_lies_in_the_bucket_that_the_states_give_it(shard):
         ("v99999/r{}", Bucket.NOT_LEAKED_NOT_REFERENCED),
     ],
 )
-def test_what_nobody_names_is_leaked_only_when_nobody_can_name_it_any_more(shard, name, bucket):
+def test_an_unnamed_blob_is_leaked_only_when_no_process_can_link_it_any_more(shard, name, bucket):
     shard.blob.set(f"{shard.shard_id}/{name.replace('{}', UUID + 'aa')}", b"12345")
     mine = audited(shard).shards[shard.shard_id]
     assert (mine.blobs[bucket], mine.bytes[bucket]) == (1, 5)
@@ -78,7 +78,7 @@ def test_parts_of_code_too_old_to_open_the_shard_are_leaked(shard, monkeypatch):
 
 
 def test_regression_26_blobs_of_a_shard_that_consensus_does_not_know_are_all_leaked(shard):
-    """An interrupted reset left them; the audit crashed over it."""
+    """An interrupted reset left them, and the audit crashed over it."""
     gone = ShardId("s" + UUID + "bb")
     shard.blob.set(f"{gone}/v1/r{UUID}cc", b"123")
     shard.blob.set(f"{gone}/n0000100/p{UUID}dd", b"45")
@@ -88,8 +88,8 @@ def test_regression_26_blobs_of_a_shard_that_consensus_does_not_know_are_all_lea
     assert found.shards[shard.shard_id].exists
 
 
-def test_keys_that_are_none_of_ours_are_counted_apart(shard):
-    for key in ("somebody/else", f"{shard.shard_id}/odd", "top", f"{shard.shard_id}/n1/x"):
+def test_foreign_keys_are_counted_apart(shard):
+    for key in ("foreign/key", f"{shard.shard_id}/odd", "top", f"{shard.shard_id}/n1/x"):
         shard.blob.set(key, b"123")
     found = audited(shard)
     assert (found.foreign_blobs, found.foreign_bytes) == (4, 12)
@@ -122,7 +122,7 @@ def test_any_order_and_any_chunk_size_give_the_same_audit(shard, monkeypatch):
     assert audited(shard).to_json()["shards"][0]["total_bytes"] > 0
 
 
-def test_one_shard_by_its_prefix(shard):
+def test_the_usage_of_one_shard_is_found_by_its_prefix(shard):
     """Spec 6.4."""
     shard.blob.set(f"s{UUID}ff/n0000100/p{UUID}aa", b"x")
     client = shard.client()
@@ -136,8 +136,8 @@ def test_one_shard_by_its_prefix(shard):
     assert set(found.shards) == {shard.shard_id}
 
 
-def test_a_blob_that_is_linked_while_it_is_listed_is_not_called_unreferenced(shard, monkeypatch):
-    """Listed first, asked then: an append between the two shows as current."""
+def test_a_blob_linked_during_the_listing_is_not_reported_as_unreferenced(shard, monkeypatch):
+    """The audit lists first and asks state then. A blob appended between the two counts as current."""
     real = usage.listed_in_chunks
 
     def appended_meanwhile(blob, prefix):
@@ -152,7 +152,7 @@ def test_a_blob_that_is_linked_while_it_is_listed_is_not_called_unreferenced(sha
 
 
 class Breaking:
-    """A store whose first listing ends in the middle."""
+    """A store whose first listing breaks off in the middle."""
 
     def __init__(self, inner):
         self._inner, self.broken = inner, 0
@@ -165,7 +165,7 @@ class Breaking:
             yield row
 
 
-def test_a_listing_that_breaks_is_begun_again_and_counts_nothing_twice(shard, monkeypatch):
+def test_a_broken_listing_is_restarted_and_counts_nothing_twice(shard, monkeypatch):
     monkeypatch.setattr(references, "CHUNK_BLOBS", 3)
     breaking = Breaking(shard.blob)
     assert audited(shard, blob=breaking).to_json() == audited(shard).to_json()
@@ -181,7 +181,7 @@ def test_metrics_show_the_buckets(shard):
     )
 
 
-def test_what_a_shard_is_billed_for_is_all_that_its_newest_version_names(shard):
+def test_the_billed_bytes_of_a_shard_are_all_that_its_newest_version_names(shard):
     machine = shard.client().machine(shard.shard_id)
     billed = referenced_usage(machine)
     mine = audited(shard).shards[shard.shard_id]
@@ -190,8 +190,8 @@ def test_what_a_shard_is_billed_for_is_all_that_its_newest_version_names(shard):
     assert billed.rollups_bytes == mine.bytes[Bucket.ROLLUPS] > 0
 
 
-def test_a_listing_is_taken_up_chunk_by_chunk(monkeypatch):
-    """However many blobs there are, no more than a chunk of them is held."""
+def test_a_listing_is_processed_chunk_by_chunk(monkeypatch):
+    """However many blobs there are, memory holds one chunk of them."""
     monkeypatch.setattr(references, "CHUNK_BLOBS", 10)
     pulled = []
 

@@ -1,4 +1,4 @@
-"""Verification finds each kind of damage under its name, and nothing where nothing is wrong."""
+"""Verification finds each kind of damage by its name, and nothing in a sound shard."""
 
 import dataclasses
 
@@ -123,7 +123,7 @@ def test_a_rollup_of_another_history_is_found(shard):
 
 
 def flat_shard(world):
-    """A shard as code left it that stored no structure: one empty batch, before {1}."""
+    """A shard as left by code that stored no structure: one empty batch, before {1}."""
     shard_id = world.shard_id()
     world.process().initialise(shard_id, WORLD_SCHEMA)
     first = world.process().machine(shard_id).refresh()
@@ -149,7 +149,7 @@ def flat_shard(world):
 
 
 def test_regression_replicas_of_a_flat_trace_may_group_its_empty_batches_as_they_like():
-    """A compaction left a second empty batch beside one; who reads the rollup finds them fused. It was called corrupt."""
+    """A compaction left a second empty batch beside one. A reader of the rollup finds them fused. Verification called it corrupt."""
     world = World(
         settings=Settings(
             batch=BatchSettings(inline_part_bytes_max=0), maintenance=MaintenanceSettings(structure_flat_traces=False)
@@ -169,7 +169,7 @@ def test_regression_replicas_of_a_flat_trace_may_group_its_empty_batches_as_they
     assert (found.rollups, found.findings) == (2, [])
 
 
-def test_a_diff_that_does_not_apply_is_found_and_the_rest_is_checked_all_the_same(shard):
+def test_a_diff_that_does_not_apply_is_found_and_the_rest_is_still_checked(shard):
     log = shard.consensus.scan(shard.shard_id, 0, 10_000)
     entry = next(entry for entry in log[2:] if decode_state_diff(entry.data, key="").legacy_batches)
     forged = dataclasses.replace(decode_state_diff(entry.data, key=""), legacy_batches=())
@@ -188,7 +188,7 @@ def test_a_diff_that_does_not_apply_is_found_and_the_rest_is_checked_all_the_sam
 
 
 def rewritten(shard, monkeypatch, edit):
-    """Verify with one part's descriptor, and its blob, as `edit` changes them: what a faulty writer would have left."""
+    """Verifies with one part's descriptor as `edit` returns it: what a faulty writer would have left."""
     target, _ = some_part(shard)
     real = verify.RunToCheck
 
@@ -247,7 +247,7 @@ def test_rows_out_of_order_in_a_sorted_run_are_found(shard, monkeypatch):
     assert FindingKind.OUT_OF_ORDER in {each.kind for each in found.findings if each.key == key}
 
 
-def test_diffs_that_let_go_of_other_blobs_than_the_state_does_are_found(shard, monkeypatch):
+def test_diffs_that_unlink_other_blobs_than_the_state_are_found(shard, monkeypatch):
     real = verify.deleted_blobs
     dropped = []
 
@@ -261,7 +261,7 @@ def test_diffs_that_let_go_of_other_blobs_than_the_state_does_are_found(shard, m
     assert dropped
 
 
-def test_what_a_collector_takes_meanwhile_is_no_finding(shard, monkeypatch):
+def test_a_blob_collected_during_verification_is_no_finding(shard, monkeypatch):
     machine = shard.client().machine(shard.shard_id)
     real = verify._Verifying._check_sizes
 
@@ -275,8 +275,8 @@ def test_what_a_collector_takes_meanwhile_is_no_finding(shard, monkeypatch):
     assert found.collected > 0
 
 
-def test_what_a_collection_that_was_cut_short_has_deleted_is_no_finding(shard):
-    """Found by simulation: it deletes first, and truncates last. Versions that nobody may read then name what is gone."""
+def test_blobs_deleted_by_an_interrupted_collection_are_no_finding(shard):
+    """Found by simulation: a collection deletes first and truncates last. Versions that no process may read name missing blobs."""
     machine = shard.client().machine(shard.shard_id)
     to = seqno_since(machine.refresh())
     gone = [blob for step in collectable(machine, to) for blob in step.blobs]
@@ -305,8 +305,8 @@ def test_float_bounds_do_not_hide_nan():
     assert not list(verify_parts._beyond_bounds(values, ColumnStats(0, "1.0", None), "val.x", is_whole=True))
 
 
-def test_sums_of_diffs_that_left_int64_when_parts_became_one_are_sound():
-    """Each part's rows add up to int64's greatest value; together they wrap, as the descriptor's sum does."""
+def test_sums_of_diffs_beyond_int64_after_a_merge_are_sound():
+    """The rows of each part add up to int64's greatest value. Together they wrap, as the descriptor's sum does."""
     world = World(settings=Settings(batch=BatchSettings(inline_part_bytes_max=0)))
     client, shard_id = world.process(), world.shard_id()
     with client.open_writer(shard_id, WORLD_SCHEMA, purpose="test") as writer:
@@ -318,8 +318,8 @@ def test_sums_of_diffs_that_left_int64_when_parts_became_one_are_sound():
     assert verify_shard(machine).findings == []
 
 
-def test_bounds_of_keys_are_those_of_the_schema_that_a_part_was_written_under():
-    """As bytes, keys of two schemas do not compare: here a field came between the two there were."""
+def test_bounds_of_keys_are_checked_under_the_schema_of_their_part():
+    """As bytes, keys of two schemas do not compare: here a field was added between the two keys."""
     world = World(settings=Settings(batch=BatchSettings(inline_part_bytes_max=0)))
     client, shard_id = world.process(), world.shard_id()
     with client.open_writer(shard_id, Schema.from_ddl("a BIGINT, c BIGINT", "x INT"), purpose="test") as writer:
