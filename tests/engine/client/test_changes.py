@@ -12,7 +12,6 @@ from persist_engine.base.settings import BatchSettings, CompactionSettings, Retr
 from persist_engine.client.read.leased import LeasedPart
 from persist_engine.client.read.snapshot import SinceAhead
 from persist_engine.model.frontier import Antichain
-from persist_engine.parts import consolidate
 from persist_engine.rows import updates as laws
 from persist_engine.rows.filter import Filter
 from persist_engine.rows.predicate import Compare
@@ -84,9 +83,8 @@ def filled():
 
 @pytest.mark.parametrize("which", ["plain", "compacted"])
 @pytest.mark.parametrize(("after", "upto"), [(25, 79), (30, 31), (39, 39), (25, 25), (44, 67), (29, 40), (78, 79)])
-def test_changes_are_the_updates_between_two_times_consolidated(filled, monkeypatch, which, after, upto):
+def test_changes_are_the_updates_between_two_times_consolidated(filled, which, after, upto):
     """Spec 15.11."""
-    monkeypatch.setattr(consolidate, "WINDOW_ROWS_MIN", 7)
     world, shards = filled
     shard_id, history, _ = shards[which]
     with world.process().open_leased_reader(shard_id, purpose="test") as reader:
@@ -201,8 +199,7 @@ def words_of(table):
 
 @pytest.mark.parametrize("which", ["plain", "compacted"])
 @pytest.mark.parametrize(("after", "upto"), [(25, 79), (30, 31), (39, 39), (44, 67)])
-def test_row_changes_are_deletions_and_insertions_of_whole_rows(filled, monkeypatch, which, after, upto):
-    monkeypatch.setattr(consolidate, "WINDOW_ROWS_MIN", 7)
+def test_row_changes_are_deletions_and_insertions_of_whole_rows(filled, which, after, upto):
     world, shards = filled
     shard_id, history, _ = shards[which]
     with world.process().open_leased_reader(shard_id, purpose="test") as reader:

@@ -9,6 +9,7 @@ import os
 import pyarrow.parquet as pq
 import pytest
 from persist_engine import Antichain, PersistClient, Schema
+from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, MaintenanceSettings, Settings
 from persist_engine.client import export
 from persist_engine.work.repair.force import force_compaction, force_gc
@@ -19,8 +20,16 @@ A = Antichain.of
 APPENDS = 20
 
 
+class Watched(PersistClient):
+    """A client that keeps the readers it opened."""
+
+    def open_leased_reader(self, *args, **kwargs):
+        self.readers = [*getattr(self, "readers", ()), super().open_leased_reader(*args, **kwargs)]
+        return self.readers[-1]
+
+
 @pytest.mark.parametrize("run_parts_max", [None, 2])
-def test_an_export_is_complete_while_other_processes_compact_and_collect(tmp_path, monkeypatch, run_parts_max):
+def test_an_export_is_complete_while_other_processes_compact_and_collect(tmp_path, run_parts_max):
     """The reader's heartbeats release what it has not pinned: the first of them cost a long export its blobs."""
     settings = Settings(
         batch=BatchSettings(inline_part_bytes_max=0, target_part_bytes=1024, run_parts_max=run_parts_max),
@@ -36,13 +45,7 @@ def test_an_export_is_complete_while_other_processes_compact_and_collect(tmp_pat
         force_compaction(other.machine(shard_id), full=True)
         batches = other.machine(shard_id).refresh().trace.batches()
         assert any(batch.has_hollow_runs for batch in batches)
-    readers = []
-    opened = PersistClient.open_leased_reader
-
-    def noted(*args, **kwargs):
-        readers.append(opened(*args, **kwargs))
-        return readers[-1]
-
+    exporting = Watched(world.blob, world.consensus, settings=world.settings, env=world.env, metrics=NoMetrics())
     reads = 0
 
     def on_read(_read: int, _total: int) -> None:
@@ -53,13 +56,12 @@ def test_an_export_is_complete_while_other_processes_compact_and_collect(tmp_pat
                 late.compare_and_append([row(7, "late", APPENDS)], expected_upper=A(APPENDS), new_upper=A(APPENDS + 1))
             force_compaction(other.machine(shard_id), full=True)
             write_rollup(other.machine(shard_id))
-            client.machine(shard_id).refresh()
-            assert readers[0]._beat()
+            exporting.machine(shard_id).refresh()
+            assert exporting.readers[0]._beat()
             force_gc(other.machine(shard_id))
 
-    monkeypatch.setattr(PersistClient, "open_leased_reader", noted)
-    monkeypatch.setattr(export, "MEMORY_BYTES", 1)  # nothing is fetched before it is needed
-    manifest = export.export_shard(client, shard_id, tmp_path / "out", as_of=None, on_read=on_read)
+    # With so little memory nothing is fetched before it is needed.
+    manifest = export.export_shard(exporting, shard_id, tmp_path / "out", as_of=None, on_read=on_read, memory_bytes=1)
     assert (reads > 10, manifest.rows) == (True, 30 * APPENDS)
     table = pq.read_table(tmp_path / "out")
     assert [key["id"] for key in table["key"].to_pylist()] == [

@@ -14,6 +14,8 @@ from persist_engine.base.settings import BatchSettings, CompactionSettings, Read
 from persist_engine.client.client import PersistClient
 from persist_engine.client.read.listen import Updates
 from persist_engine.client.read.splits import SnapshotSplit
+from persist_engine.client.write.outcomes import Appended
+from persist_engine.codec.batch import decode_transmittable, encode_transmittable
 from persist_engine.model.batch import ColumnStats, HollowBatch, HollowPart, PartStats
 from persist_engine.model.frontier import Antichain
 from persist_engine.parts.contents import Contents
@@ -22,7 +24,6 @@ from persist_engine.rows.filter import Filter
 from persist_engine.rows.predicate import And, Compare, In, IsNull, Not, Or
 from persist_engine.rows.predicate_text import parse_predicate
 from persist_engine.rows.schema import Schema
-from persist_engine.shard.machine import Machine
 from persist_engine.work.compact import compact_due
 from persist_kit.world import AheadEnv, World
 
@@ -62,14 +63,27 @@ def update(i, j, rng):
     return (key, val), 10 * i + rng.randrange(10), rng.choice([1, 1, 1, -1])
 
 
-def fill(world, *, appends=8, rows=60, seed=0):
+def fill(world, *, appends=8, rows=60, seed=0, mend=None):
+    """A shard of random updates. With `mend`, the statistics of its parts are as `mend` returns them: a faulty writer's."""
     rng = random.Random(seed)
     client, shard_id = client_of(world)[0], world.shard_id()
     with client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
         for i in range(appends):
-            updates = [update(i, j, rng) for j in range(rows)]
-            writer.compare_and_append(updates, expected_upper=at(10 * i), new_upper=at(10 * i + 10))
+            batch = writer.batch([update(i, j, rng) for j in range(rows)], lower=at(10 * i), upper=at(10 * i + 10))
+            if mend is not None:
+                batch = mended(writer, batch, mend)
+            assert isinstance(writer.append_batch(batch, at(10 * i), at(10 * i + 10)), Appended)
     return shard_id
+
+
+def mended(writer, batch, mend):
+    shard_id, version, hollow = decode_transmittable(batch.to_transmittable())
+    runs = [
+        (meta, [dataclasses.replace(part, stats=mend(part.stats)) for part in parts])
+        for meta, parts in hollow.part_runs()
+    ]
+    changed = HollowBatch.of_runs(hollow.desc, hollow.rows, runs)
+    return writer.batch_from_transmittable(encode_transmittable(shard_id, version, changed), is_only_copy=True)
 
 
 def compact(world, shard_id):
@@ -88,7 +102,16 @@ def world():
     with client_of(made)[0].open_leased_reader(made.compacted, purpose="t") as reader:
         reader.downgrade_since(at(79))
     compact(made, made.compacted)
+    made.whole = {name: whole_of(made, getattr(made, name)) for name in ("shard", "compacted")}
     return made
+
+
+def whole_of(world, shard_id):
+    with client_of(world)[0].open_leased_reader(shard_id, purpose="test") as reader, reader.snapshot(79) as snapshot:
+        whole = snapshot.to_table()
+        assert whole.num_rows
+        assert snapshot.count() == sum(whole.column("diff").to_pylist())
+        return whole
 
 
 FILTERS = [
@@ -216,27 +239,22 @@ def test_a_part_is_skipped_only_if_its_statistics_exclude_errors():
 def test_a_filtered_read_equals_the_filtered_full_read(world, where, shard):
     client, _ = client_of(world, audit=50)
     shard_id = getattr(world, shard)
-    with client.open_leased_reader(shard_id, purpose="test") as reader:
-        with reader.snapshot(79) as snapshot:
-            whole = snapshot.to_table()
-            assert whole.num_rows
-            assert snapshot.count() == sum(whole.column("diff").to_pylist())
-        with reader.snapshot(79, where=where) as snapshot:
-            got = snapshot.to_table()
-            expected = Filter(_predicate(where), SCHEMA).apply(whole)
-            assert repr(got.to_pylist()) == repr(expected.to_pylist())
-            assert snapshot.count() == sum(got.column("diff").to_pylist())
-            pieces = [
-                b
-                for split in snapshot.splits(3)
-                for b in SnapshotSplit.from_bytes(split.to_bytes()).to_batches(reader.blob)
-            ]
-            together = pa.Table.from_batches(pieces, schema=got.schema)
-            assert repr(together.to_pylist()) == repr(got.to_pylist())
-            parts = snapshot.lease_parts()
-            fetched = pa.concat_tables([reader.fetch(part) for part in parts] or [got.slice(0, 0)])
-            assert summed(fetched) == summed(got)
-            assert [reader.return_part(part) for part in parts] == [True] * len(parts)
+    with client.open_leased_reader(shard_id, purpose="test") as reader, reader.snapshot(79, where=where) as snapshot:
+        got = snapshot.to_table()
+        expected = Filter(_predicate(where), SCHEMA).apply(world.whole[shard])
+        assert repr(got.to_pylist()) == repr(expected.to_pylist())
+        assert snapshot.count() == sum(got.column("diff").to_pylist())
+        pieces = [
+            b
+            for split in snapshot.splits(3)
+            for b in SnapshotSplit.from_bytes(split.to_bytes()).to_batches(reader.blob)
+        ]
+        together = pa.Table.from_batches(pieces, schema=got.schema)
+        assert repr(together.to_pylist()) == repr(got.to_pylist())
+        parts = snapshot.lease_parts()
+        fetched = pa.concat_tables([reader.fetch(part) for part in parts] or [got.slice(0, 0)])
+        assert summed(fetched) == summed(got)
+        assert [reader.return_part(part) for part in parts] == [True] * len(parts)
 
 
 def _predicate(where):
@@ -258,7 +276,8 @@ def summed(table, *, at_times=False):
 def test_a_read_of_columns_equals_those_columns_of_the_full_read(world, columns, where, shard):
     client, _ = client_of(world)
     with client.open_leased_reader(getattr(world, shard), purpose="test") as reader:
-        whole = reader.snapshot(79, where=where).to_table()
+        whole = world.whole[shard]
+        whole = whole if where is None else Filter(_predicate(where), SCHEMA).apply(whole)
         with reader.snapshot(79, where=where, columns=columns) as snapshot:
             got = snapshot.to_table()
             assert got.schema == snapshot.updates_schema
@@ -349,44 +368,23 @@ def test_a_count_excludes_rows_outside_the_appended_bounds():
             assert snapshot.count() == reader.snapshot(as_of, columns=[]).to_table().num_rows
 
 
-def lying(monkeypatch, mend):
-    """Reads see the statistics of every part as `mend` returns them."""
-    real = Machine.snapshot_batches
-
-    def snapshot_batches(self, *args, **kwargs):
-        answer = real(self, *args, **kwargs)
-        return tuple(
-            HollowBatch.of_runs(
-                batch.desc,
-                batch.rows,
-                [
-                    (meta, [dataclasses.replace(part, stats=mend(part.stats)) for part in parts])
-                    for meta, parts in batch.part_runs()
-                ],
-            )
-            for batch in answer
-        )
-
-    monkeypatch.setattr(Machine, "snapshot_batches", snapshot_batches)
-
-
-def test_an_audit_reports_wrong_statistics_with_part_and_column(world, monkeypatch):
+def test_an_audit_reports_wrong_statistics_with_part_and_column(world):
     def mend(stats):
         columns = [
             (n, dataclasses.replace(c, upper="-5", lower="-9") if n == "key.id" else c) for n, c in stats.columns
         ]
         return PartStats(tuple(columns), stats.time_min, stats.time_max)
 
-    lying(monkeypatch, mend)
+    shard = fill(world, appends=2, seed=3, mend=mend)
     for audit, is_found in ((0, False), (100, True)):
         client, counts = client_of(world, audit=audit)
-        with client.open_leased_reader(world.shard, purpose="test") as reader:
-            snapshot = reader.snapshot(79, where="id > 100")
+        with client.open_leased_reader(shard, purpose="test") as reader:
+            snapshot = reader.snapshot(19, where="id > 100")
             splits = [SnapshotSplit.from_bytes(split.to_bytes()) for split in snapshot.splits(2)]
             if not is_found:
                 assert snapshot.to_table().num_rows == 0  # the reason for audits
                 continue
-            keys = {f"{world.shard}/{part.key}" for batch in snapshot._named for part in batch.parts}
+            keys = {f"{shard}/{part.key}" for batch in snapshot._named for part in batch.parts}
             for read in (
                 snapshot.to_table,
                 snapshot.count,
@@ -396,19 +394,19 @@ def test_an_audit_reports_wrong_statistics_with_part_and_column(world, monkeypat
             ):
                 with pytest.raises(InvariantViolated, match=r"was skipped by its statistics.*key\.id") as caught:
                     read()
-                assert f"{world.shard}/{caught.value.detail['key']}" in keys
+                assert f"{shard}/{caught.value.detail['key']}" in keys
                 assert caught.value.detail["columns"] == ["key.id"]
             assert counts["stats_audits"]
 
 
-def test_an_audit_reports_wrong_statistics_of_times(world, monkeypatch):
-    lying(monkeypatch, lambda stats: PartStats(stats.columns, 500, 600))
+def test_an_audit_reports_wrong_statistics_of_times(world):
+    shard = fill(world, appends=1, mend=lambda stats: PartStats(stats.columns, 500, 600))
     client, _ = client_of(world, audit=100)
     with (
-        client.open_leased_reader(world.shard, purpose="test") as reader,
+        client.open_leased_reader(shard, purpose="test") as reader,
         pytest.raises(InvariantViolated, match="the statistics of time are wrong"),
     ):
-        reader.snapshot(79).to_table()
+        reader.snapshot(9).to_table()
 
 
 def test_an_audit_of_correct_statistics_reports_nothing(world):
@@ -431,13 +429,14 @@ def test_an_audit_of_correct_statistics_reports_nothing(world):
         ReadSettings(stats_audit_percent=101)
 
 
-def test_undecodable_statistics_in_state_are_corrupt_data(world, monkeypatch):
-    lying(
-        monkeypatch, lambda stats: PartStats((("key.id", dataclasses.replace(stats.columns[0][1], lower="nonsense")),))
-    )
+def test_undecodable_statistics_in_state_are_corrupt_data(world):
+    def mend(stats):
+        return PartStats((("key.id", dataclasses.replace(stats.columns[0][1], lower="nonsense")),))
+
+    shard = fill(world, appends=1, mend=mend)
     client, _ = client_of(world)
-    with client.open_leased_reader(world.shard, purpose="test") as reader, pytest.raises(CorruptData, match="nonsense"):
-        reader.snapshot(79, where="id > 100").to_table()
+    with client.open_leased_reader(shard, purpose="test") as reader, pytest.raises(CorruptData, match="nonsense"):
+        reader.snapshot(9, where="id > 100").to_table()
 
 
 def test_a_filtered_listener_yields_the_matching_updates_and_all_progress(world):

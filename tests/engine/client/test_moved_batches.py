@@ -13,6 +13,7 @@ from persist_engine.client.write.joined import gathered
 from persist_engine.client.write.outcomes import ProgressMismatch
 from persist_engine.model.batch import HollowRun, InlinePart
 from persist_engine.model.frontier import MINIMUM, Description
+from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.work.audit.verify import verify_shard
 from persist_engine.work.compact import compact
 from persist_kit.staged import named_keys, opened
@@ -49,19 +50,24 @@ def raced(writer: WriteHandle, rival: WriteHandle, batches: list[Batch], *, time
     return time
 
 
-class Uploads:
-    """The keys of the parts uploaded since."""
+class Uploads(MemBlob):
+    """A store that notes the keys of the parts uploaded."""
 
-    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self.keys: list[str] = []
-        put = world.blob.set
 
-        def noted(key: str, value: bytes) -> None:
-            if "/n" in key:
-                self.keys.append(key)
-            put(key, value)
+    def set(self, key: str, value: bytes) -> None:
+        if "/n" in key:
+            self.keys.append(key)
+        super().set(key, value)
 
-        monkeypatch.setattr(world.blob, "set", noted)
+
+def noted(**batch: Any) -> tuple[World, WriteHandle, Uploads]:
+    """A new world whose uploads are noted, and the writer of a new shard with the batch settings `batch`."""
+    world, uploads = World(settings=Settings(batch=BatchSettings(**batch))), Uploads()
+    world.blob = uploads
+    return world, world.process().open_writer(world.shard_id(), SCHEMA, purpose="test"), uploads
 
 
 def changed(client: PersistClient, shard_id: ShardId, since: int | None, upto: int) -> list[tuple[int, int, int]]:
@@ -73,18 +79,16 @@ def changed(client: PersistClient, shard_id: ShardId, since: int | None, upto: i
 
 @pytest.mark.parametrize("times", [1, 4])
 @pytest.mark.parametrize("listed", [False, True], ids=["parts", "listings"])
-def test_the_only_copy_of_a_batch_is_linked_without_restaging_after_any_number_of_moves(
-    monkeypatch: pytest.MonkeyPatch, times: int, listed: bool
-):
+def test_the_only_copy_of_a_batch_is_linked_without_restaging_after_any_number_of_moves(times: int, listed: bool):
     """The driver downloaded, merged and uploaded all of it for every append that it lost."""
     runs = {"runs_max": 2, "run_parts_max": 2} if listed else {}
-    world, writer = opened(inline_part_bytes_max=0, target_part_bytes=4096, **runs)
+    world, writer, uploads = noted(inline_part_bytes_max=0, target_part_bytes=4096, **runs)
     rival = world.process(settings=Settings()).open_writer(writer.shard_id, SCHEMA, purpose="rival")
     staged = [sent(writer, first=first) for first in (0, ROWS)]
     batches = [writer.batch_from_transmittable(data, is_only_copy=True) for data in staged]
     assert all(any(isinstance(part, HollowRun) for part in each.hollow.parts) == listed for each in batches)
     keys = [key for batch in batches for key in batch.hollow.blob_keys()]
-    uploads = Uploads(world, monkeypatch)
+    uploads.keys.clear()
     time = raced(writer, rival, batches, times=times, progress=("sink", b"1"))
     assert uploads.keys == []
     newest = list(writer.machine.state.trace.batches())[-1]
@@ -191,14 +195,14 @@ def test_the_only_copy_is_treated_as_a_copy_after_an_append_of_unknown_outcome(h
 # -- small parts, gathered before they are tried -------------------------------------------------------------------------
 
 
-def test_gathered_parts_are_appended_again_without_another_upload(monkeypatch: pytest.MonkeyPatch):
+def test_gathered_parts_are_appended_again_without_another_upload():
     """Each attempt joined the small parts, uploaded the result and deleted it again: slower than the rival writers."""
-    world, writer = opened(target_part_bytes=1 << 20)
+    world, writer, uploads = noted(target_part_bytes=1 << 20)
     rival = world.process().open_writer(writer.shard_id, SCHEMA, purpose="rival")
     updates = [[row(key * 9 + n, f"{key:x<900}{n}", 2) for n in range(2)] for key in range(8)]
     batches = [writer.batch(each, lower=A(0), upper=A(5)) for each in updates]
     assert not any(batch.has_blobs for batch in batches)
-    uploads = Uploads(world, monkeypatch)
+    uploads.keys.clear()
     machine, desc = writer.machine, Description(A(0), A(5), MINIMUM)
     one = gathered(batches, desc, store=machine, schema=SCHEMA, schema_id=writer.schema_id)
     assert [len(batch.hollow.parts) for batch in one] == [1]

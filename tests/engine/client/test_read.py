@@ -16,7 +16,6 @@ from persist_engine.client.read.snapshot import SinceAhead
 from persist_engine.client.read.splits import SnapshotSplit
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
-from persist_engine.parts import consolidate
 from persist_engine.rows.schema import Schema
 from persist_kit.world import AheadEnv, World
 
@@ -66,9 +65,8 @@ def nulls_last(row):
     return tuple((v is None, v if v is not None else 0) for v in row)
 
 
-def test_a_snapshot_is_sorted_consolidated_and_equals_the_history_at_every_time(client, monkeypatch):
+def test_a_snapshot_is_sorted_consolidated_and_equals_the_history_at_every_time(client):
     """Spec 1.1, 15.2."""
-    monkeypatch.setattr(consolidate, "WINDOW_ROWS_MIN", 7)
     shard_id, history = fill(client)
     with client.open_leased_reader(shard_id, purpose="test") as reader:
         for as_of in (0, 9, 10, 57, 123, 199):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from persist_engine import Antichain, Appended, PersistClient, UpperMismatch, WriteHandle
 from persist_engine.base.errors import (
     BatchExpired,
-    CorruptData,
     Indeterminate,
     InvalidEmptyTimeInterval,
     InvalidUsage,
     Unavailable,
 )
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, RetrySettings, Settings
+from persist_engine.base.versioned import VersionedData
 from persist_engine.client.write.outcomes import ProgressMismatch
 from persist_engine.model.batch import HollowPart, InlinePart
 from persist_engine.model.frontier import MINIMUM, Description
@@ -201,32 +203,40 @@ def test_the_blobs_of_a_batch_appended_in_windows_are_kept_until_the_last_window
     assert world.blob_keys(writer.shard_id, kind="part") == named_keys(writer)
 
 
+@contextmanager
+def damaged_log(world: World, shard_id: ShardId) -> Iterator[None]:
+    """Meanwhile the oldest live version of the shard does not decode. Processes that know a newer one do not read it."""
+    log = world.consensus._inner._logs[str(shard_id)]  # type: ignore[attr-defined]
+    oldest = log[0]
+    log[0] = VersionedData(oldest.seqno, b"damaged")
+    yield
+    log[0] = oldest
+
+
 def test_regression_an_append_is_acknowledged_although_its_surplus_blobs_cannot_be_deleted(
-    sent: tuple[World, WriteHandle, bytes], monkeypatch: pytest.MonkeyPatch
+    sent: tuple[World, WriteHandle, bytes], caplog: pytest.LogCaptureFixture
 ):
     """It was committed, and then its caller got only an error of the clean-up."""
     world, writer, data = sent
     first, second = (writer.batch_from_transmittable(data) for _ in range(2))
     assert isinstance(writer.compare_and_append_batch([first], expected_upper=A(1), new_upper=A(10)), Appended)
-
-    def damaged(*_: Any) -> frozenset[str]:
-        raise CorruptData("an older version cannot be read", key="k")
-
-    monkeypatch.setattr("persist_engine.client.write.copies.live_part_keys", damaged)
-    assert writer.append_batch(second, A(1), A(20)).upper == A(20)
+    with damaged_log(world, writer.shard_id):
+        assert writer.append_batch(second, A(1), A(20)).upper == A(20)
+    assert "behind: " in caplog.text
     assert contents(world.process(), writer.shard_id, 19) == upto(19)
 
 
-def test_a_refused_append_stages_nothing_anew(sent: tuple[World, WriteHandle, bytes], monkeypatch: pytest.MonkeyPatch):
+def test_a_refused_append_stages_nothing_anew(sent: tuple[World, WriteHandle, bytes]):
     world, writer, data = sent
     other = world.process().open_writer(writer.shard_id, SCHEMA, purpose="other")
     other.append([], lower=A(1), upper=A(15))
     batch = writer.batch_from_transmittable(data)
-    monkeypatch.setattr("persist_engine.client.write.handle.restaged", None)
+    world.faults.fail_next("set", happened=False)
     outcome = writer.compare_and_append_batch([batch], expected_upper=A(5), new_upper=A(20))
     assert outcome == UpperMismatch(current=A(15), expected=A(5))
     with pytest.raises(InvalidEmptyTimeInterval):
         writer.compare_and_append_batch([batch], expected_upper=A(15), new_upper=A(15))
+    assert world.faults.injected == 0, "no blob was written"
     batch.delete()
 
 
@@ -295,7 +305,7 @@ def test_several_unappended_copies_are_deleted_with_one_read_of_the_shard():
 
 
 def test_regression_an_append_stands_although_the_check_of_its_surplus_blobs_fails(
-    sent: tuple[World, WriteHandle, bytes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    sent: tuple[World, WriteHandle, bytes], caplog: pytest.LogCaptureFixture
 ):
     """The check which batches link the copy's blobs failed. The answer was lost, and the clean-up deleted linked blobs."""
     world, writer, data = sent
@@ -303,19 +313,14 @@ def test_regression_an_append_stands_although_the_check_of_its_surplus_blobs_fai
     copy = writer.batch_from_transmittable(data)
     own = writer.batch([row(n, "y" * 40, 5) for n in range(200, 300)], lower=A(5), upper=A(20))
     assert own.has_blobs
-
-    def damaged(*_: Any) -> frozenset[str]:
-        raise CorruptData("a diff does not decode", key="k")
-
-    monkeypatch.setattr("persist_engine.client.write.copies.live_part_keys", damaged)
-    outcome = writer.compare_and_append_batch([copy, own], expected_upper=A(5), new_upper=A(20))
-    monkeypatch.undo()
+    with damaged_log(world, writer.shard_id):
+        outcome = writer.compare_and_append_batch([copy, own], expected_upper=A(5), new_upper=A(20))
     assert isinstance(outcome, Appended)
     for batch in (copy, own):
         with pytest.raises(InvalidUsage, match="already"):
             batch.delete()
     assert named_keys(writer) <= world.blob_keys(writer.shard_id, kind="part")
-    assert "a diff does not decode" in caplog.text
+    assert "behind: " in caplog.text
 
 
 # -- deletion that is interrupted ---------------------------------------------------------------------------------------

@@ -10,74 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
-from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import CorruptData, InvalidUsage, SchemaMismatch, SinkFailed, UpdateNotBeyondLower
-from persist_engine.base.metrics import PrometheusMetrics
-from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
 from persist_engine.dataflow.open import open_sink
-from persist_engine.dataflow.sink.actors import Control, Desired, Inbox, ShardUpper, StagedBatch
-from persist_engine.flow.desired import DesiredFrontiers
-from persist_engine.flow.mint import Mint
 from persist_engine.flow.refresh import Refresh
 from persist_engine.rows.errors_column import split_errors, with_errors
-from persist_engine.storage.blob_mem import MemBlob
-from persist_engine.storage.consensus_mem import MemConsensus
-from persist_engine.testing.faults import Faults, FaultyBlob, FaultyConsensus
 from persist_kit.world import SCHEMA, row
-from prometheus_client import CollectorRegistry
 
 A = Antichain.of
 PATIENCE_S = 20.0
-
-
-class Stores:
-    """Stores that several clients share and that a test can break."""
-
-    def __init__(self) -> None:
-        self.blob, self.consensus, self.faults = MemBlob(), MemConsensus(), Faults()
-        self.shard_id = ShardId.new()
-        self.registry = CollectorRegistry()
-        self.holders: list = []
-        self.metrics = PrometheusMetrics(self.registry)
-
-    def client(self) -> PersistClient:
-        return PersistClient(
-            FaultyBlob(self.blob, self.faults),
-            FaultyConsensus(self.consensus, self.faults),
-            settings=Settings(
-                batch=BatchSettings(inline_part_bytes_max=0),
-                retry=RetrySettings(initial_ms=1, clamp_ms=2, give_up_ms=50),
-                retain_ms=None,
-            ),
-            env=SystemEnv(),
-            metrics=self.metrics,
-        )
-
-    def hold(self, since: int = 0) -> None:
-        """Keeps every time from `since` on readable. A sink's own reader releases them as it goes."""
-        holder = self.client().open_leased_reader(self.shard_id, SCHEMA, purpose="hold")
-        holder.downgrade_since(A(since))
-        self.holders.append(holder)
-
-    def blobs(self) -> int:
-        return len(list(self.blob.list_prefix(f"{self.shard_id}/n")))
-
-    def contents(self, as_of: int, schema: Schema = SCHEMA) -> Counter:
-        with (
-            self.client().open_leased_reader(self.shard_id, schema, purpose="check") as reader,
-            reader.snapshot(as_of, timeout_s=PATIENCE_S) as snapshot,
-        ):
-            rows = snapshot.to_table().to_pylist()
-        return Counter({(r["key"]["id"], r["val"]["name"]): r["diff"] for r in rows})
-
-
-@pytest.fixture
-def stores():
-    stores = Stores()
-    yield stores
-    stores.faults.heal()
-    for holder in stores.holders:
-        holder.expire()
 
 
 def settle(sink, frontier: int) -> None:
@@ -408,64 +348,6 @@ def test_a_sink_refuses_a_shard_that_cannot_be_read_at_its_as_of(stores):
     with pytest.raises(SinkFailed, match="reader of the sink .* since of shard .* is empty"):
         sink.wait_for_upper(A(9), timeout_s=PATIENCE_S)
     sink.close()
-
-
-def test_only_rows_wait_for_room_in_a_full_inbox():
-    inbox = Inbox(bytes_max=100)
-    rows = Desired(pa.table({"x": np.zeros(10, dtype=np.int64)}))
-    inbox.put(rows)
-    inbox.put(ShardUpper(A(1)))
-    entered = threading.Event()
-
-    def second() -> None:
-        inbox.put(rows)
-        entered.set()
-
-    thread = threading.Thread(target=second)
-    thread.start()
-    assert not entered.wait(0.05)
-    assert inbox.take() is rows
-    assert entered.wait(PATIENCE_S)
-    assert (inbox.take(), inbox.take()) == (ShardUpper(A(1)), rows)
-    inbox.put(rows)
-    waiting = threading.Thread(target=inbox.put, args=(rows,))
-    waiting.start()
-    inbox.close()
-    waiting.join(PATIENCE_S)
-    assert not waiting.is_alive()
-    assert inbox.take() is None
-    thread.join()
-
-
-def test_a_batch_that_arrives_after_the_end_is_deleted(stores):
-    client = stores.client()
-    with client.open_writer(stores.shard_id, SCHEMA, purpose="late") as writer:
-        batch = writer.batch([row(1, "a", 0)], lower=A(0), upper=A(1))
-        inbox = Inbox(bytes_max=1)
-        inbox.close()
-        inbox.put(StagedBatch(A(0), batch))
-        assert stores.blobs() == 1
-        Control(Mint(DesiredFrontiers.without_errors(), as_of=A(0), read_only=True), writer, []).close(inbox)
-    assert stores.blobs() == 0
-
-
-def test_regression_a_sink_continues_although_stale_batches_cannot_be_deleted(stores, monkeypatch, caplog):
-    """An error of the clean-up, here a damaged listing of parts, ended the sink or left the other batches behind."""
-    client = stores.client()
-    with client.open_writer(stores.shard_id, SCHEMA, purpose="late") as writer:
-        damaged, sound = (writer.batch([row(n, "a", 0)], lower=A(0), upper=A(1)) for n in range(2))
-
-        def undecodable() -> None:
-            raise CorruptData("no run listing", key="k")
-
-        monkeypatch.setattr(damaged, "delete", undecodable)
-        control = Control(Mint(DesiredFrontiers.without_errors(), as_of=A(0), read_only=True), writer, [])
-        inbox = Inbox(bytes_max=1)
-        for batch in (damaged, sound):
-            inbox.put(StagedBatch(A(0), batch))
-        control.close(inbox)
-    assert stores.blobs() == 1
-    assert "no run listing" in caplog.text
 
 
 def test_a_sink_with_an_outgrown_schema_is_refused(stores):

@@ -22,6 +22,7 @@ from persist_engine import (
     UpperMismatch,
     Upserted,
 )
+from persist_engine.base.env import SeededEnv
 from persist_engine.base.errors import InvalidUsage, InvariantViolated
 from persist_engine.base.metrics import PrometheusMetrics
 from persist_engine.base.settings import Settings
@@ -204,16 +205,17 @@ def test_a_stream_is_visible_as_a_whole_or_not_at_all(world: World, shard_id: Sh
     assert contents(client, shard_id) == {3: "after"}
 
 
-def test_a_stream_is_written_although_the_clock_moves_at_every_read(
-    world: World, shard_id: ShardId, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_ms = world.env.now_ms
+class MovingEnv(SeededEnv):
+    """A clock that advances with every read."""
 
-    def moving() -> int:
-        world.env.advance_ms(5)
-        return now_ms()
+    def now_ms(self) -> int:
+        self.advance_ms(5)
+        return super().now_ms()
 
-    monkeypatch.setattr(world.env, "now_ms", moving)
+
+def test_a_stream_is_written_although_the_clock_moves_at_every_read() -> None:
+    world = World(env=MovingEnv(0))
+    shard_id = world.shard_id()
     upserts = opened(world.process(), shard_id)
     for value in ("a", "b"):
         assert isinstance(upserts.upsert_stream([commands((1, value)), commands((2, value))]), Upserted)
@@ -221,7 +223,7 @@ def test_a_stream_is_written_although_the_clock_moves_at_every_read(
 
 
 def test_bug_31_hydration_chooses_a_time_that_can_be_read(world: World, shard_id: ShardId) -> None:
-    """Since is ahead of upper. A read at upper - 1 would return rows that cannot be hydrations apart, or none. The handle first
+    """Since is ahead of upper. A read at upper - 1 would return rows that cannot be distinguished, or none. The handle first
     advances the frontier past since.
     """
     client = world.process()

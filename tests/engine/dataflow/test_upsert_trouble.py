@@ -287,20 +287,14 @@ def test_a_stream_with_order_keys_of_two_units_is_refused(world: World, shard_id
         assert contents(client, shard_id) == {1: "seven"}
 
 
-def test_a_writer_is_expired_although_its_reader_cannot_be(
-    world: World, shard_id: ShardId, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_is_expired_although_its_reader_cannot_be(shard_id: ShardId) -> None:
+    world = World(settings=Settings(retry=RetrySettings(give_up_ms=0)))
     upserts = opened(world.process(), shard_id)
     upserts.upsert(commands((1, "a")))
     machine = world.process().machine(shard_id)
     assert machine.state.writers
-    expire = ReadHandle.expire
-
-    def unavailable(reader: ReadHandle) -> None:
-        expire(reader)
-        raise Unavailable("the store is away")
-
-    monkeypatch.setattr(ReadHandle, "expire", unavailable)
-    with pytest.raises(Unavailable, match="the store is away"):
+    world.faults.fail_next("compare_and_set", happened=False)
+    with pytest.raises(Unavailable):
         upserts.expire()
-    assert not machine.refresh().writers
+    state = machine.refresh()
+    assert (bool(state.leased_readers), bool(state.writers)) == (True, False)

@@ -31,14 +31,16 @@ finally:
 
 def written(location):
     shard_id, rng = ShardId.new(), np.random.default_rng(0)
+    digits = np.frombuffer(b"0123456789abcdef", np.uint8)
+    offsets = pa.py_buffer(np.arange(0, (RUN_ROWS + 1) * TEXT_BYTES, TEXT_BYTES, dtype=np.int32))
     with PersistClient.open(location) as client, client.open_writer(shard_id, SCHEMA, purpose="test") as writer:
         for run in range(RUNS):
-            digits = rng.bytes(RUN_ROWS * TEXT_BYTES // 2).hex()
-            texts = [digits[at : at + TEXT_BYTES] for at in range(0, len(digits), TEXT_BYTES)]
+            text = pa.py_buffer(digits[rng.integers(0, 16, RUN_ROWS * TEXT_BYTES, np.uint8)])
+            texts = pa.StringArray.from_buffers(RUN_ROWS, offsets, text)
             table = pa.table(
                 {
                     "key": pa.StructArray.from_arrays([pa.array(np.arange(RUN_ROWS) * RUNS + run)], ["id"]),
-                    "val": pa.StructArray.from_arrays([pa.array(texts)], ["text"]),
+                    "val": pa.StructArray.from_arrays([texts], ["text"]),
                     "time": pa.array(np.full(RUN_ROWS, run)),
                     "diff": pa.array(np.ones(RUN_ROWS, dtype=np.int64)),
                 }

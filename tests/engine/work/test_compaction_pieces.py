@@ -9,6 +9,9 @@ from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import InvariantViolated
 from persist_engine.base.settings import CompactionSettings
 from persist_engine.client.client import PersistClient
+from persist_engine.client.write.outcomes import Appended
+from persist_engine.codec.batch import decode_transmittable, encode_transmittable
+from persist_engine.codec.keys import blob_key
 from persist_engine.model.batch import HollowBatch, RunMeta
 from persist_engine.model.diff.trace_diff import apply_structured, changes
 from persist_engine.model.frontier import Antichain
@@ -20,10 +23,11 @@ from persist_engine.work.compact import compact, compact_due
 from persist_engine.work.outcome import Ending
 from persist_engine.work.repair.force import force_compaction
 from persist_kit.counted import CountedMetrics
-from persist_kit.recorded import SETTINGS, RecordedShard
+from persist_kit.recorded import SCHEMA, SETTINGS, SPAN, RecordedShard
 from persist_kit.states import batch, description, part
 
 GREATEST = 2**63 - 1
+at = Antichain.of
 
 
 def run_id(number: int) -> RunId:
@@ -170,16 +174,11 @@ def test_with_compaction_switched_off_nothing_is_compacted():
     assert compact_due(stores.client(off).machine(stores.shard_id)) == []
 
 
-def test_parts_of_older_code_are_rewritten_once(monkeypatch):
+def test_parts_of_older_code_are_rewritten_once():
     """Even if nothing is to be merged, and never again for parts of this code."""
     stores = RecordedShard()
-    monkeypatch.setattr("persist_engine.parts.listings.APPLIER_VERSION", "0.0.9")
-    stores.append(times=4)
+    append_as_older_code(stores)
     machine = stores.client().machine(stores.shard_id)
-    machine.spine_exert(1 << 20)
-    assert any(outcome.applied for outcome in compact_due(machine))
-    monkeypatch.undo()
-    stores.append()
     assert [batch for batch in machine.refresh().trace.spine_batches() if not batch.is_compact] == []
     assert compact_due(machine) == []
     retiring = replace(SETTINGS, compaction=replace(SETTINGS.compaction, claim_min_version="0.1.0"))
@@ -191,3 +190,22 @@ def test_parts_of_older_code_are_rewritten_once(monkeypatch):
     assert compact_due(other) == []
     stores.check_nothing_lost()
     stores.check_contents()
+
+
+def append_as_older_code(stores):
+    """Appends a batch of one part under a key of version 0.0.9."""
+    updates = [(((number, "a"), (0,)), stores.upper, 1) for number in range(10)]
+    lower, upper = at(stores.upper), at(stores.upper + SPAN)
+    with stores.client().open_writer(stores.shard_id, SCHEMA, purpose="test") as writer:
+        batch = writer.batch(updates, lower=lower, upper=upper)
+        shard_id, _, hollow = decode_transmittable(batch.to_transmittable())
+        ((meta, (part,)),) = hollow.runs()
+        old = replace(part, key=part.key.replace("n0000100/", "n0000009/"))
+        stores.blob.set(blob_key(shard_id, old.key), stores.blob.get(blob_key(shard_id, part.key)))
+        stores.blob.delete(blob_key(shard_id, part.key))
+        sent = encode_transmittable(shard_id, "0.0.9", HollowBatch.of_runs(hollow.desc, hollow.rows, [(meta, [old])]))
+        assert isinstance(
+            writer.append_batch(writer.batch_from_transmittable(sent, is_only_copy=True), lower, upper), Appended
+        )
+    stores.history += updates
+    stores.upper += SPAN

@@ -8,7 +8,6 @@ from persist_engine.base.settings import CompactionSettings, RetrySettings, Sett
 from persist_engine.codec.keys import blob_key
 from persist_engine.model.diff.state_diff import live_blobs
 from persist_engine.model.frontier import Antichain
-from persist_engine.parts import consolidate
 from persist_engine.testing.faults import Faults, FaultyBlob, FaultyConsensus
 from persist_engine.work.compact import compact, compact_due
 from persist_engine.work.outcome import Ending
@@ -18,9 +17,8 @@ at = Antichain.of
 
 
 @pytest.mark.parametrize("memory_bytes_max", [0, 4096, 1 << 30])
-def test_compaction_keeps_contents_at_every_readable_time_and_merges_runs(memory_bytes_max, monkeypatch):
+def test_compaction_keeps_contents_at_every_readable_time_and_merges_runs(memory_bytes_max):
     """Spec 13.5."""
-    monkeypatch.setattr(consolidate, "WINDOW_ROWS_MIN", 5)
     settings = Settings(
         batch=SETTINGS.batch,
         maintenance=SETTINGS.maintenance,

@@ -4,25 +4,24 @@ import itertools
 
 import pytest
 from persist_engine.base.env import SeededEnv
-from persist_engine.base.errors import BatchExpired, InvalidUsage, InvariantViolated, MissingBlob
+from persist_engine.base.errors import BatchExpired, InvalidUsage, InvariantViolated
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, CompactionSettings, MaintenanceSettings, Settings
 from persist_engine.base.versioned import SeqNo
 from persist_engine.client.client import PersistClient
 from persist_engine.client.write.outcomes import Appended
 from persist_engine.codec.keys import blob_key
-from persist_engine.model.batch import HollowBatch
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import PartId, staged_ms
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.testing.faults import Faults, FaultyConsensus
-from persist_engine.work.audit import orphans, references
 from persist_engine.work.audit.orphans import scan_orphans
+from persist_engine.work.audit.references import CHUNK_BLOBS
 from persist_engine.work.compact import compact, compact_due
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.outcome import Ending
 from persist_engine.work.rollup import write_rollup
-from persist_kit.recorded import Killed, Mortality
+from persist_kit.recorded import Killed, Meanwhile, Mortality
 from persist_kit.world import SCHEMA, World, row
 
 at = Antichain.of
@@ -167,15 +166,6 @@ def test_an_append_decided_before_the_floor_loses_to_it(site):
     site.check()
 
 
-def test_without_the_floor_the_append_would_link_a_deleted_blob(site, monkeypatch):
-    """The bug put back: what the floor prevents."""
-    monkeypatch.setattr(HollowBatch, "staged_before", lambda _self, _floor: None)
-    assert isinstance(in_flight(site, site.scan), Appended)
-    site.upper += 1
-    with pytest.raises(MissingBlob):
-        site.check()
-
-
 @pytest.mark.parametrize(("pause_ms", "is_in_time"), [(600_000, True), (WEEK_MS, False)], ids=["in time", "lapsed"])
 def test_an_append_with_a_lost_answer_is_recognised_after_the_floor_passed_it(site, pause_ms, is_in_time):
     """Its token proves it. If the writer's lease lapsed meanwhile, the error says that the outcome is unknown."""
@@ -236,19 +226,18 @@ def test_a_compaction_older_than_the_floor_is_not_applied_and_loses_nothing(site
     site.check()
 
 
-def test_a_blob_linked_between_the_listing_and_the_check_is_kept(site, monkeypatch):
+def test_a_blob_linked_between_the_listing_and_the_check_is_kept(site):
     """Staged just after the floor, and appended while the scan has it on its list (spec 27.4)."""
     site.later(WEEK_MS + DAY_MS)
     writer, batch, keys = site.stage()
-    real = orphans.listed_in_chunks
+    appended = []
 
-    def appended_meanwhile(blob, prefix):
-        for chunk in real(blob, prefix):
-            writer.append_batch(batch, at(site.upper), at(site.upper + 1))
-            yield chunk
+    def append():
+        appended.append(writer.append_batch(batch, at(site.upper), at(site.upper + 1)))
 
-    monkeypatch.setattr(orphans, "listed_in_chunks", appended_meanwhile)
+    site.world.blob = Meanwhile(site.world.blob, "list_prefix", append)
     site.scan(older_than_ms=0)
+    assert isinstance(appended[0], Appended)
     site.upper += 1
     assert set(keys) <= site.blobs()
     site.check()
@@ -266,15 +255,17 @@ def test_a_rollup_is_an_orphan_once_the_log_begins_after_it(site):
     site.check()
 
 
-@pytest.mark.parametrize("chunk_blobs", [10_000, 2])
-def test_regression_nothing_is_an_orphan_to_a_log_that_was_rolled_back(site, monkeypatch, chunk_blobs):
+@pytest.mark.parametrize("others", [0, CHUNK_BLOBS])
+def test_regression_nothing_is_an_orphan_to_a_log_that_was_rolled_back(site, others):
     """The scan deleted what the lost versions name, so that the log could not be restored. It must notice before any deletion,
     however many blobs it lists before the rollup that proves the loss: in a bucket, all parts of a shard.
     """
-    for module in (references, orphans):
-        monkeypatch.setattr(module, "CHUNK_BLOBS", chunk_blobs)
     entries = site.world.consensus.scan(site.shard_id, SeqNo(0), 100)
     site.append(5)
+    staged_ms = site.world.env.now_ms() + 30 * DAY_MS
+    for number in range(others):
+        part_id = PartId.staged_at(staged_ms, number.to_bytes(10, "big"))
+        site.world.blob.set(blob_key(site.shard_id, f"n0000100/{part_id}"), b"")
     write_rollup(site.machine())
     rolled_back = MemConsensus()
     for entry in entries[:4]:

@@ -8,7 +8,6 @@ import pytest
 from persist_engine import Antichain, Location, PersistClient, ShardId
 from persist_engine.base.errors import ShardLost
 from persist_engine.base.settings import BatchSettings, MaintenanceSettings, Settings
-from persist_engine.shard.creation import Creation
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.work.audit.finding import FindingKind
 from persist_engine.work.audit.orphans import scan_orphans
@@ -88,14 +87,17 @@ def test_a_log_that_was_rolled_back_and_grew_past_the_rollup_is_found(site: Site
     site.check_refused(FindingKind.LOG_FORKED)
 
 
-def test_a_log_that_was_created_anew_and_grew_past_the_rollup_is_found(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_was_created_anew_and_grew_past_the_rollup_is_found(site: Site) -> None:
+    """The ruins were moved away, which allowed the creation, and came back after it."""
     site.append(5)
     write_rollup(site.machine())
+    ruins = {key: site.world.blob.get(key) for key in site.blobs()}
+    for key in ruins:
+        site.world.blob.delete(key)
     site.restore({})
-    monkeypatch.setattr(Creation, "first_ruin", lambda *_: None)  # deleting the ruins has the same effect
     site.append(20)
+    for key, data in ruins.items():
+        site.world.blob.set(key, data or b"")
     site.check_refused(FindingKind.LOG_FORKED)
 
 

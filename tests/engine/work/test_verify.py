@@ -1,11 +1,13 @@
 """Verification finds each kind of damage by its name, and nothing in a sound shard."""
 
+import copy
 import dataclasses
 
 import pytest
-from persist_engine import Antichain, Schema
+from persist_engine import Antichain, Appended, Schema
 from persist_engine.base.settings import BatchSettings, MaintenanceSettings, Settings
 from persist_engine.base.versioned import SeqNo, VersionedData
+from persist_engine.codec.batch import decode_transmittable, encode_transmittable
 from persist_engine.codec.damage import checksum
 from persist_engine.codec.keys import blob_key, rollup_key
 from persist_engine.codec.part import decode_part, encode_part
@@ -26,7 +28,7 @@ from persist_engine.work.compact import compact
 from persist_engine.work.gc import collectable, gc_and_truncate
 from persist_engine.work.repair.force import force_compaction
 from persist_engine.work.rollup import write_rollup
-from persist_kit.recorded import SCHEMA, RecordedShard, aged
+from persist_kit.recorded import SCHEMA, Meanwhile, RecordedShard, aged
 from persist_kit.world import SCHEMA as WORLD_SCHEMA
 from persist_kit.world import World, row
 
@@ -187,22 +189,24 @@ def test_a_diff_that_does_not_apply_is_found_and_the_rest_is_still_checked(shard
     assert found.parts_read > 0
 
 
-def rewritten(shard, monkeypatch, edit):
-    """Verifies with one part's descriptor as `edit` returns it: what a faulty writer would have left."""
-    target, _ = some_part(shard)
-    real = verify.RunToCheck
-
-    def to_check(desc, parts, is_sorted):
-        return real(desc, tuple(edit(part) if part.key == target.key else part for part in parts), is_sorted)
-
-    monkeypatch.setattr(verify, "RunToCheck", to_check)
-    return verified(shard), blob_key(shard.shard_id, target.key)
+def lying(shard, edit):
+    """Appends a batch with its only part's descriptor as `edit` returns it, as a faulty writer does. The verification, and the part's key."""
+    with shard.client().open_writer(shard.shard_id, SCHEMA, purpose="faulty") as writer:
+        lower, upper = A(shard.upper), A(shard.upper + 1)
+        updates = [(((number, "a"), (number % 2,)), shard.upper, 1) for number in range(10)]
+        batch = writer.batch(updates, lower=lower, upper=upper)
+        shard_id, version, hollow = decode_transmittable(batch.to_transmittable())
+        ((meta, (part,)),) = hollow.runs()
+        changed = HollowBatch.of_runs(hollow.desc, hollow.rows, [(meta, [edit(part)])])
+        sent = writer.batch_from_transmittable(encode_transmittable(shard_id, version, changed), is_only_copy=True)
+        assert isinstance(writer.append_batch(sent, lower, upper), Appended)
+    return verified(shard), blob_key(shard.shard_id, part.key)
 
 
 @pytest.mark.parametrize(
     "what", ["upper", "lower", "nulls", "time_min", "time_max", "key_lower", "sum", "unknown column"]
 )
-def test_bounds_that_would_hide_rows_are_found(shard, monkeypatch, what):
+def test_bounds_that_would_hide_rows_are_found(shard, what):
     def edit(part):
         columns = dict(part.stats.columns)
         stats = columns["val.x"]
@@ -227,23 +231,21 @@ def test_bounds_that_would_hide_rows_are_found(shard, monkeypatch, what):
                 return dataclasses.replace(part, diffs_sum=part.diffs_sum + 1)
         return dataclasses.replace(part, stats=changed)
 
-    found, key = rewritten(shard, monkeypatch, edit)
+    found, key = lying(shard, edit)
     expected = FindingKind.WRONG_SUM if what == "sum" else FindingKind.STATS_NOT_CONSERVATIVE
     assert {(each.kind, each.key) for each in found.findings} == {(expected, key)}
 
 
-def test_rows_out_of_order_in_a_sorted_run_are_found(shard, monkeypatch):
-    target, batch = some_part(shard)
-    key = blob_key(shard.shard_id, target.key)
-    part = decode_part(shard.blob.get(key), key=key, schema=SCHEMA)
-    backwards = part.table.take(list(range(part.table.num_rows))[::-1])
-    data = encode_part(backwards, desc=part.desc, schema=SCHEMA)
-    shard.blob.set(key, data)
-
-    def edit(old):
+def test_rows_out_of_order_in_a_sorted_run_are_found(shard):
+    def backwards(old):
+        key = blob_key(shard.shard_id, old.key)
+        part = decode_part(shard.blob.get(key), key=key, schema=SCHEMA)
+        table = part.table.take(list(range(part.table.num_rows))[::-1])
+        data = encode_part(table, desc=part.desc, schema=SCHEMA)
+        shard.blob.set(key, data)
         return dataclasses.replace(old, checksum=checksum(data), size_bytes=len(data))
 
-    found, key = rewritten(shard, monkeypatch, edit)
+    found, key = lying(shard, backwards)
     assert FindingKind.OUT_OF_ORDER in {each.kind for each in found.findings if each.key == key}
 
 
@@ -261,16 +263,12 @@ def test_diffs_that_unlink_other_blobs_than_the_state_are_found(shard, monkeypat
     assert dropped
 
 
-def test_a_blob_collected_during_verification_is_no_finding(shard, monkeypatch):
-    machine = shard.client().machine(shard.shard_id)
-    real = verify._Verifying._check_sizes
-
-    def late(self):
-        gc_and_truncate(shard.client().machine(shard.shard_id))
-        return real(self)
-
-    monkeypatch.setattr(verify._Verifying, "_check_sizes", late)
-    found = verify_shard(machine)
+def test_a_blob_collected_during_verification_is_no_finding(shard):
+    slow = copy.copy(shard)
+    collect = lambda: gc_and_truncate(shard.client().machine(shard.shard_id))  # noqa: E731
+    slow.blob = Meanwhile(shard.blob, "list_prefix", collect, before=True)
+    found = verified(slow)
+    assert slow.blob.is_done
     assert found.findings == []
     assert found.collected > 0
 
