@@ -1,5 +1,5 @@
-"""Durable bytes that were damaged behind the product's back: told by key, never guessed at, nothing deleted, and whole again once
-the bytes are.
+"""Durable bytes damaged behind the product's back: the error names their key, nothing is guessed or deleted, and all reads again once
+the bytes are back.
 """
 
 import json
@@ -85,9 +85,9 @@ def refuses(persist, disk: Disk, shard: ShardId, key: str, kind: ErrorKind, code
     assert (got, err.count("\n")) == (code, 1), err
     assert err.startswith(f"error: {kind.value}: ")
     assert key in err
-    told = json.loads(out.splitlines()[-1])
+    report = json.loads(out.splitlines()[-1])
     if command == ("read",):
-        assert told == {"error": told["error"], "kind": kind.value, "exit_code": code}
+        assert report == {"error": report["error"], "kind": kind.value, "exit_code": code}
 
 
 @pytest.mark.parametrize("how", DAMAGE)

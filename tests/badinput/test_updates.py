@@ -230,7 +230,7 @@ def test_a_refused_update_among_many_parts_leaves_none_of_them():
 
 
 def test_odd_keys_are_keys(shard):
-    """Empty and unusual texts, numbers that are none, nulls: stored, told apart, read back whole and split."""
+    """Empty and unusual texts, numbers that are none, nulls: stored as distinct keys, read back whole and split."""
     shard = Shard(WIDE)
     numbers = [math.inf, -math.inf, math.nan, 0.0, 1e308, 5e-324, None]
     texts = ["", "\x00", " ", "ä\U0001f600", "a" * 10_000, None]
@@ -249,11 +249,11 @@ def test_odd_keys_are_keys(shard):
             for batch in split.to_batches(reader.blob)
             for each in batch.to_pylist()
         ]
-    told = sorted(repr((each["key"]["x"], each["key"]["s"])) for each in rows)
+    read = sorted(repr((each["key"]["x"], each["key"]["s"])) for each in rows)
     expected = sorted(
         repr(key) for key in keys if key[1] != "" or not (key[0] == 0.0 or (key[0] is not None and math.isnan(key[0])))
     )
-    assert told == expected
+    assert read == expected
     assert sorted(map(repr, pieces)) == sorted(map(repr, rows))
 
 

@@ -131,8 +131,8 @@ def test_commits_survive_kill_9(tmp_path):
     consensus.close()
 
 
-def test_the_log_is_lengthened_for_who_commits_often(tmp_path, consensus):
-    """By nothing that anybody could read, and the commits that follow fit into it."""
+def test_the_log_file_is_lengthened_for_frequent_commits(tmp_path, consensus):
+    """No reader sees the filler, and the commits that follow fit into the space."""
     wal = tmp_path / "consensus.db-wal"
     fill(consensus, "s1", 1, LENGTHEN_EVERY - 1)
     assert wal.stat().st_size < LOG_BYTES
@@ -403,7 +403,7 @@ def test_commits_are_synced(consensus):
             assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-def test_a_closed_store_says_so(tmp_path):
+def test_a_closed_store_refuses_calls(tmp_path):
     consensus = SqliteConsensus(Path(tmp_path / "consensus.db"))
     consensus.close()
     with pytest.raises(InvalidUsage, match="was closed"):
@@ -423,7 +423,7 @@ def test_handles_of_a_closed_client_end_instead_of_trying_for_ever(tmp_path):
 
 
 def fail_stat_after_commit(monkeypatch, path):
-    """The next compare-and-set cannot tell, once it has committed, which file stands at `path`."""
+    """The next compare-and-set cannot see, once it has committed, which file is at `path`."""
     stats, real_stat, real_call = [], Path.stat, SqliteConsensus.compare_and_set
 
     def stat(self, **options):
@@ -443,7 +443,7 @@ def fail_stat_after_commit(monkeypatch, path):
     monkeypatch.setattr(SqliteConsensus, "compare_and_set", compare_and_set)
 
 
-def test_regression_1_a_commit_that_cannot_be_looked_after_is_indeterminate(tmp_path, consensus, monkeypatch):
+def test_regression_1_a_commit_whose_check_fails_is_indeterminate(tmp_path, consensus, monkeypatch):
     """It was said not to have happened, though it had."""
     fill(consensus, "s1", 1, 1)
     fail_stat_after_commit(monkeypatch, tmp_path / "consensus.db")
@@ -452,7 +452,7 @@ def test_regression_1_a_commit_that_cannot_be_looked_after_is_indeterminate(tmp_
     assert consensus.head("s1") == entry(2)
 
 
-def test_regression_1_a_merge_result_whose_commit_cannot_be_looked_after_counts_as_applied(tmp_path, monkeypatch):
+def test_regression_1_a_merge_result_whose_commit_check_fails_counts_as_applied(tmp_path, monkeypatch):
     """The output's blobs were deleted, which state named."""
     location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
     settings = Settings(batch=BatchSettings(inline_part_bytes_max=0))

@@ -1,4 +1,4 @@
-"""What Redis does wrong, or is told to do wrong, comes back as the right error and never as lost or doubled entries."""
+"""What Redis does wrong, by itself or by its settings, comes back as the right error and never as lost or doubled entries."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def cluster_node():
     return redis_server(settings={"cluster-enabled": "yes", "cluster-port": str(_free_port())})
 
 
-def test_a_node_of_a_cluster_is_refused_at_open_and_where_only_a_command_tells():
+def test_a_cluster_node_is_refused_at_open_or_at_its_first_command():
     with cluster_node() as node, cluster_node() as other:
         with pytest.raises(UnsafeStore, match=f"{node.address}/0 is a node of a cluster"):
             opened(node.url)
@@ -149,7 +149,7 @@ def test_tls_is_verified():
             opened(server.url.replace("rediss", "redis"))
 
 
-def test_what_an_acl_forbids_is_not_verified_but_said(server, caplog):
+def test_a_setting_hidden_by_an_acl_is_reported_as_unverified(server, caplog):
     server.command("ACL", "SETUSER", "app", "on", ">pw", "~*", "+@all", "-config", "-info")
     with caplog.at_level(logging.WARNING):
         consensus = opened(server.url.replace("redis://", "redis://app:pw@"))
@@ -364,7 +364,7 @@ def test_a_stopped_redis_is_determinate_and_named(server, consensus):
     assert consensus.head("s1") == entry(3)
 
 
-def test_no_answer_in_time_is_indeterminate_and_the_late_one_meets_nobody(server, monkeypatch):
+def test_a_missing_answer_is_indeterminate_and_a_late_answer_is_dropped(server, monkeypatch):
     """The append does happen once the server wakes up; a later call must get its own reply, not that one."""
     monkeypatch.setattr(consensus_redis, "ANSWER_TIMEOUT_S", 0.2)
     consensus = opened(server.url)
@@ -376,7 +376,7 @@ def test_no_answer_in_time_is_indeterminate_and_the_late_one_meets_nobody(server
     consensus.close()
 
 
-def test_the_reply_to_an_interrupted_call_meets_nobody(server, consensus, monkeypatch):
+def test_the_reply_to_an_interrupted_call_is_dropped(server, consensus, monkeypatch):
     """Ctrl-C between request and reply: the reply comes later, and the next call must not take it for its own."""
     fill(consensus, "s1", 1, 3)
 
@@ -459,7 +459,7 @@ def test_a_wrong_parameter_is_named(server, query, text):
         opened(server.url + query)
 
 
-def test_regression_a_closed_client_says_so_and_its_heartbeats_end(server, tmp_path):
+def test_regression_a_closed_client_refuses_calls_and_its_heartbeats_end(server, tmp_path):
     """It connected anew: readers of a client that was closed held their shard for as long as the process lived."""
     client = PersistClient.open(Location(blob=f"file://{tmp_path}", consensus=server.url))
     shard_id = ShardId.new()

@@ -25,7 +25,7 @@ MISSING: Answer = (404, b"<Error><Code>NoSuchKey</Code></Error>", {})
 
 
 class Endpoint(http.server.ThreadingHTTPServer):
-    """Answers as it is told, and remembers who asked for what."""
+    """Gives the answers it was made with, and records the requests."""
 
     request_queue_size = 64
     daemon_threads = True
@@ -59,7 +59,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if value is not None:
                 self.send_header(name, value)
         if headers:
-            self.send_header("Connection", "close")  # or the next request may go where nobody listens any more
+            self.send_header("Connection", "close")  # the next request needs a connection that is still served
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
@@ -242,8 +242,8 @@ def test_a_fork_takes_no_connection_along(endpoint: Endpoint) -> None:
     assert connection["child"] != connection["before"]
 
 
-def test_regression_a_closed_store_says_so_and_connects_no_more(endpoint: Endpoint) -> None:
-    """It opened connections anew: who went on trying with a client that was closed, tried for ever."""
+def test_regression_a_closed_store_refuses_calls_and_connects_no_more(endpoint: Endpoint) -> None:
+    """It opened new connections: a retry with a closed client never ended."""
     blob = unprobed(endpoint.url)
     assert blob.get("a") is None
     blob.close()

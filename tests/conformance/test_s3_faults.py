@@ -98,7 +98,7 @@ def test_a_store_that_does_not_know_conditions_is_refused():
 
 
 @pytest.mark.usefixtures("s3")
-def test_a_store_where_nobody_wins_is_refused():
+def test_a_store_where_no_writer_wins_is_refused():
     with lying_s3(put_status=409) as (url, _), pytest.raises(UnsafeStore, match="0 of 16"):
         opened(url)
 
@@ -172,7 +172,7 @@ def test_refused_credentials_are_named_and_never_shown(s3, fresh_name, monkeypat
     assert "a-wrong-secret" not in f"{refused.value!r}"
 
 
-def test_no_credentials_are_told_at_open(s3, fresh_name, monkeypatch, tmp_path):
+def test_missing_credentials_are_reported_at_open(s3, fresh_name, monkeypatch, tmp_path):
     for name in s3.environment:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))

@@ -159,7 +159,7 @@ def test_an_append_and_a_rollup_without_a_look_before_change_nothing(shop: Shop,
 
 
 def test_two_primaries_are_two_histories(shop: Shop) -> None:
-    """Each side acknowledges; who comes over from the side that lost is stopped, who only wrote on the other goes on."""
+    """Each side acknowledges. A process that comes over from the losing side is stopped; one that only wrote on the other goes on."""
     host, port = shop.primary.address.split(":")
     shop.append(shop.client(), "before")
     shop.other.command("REPLICAOF", host, port)

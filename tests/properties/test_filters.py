@@ -255,7 +255,7 @@ def test_a_value_of_no_type_is_refused(bad: Any) -> None:
         Filter(Compare("id", "=", bad), Schema.from_ddl("id INT"))
 
 
-def test_statistics_of_code_that_knew_no_nested_fields_still_tell_the_nulls_of_the_struct_around_them() -> None:
+def test_statistics_of_code_that_knew_no_nested_fields_still_count_the_nulls_of_the_struct_around_them() -> None:
     schema = Schema.from_ddl("id INT", "p STRUCT<x: INT>")
     for values, nulls in (([{"x": 1}, {"x": None}], False), ([None, None], True)):
         table = updates_table(schema, [({"id": 1}, {"p": value}, 1, 1) for value in values])

@@ -1,4 +1,4 @@
-"""Bugs of the specification's list whose story is told nowhere else: 6, 8, 13 and 15."""
+"""Bugs of the specification's list that no other folder replays: 6, 8, 13 and 15."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_the_same_seed_is_the_same_history_in_any_process() -> None:
 
 
 def test_workers_end_with_a_parent_that_is_killed() -> None:
-    """Nobody else would end them: they wait for more seeds. What they inherit of it ends with the last of them."""
+    """No other process would end them: they wait for more seeds. What they inherit of it ends with the last of them."""
     code = (
         "import os, signal\n"
         "from persist_kit.sim.main import workers\n"

@@ -62,7 +62,7 @@ widths = st.integers(1, 4)
 
 
 def canonical(value: Any, kind: pa.DataType) -> Any:
-    """As rows are told apart: one NaN, one zero; fields that are not there are null, those not asked for left out."""
+    """Equal exactly where rows are equal: one NaN, one zero; absent fields are null, fields that were not asked for left out."""
     if value is None:
         return None
     if pa.types.is_struct(kind):

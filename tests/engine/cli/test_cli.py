@@ -82,7 +82,7 @@ def test_one_shard_shows_its_frontiers_and_schema(persist, shop):
     assert "upper\t12" in out.splitlines()
 
 
-def test_state_diffs_batches_and_blobs_tell_the_same_story(persist, shop):
+def test_state_diffs_batches_and_blobs_agree(persist, shop):
     _, out, _ = persist("inspect", "state", shop.shard_id, *shop.args)
     state = json.loads(out)
     assert state["shard_id"] == shop.shard_id
@@ -247,7 +247,7 @@ def test_a_compaction_is_planned_within_the_memory_given(persist, shop, tmp_path
     assert not any(line.startswith("persist_compaction_memory_exceeded_total") for line in counts)
 
 
-def test_a_failure_is_reported_too(persist, shop, tmp_path):
+def test_maintenance_reports_a_failure(persist, shop, tmp_path):
     for path in (tmp_path / "blobs").rglob("p*"):
         path.write_bytes(b"garbage")
     file = tmp_path / "report.json"
@@ -277,7 +277,7 @@ def test_misuse_says_what_to_do(persist, shop, args, text):
 
 
 @pytest.mark.parametrize("args", [["inspekt"], ["inspect", "shard", "--colour"], ["read", "x", "--format", "xml"]])
-def test_what_the_parser_refuses_is_usage(persist, args):
+def test_errors_of_the_parser_are_usage_errors(persist, args):
     code, out, err = persist(*args)
     assert (code, out) == (64, "")
     assert err
@@ -293,7 +293,7 @@ def test_a_missing_store_is_named(persist, shop, monkeypatch):
     assert "ftp" in err
 
 
-def test_a_time_that_can_no_longer_be_told_is_a_usage_error(persist, shop):
+def test_a_time_behind_since_is_a_usage_error(persist, shop):
     with PersistClient.open(shop.location) as client, client.open_leased_reader(shop.shard_id, purpose="t") as reader:
         reader.downgrade_since(at(5))
     code, _, err = persist("read", shop.shard_id, "--as-of", 2, *shop.args)
@@ -371,7 +371,7 @@ def test_rows_are_filtered_cut_and_counted(persist, shop):
     assert "no column nope; there are key.id, key.name, val.x" in err
 
 
-def test_what_changed_between_two_times_is_told(persist, shop):
+def test_read_shows_what_changed_between_two_times(persist, shop):
     code, out, _ = persist("read", shop.shard_id, *shop.args, "--from", 10, "--columns", "id")
     rows = [line.split("\t") for line in out.splitlines()]
     assert (code, rows[0]) == (0, ["_time", "_change", "id"])
@@ -471,7 +471,7 @@ def test_a_rollup_is_shown_by_its_key_without_the_log(persist, shop, tmp_path):
     assert complete_rollup(ctx, "s0") == complete_rollup(types.SimpleNamespace(params={}), second["key"]) == []
 
 
-def test_a_rollup_that_is_missing_damaged_or_none_is_told(persist, shop, tmp_path):
+def test_a_missing_damaged_or_foreign_rollup_is_named(persist, shop, tmp_path):
     persist("maintain", "rollup", shop.shard_id, *shop.args)
     _, out, _ = persist("inspect", "blobs", shop.shard_id, "--json", *shop.args)
     blobs = json.loads(out)

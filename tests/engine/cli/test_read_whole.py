@@ -66,7 +66,7 @@ def test_the_name_of_a_file_says_its_format(persist, shop, tmp_path, name, begin
     assert (tmp_path / name).read_bytes().startswith(b'{"id": ')
 
 
-def test_limits_are_kept_without_a_word(persist, shop):
+def test_limits_are_kept_without_a_notice(persist, shop):
     code, out, err = persist("read", *shop, "--limit", 7)
     assert (code, len(out.splitlines()), err) == (0, 8, "")
     code, out, err = persist("read", *shop, "--limit", 0)
@@ -105,7 +105,7 @@ def test_numbers_that_count_are_grouped_for_people_and_no_others(shop):
     assert "1,234" in seen
 
 
-def test_times_are_said_as_numbers_and_as_iso_8601(persist, shop):
+def test_times_are_accepted_as_numbers_and_as_iso_8601(persist, shop):
     for said in (START, "2013-01-01T00:00:00Z", "2013-01-01T01:00:00+01:00"):
         code, out, _ = persist("read", *shop, "--as-of", said, "--count", "--json")
         assert (code, out) == (0, '{"rows": 617}\n')

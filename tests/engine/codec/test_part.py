@@ -1,4 +1,4 @@
-"""Parts: Parquet that anybody reads, damage that nobody misses."""
+"""Parts: Parquet that any reader opens, and no damage that goes unnoticed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_other_bytes_are_no_part(data: bytes) -> None:
         decode_part(data, key="the-key", schema=SCHEMA)
 
 
-def test_a_parquet_file_of_somebody_else_is_no_part() -> None:
+def test_a_foreign_parquet_file_is_no_part() -> None:
     sink = io.BytesIO()
     pq.write_table(pa.table({"a": [1]}), sink)
     with pytest.raises(CorruptData, match="no part"):
@@ -110,7 +110,7 @@ def test_a_checksum_of_an_unknown_kind_is_incompatible() -> None:
         {"persist.format": "x"},
     ],
 )
-def test_whole_bytes_with_metadata_that_nobody_writes_are_corrupt(metadata: dict[str, str]) -> None:
+def test_a_sound_file_with_metadata_that_no_code_writes_is_corrupt(metadata: dict[str, str]) -> None:
     stored = pq.read_table(io.BytesIO(DATA))
     sink = io.BytesIO()
     changed = {name.encode(): text.encode() for name, text in metadata.items()}

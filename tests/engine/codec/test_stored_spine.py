@@ -1,4 +1,4 @@
-"""Rollups: hollow batches are decoded when somebody looks, and not before; and all damage is named."""
+"""Rollups: hollow batches are decoded at the first look, and not before; and all damage is named."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_opening_looks_at_no_hollow_batch_and_the_next_append_at_few(monkeypatch
     assert loads.decoded < 8
     again = encode_rollup(Rollup(shard.state))
     assert loads.decoded < 8
-    assert loads.encoded < 16, "what nobody changed is written as the bytes it came from"
+    assert loads.encoded < 16, "what did not change is written as the bytes it came from"
     assert decode_rollup(again, key="k").state == shard.state
     assert loads.decoded > 37
 
