@@ -15,7 +15,6 @@ from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import CorruptData, InvariantViolated, PersistError, StoreLost, Unavailable
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.storage.open import open_blob, open_consensus
-from persist_engine.storage.s3 import blob as blob_s3
 from persist_kit.disk import SETTINGS, write
 from persist_kit.servers import redis_server, s3_server
 from persist_kit.world import SCHEMA, contents, row
@@ -182,7 +181,6 @@ def test_a_wrong_password_is_a_bounded_error_without_the_password(tmp_path, pers
 
 @pytest.mark.s3
 def test_s3_away_at_open_and_in_the_middle_is_bounded_named_and_recovers(disk, shard_id, monkeypatch, persist):
-    monkeypatch.setattr(blob_s3, "READ_TIMEOUT_S", 0.5)
     with s3_server() as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)

@@ -255,13 +255,12 @@ def test_an_export_of_an_unreadable_time_leaves_no_directory(admin, disk, tmp_pa
     }
 
 
-def test_an_export_is_cut_into_files_and_of_an_empty_shard_there_is_one(disk, tmp_path, monkeypatch):
+def test_an_export_is_cut_into_files_and_of_an_empty_shard_there_is_one(disk, tmp_path):
     from persist_engine.client import export
 
-    monkeypatch.setattr(export, "FILE_BYTES", 1)
     empty = ShardId.new()
     with disk.client(SETTINGS) as client:
-        manifest = export.export_shard(client, disk.shard_id, tmp_path / "cut", as_of=19)
+        manifest = export.export_shard(client, disk.shard_id, tmp_path / "cut", as_of=19, file_bytes_max=1)
         assert [file.rows for file in manifest.files] == [1] * 20
         assert pq.read_table(tmp_path / "cut")["key"].to_pylist() == [{"id": i} for i in range(20)]
         client.initialise(empty, SCHEMA)

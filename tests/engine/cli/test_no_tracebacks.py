@@ -7,9 +7,7 @@ import sys
 
 import pyarrow as pa
 import pytest
-from persist_engine.cli import main as cli
 from persist_engine.cli.export import writing
-from persist_engine.cli.inspect import commands as inspect
 from persist_engine.cli.output import print_rows
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
@@ -118,16 +116,6 @@ def test_usage_of_an_unknown_shard_is_refused(persist, shard_id):
     assert (code, json.loads(out)["kind"]) == (64, "ShardNotFound")
     assert "inspect shards" in err
     assert persist("admin", "usage", shard_id)[0] == 0
-
-
-def test_a_bug_of_ours_is_one_line(persist, shard_id, monkeypatch):
-    monkeypatch.setattr(inspect, "connected", lambda *_: 1 / 0)
-    code, out, err = persist("inspect", "shard", shard_id, "--json")
-    assert (code, json.loads(out)["exit_code"], err.count("\n")) == (1, 1, 1)
-    assert err.startswith("error: Unexpected: ZeroDivisionError: division by zero; ")
-    monkeypatch.setenv("PERSIST_TRACEBACK", "1")
-    with pytest.raises(ZeroDivisionError):
-        cli.main()
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from persist_engine import Antichain, PersistClient, ShardId
@@ -250,25 +248,21 @@ def test_a_phantom_rollup_is_never_written_nor_linked() -> None:
 
 
 @pytest.mark.parametrize("regrown", [0, 20], ids=lambda count: f"{count} appends since")
-def test_a_collection_that_was_decided_before_the_loss_cuts_no_log_that_stands(
-    monkeypatch: pytest.MonkeyPatch, regrown: int
-) -> None:
+def test_a_collection_that_was_decided_before_the_loss_cuts_no_log_that_stands(regrown: int) -> None:
     """It was past its last look: where the log reached that far, the versions went that another rollup was to begin (spec 7.9)."""
     forked = Forked(lost=0)
     machine, before = forked.stale.machine(forked.shard_id), forked.log()
     forked.appended(forked.stale, 6, "lost")
     write_rollup(machine)
-    truncate = forked.world.consensus.truncate
     stands: list[list[VersionedData]] = []
 
-    def lose_first(key: str, keep: Tip) -> int | None:
+    def lose() -> None:
         forked.restore(before)
         if regrown:
             forked.regrow(regrown)
         stands.append(forked.log())
-        return truncate(key, keep)
 
-    monkeypatch.setattr(forked.world.consensus, "truncate", lose_first)
+    forked.world.consensus.before_next("truncate", lose)
     with pytest.raises(ForkedLog, match="holds another entry in its place"):
         gc_and_truncate(machine)
     assert stands == [forked.log()]
@@ -277,38 +271,23 @@ def test_a_collection_that_was_decided_before_the_loss_cuts_no_log_that_stands(
     forked.assert_given_up()
 
 
-def after_the_next(verb: str, world: World, patch: pytest.MonkeyPatch, lose: Callable[[], None]) -> None:
-    """Consensus answers once more, and then loses versions."""
-    original = getattr(world.consensus, verb)
-
-    def answered(*args: Any) -> Any:
-        patch.setattr(world.consensus, verb, original)
-        found = original(*args)
-        lose()
-        return found
-
-    patch.setattr(world.consensus, verb, answered)
-
-
 FEW_DIFFS = Settings(maintenance=MaintenanceSettings(recent_diffs_max=4))
 
 
-def test_regression_a_log_that_is_lost_under_an_opening_is_opened_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_regression_a_log_that_is_lost_under_an_opening_is_opened_as_it_stands() -> None:
     """Found by simulation: the lost head named a rollup that the log which stands does not reach back to: a broken rule."""
     forked = Forked(lost=0, settings=FEW_DIFFS)
     forked.regrow(2)
     copy = forked.log()
     write_rollup(forked.world.process().machine(forked.shard_id))
     forked.regrow(2)
-    after_the_next("head", forked.world, monkeypatch, lambda: forked.restore(copy))
+    forked.world.consensus.after_next("head", lambda: forked.restore(copy))
     state = forked.world.process().machine(forked.shard_id).state
     assert state.tip == copy[-1].tip
 
 
 @pytest.mark.parametrize("regrown", [0, 1, 20], ids=lambda count: f"{count} appends since")
-def test_regression_catching_up_from_far_behind_finds_what_is_lost_meanwhile(
-    monkeypatch: pytest.MonkeyPatch, regrown: int
-) -> None:
+def test_regression_catching_up_from_far_behind_finds_what_is_lost_meanwhile(regrown: int) -> None:
     """Its entry was there as it looked; what it then took whole was another log, and it went on with that."""
     forked = Forked(lost=0, settings=FEW_DIFFS)
     copy = forked.log()
@@ -322,7 +301,7 @@ def test_regression_catching_up_from_far_behind_finds_what_is_lost_meanwhile(
             forked.regrow(regrown)
             write_rollup(forked.world.process().machine(forked.shard_id))
 
-    after_the_next("scan", forked.world, monkeypatch, lose)
+    forked.world.consensus.after_next("scan", lose)
     with pytest.raises(ForkedLog, match=LOST):
         forked.stale.machine(forked.shard_id).refresh()
     forked.assert_given_up()
@@ -339,11 +318,11 @@ def test_a_log_with_a_hole_is_no_log_that_was_lost_meanwhile(hole: int) -> None:
             act()
 
 
-def test_regression_a_log_that_is_wiped_under_an_opening_or_a_walk_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_regression_a_log_that_is_wiped_under_an_opening_or_a_walk_is_reported() -> None:
     """Found by simulation: a process that knew nothing of it met a broken rule, that the shard vanished, and so did one that knew it."""
     forked = Forked(settings=FEW_DIFFS)
     known = forked.stale.machine(forked.shard_id)
-    after_the_next("scan", forked.world, monkeypatch, lambda: forked.restore([]))
+    forked.world.consensus.after_next("scan", lambda: forked.restore([]))
     with pytest.raises(ShardNotFound, match="does not exist.*persist admin recover"):
         forked.world.process().machine(forked.shard_id)
     assert known.versions.live_diff_bounds(forked.shard_id) is None
