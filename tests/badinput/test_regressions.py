@@ -241,6 +241,10 @@ def test_regression_26_blobs_of_a_shard_unknown_to_consensus_disturb_no_other_sh
     assert shop.blob.get("not/of/ours") == b"?"
 
 
+#: Several parts of 1 KB.
+ROWS = 700
+
+
 @pytest.mark.parametrize("memory_bytes", [1, 1 << 12, 1 << 30])
 def test_regression_33_reading_in_little_memory_still_consolidates_everything(memory_bytes):
     """Under small bounds rows came out of chunks that had not met, and readers took them for a set."""
@@ -248,7 +252,7 @@ def test_regression_33_reading_in_little_memory_still_consolidates_everything(me
     shard_id = small.shard_id()
 
     def rows(time: int) -> list:
-        return [row(key, "x", time, 1 - 2 * (time % 2)) for key in range(3000)]
+        return [row(key, "x", time, 1 - 2 * (time % 2)) for key in range(ROWS)]
 
     writing = small.process(settings=Settings(batch=BatchSettings(inline_part_bytes_max=0)))
     write(writing, shard_id, range(9), rows=rows)
@@ -261,7 +265,7 @@ def test_regression_33_reading_in_little_memory_still_consolidates_everything(me
         assert sum(batch.num_rows for batch in batches) == 0
         odd = list(reader.snapshot(10).to_batches(memory_bytes=memory_bytes))
     keys = [key["id"] for batch in odd for key in batch.column("key").to_pylist()]
-    assert keys == list(range(3000))
+    assert keys == list(range(ROWS))
 
 
 def test_a_blob_that_a_lease_should_keep_is_named_when_it_is_gone(shop):

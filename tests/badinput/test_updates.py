@@ -19,6 +19,7 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.model.frontier import DATA_TIME_MAX
+from persist_engine.rows.ingest import ROWS_PER_TABLE
 from persist_kit.world import SCHEMA, World, row
 
 A = Antichain.of
@@ -161,7 +162,7 @@ def test_a_builder_that_met_bad_updates_deletes_the_good_ones_too(shard, case):
 
 def test_rows_that_fail_half_way_leave_nothing(shard):
     def rows():
-        for i in range(200_000):
+        for i in range(ROWS_PER_TABLE + 1):
             yield row(i, "a", 6)
         raise RuntimeError("the source broke")
 

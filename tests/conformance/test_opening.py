@@ -275,6 +275,6 @@ def test_a_command_says_on_a_terminal_what_it_waits_for():
     assert "waiting, for 60 s at most" in shown
     assert SECRET not in shown
     piped = subprocess.run(
-        [*command, "--give-up", "3"], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        [*command, "--give-up", "1"], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert (piped.returncode, piped.stdout, "waiting, for" in piped.stderr) == (70, "", False)

@@ -27,7 +27,7 @@ def opened(url):
 
 @pytest.fixture
 def blob(s3, fresh_name):
-    blob = opened(s3.location(fresh_name))
+    blob = opened(s3.location(fresh_name) + "&probe=false")
     yield blob
     blob.close()
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import sys
 
 import pyarrow.parquet as pq
@@ -19,12 +20,21 @@ from persist_kit.world import SCHEMA, contents
 at = Antichain.of
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The folder of a location with one shard of 20 appends, and its id: each test works on a copy."""
+    folder, shard_id = tmp_path_factory.mktemp("disk"), ShardId.new()
+    with Disk(folder).client() as client:
+        write(client, shard_id, range(20))
+    return folder, shard_id
+
+
 @pytest.fixture
-def disk(tmp_path):
+def disk(written, tmp_path):
+    folder, shard_id = written
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     made = Disk(tmp_path)
-    made.shard_id = ShardId.new()
-    with made.client() as client:
-        write(client, made.shard_id, range(20))
+    made.shard_id = shard_id
     return made
 
 
