@@ -34,7 +34,7 @@ from persist_engine.storage.upsert_rocks import RocksStore
 from persist_kit import strategies
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-quick = settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
+quick = settings(max_examples=25, deadline=None, suppress_health_check=SLOW)
 SEED = np.array([11, 22, 33, 44], np.uint64)
 
 #: Encoded values: whole words, some of them sharing words or ending in zeros.
@@ -385,7 +385,7 @@ puts = st.lists(
 )
 
 
-@pytest.mark.parametrize(("kind", "examples"), [("memory", 200), ("rocksdb", 8), ("spilling", 12)])
+@pytest.mark.parametrize(("kind", "examples"), [("memory", 60), ("rocksdb", 6), ("spilling", 8)])
 def test_a_store_is_a_map(kind: str, examples: int) -> None:
     @settings(max_examples=examples, deadline=None, suppress_health_check=SLOW)
     @given(puts)

@@ -45,7 +45,7 @@ def decoded(data: bytes, schema: Schema = SCHEMA, format_name: str = INLINE_FORM
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_decode_gives_what_was_encoded(data: st.DataObject) -> None:
     schema = data.draw(strategies.schemas())
     table = data.draw(strategies.updates(schema))

@@ -84,7 +84,7 @@ def test_a_second_rollup_encodes_what_changed(monkeypatch: pytest.MonkeyPatch) -
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_lazily_and_at_once_give_the_same_and_come_back(data: st.DataObject) -> None:
     state = replace(STATE, trace=data.draw(strategies.traces()))
     stored = encode_rollup(Rollup(state))

@@ -8,7 +8,7 @@ import random
 import zlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.codec.tending import (
@@ -188,6 +188,7 @@ def test_a_report_that_unpacks_without_end_is_cut_off():
         decode_report({"format": 1, "packed": bomb})
 
 
+@settings(max_examples=40)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(),

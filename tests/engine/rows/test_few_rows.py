@@ -20,7 +20,7 @@ def table_of(*rows: tuple[int | None, str | None, int, int]) -> pa.Table:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_python_and_arrow_agree(data: st.DataObject) -> None:
     table = data.draw(strategies.updates(data.draw(strategies.schemas())))
     few = consolidate_small(table)
