@@ -1,4 +1,4 @@
-"""Properties draw the same examples in every run: what CI sees everybody sees, and a failure is the change's own.
+"""Properties draw the same examples in every run: a failure in CI repeats everywhere, and is the change's own.
 
 `make test ARGS=--hypothesis-profile=default` draws others, and remembers those that failed; what it finds becomes a test.
 """

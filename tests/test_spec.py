@@ -85,7 +85,7 @@ def test_every_bug_names_a_test_of_its_own() -> None:
     """The index of tests/regressions has it for the same bug; `test_index.py` there sees that it exists."""
     index = (ROOT / "tests" / "regressions" / "README.md").read_text()
     known = {
-        number: set(re.findall(r"`([^`]+)`", told)) for number, told in re.findall(r"^\| (\d+) \|(.+)$", index, re.M)
+        number: set(re.findall(r"`([^`]+)`", row)) for number, row in re.findall(r"^\| (\d+) \|(.+)$", index, re.M)
     }
     named = re.findall(r"^\*\*20\.(\d+)\*\* [^*]+?Test:\s`([^`]+)`\.$", TEXT, re.MULTILINE)
     assert len(named) == len(known) == 35

@@ -47,7 +47,7 @@ def test_writing_reading_and_looking(tmp_path):
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-def test_resources(tmp_path):
+def test_the_resources_of_the_tutorial_run(tmp_path):
     out = run(f"exec 2>&1\n{blocks('sh spark')}", tmp_path, 850)
     first, second = out.split("RunSucceeded")[1:]
     assert "3 rows read, 3 updates written" in first

@@ -159,7 +159,7 @@ def test_a_batch_of_newer_code_is_refused_and_may_be_taken_up_after_an_upgrade(w
     assert isinstance(writer.append_batch(writer.batch_from_transmittable(ahead), A(5), A(9)), Appended)
 
 
-def test_reading_at_no_time_or_before_since_is_told(world, shard_id):
+def test_a_read_at_no_time_or_behind_since_is_refused(world, shard_id):
     with world.process().open_leased_reader(shard_id, SCHEMA, purpose="test") as reader:
         for bad in (-1, 2**63, Antichain.empty()):
             with pytest.raises(InvalidUsage):

@@ -15,7 +15,6 @@ from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import CorruptData, InvariantViolated, PersistError, StoreLost, Unavailable
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.storage.open import open_blob, open_consensus
-from persist_engine.storage.s3 import blob as blob_s3
 from persist_kit.disk import SETTINGS, write
 from persist_kit.servers import redis_server, s3_server
 from persist_kit.world import SCHEMA, contents, row
@@ -89,7 +88,7 @@ def test_a_replaced_sqlite_file_is_never_written_on(disk, shard_id, remade):
                 disk.client()
             with unchecked(disk.location) as rival:
                 if remade == "with the shard made anew":
-                    shutil.rmtree(disk.blobs / shard_id)  # or nobody could
+                    shutil.rmtree(disk.blobs / shard_id)  # the shard is not made anew over its blobs
                     rival.initialise(shard_id, SCHEMA)
         with pytest.raises((CorruptData, InvariantViolated), match=LOST):
             append(writer, 4)
@@ -113,7 +112,7 @@ def test_an_emptied_redis_is_never_written_on(how, shard_id, tmp_path):
             server.command("FLUSHALL")
             if how != "flushed":
                 with unchecked(location) as rival:
-                    shutil.rmtree(tmp_path / "blobs" / shard_id)  # or nobody could
+                    shutil.rmtree(tmp_path / "blobs" / shard_id)  # the shard is not made anew over its blobs
                     rival.initialise(shard_id, SCHEMA)
             for call in (lambda: append(writer, 4), writer.fetch_recent_upper, lambda: client.inspect(shard_id)):
                 with pytest.raises(
@@ -127,7 +126,7 @@ def test_an_emptied_redis_is_never_written_on(how, shard_id, tmp_path):
 # -- the store does not answer ---------------------------------------------------------------------------------------------
 
 
-def told(error: PersistError, address: str, secret: str) -> None:
+def assert_named_without_secret(error: PersistError, address: str, secret: str) -> None:
     """The message and its whole chain have the address, and never the password."""
     text, link = str(error), error.__cause__
     assert address in text
@@ -153,7 +152,7 @@ def test_redis_away_at_open_and_in_the_middle_is_bounded_named_and_recovers(shar
             ):
                 with pytest.raises(Unavailable) as raised:
                     call()
-                told(raised.value, server.address, "hunter2")
+                assert_named_without_secret(raised.value, server.address, "hunter2")
             args = ["--blob", location.blob, "--consensus", location.consensus, "--give-up", "0.3"]
             for command in (("inspect", "shards"), ("read", shard_id), ("maintain", "rollup", shard_id)):
                 code, out, err = persist(*command, *args)
@@ -162,7 +161,7 @@ def test_redis_away_at_open_and_in_the_middle_is_bounded_named_and_recovers(shar
                 assert server.address in err
                 assert "hunter2" not in out + err
             server.start()
-            # What the failed append may have left is told by its outcome, never doubled.
+            # The answer shows what the failed append may have left; nothing is doubled.
             answer = append(writer, 1)
             assert isinstance(answer, Appended) or answer.current == A(2)
             assert contents(client, shard_id, 1) == rows(2)
@@ -182,7 +181,6 @@ def test_a_wrong_password_is_a_bounded_error_without_the_password(tmp_path, pers
 
 @pytest.mark.s3
 def test_s3_away_at_open_and_in_the_middle_is_bounded_named_and_recovers(disk, shard_id, monkeypatch, persist):
-    monkeypatch.setattr(blob_s3, "READ_TIMEOUT_S", 0.5)
     with s3_server() as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
@@ -203,7 +201,7 @@ def test_s3_away_at_open_and_in_the_middle_is_bounded_named_and_recovers(disk, s
             ):
                 with pytest.raises(Unavailable) as raised:
                     call()
-                told(raised.value, server.address, secrets[0])
+                assert_named_without_secret(raised.value, server.address, secrets[0])
             args = ["--blob", location.blob, "--consensus", location.consensus, "--give-up", "0.3"]
             code, out, err = persist("read", shard_id, *args)
             assert (code, server.address in err) == (70, True)

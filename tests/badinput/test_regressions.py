@@ -1,4 +1,4 @@
-"""Bugs that a system of this kind has had in production, told as stories through the public surface. The numbers are those of the
+"""Bugs that a system of this kind has had in production, replayed through the public surface. The numbers are those of the
 specification's list; bugs 1, 2, 3 and 34 have theirs in tests/fault and tests/engine/shard.
 """
 
@@ -47,7 +47,7 @@ def write(client, shard_id, times, *, rows=lambda time: [row(time, f"n{time}", t
 
 
 def compacted(shop, shard_id) -> int:
-    """Do every compaction there is, also those that writers claimed and nobody does; how many were applied."""
+    """Do every compaction there is, those claimed by writers that never did them included; return how many were applied."""
     applied = 0
     while True:
         shop.env.sleep(0.01)
@@ -225,7 +225,7 @@ def test_regression_20_rows_cut_off_by_truncation_are_neither_read_nor_counted_a
     assert contents(shop.process(), shard_id, 9) == [(key, "x", 1) for key in range(10)]
 
 
-def test_regression_26_blobs_of_a_shard_that_consensus_does_not_know_disturb_nobody(shop):
+def test_regression_26_blobs_of_a_shard_unknown_to_consensus_disturb_no_other_shard(shop):
     """An interrupted reset left them; looking at what is there crashed."""
     shard_id, ghost = shop.shard_id(), shop.shard_id()
     write(shop.process(), shard_id, range(2))
@@ -241,14 +241,18 @@ def test_regression_26_blobs_of_a_shard_that_consensus_does_not_know_disturb_nob
     assert shop.blob.get("not/of/ours") == b"?"
 
 
+#: Several parts of 1 KB.
+ROWS = 700
+
+
 @pytest.mark.parametrize("memory_bytes", [1, 1 << 12, 1 << 30])
 def test_regression_33_reading_in_little_memory_still_consolidates_everything(memory_bytes):
-    """Under small bounds rows came out of chunks that had not met; those who read took them for a set."""
+    """Under small bounds rows came out of chunks that had not met, and readers took them for a set."""
     small = world(target_part_bytes=1024)
     shard_id = small.shard_id()
 
     def rows(time: int) -> list:
-        return [row(key, "x", time, 1 - 2 * (time % 2)) for key in range(3000)]
+        return [row(key, "x", time, 1 - 2 * (time % 2)) for key in range(ROWS)]
 
     writing = small.process(settings=Settings(batch=BatchSettings(inline_part_bytes_max=0)))
     write(writing, shard_id, range(9), rows=rows)
@@ -261,7 +265,7 @@ def test_regression_33_reading_in_little_memory_still_consolidates_everything(me
         assert sum(batch.num_rows for batch in batches) == 0
         odd = list(reader.snapshot(10).to_batches(memory_bytes=memory_bytes))
     keys = [key["id"] for batch in odd for key in batch.column("key").to_pylist()]
-    assert keys == list(range(3000))
+    assert keys == list(range(ROWS))
 
 
 def test_a_blob_that_a_lease_should_keep_is_named_when_it_is_gone(shop):

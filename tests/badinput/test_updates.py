@@ -19,6 +19,7 @@ from persist_engine.base.errors import (
 )
 from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.model.frontier import DATA_TIME_MAX
+from persist_engine.rows.ingest import ROWS_PER_TABLE
 from persist_kit.world import SCHEMA, World, row
 
 A = Antichain.of
@@ -161,7 +162,7 @@ def test_a_builder_that_met_bad_updates_deletes_the_good_ones_too(shard, case):
 
 def test_rows_that_fail_half_way_leave_nothing(shard):
     def rows():
-        for i in range(200_000):
+        for i in range(ROWS_PER_TABLE + 1):
             yield row(i, "a", 6)
         raise RuntimeError("the source broke")
 
@@ -230,7 +231,7 @@ def test_a_refused_update_among_many_parts_leaves_none_of_them():
 
 
 def test_odd_keys_are_keys(shard):
-    """Empty and unusual texts, numbers that are none, nulls: stored, told apart, read back whole and split."""
+    """Empty and unusual texts, numbers that are none, nulls: stored as distinct keys, read back whole and split."""
     shard = Shard(WIDE)
     numbers = [math.inf, -math.inf, math.nan, 0.0, 1e308, 5e-324, None]
     texts = ["", "\x00", " ", "ä\U0001f600", "a" * 10_000, None]
@@ -249,11 +250,11 @@ def test_odd_keys_are_keys(shard):
             for batch in split.to_batches(reader.blob)
             for each in batch.to_pylist()
         ]
-    told = sorted(repr((each["key"]["x"], each["key"]["s"])) for each in rows)
+    read = sorted(repr((each["key"]["x"], each["key"]["s"])) for each in rows)
     expected = sorted(
         repr(key) for key in keys if key[1] != "" or not (key[0] == 0.0 or (key[0] is not None and math.isnan(key[0])))
     )
-    assert told == expected
+    assert read == expected
     assert sorted(map(repr, pieces)) == sorted(map(repr, rows))
 
 

@@ -108,7 +108,7 @@ def test_redis_fields_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "passed"),
     [
         ("s3://b/p?region=eu", "s3://b/p?region=eu&credentials_dir=/run/c"),
         ("redis://u@h/3?prefix=a:b", "redis://u@h:6379/3?prefix=a:b&credentials_dir=/run/c"),
@@ -116,8 +116,8 @@ def test_redis_fields_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) ->
         ("sqlite:///d", "sqlite:///d"),
     ],
 )
-def test_credentials_are_told_by_reference(url: str, told: str) -> None:
-    assert with_credentials(url, "/run/c") == told
+def test_credentials_are_passed_by_reference(url: str, passed: str) -> None:
+    assert with_credentials(url, "/run/c") == passed
     assert with_credentials(url, None) == url
 
 
@@ -176,6 +176,6 @@ def test_the_redis_password_of_a_folder_is_used_where_it_is_there(redis: RedisSe
     env, metrics = SystemEnv(), NoMetrics()
     url = with_credentials(redis.url, str(tmp_path))
     open_consensus(url, env=env, metrics=metrics).close()
-    (tmp_path / "redis-password").write_text("nobody-set-one\n")
+    (tmp_path / "redis-password").write_text("never-set\n")
     with pytest.raises(PersistError, match="(?i)auth|password"):
         open_consensus(url, env=env, metrics=metrics)

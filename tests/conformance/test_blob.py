@@ -30,7 +30,8 @@ class TestFile(BlobTests):
 class TestS3(BlobTests):
     @pytest.fixture
     def open_store(self, blobs_at, s3, fresh_name):
-        with blobs_at(s3.location(f"conformance/{fresh_name}")) as open_store:
+        # The probe, a second of racing puts, has tests of its own.
+        with blobs_at(f"{s3.location(f'conformance/{fresh_name}')}&probe=false") as open_store:
             yield open_store
 
 

@@ -16,12 +16,12 @@ from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import CorruptData, Determinate, Indeterminate, InvalidUsage, NotKept, StoreRefused
 from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.base.versioned import SCAN_ALL, CasResult, SeqNo
-from persist_engine.storage import blob_file, consensus_sqlite
 from persist_engine.storage.blob_file import FileBlob
 from persist_engine.storage.consensus_sqlite import LENGTHEN_EVERY, LOG_BYTES, SqliteConsensus
 from persist_engine.testing.conformance import entry, fill
 from persist_engine.work.compact import compact
 from persist_engine.work.outcome import Ending
+from persist_kit.disk import files_bounded
 from persist_kit.world import SCHEMA, row
 
 RACER = """
@@ -131,8 +131,8 @@ def test_commits_survive_kill_9(tmp_path):
     consensus.close()
 
 
-def test_the_log_is_lengthened_for_who_commits_often(tmp_path, consensus):
-    """By nothing that anybody could read, and the commits that follow fit into it."""
+def test_the_log_file_is_lengthened_for_frequent_commits(tmp_path, consensus):
+    """No reader sees the filler, and the commits that follow fit into the space."""
     wal = tmp_path / "consensus.db-wal"
     fill(consensus, "s1", 1, LENGTHEN_EVERY - 1)
     assert wal.stat().st_size < LOG_BYTES
@@ -155,9 +155,10 @@ def test_the_log_is_lengthened_for_who_commits_often(tmp_path, consensus):
     again.close()
 
 
-def test_a_log_that_cannot_be_lengthened_takes_commits_all_the_same(consensus, monkeypatch):
-    monkeypatch.setattr(consensus_sqlite, "_FILLER", "INSERT INTO nowhere VALUES (?)")
-    fill(consensus, "s1", 1, 2 * LENGTHEN_EVERY + 1)
+def test_a_log_that_cannot_be_lengthened_takes_commits_all_the_same(tmp_path, consensus):
+    with files_bounded(LOG_BYTES // 2):
+        fill(consensus, "s1", 1, 2 * LENGTHEN_EVERY + 1)
+    assert (tmp_path / "consensus.db-wal").stat().st_size <= LOG_BYTES // 2
     assert len(consensus.scan("s1", SeqNo(0), SCAN_ALL)) == 2 * LENGTHEN_EVERY + 1
 
 
@@ -172,51 +173,56 @@ def test_a_killed_set_leaves_no_partial_object(tmp_path):
         assert blob.get(key) == b"%06d" % int(key.removeprefix("s1/n1/p")) * 50_000
 
 
-def test_a_failed_write_leaves_nothing_and_is_determinate(tmp_path, blob, monkeypatch):
-    def full(_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(blob_file.os, "fsync", full)
-    with pytest.raises(Determinate, match=r"set s1/p1 at file://.*No space left"):
-        blob.set("s1/p1", b"x")
+def test_a_failed_write_leaves_nothing_and_is_determinate(tmp_path, blob):
+    with files_bounded(4096), pytest.raises(Determinate, match=r"set s1/p1 at file://.*File too large"):
+        blob.set("s1/p1", b"x" * 5000)
     assert files_below(tmp_path / "blobs") == [".tmp"]
 
 
-def test_a_failed_directory_sync_is_indeterminate(blob, monkeypatch):
+class Syncs:
+    """The paths that this process syncs, in order: the one call of the operating system that shows what outlives a power loss."""
+
+    def __init__(self, monkeypatch):
+        self.directories, self.files, self.is_broken_for_directories = [], [], False
+        self._fsync = os.fsync
+        monkeypatch.setattr(os, "fsync", self._synced)
+
+    def _synced(self, handle):
+        path = Path(f"/proc/self/fd/{handle}").readlink()
+        if path.is_dir() and self.is_broken_for_directories:
+            raise OSError(5, "Input/output error")
+        (self.directories if path.is_dir() else self.files).append(path)
+        self._fsync(handle)
+
+
+@pytest.fixture
+def syncs(monkeypatch):
+    return Syncs(monkeypatch)
+
+
+def test_a_failed_directory_sync_is_indeterminate(blob, syncs):
     """The object is there, but a power loss may take it away."""
-
-    def broken(_):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(blob_file, "sync_directory", broken)
+    syncs.is_broken_for_directories = True
     with pytest.raises(Indeterminate, match="s1/p1"):
         blob.set("s1/p1", b"x")
     assert blob.get("s1/p1") == b"x"
 
 
-def test_every_directory_up_to_the_root_is_synced(tmp_path, blob, monkeypatch):
-    """A power loss after `set` must not find the object's name, or its folder's, unwritten."""
-    synced = []
-    monkeypatch.setattr(blob_file, "sync_directory", synced.append)
+def test_the_object_and_every_directory_up_to_the_root_are_synced(tmp_path, blob, syncs):
+    """A power loss after `set` must not find the object, its name, or its folder's, unwritten."""
     blob.set("s1/n1/p1", b"x")
     root = tmp_path / "blobs"
-    assert synced == [root / "s1/n1", root / "s1", root]
+    assert [path.parent for path in syncs.files] == [root / ".tmp"]
+    assert syncs.directories == [root / "s1/n1", root / "s1", root]
 
 
 @pytest.mark.parametrize(
     "opened", [lambda root: FileBlob(root, env=SystemEnv()), lambda root: SqliteConsensus(root / "c.db")]
 )
-def test_the_directories_that_opening_makes_are_durable_too(tmp_path, monkeypatch, opened):
+def test_the_directories_that_opening_makes_are_durable_too(tmp_path, syncs, opened):
     """A power loss could take the store's own directory, with all that was made durable in it."""
-    synced, real_fsync = set(), os.fsync
-
-    def fsync(handle):
-        synced.add(Path(f"/proc/self/fd/{handle}").readlink())
-        real_fsync(handle)
-
-    monkeypatch.setattr(os, "fsync", fsync)
     opened(tmp_path / "new" / "store").close()
-    assert synced >= {tmp_path, tmp_path / "new"}
+    assert set(syncs.directories) >= {tmp_path, tmp_path / "new"}
 
 
 def test_a_directory_that_is_away_is_an_error_not_an_empty_store(tmp_path, blob):
@@ -238,13 +244,11 @@ def test_a_directory_that_is_away_is_an_error_not_an_empty_store(tmp_path, blob)
     assert blob.get("s1/p1") == b"x"
 
 
-def test_a_directory_that_has_not_changed_is_not_synced_again(tmp_path, monkeypatch):
-    """Even of a clean one, a sync waits for the disk. But whatever was made in it meanwhile, by whomever, is not lost."""
+def test_a_directory_that_has_not_changed_is_not_synced_again(tmp_path, syncs):
+    """Even of a clean one, a sync waits for the disk. But whatever was made in it meanwhile, by any process, is not lost."""
     env = LateEnv()
     blob = FileBlob(tmp_path / "blobs", env=env)
-    synced = []
-    monkeypatch.setattr(blob_file, "sync_directory", synced.append)
-    root = tmp_path / "blobs"
+    root, synced = tmp_path / "blobs", syncs.directories
     blob.set("s1/n1/p1", b"x")
     synced.clear()
     blob.set("s1/n2/p2", b"x")
@@ -336,10 +340,9 @@ def test_a_place_that_cannot_be_a_store_is_named(tmp_path):
         SqliteConsensus(tmp_path)
 
 
-def test_a_database_held_by_another_is_determinate(tmp_path, consensus, monkeypatch):
+def test_a_database_held_by_another_is_determinate(tmp_path, consensus):
     """A writer is stuck in its transaction: nothing of ours happened, and it works when the lock is gone."""
-    monkeypatch.setattr(consensus_sqlite, "BUSY_TIMEOUT_S", 0.1)
-    waiting = SqliteConsensus(tmp_path / "consensus.db")
+    waiting = SqliteConsensus(tmp_path / "consensus.db", busy_timeout_s=0.1)
     fill(waiting, "s1", 1, 1)
     holder = sqlite3.connect(tmp_path / "consensus.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
@@ -352,23 +355,14 @@ def test_a_database_held_by_another_is_determinate(tmp_path, consensus, monkeypa
     waiting.close()
 
 
-def test_a_failed_commit_is_indeterminate_and_its_connection_is_not_used_again(tmp_path, monkeypatch):
-    """Spec 3.7."""
-
-    class FailingOnce(sqlite3.Connection):
-        failures = 0
-
-        def execute(self, statement, *args):
-            if statement == "COMMIT" and FailingOnce.failures:
-                FailingOnce.failures -= 1
-                raise sqlite3.OperationalError("disk I/O error")
-            return super().execute(statement, *args)
-
-    connect = sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda *args, **kwargs: connect(*args, factory=FailingOnce, **kwargs))
+def test_a_failed_commit_is_indeterminate_and_its_connection_is_not_used_again(tmp_path):
+    """Spec 3.7. The write-ahead log is first written to at COMMIT."""
     consensus = SqliteConsensus(tmp_path / "consensus.db")
-    FailingOnce.failures = 1
-    with pytest.raises(Indeterminate, match=r"compare_and_set s1 at sqlite://.*disk I/O error"):
+    written_bytes = (tmp_path / "consensus.db-wal").stat().st_size
+    with (
+        files_bounded(written_bytes),
+        pytest.raises(Indeterminate, match=r"compare_and_set s1 at sqlite://.*disk I/O error"),
+    ):
         consensus.compare_and_set("s1", None, entry(1))
     assert consensus.head("s1") is None
     assert consensus.compare_and_set("s1", None, entry(1)) is CasResult.COMMITTED
@@ -403,7 +397,7 @@ def test_commits_are_synced(consensus):
             assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-def test_a_closed_store_says_so(tmp_path):
+def test_a_closed_store_refuses_calls(tmp_path):
     consensus = SqliteConsensus(Path(tmp_path / "consensus.db"))
     consensus.close()
     with pytest.raises(InvalidUsage, match="was closed"):
@@ -423,7 +417,7 @@ def test_handles_of_a_closed_client_end_instead_of_trying_for_ever(tmp_path):
 
 
 def fail_stat_after_commit(monkeypatch, path):
-    """The next compare-and-set cannot tell, once it has committed, which file stands at `path`."""
+    """The next compare-and-set cannot see, once it has committed, which file is at `path`."""
     stats, real_stat, real_call = [], Path.stat, SqliteConsensus.compare_and_set
 
     def stat(self, **options):
@@ -443,7 +437,7 @@ def fail_stat_after_commit(monkeypatch, path):
     monkeypatch.setattr(SqliteConsensus, "compare_and_set", compare_and_set)
 
 
-def test_regression_1_a_commit_that_cannot_be_looked_after_is_indeterminate(tmp_path, consensus, monkeypatch):
+def test_regression_1_a_commit_whose_check_fails_is_indeterminate(tmp_path, consensus, monkeypatch):
     """It was said not to have happened, though it had."""
     fill(consensus, "s1", 1, 1)
     fail_stat_after_commit(monkeypatch, tmp_path / "consensus.db")
@@ -452,7 +446,7 @@ def test_regression_1_a_commit_that_cannot_be_looked_after_is_indeterminate(tmp_
     assert consensus.head("s1") == entry(2)
 
 
-def test_regression_1_a_merge_result_whose_commit_cannot_be_looked_after_counts_as_applied(tmp_path, monkeypatch):
+def test_regression_1_a_merge_result_whose_commit_check_fails_counts_as_applied(tmp_path, monkeypatch):
     """The output's blobs were deleted, which state named."""
     location = Location(blob=f"file://{tmp_path}/blobs", consensus=f"sqlite://{tmp_path}/consensus.db")
     settings = Settings(batch=BatchSettings(inline_part_bytes_max=0))

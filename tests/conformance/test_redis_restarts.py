@@ -34,7 +34,7 @@ def opened(url):
 
 
 def restart(server, *, appendonly):
-    """As after somebody changed its configuration, with all that it had."""
+    """As after a change of its configuration, with all its data."""
     safe = server._command
     server._command = lambda port: [*safe(port), "--appendonly", appendonly, "--save", "1 1"]
     server.command("SAVE")
@@ -74,7 +74,7 @@ def test_a_restart_with_the_same_settings_is_not_noticed_and_commits_ask_nothing
     consensus.close()
 
 
-def test_who_may_not_ask_which_process_it_is_checks_each_connection(server):
+def test_without_the_right_to_read_the_run_id_each_connection_is_checked(server):
     server.command("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-info")
     consensus = opened(url_of(server).replace("://", "://app:pw@"))
     fill(consensus, "s1", 1, 3)
@@ -86,7 +86,7 @@ def test_who_may_not_ask_which_process_it_is_checks_each_connection(server):
     consensus.close()
 
 
-def test_a_writer_is_told_and_goes_on_when_redis_is_safe_again(server, tmp_path):
+def test_a_writer_fails_on_an_unsafe_redis_and_goes_on_when_it_is_safe_again(server, tmp_path):
     with PersistClient.open(Location(blob=f"file://{tmp_path}", consensus=url_of(server))) as client:
         writer = client.open_writer(ShardId.new(), SCHEMA, purpose="test")
         writer.append([row(1, "a", 0)], lower=A(0), upper=A(1))

@@ -1,4 +1,4 @@
-"""A log is given up for a new one by whoever names its very last entry, on every consensus adapter."""
+"""A log is replaced only by a call that names its very last entry, on every consensus adapter."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_log_never_goes_back(opened):
 
 
 @pytest.mark.redis
-def test_who_knew_the_old_log_of_a_redis_is_told(redis, consensus_at, fresh_name):
+def test_a_process_that_knows_the_replaced_log_of_a_redis_is_refused(redis, consensus_at, fresh_name):
     with consensus_at(f"{redis.url}?prefix={fresh_name}*:") as open_store:
         stale, one = open_store(), open_store()
         log = written(stale)

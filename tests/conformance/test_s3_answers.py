@@ -11,13 +11,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from persist_engine.base.env import SystemEnv
+from persist_engine.base.env import Env, SystemEnv
 from persist_engine.base.errors import Determinate, Indeterminate, InvalidUsage, UnsafeStore
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.storage.addresses import S3Address
 from persist_engine.storage.open import open_blob
-from persist_engine.storage.s3 import blob as blob_s3
-from persist_engine.storage.s3.blob import S3Blob, _client
+from persist_engine.storage.s3.blob import CREDENTIALS_S, S3Blob, _client
 
 #: What one request is answered with: status, body, and headers, where None takes away one that would be sent.
 Answer = tuple[int, bytes, dict[str, str | None]]
@@ -25,7 +24,7 @@ MISSING: Answer = (404, b"<Error><Code>NoSuchKey</Code></Error>", {})
 
 
 class Endpoint(http.server.ThreadingHTTPServer):
-    """Answers as it is told, and remembers who asked for what."""
+    """Gives the answers it was made with, and records the requests."""
 
     request_queue_size = 64
     daemon_threads = True
@@ -59,7 +58,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if value is not None:
                 self.send_header(name, value)
         if headers:
-            self.send_header("Connection", "close")  # or the next request may go where nobody listens any more
+            self.send_header("Connection", "close")  # the next request needs a connection that is still served
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
@@ -87,14 +86,23 @@ def url_at(address: str, query: str = "") -> str:
     return f"s3://bucket/p?endpoint={quote(address, safe='')}&region=us-east-1&path_style=true{query}"
 
 
-def unprobed(address: str) -> S3Blob:
+class LateEnv(SystemEnv):
+    """A clock that is `late_s` ahead of the real one."""
+
+    late_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return super().monotonic_s() + self.late_s
+
+
+def unprobed(address: str, env: Env | None = None) -> S3Blob:
     at = S3Address.parse(url_at(address))
     return S3Blob(
         lambda: _client(at),
         bucket="bucket",
         prefix="p/",
         address="s3://bucket/p",
-        env=SystemEnv(),
+        env=env or SystemEnv(),
         metrics=NoMetrics(),
     )
 
@@ -188,7 +196,6 @@ def test_rotated_credentials_need_no_new_process(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     valid = "first"
-    monkeypatch.setattr(blob_s3, "CREDENTIALS_S", 0.0)
 
     def answer(*_: object) -> Answer:
         known = f"Credential={valid}/" in endpoint.authorization
@@ -199,16 +206,19 @@ def test_rotated_credentials_need_no_new_process(
 
     endpoint.answer = answer
     mount("first")
-    blob = unprobed(endpoint.url)
+    env = LateEnv()
+    blob = unprobed(endpoint.url, env)
     blob.set("a", b"x")
     valid = "second"
     with pytest.raises(Determinate, match="InvalidAccessKeyId"):
         blob.set("a", b"x")
     file.unlink()
     for _ in range(2):
+        env.late_s += CREDENTIALS_S
         with pytest.raises(Determinate, match="set a at s3://bucket/p"):
             blob.set("a", b"x")
     mount("second")
+    env.late_s += CREDENTIALS_S
     blob.set("a", b"x")
     blob.close()
 
@@ -242,8 +252,8 @@ def test_a_fork_takes_no_connection_along(endpoint: Endpoint) -> None:
     assert connection["child"] != connection["before"]
 
 
-def test_regression_a_closed_store_says_so_and_connects_no_more(endpoint: Endpoint) -> None:
-    """It opened connections anew: who went on trying with a client that was closed, tried for ever."""
+def test_regression_a_closed_store_refuses_calls_and_connects_no_more(endpoint: Endpoint) -> None:
+    """It opened new connections: a retry with a closed client never ended."""
     blob = unprobed(endpoint.url)
     assert blob.get("a") is None
     blob.close()

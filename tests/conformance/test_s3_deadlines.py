@@ -62,7 +62,7 @@ def wait_until(condition):
 
 
 @pytest.mark.parametrize("verb", ["get", "set", "delete", "list", "restore"])
-def test_regression_a_server_that_trickles_hangs_nobody(s3, proxy, caplog, verb):
+def test_regression_a_server_that_trickles_hangs_no_call(s3, proxy, caplog, verb):
     """A byte now and then was enough for a call to last for ever: silence alone was bounded."""
     registry = CollectorRegistry()
     slow = blob_at(proxy.port, s3.bucket, limits=SHORT, metrics=PrometheusMetrics(registry))

@@ -12,8 +12,10 @@ from botocore.exceptions import ClientError
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import CorruptData, Determinate, Indeterminate, InvalidUsage, StoreRefused, UnsafeStore
 from persist_engine.base.metrics import NoMetrics
+from persist_engine.storage.addresses import S3Address
 from persist_engine.storage.open import open_blob
-from persist_engine.storage.s3 import blob as blob_s3
+from persist_engine.storage.s3.blob import S3Blob, _client
+from persist_engine.storage.s3.deadlines import CallLimits
 from persist_kit.servers import s3_server
 
 pytestmark = pytest.mark.s3
@@ -25,7 +27,7 @@ def opened(url):
 
 @pytest.fixture
 def blob(s3, fresh_name):
-    blob = opened(s3.location(fresh_name))
+    blob = opened(s3.location(fresh_name) + "&probe=false")
     yield blob
     blob.close()
 
@@ -98,7 +100,7 @@ def test_a_store_that_does_not_know_conditions_is_refused():
 
 
 @pytest.mark.usefixtures("s3")
-def test_a_store_where_nobody_wins_is_refused():
+def test_a_store_where_no_writer_wins_is_refused():
     with lying_s3(put_status=409) as (url, _), pytest.raises(UnsafeStore, match="0 of 16"):
         opened(url)
 
@@ -112,10 +114,22 @@ def test_puts_do_not_ask_for_permission_to_send():
     assert all(headers["If-None-Match"] == "*" and "Expect" not in headers for headers in handler.headers_seen)
 
 
-def test_the_probe_runs_once_and_leaves_nothing(s3, fresh_name, monkeypatch):
-    opened(s3.location(fresh_name)).close()
-    monkeypatch.setattr(blob_s3, "_race", None)
-    blob = opened(s3.location(fresh_name))
+class CountingEnv(SystemEnv):
+    """Counts the draws of random bytes, of which a probe takes its key."""
+
+    draws = 0
+
+    def random_bytes(self, count):
+        self.draws += 1
+        return super().random_bytes(count)
+
+
+def test_the_probe_runs_once_and_leaves_nothing(s3, fresh_name):
+    env = CountingEnv()
+    open_blob(s3.location(fresh_name), env=env, metrics=NoMetrics()).close()
+    assert env.draws == 1
+    blob = open_blob(s3.location(fresh_name), env=env, metrics=NoMetrics())
+    assert env.draws == 1
     assert list(blob.list_prefix("")) == []
     assert [path for path in s3.object_path("").rglob("*") if ".persist-probe" in str(path) and path.is_file()] == []
     blob.close()
@@ -172,7 +186,7 @@ def test_refused_credentials_are_named_and_never_shown(s3, fresh_name, monkeypat
     assert "a-wrong-secret" not in f"{refused.value!r}"
 
 
-def test_no_credentials_are_told_at_open(s3, fresh_name, monkeypatch, tmp_path):
+def test_missing_credentials_are_reported_at_open(s3, fresh_name, monkeypatch, tmp_path):
     for name in s3.environment:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
@@ -182,13 +196,26 @@ def test_no_credentials_are_told_at_open(s3, fresh_name, monkeypatch, tmp_path):
         opened(s3.location(fresh_name))
 
 
+def impatient(server):
+    """A store whose calls end after half a second without an answer."""
+    at = S3Address.parse(server.location("p"))
+    return S3Blob(
+        lambda: _client(at),
+        bucket=at.bucket,
+        prefix="p/",
+        address=f"s3://{at.bucket}/p ({server.address})",
+        env=SystemEnv(),
+        metrics=NoMetrics(),
+        limits=CallLimits(base_s=0.5, bytes_per_s=128 << 10, threads_max=64),
+    )
+
+
 def test_a_server_that_is_down_comes_back(monkeypatch):
     """Down: Determinate with the address. Frozen: Indeterminate. Back: the same client goes on with the same data."""
-    monkeypatch.setattr(blob_s3, "READ_TIMEOUT_S", 0.5)
     with s3_server() as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-        blob = opened(server.location("p"))
+        blob = impatient(server)
         blob.set("a", b"x")
         server.kill()
         for call in (lambda: blob.get("a"), lambda: blob.set("b", b"x"), lambda: blob.delete("a")):

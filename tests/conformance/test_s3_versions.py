@@ -5,14 +5,14 @@ from __future__ import annotations
 import boto3
 import pytest
 from persist_engine.base.env import SystemEnv
-from persist_engine.base.errors import Determinate, NotKept
+from persist_engine.base.errors import NotKept
 from persist_engine.base.metrics import NoMetrics
 from persist_engine.base.settings import BatchSettings, RetrySettings, Settings
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.model.ids import ShardId
-from persist_engine.storage.open import open_blob
-from persist_engine.storage.s3.blob import S3Blob
+from persist_engine.storage.open import open_blob, open_consensus
+from persist_engine.testing.faults import Faults, FaultyBlob
 from persist_engine.work.repair.restore import restore_shard
 from persist_kit.disk import write
 from persist_kit.servers import s3_server
@@ -55,22 +55,8 @@ def test_a_deleted_object_comes_back_whatever_happened_to_it(blob):
         blob.restore("s1/n1/p2")
 
 
-def refuse_once_each(monkeypatch):
-    """The first try to restore any object finds the server away."""
-    refused, restore = set(), S3Blob.restore
-
-    def refusing(self, key):
-        if key not in refused:
-            refused.add(key)
-            raise Determinate(f"restore {key}: could not connect", key=key)
-        restore(self, key)
-
-    monkeypatch.setattr(S3Blob, "restore", refusing)
-
-
-def test_a_shard_whose_blobs_are_all_gone_comes_back(blob, server, tmp_path, monkeypatch):
-    """Also where the store is away for a moment: that is no object lost (spec 14.10)."""
-    refuse_once_each(monkeypatch)
+def test_a_shard_whose_blobs_are_all_gone_comes_back(blob, server, tmp_path):
+    """Also where the first try to restore each object finds the store away: that is no object lost (spec 14.10)."""
     location = Location(blob=server.location("two"), consensus=f"sqlite://{tmp_path}/consensus.db")
     settings = Settings(retry=RetrySettings(give_up_ms=1000), batch=BatchSettings(inline_part_bytes_max=0))
     shard_id = ShardId.new()
@@ -80,9 +66,15 @@ def test_a_shard_whose_blobs_are_all_gone_comes_back(blob, server, tmp_path, mon
         keys = [info.key for info in client.versions.blob.list_prefix(shard_id)]
         for key in keys:
             client.versions.blob.delete(key)
-    with PersistClient.open(location, settings=settings) as client:
+    faults, env, metrics = Faults(), SystemEnv(), NoMetrics()
+    for key in keys:
+        faults.fail_next("restore", happened=False, answered=True, matching=key)
+    faulty = FaultyBlob(open_blob(location.blob, env=env, metrics=metrics), faults)
+    consensus = open_consensus(location.consensus, env=env, metrics=metrics)
+    with PersistClient(faulty, consensus, settings=settings, env=env, metrics=metrics) as client:
         found = restore_shard(client.versions, shard_id, commit=True)
         assert set(found.restored) == set(found.missing) == {key for key in keys if not key.endswith("/created")}
         assert found.lost == []
+        assert faults.injected == len(found.restored)
         assert contents(client, shard_id, 3) == expected
         assert restore_shard(client.versions, shard_id, commit=True).missing == []

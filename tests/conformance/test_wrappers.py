@@ -26,7 +26,7 @@ from prometheus_client import CollectorRegistry
         (False, True, Determinate, None),
     ],
 )
-def test_a_fault_is_what_happened_and_what_was_said(happened, answered, error, head):
+def test_a_fault_decides_what_happens_and_what_is_answered(happened, answered, error, head):
     inner, faults = MemConsensus(), Faults()
     consensus = FaultyConsensus(inner, faults)
     faults.fail_next("compare_and_set", happened=happened, answered=answered)

@@ -156,14 +156,14 @@ class MachineScript:
         shown = f" opaque={answer.opaque.decode()}" if hasattr(answer, "opaque") else ""
         return f"{type(answer).__name__} since={answer.since}{shown}"
 
-    def do_expire(self, machine: Machine, who: str, kind: str) -> str:
+    def do_expire(self, machine: Machine, name: str, kind: str) -> str:
         match kind:
             case "writer":
-                existed, _ = machine.expire_writer(self.named(WriterId, who))
+                existed, _ = machine.expire_writer(self.named(WriterId, name))
             case "leased":
-                existed, _ = machine.expire_leased_reader(self.named(LeasedReaderId, who))
+                existed, _ = machine.expire_leased_reader(self.named(LeasedReaderId, name))
             case _:
-                existed, _ = machine.expire_critical_reader(self.named(CriticalReaderId, who))
+                existed, _ = machine.expire_critical_reader(self.named(CriticalReaderId, name))
         return f"existed={existed}"
 
     def do_snapshot(self, machine: Machine, as_of: str) -> str:

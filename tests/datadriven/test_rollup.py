@@ -35,7 +35,7 @@ def test_script(path: Path) -> None:
 
 
 class RollupScript:
-    """One shard, several processes. Rollups are told by their seqno, and by a letter when there are several of it."""
+    """One shard, several processes. A rollup is named by its seqno, with a letter where there are several of one seqno."""
 
     def __init__(self) -> None:
         self.world = World(

@@ -26,7 +26,7 @@ def test_script(path: Path) -> None:
 
 
 class SpineScript:
-    """One trace, told what to do line by line. After each directive it must be sound and survive being flattened."""
+    """One trace, driven line by line. After each directive it must be sound and survive being flattened."""
 
     def __init__(self) -> None:
         self.trace = Trace()

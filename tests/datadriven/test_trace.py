@@ -33,7 +33,7 @@ def test_script(path: Path) -> None:
 
 
 class TraceScript:
-    """Traces by name. Lines of input change one; `diff from= to=` tells the way, `apply` goes it."""
+    """Traces by name. Lines of input change one; `diff from= to=` shows the difference, `apply` applies it."""
 
     def __init__(self) -> None:
         self.traces: dict[str, Trace] = {}
@@ -53,7 +53,7 @@ class TraceScript:
             case "diff":
                 made = changes(self.traces[args["from"]], self.traces[args["to"]])
                 self.diffs[args["name"]] = made
-                return told(made) or "nothing"
+                return described(made) or "nothing"
             case "make-diff":  # by hand: +lower,upper,rows or -lower,upper,rows
                 legacy: list[FieldDiff] = []
                 for line in case.input.splitlines():
@@ -124,7 +124,7 @@ def flat(trace: Trace) -> str:
     return "\n".join(lines) or "nothing"
 
 
-def told(diff: TraceDiff) -> str:
+def described(diff: TraceDiff) -> str:
     lines = [f"since {change.old}->{change.to}" for change in diff.since]
     for name in ("legacy_batches", "hollow_batches", "spine_batches", "merges"):
         for change in getattr(diff, name):

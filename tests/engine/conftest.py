@@ -1,4 +1,4 @@
-"""Most tests of handles: one shard that nobody has opened, on fresh stores in memory."""
+"""Most tests of handles: one shard that no process has opened, on fresh stores in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an append ends whose outcome nobody knew: by any error, and with its request still on the way. No blob that it may have
+"""How an append of unknown outcome ends: by any error, and with its request still on the way. No blob that it may have
 linked, or may link yet, is deleted.
 """
 
@@ -72,7 +72,7 @@ class Swaps:
     [CorruptData("the store lost versions", key="k"), KeyboardInterrupt(), InvalidUsage("the store was closed")],
 )
 def test_regression_whatever_ends_an_append_of_unknown_outcome_its_blobs_may_be_in_use(error: BaseException):
-    """It took place; its retry met another error than a store that is away, and who then cleaned up deleted linked blobs."""
+    """It took place; its retry met another error than a store that is away, and the clean-up deleted linked blobs."""
     world, writer = opened()
     batch = staged(writer)
     Swaps(world, "lost", error)
@@ -91,7 +91,7 @@ def test_regression_an_append_whose_store_is_closed_before_its_outcome_is_known_
     assert contents(world.process(), writer.shard_id, 4) == [(1, "a", 1)]
 
 
-def test_misuse_before_anything_was_sent_is_told_as_such_and_leaves_nothing():
+def test_misuse_before_anything_was_sent_is_raised_as_misuse_and_leaves_nothing():
     world, writer = opened()
     Swaps(world, InvalidUsage("the store was closed"))
     with pytest.raises(InvalidUsage, match="the store was closed"):
@@ -100,7 +100,7 @@ def test_misuse_before_anything_was_sent_is_told_as_such_and_leaves_nothing():
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_regression_who_deletes_a_batch_stops_its_append_that_is_still_on_the_way(together: bool):
+def test_regression_deleting_a_batch_stops_its_append_that_is_still_on_the_way(together: bool):
     """The caller gave up and cleaned up; then the request arrived, and the shard named blobs that were gone."""
     world, writer = opened(give_up_ms=1)
     batch = staged(writer)
@@ -116,8 +116,8 @@ def test_regression_who_deletes_a_batch_stops_its_append_that_is_still_on_the_wa
     assert contents(world.process(), writer.shard_id, 4) == [(2, "b", 1)]
 
 
-def test_regression_who_deletes_a_copy_whose_rewritten_twin_is_still_on_the_way_takes_nothing_from_it():
-    """The copy as it was staged ends before the upper, so nobody looked for appends on the way; its twin reaches further."""
+def test_regression_deleting_a_copy_spares_its_rewritten_twin_that_is_still_on_the_way():
+    """The copy as staged ends before the upper, so appends on the way were not looked for; its twin reaches further."""
     world, writer = opened(give_up_ms=1)
     data = staged(writer).to_transmittable()
     writer.append([row(9, "z", 0)], lower=A(0), upper=A(7))
@@ -148,8 +148,8 @@ def test_a_batch_that_can_no_longer_be_appended_is_deleted_without_a_commit():
 
 
 @pytest.mark.parametrize("happened", ["lost", "late"])
-def test_regression_an_append_whose_shard_is_finalized_before_its_outcome_is_known_is_not_told_refused(happened: str):
-    """Finalizing removes the writers' registrations, and with them what tells: the answer was that nothing was appended."""
+def test_regression_an_append_of_unknown_outcome_to_a_shard_finalized_meanwhile_is_not_refused(happened: str):
+    """Finalizing removes the writers' registrations, the only trace of the append: the answer was that nothing was appended."""
     world, writer = opened()
     other = world.process()
     reader = other.open_leased_reader(writer.shard_id, purpose="test")

@@ -1,4 +1,4 @@
-"""News through a real Redis: it wakes those who wait, and whatever becomes of it, answers stay the same."""
+"""News through a real Redis: it wakes waiters, and whatever happens to it, answers stay the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from persist_kit.world import SCHEMA, row
 
 pytestmark = pytest.mark.redis
 A = Antichain.of
-#: Nobody polls within a test: what ends a wait is the news.
+#: No process polls within a test: the news ends a wait.
 HOUR_MS = 3_600_000.0
 PATIENT = Settings(
     watch=WatchSettings(initial_ms=HOUR_MS, clamp_ms=HOUR_MS, pushed_clamp_ms=HOUR_MS),
@@ -46,7 +46,7 @@ def server() -> Iterator[RedisServer]:
 
 
 class WatchedEnv(SystemEnv):
-    """Tells when the waiter has gone to sleep."""
+    """Shows when the waiter has gone to sleep."""
 
     sleeps = 0
 
@@ -187,7 +187,7 @@ def test_foreign_corrupt_repeated_and_dropped_messages_change_no_answer(pair: Pa
 def test_a_break_of_the_connection_is_healed_and_nothing_is_missed(pair: Pair) -> None:
     woken = pair.begin_waiting()
     pair.server.command("CLIENT", "KILL", "TYPE", "pubsub")
-    pair.commit()  # maybe between the two connections: whoever waits is told to look
+    pair.commit()  # maybe between the two connections: every waiter is woken to look
     woken()
     agree(pair)
     woken = pair.begin_waiting()
@@ -206,7 +206,7 @@ def test_a_restart_of_redis_is_survived(tmp_path) -> None:
         pair.close()
 
 
-def test_a_writer_that_tells_nobody_is_found_by_polling(server, tmp_path) -> None:
+def test_the_commits_of_a_writer_that_pushes_nothing_are_found_by_polling(server, tmp_path) -> None:
     settings = Settings(watch=WatchSettings(initial_ms=20, clamp_ms=50, pushed_clamp_ms=100))
     pair = Pair(server, tmp_path, writer_url="?push=off", settings=settings)
     woken = pair.begin_waiting()
@@ -216,7 +216,7 @@ def test_a_writer_that_tells_nobody_is_found_by_polling(server, tmp_path) -> Non
     pair.close()
 
 
-def test_a_user_who_may_not_publish_commits_all_the_same(server, tmp_path) -> None:
+def test_a_user_without_the_right_to_publish_commits_all_the_same(server, tmp_path) -> None:
     server.command("ACL", "SETUSER", "quiet", "on", ">pw", "~*", "+@all", "resetchannels")
     location = Location(
         blob=blobs_of(server, tmp_path), consensus=server.url.replace("redis://", "redis://quiet:pw@") + "?unsafe=true"
@@ -224,7 +224,7 @@ def test_a_user_who_may_not_publish_commits_all_the_same(server, tmp_path) -> No
     with PersistClient.open(location) as client:
         writer = client.open_writer(ShardId.new(), SCHEMA, purpose="test")
         assert writer.append([row(1, "a", 0)], lower=A(0), upper=A(1)).upper == A(1)
-        # Who may not listen polls.
+        # A user without the right to listen polls.
         assert not writer.wait_for_upper_past(A(1), 0.3)
 
 
@@ -244,7 +244,7 @@ def test_one_connection_and_one_thread_for_any_number_of_shards_and_none_after_c
     until(lambda: pair.server.command("CLIENT", "LIST", "TYPE", "pubsub").count(b"id=") == 0)
 
 
-def test_channels_of_shards_that_nobody_holds_are_left(pair: Pair) -> None:
+def test_channels_of_shards_without_handles_are_left(pair: Pair) -> None:
     woken = pair.begin_waiting()
     pair.commit()
     woken()
@@ -253,8 +253,8 @@ def test_channels_of_shards_that_nobody_holds_are_left(pair: Pair) -> None:
     until(lambda: not pair.push.is_live(pair.shard_id))
 
 
-def test_regression_nobody_believes_to_hear_on_the_other_side_of_a_fork(pair: Pair) -> None:
-    """The thread stays behind: whoever waited polled as rarely as if everything were told."""
+def test_regression_a_forked_process_does_not_rely_on_the_listener_of_its_parent(pair: Pair) -> None:
+    """The thread stays in the parent: a waiter of the child polled as rarely as if it still got the news."""
     applier = pair.waiter.machine._applier
     applier.subscribe()
     until(applier.is_live)

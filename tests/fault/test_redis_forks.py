@@ -55,7 +55,11 @@ class Shop:
 @pytest.fixture(scope="module")
 def servers() -> Iterator[tuple[RedisServer, RedisServer]]:
     """What they keep, they keep in dumps: a crash brings the last one back."""
-    with redis_server(appendonly=False) as primary, redis_server(appendonly=False) as other:
+    at_once = {"repl-diskless-sync-delay": "0"}
+    with (
+        redis_server(appendonly=False, settings=at_once) as primary,
+        redis_server(appendonly=False, settings=at_once) as other,
+    ):
         yield primary, other
 
 
@@ -115,7 +119,7 @@ def move(client: PersistClient, target: PersistClient) -> None:
 WAYS = ["an old dump is restored", "a lagging replica is promoted"]
 
 
-@pytest.mark.parametrize("regrown", [0, 1, 2, 9])
+@pytest.mark.parametrize("regrown", [0, 2, 9])
 @pytest.mark.parametrize("how", WAYS)
 def test_a_process_that_knows_lost_versions_stops(shop: Shop, how: str, regrown: int) -> None:
     """It applied foreign diffs onto what was lost, read on, and its next append made the shard unreadable to others."""
@@ -159,7 +163,7 @@ def test_an_append_and_a_rollup_without_a_look_before_change_nothing(shop: Shop,
 
 
 def test_two_primaries_are_two_histories(shop: Shop) -> None:
-    """Each side acknowledges; who comes over from the side that lost is stopped, who only wrote on the other goes on."""
+    """Each side acknowledges. A process that comes over from the losing side is stopped; one that only wrote on the other goes on."""
     host, port = shop.primary.address.split(":")
     shop.append(shop.client(), "before")
     shop.other.command("REPLICAOF", host, port)

@@ -1,4 +1,4 @@
-"""Found by simulation: an append of unknown outcome had happened, somebody whose clock is far ahead removed its writer, and
+"""Found by simulation: an append of unknown outcome had happened, a process whose clock is far ahead removed its writer, and
 the retry took that for a refusal and deleted the blobs that the shard names. Likewise when one's own clock was set back
 between two attempts of one call, and forward again (seed 1007261).
 """

@@ -1,4 +1,4 @@
-"""Compare-and-set calls whose outcome nobody knows: nothing is done twice, nothing that was done is said not to be."""
+"""Compare-and-set calls of unknown outcome: nothing is done twice, and nothing that was done is denied."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_regression_2_a_writer_whose_registration_lapsed_while_its_outcome_was_u
 
 
 class Wanted:
-    """A lock that sets `wanted` when somebody is about to wait for it."""
+    """A lock that sets `wanted` when a thread is about to wait for it."""
 
     def __init__(self) -> None:
         self.wanted = threading.Event()
@@ -146,7 +146,7 @@ def test_regression_2_a_handle_that_is_expired_beside_its_append_of_unknown_outc
     world = World(settings=NO_INLINE)
     shard_id = world.shard_id()
     writer = world.process().open_writer(shard_id, SCHEMA, purpose="test")
-    lock = writer._append_lock = Wanted()  # type: ignore[assignment]  # tells when the other thread has come
+    lock = writer._append_lock = Wanted()  # type: ignore[assignment]  # shows when the other thread has come
 
     def expire() -> None:
         writer.expire()
@@ -169,7 +169,7 @@ def test_regression_2_a_handle_that_is_expired_beside_its_append_of_unknown_outc
         writer._swap_in(HollowBatch.empty(Description(A(5), A(6), MINIMUM)), A(6), None, None)
 
 
-def test_regression_2_a_writer_that_somebody_removed_while_its_outcome_was_unknown_fails_hard():
+def test_regression_2_a_writer_that_was_removed_while_its_outcome_was_unknown_fails_hard():
     """Within its lease: its absence says nothing of the append."""
     world = World(settings=NO_INLINE)
     shard_id = world.shard_id()
@@ -198,7 +198,7 @@ def test_regression_2_a_writer_whose_lease_had_lapsed_before_is_surely_refused()
 
 
 def test_regression_3_a_stale_cache_never_refuses_an_append():
-    """Bug 3: the mismatch was told from the cache, without a fetch."""
+    """Bug 3: the mismatch came from the cache, without a fetch."""
     world = World()
     shard_id = world.shard_id()
     stale = world.process().open_writer(shard_id, SCHEMA, purpose="stale")
@@ -314,7 +314,7 @@ def _roll_up(client: PersistClient, shard_id: ShardId) -> None:
 
 @pytest.mark.parametrize("command", [_append, _append_doubtful_copy, _compact, _roll_up])
 def test_regression_1_what_may_have_been_linked_stays_when_retrying_ends(command):
-    """Bug 1, once more: who gives up before the outcome is known must not tidy up behind himself."""
+    """Bug 1, once more: a command that gives up before its outcome is known deletes none of its blobs."""
     world = World(settings=replace(NO_INLINE, retry=RetrySettings(give_up_ms=0)))
     shard_id = world.shard_id()
     client = world.process()

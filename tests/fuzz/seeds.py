@@ -145,7 +145,7 @@ def make_split() -> bytes:
     writer.append([row(key, "x", 0) for key in range(9)], lower=Antichain(0), upper=Antichain(1))
     with client.open_leased_reader(shard_id, SCHEMA, purpose="seed") as reader:
         snapshot = reader.snapshot(0)
-        with snapshot:  # type: ignore[union-attr]  # nobody moved since
+        with snapshot:  # type: ignore[union-attr]  # since has not moved
             return snapshot.splits(2)[0].to_bytes()  # type: ignore[union-attr]
 
 

@@ -23,14 +23,14 @@ def inputs(target: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_the_corpus_holds(name: str):
+def test_every_input_of_the_corpus_decodes_or_is_refused(name: str):
     target = TARGETS[name]
     accepted = [target.check(data) for data in inputs(name)]
     assert any(accepted), "no seed of this target is valid any more: run tests/fuzz/seeds.py"
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_changed_inputs_hold(name: str):
+def test_changed_inputs_decode_or_are_refused(name: str):
     target, seeds = TARGETS[name], inputs(name)
     rng = random.Random(zlib.crc32(name.encode()))
     refused = 0

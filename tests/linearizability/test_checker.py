@@ -97,5 +97,5 @@ def test_a_broken_history_is_not_and_is_drawn(lines, tmp_path):
     ],
     ids=["verb", "times", "outcome", "no answer", "short"],
 )
-def test_what_is_no_history_is_refused(lines, tmp_path):
+def test_an_invalid_history_is_refused(lines, tmp_path):
     assert verdict(tmp_path, lines)[0] == 3

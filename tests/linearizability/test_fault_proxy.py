@@ -103,10 +103,10 @@ def test_nothing_passes_a_partition_until_it_heals(echo):
 
 
 def test_a_server_that_is_down_resets_its_clients():
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # never listens, and nobody else can take the port meanwhile
-        with FaultProxy(nobody.getsockname()[1]) as proxy, pytest.raises(ConnectionResetError):
-            exchange(proxy, b"nobody")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # never listens, and keeps the port from other processes
+        with FaultProxy(closed.getsockname()[1]) as proxy, pytest.raises(ConnectionResetError):
+            exchange(proxy, b"unheard")
 
 
 def test_the_same_seed_draws_the_same_fates(echo):

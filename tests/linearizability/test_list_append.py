@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.redis, pytest.mark.s3]
 #: Histories in which each planted bug must show. Real processes race as they like: each shows in nine of ten.
 HISTORIES_MAX = 15
 _BUG_SHOWS_MOSTLY = Plan(seed=0, processes=2, nodes=2, transactions=10, read_only=0.3)
-#: Only who reads without appending, while others append and its process learns nothing of it, meets a stale upper.
+#: Only a process that reads without appending, while others append without its knowledge, meets a stale upper.
 _BUG_SHOWS = {"stale upper": Plan(seed=0, processes=3, nodes=1, transactions=16, read_only=0.6)}
 _LOSSES = Trouble(lose_answer=0.12, reset=0.02, delay=0.2, delay_s_max=0.01)
 

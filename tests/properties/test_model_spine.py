@@ -134,7 +134,7 @@ def test_spine_batches_are_logarithmically_many(sizes: list[int]) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(rows, min_size=1, max_size=40))
 def test_every_merge_is_requested_and_every_request_matches(sizes: list[int]) -> None:
-    """Whoever does every request at once ends with each spine batch in one piece."""
+    """A worker that does every request at once ends with each spine batch in one piece."""
     trace = Trace()
     for index, size in enumerate(sizes):
         trace, requests = trace.push(batch(index, index + 1, size))

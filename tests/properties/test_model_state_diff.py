@@ -193,7 +193,7 @@ def test_diff_does_not_depend_on_sharing(script: list[tuple[str, int, int]]) -> 
 
 
 def test_every_field_of_state_is_in_the_diff() -> None:
-    """A new field that nobody diffs would be lost on replicas."""
+    """A new field that no diff carries would be lost on replicas."""
     fixed = {"shard_id", "codecs", "seqno"}
     names = {field.name for field in dataclasses.fields(ShardState)} - fixed - {"trace"}
     names |= {field.name for field in dataclasses.fields(FlatTrace)}

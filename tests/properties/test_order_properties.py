@@ -52,7 +52,7 @@ def tables(draw: st.DrawFn) -> pa.Table:
 
 
 @given(tables())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_order_and_equality_are_those_of_rows(table: pa.Table) -> None:
     columns = flatten_columns(table)
     keys = [row_key(columns, index) for index in range(table.num_rows)]

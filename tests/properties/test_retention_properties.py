@@ -122,7 +122,7 @@ deeds = st.lists(
 
 
 @given(st.sampled_from([None, 5, 12, 300]), deeds)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_every_time_in_the_window_is_read_as_it_was_written(retain_ms, todo):
     """Upserts, whose handle lets go of all but the last time; two processes; time moves as the test says."""
     world = World(settings=BUSY, env=AheadEnv(), retain_ms=retain_ms)

@@ -1,4 +1,4 @@
-"""Put each bug of the specification's list back, and see that the tests which tell its story fail.
+"""Put each bug of the specification's list back, and see that its tests fail.
 
     uv run python tests/regressions/put_back.py [number ...]
 
@@ -277,7 +277,7 @@ BUGS = (
         "model/transitions.py",
         "    if before is None:\n        return Refused(c.SinceDowngraded(EMPTY))\n",
         '    if before is None:\n        raise Fenced("reader expired: did the machine sleep")\n',
-        "tests/engine/shard/test_machine.py::test_regression_23_a_lapsed_reader_is_told_an_empty_since_and_others_keep_theirs",
+        "tests/engine/shard/test_machine.py::test_regression_23_a_lapsed_reader_gets_an_empty_since_and_others_keep_theirs",
         "tests/datadriven/test_machine.py::test_script[leased_readers]",
     ),
     bug(

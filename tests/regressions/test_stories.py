@@ -1,4 +1,4 @@
-"""Bugs of the specification's list whose story is told nowhere else: 6, 8, 13 and 15."""
+"""Bugs of the specification's list that no other folder replays: 6, 8, 13 and 15."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def test_regression_6_a_part_that_a_stale_result_brought_back_is_not_collected()
 def test_regression_8_what_was_truncated_does_not_slow_scans_down(tmp_path) -> None:
     """Deleted rows stayed as tombstones for a day, and every scan of a busy shard crawled through them."""
     store = SqliteConsensus(tmp_path / "c.db")
-    for key, versions in (("sold", 2000), ("snew", 3), ("sother", 500)):
+    for key, versions in (("sold", 400), ("snew", 3), ("sother", 100)):
         for seqno in range(1, versions + 1):
             expected = None if seqno == 1 else VersionedData(SeqNo(seqno - 1), b"x" * 50).tip
             store.compare_and_set(key, expected, VersionedData(SeqNo(seqno), b"x" * 50))
-    store.truncate("sold", VersionedData(SeqNo(1998), b"x" * 50).tip)
-    assert [entry.seqno for entry in store.scan("sold", SeqNo(0), 100)] == [1998, 1999, 2000]
+    store.truncate("sold", VersionedData(SeqNo(398), b"x" * 50).tip)
+    assert [entry.seqno for entry in store.scan("sold", SeqNo(0), 100)] == [398, 399, 400]
     assert scan_steps(tmp_path / "c.db", "sold") == scan_steps(tmp_path / "c.db", "snew")
     store.close()
 

@@ -51,5 +51,5 @@ def names_holding(value: object) -> set[str]:
     ],
     ids=["threading", "pools", "weak references"],
 )
-def test_whoever_uses_threads_is_simulated(value: object, replaced: tuple):
+def test_every_user_of_threads_is_simulated(value: object, replaced: tuple):
     assert names_holding(value) - NOT_SIMULATED == {module.__name__ for module in replaced}

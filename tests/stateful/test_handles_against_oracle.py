@@ -1,7 +1,7 @@
 """Random histories of several processes on one shard, done twice: to the shard and to a dict on paper.
 
 Stores lose calls and answers all the while; thresholds are tiny, so that rollups, cut parts and inline refusals are common.
-Some processes are pushed what others commit, late, twice or never; the schema grows, and not everybody goes along.
+Some processes are pushed what others commit, late, twice or never; the schema grows, and some handles keep the old one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ widths = st.integers(1, 5)
 
 
 class Post:
-    """News on their way: whoever listens is written to, and hears at once or when a rule says so."""
+    """News on their way: each listening process gets them, at once or when a rule says so."""
 
     def __init__(self) -> None:
         self.is_prompt = True
@@ -107,7 +107,7 @@ class Handles(RuleBasedStateMachine):
         self.world.faults.set_rates(happens=0.9, answers=0.9)
 
     def _writer(self, process: int) -> WriteHandle:
-        """Its process is told from now on what others commit, as one that has once waited."""
+        """Its process is pushed from now on what others commit, like one that has once waited."""
         self.clients[process].initialise(self.shard_id, SCHEMA)
         self.clients[process].machine(self.shard_id)._applier.subscribe()
         return self.clients[process].open_writer(self.shard_id, SCHEMAS[self.written[process]], purpose="writer")
@@ -163,7 +163,7 @@ class Handles(RuleBasedStateMachine):
     @precondition(lambda self: self.oracle.upper.time > 0)
     @rule(process=processes, schema=schemas)
     def listen(self, process: int, schema: int) -> None:
-        """All that comes after the earliest time that can be told."""
+        """All that comes after the earliest readable time."""
         schema = self._known(schema)
         found: Counter[tuple[Hashable, int]] = Counter()
         with self.clients[process].open_leased_reader(self.shard_id, SCHEMAS[schema], purpose="check") as reader:
@@ -213,7 +213,7 @@ class Handles(RuleBasedStateMachine):
 
     @rule(process=processes, schema=schemas, goes_along=st.booleans())
     def evolve(self, process: int, schema: int, goes_along: bool) -> None:
-        """Only to what holds all that there is; who has a handle goes on with his schema."""
+        """Only to a schema that holds all that there is; a handle goes on with its own schema."""
         answer = self.clients[process].evolve_schema(self.shard_id, SCHEMAS[schema])
         if schema < max(self.registered):
             assert isinstance(answer, SchemaIncompatible)
@@ -311,7 +311,7 @@ class Handles(RuleBasedStateMachine):
 
 
 Handles.TestCase.settings = settings(
-    max_examples=25,
+    max_examples=12,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

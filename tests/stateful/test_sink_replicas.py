@@ -1,5 +1,5 @@
 """Replicas of one sink, stepped in any order, on a shard that others edit: at rest it is as desired, at every time that
-nobody else wrote.
+which only the sink wrote.
 
 No threads: hypothesis chooses which part of which replica handles its next event. Stores lose calls and answers.
 """
@@ -40,7 +40,7 @@ rows_ = st.lists(
 
 
 class Replica:
-    """A sink in pieces: its parts, and how much of the desired collection it was told."""
+    """A sink in pieces: its parts, and how much of the desired collection it was fed."""
 
     def __init__(self, client: PersistClient, shard_id, options: SinkOptions, directory: Path) -> None:
         self.options = options
@@ -51,16 +51,16 @@ class Replica:
             writer=self.writer,
             spill_directory=lambda _: directory,
         )
-        self.told = 0
+        self.fed = 0
         self.is_over = False
         """Whether its lease lapsed and it missed history."""
 
-    def tell(self, updates: list, frontier: int) -> None:
-        news = [row(key, name, time, diff) for key, name, time, diff in updates if self.told <= time < frontier]
+    def feed(self, updates: list, frontier: int) -> None:
+        news = [row(key, name, time, diff) for key, name, time, diff in updates if self.fed <= time < frontier]
         for table in normalise(news, SCHEMA):
             for inbox, share in zip(self.parts.worker_inboxes, deal(table, self.options.workers), strict=True):
                 inbox.put(Desired(share))
-        self.told = frontier
+        self.fed = frontier
         for inbox in (*self.parts.worker_inboxes, self.parts.control_inbox):
             inbox.put(DesiredFrontier(Stream.OK, A(frontier)))
 
@@ -134,10 +134,10 @@ class Sinks(RuleBasedStateMachine):
 
     @precondition(lambda self: any(self.replicas))
     @rule(replica=replicas)
-    def tell(self, replica: int) -> None:
-        told = self.replicas[replica]
-        if told is not None:
-            told.tell(self.desired, self.frontier)
+    def feed(self, replica: int) -> None:
+        fed = self.replicas[replica]
+        if fed is not None:
+            fed.feed(self.desired, self.frontier)
 
     # -- replicas --------------------------------------------------------------------------------------------------------
 
@@ -188,10 +188,10 @@ class Sinks(RuleBasedStateMachine):
         """One replica is faster than all others."""
         fast = self.replicas[replica]
         if fast is not None:
-            fast.tell(self.desired, self.frontier)
+            fast.feed(self.desired, self.frontier)
             fast.settle()
 
-    # -- everybody else --------------------------------------------------------------------------------------------------
+    # -- other writers ---------------------------------------------------------------------------------------------------
 
     @rule(rows=rows_, width=st.integers(1, 4))
     def edit(self, rows: list, width: int) -> None:
@@ -255,7 +255,7 @@ class Sinks(RuleBasedStateMachine):
 
     def _rest(self, running: list[Replica]) -> None:
         for replica in running:
-            replica.tell(self.desired, self.frontier)
+            replica.feed(self.desired, self.frontier)
         while any(replica.settle() for replica in running):
             pass
 
@@ -280,5 +280,5 @@ class Sinks(RuleBasedStateMachine):
 
 TestSinks = Sinks.TestCase
 TestSinks.settings = settings(
-    max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=5, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )

@@ -87,9 +87,11 @@ def export_shard(
     as_of: int | Literal["latest"] | None,
     on_read: OnBytesRead | None = None,
     memory_bytes: int = MEMORY_BYTES,
+    file_bytes_max: int = FILE_BYTES,
 ) -> Manifest:
     """Writes the shard's contents at `as_of` (latest: the newest complete time), or its history (None), into `directory`. The directory
-    must be missing or empty. It appears complete or not at all, and is durable when this returns.
+    must be missing or empty. It appears complete or not at all, and is durable when this returns. A file takes another table while it stays
+    within `file_bytes_max`.
 
     InvalidUsage when `as_of` is before since or not yet complete, or when the directory cannot be written. Streams in about
     `memory_bytes`. A lease keeps the data while it is read.
@@ -105,7 +107,9 @@ def export_shard(
     partial = directory.with_name(f".{directory.name}.{system_random_bytes(8).hex()}.partial")
     try:
         make_directory(partial)
-        manifest = _export(client, shard_id, partial, as_of, on_read, memory_bytes=memory_bytes)
+        manifest = _export(
+            client, shard_id, partial, as_of, on_read=on_read, memory_bytes=memory_bytes, file_bytes_max=file_bytes_max
+        )
         _write_durably(partial / MANIFEST, json.dumps(manifest.to_json(), indent=2, ensure_ascii=False).encode())
         sync_directory(partial)
         if directory.exists():
@@ -124,9 +128,10 @@ def _export(
     shard_id: ShardId,
     directory: Path,
     as_of: int | None,
-    on_read: OnBytesRead | None,
     *,
+    on_read: OnBytesRead | None,
     memory_bytes: int,
+    file_bytes_max: int,
 ) -> Manifest:
     with client.open_leased_reader(shard_id, purpose="persist admin export") as reader:
         # Pinned first: the blobs of every version that is newest from here on stay as long as the lease. Without the pin, heartbeats would
@@ -147,14 +152,14 @@ def _export(
             source = PartSource(shard_id, machine.blob, schema, machine.retry, machine.metrics, path="export")
             row_filter, runs = CompactionFilter(reader.since), runs_of(expand(source, batches))
             tables = read_consolidated(source, runs, row_filter, memory_bytes=memory_bytes, on_fetched=count_read)
-            files = _files(tables, directory, schema)
+            files = _files(tables, directory, schema, file_bytes_max)
         else:
             answer = reader.snapshot(as_of, timeout_s=0)
             if isinstance(answer, SinceAhead):
                 raise InvalidUsage(f"cannot export {shard_id} at {as_of}: since is {answer.since}", as_of=as_of)
             with answer as snapshot:
                 rows = (pa.Table.from_batches([batch]) for batch in snapshot.to_batches(on_fetched=count_read))
-                files = _files(rows, directory, schema)
+                files = _files(rows, directory, schema, file_bytes_max)
         pin.release()
     return Manifest(
         format=FORMAT,
@@ -172,7 +177,7 @@ def _export(
     )
 
 
-def _files(tables: Iterator[pa.Table], directory: Path, schema: Schema) -> list[ExportedFile]:
+def _files(tables: Iterator[pa.Table], directory: Path, schema: Schema, file_bytes_max: int) -> list[ExportedFile]:
     """Splits the stream into files. Writes at least one, so that the schema of an empty shard can be read too."""
     stored = _storable(schema.updates_schema)
     files: list[ExportedFile] = []
@@ -181,7 +186,7 @@ def _files(tables: Iterator[pa.Table], directory: Path, schema: Schema) -> list[
         path = directory / f"part-{len(files):05}.parquet"
         rows = size_bytes = 0
         with pq.ParquetWriter(path, stored, compression="zstd") as writer:
-            while table is not None and (rows == 0 or size_bytes + table.nbytes <= FILE_BYTES):
+            while table is not None and (rows == 0 or size_bytes + table.nbytes <= file_bytes_max):
                 writer.write_table(pa.table([storable(table.column(name)) for name in stored.names], schema=stored))
                 rows, size_bytes = rows + table.num_rows, size_bytes + table.nbytes
                 table = next(tables, None)

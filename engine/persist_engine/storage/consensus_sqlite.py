@@ -82,11 +82,13 @@ class _Idle:
 
 class SqliteConsensus:
     """Opens the file at `path`. Thread-safe: each call borrows its own connection. A missing file or table is created, or
-    raises InvalidUsage without `create`. StoreRefused for an impossible path.
+    raises InvalidUsage without `create`. StoreRefused for an impossible path. A call waits up to `busy_timeout_s` for the commit
+    of another process.
     """
 
-    def __init__(self, path: Path, *, create: bool = True) -> None:
+    def __init__(self, path: Path, *, create: bool = True, busy_timeout_s: float = BUSY_TIMEOUT_S) -> None:
         self._path = path
+        self._busy_timeout_s = busy_timeout_s
         self._idle: list[_Idle] = []
         self._lock = threading.Lock()
         # Threads queue here instead of polling SQLite's lock, for which only other processes then contend.
@@ -259,7 +261,7 @@ class SqliteConsensus:
                 if idle.identity == identity:
                     return idle
                 idle.connection.close()
-        connection = self._connect(timeout_s=BUSY_TIMEOUT_S)
+        connection = self._connect(timeout_s=self._busy_timeout_s)
         connection.execute("PRAGMA synchronous=FULL")
         return _Idle(connection, identity)
 

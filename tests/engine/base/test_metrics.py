@@ -120,7 +120,7 @@ def test_code_counts_only_what_the_catalogue_names_with_its_labels():
 
 
 def test_every_metric_of_the_catalogue_is_counted_somewhere():
-    """A metric that nobody counts is a lie in the documentation."""
+    """A metric that no code counts is a lie in the documentation."""
     counted = {(kind, name) for _, kind, node, _ in calls() for name in names_in(node)}
     read_when_asked = (ROOT / "engine/persist_engine/shard/gauges.py").read_text()
     missing = [

@@ -80,7 +80,7 @@ def test_regression_29_warns_once_attempts_are_many(caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize("timeout_s", [0, 0.2, 30])
 def test_a_wait_with_a_timeout_ends_about_then_while_the_store_is_down(timeout_s: float):
-    """Though nobody said how long to insist on failing stores, which then is for ever."""
+    """Without a setting that says how long to insist on failing stores, which then is for ever."""
     world = World(settings=Settings(retry=RetrySettings(give_up_ms=None)))
     client, shard_id = world.process(), world.shard_id()
     client.initialise(shard_id, SCHEMA)

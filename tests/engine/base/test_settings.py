@@ -25,7 +25,7 @@ def test_the_environment_disables_compaction_for_a_process(text, enabled):
     assert with_environ(Settings(), environ).compaction.enabled is enabled
 
 
-def test_it_never_enables_it():
+def test_the_environment_never_enables_compaction():
     off = Settings(compaction=CompactionSettings(enabled=False))
     assert with_environ(off, {COMPACTION_DISABLED_VARIABLE: "0"}) == off
 

@@ -1,7 +1,8 @@
-"""`persist admin`: dry runs change nothing and tell the truth, commits do what was told, reports are JSON when asked."""
+"""`persist admin`: a dry run changes nothing and reports what would change, `--commit` does just that, `--json` reports as JSON."""
 
 import hashlib
 import json
+import shutil
 import sys
 
 import pyarrow.parquet as pq
@@ -19,12 +20,21 @@ from persist_kit.world import SCHEMA, contents
 at = Antichain.of
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The folder of a location with one shard of 20 appends, and its id: each test works on a copy."""
+    folder, shard_id = tmp_path_factory.mktemp("disk"), ShardId.new()
+    with Disk(folder).client() as client:
+        write(client, shard_id, range(20))
+    return folder, shard_id
+
+
 @pytest.fixture
-def disk(tmp_path):
+def disk(written, tmp_path):
+    folder, shard_id = written
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     made = Disk(tmp_path)
-    made.shard_id = ShardId.new()
-    with made.client() as client:
-        write(client, made.shard_id, range(20))
+    made.shard_id = shard_id
     return made
 
 
@@ -49,19 +59,19 @@ def ok(result):
 
 
 @pytest.mark.parametrize("command", ["force-compaction", "force-gc", "restore"])
-def test_without_commit_nothing_changes_and_what_would_is_told(admin, disk, command):
+def test_a_dry_run_changes_nothing_and_reports_what_would_change(admin, disk, command):
     """Spec B.8."""
     before = disk.everything(disk.shard_id)
     code, out, err = admin(command, disk.shard_id)
     assert (code, disk.everything(disk.shard_id)) == (0, before)
     assert out.strip()
     assert command == "restore" or "--commit" in err
-    told = ok(admin(command, disk.shard_id, "--json"))
-    assert told["committed"] is False
+    report = ok(admin(command, disk.shard_id, "--json"))
+    assert report["committed"] is False
     assert disk.everything(disk.shard_id) == before
 
 
-def test_force_compaction_does_the_merges_it_told(admin, disk):
+def test_force_compaction_does_the_merges_of_its_dry_run(admin, disk):
     plan = ok(admin("force-compaction", disk.shard_id, "--json"))["plan"]
     assert plan
     done = ok(admin("force-compaction", disk.shard_id, "--commit", "--json"))["done"]
@@ -90,17 +100,17 @@ def test_full_compaction_leaves_one_batch_with_rows(admin, disk):
         assert len(contents(client, disk.shard_id, 19)) == 20
 
 
-def test_force_gc_deletes_exactly_the_blobs_it_told(admin, disk):
+def test_force_gc_deletes_exactly_the_blobs_of_its_dry_run(admin, disk):
     ok(admin("force-compaction", disk.shard_id, "--commit", "--json"))
     before = set(disk.files())
     plan = ok(admin("force-gc", disk.shard_id, "--json"))["plan"]
-    told = {each["what"] for each in plan if each["do"].startswith("delete")}
-    assert told
+    report = {each["what"] for each in plan if each["do"].startswith("delete")}
+    assert report
     assert all(each["size_bytes"] > 0 for each in plan if each["do"].startswith("delete"))
     assert plan[0]["do"] == "write rollup"
     done = ok(admin("force-gc", disk.shard_id, "--commit", "--json"))["done"]
     assert [each["type"] for each in done] == ["Rollup", "GC"]
-    assert before - set(disk.files()) == told
+    assert before - set(disk.files()) == report
     assert done[1]["diffs_truncated"] == sum(int(e["what"].split()[0]) for e in plan if e["do"] == "truncate")
 
 
@@ -145,7 +155,7 @@ def test_finalize_refuses_with_what_is_in_the_way(admin, disk):
     assert disk.everything(disk.shard_id) == before
 
 
-def test_finalize_closes_only_what_nobody_holds(admin, disk):
+def test_finalize_closes_only_a_shard_without_holds(admin, disk):
     """Spec B.4."""
     critical = CriticalReaderId.new()
     with disk.client() as client:
@@ -232,9 +242,9 @@ def test_restore_reports_what_the_store_did_not_keep(admin, disk):
 def test_export_writes_files_that_the_manifest_proves(admin, disk, tmp_path, flags, times):
     """Spec 28.3."""
     to = tmp_path / "out"
-    told = ok(admin("export", disk.shard_id, "--to", to, "--json", *flags))
+    report = ok(admin("export", disk.shard_id, "--to", to, "--json", *flags))
     manifest = json.loads((to / "_manifest.json").read_text())
-    assert manifest == told
+    assert manifest == report
     assert {path.name for path in to.iterdir()} == {"_manifest.json", *(file["name"] for file in manifest["files"])}
     table = pq.read_table(to, columns=["key", "val", "time", "diff"])
     assert table.num_rows == manifest["rows"] == (5 if "4" in flags else 20)
@@ -246,7 +256,7 @@ def test_export_writes_files_that_the_manifest_proves(admin, disk, tmp_path, fla
     assert (code, "not an empty directory" in out) == (64, True)
 
 
-def test_export_of_a_time_that_is_not_to_be_told_leaves_no_directory(admin, disk, tmp_path):
+def test_an_export_of_an_unreadable_time_leaves_no_directory(admin, disk, tmp_path):
     for time in ("100", "yesterday"):
         code, _, _ = admin("export", disk.shard_id, "--to", tmp_path / "out", "--as-of", time, "--json")
         assert code in (64, 70)
@@ -255,13 +265,12 @@ def test_export_of_a_time_that_is_not_to_be_told_leaves_no_directory(admin, disk
     }
 
 
-def test_an_export_is_cut_into_files_and_of_an_empty_shard_there_is_one(disk, tmp_path, monkeypatch):
+def test_an_export_is_cut_into_files_and_of_an_empty_shard_there_is_one(disk, tmp_path):
     from persist_engine.client import export
 
-    monkeypatch.setattr(export, "FILE_BYTES", 1)
     empty = ShardId.new()
     with disk.client(SETTINGS) as client:
-        manifest = export.export_shard(client, disk.shard_id, tmp_path / "cut", as_of=19)
+        manifest = export.export_shard(client, disk.shard_id, tmp_path / "cut", as_of=19, file_bytes_max=1)
         assert [file.rows for file in manifest.files] == [1] * 20
         assert pq.read_table(tmp_path / "cut")["key"].to_pylist() == [{"id": i} for i in range(20)]
         client.initialise(empty, SCHEMA)
@@ -306,7 +315,7 @@ def test_help_shows_an_example(admin, monkeypatch, command):
     assert (code, f"persist admin {command}" in out) == (0, True)
 
 
-def test_orphans_of_all_shards_are_told_deleted_and_gone_on_with(admin, disk):
+def test_orphans_of_all_shards_are_reported_then_deleted_in_resumable_steps(admin, disk):
     day_ms = 86_400_000
     other = ShardId.new()
     with disk.client() as client:
@@ -319,8 +328,8 @@ def test_orphans_of_all_shards_are_told_deleted_and_gone_on_with(admin, disk):
             path.write_bytes(b"stray")
             strays.append(disk.key(path))
     before = disk.files()
-    told = ok(admin("orphans", "--json"))
-    assert [orphan["key"] for shard in told["shards"] for orphan in shard["orphans"]] == strays
+    report = ok(admin("orphans", "--json"))
+    assert [orphan["key"] for shard in report["shards"] for orphan in shard["orphans"]] == strays
     assert disk.files() == before
     first = ok(admin("orphans", "--max-deletes", 3, "--commit", "--json"))
     assert [shard["deleted"] for shard in first["shards"]] == [3]
@@ -349,7 +358,7 @@ def test_tab_completes_shards(disk):
     assert complete_shard(Context, "s") == []
 
 
-def test_numbers_are_told_in_words_that_fit():
+def test_counts_agree_with_their_nouns():
     assert [counted(n, "blob") for n in (0, 1, 2, 12_345)] == ["0 blobs", "1 blob", "2 blobs", "12,345 blobs"]
     assert [counted(2, noun) for noun in ("batch", "entry", "key")] == ["2 batches", "2 entries", "2 keys"]
     assert [sized(n) for n in (0, 999, 1_000, 1_500_000, 2 * 10**12)] == ["0 B", "999 B", "1.0 kB", "1.5 MB", "2.0 TB"]

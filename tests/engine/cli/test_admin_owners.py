@@ -1,4 +1,4 @@
-"""`persist admin owner|names`, what `inspect` says of owners, and the end of a hold that nobody needs any more."""
+"""`persist admin owner|names`, the owner in `inspect`, and the release of a critical hold that is no longer needed."""
 
 import json
 
@@ -43,7 +43,7 @@ def owner_of(disk):
         return client.owner_of(disk.shard_id)
 
 
-def test_the_owner_is_shown_by_all_that_look(admin, persist, disk):
+def test_every_report_shows_the_owner(admin, persist, disk):
     shown = ok(admin("owner", disk.shard_id, "--json"))
     assert shown == {"shard_id": disk.shard_id, "store_id": disk.store_id, "owner": FIELDS}
     _, out, _ = admin("owner", disk.shard_id)
@@ -58,9 +58,9 @@ def test_the_owner_is_shown_by_all_that_look(admin, persist, disk):
     assert out.splitlines()[1].split("\t") == [*FIELDS.values(), disk.shard_id, "itself"]
 
 
-def test_a_shard_is_let_go_only_with_commit(admin, disk):
-    told = ok(admin("owner", disk.shard_id, "--release", "--json"))
-    assert (told["owner"], told["new_owner"], told["committed"]) == (FIELDS, None, False)
+def test_a_shard_is_released_only_with_commit(admin, disk):
+    report = ok(admin("owner", disk.shard_id, "--release", "--json"))
+    assert (report["owner"], report["new_owner"], report["committed"]) == (FIELDS, None, False)
     assert owner_of(disk) == FLIGHTS
     _, _, err = admin("owner", disk.shard_id, "--release")
     assert "nothing was changed" in err
@@ -70,8 +70,8 @@ def test_a_shard_is_let_go_only_with_commit(admin, disk):
 
 
 def test_a_shard_is_taken_over_only_with_commit(admin, disk):
-    told = ok(admin("owner", disk.shard_id, "--take-over", str(OTHER), "--json"))
-    assert (told["committed"], told["new_owner"]["operator_id"]) == (False, "other")
+    report = ok(admin("owner", disk.shard_id, "--take-over", str(OTHER), "--json"))
+    assert (report["committed"], report["new_owner"]["operator_id"]) == (False, "other")
     assert owner_of(disk) == FLIGHTS
     ok(admin("owner", disk.shard_id, "--take-over", str(OTHER), "--commit", "--json"))
     assert owner_of(disk) == OTHER
@@ -86,7 +86,7 @@ def test_a_shard_is_taken_over_only_with_commit(admin, disk):
         (["--take-over", "a/b/c", "--release"], "exclude each other"),
     ],
 )
-def test_what_makes_no_sense_is_refused(admin, disk, args, message):
+def test_contradictory_owner_options_are_refused(admin, disk, args, message):
     code, _, err = admin("owner", disk.shard_id, *args, "--commit")
     assert (code, message in err) == (64, True)
     assert owner_of(disk) == FLIGHTS
@@ -104,13 +104,13 @@ def test_the_identity_is_no_stray_blob_of_the_store(admin, disk):
     assert ok(admin("usage", "--json"))["foreign_blobs"] == 0
 
 
-def test_a_critical_hold_ends_with_a_word_and_only_with_commit(admin, disk):
+def test_a_critical_hold_is_released_only_with_commit(admin, disk):
     held, other = CriticalReaderId.new(), CriticalReaderId.new()
     with disk.client() as client:
         for critical_id in (held, other):
             client.open_critical_since(disk.shard_id, critical_id, opaque=b"t", purpose="operator retention")
-    told = ok(admin("holds", disk.shard_id, "--release", held, "--json"))
-    assert told == {"shard_id": disk.shard_id, "released": [held], "committed": False}
+    report = ok(admin("holds", disk.shard_id, "--release", held, "--json"))
+    assert report == {"shard_id": disk.shard_id, "released": [held], "committed": False}
     assert {hold["id"] for hold in ok(admin("holds", disk.shard_id, "--json"))["holds"]} == {held, other}
     _, out, err = admin("holds", disk.shard_id, "--release", held)
     assert held in out
@@ -122,7 +122,7 @@ def test_a_critical_hold_ends_with_a_word_and_only_with_commit(admin, disk):
     assert {hold["id"] for hold in ok(admin("holds", disk.shard_id, "--json"))["holds"]} == {other}
 
 
-def test_a_lease_is_not_let_go_from_outside(admin, disk):
+def test_a_lease_cannot_be_released_from_outside(admin, disk):
     with disk.client() as client, client.open_leased_reader(disk.shard_id, SCHEMA, purpose="test") as reader:
         (hold,) = [one for one in ok(admin("holds", disk.shard_id, "--json"))["holds"] if one["kind"] == "leased"]
         code, _, err = admin("holds", disk.shard_id, "--release", hold["id"], "--commit")

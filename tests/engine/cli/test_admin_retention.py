@@ -37,7 +37,7 @@ def ok(result):
     return json.loads(out)
 
 
-def test_it_is_shown_as_it_is_and_what_it_comes_to(retention, persist, disk):
+def test_the_retention_is_shown_with_the_since_it_yields(retention, persist, disk):
     seen = ok(retention("--json"))
     assert seen.pop("remark").startswith("the whole history is kept: upper is 3, within 604800000.")
     assert seen == {"shard_id": disk.shard_id, "retain_ms": WHOLE, "since": 0, "upper": 3}
@@ -49,7 +49,7 @@ def test_it_is_shown_as_it_is_and_what_it_comes_to(retention, persist, disk):
     assert ok(persist("inspect", "shard", disk.shard_id, *disk.args, "--json"))["retained_since"] == 0
 
 
-def test_it_is_set_only_with_commit_and_tells_what_comes_of_it_before(retention, disk):
+def test_retention_is_set_only_with_commit_and_its_effect_is_shown_before(retention, disk):
     with disk.client() as client:
         write(client, disk.shard_id, 3, 30 * DAY_MS)
         seqno = client.inspect(disk.shard_id).seqno
@@ -72,7 +72,7 @@ def test_it_is_set_only_with_commit_and_tells_what_comes_of_it_before(retention,
     assert "retention\tnone" in out
 
 
-def test_the_shard_may_be_an_option(persist, disk):
+def test_the_shard_of_retention_may_be_an_option(persist, disk):
     shard = ["--shard", disk.shard_id, "--json", *disk.args]
     assert ok(persist("admin", "retention", *shard))["retain_ms"] == WHOLE
     assert ok(persist("admin", "retention", "1h", "--commit", *shard))["retain_ms"] == 3_600_000
@@ -80,21 +80,21 @@ def test_the_shard_may_be_an_option(persist, disk):
 
 
 @pytest.mark.parametrize("value", ["7", "soon", "0d", "1.5h", "9999999999999999d"])
-def test_what_is_no_retention_is_said(retention, value):
+def test_an_invalid_retention_is_refused(retention, value):
     code, _, err = retention(value, "--commit")
     assert code == 64, err
     assert "a retention is a whole number" in err or "retain_ms must be from 1" in err
     assert ok(retention("--json"))["retain_ms"] == WHOLE
 
 
-def test_of_an_operators_shard_it_is_said_that_its_operator_decides(retention, disk):
+def test_the_retention_of_an_operators_shard_is_left_to_its_operator(retention, disk):
     with disk.client() as client:
         client.adopt(Owner("persist-operator/main", "team", "flights"), disk.shard_id, disk.shard_id, take_over=True)
     assert "its operator ends this retention" in retention("30d")[2]
     assert "operator" not in retention("none")[2]
 
 
-def test_holds_tell_of_it_and_of_none(persist, disk):
+def test_holds_shows_the_retention_or_its_absence(persist, disk):
     holds = lambda *args: persist("admin", "holds", disk.shard_id, *args, *disk.args)  # noqa: E731
     assert ok(holds("--json"))["retain_ms"] == WHOLE
     code, out, _ = holds()
@@ -107,7 +107,7 @@ def test_holds_tell_of_it_and_of_none(persist, disk):
     assert "no holds" in err
 
 
-def test_finalize_tells_that_it_ends_the_retention(persist, disk):
+def test_finalize_says_that_it_ends_the_retention(persist, disk):
     finalize = lambda *args: persist("admin", "finalize", disk.shard_id, *args, *disk.args)  # noqa: E731
     code, out, err = finalize()
     assert "the shard's retention of 604800000 ms" in out + err

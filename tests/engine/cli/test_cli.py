@@ -1,20 +1,14 @@
 """The command line on file and SQLite stores, in this process (`main`) and, where the process itself matters, in another."""
 
 import contextlib
-import importlib.metadata
 import importlib.util
-import io
 import json
 import sqlite3
 import subprocess
 import sys
 import types
 
-import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet as pq
 import pytest
-import typer
 from persist_engine.base.errors import (
     CorruptData,
     Determinate,
@@ -27,44 +21,11 @@ from persist_engine.base.errors import (
     PersistError,
     Unavailable,
 )
-from persist_engine.base.settings import BatchSettings, Settings
 from persist_engine.cli import main as cli
 from persist_engine.cli import no_pandas
-from persist_engine.cli.export import flattened, writing
 from persist_engine.cli.inspect.rollup import complete_rollup
 from persist_engine.client.client import PersistClient
-from persist_engine.client.location import Location
-from persist_engine.model.frontier import Antichain
-from persist_engine.model.ids import ShardId
 from persist_engine.rows.schema import Schema
-
-SCHEMA = Schema.from_ddl("id BIGINT, name STRING", "x DOUBLE, raw BINARY, at TIMESTAMP, nested STRUCT<a: INT>")
-at = Antichain.of
-
-
-class Shop:
-    """A location with one shard of 30 rows appended in 12 batches, one row twice."""
-
-    def __init__(self, folder):
-        self.location = Location(blob=f"file://{folder}/blobs", consensus=f"sqlite://{folder}/consensus.db")
-        self.shard_id = ShardId.new()
-        self.args = ["--blob", self.location.blob, "--consensus", self.location.consensus]
-        settings = Settings(batch=BatchSettings(inline_part_bytes_max=0), retain_ms=None)
-        with (
-            PersistClient.open(self.location, settings=settings) as client,
-            client.open_writer(self.shard_id, SCHEMA, purpose="test") as writer,
-        ):
-            for i in range(12):
-                rows = [
-                    (((j, f"näme {j}"), (j / 2, bytes([j]), None, {"a": j})), i, 1) for j in range(30) if j % 12 == i
-                ]
-                rows += [(((7, "näme 7"), (3.5, b"\x07", None, {"a": 7})), i, 1)] if i == 11 else []
-                writer.compare_and_append(rows, expected_upper=at(i), new_upper=at(i + 1))
-
-
-@pytest.fixture
-def shop(tmp_path):
-    return Shop(tmp_path)
 
 
 def test_shards_are_listed_plainly_and_as_json(persist, shop):
@@ -79,12 +40,12 @@ def test_one_shard_shows_its_frontiers_and_schema(persist, shop):
     code, out, _ = persist("inspect", "shard", shop.shard_id, "--json", *shop.args)
     seen = json.loads(out)
     assert (code, seen["since"], seen["upper"]) == (0, 0, 12)
-    assert Schema.from_ddl(seen["key_schema"], seen["val_schema"]) == SCHEMA
+    assert Schema.from_ddl(seen["key_schema"], seen["val_schema"]) == shop.schema
     code, out, _ = persist("inspect", "shard", "--shard", shop.shard_id, *shop.args)
     assert "upper\t12" in out.splitlines()
 
 
-def test_state_diffs_batches_and_blobs_tell_the_same_story(persist, shop):
+def test_state_diffs_batches_and_blobs_agree(persist, shop):
     _, out, _ = persist("inspect", "state", shop.shard_id, *shop.args)
     state = json.loads(out)
     assert state["shard_id"] == shop.shard_id
@@ -134,88 +95,6 @@ def test_unreferenced_blobs_are_found(persist, shop, tmp_path):
     assert [b["key"] for b in json.loads(out)] == [stray]
 
 
-def expected_rows():
-    return sorted([*range(30), 7])
-
-
-def ids_of(data, form):
-    match form:
-        case "arrow":
-            return pa.ipc.open_stream(data).read_all()["id"].to_pylist()
-        case "parquet":
-            return pq.read_table(io.BytesIO(data))["id"].to_pylist()
-        case "csv":
-            return pyarrow.csv.read_csv(io.BytesIO(data))["id"].to_pylist()
-    return [json.loads(line)["id"] for line in data.decode().splitlines()]
-
-
-@pytest.mark.parametrize("form", ["arrow", "parquet", "csv", "jsonl"])
-def test_read_writes_every_row_in_every_format_to_files_and_pipes(persist, shop, tmp_path, form):
-    target = tmp_path / f"out.{form}"
-    code, out, _ = persist("read", shop.shard_id, "--format", form, "--output", target, *shop.args)
-    assert (code, out) == (0, "")
-    assert ids_of(target.read_bytes(), form) == expected_rows()
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith((".", "out"))) == [target.name]
-    piped = subprocess.run(
-        [sys.executable, "-m", "persist_engine.cli", "read", shop.shard_id, "--format", form, *shop.args],
-        capture_output=True,
-        check=True,
-        timeout=60,
-    )
-    assert ids_of(piped.stdout, form) == expected_rows()
-
-
-@pytest.mark.parametrize("form", ["arrow", "parquet", "csv", "jsonl", "table"])
-def test_regression_read_writes_a_null_struct_whose_fields_are_not_null(tmp_path, capsys, form):
-    """Parquet takes it for a null in each of these fields, and refused the file."""
-    x = pa.field("x", pa.int64(), nullable=False)
-    p = pa.StructArray.from_arrays([pa.array([None, 5], pa.int64())], fields=[x], mask=pa.array([True, False]))
-    val = pa.StructArray.from_arrays([p], names=["p"])
-    batch = pa.RecordBatch.from_arrays(
-        [pa.array([{"id": 1}, {"id": 2}]), val, pa.array([0, 0]), pa.array([1, 1])],
-        names=["key", "val", "time", "diff"],
-    )
-    flat = flattened(batch)
-    with writing(form, None if form == "table" else tmp_path / "out", flat.schema) as write:
-        write(flat)
-    if form == "table":
-        assert "{'x': 5}" in capsys.readouterr().out
-        return
-    assert ids_of((tmp_path / "out").read_bytes(), form) == [1, 2]
-    if form == "parquet":
-        assert pq.read_table(tmp_path / "out")["p"].to_pylist() == [None, {"x": 5}]
-
-
-def test_jsonl_and_csv_hold_text_bytes_and_nested_fields(persist, shop):
-    _, out, _ = persist("read", shop.shard_id, "--json", *shop.args)
-    rows = [json.loads(line) for line in out.splitlines()]
-    assert rows[3] == {"id": 3, "name": "näme 3", "x": 1.5, "raw": "03", "at": None, "nested": {"a": 3}}
-    _, out, _ = persist("read", shop.shard_id, "--format", "csv", *shop.args)
-    assert out.splitlines()[0].replace('"', "") == "id,name,x,raw,at,nested.a"
-
-
-def test_read_as_of_an_older_time_limits_and_updates(persist, shop):
-    _, out, _ = persist("read", shop.shard_id, "--as-of", 3, "--json", *shop.args)
-    assert [json.loads(line)["id"] for line in out.splitlines()] == [i for i in range(30) if i % 12 <= 3]
-    _, out, _ = persist("read", shop.shard_id, "--limit", 2, "--json", *shop.args)
-    assert len(out.splitlines()) == 2
-    _, out, _ = persist("read", shop.shard_id, "--updates", "--json", *shop.args)
-    updates = [json.loads(line) for line in out.splitlines()]
-    assert [u["diff"] for u in updates if u["key"]["id"] == 7] == [2]
-    code, out, _ = persist("read", shop.shard_id, *shop.args)
-    assert (code, out.splitlines()[0].split("\t")[:2]) == (0, ["id", "name"])
-
-
-def test_a_row_counted_less_than_nothing_is_refused_by_name(persist, shop):
-    with PersistClient.open(shop.location) as client, client.open_writer(shop.shard_id, SCHEMA, purpose="t") as writer:
-        gone = [(((99, "gone"), (None, None, None, None)), 12, -1)]
-        writer.compare_and_append(gone, expected_upper=at(12), new_upper=at(13))
-    code, _, err = persist("read", shop.shard_id, *shop.args)
-    assert code == 73
-    assert "99" in err
-    assert persist("read", shop.shard_id, "--updates", *shop.args)[0] == 0
-
-
 def test_maintenance_reports_and_keeps_the_contents(persist, shop, tmp_path):
     before = persist("read", shop.shard_id, "--json", *shop.args)[1]
     reports = {}
@@ -249,7 +128,7 @@ def test_a_compaction_is_planned_within_the_memory_given(persist, shop, tmp_path
     assert not any(line.startswith("persist_compaction_memory_exceeded_total") for line in counts)
 
 
-def test_a_failure_is_reported_too(persist, shop, tmp_path):
+def test_maintenance_reports_a_failure(persist, shop, tmp_path):
     for path in (tmp_path / "blobs").rglob("p*"):
         path.write_bytes(b"garbage")
     file = tmp_path / "report.json"
@@ -279,7 +158,7 @@ def test_misuse_says_what_to_do(persist, shop, args, text):
 
 
 @pytest.mark.parametrize("args", [["inspekt"], ["inspect", "shard", "--colour"], ["read", "x", "--format", "xml"]])
-def test_what_the_parser_refuses_is_usage(persist, args):
+def test_errors_of_the_parser_are_usage_errors(persist, args):
     code, out, err = persist(*args)
     assert (code, out) == (64, "")
     assert err
@@ -295,9 +174,9 @@ def test_a_missing_store_is_named(persist, shop, monkeypatch):
     assert "ftp" in err
 
 
-def test_a_time_that_can_no_longer_be_told_is_a_usage_error(persist, shop):
+def test_a_time_behind_since_is_a_usage_error(persist, shop):
     with PersistClient.open(shop.location) as client, client.open_leased_reader(shop.shard_id, purpose="t") as reader:
-        reader.downgrade_since(at(5))
+        reader.downgrade_since(5)
     code, _, err = persist("read", shop.shard_id, "--as-of", 2, *shop.args)
     assert code == 64
     assert "5" in err
@@ -323,43 +202,67 @@ def test_every_kind_of_error_has_its_exit_code(error, code):
     assert cli.exit_code(error) == code
 
 
-def test_plugins_are_listed_without_being_loaded_and_run_when_called(persist, monkeypatch):
-    plugin = typer.Typer()
+PLUGIN = """
+import importlib.util
 
-    @plugin.command()
-    def hello(name: str) -> None:
-        typer.echo(f"hello {name}")
+import typer
 
-    @plugin.command()
-    def other() -> None:
-        pass
+app = typer.Typer()
 
-    loads = []
-    entry = types.SimpleNamespace(name="greet", value="x", dist=None, load=lambda: loads.append(1) or plugin)
-    broken = importlib.metadata.EntryPoint(name="broken", value="no.such.module:app", group="persist.commands")
-    monkeypatch.setattr("persist_engine.cli.plugins.entry_points", lambda group: [entry, broken])
+@app.command()
+def hello(name: str) -> None:
+    typer.echo(f"hello {name}")
+
+@app.command()
+def frames() -> None:
+    typer.echo(importlib.util.find_spec("pandas").name)
+
+@app.command()
+def fail(json: bool = False) -> None:
+    raise ZeroDivisionError("division by zero")
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    """An installed distribution with the command `greet`, and with `broken`, whose module is missing; the name of the module."""
+    module = f"plugin_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{module}.py").write_text(PLUGIN)
+    installed = tmp_path / f"{module}-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text(
+        f"[persist.commands]\ngreet = {module}:app\nbroken = no.such.module:app\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield module
+    sys.modules.pop(module, None)
+
+
+def test_plugins_are_listed_without_being_loaded_and_run_when_called(persist, plugin):
     code, out, _ = persist("--help")
-    assert (code, "greet" in out, "broken" in out, loads) == (0, True, True, [])
+    assert (code, "greet" in out, "broken" in out, plugin in sys.modules) == (0, True, True, False)
     code, out, _ = persist("greet", "hello", "you")
-    assert (code, out, loads) == (0, "hello you\n", [1])
+    assert (code, out, plugin in sys.modules) == (0, "hello you\n", True)
 
 
-def test_commands_of_other_distributions_may_load_pandas(persist, monkeypatch):
-    plugin = typer.Typer()
+def test_a_bug_is_one_line(persist, plugin, monkeypatch):
+    code, out, err = persist("greet", "fail", "--json")
+    assert (code, json.loads(out)["exit_code"], err.count("\n")) == (1, 1, 1)
+    assert err.startswith("error: Unexpected: ZeroDivisionError: division by zero; ")
+    monkeypatch.setenv("PERSIST_TRACEBACK", "1")
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
 
-    @plugin.callback(invoke_without_command=True)
-    def find() -> None:
-        typer.echo(importlib.util.find_spec("pandas").name)
 
-    entry = types.SimpleNamespace(name="frames", value="x", dist=None, load=lambda: plugin)
-    monkeypatch.setattr("persist_engine.cli.plugins.entry_points", lambda group: [entry])
+def test_commands_of_other_distributions_may_load_pandas(persist, plugin, monkeypatch):
     monkeypatch.delitem(sys.modules, "pandas", raising=False)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))  # as it is, afterwards
     no_pandas.keep_pandas_out()
     no_pandas.keep_pandas_out()
     with pytest.raises(ModuleNotFoundError, match="pandas"):
         importlib.util.find_spec("pandas")
-    assert persist("frames")[:2] == (0, "pandas\n")
+    assert persist("greet", "frames")[:2] == (0, "pandas\n")
 
 
 @pytest.mark.parametrize("arguments", [["read", "--where", "id > 3", "--format", "jsonl"], ["read", "--from", "start"]])
@@ -384,48 +287,6 @@ def test_help_loads_neither_arrow_nor_drivers():
         "heavy = {'pyarrow', 'boto3', 'redis', 'numpy'} & set(sys.modules)\nassert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)
-
-
-def test_a_closed_pipe_ends_quietly(shop):
-    command = f"{sys.executable} -m persist_engine.cli read {shop.shard_id} --json {' '.join(shop.args)} | true"
-    ended = subprocess.run(["bash", "-c", command], check=False, capture_output=True, text=True, timeout=60)
-    assert ended.stderr == ""
-
-
-def test_rows_are_filtered_cut_and_counted(persist, shop):
-    code, out, _ = persist("read", shop.shard_id, *shop.args, "--where", "id < 3 AND x >= 0.5", "--columns", "id,x")
-    assert (code, out.splitlines()) == (0, ["id\tx", "1\t0.5", "2\t1.0"])
-    code, out, _ = persist("read", shop.shard_id, *shop.args, "--where", "id > 1000", "--format", "csv")
-    assert (code, len(out.splitlines())) == (0, 1)
-    code, out, _ = persist("read", shop.shard_id, *shop.args, "--count")
-    assert (code, out.splitlines()) == (0, ["rows", "31"])
-    code, out, _ = persist("read", shop.shard_id, *shop.args, "--count", "--json", "--where", "id = 7")
-    assert (code, json.loads(out)) == (0, {"rows": 2})
-    code, _, err = persist("read", shop.shard_id, *shop.args, "--where", "nope = 1")
-    assert code == 64
-    assert "no column nope; there are key.id, key.name, val.x" in err
-
-
-def test_what_changed_between_two_times_is_told(persist, shop):
-    code, out, _ = persist("read", shop.shard_id, *shop.args, "--from", 10, "--columns", "id")
-    rows = [line.split("\t") for line in out.splitlines()]
-    assert (code, rows[0]) == (0, ["_time", "_change", "id"])
-    assert rows[1:] == [["11", "insert", "7"], ["11", "insert", "11"], ["11", "insert", "23"]]
-    code, out, _ = persist("read", shop.shard_id, *shop.args, "--from", "start", "--to", 0, "--json", "--updates")
-    lines = [json.loads(line) for line in out.splitlines()]
-    assert [(line["key"]["id"], line["time"], line["diff"]) for line in lines] == [(0, 0, 1), (12, 0, 1), (24, 0, 1)]
-    for wrong, said in (
-        (["--to", "5"], "--to ends what --from begins"),
-        (["--from", "5", "--as-of", "7"], "does not go with --as-of"),
-        (["--from", "5", "--count"], "does not go with --count"),
-        (["--from", "now"], "--from takes a time, or `latest`; the time must be a whole number"),
-        (["--to", "2013-01-01", "--from", "5"], "no time zone, so its instant is unknown: add one"),
-        (["--from", "9", "--to", "8"], "after 9"),
-        (["--from", "5", "--to", "99"], "is not written up to 99 yet"),
-    ):
-        code, _, err = persist("read", shop.shard_id, *shop.args, *wrong)
-        assert code != 0
-        assert said in err
 
 
 SHARD = "s00000000-0000-0000-0000-000000000001"
@@ -506,7 +367,7 @@ def test_a_rollup_is_shown_by_its_key_without_the_log(persist, shop, tmp_path):
     assert complete_rollup(ctx, "s0") == complete_rollup(types.SimpleNamespace(params={}), second["key"]) == []
 
 
-def test_a_rollup_that_is_missing_damaged_or_none_is_told(persist, shop, tmp_path):
+def test_a_missing_damaged_or_foreign_rollup_is_named(persist, shop, tmp_path):
     persist("maintain", "rollup", shop.shard_id, *shop.args)
     _, out, _ = persist("inspect", "blobs", shop.shard_id, "--json", *shop.args)
     blobs = json.loads(out)

@@ -1,4 +1,4 @@
-"""Files that `persist read` writes are whole, durable and nobody else's."""
+"""Files that `persist read` writes are whole, durable and never shared with another process."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def test_a_pipe_that_closes_is_an_error(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
-def test_a_link_to_itself_is_an_error(tmp_path: Path) -> None:
+def test_an_output_link_to_itself_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(InvalidUsage, match="cannot write"), writing("csv", tmp_path / "loop" / "rows", BATCH.schema):
         pass
 
 
-def test_a_link_is_followed(tmp_path: Path) -> None:
+def test_an_output_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     link, target = tmp_path / "link", tmp_path / "there" / "rows"
     link.symlink_to(target)

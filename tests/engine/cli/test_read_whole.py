@@ -5,9 +5,11 @@ import pty
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, Settings, ShardId
+from persist_engine.cli import main as cli
 
 ROWS = 1234
 SCHEMA = Schema.from_ddl("id BIGINT", "at_ms BIGINT, name STRING")
@@ -29,24 +31,43 @@ def shop(tmp_path_factory):
     return [shard_id, "--blob", location.blob, "--consensus", location.consensus]
 
 
-def on_terminal(*args):
-    """(exit code, what a person sees)."""
-    ours, theirs = pty.openpty()
-    environ = {**os.environ, "TERM": "dumb", "COLUMNS": "120"}
-    command = [sys.executable, "-m", "persist_engine.cli", *map(str, args)]
-    process = subprocess.Popen(command, env=environ, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    seen = b""
+def shown(terminal):
+    """What a person sees there until the other side is closed."""
+    text = b""
     while True:
         try:
-            data = os.read(ours, 65536)
+            data = os.read(terminal, 65536)
         except OSError:  # the other side is closed
             break
         if not data:
             break
-        seen += data
-    os.close(ours)
-    return process.wait(), re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode())
+        text += data
+    os.close(terminal)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.decode())
+
+
+@pytest.fixture
+def on_terminal(monkeypatch):
+    """Runs `persist ARGS` in this process, on a terminal; (exit code, what a person sees)."""
+
+    def run(*args):
+        ours, theirs = pty.openpty()
+        with (
+            ThreadPoolExecutor(1) as person,
+            os.fdopen(theirs, "w", encoding="utf-8") as terminal,
+            monkeypatch.context() as patch,
+        ):
+            screen = person.submit(shown, ours)
+            for name, value in {"TERM": "dumb", "COLUMNS": "120"}.items():
+                patch.setenv(name, value)
+            for name, value in {"stdout": terminal, "stderr": terminal, "argv": ["persist", *map(str, args)]}.items():
+                patch.setattr(sys, name, value)
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
+            terminal.close()
+            return ended.value.code, screen.result()
+
+    return run
 
 
 @pytest.mark.parametrize("extra", [[], ["--updates"], ["--from", "start"], ["--where", "id > 0"]])
@@ -66,7 +87,7 @@ def test_the_name_of_a_file_says_its_format(persist, shop, tmp_path, name, begin
     assert (tmp_path / name).read_bytes().startswith(b'{"id": ')
 
 
-def test_limits_are_kept_without_a_word(persist, shop):
+def test_limits_are_kept_without_a_notice(persist, shop):
     code, out, err = persist("read", *shop, "--limit", 7)
     assert (code, len(out.splitlines()), err) == (0, 8, "")
     code, out, err = persist("read", *shop, "--limit", 0)
@@ -74,8 +95,14 @@ def test_limits_are_kept_without_a_word(persist, shop):
 
 
 def test_a_terminal_shows_the_first_rows_and_says_of_how_many(shop):
-    code, seen = on_terminal("read", *shop)
-    assert code == 0
+    """In a process of its own."""
+    ours, theirs = pty.openpty()
+    environ = {**os.environ, "TERM": "dumb", "COLUMNS": "120"}
+    command = [sys.executable, "-m", "persist_engine.cli", "read", *shop]
+    process = subprocess.Popen(command, env=environ, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    seen = shown(ours)
+    assert process.wait() == 0
     assert "50 of 1,234 rows, --limit N" in seen
     assert seen.count("10000000") >= 50
     assert "1,000,000" not in seen, "ids are not grouped"
@@ -83,20 +110,20 @@ def test_a_terminal_shows_the_first_rows_and_says_of_how_many(shop):
 
 
 @pytest.mark.parametrize("extra", [["--updates"], ["--from", "start"], ["--where", "id > 0"]])
-def test_a_terminal_says_that_there_is_more_where_counting_is_not_cheap(shop, extra):
+def test_a_terminal_says_that_there_is_more_where_counting_is_not_cheap(on_terminal, shop, extra):
     code, seen = on_terminal("read", *shop, *extra)
     assert code == 0
     assert "the first 50 rows, --limit N" in seen
 
 
 @pytest.mark.parametrize("extra", [["--limit", "60"], ["--where", "id < 1000000050"], ["--limit", "5000"]])
-def test_a_terminal_that_shows_what_was_asked_for_says_nothing(shop, extra):
+def test_a_terminal_that_shows_what_was_asked_for_says_nothing(on_terminal, shop, extra):
     code, seen = on_terminal("read", *shop, *extra)
     assert code == 0
     assert "--limit" not in seen
 
 
-def test_numbers_that_count_are_grouped_for_people_and_no_others(shop):
+def test_numbers_that_count_are_grouped_for_people_and_no_others(on_terminal, shop):
     _, seen = on_terminal("inspect", "shard", *shop)
     assert f"{START + 1001}" in seen
     assert "1,234" in seen
@@ -105,7 +132,7 @@ def test_numbers_that_count_are_grouped_for_people_and_no_others(shop):
     assert "1,234" in seen
 
 
-def test_times_are_said_as_numbers_and_as_iso_8601(persist, shop):
+def test_times_are_accepted_as_numbers_and_as_iso_8601(persist, shop):
     for said in (START, "2013-01-01T00:00:00Z", "2013-01-01T01:00:00+01:00"):
         code, out, _ = persist("read", *shop, "--as-of", said, "--count", "--json")
         assert (code, out) == (0, '{"rows": 617}\n')

@@ -119,7 +119,7 @@ def test_corrections_stay_and_what_came_since_is_corrected_too():
     assert after_upper_mismatch(again, AT(99), now_ms=60) == Correct(AT(99), 99, 30)
 
 
-def test_corrections_go_on_while_since_lets_them_tell_what_came():
+def test_corrections_go_on_while_since_still_separates_what_came():
     assert after_upper_mismatch(mirror(), AT(15), now_ms=50, since=AT(9)) == Correct(AT(15), 30, 9)
     assert after_upper_mismatch(mirror(), AT(15), now_ms=50, since=AT(10)) == Recompute()
     assert after_upper_mismatch(mirror(), AT(15), now_ms=50, since=Antichain.empty()) == Recompute(), (
@@ -135,7 +135,7 @@ def test_corrections_of_nothing_take_back_all_that_can_be_read_now():
     assert after_upper_mismatch(first, AT(15), now_ms=50, since=AT(15)) == Recompute()
 
 
-def test_an_upper_that_went_back_closed_or_left_no_time_is_told():
+def test_an_upper_that_went_back_closed_or_left_no_time_is_refused():
     for each in (timed(), chosen(), mirror()):
         with pytest.raises(InvariantViolated, match="went back"):
             after_upper_mismatch(each, AT(9), now_ms=50)
@@ -146,7 +146,7 @@ def test_an_upper_that_went_back_closed_or_left_no_time_is_told():
             after_upper_mismatch(each, AT(DATA_TIME_MAX), now_ms=50)
 
 
-def test_progress_tells_this_run_from_another():
+def test_progress_separates_this_run_from_another():
     mine, other = SourceProgress(b"r", AT(5)), SourceProgress(b"q", AT(5))
     assert after_progress_mismatch(mine, run=b"r") == AlreadyDone(AT(5))
     assert after_progress_mismatch(other, run=b"r") == Superseded(other)

@@ -69,7 +69,7 @@ steps = st.lists(
 
 @given(steps, st.sampled_from([100, 2000, 1 << 20]), st.sampled_from([1, 5, 1000]), st.integers(0, 3))
 @settings(max_examples=80, deadline=None)
-def test_it_holds_what_was_inserted_whatever_it_does_with_it(script, memory_bytes, rows_min, dampener):
+def test_the_correction_buffer_holds_what_was_inserted(script, memory_bytes, rows_min, dampener):
     """Spec 17.6."""
     spill = Kept()
     policy = BufferPolicy(memory_bytes=memory_bytes, rows_min=rows_min, dampener=dampener)

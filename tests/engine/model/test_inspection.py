@@ -1,4 +1,4 @@
-"""The numbers told of a state are those that stand in it."""
+"""The numbers of an inspection are those of the state."""
 
 from __future__ import annotations
 
@@ -37,43 +37,43 @@ def inspected() -> Inspection:
     return inspection_of(shard.state, live_diffs=9, earliest_seqno=1, now_ms=100)
 
 
-def test_numbers() -> None:
-    told = inspected()
-    assert (told.seqno, told.seqno_since, told.since, told.upper) == (9, 6, 0, 4)
-    assert (told.batches, told.parts, told.runs, told.updates) == (4, 5, 5, 25)
-    assert (told.live_bytes, told.inline_bytes) == (400, 5)
-    assert (told.rollups, told.latest_rollup_seqno, told.latest_rollup_bytes) == (2, 5, 1000)
-    assert (told.live_diffs, told.earliest_seqno, told.gc_seqnos) == (9, 1, 4)
-    assert (told.compaction_requests, told.uncompacted_batches, told.compaction_bytes) == (1, 2, 300)
-    assert told.oldest_uncompacted_ms == 50
-    assert told.spine_batches == 3
-    assert told.progress == {"sink": 7}
-    assert not told.is_tombstone
+def test_numbers_of_an_inspection_are_those_of_the_state() -> None:
+    inspection = inspected()
+    assert (inspection.seqno, inspection.seqno_since, inspection.since, inspection.upper) == (9, 6, 0, 4)
+    assert (inspection.batches, inspection.parts, inspection.runs, inspection.updates) == (4, 5, 5, 25)
+    assert (inspection.live_bytes, inspection.inline_bytes) == (400, 5)
+    assert (inspection.rollups, inspection.latest_rollup_seqno, inspection.latest_rollup_bytes) == (2, 5, 1000)
+    assert (inspection.live_diffs, inspection.earliest_seqno, inspection.gc_seqnos) == (9, 1, 4)
+    assert (inspection.compaction_requests, inspection.uncompacted_batches, inspection.compaction_bytes) == (1, 2, 300)
+    assert inspection.oldest_uncompacted_ms == 50
+    assert inspection.spine_batches == 3
+    assert inspection.progress == {"sink": 7}
+    assert not inspection.is_tombstone
 
 
-def test_holders() -> None:
-    told = inspected()
+def test_holders_are_listed_with_what_they_hold() -> None:
+    inspection = inspected()
     assert [
-        (reader.id, reader.kind, reader.since, reader.seqno, reader.last_heartbeat_ms) for reader in told.readers
+        (reader.id, reader.kind, reader.since, reader.seqno, reader.last_heartbeat_ms) for reader in inspection.readers
     ] == [
         (leased_id(1), "leased", 2, 6, 50),
         (critical_id(1), "critical", 0, None, None),
     ]
-    assert [(writer.id, writer.upper) for writer in told.writers] == [(writer_id(1), 4), (writer_id(2), 2)]
-    assert told.readers[0].purpose == "test"
+    assert [(writer.id, writer.upper) for writer in inspection.writers] == [(writer_id(1), 4), (writer_id(2), 2)]
+    assert inspection.readers[0].purpose == "test"
 
 
-def test_lapsed_holders_are_left_out() -> None:
+def test_lapsed_holders_are_left_out_of_an_inspection() -> None:
     shard = Stepper()
     shard.do(c.RegisterLeasedReader(reader_id=leased_id(1), lease_ms=100, debug=DEBUG))
     assert inspection_of(shard.state, live_diffs=2, earliest_seqno=1, now_ms=100).readers
     assert not inspection_of(shard.state, live_diffs=2, earliest_seqno=1, now_ms=101).readers
 
 
-def test_json_holds_every_field() -> None:
-    told = inspected()
-    assert set(json.loads(json.dumps(told.to_json()))) == {field.name for field in dataclasses.fields(Inspection)}
-    assert told.to_json()["readers"][0]["kind"] == "leased"
+def test_the_json_of_an_inspection_holds_every_field() -> None:
+    inspection = inspected()
+    assert set(json.loads(json.dumps(inspection.to_json()))) == {field.name for field in dataclasses.fields(Inspection)}
+    assert inspection.to_json()["readers"][0]["kind"] == "leased"
 
 
 def test_nothing_to_collect_when_the_oldest_rollup_is_the_newest_in_reach() -> None:

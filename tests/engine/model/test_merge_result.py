@@ -37,7 +37,7 @@ def test_equal_sums_and_fewer_rows_are_applied() -> None:
     assert apply(pair(100, -40), summed(0, 2, 60, 60)) is MergeOutcome.APPLIED_EXACT
 
 
-def test_everything_may_cancel_out() -> None:
+def test_a_merge_result_may_be_empty() -> None:
     """All rows gone: no parts, a sum of nothing."""
     assert apply(pair(100, -100), batch(0, 2)) is MergeOutcome.APPLIED_EXACT
     with pytest.raises(InvariantViolated, match="from 60 to 0"):
@@ -51,7 +51,7 @@ def test_a_changed_sum_is_an_error_and_changes_nothing() -> None:
     assert trace.apply_merge_res(MergeRes(summed(0, 2, 60, 61), None), checked=False)[1].applied
 
 
-def test_unknown_sums() -> None:
+def test_a_merge_of_unknown_sums_is_applied_unproved() -> None:
     assert apply(pair(None, 4), summed(0, 2, 60, 7)).applied
     assert apply(pair(None, 4), summed(0, 2, 60, None)).applied
     with pytest.raises(InvariantViolated, match="lost the known sum"):
@@ -73,7 +73,7 @@ def test_a_subset_is_checked_against_what_it_replaces() -> None:
     assert [each.rows for each in after.batches()] == [100, 5, 100]
 
 
-def test_a_subset_may_not_grow() -> None:
+def test_a_merge_of_a_subset_with_more_rows_is_refused() -> None:
     """Spec 12.3."""
     res = MergeRes(summed(1, 2, 101, -40), SpineId(1, 2))
     assert pair(100, -40).apply_merge_res(res)[1] is MergeOutcome.NOT_APPLIED_TOO_MANY_UPDATES

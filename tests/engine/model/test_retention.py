@@ -113,7 +113,7 @@ def test_the_end_of_a_lease_moves_nothing_and_the_next_append_does() -> None:
     assert since(made) == 401
 
 
-def test_a_longer_one_brings_nothing_back_and_says_so() -> None:
+def test_a_longer_retention_brings_nothing_back_and_says_so() -> None:
     made = shard(upper=1000)
     assert made.do(c.SetRetention(400)) == c.RetentionSet(400, A(900))
     assert "times before 900 are gone" in current(made.state).remark
@@ -126,7 +126,7 @@ def test_a_longer_one_brings_nothing_back_and_says_so() -> None:
     assert current(made.state).remark == "since follows upper as far as readers allow"
 
 
-def test_a_longer_one_keeps_what_others_still_held() -> None:
+def test_a_longer_retention_keeps_what_readers_still_held() -> None:
     made = shard(upper=100)
     reader(made, 1)
     write(made, 1000)
@@ -136,14 +136,14 @@ def test_a_longer_one_keeps_what_others_still_held() -> None:
     assert since(made) == 50
 
 
-def test_a_shorter_one_lets_since_follow_at_once() -> None:
+def test_a_shorter_retention_lets_since_follow_at_once() -> None:
     made = shard(upper=1000)
     plan = planned(made.state, 10)
     assert made.do(c.SetRetention(10)) == c.RetentionSet(10, A(990))
     assert plan == current(made.state)
 
 
-def test_without_one_since_stays_until_a_reader_lets_go() -> None:
+def test_without_a_retention_since_stays_until_a_reader_lets_go() -> None:
     made = shard(upper=1000)
     assert made.do(c.SetRetention(None)) == c.RetentionSet(None, A(900))
     write(made, 5000)
@@ -152,7 +152,7 @@ def test_without_one_since_stays_until_a_reader_lets_go() -> None:
     assert since(made) == 5000
 
 
-def test_without_one_since_is_where_readers_hold_it_at_once() -> None:
+def test_without_a_retention_since_is_at_once_where_readers_hold_it() -> None:
     """An operator ends the retention of a shard that it took over: what it wants forgotten waits for no further write."""
     made = shard(upper=1000)
     reader(made, 1, 950)
@@ -170,7 +170,7 @@ def test_setting_what_is_set_commits_so_that_the_answer_is_linearized() -> None:
 
 
 @pytest.mark.parametrize("retain_ms", [0, -1, 2**63])
-def test_nothing_else_is_a_retention(retain_ms: int) -> None:
+def test_other_values_are_refused_as_a_retention(retain_ms: int) -> None:
     with pytest.raises(InvalidUsage, match="from 1 to"):
         shard().do(c.SetRetention(retain_ms))
 
@@ -199,7 +199,7 @@ def test_the_newest_time_that_can_be_asked_for_is_always_kept(retain_ms: int, up
     assert since(made) <= made.state.trace.upper.newest_complete
 
 
-def test_diffs_carry_it() -> None:
+def test_diffs_carry_the_retention() -> None:
     made = shard(None)
     states: list[ShardState] = [made.state]
     for wanted in (5, 9, None):
@@ -209,14 +209,14 @@ def test_diffs_carry_it() -> None:
         assert apply(before, diff).retain_ms == after.retain_ms
 
 
-def test_logical_times_keep_the_whole_history_and_it_is_told() -> None:
+def test_logical_times_keep_the_whole_history_and_a_warning_says_so() -> None:
     made = shard(RETAIN_MS, upper=3)
     assert current(made.state).remark.startswith("the whole history is kept: upper is 3, within 604800000.")
     seen = inspection_of(made.state, live_diffs=1, earliest_seqno=1, now_ms=0)
     assert (seen.retain_ms, seen.retained_since) == (RETAIN_MS, 0)
 
 
-def test_words_for_it() -> None:
+def test_a_retention_is_described_in_words() -> None:
     texts = ["none", "7d", "12h", "90m", "45s", "1500ms"]
     assert [in_words(retention_of(text)) for text in texts] == texts
     for text in ["", "7", "d", "7 d", "-1d", "0d", "1.5d", "1d12h", "7D", "9" * 5000 + "d", "٧d", "None", "7ds"]:

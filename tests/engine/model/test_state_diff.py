@@ -100,7 +100,7 @@ def test_regression_24_a_wrong_host_name_is_taken_and_counted() -> None:
     """Bug 24."""
     shard, diff = one_append()
     counted: list[str] = []
-    forced = replace(diff, hostname=(Update(None, "nobody", "host2"),))
+    forced = replace(diff, hostname=(Update(None, "another", "host2"),))
     after = apply(first_state()[0], forced, count=counted.append)
     assert after == replace(shard.state, hostname="host2")
     assert sorted(counted) == ["hostname_mismatch", "structured"]
@@ -327,7 +327,7 @@ def test_a_trace_without_structure_diffs_and_applies_without_it() -> None:
 
 
 def test_a_flat_trace_gets_its_structure_with_the_next_version_and_keeps_it() -> None:
-    """Whatever the next command is, and whoever is still told to leave traces flat."""
+    """Whatever the next command is, and even where its process still leaves traces flat."""
     shard = Stepper()
     shard.state = replace(shard.state, trace=bare(batch(0, 1, 5), batch(1, 2, 5)))
     replica = shard.state

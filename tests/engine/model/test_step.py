@@ -1,4 +1,4 @@
-"""From one version to the next: numbering, clocks, expiry, what falls due and who is asked to do it."""
+"""From one version to the next: numbering, clocks, expiry, what falls due and which process is to do it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_leases_end_with_the_next_command_and_leave_since_alone() -> None:
 
 
 def test_a_late_heartbeat_and_a_late_retry_come_before_the_end_of_their_lease() -> None:
-    """Leases end after the command: nobody had noticed yet, and a token that is forgotten could append twice (spec 9.13)."""
+    """Leases end after the command: none had been noticed yet, and a token that is forgotten could append twice (spec 9.13)."""
     shard = Stepper()
     shard.do(c.RegisterLeasedReader(reader_id=leased_id(1), lease_ms=100, debug=DEBUG))
     again = append(batch(0, 1, 1), token_number=1, lease_ms=100)
@@ -148,10 +148,10 @@ def test_gc_falls_due_when_enough_versions_could_be_truncated() -> None:
     """Spec 14.3."""
     assert with_rollup(3).maintenance.gc is None
     shard = with_rollup(4)
-    assert shard.maintenance.gc == 6, "the rollup at v5 was linked at v6; nobody holds anything back"
+    assert shard.maintenance.gc == 6, "the rollup at v5 was linked at v6; no reader holds anything back"
     assert (shard.state.last_gc_req, shard.state.active_gc) == (6, Claim(SeqNo(6), 0))
     fill(shard, 1)
-    assert shard.maintenance.gc is None, "somebody is at it"
+    assert shard.maintenance.gc is None, "another process is at it"
     shard.now_ms = 11
     fill(shard, 1)
     assert shard.maintenance.gc == 8

@@ -175,7 +175,7 @@ def test_append_claims_the_merges_that_fell_due() -> None:
 @pytest.mark.parametrize(
     ("now_ms", "rows", "taken"), [(999, 1, []), (1000, 0, []), (1000, 1, ["0-2"])], ids=["claimed", "empty", "lapsed"]
 )
-def test_append_takes_over_a_compaction_that_nobody_finished(now_ms: int, rows: int, taken: list[str]) -> None:
+def test_append_takes_over_an_abandoned_compaction(now_ms: int, rows: int, taken: list[str]) -> None:
     """Only an append with data and without work of its own does, and only once the claim is older than claim_ms."""
     shard = Stepper()
     for index in range(3):
@@ -358,7 +358,7 @@ def test_only_a_closed_shard_can_be_finalized() -> None:
         shard.do(c.BecomeTombstone())
 
 
-def test_a_tombstone_holds_nobody_and_nothing() -> None:
+def test_a_tombstone_has_no_readers_writers_or_parts() -> None:
     """Spec 1.9, 9.16."""
     state = tombstone().state
     assert not state.writers

@@ -52,7 +52,7 @@ def test_a_reader_may_start_at_the_critical_readers_since() -> None:
     assert answer.since == frontier(7)
     answer = register(shard, 3)
     assert isinstance(answer, c.Registered)
-    assert answer.since == MINIMUM, "the shard's own, where nobody asked for theirs"
+    assert answer.since == MINIMUM, "the shard's own, where the reader asked for none"
 
 
 def test_since_is_the_meet_of_all_readers_and_never_steps_back() -> None:
@@ -70,9 +70,11 @@ def test_since_is_the_meet_of_all_readers_and_never_steps_back() -> None:
     committed(shard, replace(downgrade(1, 7), is_heartbeat=True))
     assert shard.state.trace.since == frontier(5), "and so does another's heartbeat after it"
     committed(shard, downgrade(1, 7))
-    assert shard.state.trace.since == frontier(7), "but who asks for it gets what all readers have given up (spec 9.8)"
+    assert shard.state.trace.since == frontier(7), (
+        "but a downgrade moves it to what all readers have given up (spec 9.8)"
+    )
     committed(shard, replace(downgrade(1, 8), is_heartbeat=True))
-    assert shard.state.trace.since == frontier(8), "a since that moved moves the shard's, whoever says so"
+    assert shard.state.trace.since == frontier(8), "a since that moved moves the shard's, in a heartbeat too"
 
 
 def test_downgrading_moves_the_hold_and_renews_the_lease() -> None:
@@ -90,7 +92,7 @@ def test_downgrading_moves_the_hold_and_renews_the_lease() -> None:
     assert shard.state.leased_readers[leased_id(1)].seqno == shard.state.seqno
 
 
-def test_a_reader_that_is_gone_is_told_an_empty_since() -> None:
+def test_a_reader_that_is_gone_gets_an_empty_since() -> None:
     """Bug 23: a machine that slept must not crash."""
     assert refused(Stepper(), downgrade(1, 5)) == c.SinceDowngraded(EMPTY)
 
@@ -148,7 +150,9 @@ def test_the_opaque_fences() -> None:
     assert committed(shard, move(b"a", b"c", 9)) == c.OpaqueMismatch(b"b", frontier(5))
     assert shard.state.trace.since == frontier(5)
     assert committed(shard, move(b"b", b"c", 3)) == c.CriticalDowngraded(frontier(5))
-    assert shard.state.critical_readers[critical_id(1)].opaque == b"c", "whoever got through owns the reader"
+    assert shard.state.critical_readers[critical_id(1)].opaque == b"c", (
+        "the process whose move was committed owns the reader"
+    )
 
 
 def test_moving_an_unknown_critical_reader_is_fenced() -> None:

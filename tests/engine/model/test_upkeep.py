@@ -1,4 +1,4 @@
-"""When garbage collection falls due under its bound, and what a shard that nobody maintains needs."""
+"""When garbage collection falls due under its bound, and what a shard without maintenance needs."""
 
 from dataclasses import replace
 
@@ -55,7 +55,7 @@ def test_nothing_is_due_without_a_second_rollup():
     assert due(state_at(9000, 5000, last_gc_req=SeqNo(6))) is None
 
 
-def test_a_rollup_is_wanted_after_as_many_versions_as_are_told_and_on_tombstones_at_once():
+def test_a_rollup_is_due_after_the_given_number_of_versions_and_on_tombstones_at_once():
     assert not rollup_wanted(state_at(8, 1), SETTINGS)
     assert rollup_wanted(state_at(9, 1), SETTINGS)
     open_state = state_at(3, 1)
@@ -71,7 +71,7 @@ def test_a_tombstone_that_names_two_rollups_of_its_own_is_collected() -> None:
     assert collection_target(state_at(26, 20, 22, 24, **ended)) == 24
 
 
-def test_the_log_may_be_truncated_to_the_newest_rollup_that_nobody_holds_back():
+def test_the_log_may_be_truncated_to_the_newest_rollup_that_no_reader_holds_back():
     assert collection_target(state_at(20, 1)) is None
     assert collection_target(state_at(20, 1, 7, 15)) == 15
     assert collection_target(state_at(20, 15)) is None

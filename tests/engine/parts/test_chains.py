@@ -116,7 +116,7 @@ def test_a_snapshot_is_the_same_however_runs_lie(monkeypatch, threaded_bytes_min
     settings = Settings(batch=BatchSettings(inline_part_bytes_max=0, target_part_bytes=1024))
 
     @given(st.lists(st.tuples(st.integers(-90, 90), st.integers(1, 60)), min_size=1, max_size=6))
-    @limited(max_examples=25, deadline=None)
+    @limited(max_examples=10, deadline=None)
     def law(extents):
         expected: collections.Counter[int] = collections.Counter()
         with PersistClient.open(Location(blob="mem:", consensus="mem:"), settings=settings) as client:

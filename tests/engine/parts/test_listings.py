@@ -307,7 +307,7 @@ def test_collection_deletes_what_listings_name_and_only_that(world):
 
 
 def test_regression_an_interrupted_deletion_of_a_run_still_finds_its_children(world, machine):
-    """The listing went first, and whoever came to finish the deletion no longer knew what it had named (bug 35)."""
+    """The listing went first, and the process that finished the deletion no longer knew what it had named (bug 35)."""
     spilled = spill_runs(machine, made_up(9))
     keys = [ref.partial_key for ref in with_nested(machine, refs(spilled))]
     for key in keys:
@@ -364,11 +364,11 @@ def test_a_refused_compaction_output_leaves_neither_parts_nor_listings(world):
     assert read(other, shard_id, 7) == contents
 
 
-def test_a_run_tells_when_the_first_blob_below_it_was_staged(world, machine):
+def test_a_run_says_when_the_first_blob_below_it_was_staged(world, machine):
     """The floor of an orphan scan holds for what a listing names too: those blobs may be deleted by then."""
     world.env.advance_ms(1000)
     spilled = spill_runs(machine, made_up(7))
-    oldest = made_up(7).parts[0].key  # ids of these parts tell small times
+    oldest = made_up(7).parts[0].key  # the ids of these parts hold small times
     assert {each.oldest_key for each in spilled.parts[:1]} == {oldest}
     assert spilled.staged_before(staged_ms(oldest) + 1) == oldest
     assert spilled.staged_before(staged_ms(oldest)) is None
@@ -404,7 +404,7 @@ def listed_shard(world):
 def test_an_orphan_scan_deletes_nothing_that_a_listing_names(world, listed_shard):
     client, machine, contents, below = listed_shard
     stray = blob_key(machine.shard_id, part_key("0.1.0", PartId.staged_at(1, b"0123456789")))
-    machine.blob.set(stray, b"nobody names me")
+    machine.blob.set(stray, b"not named by any state")
     world.env.advance_ms(10**9)
     write_rollup(machine)  # walltime moves on too
     found = scan_orphans(machine, older_than_ms=0, commit=True)
@@ -415,7 +415,7 @@ def test_an_orphan_scan_deletes_nothing_that_a_listing_names(world, listed_shard
 
 
 def test_regression_an_orphan_scan_deletes_nothing_where_a_listing_is_lost(world, listed_shard):
-    """What it listed looked as if nobody named it: all of the run went, and to restore the listing brought nothing back."""
+    """What it listed looked unreferenced: the whole run was deleted, and to restore the listing brought nothing back."""
     client, machine, contents, below = listed_shard
     world.env.advance_ms(10**9)
     write_rollup(machine)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch
 from persist_engine.rows.errors_column import split_errors, tag_errors, tag_rows, with_errors
-from persist_engine.rows.partitioning import deal, hash_rows
+from persist_engine.rows.partitioning import _SLICE_BYTES, deal, hash_rows
 from persist_engine.rows.schema import Schema
 from persist_engine.rows.updates import normalise
 from persist_kit.world import SCHEMA
@@ -77,9 +77,8 @@ def test_shares_are_even_for_numbers_texts_and_long_common_prefixes():
     assert len(np.unique(hash_rows(table))) == min(rows, table.num_rows)
 
 
-def test_texts_longer_than_a_slice_are_hashed_whole(monkeypatch):
-    monkeypatch.setattr("persist_engine.rows.partitioning._SLICE_BYTES", 8)
-    table = next(normalise([(((1,), ("a" * 100 + end,)), 0, 1) for end in ("x", "y", "x")], SCHEMA))
+def test_texts_longer_than_a_slice_are_hashed_whole():
+    table = next(normalise([(((1,), ("a" * (_SLICE_BYTES + 100) + end,)), 0, 1) for end in ("x", "y", "x")], SCHEMA))
     words = hash_rows(table)
     assert words[0] == words[2] != words[1]
 

@@ -31,7 +31,7 @@ def regrown(versions: int) -> tuple[PersistClient, PersistClient, ShardId]:
     stale = world.process()
     appended(stale, shard_id, 3)
     world.consensus = CountedConsensus(MemConsensus())
-    for info in list(world.blob.list_prefix("")):  # or nobody could write it anew
+    for info in list(world.blob.list_prefix("")):  # a shard is not made anew over its blobs
         world.blob.delete(info.key)
     fresh = world.process()
     appended(fresh, shard_id, versions)
@@ -40,7 +40,7 @@ def regrown(versions: int) -> tuple[PersistClient, PersistClient, ShardId]:
 
 
 @pytest.mark.parametrize("versions", [12, 5000], ids=["diff by diff", "from a rollup"])
-def test_a_process_that_knows_the_wiped_log_is_stopped_and_told_both_births(versions: int) -> None:
+def test_a_process_that_knows_the_wiped_log_is_stopped_with_both_births_named(versions: int) -> None:
     stale, fresh, shard_id = regrown(min(versions, 12))
     if versions > 12:
         stale._versions.settings = dataclasses.replace(
@@ -54,7 +54,7 @@ def test_a_process_that_knows_the_wiped_log_is_stopped_and_told_both_births(vers
     assert [caught.value.detail[name] for name in ("known_birth", "found_birth")] == births
     with pytest.raises(ForkedLog, match="was wiped and written anew"):
         appended(stale, shard_id, 20)
-    appended(fresh, shard_id, 20)  # those who know the new log go on
+    appended(fresh, shard_id, 20)  # processes that know the new log go on
 
 
 def test_a_diff_or_a_rollup_without_a_birth_is_damaged() -> None:

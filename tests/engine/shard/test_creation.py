@@ -60,7 +60,7 @@ def test_nothing_is_created_over_a_shard_that_consensus_lost(kind: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["before", "after"])
-def test_a_creator_that_died_locks_nobody_out(verb: str) -> None:
+def test_a_creator_that_died_blocks_no_other_creator(verb: str) -> None:
     """Its rollup is there; its log is not (before), or is and has no mark yet (after)."""
     world = World()
     shard_id = world.shard_id()
@@ -85,7 +85,7 @@ def test_a_creator_that_died_locks_nobody_out(verb: str) -> None:
         world.process().initialise(shard_id, SCHEMA)
 
 
-def test_a_rival_who_is_faster_is_no_loss() -> None:
+def test_a_faster_rival_is_not_taken_for_a_loss() -> None:
     """The log and its mark appear between the look at consensus and the listing."""
     world = World()
     shard_id = world.shard_id()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from persist_engine import Antichain, PersistClient, ShardId
@@ -56,7 +54,7 @@ class Forked:
                 writer.append([row(upper, name, upper)], lower=A(upper), upper=A(upper + 1))
 
     def regrow(self, times: int) -> None:
-        """Others, who know nothing that was lost, go on."""
+        """Processes that know nothing of the lost entries go on."""
         self.appended(self.world.process(), times, "stands")
 
     def contents(self) -> list[str]:
@@ -103,7 +101,7 @@ def test_a_refresh_finds_that_the_log_is_another(regrown: int) -> None:
 
 @pytest.mark.parametrize("regrown", [0, 2, 3, 5, 30])
 def test_a_writer_of_the_lost_branch_appends_nothing(regrown: int) -> None:
-    """Decided on what was lost, without a look beforehand. It appended where seqnos fitted, and nobody could read on."""
+    """Decided on lost entries, without a look beforehand. It appended where seqnos fitted, and the log was unreadable from there."""
     forked = Forked(lost=0)
     writer = forked.stale.open_writer(forked.shard_id, SCHEMA, purpose="lost")
     copy = forked.log()
@@ -120,8 +118,8 @@ def test_a_writer_of_the_lost_branch_appends_nothing(regrown: int) -> None:
 
 
 @pytest.mark.parametrize("collected", ["to a rollup", "twice"])
-def test_who_slept_while_its_versions_were_truncated_finds_it(collected: str) -> None:
-    """Nothing live tells any more what stood there: the rollup does, for as long as it reaches back."""
+def test_a_process_that_slept_while_its_versions_were_truncated_finds_the_fork(collected: str) -> None:
+    """No live entry shows any more what stood there: the rollup does, as far as its lineage reaches back."""
     forked = Forked()
     for _ in range(2 if collected == "twice" else 1):
         forked.regrow(6)
@@ -135,8 +133,8 @@ def test_who_slept_while_its_versions_were_truncated_finds_it(collected: str) ->
     forked.assert_given_up()
 
 
-def test_who_slept_on_a_sound_log_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From any version that the rollup tells, and from those before, which are believed."""
+def test_a_process_that_slept_on_a_sound_log_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From any version in the rollup's lineage, and from those before it, which are believed."""
     monkeypatch.setattr(codec_state, "LINEAGE_MAX", 12)
     world = World()
     shard_id, sleepers = world.shard_id(), []
@@ -150,9 +148,9 @@ def test_who_slept_on_a_sound_log_goes_on(monkeypatch: pytest.MonkeyPatch) -> No
         write_rollup(others)
         gc_and_truncate(others)
     rollup = newest_rollup(world, shard_id)
-    told = [rollup.knows(client.machine(shard_id).state.tip) for client in sleepers]
-    assert told[-1] is True
-    assert told[0] is None, "longer ago than is told"
+    known = [rollup.knows(client.machine(shard_id).state.tip) for client in sleepers]
+    assert known[-1] is True
+    assert known[0] is None, "before the lineage begins"
     assert len(rollup.lineage) == 12 * 8
     for client in sleepers:
         machine = client.machine(shard_id)
@@ -165,7 +163,7 @@ def newest_rollup(world: World, shard_id: ShardId) -> Rollup:
     return decode_rollup(world.blob.get(key) or b"", key=key)
 
 
-def test_a_rollup_knows_the_entries_it_tells_of_and_no_others() -> None:
+def test_a_rollup_knows_the_entries_of_its_lineage_and_no_others() -> None:
     """Spec 24.4."""
     world = World()
     forked = object.__new__(Forked)
@@ -250,25 +248,21 @@ def test_a_phantom_rollup_is_never_written_nor_linked() -> None:
 
 
 @pytest.mark.parametrize("regrown", [0, 20], ids=lambda count: f"{count} appends since")
-def test_a_collection_that_was_decided_before_the_loss_cuts_no_log_that_stands(
-    monkeypatch: pytest.MonkeyPatch, regrown: int
-) -> None:
+def test_a_collection_that_was_decided_before_the_loss_cuts_no_log_that_stands(regrown: int) -> None:
     """It was past its last look: where the log reached that far, the versions went that another rollup was to begin (spec 7.9)."""
     forked = Forked(lost=0)
     machine, before = forked.stale.machine(forked.shard_id), forked.log()
     forked.appended(forked.stale, 6, "lost")
     write_rollup(machine)
-    truncate = forked.world.consensus.truncate
     stands: list[list[VersionedData]] = []
 
-    def lose_first(key: str, keep: Tip) -> int | None:
+    def lose() -> None:
         forked.restore(before)
         if regrown:
             forked.regrow(regrown)
         stands.append(forked.log())
-        return truncate(key, keep)
 
-    monkeypatch.setattr(forked.world.consensus, "truncate", lose_first)
+    forked.world.consensus.before_next("truncate", lose)
     with pytest.raises(ForkedLog, match="holds another entry in its place"):
         gc_and_truncate(machine)
     assert stands == [forked.log()]
@@ -277,38 +271,23 @@ def test_a_collection_that_was_decided_before_the_loss_cuts_no_log_that_stands(
     forked.assert_given_up()
 
 
-def after_the_next(verb: str, world: World, patch: pytest.MonkeyPatch, lose: Callable[[], None]) -> None:
-    """Consensus answers once more, and then loses versions."""
-    original = getattr(world.consensus, verb)
-
-    def answered(*args: Any) -> Any:
-        patch.setattr(world.consensus, verb, original)
-        found = original(*args)
-        lose()
-        return found
-
-    patch.setattr(world.consensus, verb, answered)
-
-
 FEW_DIFFS = Settings(maintenance=MaintenanceSettings(recent_diffs_max=4))
 
 
-def test_regression_a_log_that_is_lost_under_an_opening_is_opened_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_regression_a_log_that_is_lost_under_an_opening_is_opened_as_it_stands() -> None:
     """Found by simulation: the lost head named a rollup that the log which stands does not reach back to: a broken rule."""
     forked = Forked(lost=0, settings=FEW_DIFFS)
     forked.regrow(2)
     copy = forked.log()
     write_rollup(forked.world.process().machine(forked.shard_id))
     forked.regrow(2)
-    after_the_next("head", forked.world, monkeypatch, lambda: forked.restore(copy))
+    forked.world.consensus.after_next("head", lambda: forked.restore(copy))
     state = forked.world.process().machine(forked.shard_id).state
     assert state.tip == copy[-1].tip
 
 
 @pytest.mark.parametrize("regrown", [0, 1, 20], ids=lambda count: f"{count} appends since")
-def test_regression_who_catches_up_from_far_behind_finds_what_is_lost_meanwhile(
-    monkeypatch: pytest.MonkeyPatch, regrown: int
-) -> None:
+def test_regression_catching_up_from_far_behind_finds_what_is_lost_meanwhile(regrown: int) -> None:
     """Its entry was there as it looked; what it then took whole was another log, and it went on with that."""
     forked = Forked(lost=0, settings=FEW_DIFFS)
     copy = forked.log()
@@ -322,7 +301,7 @@ def test_regression_who_catches_up_from_far_behind_finds_what_is_lost_meanwhile(
             forked.regrow(regrown)
             write_rollup(forked.world.process().machine(forked.shard_id))
 
-    after_the_next("scan", forked.world, monkeypatch, lose)
+    forked.world.consensus.after_next("scan", lose)
     with pytest.raises(ForkedLog, match=LOST):
         forked.stale.machine(forked.shard_id).refresh()
     forked.assert_given_up()
@@ -330,7 +309,7 @@ def test_regression_who_catches_up_from_far_behind_finds_what_is_lost_meanwhile(
 
 @pytest.mark.parametrize("hole", [1, 3, 6], ids=lambda back: f"{back} before the head")
 def test_a_log_with_a_hole_is_no_log_that_was_lost_meanwhile(hole: int) -> None:
-    """Who fetched it again would do so for ever."""
+    """To fetch it again would never end."""
     forked = Forked(lost=0, settings=FEW_DIFFS)
     forked.regrow(8)
     forked.restore([entry for entry in forked.log() if entry.seqno != forked.log()[-1].seqno - hole])
@@ -339,11 +318,11 @@ def test_a_log_with_a_hole_is_no_log_that_was_lost_meanwhile(hole: int) -> None:
             act()
 
 
-def test_regression_a_log_that_is_wiped_under_an_opening_or_a_walk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found by simulation: who knew nothing of it met a broken rule, that the shard vanished, and so did who knew it."""
+def test_regression_a_log_that_is_wiped_under_an_opening_or_a_walk_is_reported() -> None:
+    """Found by simulation: a process that knew nothing of it met a broken rule, that the shard vanished, and so did one that knew it."""
     forked = Forked(settings=FEW_DIFFS)
     known = forked.stale.machine(forked.shard_id)
-    after_the_next("scan", forked.world, monkeypatch, lambda: forked.restore([]))
+    forked.world.consensus.after_next("scan", lambda: forked.restore([]))
     with pytest.raises(ShardNotFound, match="does not exist.*persist admin recover"):
         forked.world.process().machine(forked.shard_id)
     assert known.versions.live_diff_bounds(forked.shard_id) is None
@@ -366,7 +345,7 @@ def test_a_walk_over_live_states_stops_at_entries_that_do_not_follow() -> None:
     with pytest.raises(ForkedLog, match=f"{middle} follows another entry"):
         versions.fetch_current_state(forked.shard_id)
     forked.restore(stands)
-    write_rollup(forked.world.process().machine(forked.shard_id))  # who opens the shard starts behind it
+    write_rollup(forked.world.process().machine(forked.shard_id))  # an opening process starts behind it
     forked.restore(mixed())
     walk = versions.fetch_all_live_states(forked.shard_id)
     assert walk is not None
@@ -424,23 +403,23 @@ def test_a_diff_is_applied_to_the_entry_it_names_only() -> None:
     assert decode_state_diff(encoded, key="k").tag != second.tag
 
 
-def test_who_waits_is_woken_and_told() -> None:
-    """As is everybody else of the process, by whoever of it found out."""
+def test_waiters_are_woken_with_the_error() -> None:
+    """Every waiter of the process is woken, whichever of its handles found the fork."""
     forked = Forked()
     machine = forked.stale.machine(forked.shard_id)
-    told: list[BaseException] = []
+    raised: list[BaseException] = []
 
     def wait() -> None:
         try:
             machine.wait(lambda: None if machine.state.trace.upper < A(99) else True, timeout_s=60)
         except ForkedLog as error:
-            told.append(error)
+            raised.append(error)
 
     waiter = threading.Thread(target=wait)
     waiter.start()
     waiter.join(30)
     assert not waiter.is_alive()
-    assert len(told) == 1
+    assert len(raised) == 1
     forked.assert_given_up()
 
 
@@ -481,10 +460,13 @@ def take_any_past(patch: pytest.MonkeyPatch) -> None:
         (follow_whatever, test_a_diff_is_applied_to_the_entry_it_names_only),
         (take_any_entry, test_a_rollup_of_another_history_is_no_base_to_start_from),
         (take_any_entry, test_a_phantom_rollup_is_never_written_nor_linked),
-        (take_any_past, lambda: test_who_slept_while_its_versions_were_truncated_finds_it("to a rollup")),
+        (
+            take_any_past,
+            lambda: test_a_process_that_slept_while_its_versions_were_truncated_finds_the_fork("to a rollup"),
+        ),
     ],
 )
-def test_each_check_is_missed(monkeypatch: pytest.MonkeyPatch, plant, proof) -> None:
+def test_each_check_of_the_history_has_a_test_that_needs_it(monkeypatch: pytest.MonkeyPatch, plant, proof) -> None:
     """The laws above fail without it. What histories can show is planted in the simulation; behind the look at one's own
     entry they show none of these.
     """

@@ -109,7 +109,7 @@ def test_a_snapshot_holds_what_was_written_and_waits_for_what_was_not(world: Wor
         machine.snapshot_batches(EMPTY)
 
 
-def test_a_snapshot_before_since_can_never_be_told(world: World, shard_id: ShardId):
+def test_a_snapshot_behind_since_is_refused_for_ever(world: World, shard_id: ShardId):
     client = world.process()
     append(client, shard_id, 0, 9)
     machine = client.machine(shard_id)
@@ -155,7 +155,7 @@ def test_waiters_wake_on_their_own_process_commits_without_polling():
     assert results == [True]
 
 
-def test_regression_23_a_lapsed_reader_is_told_an_empty_since_and_others_keep_theirs(world: World, shard_id: ShardId):
+def test_regression_23_a_lapsed_reader_gets_an_empty_since_and_others_keep_theirs(world: World, shard_id: ShardId):
     """Regression for bug 23 of the specification: a machine that slept past its lease does not crash."""
     machine = world.process().machine(shard_id)
     machine.register_leased_reader(READER, lease_ms=1000, purpose="sleepy")
@@ -185,7 +185,7 @@ def test_regression_34_the_clock_is_read_on_every_attempt(world: World, shard_id
     assert READER in machine.refresh().leased_readers
 
 
-def test_nobody_waits_for_the_pause_of_another_whom_the_store_refused(world: World, shard_id: ShardId):
+def test_a_command_does_not_wait_for_the_pause_of_a_refused_one(world: World, shard_id: ShardId):
     machine = world.process().machine(shard_id)
     sleep, turns_held = world.env.sleep, []
 
@@ -232,7 +232,7 @@ class TakenOnce:
 
 
 def test_regression_an_interrupt_as_a_command_takes_its_turn_gives_it_back(world: World, shard_id: ShardId):
-    """Every later command of the shard waited a second for a turn that nobody had."""
+    """Every later command of the shard waited a second for a turn that no thread had."""
     client = world.process()
     shared, turn = client.machine(shard_id)._applier, TakenOnce()
     shared._turn = turn  # type: ignore[assignment]  # as far as it is used

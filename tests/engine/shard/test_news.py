@@ -33,7 +33,7 @@ def test_only_the_unbroken_run_is_taken_and_what_is_older_forgotten() -> None:
     assert [each.seqno for each in news.take_after(SeqNo(3))] == [4, 5]
     assert news.take_after(SeqNo(3)) == []
     assert news.is_beyond(SeqNo(5))
-    assert not news.is_beyond(SeqNo(5)), "told once"
+    assert not news.is_beyond(SeqNo(5)), "reported once"
     assert [each.seqno for each in news.take_after(SeqNo(6))] == [7]
 
 
@@ -94,7 +94,7 @@ class Two:
         self.writer.append([row(1, "a", self.upper)], lower=A(self.upper), upper=A(self.upper + 1))
         self.upper += 1
 
-    def told(self, how: str) -> int:
+    def count_of(self, how: str) -> int:
         return self.counted[f"push {how}"]
 
     def caught_up(self) -> int:
@@ -111,7 +111,7 @@ def test_successors_are_applied_without_a_fetch() -> None:
     for _ in range(5):
         two.commit()
     assert two.caught_up() == 0
-    assert two.told("applied") == 5
+    assert two.count_of("applied") == 5
     assert two.caught_up() == 0
 
 
@@ -119,13 +119,13 @@ def test_a_gap_is_fetched() -> None:
     two = Two()
     two.commit()
     two.push, dropped = LocalPush(), two.applier._news
-    two.writer_client._versions.push = LocalPush()  # this one is heard by nobody
+    two.writer_client._versions.push = LocalPush()  # no process listens to this one
     two.commit()
     two.writer_client._versions.push = two.push
     two.push.subscribe(two.shard_id, dropped)
     two.commit()
     assert two.caught_up() == 1
-    assert two.told("fetched") == 1
+    assert two.count_of("fetched") == 1
 
 
 def test_what_comes_twice_late_or_in_another_order_changes_nothing() -> None:
@@ -149,14 +149,14 @@ def test_what_comes_twice_late_or_in_another_order_changes_nothing() -> None:
 def test_what_does_not_decode_is_dropped_and_the_truth_fetched(data: bytes) -> None:
     two = Two()
     two.applier._news.hear(entry(2, data))
-    two.commit()  # tells the true v2: whoever comes last, consensus has the last word
+    two.commit()  # pushes the true v2: whichever comes last, consensus decides
     two.applier._news.hear(entry(2, data))
     two.caught_up()
     assert two.applier.state.seqno == 2
 
 
 def test_an_entry_of_another_shard_is_never_applied() -> None:
-    """It decodes, its seqno follows, and its changes would fit: only the birth tells."""
+    """It decodes, its seqno follows, and its changes would fit: only the birth differs."""
     two = Two()
     other = Two(seed=1)
     foreign: list[VersionedData] = []
@@ -167,7 +167,7 @@ def test_an_entry_of_another_shard_is_never_applied() -> None:
     before = two.applier.state
     two.applier.catch_up()
     assert two.applier.state is before
-    assert two.told("foreign") == 1
+    assert two.count_of("foreign") == 1
     two.commit()
     two.caught_up()
 
@@ -209,7 +209,7 @@ def test_clients_of_one_process_wake_each_other_without_polling(url: str, tmp_pa
         client.close()
 
 
-def test_it_is_switched_off_by_the_url_and_by_the_settings(tmp_path) -> None:
+def test_push_is_switched_off_by_the_url_and_by_the_settings(tmp_path) -> None:
     env, metrics = SystemEnv(), NoMetrics()
     assert isinstance(open_push("mem:name?push=off", env=env, metrics=metrics), NoPush)
     assert open_push("mem:name", env=env, metrics=metrics) is shared_local_push("mem:name")
@@ -222,7 +222,7 @@ def test_it_is_switched_off_by_the_url_and_by_the_settings(tmp_path) -> None:
     assert isinstance(off._push, NoPush)
 
 
-def test_a_listener_that_is_gone_is_told_nothing_more() -> None:
+def test_a_listener_that_is_gone_gets_no_more_news() -> None:
     push = LocalPush()
     news = News(StateWatch())
     push.subscribe("k", news)

@@ -30,7 +30,7 @@ from persist_kit.world import SCHEMA, World, row
 A = Antichain.of
 
 
-def test_a_sound_version_passes() -> None:
+def test_a_sound_version_passes_the_round_trip_check() -> None:
     shard = Stepper()
     for index in range(5):
         before = shard.state
@@ -74,7 +74,7 @@ def test_regression_25_a_trace_rebuilt_into_other_levels_passes_when_it_was_flat
         validate_roundtrip(before, data, lost)
 
 
-def test_it_is_asked_for_by_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_round_trip_check_is_enabled_by_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(settings=Settings(maintenance=MaintenanceSettings(validate_roundtrip=True)))
     seen: list[SeqNo] = []
     monkeypatch.setattr(

@@ -78,7 +78,7 @@ def test_notify_wakes_a_waiter_long_before_its_next_poll():
     waiter.join(10)
     assert not waiter.is_alive()
     assert answers == [7]
-    watch.notify()  # nobody is left to wake
+    watch.notify()  # no waiter is left to wake
 
 
 def test_news_that_come_while_older_news_are_taken_in_are_not_slept_through():

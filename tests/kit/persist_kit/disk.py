@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +67,17 @@ class Disk:
     def everything(self, shard_id: ShardId) -> tuple[dict[str, bytes], dict[int, bytes]]:
         """All durable bytes of the shard: blobs and log."""
         return self.files(), self.diffs(shard_id)
+
+
+@contextmanager
+def files_bounded(size_bytes: int) -> Iterator[None]:
+    """In the block, the operating system refuses this process's writes past `size_bytes` in a file, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def write(client: PersistClient, shard_id: ShardId, times: range) -> None:

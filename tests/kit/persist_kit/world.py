@@ -7,8 +7,9 @@ take no time. Store calls are counted, and tests can make them fail.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 import pyarrow as pa
 from persist_engine.base.env import SeededEnv, SystemEnv
@@ -28,6 +29,7 @@ from persist_engine.testing.faults import Faults, FaultyBlob, FaultyConsensus
 SCHEMA = Schema(key=pa.schema([("id", pa.int64())]), val=pa.schema([("name", pa.string())]))
 """The schema of most tests. Rows are `(((id,), (name,)), time, diff)`."""
 
+T = TypeVar("T")
 Row = tuple[tuple[tuple[int], tuple[str]], int, int]
 
 
@@ -44,41 +46,55 @@ def contents(client: PersistClient, shard_id: ShardId, as_of: int) -> list[tuple
 
 
 class CountedConsensus:
-    """Consensus that counts its calls by method."""
+    """Consensus that counts its calls by method, and runs what a test put before or after the next call of one."""
 
     def __init__(self, inner: Consensus) -> None:
         self._inner = inner
         self.calls: Counter[str] = Counter()
+        self._before: dict[str, Callable[[], None]] = {}
+        self._after: dict[str, Callable[[], None]] = {}
+
+    def before_next(self, verb: str, run: Callable[[], None]) -> None:
+        """Runs `run` once, as the next call of `verb` begins."""
+        self._before[verb] = run
+
+    def after_next(self, verb: str, run: Callable[[], None]) -> None:
+        """Runs `run` once, between the next call of `verb` and its answer."""
+        self._after[verb] = run
+
+    def _call(self, verb: str, call: Callable[[], T]) -> T:
+        self.calls[verb] += 1
+        if before := self._before.pop(verb, None):
+            before()
+        after = self._after.pop(verb, None)
+        answer = call()
+        if after:
+            after()
+        return answer
 
     def head(self, key: str) -> VersionedData | None:
         """See Consensus."""
-        self.calls["head"] += 1
-        return self._inner.head(key)
+        return self._call("head", lambda: self._inner.head(key))
 
     def compare_and_set(self, key: str, expected: Tip | None, new: VersionedData) -> CasResult:
         """See Consensus."""
-        self.calls["compare_and_set"] += 1
-        return self._inner.compare_and_set(key, expected, new)
+        return self._call("compare_and_set", lambda: self._inner.compare_and_set(key, expected, new))
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:
         """See Consensus."""
-        self.calls["scan"] += 1
-        return self._inner.scan(key, from_seqno, limit)
+        return self._call("scan", lambda: self._inner.scan(key, from_seqno, limit))
 
     def truncate(self, key: str, keep: Tip) -> int | None:
         """See Consensus."""
-        self.calls["truncate"] += 1
-        return self._inner.truncate(key, keep)
+        return self._call("truncate", lambda: self._inner.truncate(key, keep))
 
     def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
         """See Consensus."""
-        self.calls["replace"] += 1
-        return self._inner.replace(key, expected, new)
+        return self._call("replace", lambda: self._inner.replace(key, expected, new))
 
     def list_keys(self) -> Iterator[str]:
         """See Consensus."""
-        self.calls["list_keys"] += 1
-        return self._inner.list_keys()
+        return self._call("list_keys", self._inner.list_keys)
 
     def address(self) -> str:
         """See Consensus."""
