@@ -19,7 +19,7 @@ Manifest = dict[str, Any]
 
 @pytest.fixture(scope="session")
 def helm() -> str:
-    """Path of helm: on PATH, or where `make setup` puts it."""
+    """Path of helm: on PATH, or where `make setup` installs it."""
     cache = Path(os.environ.get("CACHE", Path.home() / ".cache" / "persist-operator")) / "bin" / "helm"
     found = shutil.which("helm") or (str(cache) if cache.is_file() else None)
     if found is None:
@@ -29,7 +29,7 @@ def helm() -> str:
 
 @pytest.fixture(scope="session")
 def run_helm(helm: str) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Call helm; never raises on a non-zero exit, so that refusals can be looked at."""
+    """Call helm. A non-zero exit does not raise, so that tests can check refusals."""
 
     def call(*arguments: str, values: Manifest | None = None) -> subprocess.CompletedProcess[str]:
         given = [] if values is None else ["--values", "-"]
@@ -47,7 +47,7 @@ def run_helm(helm: str) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="session")
 def template(run_helm: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., list[Manifest]]:
-    """The manifests for some values. Fails the test when helm refuses them."""
+    """The manifests for some values. Fails the test if helm refuses the values."""
 
     def render(values: Manifest | None = None, *, namespace: str = "sys") -> list[Manifest]:
         done = run_helm(

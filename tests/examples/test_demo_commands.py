@@ -1,4 +1,4 @@
-"""What README and demo print to look around works on what the demo leaves: its shards, with its rows, in a state folder."""
+"""The commands that README and demo print work on the state folder that the demo leaves, with its shards and rows."""
 
 import os
 import re
@@ -21,7 +21,7 @@ ROWS = 2000
 
 
 def blocks():
-    """The lines of the README's blocks of commands."""
+    """The lines of each block of commands in the README."""
     found = re.findall(r"^```\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     return [[line.partition("   #")[0].strip() for line in one.splitlines()] for one in found]
 
@@ -39,7 +39,7 @@ def commands_of_demo():
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory):
-    """The state folder after the demo, but for the Spark runs: rows come through the engine."""
+    """The state folder after the demo. Instead of Spark runs, the engine writes the rows."""
     folder = tmp_path_factory.mktemp("demo")
     state, data = folder / "state", folder / "data"
     subprocess.run([sys.executable, str(FLIGHTS / "prepare.py"), "--out", str(data)], check=True)
@@ -68,12 +68,12 @@ def fill(client, shard_id, ddl, table):
     rows = pa.table({"key": sides[0], "val": sides[1], "time": times, "diff": diffs})
     with client.open_writer(shard_id, schema, purpose="test") as writer:
         assert isinstance(writer.compare_and_append(rows, expected_upper=0, new_upper=upper), Appended)
-        for time in range(upper, upper + 4):  # so many versions that a rollup is due
+        for time in range(upper, upper + 4):  # enough versions that a rollup is due
             assert isinstance(writer.compare_and_append([], expected_upper=time, new_upper=time + 1), Appended)
 
 
 def run(command, state):
-    """As a shell in the checkout with the environment activated; what it printed."""
+    """Run the command as a shell does in the checkout with the environment activated. Returns its output."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environ = {**os.environ, "PATH": path, "PERSIST_LOCAL_STATE": str(state)}
     done = subprocess.run(
@@ -97,8 +97,8 @@ def test_the_demos_shards_keep_days_of_history():
     assert [one["spec"]["retention"]["sinceLagSeconds"] for one in shards] == [7 * 86_400] * 3
 
 
-def test_the_demo_gets_no_test_servers():
-    """`make demo` begins with the setup target of its own."""
+def test_the_demo_installs_no_test_servers():
+    """`make demo` has a setup target of its own."""
     text = (ROOT / "Makefile").read_text()
     assert re.search(r"^demo: setup-demo ", text, re.MULTILINE)
     recipe = text[text.index("\nsetup-demo:") :].split("\n\t")[1]

@@ -1,4 +1,4 @@
-"""The flights example: its YAML is valid, its input is what it says, and its comparison can tell tables apart."""
+"""The flights example: its YAML is valid, its input is complete, and its comparison detects differences."""
 
 import importlib.util
 import sys
@@ -16,7 +16,7 @@ FLIGHTS = Path(__file__).resolve().parents[2] / "examples" / "flights"
 
 
 def script(name):
-    """A module of the example, which is no package."""
+    """Load a module of the example, which is no package."""
     spec = importlib.util.spec_from_file_location(f"flights_{name}", FLIGHTS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -41,7 +41,7 @@ def test_the_resources_are_valid_and_fit_together():
     assert {one["spec"]["shardRef"]["name"] for one in documents if one["kind"] == "SparkSink"} == shards
 
 
-def test_all_flights_in_time_order_with_the_fields_of_the_shard(data):
+def test_the_prepared_flights_are_complete_ordered_and_fit_the_shard(data):
     flights = pq.read_table(data / "flights.parquet")
     assert flights.num_rows == 336_776
     hours = flights["time_hour"]
@@ -68,7 +68,7 @@ def digest(table, columns=("a", "n"), **options):
     return script("hashing").content_hash(table.to_batches(**options), list(columns))
 
 
-def test_the_hash_knows_no_order_and_no_batches():
+def test_the_hash_ignores_row_order_and_batch_boundaries():
     assert digest(ROWS)[0] == 4
     assert digest(ROWS.take([3, 1, 2, 0]), max_chunksize=1) == digest(ROWS)
     assert digest(ROWS.select(["n", "a"])) == digest(ROWS)
@@ -84,5 +84,5 @@ def test_the_hash_knows_no_order_and_no_batches():
         pa.concat_tables([ROWS, ROWS.slice(0, 1)]),
     ],
 )
-def test_the_hash_tells_other_contents(other):
+def test_the_hash_differs_for_other_contents(other):
     assert digest(other) != digest(ROWS)

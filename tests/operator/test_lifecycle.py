@@ -1,7 +1,7 @@
-"""The operator as a process of its own: how it starts, leads, follows resource definitions that come and go, and ends.
+"""The operator as a process: how it starts, leads, follows resource definitions that come and go, and ends.
 
-The bounds in seconds are those of waiting for something that must happen, far above what it takes; without the behaviour that each
-test is about the process would stay for minutes, or for ever.
+The bounds in seconds limit how long a test waits for an event. Each lies far above the time that the event takes. Without the
+behaviour under test the process would wait for minutes or for ever.
 """
 
 import http.client
@@ -58,12 +58,12 @@ class Replica:
 
     @property
     def port(self):
-        """Where it serves its probes; 0 until it says so."""
+        """The port of its probes; 0 until it logs that it serves them."""
         lines = [line for line in self.log.read_text().splitlines() if '"serving"' in line]
         return int(json.loads(lines[0])["port"]) if lines else 0
 
     def probe(self, path):
-        """(code, body); code 0 while nothing listens."""
+        """(code, body); code 0 while no process listens."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HAPPENS_S)
         try:
             connection.request("GET", path)
@@ -128,7 +128,7 @@ def test_a_standby_is_ready_and_leads_when_the_leader_ends(server, replica):
     assert eventually(two.is_ready)
     assert not two.leads()
     assert one.end() == 0
-    # Shorter than the Lease lasts: it was given up, not waited for.
+    # Shorter than the Lease lasts: the leader released it, and the standby did not wait for its expiry.
     assert eventually(two.leads, timeout_s=12)
     assert eventually(two.is_ready)
     assert two.end() == 0
@@ -143,8 +143,8 @@ def test_a_standby_ends_with_zero_and_leaves_the_lease_alone(server, replica):
     assert holder(server).startswith("one_")
 
 
-def test_a_store_that_hangs_does_not_hold_the_end_up(server, replica, shard_resource):
-    """It accepts and says nothing, in the middle of a reconcile."""
+def test_a_store_that_hangs_does_not_delay_the_end_of_the_process(server, replica, shard_resource):
+    """The store accepts a connection in the middle of a reconcile and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         connected = threading.Event()
         accepted = []
@@ -163,7 +163,7 @@ def test_a_store_that_hangs_does_not_hold_the_end_up(server, replica, shard_reso
             connection.close()
 
 
-def test_an_api_server_that_hangs_does_not_hold_the_end_up(server, replica):
+def test_an_api_server_that_hangs_does_not_delay_the_end_of_the_process(server, replica):
     one = replica()
     assert eventually(one.is_ready)
     hangs, answer = threading.Event(), server.answer
@@ -183,7 +183,7 @@ def test_an_api_server_that_hangs_does_not_hold_the_end_up(server, replica):
         released.set()
 
 
-def test_resource_definitions_may_come_later_go_and_come_again(server, replica, shard_resource):
+def test_the_operator_follows_resource_definitions_that_come_later_go_and_return(server, replica, shard_resource):
     server.cluster.unserved = {"persistshards", "sparksinks"}
     one = replica()
     assert eventually(one.leads)
