@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,11 @@ SHORT_MODULES = {
     "operator/persist_operator/manifests/strategic_merge.py": "entry point",
     "tests/kit/persist_kit/staged.py": "value",
 }
+#: Packages whose modules lie in a wheel. `persist_engine.testing` is shipped for tests of adapters.
+WHEELS = {folder: name for folder, name in PACKAGES.items() if name != "persist_kit"}
+SHIPPED_FOR_TESTS = "persist_engine.testing"
+#: Modules that users import and that no README's table lists.
+IMPORTED_BY_USERS = {"persist_spark.datasource": "the Spark data source `persist`"}
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "types", "manager", "managers"}
 PURE_ROOMS = ("model", "rows", "codec", "flow")
 #: Rooms whose prose says which component does what.
@@ -196,6 +202,57 @@ def test_the_core_imports_no_clock_and_no_randomness() -> None:
                 names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
                 bad += [f"{path.relative_to(ROOT)} imports {name}" for name in names if name.split(".")[0] in banned]
     assert not bad
+
+
+def wheel_modules() -> dict[str, Path]:
+    """Modules and packages of the three wheels by dotted name."""
+    found = {}
+    for folder, name in WHEELS.items():
+        for path in (ROOT / folder / name).rglob("*.py"):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def entry_points() -> set[str]:
+    """Where use begins: packages, console scripts, plug-ins, modules that run by themselves, public modules of the engine."""
+    found = {*WHEELS.values(), *IMPORTED_BY_USERS}
+    for folder in WHEELS:
+        project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+        declared = [project.get("scripts", {}), *project.get("entry-points", {}).values()]
+        found |= {target.partition(":")[0] for group in declared for target in group.values()}
+    engine = ROOT / "engine/persist_engine"
+    rows = [line for line in (engine / "README.md").read_text().splitlines() if line.startswith("| `")]
+    public = {path for name in re.findall(r"`([\w/*]+\.py|[\w/]+/\*)`", "\n".join(rows)) for path in engine.glob(name)}
+    for name, path in wheel_modules().items():
+        if path in public or 'if __name__ == "__main__":' in path.read_text():
+            found.add(name)
+    return found
+
+
+def imported_by(path: Path) -> set[str]:
+    """Dotted names that a module imports anywhere, with each name of a `from` import as if it were a module."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_no_wheel_holds_a_module_for_tests_only() -> None:
+    """Every module of a wheel is reached by imports from an entry point; `persist_engine.testing` is one room of its own."""
+    modules, reached = wheel_modules(), set[str]()
+    waiting = entry_points()
+    assert waiting <= set(modules)
+    while waiting:
+        name = waiting.pop()
+        reached.add(name)
+        packages = {name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1)}
+        waiting |= ((imported_by(modules[name]) | packages) & set(modules)) - reached
+    left = {name for name in set(modules) - reached if not f"{name}.".startswith(f"{SHIPPED_FOR_TESTS}.")}
+    assert not left
 
 
 @pytest.mark.parametrize("room", PLAIN_ROOMS)

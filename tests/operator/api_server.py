@@ -5,9 +5,9 @@ import json
 import threading
 from urllib.parse import parse_qs, urlsplit
 
+from fake_cluster import FakeCluster
 from persist_engine.base.env import SystemEnv
 from persist_operator.api import names
-from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.port import BY_KIND, ApiError, Kind
 
 BY_PLURAL = {one.plural: one for one in BY_KIND.values()}

@@ -15,7 +15,6 @@ from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import Shard, ShardSchema, StoreLocation
 from persist_operator.api.sink import Sink
 from persist_operator.bridge import Bridge
-from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.kube import KubeCluster, load_client
 from persist_operator.cluster.port import PERSIST_SHARD
 from persist_operator.plan.observed import ShardView
@@ -34,7 +33,8 @@ def _neighbour(name):
     return module
 
 
-api_server, sink_world = _neighbour("api_server"), _neighbour("sink_world")
+# In the order of their imports: the API server's REST side stands on the cluster in memory.
+fake_cluster, api_server, sink_world = _neighbour("fake_cluster"), _neighbour("api_server"), _neighbour("sink_world")
 
 NOW = 1_790_000_000_000
 LOCATION = StoreLocation(
@@ -233,7 +233,7 @@ class OperatedShard:
 
     def __init__(self, location, now, resource):
         self.env = SeededEnv(start_ms=now)
-        self.cluster = FakeCluster(now_ms=self.env.now_ms)
+        self.cluster = fake_cluster.FakeCluster(now_ms=self.env.now_ms)
         profile = StorageProfile(blob=location.blob, consensus=location.consensus, allowed_namespaces=TEAM)
         loop = LoopSettings(store_deadline_seconds=5, store_breaker_seconds=5)
         self._settings = OperatorSettings(storage_profiles={"default": profile}, loop=loop)

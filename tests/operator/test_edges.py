@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from fake_cluster import FakeCluster
 from persist_engine.base.env import SeededEnv, SystemEnv
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, ShardNotFound, Unavailable
 from persist_engine.client.client import PersistClient
@@ -17,7 +18,6 @@ from persist_operator.api import names, quantity, times
 from persist_operator.api.redact import clip, redact
 from persist_operator.api.shard import ShardSchema, StoreLocation
 from persist_operator.bridge import Bridge, BridgeFailure
-from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.lease import Election
 from persist_operator.cluster.port import LEASE, ApiError
 from persist_operator.handlers.controller import Controller

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from fake_cluster import FakeCluster
 from persist_engine.base.env import SeededEnv
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.client.client import PersistClient
@@ -24,7 +25,6 @@ from persist_operator.api import conditions, names, times
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import CREDENTIALS_DIR, InlineLocation, Shard
 from persist_operator.bridge import Bridge, BridgeFailure
-from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.port import EVENT, JOB, PERSIST_SHARD, POD, ApiError
 from persist_operator.manifests.maintenance import TERMINATION_LOG
 from persist_operator.plan import inspecting

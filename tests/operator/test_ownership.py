@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from fake_cluster import FakeCluster
 from persist_engine.base.env import SeededEnv
 from persist_engine.base.errors import StoreLost
 from persist_engine.client.client import PersistClient
@@ -16,7 +17,6 @@ from persist_engine.rows.schema import Schema
 from persist_kit.servers import redis_server, s3_server
 from persist_operator.api import conditions, names, times
 from persist_operator.bridge import Bridge
-from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.port import JOB, PERSIST_SHARD, POD, SPARK_SINK
 from persist_operator.settings import AllowedNamespaces, LoopSettings, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics

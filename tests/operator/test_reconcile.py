@@ -4,6 +4,7 @@ import copy
 import json
 
 import pytest
+from fake_cluster import FakeCluster
 from persist_engine.base.env import SeededEnv
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.client.client import PersistClient
@@ -13,7 +14,6 @@ from persist_engine.model.ids import ShardId
 from persist_engine.rows.schema import Schema
 from persist_operator.api import conditions, names, times
 from persist_operator.bridge import Bridge
-from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, SERVICE, SPARK_SINK, ApiError
 from persist_operator.settings import AllowedNamespaces, LoopSettings, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics

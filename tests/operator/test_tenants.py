@@ -14,6 +14,7 @@ import threading
 import time
 
 import pytest
+from fake_cluster import FakeCluster
 from persist_engine.base.env import SeededEnv, SystemEnv
 from persist_engine.base.errors import InvalidUsage, StoreRefused, Unavailable
 from persist_engine.base.settings import RetrySettings, Settings
@@ -26,7 +27,6 @@ from persist_operator.api import conditions
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import CREDENTIALS_DIR, StoreLocation
 from persist_operator.bridge import Bridge, BridgeFailure, StoreBusy
-from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.port import JOB, NAMESPACE, PERSIST_SHARD, POD, SPARK_SINK
 from persist_operator.handlers.controller import Controller
 from persist_operator.plan.observed import ShardView, StoreFailure

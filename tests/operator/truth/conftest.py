@@ -7,10 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from fake_cluster import FakeCluster
 from persist_engine.base.env import SeededEnv
 from persist_operator.api import conditions, times
 from persist_operator.bridge import Bridge
-from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.port import BY_KIND, POD, ApiError
 from persist_operator.settings import AllowedNamespaces, LoopSettings, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics

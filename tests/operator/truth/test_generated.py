@@ -11,13 +11,13 @@ import re._parser as regex
 from collections import Counter
 
 import pytest
+from fake_cluster import FakeCluster
 from persist_engine.base.env import SeededEnv
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_operator.api import conditions, names, times
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.bridge import Bridge
-from persist_operator.cluster.fake import FakeCluster
 from persist_operator.cluster.port import BY_KIND, POD, ApiError
 from persist_operator.settings import AllowedNamespaces, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics
