@@ -26,8 +26,9 @@ from persist_operator.api import names
 from persist_operator.api.schema_check import crd_dir, load_schemas
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR
 from persist_operator.bridge import Bridge
-from persist_operator.local import due, engine_commands, inputs, story, view
+from persist_operator.local import due, engine_commands, inputs, view
 from persist_operator.local.act import LocalActor, Room, child_environ, java_problem, stop_everything
+from persist_operator.local.describe import description
 from persist_operator.local.engine_commands import runner_settings
 from persist_operator.local.objects import Document, Objects
 from persist_operator.local.processes import Processes
@@ -331,7 +332,7 @@ def describe(
     if as_json:
         typer.echo(json.dumps(document, indent=1))
     else:
-        _print(story.describe(document, now_ms=env.now_ms(), width=_width(wide=wide)))
+        _print(description(document, now_ms=env.now_ms(), width=_width(wide=wide)))
 
 
 @app.command()

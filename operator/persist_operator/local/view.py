@@ -1,6 +1,6 @@
 """Resources and runs as tables for people: the columns of `kubectl get` (the CRDs' printer columns), values made readable.
 
-Pure: documents in, text out. `describe` is in `story.py`.
+Pure: documents in, text out. `describe` is in `describe.py`.
 """
 
 from __future__ import annotations

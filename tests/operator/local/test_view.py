@@ -4,8 +4,9 @@ import json
 
 import pytest
 from persist_operator.api.times import to_text
-from persist_operator.local import story, view
+from persist_operator.local import view
 from persist_operator.local.commands import _columns
+from persist_operator.local.describe import description
 from persist_operator.local.processes import Child
 
 NOW = 1_790_000_000_000
@@ -207,7 +208,7 @@ def test_progress_shows_what_runs_and_what_waits_only(tmp_path):
 
 
 def test_a_shard_is_described():
-    text = "\n".join(story.describe(shard(healthy()), now_ms=NOW, width=None))
+    text = "\n".join(description(shard(healthy()), now_ms=NOW, width=None))
     assert text.startswith("PersistShard/flights is ready: Healthy\n  all is well\n")
     assert "336,776 updates in 1 batch (2 runs, 2 parts, 4.2 MB)" in text
     assert "v10, 4 versions in the log, newest rollup at v7" in text
@@ -227,7 +228,7 @@ def test_a_failed_sink_is_described_with_its_failure():
         "conditions": [condition(type="Ready", status="False", reason="ConfigurationFailed")],
         "lastFailure": failure,
     }
-    lines = story.describe(sink(status), now_ms=NOW, width=60)
+    lines = description(sink(status), now_ms=NOW, width=60)
     assert lines[0] == "SparkSink/load is not ready: ConfigurationFailed"
     text = "\n".join(lines)
     assert "parquet in.parquet" in text
@@ -236,4 +237,4 @@ def test_a_failed_sink_is_described_with_its_failure():
 
 
 def test_a_resource_without_status_is_described_as_pending():
-    assert "is not known yet: Pending" in story.describe(shard(), now_ms=NOW, width=None)[0]
+    assert "is not known yet: Pending" in description(shard(), now_ms=NOW, width=None)[0]

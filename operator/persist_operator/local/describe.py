@@ -17,7 +17,7 @@ from persist_operator.local import view
 _INDENT = "  "
 
 
-def describe(document: Mapping[str, Any], *, now_ms: int, width: int | None) -> list[str]:
+def description(document: Mapping[str, Any], *, now_ms: int, width: int | None) -> list[str]:
     """The lines. Conditions and runs are clipped to `width`; what is told once is not."""
     metadata, status = document["metadata"], document.get("status") or {}
     ready = conditions.find(status, "Ready") or {
