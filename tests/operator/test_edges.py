@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import queue
 import threading
 from dataclasses import replace
 
@@ -23,7 +22,6 @@ from persist_operator.cluster.port import LEASE, ApiError
 from persist_operator.handlers.controller import Controller
 from persist_operator.handlers.logs import JsonFormatter
 from persist_operator.handlers.probes import ProbeServer
-from persist_operator.main import Operator
 from persist_operator.plan.actions import AdvanceSince, InitialiseShard
 from persist_operator.plan.observed import Claim, NotOwned, Phase, Seen, ShardMissing, StoreFailure
 from persist_operator.settings import LeaderSettings, LoopSettings, OperatorSettings
@@ -87,15 +85,15 @@ def test_a_leader_survives_failures_only_until_its_lease_is_over(candidate, clus
 
 def test_one_of_two_candidates_that_take_the_lease_at_once_wins(candidate, cluster, env):
     first, second = candidate("a"), candidate("b")
-    original = cluster.get
+    following = cluster.intercept
 
-    def get(kind, namespace, name):
-        found = original(kind, namespace, name)
-        cluster.get = original
+    def second_takes_after_the_read(request):
+        answer = request.send()
+        cluster.intercept = following
         assert second.tick()
-        return found
+        return answer
 
-    cluster.get = get
+    cluster.intercept = second_takes_after_the_read
     assert not first.tick()
     assert cluster.get(LEASE, "persist-operator", "persist-operator")["spec"]["holderIdentity"] == "b"
 
@@ -127,26 +125,6 @@ def test_a_standby_reconciles_no_key_and_loses_none(cluster):
     finally:
         controller.stop()
     assert [str(key) for key in done] == ["SparkSink/n/a"]
-
-
-def test_an_unexpected_error_while_renewing_the_lease_ends_the_process(cluster):
-    """The renewing thread must not end silently while the other threads go on."""
-    operator = object.__new__(Operator)
-    operator._settings = OperatorSettings(leader=LeaderSettings(lease_seconds=0.2, renew_seconds=0.05))
-    operator._lost, operator._stopping = threading.Event(), threading.Event()
-    operator._env, operator._turns = SystemEnv(), queue.SimpleQueue()
-    operator._election = Election(cluster, operator._settings.leader, "a", SystemEnv())
-    assert operator._election.tick()
-
-    def broken(*_):
-        raise KeyError("spec")
-
-    cluster.get = broken
-    elector = threading.Thread(target=operator._elect, daemon=True)
-    elector.start()
-    assert operator._lost.wait(20)
-    elector.join(20)
-    assert [operator._turns.get_nowait() for _ in range(2)] == ["leads", "lost"]
 
 
 # -- children ---------------------------------------------------------------------------------------------------------

@@ -159,9 +159,7 @@ def test_a_watch_brings_a_new_resource_to_its_reconcile(kube, server, shard_reso
     assert set(stored["metadata"]) == {"namespace", "name", "uid", "generation", "creationTimestamp", "resourceVersion"}
 
 
-def test_the_words_of_a_jobs_events_reach_the_status_before_the_next_resync(
-    kube, server, shard_resource, tmp_path, monkeypatch
-):
+def test_the_words_of_a_jobs_events_reach_the_status_before_the_next_resync(kube, server, shard_resource, tmp_path):
     """The next inspection and resync are an hour away, and Events are not watched."""
     profile = StorageProfile(
         blob=f"file://{tmp_path}/blob",
@@ -172,16 +170,16 @@ def test_the_words_of_a_jobs_events_reach_the_status_before_the_next_resync(
     settings = OperatorSettings(storage_profiles={"default": profile}, loop=loop)
     env, metrics = SystemEnv(), OperatorMetrics(CollectorRegistry())
     server.cluster.deny["create", "Pod"] = ApiError('pods is forbidden: cannot create resource "pods"', status=403)
-    create = server.cluster.create
 
-    def as_kubernetes(kind, manifest):
-        made = create(kind, manifest)
-        if made and kind is JOB:
-            job = server.cluster.get(JOB, "team", manifest["metadata"]["name"])
-            create(EVENT, failed_create("j.1", job["metadata"]["uid"], "Error creating: pods: exceeded quota: small"))
-        return made
+    def as_kubernetes(request):
+        answer = request.send()
+        if (request.verb, request.kind, answer) == ("create", JOB.kind, True):
+            job = server.cluster.get(JOB, "team", request.arguments[1]["metadata"]["name"])
+            refusal = failed_create("j.1", job["metadata"]["uid"], "Error creating: pods: exceeded quota: small")
+            server.cluster.create(EVENT, refusal)
+        return answer
 
-    monkeypatch.setattr(server.cluster, "create", as_kubernetes)
+    server.cluster.intercept = as_kubernetes
     with Bridge(settings) as bridge:
         controller = Controller(Reconciler(kube, bridge, settings, env, metrics), kube, settings, env, metrics)
         watches = Watches(controller.changed, kube, settings, env)

@@ -17,6 +17,8 @@ import time
 import pytest
 import yaml
 from persist_operator.cluster.port import LEASE, PERSIST_SHARD
+from persist_operator.main import Operator
+from persist_operator.settings import LeaderSettings, OperatorSettings
 
 ENDS_S = 25
 HAPPENS_S = 100
@@ -141,6 +143,24 @@ def test_a_standby_ends_with_zero_and_leaves_the_lease_alone(server, replica):
     assert eventually(two.is_ready)
     assert two.end() == 0
     assert holder(server).startswith("one_")
+
+
+def test_an_unexpected_error_while_renewing_the_lease_ends_the_operator(server, kubeconfig):
+    """The renewing thread must not end silently while the other threads go on."""
+    leader = LeaderSettings(namespace="operator", lease_seconds=2, renew_seconds=0.2)
+    operator, codes = Operator(OperatorSettings(http_port=0, leader=leader), "one"), []
+    running = threading.Thread(target=lambda: codes.append(operator.run()), daemon=True)
+    running.start()
+    try:
+        assert eventually(lambda: holder(server) == "one")
+        server.cluster.edit(
+            LEASE, "operator", "persist-operator", lambda one: one["spec"].update(leaseTransitions="many")
+        )
+        running.join(ENDS_S)
+        assert codes == [1]
+    finally:
+        operator.stop()
+        running.join(ENDS_S)
 
 
 def test_a_store_that_hangs_does_not_delay_the_end_of_the_process(server, replica, shard_resource):

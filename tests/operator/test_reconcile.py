@@ -1,6 +1,8 @@
 """Whole reconciles on the in-memory API server and the real engine on files: from a new resource to a finished run."""
 
+import contextlib
 import copy
+import itertools
 import json
 
 import pytest
@@ -21,6 +23,7 @@ from persist_operator.steps.reconcile import Key, Reconciler
 from prometheus_client import CollectorRegistry, generate_latest
 
 TEAM = AllowedNamespaces(names=("team",))
+WRITES = {"create", "replace", "delete", "apply_status"}
 SHARD, SINK = Key("PersistShard", "team", "flights"), Key("SparkSink", "team", "load")
 
 
@@ -45,9 +48,9 @@ class World:
         self.bridge = None
         self.restart()
 
-    def restart(self):
+    def restart(self, open_client=None):
         self.close()
-        self.bridge = Bridge(self.settings, env=self.env)
+        self.bridge = Bridge(self.settings, env=self.env, open_client=open_client)
         self.metrics = OperatorMetrics(CollectorRegistry())
         self.reconciler = Reconciler(self.cluster, self.bridge, self.settings, self.env, self.metrics)
 
@@ -247,42 +250,43 @@ def test_a_crash_at_any_write_leaves_one_driver(world, shard_resource, sink_reso
     """The API server fails at the n-th write, for every n. Then the operator restarts."""
     world.cluster.create(PERSIST_SHARD, shard_resource())
     world.go(SHARD)
-    for crash_at in range(9):
+    for crash_at in itertools.count(1):
         name = f"load{crash_at}"
         key = Key("SparkSink", "team", name)
         world.cluster.create(SPARK_SINK, sink_resource(name=name, uid=f"uid-{name}"))
-        writes = 0
+        following, writes = world.cluster.intercept, []
 
-        def write(verb, stored, *, limit=crash_at):
-            nonlocal writes
-            writes += 1
-            if writes == limit:
+        def fail_once(request, *, limit=crash_at, writes=writes):
+            writes.extend([request] if request.verb in WRITES else [])
+            if request.verb in WRITES and len(writes) == limit:
                 raise ApiError("no answer", status=0)
+            return request.send()
 
-        original, world.cluster._write = world.cluster._write, write
-        try:
+        world.cluster.intercept = fail_once
+        with contextlib.suppress(ApiError):
             world.go(key, 1)
-        except ApiError:
-            pass
-        finally:
-            world.cluster._write = original
+        world.cluster.intercept = following
         world.restart()
         status = world.go(key, 3)
         pods = world.cluster.find(POD, "team", {names.LABEL_SINK: name, names.LABEL_ROLE: "driver"})
         assert [pod["metadata"]["name"] for pod in pods] == [status["driver"]["podName"]]
         assert status["attempt"] == 1
+        if len(writes) < crash_at:
+            break
+    assert crash_at > 6, "status twice, Secret, ConfigMap, Service and pod at least"
 
 
 def reconciled_behind(world, key, happens):
     """Reconcile as an operator that slept between its observation and its write. `happens` runs in between."""
-    original = world.reconciler._write_status
+    following = world.cluster.intercept
 
-    def write(*arguments):
-        world.reconciler._write_status = original
-        happens()
-        return original(*arguments)
+    def sleep_before_the_status(request):
+        if request.verb == "apply_status":
+            world.cluster.intercept = following
+            happens()
+        return request.send()
 
-    world.reconciler._write_status = write
+    world.cluster.intercept = sleep_before_the_status
     with pytest.raises(ApiError, match="modified"):
         world.reconciler.reconcile(key)
 
@@ -371,16 +375,13 @@ def test_the_last_log_lines_are_part_of_the_failure(sink_world):
 
 def test_logs_of_a_recorded_failure_are_not_read_again(sink_world):
     """Failed drivers are retained. Each reconcile would read the logs of all of them from their kubelets."""
-    world, read = sink_world, []
-    logs = world.cluster.logs
-    world.cluster.logs = lambda namespace, pod, *, lines: read.append(pod) or logs(namespace, pod, lines=lines)
-    names_ = []
+    world, requests, names_ = sink_world, sink_world.cluster.record(), []
     for _ in range(2):
         names_.append(world.go(SINK, 5)["driver"]["podName"])
         world.pod_phase(names_[-1], "Failed", exitCode=1, reason="Error")
     world.go(SINK, 5)
     assert len(set(names_)) == 2
-    assert read == names_
+    assert [request.arguments[1] for request in requests if request.verb == "logs"] == names_
 
 
 def test_a_sink_of_a_missing_shard_names_the_missing_shard(world, sink_resource):
@@ -429,11 +430,21 @@ def test_the_lag_of_a_shard_without_writes_grows_and_ends_when_it_closes(world, 
     assert lag() is None
 
 
-def test_secrets_in_the_error_of_an_action_do_not_reach_the_status(world, shard_resource):
-    def refuse(action):
+class RefusingClient:
+    """A client of the engine that refuses to initialise a shard."""
+
+    def __init__(self, location):
+        self._client = PersistClient.open(location)
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    def initialise(self, *_):
         raise InvalidUsage("redis://user:hunter2@r:6379 is not usable")
 
-    world.bridge.initialise = refuse
+
+def test_secrets_in_the_error_of_an_action_do_not_reach_the_status(world, shard_resource):
+    world.restart(open_client=RefusingClient)
     world.cluster.create(PERSIST_SHARD, shard_resource())
     status = world.go(SHARD, 3)
     assert "is not usable" in json.dumps(status)

@@ -294,14 +294,14 @@ def test_a_label_that_is_taken_away_takes_the_stores_away(house, shard_resource,
     assert made.reason("team", "flights") == "ProfileNotAllowed"
 
 
-def test_a_namespace_is_not_read_when_its_profile_has_no_label_selector(house, shard_resource, tmp_path, monkeypatch):
+def test_a_namespace_is_not_read_when_its_profile_has_no_label_selector(house, shard_resource, tmp_path):
     made = house({"default": profile(tmp_path, "team"), "other": profile(tmp_path, labels={"a": "b"})})
-    read, get = [], made.cluster.get
-    monkeypatch.setattr(made.cluster, "get", lambda kind, *where: read.append(kind) or get(kind, *where))
+    requests = made.cluster.record()
     made.cluster.create(PERSIST_SHARD, shard_resource())
     made.go("team", "flights")
-    assert read
-    assert NAMESPACE not in read
+    kinds = {request.kind for request in requests}
+    assert PERSIST_SHARD.kind in kinds
+    assert NAMESPACE.kind not in kinds
 
 
 def test_two_tenants_with_stores_and_secrets_of_their_own(house, shard_resource, tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fake_cluster import FakeCluster
+from persist_engine import Appended, Location, PersistClient, ShardId
 from persist_engine.base.env import SeededEnv
 from persist_operator.api import conditions, times
 from persist_operator.bridge import Bridge
@@ -32,7 +33,10 @@ class House:
     def __init__(self, now, name):
         self.env = SeededEnv(start_ms=now)
         self.cluster = FakeCluster(now_ms=self.env.now_ms)
-        profile = StorageProfile(allowed_namespaces=ANY_NAMESPACE, blob=f"mem:{name}", consensus=f"mem:{name}")
+        self.location = Location(blob=f"mem:{name}", consensus=f"mem:{name}")
+        profile = StorageProfile(
+            allowed_namespaces=ANY_NAMESPACE, blob=self.location.blob, consensus=self.location.consensus
+        )
         loop = LoopSettings(store_deadline_seconds=20)
         self.settings = OperatorSettings(storage_profiles={"default": profile}, loop=loop)
         self.bridge = Bridge(self.settings, env=self.env)
@@ -71,6 +75,19 @@ class House:
 
     def words(self, key, condition_type="Ready"):
         return conditions.find(self.status(key), condition_type)["message"]
+
+    def make_rollup_due(self, key):
+        """Commit more versions to the shard than its spec allows without a rollup."""
+        self.cluster.edit(
+            BY_KIND[key.kind], key.namespace, key.name, lambda one: one["spec"].update(rollup={"everySeqnos": 4})
+        )
+        shard_id = ShardId(self.status(key)["shardId"])
+        with (
+            PersistClient.open(self.location) as client,
+            client.open_writer(shard_id, client.schema(shard_id), purpose="test") as writer,
+        ):
+            for time in range(6):
+                assert isinstance(writer.compare_and_append([], expected_upper=time, new_upper=time + 1), Appended)
 
     def pod_runs(self, name):
         state = {"running": {"startedAt": times.to_text(self.env.now_ms())}}

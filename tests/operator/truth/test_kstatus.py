@@ -317,7 +317,7 @@ def sinks(sink_resource, make_sink, usable_shard, settings, now):
 
 
 @pytest.fixture
-def broken(house, keys, shard_resource, sink_resource, monkeypatch):
+def broken(house, keys, shard_resource, sink_resource):
     """The resources after a reconcile that failed before its plan, for both kinds."""
     errors = {
         "refused look": ApiError("403 pods is forbidden: cannot list", status=403),
@@ -325,19 +325,20 @@ def broken(house, keys, shard_resource, sink_resource, monkeypatch):
         "bug": KeyError("x"),
     }
     found = {}
-    for key, make, look in ((keys[0], shard_resource, "shard"), (keys[1], sink_resource, "sink")):
+    for key, make, kind, observed in (
+        (keys[0], shard_resource, "shard", "Job"),
+        (keys[1], sink_resource, "sink", "Pod"),
+    ):
         for what, error in errors.items():
-            name = f"{look}{what[0]}"
+            name = f"{kind}{what[0]}"
             house.cluster.create(BY_KIND[key.kind], make(name=name, uid=name))
-
-            def fail(*_, error=error):
-                raise error
-
-            with monkeypatch.context() as patched:
-                patched.setattr(house.reconciler._observer, look, fail)
-                with pytest.raises(type(error)):
-                    house.look(Key(key.kind, "team", name))
-            found[look, what] = house.resource(Key(key.kind, "team", name))
+            if kind == "shard":
+                house.look(Key(key.kind, "team", name))  # the first reconcile of a shard observes nothing
+            house.cluster.deny["find", observed] = error
+            with pytest.raises(type(error)):
+                house.look(Key(key.kind, "team", name))
+            house.cluster.deny.clear()
+            found[kind, what] = house.resource(Key(key.kind, "team", name))
     return found
 
 
@@ -378,19 +379,16 @@ def outside(resource):
 
 
 def test_the_first_status_is_in_progress_because_none_counts_as_current(
-    shard_resource, sink_resource, kstatus, house, keys, monkeypatch
+    shard_resource, sink_resource, kstatus, house, keys
 ):
     assert kstatus([shard_resource(), sink_resource()]) == [CURRENT, CURRENT]
-    first = []
-    write = house.cluster.apply_status
-    monkeypatch.setattr(
-        house.cluster, "apply_status", lambda *given, **more: first.append(given[3]) or write(*given, **more)
-    )
+    requests = house.cluster.record()
     for key, kind, made in zip(keys, (PERSIST_SHARD, SPARK_SINK), (shard_resource(), sink_resource()), strict=True):
         house.cluster.create(kind, made)
         house.look(key)
-        assert kstatus([{**made, "status": first[0]}]) == [IN_PROGRESS]
-        first.clear()
+        first = next(one.arguments[3] for one in requests if one.verb == "apply_status")
+        assert kstatus([{**made, "status": first}]) == [IN_PROGRESS]
+        requests.clear()
 
 
 def test_every_reason_of_ready_is_documented():

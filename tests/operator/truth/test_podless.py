@@ -5,7 +5,6 @@ of the Jobs.
 import pytest
 from persist_operator.api import times
 from persist_operator.cluster.port import EVENT, JOB, PERSIST_SHARD, POD, ApiError
-from persist_operator.plan.observed import Seen
 
 QUOTA = "is forbidden: exceeded quota: small, requested: pods=1, used: pods=0, limited: pods=0"
 
@@ -18,14 +17,11 @@ def shard(house, keys, shard_resource):
 
 
 @pytest.fixture
-def watched(house, shard, monkeypatch, make_inspection):
+def watched(house, shard):
     """A Job of a rollup that is due, reconciled once more, in a namespace where the operator may create no pods."""
     words = 'pods is forbidden: User "system:serviceaccount:sys:o" cannot create resource "pods" in API group ""'
     house.cluster.deny["create", "Pod"] = ApiError(words, status=403)
-    found = make_inspection(seqno=1000, latest_rollup_seqno=1, shard_id=house.status(shard)["shardId"])
-    monkeypatch.setattr(house.bridge, "claim", lambda *_, **__: Seen(inspected=found, shard_id=found.shard_id))
-    monkeypatch.setattr(house.bridge, "advance_since", lambda *_: 0)
-    house.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["status"].pop("log"))
+    house.make_rollup_due(shard)
     house.env.advance_ms(60_000)
     house.look(shard)
     (job,) = house.cluster.find(JOB, "team", {})
@@ -53,15 +49,15 @@ def pod_of(house, job):
     house.cluster.edit(POD, "team", "of-the-job", lambda one: one.update(status={"phase": "Running"}))
 
 
-def lists_of_events(house, monkeypatch):
+def lists_of_events(house):
     """The times of all lists of Events from now on, in ms since now."""
-    lists, original = [], house.cluster.events_about
-    begun = house.env.now_ms()
-    monkeypatch.setattr(
-        house.cluster,
-        "events_about",
-        lambda *given, **more: lists.append(house.env.now_ms() - begun) or original(*given, **more),
-    )
+    lists, following, begun = [], house.cluster.intercept, house.env.now_ms()
+
+    def intercept(request):
+        lists.extend([house.env.now_ms() - begun] if request.verb == "events_about" else [])
+        return following(request)
+
+    house.cluster.intercept = intercept
     return lists
 
 
@@ -117,8 +113,8 @@ def test_an_event_of_an_earlier_job_of_the_same_name_is_not_shown(house, shard, 
     assert "exceeded quota" not in str(house.status(shard))
 
 
-def test_events_are_listed_only_for_jobs_without_pods_and_ever_more_rarely(house, shard, watched, monkeypatch):
-    lists = lists_of_events(house, monkeypatch)
+def test_events_are_listed_only_for_jobs_without_pods_and_ever_more_rarely(house, shard, watched):
+    lists = lists_of_events(house)
     house.live(shard, 55)
     assert lists[0] >= 1000
     assert lists[1] <= 5000

@@ -9,7 +9,7 @@ from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import Shard
 from persist_operator.cluster.port import CONFIG_MAP, EVENT, JOB, PERSIST_SHARD, POD, SPARK_SINK, ApiError
 from persist_operator.handlers.controller import Controller
-from persist_operator.plan.observed import Seen, ShardView
+from persist_operator.plan.observed import ShardView
 
 REFUSALS = {
     "quota": ApiError("403 pods is forbidden: exceeded quota: small", status=403),
@@ -21,6 +21,8 @@ REFUSALS = {
     "broken": ApiError("500 etcdserver: leader changed", status=500),
     "silent": ApiError("POST: timed out", status=0),
 }
+#: By kind of resource: the kind of child that a reconcile lists first.
+OBSERVED = {"PersistShard": "Job", "SparkSink": "Pod"}
 
 
 @pytest.fixture
@@ -69,16 +71,9 @@ def test_a_refused_driver_is_tried_ever_later_and_its_status_written_once(house,
     house.cluster.delete(POD, "team", house.status(sink)["driver"]["podName"])
     house.live(sink, 60)
     house.cluster.requests.clear()
-    tries = []
-    original, house.cluster._admit = (
-        house.cluster._admit,
-        lambda verb, kind: (
-            tries.append(house.env.now_ms()) if (verb, kind) == ("create", "Pod") else None,
-            original(verb, kind),
-        ),
-    )
+    requests = house.cluster.record()
     house.live(sink, 1200)
-    assert 9 <= len(tries) <= 14
+    assert 9 <= len([one for one in requests if (one.verb, one.kind) == ("create", "Pod")]) <= 14
     assert [one for one in house.cluster.requests if one[0] == "status"] == []
 
 
@@ -134,14 +129,11 @@ def test_a_restarted_operator_does_not_call_a_refused_shard_ready(house, keys, s
     house.cluster.edit(PERSIST_SHARD, "team", "flights", request("rollup"))
     house.live(shard, 2)
     assert house.condition(shard) == ("False", "ActionRefused")
-    written = []
-    original = house.cluster.apply_status
-    house.cluster.apply_status = lambda *given, **more: (
-        written.append(conditions.find(given[3], "Ready")) or original(*given, **more)
-    )
+    requests = house.cluster.record()
     house.restart()
     house.live(shard, 60)
-    assert {one["status"] for one in written} <= {"False"}
+    written = [one.arguments[3] for one in requests if one.verb == "apply_status"]
+    assert {conditions.find(status, "Ready")["status"] for status in written} <= {"False"}
     house.cluster.deny.clear()
     house.live(shard, 130)
     assert house.condition(shard) == ("True", "Healthy")
@@ -214,57 +206,46 @@ def test_driver_events_report_only_what_happened(house, sink):
 )
 @pytest.mark.parametrize("kind", ["PersistShard", "SparkSink"])
 def test_an_error_before_the_plan_is_on_the_status_and_the_queue_repeats_the_key(
-    house, keys, sink, monkeypatch, kind, error, expected
+    house, keys, sink, kind, error, expected
 ):
     """The worker of the controller continues, the status shows the error, and the queue backs off."""
     key = keys[0] if kind == "PersistShard" else keys[1]
     controller = Controller(house.reconciler, house.cluster, house.settings, house.env, house.metrics)
-
-    def broken(*_):
-        raise error
-
-    observer = house.reconciler._observer
-    with monkeypatch.context() as patched:
-        patched.setattr(observer, "shard" if kind == "PersistShard" else "sink", broken)
-        for _ in range(3):
-            controller._one(key)
-            house.env.advance_ms(1500)
-        second, reason, words = expected
-        assert house.condition(key, second) == ("True", reason)
-        assert words in house.words(key, second)
-        assert "hunter2" not in house.words(key, second)
-        assert "Traceback" not in house.words(key, second)
-        assert house.condition(key)[0] != "True"
-        assert house.status(key).get("shardId", "s")[0] == "s"
+    house.cluster.deny["find", OBSERVED[kind]] = error
+    for _ in range(3):
+        controller._one(key)
+        house.env.advance_ms(1500)
+    second, reason, words = expected
+    assert house.condition(key, second) == ("True", reason)
+    assert words in house.words(key, second)
+    assert "hunter2" not in house.words(key, second)
+    assert "Traceback" not in house.words(key, second)
+    assert house.condition(key)[0] != "True"
+    assert house.status(key).get("shardId", "s")[0] == "s"
+    house.cluster.deny.clear()
     controller._one(key)
     assert house.condition(key, "Stalled") is None
     assert house.metrics.registry.get_sample_value("persist_operator_refusals_total", {"what": "plan"}) >= 2
 
 
-def test_a_transient_api_error_leaves_the_status_unchanged(house, shard, monkeypatch):
+def test_a_transient_api_error_leaves_the_status_unchanged(house, shard):
     before = house.status(shard)
-
-    def broken(*_):
-        raise REFUSALS["broken"]
-
-    with monkeypatch.context() as patched:
-        patched.setattr(house.reconciler._observer, "shard", broken)
-        with pytest.raises(ApiError):
-            house.look(shard)
+    house.cluster.deny["find", "Job"] = REFUSALS["broken"]
+    with pytest.raises(ApiError):
+        house.look(shard)
     assert house.status(shard) == before
 
 
 def test_a_refused_status_is_counted_and_replaced_by_its_refusal(house, shard):
     """The definition is older than the operator, or there is a bug: the API server refuses the planned status."""
-    original = house.cluster.apply_status
-    refusal = ApiError("422 PersistShard is invalid: status.debt: unknown", status=422)
 
-    def apply(kind, namespace, name, status, *, version):
-        if "InternalError" not in str(status) and "ActionRefused" not in str(status) and "invalid" not in str(status):
-            raise refusal
-        return original(kind, namespace, name, status, version=version)
+    def refuse_plans(request):
+        known = ("InternalError", "ActionRefused", "invalid")
+        if request.verb == "apply_status" and not any(word in str(request.arguments[3]) for word in known):
+            raise ApiError("422 PersistShard is invalid: status.debt: unknown", status=422)
+        return request.send()
 
-    house.cluster.apply_status = apply
+    house.cluster.intercept = refuse_plans
     house.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["spec"].update(suspend=True))
     with pytest.raises(ApiError):
         house.look(shard)
@@ -272,21 +253,22 @@ def test_a_refused_status_is_counted_and_replaced_by_its_refusal(house, shard):
     assert house.metrics.registry.get_sample_value("persist_operator_refusals_total", {"what": "status"}) == 1
 
 
-def test_a_resource_has_a_status_before_anything_is_observed(house, keys, sink_resource, shard_resource, monkeypatch):
-    for kind, made, key, look in (
-        (PERSIST_SHARD, shard_resource(), keys[0], "shard"),
-        (SPARK_SINK, sink_resource(), keys[1], "sink"),
-    ):
+def test_a_resource_has_a_status_before_anything_is_observed(house, keys, sink_resource, shard_resource):
+    observed, following = [], house.cluster.intercept
+
+    def intercept(request):
+        if request.verb == "find":
+            observed.append((request.kind, house.cluster.stored(key.kind, "team", key.name).get("status")))
+        return following(request)
+
+    house.cluster.intercept = intercept
+    for kind, made, key in ((PERSIST_SHARD, shard_resource(), keys[0]), (SPARK_SINK, sink_resource(), keys[1])):
+        observed.clear()
         house.cluster.create(kind, made)
-        written = []
-        monkeypatch.setattr(
-            house.reconciler._observer,
-            look,
-            lambda *_, key=key, written=written: written.append(house.status(key)) or 1 / 0,
-        )
-        with pytest.raises(ZeroDivisionError):
+        while not observed:
             house.look(key)
-        (first,) = written
+        assert observed[0][0] == OBSERVED[key.kind]
+        first = observed[0][1]
         assert conditions.find(first, "Ready")["status"] == "Unknown"
         assert conditions.is_true(first, "Reconciling")
 
@@ -302,22 +284,11 @@ def test_secrets_of_a_refusal_are_redacted(house, sink):
     assert "abcd" not in everything
 
 
-def in_debt(house, shard, monkeypatch, make_inspection):
-    """Make a rollup of the shard due."""
-    found = make_inspection(seqno=1000, latest_rollup_seqno=1, shard_id=house.status(shard)["shardId"])
-    answer = Seen(inspected=found, shard_id=found.shard_id)
-    monkeypatch.setattr(house.bridge, "claim", lambda *_, **__: answer)
-    monkeypatch.setattr(house.bridge, "advance_since", lambda *_: 0)
-
-
 @pytest.mark.parametrize("what", ["quota", "security", "terminating"])
-def test_a_job_whose_pod_would_be_refused_is_on_the_status_in_seconds_and_starts_when_allowed(
-    house, shard, monkeypatch, make_inspection, what
-):
+def test_a_job_whose_pod_would_be_refused_is_on_the_status_in_seconds_and_starts_when_allowed(house, shard, what):
     """Kubernetes accepts the Job. Without the dry run only the Events of the Job would show the refusal of its pod."""
     house.cluster.deny["create", "Pod"] = refusal = REFUSALS[what]
-    in_debt(house, shard, monkeypatch, make_inspection)
-    house.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["status"].pop("log"))
+    house.make_rollup_due(shard)
     house.live(shard, 20)
     assert house.condition(shard) == ("False", "ActionRefused")
     assert str(refusal) in house.words(shard, "Reconciling")
@@ -332,30 +303,29 @@ def test_a_job_whose_pod_would_be_refused_is_on_the_status_in_seconds_and_starts
     house.reconciler._actor._try_pod(job)
 
 
-def test_a_job_is_created_where_the_operator_may_create_no_pods(house, shard, monkeypatch, make_inspection):
+def test_a_job_is_created_where_the_operator_may_create_no_pods(house, shard):
     words = 'pods is forbidden: User "system:serviceaccount:sys:o" cannot create resource "pods" in API group "" in the namespace "team"'
     house.cluster.deny["create", "Pod"] = ApiError(words, status=403)
-    in_debt(house, shard, monkeypatch, make_inspection)
-    house.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["status"].pop("log"))
+    house.make_rollup_due(shard)
     house.live(shard, 20)
     assert house.condition(shard) == ("True", "Healthy")
     assert len(house.cluster.find(JOB, "team", {})) == 1
 
 
-def test_the_dry_run_pod_has_a_job_as_owner(house, shard, monkeypatch, make_inspection):
+def test_the_dry_run_pod_has_a_job_as_owner(house, shard):
     """The pod of the dry run equals the pod that Kubernetes creates, so a policy against bare pods refuses no Job."""
     tried = []
 
-    def try_create(kind, manifest):
-        tried.append(manifest)
-        if not any(
-            one["kind"] == "Job" and one["controller"] for one in manifest["metadata"].get("ownerReferences", ())
-        ):
-            raise ApiError("POST pods: 403 admission webhook denied the request: bare pods are not allowed", status=403)
+    def refuse_bare_pods(request):
+        if request.verb == "try_create":
+            tried.append(request.arguments[1])
+            owners = tried[-1]["metadata"].get("ownerReferences", ())
+            if not any(one["kind"] == "Job" and one["controller"] for one in owners):
+                raise ApiError("POST pods: 403 admission webhook denied the request: no bare pods", status=403)
+        return request.send()
 
-    monkeypatch.setattr(house.cluster, "try_create", try_create)
-    in_debt(house, shard, monkeypatch, make_inspection)
-    house.cluster.edit(PERSIST_SHARD, "team", "flights", lambda one: one["status"].pop("log"))
+    house.cluster.intercept = refuse_bare_pods
+    house.make_rollup_due(shard)
     house.live(shard, 20)
     assert house.condition(shard) == ("True", "Healthy")
     (job,) = house.cluster.find(JOB, "team", {})
