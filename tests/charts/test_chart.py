@@ -343,14 +343,18 @@ def test_the_configuration_change_restarts_the_operator(template: Callable[..., 
         of_kind(template({"logLevel": level}), "Deployment")[0]["spec"]["template"]["metadata"]["annotations"][
             "checksum/config"
         ]
-        for level in ("INFO", "DEBUG", "INFO")
+        for level in ("INFO", "DEBUG")
     ]
-    assert checksums[0] == checksums[2] != checksums[1]
+    assert checksums[0] != checksums[1]
 
 
-def test_rendering_is_repeatable_and_reads_nothing_from_the_cluster(template: Callable[..., list[Manifest]]) -> None:
+def test_rendering_is_repeatable_and_reads_nothing_from_the_cluster(run_helm: Callable[..., Any]) -> None:
     """GitOps renders repeatedly and without a cluster: no lookup, nothing random, no hooks except the tests."""
-    assert template(FULL) == template(FULL)
+    once, again = (
+        run_helm("template", "persist", str(CHART), "--kube-version", "1.34.0", values=FULL).stdout for _ in range(2)
+    )
+    assert "kind: Deployment" in once
+    assert once == again
     text = "\n".join(path.read_text() for path in (CHART / "templates").rglob("*") if path.is_file())
     assert not re.search(
         r"\b(lookup|randAlphaNum|randAlpha|genCA|genSelfSignedCert|uuidv4|now)\b",

@@ -1,5 +1,6 @@
 """An HTTP API server over the in-memory cluster, with what the real client and kopf request. Each test has its own, on a free port."""
 
+import contextlib
 import http.server
 import json
 import threading
@@ -39,8 +40,9 @@ class ApiServer:
                 self.send_response(code)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
+                with contextlib.suppress(OSError):  # the client may have ended
+                    self.end_headers()
+                    self.wfile.write(raw)
 
             do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_one
 

@@ -35,6 +35,7 @@ def _neighbour(name):
 
 # In the order of their imports: the API server's REST side stands on the cluster in memory.
 fake_cluster, api_server, sink_world = _neighbour("fake_cluster"), _neighbour("api_server"), _neighbour("sink_world")
+_neighbour("inline_house")
 
 NOW = 1_790_000_000_000
 LOCATION = StoreLocation(

@@ -115,34 +115,22 @@ def status(server, name="flights"):
     return (server.cluster.get(PERSIST_SHARD, "team", name) or {}).get("status") or {}
 
 
-def test_sigterm_gives_up_the_lease_and_ends_with_zero(server, replica):
-    one = replica()
-    assert eventually(lambda: one.leads() and one.is_ready())
-    assert holder(server).startswith("one_")
-    assert one.end() == 0
-    assert holder(server) == ""
-
-
-def test_a_standby_is_ready_and_leads_when_the_leader_ends(server, replica):
+def test_standbys_are_ready_and_one_leads_when_the_leader_ends(server, replica):
+    """On SIGTERM each process ends with zero. A leader releases its Lease, and a standby leaves the Lease of the leader alone."""
     one = replica("one")
     assert eventually(lambda: one.leads() and one.is_ready())
-    two = replica("two")
-    assert eventually(two.is_ready)
+    two, three = replica("two"), replica("three")
+    assert eventually(lambda: two.is_ready() and three.is_ready())
     assert not two.leads()
+    assert not three.leads()
+    assert three.end() == 0
+    assert holder(server).startswith("one_")
     assert one.end() == 0
     # Shorter than the Lease lasts: the leader released it, and the standby did not wait for its expiry.
     assert eventually(two.leads, timeout_s=12)
     assert eventually(two.is_ready)
     assert two.end() == 0
-
-
-def test_a_standby_ends_with_zero_and_leaves_the_lease_alone(server, replica):
-    one = replica("one")
-    assert eventually(one.leads)
-    two = replica("two")
-    assert eventually(two.is_ready)
-    assert two.end() == 0
-    assert holder(server).startswith("one_")
+    assert holder(server) == ""
 
 
 def test_an_unexpected_error_while_renewing_the_lease_ends_the_operator(server, kubeconfig):

@@ -2,6 +2,7 @@
 refused by name.
 """
 
+import functools
 import json
 
 import pytest
@@ -320,16 +321,20 @@ TEMPLATES = st.one_of(
 )
 
 
-@settings(max_examples=1500, deadline=None)
+@functools.cache
+def plain_pods():
+    return both({})
+
+
+@settings(max_examples=300, deadline=None)
 @given(template=TEMPLATES)
 def test_pods_stay_restricted_under_every_template(template):
     """A template is refused, or merged without a change to the fields of the operator. No other exception escapes."""
-    plain = both({})
     try:
         pods = both(template)
     except PodRefused:
         return
-    for pod, ours in zip(pods, plain, strict=True):
+    for pod, ours in zip(pods, plain_pods(), strict=True):
         assert violations(pod) == []
         container, own = pod["spec"]["containers"][0], ours["spec"]["containers"][0]
         for name in ("image", "args", "command", "resources", "ports"):
@@ -346,7 +351,7 @@ def test_pods_stay_restricted_under_every_template(template):
         assert pod["spec"]["volumes"][: len(ours["spec"]["volumes"])] == ours["spec"]["volumes"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(template=TEMPLATES)
 def test_maintenance_pods_stay_restricted_under_every_template(template):
     try:

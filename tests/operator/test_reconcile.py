@@ -276,17 +276,18 @@ def test_a_crash_at_any_write_leaves_one_driver(world, shard_resource, sink_reso
     assert crash_at > 6, "status twice, Secret, ConfigMap, Service and pod at least"
 
 
-def reconciled_behind(world, key, happens):
-    """Reconcile as an operator that slept between its observation and its write. `happens` runs in between."""
+def reconciled_behind(world, key, happens, *, after):
+    """Reconcile as an operator that slept before its write: `happens` runs after the answer to its first request of the verb `after`."""
     following = world.cluster.intercept
 
-    def sleep_before_the_status(request):
-        if request.verb == "apply_status":
+    def sleep(request):
+        answer = request.send()
+        if request.verb == after:
             world.cluster.intercept = following
             happens()
-        return request.send()
+        return answer
 
-    world.cluster.intercept = sleep_before_the_status
+    world.cluster.intercept = sleep
     with pytest.raises(ApiError, match="modified"):
         world.reconciler.reconcile(key)
 
@@ -310,7 +311,7 @@ def test_a_leader_that_slept_does_not_take_the_status_back(sink_world, sink_reso
         ends(world.go(SINK, 2))
         world.reconciler = sleeping
 
-    reconciled_behind(world, SINK, the_new_leader_works)
+    reconciled_behind(world, SINK, the_new_leader_works, after="find")
     status = world.go(SINK, 3)
     assert (status["run"]["id"], status["run"]["state"], status["attempt"]) == ("uid-sink-2", "Succeeded", 2)
     assert world.cluster.find(POD, "team", {}) == []
@@ -323,7 +324,7 @@ def test_a_recreated_resource_does_not_inherit_the_old_status(world, shard_resou
         world.cluster.delete(PERSIST_SHARD, "team", "flights")
         world.cluster.create(PERSIST_SHARD, shard_resource(uid="uid-new"))
 
-    reconciled_behind(world, SHARD, made_anew)
+    reconciled_behind(world, SHARD, made_anew, after="get")
     assert world.go(SHARD)["shardId"] == names.shard_id_of("uid-new")
 
 

@@ -6,10 +6,9 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
 import random
 import socket
-import subprocess
-import sys
 import threading
 import time
 
@@ -22,14 +21,15 @@ from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.model.ids import ShardId
 from persist_engine.storage.addresses import RedisAddress, S3Address, with_credentials
+from persist_kit.command_line import persist
 from persist_kit.servers import redis_server
 from persist_operator.api import conditions
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import CREDENTIALS_DIR, StoreLocation
-from persist_operator.bridge import Bridge, BridgeFailure, StoreBusy
+from persist_operator.bridge import Bridge
 from persist_operator.cluster.port import JOB, NAMESPACE, PERSIST_SHARD, POD, SPARK_SINK
 from persist_operator.handlers.controller import Controller
-from persist_operator.plan.observed import ShardView, StoreFailure
+from persist_operator.plan.observed import ShardView
 from persist_operator.settings import AllowedNamespaces, InlineStorage, LoopSettings, OperatorSettings, StorageProfile
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.reconcile import Key, Reconciler
@@ -212,15 +212,10 @@ def test_hostile_inline_stores_cause_no_connection_from_operator_or_pods(house, 
         slashes = json.loads(arguments["--wish"])["owner"].count("/")
         every.add((arguments["--blob"], arguments["--consensus"], slashes))
     assert len(every) > 10
-    for blob_url, consensus_url, _ in sorted(every)[:: max(1, len(every) // 4)]:
+    keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"}
+    for blob_url, consensus_url, _ in sorted(every)[:: max(1, len(every) // 2)]:
         where = ["--blob", blob_url, "--consensus", consensus_url, "--wish", arguments["--wish"], "--give-up", "0"]
-        ended = subprocess.run(
-            [sys.executable, "-m", "persist_engine.cli", "maintain", "tend", *where],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        ended = persist("maintain", "tend", *where, environ={**os.environ, **keys})
         assert ended.returncode in {64, 70}, ended.stderr
     assert silence.heard == 0
 
@@ -324,7 +319,7 @@ def test_two_tenants_with_stores_and_secrets_of_their_own(house, shard_resource,
             made.go(name, "own")
             assert made.reason(name, "own") == "Healthy"
         red_id = made.status("red", "own")["shardId"]
-        before = answer_of(made.bridge, location_of(profiles, "red"), ShardId(red_id)).seqno
+        before = seqno_of(made.bridge, location_of(profiles, "red"), ShardId(red_id))
         # With the other tenant's profile, and with the other's shard id in the own stores.
         attacks = {
             "theirs": {"storageProfile": "red", "shardId": red_id},
@@ -337,7 +332,7 @@ def test_two_tenants_with_stores_and_secrets_of_their_own(house, shard_resource,
         for name in attacks:
             assert addresses["red"] not in str(made.status("blue", name))
             assert "frontiers" not in made.status("blue", "theirs")
-        assert answer_of(made.bridge, location_of(profiles, "red"), ShardId(red_id)).seqno == before
+        assert seqno_of(made.bridge, location_of(profiles, "red"), ShardId(red_id)) == before
         with PersistClient.open(Location(blob=f"file://{tmp_path}/blue", consensus=blue.url)) as client:
             assert ShardId(made.status("blue", "own")["shardId"]) in set(client.shards())
 
@@ -373,25 +368,16 @@ RIGHTS = "~{name}* &{name}* +@all -@admin -@dangerous +info +config|get"
 SHORT = Settings(retry=RetrySettings(give_up_ms=2000))
 
 
+def seqno_of(bridge, location, shard_id):
+    return bridge._call(location, lambda client: client.inspect(shard_id)).seqno
+
+
 def location_of(profiles, name):
     one = profiles[name]
     return StoreLocation(blob=one.blob, consensus=one.consensus, secret_name=one.secret_name, profile=name)
 
 
 DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
-
-
-def test_the_same_stores_with_other_credentials_open_another_client():
-    opened, client = [], Hanging()
-    client.released.set()
-    at = {"blob": "s3://b", "consensus": "redis://r:6379/0", "secret_name": "s"}
-    with Bridge(
-        OperatorSettings(), open_client=lambda location: opened.append(location) or client, credentials_dir="/run/p"
-    ) as bridge:
-        for name in ("red", "blue", "red"):
-            assert answer_of(bridge, StoreLocation(**at, profile=name)) == "alive"
-    folders = [one.consensus.partition("credentials_dir=")[2] for one in opened]
-    assert folders == ["/run/p/red", "/run/p/blue"]
 
 
 # -- delay ------------------------------------------------------------------------------------------------------------
@@ -439,64 +425,3 @@ def test_a_store_that_never_answers_delays_no_other_tenant(shard_resource, silen
         silence.close()
         controller.stop()
         made.bridge.close()
-
-
-class Hanging:
-    """A client whose calls return after `released` is set."""
-
-    def __init__(self):
-        self.calls, self.entered, self.released = 0, threading.Semaphore(0), threading.Event()
-
-    def inspect(self, shard_id):
-        self.calls += 1
-        self.entered.release()
-        assert self.released.wait(60)
-        return "alive"
-
-    def close(self):
-        pass
-
-
-SHARD_ID = ShardId("s00000000-0000-0000-0000-000000000001")
-HERE, THERE = StoreLocation(blob="mem:a", consensus="mem:a"), StoreLocation(blob="mem:b", consensus="mem:b")
-
-
-def answer_of(bridge, location, shard_id=SHARD_ID):
-    """The answer of the store, or the failure of the bridge."""
-    try:
-        return bridge._call(location, lambda client: client.inspect(shard_id))
-    except BridgeFailure as error:
-        return error.failure
-
-
-def test_one_location_never_occupies_all_workers():
-    hanging, answering = Hanging(), Hanging()
-    answering.released.set()
-    clients = {"mem:a": hanging, "mem:b": answering}
-    settings = OperatorSettings(loop=LoopSettings(workers=4, store_deadline_seconds=3600))
-    with Bridge(settings, open_client=lambda location: clients[location.blob]) as bridge:
-        workers = [threading.Thread(target=answer_of, args=(bridge, HERE), daemon=True) for _ in range(3)]
-        for worker in workers:
-            worker.start()
-        for _ in workers:
-            assert hanging.entered.acquire(timeout=60)
-        with pytest.raises(StoreBusy, match="mem:a"):
-            answer_of(bridge, HERE)
-        assert answer_of(bridge, THERE) == "alive"
-        hanging.released.set()
-        for worker in workers:
-            worker.join(60)
-        assert answer_of(bridge, HERE) == "alive"
-
-
-def test_one_background_call_probes_a_store_that_was_down(now):
-    """The deadline is an hour. The caller waits a moment for the probe, and the store is available when that one call returns."""
-    client, env = Hanging(), SeededEnv(start_ms=now)
-    settings = OperatorSettings(loop=LoopSettings(store_deadline_seconds=3600, store_breaker_seconds=10))
-    with Bridge(settings, env=env, open_client=lambda location: client) as bridge:
-        bridge._store(HERE).last_failure = failure = StoreFailure(reason="StorageUnreachable", message="down")
-        assert [answer_of(bridge, HERE) for _ in range(5)] == [failure] * 5
-        assert client.calls == 1
-        client.released.set()
-        wait_until(lambda: bridge._store(HERE).last_failure is None)
-        assert answer_of(bridge, HERE) == "alive"

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
+from persist_kit.command_line import persist
 from persist_operator.api.schema_check import load_schemas
 from persist_operator.bridge import Bridge
 from persist_operator.local.act import LocalActor, Room, child_environ, stop_everything
@@ -101,19 +101,13 @@ class House:
         return len(list(self.control.glob("attempt-*")))
 
     def command(self, *arguments):
+        """The words that run the command line as a process."""
         return [sys.executable, "-m", "persist_engine.cli", "local", *arguments, "--state", str(self.state)]
 
     def local(self, *arguments, code=0):
-        """Run the command line as a process to its end and check its exit code."""
-        done = subprocess.run(
-            self.command(*map(str, arguments)),
-            check=False,
-            env=self.environ,
-            capture_output=True,
-            text=True,
-            cwd=self.folder,
-            timeout=600,
-        )
+        """Run the command line in this process to its end and check its exit code."""
+        words = ["local", *map(str, arguments), "--state", str(self.state)]
+        done = persist(*words, folder=self.folder, environ=self.environ)
         assert done.returncode == code, done.stdout + done.stderr
         return done
 

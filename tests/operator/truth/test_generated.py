@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry
 
 ANY_NAMESPACE = AllowedNamespaces(names=("*",))
 
-BATCHES, BATCH = 40, 250
+BATCHES, BATCH = 8, 150
 #: Realistic values, good and bad, of fields that take any text.
 WRITTEN = {
     "cron": [
